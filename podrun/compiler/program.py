@@ -1,0 +1,108 @@
+"""A Program: what a front end hands to the compiler. Plain values and one JAX-traceable function.
+
+The function computes one micro-batch on one replica. The compiler traces it once, folds replicas and micro-batches
+over it, differentiates it, schedules it and exports it; the same trace is costed on tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from podrun.executable import Reduction, Retrieval, TensorSpec
+
+Tensors = Mapping[str, Any]
+"""Tensors by name: ``jax.Array`` inside a trace, ``numpy.ndarray`` outside."""
+
+Forward = Callable[[Tensors, Tensors, Any], dict[str, Any]]
+"""``forward(parameters, inputs, key) -> values``: every tensor that an anchor, the loss or a state update names.
+
+``parameters`` has every entry of `Program.parameters`, ``inputs`` every entry of `Program.inputs` for one replica and
+one micro-batch, ``key`` is a JAX random key. Operators placed on IPU *i* run under ``jax.named_scope("ipu:i")``,
+pipeline stage *s* under ``jax.named_scope("stage:s")``, and each operator under its own name.
+Reads ``perturbations`` for activation gradients through `tap` (below).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """An initializer of the model. ``trainable``: a gradient path to the loss exists and the optimizer updates it."""
+
+    spec: TensorSpec
+    trainable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """A model input for one micro-batch of one replica. ``broadcast``: all replicas get the same data."""
+
+    spec: TensorSpec
+    broadcast: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorSpec:
+    """A tensor handed back to the host: an activation, a parameter, the loss, or ``Gradient___<name>``."""
+
+    name: str
+    retrieval: Retrieval = Retrieval.ALL
+    period: int = 1
+
+
+class UpdateRule(Protocol):
+    """How an optimizer changes one weight. Stateless object; state and scalars are passed in.
+
+    ``elementwise`` rules see flat slices of any length (many weights at once, if their scalars agree), so each machine
+    updates its own slice. The others see each whole weight by itself.
+    """
+
+    @property
+    def elementwise(self) -> bool: ...
+
+    def group_key(self, weight: str) -> tuple[Any, ...]:
+        """Weights with equal keys share constant hyper-parameters and scalar names, and so one arena."""
+
+    def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
+        """Lasting state by reserved-name prefix (``Accl___`` ...): spec (named prefix + weight) and initial value."""
+
+    def scalars(self, weight: str) -> dict[str, float]:
+        """Streamed (non-const) hyper-parameters by full reserved name, with their current values."""
+
+    def apply(
+        self, weight_name: str, weight: Any, gradient: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """New weight and state. ``gradient`` is the sum over replicas and micro-batches of the loss-scaled gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """See the module docstring.
+
+    ``replicas``: over the whole program (all instances); ``ipus_per_replica`` IPUs each; on machines of four IPUs, or
+    on one smaller partition. ``loss`` names a scalar among the forward values (None: inference).
+    ``state_updates`` maps a parameter to the forward value that replaces it after each micro-batch (running statistics).
+    ``loss_scaling`` multiplies the gradient that enters the backward pass; the update rule divides it out.
+    """
+
+    name: str
+    forward: Forward
+    parameters: Mapping[str, ParameterSpec]
+    inputs: Mapping[str, InputSpec]
+    anchors: tuple[AnchorSpec, ...]
+    replicas: int = 1
+    ipus_per_replica: int = 1
+    accumulation_factor: int = 1
+    loss: str | None = None
+    update: UpdateRule | None = None
+    loss_scaling: float | str = 1.0
+    """A constant, or the name of the scalar variable that holds it."""
+    reduction: Reduction = Reduction.SUM
+    state_updates: Mapping[str, str] = field(default_factory=dict)
+    uses_random: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def training(self) -> bool:
+        """True iff there is a loss to differentiate and a rule to apply."""
+        return self.loss is not None

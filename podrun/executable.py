@@ -1,0 +1,313 @@
+"""What a machine runs: the Executable, podrun's PopEF.
+
+An Executable is data, not code to be trusted: typed instructions for each IPU of a replica, a table of streams
+(what crosses between host and IPUs), a table of variables (what lasts on the IPUs between runs), numerical pieces as
+StableHLO bytes made by ``jax.export``, and a report of what the tiles hold and how long they take. Machines interpret
+the instructions (``podrun.device.machine``); compilers write them (``podrun.compiler``).
+
+Vocabulary
+    *batch*: what one weight update sees, ``accumulation_factor`` micro-batches on every replica. One *step*.
+    *machine*: one IPU-M2000. Its replicas are folded: a Computation sees all ``replicas_per_machine`` of them at once
+    on a leading axis, and returns gradients already summed over them.
+    *arena*: variables of one dtype laid end to end in one flat buffer, so that collectives and optimizer updates work
+    on slices of it. Padded to a multiple of the number of machines.
+
+The instruction list describes one batch. A run of ``n`` batches interprets it ``n`` times.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+EXECUTABLE_VERSION = 1
+"""Version of the file format; a reader refuses a newer one."""
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype for a dtype name, with bfloat16 and float8 kinds from ml_dtypes (imported only if asked for)."""
+    if name.startswith(("bfloat", "float8", "float6", "float4", "int4", "uint4", "int2", "uint2")):
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, dtype (NumPy's name, or ml_dtypes' for the small floats) and static shape of a tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy."""
+        return self.size * numpy_dtype(self.dtype).itemsize
+
+
+class StreamDirection(enum.Enum):
+    """Which way a stream runs, seen from the IPU."""
+
+    TO_DEVICE = "to_device"
+    TO_HOST = "to_host"
+
+
+class Retrieval(enum.Enum):
+    """How the values of an anchor over the micro-batches of a run are handed to the host (AnchorReturnType)."""
+
+    ALL = "all"
+    FINAL = "final"
+    SUM = "sum"
+    EVERY_N = "every_n"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One tensor crossing between host and IPUs; ``spec`` is what one replica sees in one micro-batch.
+
+    ``broadcast`` (to device only): every replica gets the same data, so the host buffer has no replica axis.
+    ``retrieval`` and ``period`` (to host only): which micro-batches come back.
+    """
+
+    spec: TensorSpec
+    direction: StreamDirection
+    broadcast: bool = False
+    retrieval: Retrieval = Retrieval.ALL
+    period: int = 1
+
+
+class VariableRole(enum.Enum):
+    """What a variable is for; decides who may write it and what happens to it in `modelToHost`."""
+
+    WEIGHT = "weight"
+    """An initializer of the model, trained or not."""
+    OPTIMIZER_STATE = "optimizer_state"
+    """Momenta, step counters: starts from `initial`, may be read and written by the host."""
+    SCALAR = "scalar"
+    """A streamed hyper-parameter (non-const learning rate and the like): written by the host between runs."""
+    RANDOM_SEED = "random_seed"
+    """The base random seed; the program advances it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """State that lasts on the IPUs between runs: equal on all replicas.
+
+    ``initial`` fills it at load if the host does not write it (None: the host must write it before the first run).
+    ``arena`` names the arena it lives in, or None if it has a buffer of its own.
+    """
+
+    spec: TensorSpec
+    role: VariableRole
+    initial: float | None = None
+    arena: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaMember:
+    """A variable's (or gradient's) place in an arena: ``offset`` in elements."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """Tensors of one dtype end to end in one flat buffer of ``size`` elements (padding included).
+
+    ``size`` is a multiple of the number of machines, so that machine *m* of *M* owns the slice
+    ``[m*size//M, (m+1)*size//M)``. Weight, gradient and state arenas that are updated together share one layout.
+    ``shared``: after each update all machines hold the same bits, so machines on one host may keep a single copy.
+    """
+
+    name: str
+    dtype: str
+    size: int
+    members: tuple[ArenaMember, ...]
+    shared: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """A numerical piece: StableHLO made by ``jax.export``, with the names of the buffers it reads and writes.
+
+    ``stablehlo`` is what ``jax.export.Exported.serialize`` gives: a flatbuffer, never a pickle. Positional arguments
+    are ``inputs`` in order; results are ``outputs`` in order. Buffer names refer to variables, stream buffers,
+    temporaries, or ``"arena:NAME"`` (a whole arena) and ``"arena_slice:NAME"`` (this machine's slice of it).
+    ``donated`` names inputs whose storage the piece may reuse.
+    """
+
+    name: str
+    stablehlo: bytes
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    donated: tuple[str, ...] = ()
+
+
+class Reduction(enum.Enum):
+    """How a collective combines the values of its members."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    MIN = "min"
+    MAX = "max"
+    PRODUCT = "product"
+    LOCAL = "local"
+
+
+# --- Instructions -----------------------------------------------------------------------------------------------------
+# What a machine does, one at a time; faults enter between two of them. Each is a value: no instruction holds a callable.
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStream:
+    """Bring micro-batches ``[first, first+count)`` of this batch into ``buffer``: ``[count, replicas, *shape]``.
+
+    Broadcast streams give ``[count, *shape]``.
+    """
+
+    stream: str
+    buffer: str
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run a Computation on its named buffers."""
+
+    computation: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter:
+    """Reduce the arena over all machines, in machine order; machine *m* keeps the reduced slice *m*."""
+
+    arena: str
+    reduction: Reduction = Reduction.SUM
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """Make every machine see all slices of the arena, each written by its owner."""
+
+    arena: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """Reduce the arena over all machines, in machine order; all get the whole result."""
+
+    arena: str
+    reduction: Reduction = Reduction.SUM
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStream:
+    """Hand ``buffer`` (``[count, replicas, *shape]``) to the host as micro-batches ``[first, first+count)``."""
+
+    stream: str
+    buffer: str
+    first: int
+    count: int
+
+
+class SyncScope(enum.Enum):
+    """Who waits for whom."""
+
+    MACHINE = "machine"
+    """The IPUs of one machine."""
+    ALL = "all"
+    """All machines of the program."""
+    HOST = "host"
+    """All machines and the host processes attached to them: the start and the end of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """A barrier."""
+
+    scope: SyncScope
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``buffer`` to IPU ``peer`` of the same replica; ``tag`` pairs it with the Receive."""
+
+    buffer: str
+    peer: int
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Receive ``buffer`` from IPU ``peer`` of the same replica."""
+
+    buffer: str
+    peer: int
+    tag: int
+
+
+Instruction = LoadStream | Compute | ReduceScatter | AllGather | AllReduce | StoreStream | Sync | Send | Receive
+
+INSTRUCTION_TYPES: dict[str, type[Instruction]] = {
+    kind.__name__: kind
+    for kind in (LoadStream, Compute, ReduceScatter, AllGather, AllReduce, StoreStream, Sync, Send, Receive)
+}
+"""Every instruction by its name in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the program lies on the partition.
+
+    ``replicas`` in all; ``ipus_per_replica`` each; ``machines`` in all, each holding ``replicas_per_machine`` of them.
+    IPU *k* of replica *r* is partition IPU ``r * ipus_per_replica + k``; machine *m* holds partition IPUs
+    ``[4m, 4m+4)`` (fewer on a partition smaller than a machine).
+    """
+
+    replicas: int
+    ipus_per_replica: int
+    machines: int
+    replicas_per_machine: int
+
+    @property
+    def ipus(self) -> int:
+        """IPUs the program covers."""
+        return self.replicas * self.ipus_per_replica
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """A compiled program. See the module docstring.
+
+    ``instructions[k]`` is what IPU *k* of every replica does in one batch. ``tile_report`` is plain JSON-able data
+    whose keys are fixed by ``podrun.device.tiles``; its ``"step"`` entry holds at least ``cycles`` (modelled cycles of
+    one batch, without host I/O) and ``seconds``.
+    """
+
+    name: str
+    layout: Layout
+    accumulation_factor: int
+    training: bool
+    streams: Mapping[str, Stream]
+    variables: Mapping[str, Variable]
+    arenas: Mapping[str, Arena]
+    computations: Mapping[str, Computation]
+    instructions: tuple[tuple[Instruction, ...], ...]
+    target: str
+    tile_report: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """The front end's own (plain JSON): anchors, model digest, names of weights in the ONNX file."""
