@@ -1,0 +1,114 @@
+"""Imports point down the table of rooms in docs/design.md, and fast commands start without heavy libraries."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "podrun"
+
+# room -> rooms it may import. Longest matching prefix wins.
+BASE = {"errors", "protos"}
+FOUNDATION = BASE | {"cluster", "telemetry", "executable"}
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "protos": set(),
+    "cluster": BASE,
+    "telemetry": BASE,
+    "executable": BASE,
+    "faults": BASE | {"cluster", "executable"},
+    "collectives": FOUNDATION,
+    "device": FOUNDATION | {"faults", "collectives"},
+    "compiler": BASE | {"executable", "device.target", "device.tiles", "collectives"},
+    "popart": BASE | {"executable", "compiler", "device", "collectives", "popdist", "telemetry"},
+    "popdist": BASE | {"popart", "device", "collectives", "executable"},
+    "onnx_backend": BASE | {"popart", "compiler", "executable"},
+    "partition": FOUNDATION | {"faults", "device"},
+    "monitor": FOUNDATION | {"partition"},
+    "launcher": FOUNDATION | {"faults", "partition"},
+    "compat": BASE | {"popart", "popdist", "monitor"},
+}
+
+
+def _room(module: str) -> str:
+    parts = module.split(".")[1:]
+    return parts[0] if parts else ""
+
+
+def _imports(path: Path) -> set[str]:
+    """Modules of ours that a file imports anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names if name.name.split(".")[0] == "podrun"}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "podrun":
+            if node.module == "podrun":
+                found |= {f"podrun.{name.name}" for name in node.names}
+            else:
+                found.add(node.module)
+    return found
+
+
+def _files() -> list[Path]:
+    return sorted(p for p in PACKAGE.rglob("*.py") if not p.stem.endswith(("_pb2", "_pb2_grpc")))
+
+
+def _modules_of(path: Path) -> str:
+    relative = path.relative_to(PACKAGE.parent).with_suffix("")
+    return ".".join(relative.parts).removesuffix(".__init__")
+
+
+@pytest.mark.parametrize("path", _files(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    room = _room(_modules_of(path)).removesuffix("_file")
+    if not room:
+        return
+    assert room in ALLOWED, f"{path.name} is in no room of docs/design.md"
+    for module in _imports(path):
+        other = _room(module).removesuffix("_file")
+        if other in ("", room, "__version__"):
+            continue
+        inner = ".".join(module.split(".")[1:])
+        allowed = any(inner == a or inner.startswith(a + ".") or other == a for a in ALLOWED[room])
+        assert allowed, f"{_modules_of(path)} imports {module}: not allowed from room {room!r}"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "podrun.launcher.cli",
+        "podrun.partition.cli_user",
+        "podrun.partition.cli_admin",
+        "podrun.partition.cli_server",
+        "podrun.monitor.gc_monitor",
+        "podrun.monitor.gc_reset",
+    ],
+)
+def test_fast_commands_import_nothing_heavy(module: str) -> None:
+    code = (
+        f"import sys, {module}\n"
+        "heavy = {'jax', 'jaxlib', 'onnx', 'ray', 'grpc', 'torch', 'numpy'} & set(sys.modules)\n"
+        "print(*sorted(heavy))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == []
+
+
+def test_no_machine_paths_or_index_addresses_in_the_project() -> None:
+    root = PACKAGE.parent
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=False).stdout.split()
+    if not listed:
+        pytest.skip("not a git checkout")
+    patterns = ["/" + "work/", "/" + "root/", "index" + "-url", "pypi.org" + "/simple"]
+    offending = []
+    for name in listed:
+        path = root / name
+        if path.suffix in {".py", ".md", ".txt", ".toml", ".yaml", ".json", ".proto", ""} and path.is_file():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            offending += [f"{name}: {p}" for p in patterns if p in text]
+    assert offending == []
