@@ -1,0 +1,10 @@
+"""V-IPU: who owns which IPUs of the POD, and in what state they are.
+
+In the order data flow: ``types`` (values everyone passes), ``allocator`` (pure state machine: events in,
+instructions out), ``store`` (SQLite), ``machine_pool`` (starts and stops machines: Ray actors or threads),
+``service`` (does what the allocator says, answers gRPC), ``client``, ``discovery`` (where services run on
+this host), and the commands ``cli_user`` (`vipu`), ``cli_admin`` (`vipu-admin`) and ``cli_server``
+(`vipu-server`).
+
+Importing this package or its command modules imports neither gRPC nor Ray; they are imported when first used.
+"""

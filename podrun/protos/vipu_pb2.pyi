@@ -1,0 +1,402 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PartitionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PS_UNKNOWN: _ClassVar[PartitionState]
+    PS_PENDING: _ClassVar[PartitionState]
+    PS_PROVISIONING: _ClassVar[PartitionState]
+    PS_ACTIVE: _ClassVar[PartitionState]
+    PS_RESETTING: _ClassVar[PartitionState]
+    PS_REMOVING: _ClassVar[PartitionState]
+    PS_ERROR: _ClassVar[PartitionState]
+    PS_REMOVED: _ClassVar[PartitionState]
+
+class SyncType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ST_UNSPECIFIED: _ClassVar[SyncType]
+    ST_C2_COMPATIBLE: _ClassVar[SyncType]
+    ST_POD_NATIVE_DEFAULT: _ClassVar[SyncType]
+
+class AgentState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    AS_UNKNOWN: _ClassVar[AgentState]
+    AS_STANDBY: _ClassVar[AgentState]
+    AS_UP: _ClassVar[AgentState]
+    AS_LOST: _ClassVar[AgentState]
+PS_UNKNOWN: PartitionState
+PS_PENDING: PartitionState
+PS_PROVISIONING: PartitionState
+PS_ACTIVE: PartitionState
+PS_RESETTING: PartitionState
+PS_REMOVING: PartitionState
+PS_ERROR: PartitionState
+PS_REMOVED: PartitionState
+ST_UNSPECIFIED: SyncType
+ST_C2_COMPATIBLE: SyncType
+ST_POD_NATIVE_DEFAULT: SyncType
+AS_UNKNOWN: AgentState
+AS_STANDBY: AgentState
+AS_UP: AgentState
+AS_LOST: AgentState
+
+class GetServerVersionRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetServerVersionResponse(_message.Message):
+    __slots__ = ("version", "host", "port", "pid")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    host: str
+    port: int
+    pid: int
+    def __init__(self, version: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class GetClusterRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetClusterResponse(_message.Message):
+    __slots__ = ("cluster_id", "target", "num_agents", "num_ipus", "ipu_link_domain_size", "ipu_link_topology", "gateway_topology")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    NUM_AGENTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_IPUS_FIELD_NUMBER: _ClassVar[int]
+    IPU_LINK_DOMAIN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    IPU_LINK_TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_TOPOLOGY_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    target: str
+    num_agents: int
+    num_ipus: int
+    ipu_link_domain_size: int
+    ipu_link_topology: str
+    gateway_topology: str
+    def __init__(self, cluster_id: _Optional[str] = ..., target: _Optional[str] = ..., num_agents: _Optional[int] = ..., num_ipus: _Optional[int] = ..., ipu_link_domain_size: _Optional[int] = ..., ipu_link_topology: _Optional[str] = ..., gateway_topology: _Optional[str] = ...) -> None: ...
+
+class PartitionRequirements(_message.Message):
+    __slots__ = ("size", "reconfigurable", "num_gcds", "sync_type", "allocation_id", "num_ilds")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    RECONFIGURABLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_GCDS_FIELD_NUMBER: _ClassVar[int]
+    SYNC_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_ILDS_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    reconfigurable: bool
+    num_gcds: int
+    sync_type: SyncType
+    allocation_id: str
+    num_ilds: int
+    def __init__(self, size: _Optional[int] = ..., reconfigurable: _Optional[bool] = ..., num_gcds: _Optional[int] = ..., sync_type: _Optional[_Union[SyncType, str]] = ..., allocation_id: _Optional[str] = ..., num_ilds: _Optional[int] = ...) -> None: ...
+
+class CreatePartitionRequest(_message.Message):
+    __slots__ = ("partition_id", "requirements", "disable_auto_reset", "relocatable", "faults")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUIREMENTS_FIELD_NUMBER: _ClassVar[int]
+    DISABLE_AUTO_RESET_FIELD_NUMBER: _ClassVar[int]
+    RELOCATABLE_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    requirements: PartitionRequirements
+    disable_auto_reset: bool
+    relocatable: bool
+    faults: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, partition_id: _Optional[str] = ..., requirements: _Optional[_Union[PartitionRequirements, _Mapping]] = ..., disable_auto_reset: _Optional[bool] = ..., relocatable: _Optional[bool] = ..., faults: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CreatePartitionResponse(_message.Message):
+    __slots__ = ("partition_id",)
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    def __init__(self, partition_id: _Optional[str] = ...) -> None: ...
+
+class PartitionStatus(_message.Message):
+    __slots__ = ("state", "error", "generation")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    state: PartitionState
+    error: str
+    generation: int
+    def __init__(self, state: _Optional[_Union[PartitionState, str]] = ..., error: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class Partition(_message.Message):
+    __slots__ = ("partition_id", "cluster_id", "allocation_id", "requirements", "status", "num_ilds", "ild_routing", "gw_routing", "agent_ids", "created")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUIREMENTS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ILDS_FIELD_NUMBER: _ClassVar[int]
+    ILD_ROUTING_FIELD_NUMBER: _ClassVar[int]
+    GW_ROUTING_FIELD_NUMBER: _ClassVar[int]
+    AGENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    cluster_id: str
+    allocation_id: str
+    requirements: PartitionRequirements
+    status: PartitionStatus
+    num_ilds: int
+    ild_routing: str
+    gw_routing: str
+    agent_ids: _containers.RepeatedScalarFieldContainer[str]
+    created: float
+    def __init__(self, partition_id: _Optional[str] = ..., cluster_id: _Optional[str] = ..., allocation_id: _Optional[str] = ..., requirements: _Optional[_Union[PartitionRequirements, _Mapping]] = ..., status: _Optional[_Union[PartitionStatus, _Mapping]] = ..., num_ilds: _Optional[int] = ..., ild_routing: _Optional[str] = ..., gw_routing: _Optional[str] = ..., agent_ids: _Optional[_Iterable[str]] = ..., created: _Optional[float] = ...) -> None: ...
+
+class GetPartitionRequest(_message.Message):
+    __slots__ = ("partition_id",)
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    def __init__(self, partition_id: _Optional[str] = ...) -> None: ...
+
+class GetPartitionResponse(_message.Message):
+    __slots__ = ("partition",)
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    partition: Partition
+    def __init__(self, partition: _Optional[_Union[Partition, _Mapping]] = ...) -> None: ...
+
+class ListPartitionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPartitionsResponse(_message.Message):
+    __slots__ = ("partitions",)
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    partitions: _containers.RepeatedCompositeFieldContainer[Partition]
+    def __init__(self, partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ...) -> None: ...
+
+class GetPartitionStatusRequest(_message.Message):
+    __slots__ = ("partition_id",)
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    def __init__(self, partition_id: _Optional[str] = ...) -> None: ...
+
+class GetPartitionStatusResponse(_message.Message):
+    __slots__ = ("status",)
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    status: PartitionStatus
+    def __init__(self, status: _Optional[_Union[PartitionStatus, _Mapping]] = ...) -> None: ...
+
+class ResetPartitionRequest(_message.Message):
+    __slots__ = ("partition_id",)
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    def __init__(self, partition_id: _Optional[str] = ...) -> None: ...
+
+class ResetPartitionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RemovePartitionRequest(_message.Message):
+    __slots__ = ("partition_id",)
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    def __init__(self, partition_id: _Optional[str] = ...) -> None: ...
+
+class RemovePartitionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GcdId(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    def __init__(self, id: _Optional[int] = ...) -> None: ...
+
+class GetPartitionIpuofConfigRequest(_message.Message):
+    __slots__ = ("partition_id", "gcd_id")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    GCD_ID_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    gcd_id: GcdId
+    def __init__(self, partition_id: _Optional[str] = ..., gcd_id: _Optional[_Union[GcdId, _Mapping]] = ...) -> None: ...
+
+class GetPartitionIpuofConfigResponse(_message.Message):
+    __slots__ = ("ipuof_config",)
+    IPUOF_CONFIG_FIELD_NUMBER: _ClassVar[int]
+    ipuof_config: PartitionConfig
+    def __init__(self, ipuof_config: _Optional[_Union[PartitionConfig, _Mapping]] = ...) -> None: ...
+
+class IpuofDevice(_message.Message):
+    __slots__ = ("ip", "server_port", "rdma_port", "partition_ipu", "machine", "ipu", "agent_id", "ipu_number")
+    IP_FIELD_NUMBER: _ClassVar[int]
+    SERVER_PORT_FIELD_NUMBER: _ClassVar[int]
+    RDMA_PORT_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_IPU_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    IPU_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    IPU_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ip: str
+    server_port: int
+    rdma_port: int
+    partition_ipu: int
+    machine: int
+    ipu: int
+    agent_id: str
+    ipu_number: int
+    def __init__(self, ip: _Optional[str] = ..., server_port: _Optional[int] = ..., rdma_port: _Optional[int] = ..., partition_ipu: _Optional[int] = ..., machine: _Optional[int] = ..., ipu: _Optional[int] = ..., agent_id: _Optional[str] = ..., ipu_number: _Optional[int] = ...) -> None: ...
+
+class PartitionConfig(_message.Message):
+    __slots__ = ("partition_id", "state", "devices", "attributes")
+    class AttributesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    state: str
+    devices: _containers.RepeatedCompositeFieldContainer[IpuofDevice]
+    attributes: _containers.ScalarMap[str, str]
+    def __init__(self, partition_id: _Optional[str] = ..., state: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[IpuofDevice, _Mapping]]] = ..., attributes: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class AllocationSpec(_message.Message):
+    __slots__ = ("cluster_id", "agent_ids")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    agent_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cluster_id: _Optional[str] = ..., agent_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Allocation(_message.Message):
+    __slots__ = ("id", "spec")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    spec: AllocationSpec
+    def __init__(self, id: _Optional[str] = ..., spec: _Optional[_Union[AllocationSpec, _Mapping]] = ...) -> None: ...
+
+class ListAllocationsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListAllocationsResponse(_message.Message):
+    __slots__ = ("allocations",)
+    ALLOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    allocations: _containers.RepeatedCompositeFieldContainer[Allocation]
+    def __init__(self, allocations: _Optional[_Iterable[_Union[Allocation, _Mapping]]] = ...) -> None: ...
+
+class ListMachineReportsRequest(_message.Message):
+    __slots__ = ("partition_id",)
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    def __init__(self, partition_id: _Optional[str] = ...) -> None: ...
+
+class ListMachineReportsResponse(_message.Message):
+    __slots__ = ("reports_json",)
+    REPORTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    reports_json: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reports_json: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ResetIpusRequest(_message.Message):
+    __slots__ = ("partition_id", "partition_ipus")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_IPUS_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    partition_ipus: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, partition_id: _Optional[str] = ..., partition_ipus: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ResetIpusResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Agent(_message.Message):
+    __slots__ = ("agent_id", "host", "port", "serial", "state", "partition_ids", "endpoints", "ild", "num_ipus")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    ILD_FIELD_NUMBER: _ClassVar[int]
+    NUM_IPUS_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    host: str
+    port: int
+    serial: str
+    state: AgentState
+    partition_ids: _containers.RepeatedScalarFieldContainer[str]
+    endpoints: _containers.RepeatedScalarFieldContainer[str]
+    ild: int
+    num_ipus: int
+    def __init__(self, agent_id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., serial: _Optional[str] = ..., state: _Optional[_Union[AgentState, str]] = ..., partition_ids: _Optional[_Iterable[str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., ild: _Optional[int] = ..., num_ipus: _Optional[int] = ...) -> None: ...
+
+class ListAgentsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListAgentsResponse(_message.Message):
+    __slots__ = ("agents",)
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    agents: _containers.RepeatedCompositeFieldContainer[Agent]
+    def __init__(self, agents: _Optional[_Iterable[_Union[Agent, _Mapping]]] = ...) -> None: ...
+
+class CreateAllocationRequest(_message.Message):
+    __slots__ = ("allocation",)
+    ALLOCATION_FIELD_NUMBER: _ClassVar[int]
+    allocation: Allocation
+    def __init__(self, allocation: _Optional[_Union[Allocation, _Mapping]] = ...) -> None: ...
+
+class CreateAllocationResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RemoveAllocationRequest(_message.Message):
+    __slots__ = ("allocation_id",)
+    ALLOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    allocation_id: str
+    def __init__(self, allocation_id: _Optional[str] = ...) -> None: ...
+
+class RemoveAllocationResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PowerCycleAgentRequest(_message.Message):
+    __slots__ = ("agent_id",)
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    def __init__(self, agent_id: _Optional[str] = ...) -> None: ...
+
+class PowerCycleAgentResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RestartAgentRequest(_message.Message):
+    __slots__ = ("agent_id",)
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    def __init__(self, agent_id: _Optional[str] = ...) -> None: ...
+
+class RestartAgentResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InjectFaultsRequest(_message.Message):
+    __slots__ = ("partition_id", "faults")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    faults: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, partition_id: _Optional[str] = ..., faults: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class InjectFaultsResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

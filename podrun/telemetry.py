@@ -1,0 +1,197 @@
+"""What a machine reports: the one schema that machines write, the service passes on, and monitor tools read.
+
+A `MachineReport` is a snapshot of one IPU-M2000 as one partition sees it: who is attached, what state its
+IPUs are in, how busy they are. It crosses processes as a JSON object (`MachineReport.to_json_dict`) that
+carries `SCHEMA_VERSION`; keys end in their unit, numbers are numbers, and ``null`` means unknown, which is
+not the same as zero. Temperatures and power are ``null`` unless a model provides them: podrun does not invent
+sensor readings.
+
+`ATTRIBUTES` is the vocabulary of device attributes under the names that gc-info, gc-inventory and gcipuinfo
+print.
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from podrun.errors import ServiceError
+
+SCHEMA_VERSION = 1
+"""Version of the JSON form. Keys may be added within a version; a reader refuses a newer version."""
+
+NO_ERRORS = "no errors"
+"""Value of an IPU's error state when there is nothing to report (the real attribute's spelling)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedProcess:
+    """A host process that holds an IPU. ``start_time_s``: seconds since 1970, UTC, when the process
+    started."""
+
+    pid: int
+    user: str
+    command: str
+    start_time_s: float | None = None
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IpuReport:
+    """One IPU.
+
+    ``partition_ipu`` is its index in the partition; ``ipu`` its index at the machine's endpoint, from 0 in
+    partition order (tools print the hardware's IPU# beside it, which runs the other way). ``error_state`` is
+    `NO_ERRORS` or a phrase such as "tile parity error"; ``recovery_action`` then names what clears it
+    (RecoveryAction value) or None. ``utilisation_percent`` is the share of the last second spent computing,
+    ``utilisation_session_percent`` the share since the process attached.
+    """
+
+    partition_ipu: int
+    ipu: int
+    error_state: str = NO_ERRORS
+    error_code: str = "NONE"
+    recovery_action: str | None = None
+    process: AttachedProcess | None = None
+    clock_mhz: float | None = None
+    die_temperature_c: float | None = None
+    power_w: float | None = None
+    utilisation_percent: float | None = None
+    utilisation_session_percent: float | None = None
+    batches_done: int = 0
+    links_down: tuple[int, ...] = ()
+    """Partition indices of the IPUs to which its IPU-Link is down."""
+    link_correctable_errors: int | None = None
+
+    @property
+    def has_error(self) -> bool:
+        """True iff the IPU or one of its links is not usable before a recovery action."""
+        return self.error_state != NO_ERRORS or bool(self.links_down)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """One IPU-M2000 as one partition sees it.
+
+    ``state``: "up" (its process answers), "standby" (no partition uses it, no process runs) or "lost" (its
+    process is gone). ``machine_index`` counts machines within the partition. ``versions`` maps software to
+    version; the known keys are "IPUoF server", "ICU firmware", "IPU-M software", "driver".
+    """
+
+    agent_id: str
+    state: str = "up"
+    endpoint: str = ""
+    pid: int | None = None
+    partition: str = ""
+    machine_index: int = 0
+    serial: str = ""
+    target: str = "gc200"
+    board_temperature_c: float | None = None
+    board_power_w: float | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    ipus: tuple[IpuReport, ...] = ()
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Plain JSON data, with ``schema_version``."""
+        return {"schema_version": SCHEMA_VERSION, **_plain(self)}
+
+    @classmethod
+    def from_json_dict(cls, data: Mapping[str, Any]) -> MachineReport:
+        """The report that `to_json_dict` described; unknown keys are ignored.
+
+        Raises ServiceError if the data are of a newer schema or no report at all.
+        """
+        version = data.get("schema_version")
+        if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+            raise ServiceError(
+                f"a machine report has schema version {version!r}; this podrun reads 1 to {SCHEMA_VERSION}",
+                hint="Run the same podrun release on both sides (vipu --server-version).",
+            )
+        try:
+            ipus = tuple(_ipu_from_json(entry) for entry in data.get("ipus", ()))
+            return cls(**{**_known(cls, data), "versions": dict(data.get("versions", {})), "ipus": ipus})
+        except (TypeError, AttributeError) as error:
+            raise ServiceError(f"a machine report is malformed: {error}") from error
+
+
+def _plain(report: MachineReport) -> dict[str, Any]:
+    plain = asdict(report)
+    plain["versions"] = dict(report.versions)
+    plain["ipus"] = [{**ipu, "links_down": list(ipu["links_down"])} for ipu in plain["ipus"]]
+    return plain
+
+
+def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    return {key: value for key, value in data.items() if key in names}
+
+
+def _ipu_from_json(data: Mapping[str, Any]) -> IpuReport:
+    process = data.get("process")
+    return IpuReport(
+        **{
+            **_known(IpuReport, data),
+            "process": None if process is None else AttachedProcess(**_known(AttachedProcess, process)),
+            "links_down": tuple(data.get("links_down", ())),
+        }
+    )
+
+
+def this_process(pid: int, command: str, start_time_s: float | None) -> AttachedProcess:
+    """An AttachedProcess for a process of the calling user on this host."""
+    return AttachedProcess(pid, getpass.getuser(), command, start_time_s, socket.gethostname())
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A device attribute: the key tools print, the unit behind its value ("" if none), and what it means."""
+
+    key: str
+    unit: str
+    meaning: str
+
+
+ATTRIBUTES: tuple[Attribute, ...] = (
+    Attribute("id", "", "unique id of the single or multi-IPU device"),
+    Attribute("target", "", "Fabric for one IPU, Multi IPU for several"),
+    Attribute("average board temp", "C", "mean of the board's sensors"),
+    Attribute("average die temp", "C", "mean of the IPU's sensors"),
+    Attribute("board ipu index", "", "IPU number on the machine (IPU#), 0 to 3"),
+    Attribute("board serial number", "", "serial number of the board"),
+    Attribute("board type", "", "M2000"),
+    Attribute("board variant", "", "M2000 or Bow-2000"),
+    Attribute("clock", "MHz", "tile clock now"),
+    Attribute("driver version", "", "version of the driver: podrun's release"),
+    Attribute("firmware version", "", "ICU firmware"),
+    Attribute("gateway software version", "", "software of the IPU-Machine"),
+    Attribute("graph streaming", "", "true: streaming memory is there"),
+    Attribute("hexoatt total size (bytes)", "", "remote-buffer window of one IPU"),
+    Attribute("hexopt total size (bytes)", "", "host-exchange stream window of one IPU"),
+    Attribute("ipu architecture", "", "ipu2 for GC200 and Bow"),
+    Attribute("ipu error state", "", "'no errors' or what is wrong"),
+    Attribute("ipu power", "W", "power of the IPU"),
+    Attribute("total board power", "W", "power of the board"),
+    Attribute("ipu utilisation", "%", "share of the last second spent computing"),
+    Attribute("ipu utilisation (session)", "%", "share spent computing since the process attached"),
+    Attribute("ipuof host", "", "address of the IPU-Machine"),
+    Attribute("ipuof partition id", "", "partition that holds the IPU"),
+    Attribute("ipuof routing id", "", "index of the IPU in the partition"),
+    Attribute("ipuof routing type", "", "routing between the IPUs of the partition"),
+    Attribute("ipuof server version", "", "version of the machine's IPUoF server"),
+    Attribute("link correctable error count", "", "correctable errors on IPU-Links"),
+    Attribute("link speed", "GT/s", "signalling rate of an IPU-Link lane"),
+    Attribute("link width", "", "lanes of an IPU-Link"),
+    Attribute("number of replicas", "", "property of the partition"),
+    Attribute("partition sync type", "", "c2-compatible or pod-native-default"),
+    Attribute("reconfigurable partition", "", "true or false"),
+    Attribute("pci id", "", "on an IPU-Machine the IPU#"),
+    Attribute("remote buffers supported", "", "1: yes"),
+    Attribute("process start time", "", "when the attached process started, ISO basic, UTC"),
+    Attribute("user executable", "", "program of the attached process"),
+    Attribute("user name", "", "user of the attached process"),
+    Attribute("user process id", "", "process id of the attached process"),
+)
+"""Device attributes in the order of the reference; text tools sort them after ``id`` and ``target``."""
