@@ -1,18 +1,36 @@
 """What a machine runs: the Executable, podrun's PopEF.
 
-An Executable is data, not code to be trusted: typed instructions for each IPU of a replica, a table of streams
-(what crosses between host and IPUs), a table of variables (what lasts on the IPUs between runs), numerical pieces as
-StableHLO bytes made by ``jax.export``, and a report of what the tiles hold and how long they take. Machines interpret
-the instructions (``podrun.device.machine``); compilers write them (``podrun.compiler``).
+An Executable is data, not code to be trusted: typed instructions for each IPU of a replica, a table of
+streams (what crosses between host and IPUs), a table of variables (what lasts on the IPUs between runs),
+numerical pieces as StableHLO bytes made by ``jax.export``, and a report of what the tiles hold and how long
+they take. Machines interpret the instructions (``podrun.device.machine``); compilers write them
+(``podrun.compiler``).
 
 Vocabulary
     *batch*: what one weight update sees, ``accumulation_factor`` micro-batches on every replica. One *step*.
-    *machine*: one IPU-M2000. Its replicas are folded: a Computation sees all ``replicas_per_machine`` of them at once
-    on a leading axis, and returns gradients already summed over them.
-    *arena*: variables of one dtype laid end to end in one flat buffer, so that collectives and optimizer updates work
-    on slices of it. Padded to a multiple of the number of machines.
+    *machine*: one IPU-M2000. Its replicas are folded: a Computation sees all ``replicas_per_machine`` of them
+    at once on a leading axis, and returns gradients already summed over them.
+    *arena*: variables of one dtype laid end to end in one flat buffer, so that collectives and optimizer
+    updates work on slices of it. Padded to a multiple of the number of machines.
 
 The instruction list describes one batch. A run of ``n`` batches interprets it ``n`` times.
+`podrun.executable_file` writes and reads an Executable as one file (`dumps`, `loads`).
+
+Buffers
+    A buffer name in a Computation is looked up in this order:
+
+    * ``"arena:NAME"`` is the whole arena, ``"arena_slice:NAME"`` this machine's slice of it, both flat;
+    * `REPLICA_OFFSET` is the machine's own: see there;
+    * the name of an arena's member (a weight, a state, a gradient accumulator) is a view of it with the
+      member's shape: writing it changes the arena. Offsets of members and slices are multiples of 64
+      elements, so that views of an aligned arena are aligned too, unless the arena is of scalars;
+    * the name of a variable without an arena is its own buffer;
+    * everything else is a temporary: a stream buffer that a LoadStream filled, or the output of an earlier
+      Computation of the same batch. It need not outlive the batch.
+
+    Outputs of a Computation that name arenas, members or variables take effect when it ends: it never sees
+    its own. Arenas start a program as zeros where no member's variable says otherwise; gradient arenas (no
+    variable is a member) may be overwritten by a Computation that does not read them.
 """
 
 from __future__ import annotations
@@ -27,9 +45,15 @@ import numpy as np
 EXECUTABLE_VERSION = 1
 """Version of the file format; a reader refuses a newer one."""
 
+REPLICA_OFFSET = "machine:replica_offset"
+"""Reserved buffer that each machine fills: an int32 scalar, the global index of its first replica
+(``machine * replicas_per_machine``). All machines run the same Executable; where replicas differ (random
+numbers), they differ by this."""
+
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype for a dtype name, with bfloat16 and float8 kinds from ml_dtypes (imported only if asked for)."""
+    """The NumPy dtype for a dtype name, with bfloat16 and float8 kinds from ml_dtypes (imported only if asked
+    for)."""
     if name.startswith(("bfloat", "float8", "float6", "float4", "int4", "uint4", "int2", "uint2")):
         import ml_dtypes
 
@@ -64,7 +88,8 @@ class StreamDirection(enum.Enum):
 
 
 class Retrieval(enum.Enum):
-    """How the values of an anchor over the micro-batches of a run are handed to the host (AnchorReturnType)."""
+    """How the values of an anchor over the micro-batches of a run are handed to the host
+    (AnchorReturnType)."""
 
     ALL = "all"
     FINAL = "final"
@@ -97,21 +122,26 @@ class VariableRole(enum.Enum):
     SCALAR = "scalar"
     """A streamed hyper-parameter (non-const learning rate and the like): written by the host between runs."""
     RANDOM_SEED = "random_seed"
-    """The base random seed; the program advances it."""
+    """The base random seed, uint32 ``[2]`` (high word, low word); the program advances it with every
+    micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
     """State that lasts on the IPUs between runs: equal on all replicas.
 
-    ``initial`` fills it at load if the host does not write it (None: the host must write it before the first run).
-    ``arena`` names the arena it lives in, or None if it has a buffer of its own.
+    ``initial`` fills it at load if the host does not write it (None: the host must write it before the first
+    run). ``arena`` names the arena it lives in, or None if it has a buffer of its own.
+    ``per_replica``: the exception to "equal on all replicas" (running statistics). Every replica keeps its
+    own value: the buffer is ``[replicas_per_machine, *shape]``; a host write goes to all replicas, a host
+    read gives that of the job's replica 0. Such a variable is in no arena.
     """
 
     spec: TensorSpec
     role: VariableRole
     initial: float | None = None
     arena: str | None = None
+    per_replica: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +158,9 @@ class Arena:
     """Tensors of one dtype end to end in one flat buffer of ``size`` elements (padding included).
 
     ``size`` is a multiple of the number of machines, so that machine *m* of *M* owns the slice
-    ``[m*size//M, (m+1)*size//M)``. Weight, gradient and state arenas that are updated together share one layout.
-    ``shared``: after each update all machines hold the same bits, so machines on one host may keep a single copy.
+    ``[m*size//M, (m+1)*size//M)``. Weight, gradient and state arenas that are updated together share one
+    layout. ``shared``: after each update all machines hold the same bits, so machines on one host may keep a
+    single copy.
     """
 
     name: str
@@ -143,10 +174,10 @@ class Arena:
 class Computation:
     """A numerical piece: StableHLO made by ``jax.export``, with the names of the buffers it reads and writes.
 
-    ``stablehlo`` is what ``jax.export.Exported.serialize`` gives: a flatbuffer, never a pickle. Positional arguments
-    are ``inputs`` in order; results are ``outputs`` in order. Buffer names refer to variables, stream buffers,
-    temporaries, or ``"arena:NAME"`` (a whole arena) and ``"arena_slice:NAME"`` (this machine's slice of it).
-    ``donated`` names inputs whose storage the piece may reuse.
+    ``stablehlo`` is what ``jax.export.Exported.serialize`` gives: a flatbuffer, never a pickle. Positional
+    arguments are ``inputs`` in order; results are ``outputs`` in order. Buffer names refer to variables,
+    stream buffers, temporaries, or ``"arena:NAME"`` (a whole arena) and ``"arena_slice:NAME"`` (this
+    machine's slice of it). ``donated`` names inputs whose storage the piece may reuse.
     """
 
     name: str
@@ -167,13 +198,15 @@ class Reduction(enum.Enum):
     LOCAL = "local"
 
 
-# --- Instructions -----------------------------------------------------------------------------------------------------
-# What a machine does, one at a time; faults enter between two of them. Each is a value: no instruction holds a callable.
+# --- Instructions -------------------------------------------------------------------------------------------
+# What a machine does, one at a time; faults enter between two of them. Each is a value: no instruction holds
+# a callable.
 
 
 @dataclass(frozen=True, slots=True)
 class LoadStream:
-    """Bring micro-batches ``[first, first+count)`` of this batch into ``buffer``: ``[count, replicas, *shape]``.
+    """Bring micro-batches ``[first, first+count)`` of this batch into ``buffer``: ``[count, replicas,
+    *shape]``.
 
     Broadcast streams give ``[count, *shape]``.
     """
@@ -201,7 +234,10 @@ class ReduceScatter:
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """Make every machine see all slices of the arena, each written by its owner."""
+    """Make every machine see all slices of the arena, each written by its owner.
+
+    Where machines share one copy of the arena this is the barrier between the last write and the next read.
+    """
 
     arena: str
 
@@ -216,7 +252,13 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class StoreStream:
-    """Hand ``buffer`` (``[count, replicas, *shape]``) to the host as micro-batches ``[first, first+count)``."""
+    """Hand ``buffer`` (``[count, replicas, *shape]``) to the host as micro-batches ``[first, first+count)``.
+
+    The machine applies the stream's `Retrieval` as the micro-batches of a run pass by: ALL keeps each,
+    EVERY_N each ``period``-th of the run (counted from 1 over ``batches * accumulation_factor``), SUM adds
+    them in order in the tensor's own dtype, FINAL keeps the last one. For FINAL, compilers store only the
+    micro-batches that can be last.
+    """
 
     stream: str
     buffer: str
@@ -232,7 +274,8 @@ class SyncScope(enum.Enum):
     ALL = "all"
     """All machines of the program."""
     HOST = "host"
-    """All machines and the host processes attached to them: the start and the end of a run."""
+    """All machines and the host processes attached to them. A list begins with it: the host has given this
+    batch's data. Between the batches of one run a machine need not wait again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +303,9 @@ class Receive:
     tag: int
 
 
-Instruction = LoadStream | Compute | ReduceScatter | AllGather | AllReduce | StoreStream | Sync | Send | Receive
+Instruction = (
+    LoadStream | Compute | ReduceScatter | AllGather | AllReduce | StoreStream | Sync | Send | Receive
+)
 
 INSTRUCTION_TYPES: dict[str, type[Instruction]] = {
     kind.__name__: kind
@@ -273,9 +318,9 @@ INSTRUCTION_TYPES: dict[str, type[Instruction]] = {
 class Layout:
     """How the program lies on the partition.
 
-    ``replicas`` in all; ``ipus_per_replica`` each; ``machines`` in all, each holding ``replicas_per_machine`` of them.
-    IPU *k* of replica *r* is partition IPU ``r * ipus_per_replica + k``; machine *m* holds partition IPUs
-    ``[4m, 4m+4)`` (fewer on a partition smaller than a machine).
+    ``replicas`` in all; ``ipus_per_replica`` each; ``machines`` in all, each holding ``replicas_per_machine``
+    of them. IPU *k* of replica *r* is partition IPU ``r * ipus_per_replica + k``; machine *m* holds partition
+    IPUs ``[4m, 4m+4)`` (fewer on a partition smaller than a machine).
     """
 
     replicas: int
@@ -293,9 +338,9 @@ class Layout:
 class Executable:
     """A compiled program. See the module docstring.
 
-    ``instructions[k]`` is what IPU *k* of every replica does in one batch. ``tile_report`` is plain JSON-able data
-    whose keys are fixed by ``podrun.device.tiles``; its ``"step"`` entry holds at least ``cycles`` (modelled cycles of
-    one batch, without host I/O) and ``seconds``.
+    ``instructions[k]`` is what IPU *k* of every replica does in one batch. ``tile_report`` is plain JSON-able
+    data whose keys are fixed by ``podrun.device.tiles``; its ``"step"`` entry holds at least ``cycles``
+    (modelled cycles of one batch, without host I/O) and ``seconds``.
     """
 
     name: str

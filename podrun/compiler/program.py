@@ -1,7 +1,7 @@
 """A Program: what a front end hands to the compiler. Plain values and one JAX-traceable function.
 
-The function computes one micro-batch on one replica. The compiler traces it once, folds replicas and micro-batches
-over it, differentiates it, schedules it and exports it; the same trace is costed on tiles.
+The function computes one micro-batch on one replica. The compiler traces it once, folds replicas and
+micro-batches over it, differentiates it, schedules it and exports it; the same trace is costed on tiles.
 """
 
 from __future__ import annotations
@@ -16,18 +16,34 @@ Tensors = Mapping[str, Any]
 """Tensors by name: ``jax.Array`` inside a trace, ``numpy.ndarray`` outside."""
 
 Forward = Callable[[Tensors, Tensors, Any], dict[str, Any]]
-"""``forward(parameters, inputs, key) -> values``: every tensor that an anchor, the loss or a state update names.
+"""``forward(parameters, inputs, key) -> values``: every tensor that an anchor, the loss or a state update
+names (more does no harm: what nobody names is pruned).
 
-``parameters`` has every entry of `Program.parameters`, ``inputs`` every entry of `Program.inputs` for one replica and
-one micro-batch, ``key`` is a JAX random key. Operators placed on IPU *i* run under ``jax.named_scope("ipu:i")``,
-pipeline stage *s* under ``jax.named_scope("stage:s")``, and each operator under its own name.
-Reads ``perturbations`` for activation gradients through `tap` (below).
+``parameters`` has every entry of `Program.parameters`, ``inputs`` every entry of `Program.inputs` for one
+replica and one micro-batch, ``key`` is a JAX random key (threefry), distinct for each replica and
+micro-batch. Operators placed on IPU *i* run under ``jax.named_scope("ipu:i")``, pipeline stage *s* under
+``jax.named_scope("stage:s")``, and each operator under its own name. A tensor whose gradient is anchored
+(``Gradient___<name>``) goes through `tap` before anything uses it.
 """
+
+
+def tap(name: str, value: Any) -> Any:
+    """``value`` as the tensor ``name``, apart from every other tensor that has the same value.
+
+    An identity that costs nothing and is seen by the compiler: gradients are taken with respect to what
+    consumers of ``name`` read, so an operator that passes its input through (Identity, Reshape to the same
+    shape) does not make the gradients of its input and its output one. Cheap enough to use for every output
+    of every operator.
+    """
+    from jax.ad_checkpoint import checkpoint_name
+
+    return checkpoint_name(value, name)
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """An initializer of the model. ``trainable``: a gradient path to the loss exists and the optimizer updates it."""
+    """An initializer of the model. ``trainable``: a gradient path to the loss exists and the optimizer
+    updates it."""
 
     spec: TensorSpec
     trainable: bool
@@ -53,8 +69,8 @@ class AnchorSpec:
 class UpdateRule(Protocol):
     """How an optimizer changes one weight. Stateless object; state and scalars are passed in.
 
-    ``elementwise`` rules see flat slices of any length (many weights at once, if their scalars agree), so each machine
-    updates its own slice. The others see each whole weight by itself.
+    ``elementwise`` rules see flat slices of any length (many weights at once, if their scalars agree), so
+    each machine updates its own slice. The others see each whole weight by itself.
     """
 
     @property
@@ -64,25 +80,33 @@ class UpdateRule(Protocol):
         """Weights with equal keys share constant hyper-parameters and scalar names, and so one arena."""
 
     def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
-        """Lasting state by reserved-name prefix (``Accl___`` ...): spec (named prefix + weight) and initial value."""
+        """Lasting state by reserved-name prefix (``Accl___`` ...): spec (named prefix + weight) and initial
+        value."""
 
     def scalars(self, weight: str) -> dict[str, float]:
         """Streamed (non-const) hyper-parameters by full reserved name, with their current values."""
 
     def apply(
-        self, weight_name: str, weight: Any, gradient: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]
+        self,
+        weight_name: str,
+        weight: Any,
+        gradient: Any,
+        state: Mapping[str, Any],
+        scalars: Mapping[str, Any],
     ) -> tuple[Any, dict[str, Any]]:
-        """New weight and state. ``gradient`` is the sum over replicas and micro-batches of the loss-scaled gradients."""
+        """New weight and state. ``gradient`` is the sum over replicas and micro-batches of the loss-scaled
+        gradients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """See the module docstring.
 
-    ``replicas``: over the whole program (all instances); ``ipus_per_replica`` IPUs each; on machines of four IPUs, or
-    on one smaller partition. ``loss`` names a scalar among the forward values (None: inference).
-    ``state_updates`` maps a parameter to the forward value that replaces it after each micro-batch (running statistics).
-    ``loss_scaling`` multiplies the gradient that enters the backward pass; the update rule divides it out.
+    ``replicas``: over the whole program (all instances); ``ipus_per_replica`` IPUs each; on machines of four
+    IPUs, or on one smaller partition. ``loss`` names a scalar among the forward values (None: inference).
+    ``state_updates`` maps a parameter to the forward value that replaces it after each micro-batch (running
+    statistics). ``loss_scaling`` multiplies the gradient that enters the backward pass; the update rule
+    divides it out.
     """
 
     name: str
