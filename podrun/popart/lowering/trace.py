@@ -1,0 +1,352 @@
+"""Running a graph's operators inside a JAX trace, with the values that shapes depend on known beside it.
+
+Every tensor is held twice where possible: *traced* (a JAX array, usually a tracer) and *known* (its NumPy value, worked
+out only if an operator asks for it: the target of a Reshape, the axes of a reduction). What a known value rests on,
+initializers or inputs by name, is remembered as its *origins*: when an operator asks for the value, those must be fixed
+at compile time, so the caller bakes them in and traces again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podrun.errors import InternalError, PodrunError, UnsupportedError, UsageError
+from podrun.popart.lowering.graph import Graph
+from podrun.popart.ops.common import device_dtype
+from podrun.popart.ops.registry import Node, Operator, lookup
+
+NO_ORIGINS: frozenset[str] = frozenset()
+UNKNOWN = object()
+
+
+class Tensor:
+    """One tensor of a running graph: its traced value, its known value if there is one, and what that rests on.
+
+    Sequences are tuples of arrays, an empty optional is None; both are traced values.
+    """
+
+    __slots__ = ("_known", "_traced", "_work", "name", "origins", "x64")
+
+    def __init__(
+        self,
+        name: str,
+        x64: bool,
+        traced: Any = UNKNOWN,
+        known: Any = UNKNOWN,
+        work: Callable[[], Any] | None = None,
+        origins: frozenset[str] = NO_ORIGINS,
+    ) -> None:
+        self.name = name
+        self.x64 = x64
+        self.origins = origins
+        self._traced = traced
+        self._known = known
+        self._work = work
+        if known is UNKNOWN and work is None and isinstance(traced, (np.ndarray, jax.Array)):
+            if not isinstance(traced, jax.core.Tracer):
+                self._known = np.asarray(traced)
+
+    @property
+    def is_known(self) -> bool:
+        """True iff `known` can be worked out."""
+        return self._known is not UNKNOWN or self._work is not None
+
+    @property
+    def at_hand(self) -> bool:
+        """True iff the value is a constant of the program: known, and resting on nothing that may change."""
+        return self._known is not UNKNOWN and not self.origins and isinstance(self._known, np.ndarray)
+
+    @property
+    def known(self) -> Any:
+        """The NumPy value, 64-bit types as they are. Only if `is_known`."""
+        if self._known is UNKNOWN:
+            if self._work is None:
+                raise InternalError(f"the value of tensor '{self.name}' is not known while tracing")
+            self._known, self._work = self._work(), None
+        return self._known
+
+    @property
+    def traced(self) -> Any:
+        """The JAX value, of device type."""
+        if self._traced is UNKNOWN:
+            self._traced = lift(self._known, self.name, self.x64)
+        return self._traced
+
+
+def lift(value: Any, name: str, x64: bool) -> Any:
+    """A NumPy value (or sequence) as JAX values of device type. Refuses strings, and integers that do not fit."""
+    if value is None:
+        return None
+    if isinstance(value, (tuple, list)):
+        return tuple(lift(v, name, x64) for v in value)
+    return jnp.asarray(to_device(np.asarray(value), name, x64))
+
+
+def to_device(value: np.ndarray, name: str, x64: bool) -> np.ndarray:
+    """The array in its device type: INT64 as INT32. Raises `UnsupportedError` if a value does not fit or is a string."""
+    if value.dtype.kind in "OUS":
+        raise UnsupportedError(f"tensor '{name}' holds strings, which are not computed on IPUs")
+    try:
+        dtype = device_dtype(value.dtype, x64)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"tensor '{name}': {error}") from None
+    if dtype == value.dtype:
+        return value
+    bounds = np.iinfo(dtype)
+    if value.size and (value.max() > bounds.max or value.min() < bounds.min):
+        worst = value.max() if value.max() > bounds.max else value.min()
+        raise UnsupportedError(
+            f"tensor '{name}' holds {worst}, which does not fit {dtype.name.upper()} on the device"
+        )
+    return value.astype(dtype)
+
+
+@dataclass(slots=True)
+class Session:
+    """What one trace shares over all graphs: options, and notes of what the operators asked for."""
+
+    training: bool
+    x64: bool
+    demanded: set[str] = field(default_factory=set)
+    """Origins (initializers, inputs) whose value an operator asked for."""
+    uses_random: bool = False
+    state_updates: dict[str, str] = field(default_factory=dict)
+    """Parameter -> tensor that replaces it after each micro-batch (running statistics)."""
+    tap: Callable[[str, Any], Any] | None = None
+    """Called on every tensor of the main graph as it is made; returns what its consumers see."""
+
+
+Environment = dict[str, Tensor]
+
+
+@dataclass(slots=True)
+class NodeContext:
+    """`podrun.popart.ops.registry.Context` for one node of a running graph."""
+
+    session: Session
+    node: Node
+    environment: Environment
+    tensors: tuple[Tensor | None, ...]
+    random_key: Any
+    xp: Any
+
+    @property
+    def training(self) -> bool:
+        return self.session.training
+
+    @property
+    def x64(self) -> bool:
+        return self.session.x64 or self.xp is np
+
+    def key(self) -> Any:
+        self.session.uses_random = True
+        return self.random_key()
+
+    def known(self, index: int) -> np.ndarray | None:
+        tensor = self.tensors[index] if index < len(self.tensors) else None
+        return np.asarray(tensor.known) if tensor is not None and tensor.at_hand else None
+
+    def constant(self, index: int) -> np.ndarray:
+        tensor = self.tensors[index] if index < len(self.tensors) else None
+        if tensor is None:
+            raise UsageError(f"{self.node.describe()} lacks its input {index}")
+        if not tensor.is_known:
+            raise UnsupportedError(
+                f"{self.node.describe()} needs the value of its input {index}, '{tensor.name}', while compiling "
+                "(it decides a shape), but it is computed from data that change from run to run",
+                hint="make it a constant or an initializer; programs on IPUs have static shapes",
+            )
+        self.session.demanded |= tensor.origins
+        return np.asarray(tensor.known)
+
+    def static(self, value: Any) -> np.ndarray | None:
+        if isinstance(value, jax.core.Tracer) or not isinstance(value, (np.ndarray, jax.Array)):
+            return None
+        return np.asarray(value)
+
+    def state_update(self, index: int, output: int) -> None:
+        """Input ``index``, if it is a parameter, is replaced by output ``output`` after each micro-batch."""
+        tensor = self.tensors[index]
+        if tensor is not None and output < len(self.node.outputs) and self.node.outputs[output]:
+            self.session.state_updates[self.node.inputs[index]] = self.node.outputs[output]
+
+    def run(self, graph: Graph, inputs: Sequence[Any], iteration: Any = None) -> tuple[Any, ...]:
+        if len(inputs) != len(graph.inputs):
+            raise UsageError(
+                f"{self.node.describe()} gives {len(inputs)} inputs to graph '{graph.name}', which has "
+                f"{len(graph.inputs)}"
+            )
+        inner = dict(self.environment)
+        for name, value in zip(graph.inputs, inputs, strict=True):
+            inner[name] = _as_tensor(name, value, self.session.x64)
+        add_constants(graph, inner, self.session.x64)
+
+        def key() -> Any:
+            made = self.random_key()
+            return made if iteration is None else jax.random.fold_in(made, iteration)
+
+        tap, self.session.tap = self.session.tap, None
+        try:
+            run_graph(graph, inner, self.session, key)
+        finally:
+            self.session.tap = tap
+        missing = [o for o in graph.outputs if o not in inner]
+        if missing:
+            raise UsageError(
+                f"graph '{graph.name}' of {self.node.describe()} never makes its output '{missing[0]}'"
+            )
+        return tuple(_value(inner[o]) for o in graph.outputs)
+
+
+def _value(tensor: Tensor) -> Any:
+    """A tensor's value for an operator that ran a subgraph: NumPy if it is a constant, else traced."""
+    return tensor.known if tensor.at_hand else tensor.traced
+
+
+def _as_tensor(name: str, value: Any, x64: bool) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        return Tensor(name, x64, known=value)
+    return Tensor(name, x64, traced=value)
+
+
+def add_constants(graph: Graph, environment: Environment, x64: bool) -> None:
+    """Put a subgraph's initializers into its environment: they are constants."""
+    for name, value in graph.initializers.items():
+        environment[name] = Tensor(name, x64, known=value)
+
+
+def run_graph(graph: Graph, environment: Environment, session: Session, key: Callable[[], Any]) -> None:
+    """Run all nodes of a graph in order; their outputs enter ``environment``. ``key()`` gives the graph's random key."""
+    for index, node in enumerate(graph.nodes):
+        run_node(node, environment, session, lambda index=index: jax.random.fold_in(key(), index))
+
+
+def run_node(node: Node, environment: Environment, session: Session, key: Callable[[], Any]) -> None:
+    """Run one node: fold it if all it needs is at hand, else trace it, under the scopes of its name and its place."""
+    operator = lookup(node)
+    tensors = tuple(_input(node, name, environment) for name in node.inputs)
+    there = [t for t in tensors if t is not None]
+    fold = operator.folds and all(t.at_hand for t in there)
+    with contextlib.ExitStack() as scopes:
+        for scope in _scopes(node):
+            scopes.enter_context(jax.named_scope(scope))
+        xp = np if fold else jnp
+        context = NodeContext(session, node, environment, tensors, key, xp)
+        results = _call(
+            operator, context, [None if t is None else (t.known if fold else t.traced) for t in tensors]
+        )
+    if len(results) < len([o for o in node.outputs if o]):
+        raise UsageError(f"{node.describe()} asks for {len(node.outputs)} outputs, but gets {len(results)}")
+    origins = frozenset().union(*(t.origins for t in there)) if there else NO_ORIGINS
+    knowable = all(t.is_known for t in there) and not _is_random(operator)
+    for position, (name, result) in enumerate(zip(node.outputs, results, strict=False)):
+        if not name:
+            continue
+        made = _as_tensor(name, result, session.x64)
+        if knowable and not made.is_known:
+            work = _later(operator, node, environment, session, tensors, position)
+            made = Tensor(name, session.x64, traced=result, work=work, origins=origins)
+        if session.tap is not None and not made.at_hand:
+            tapped = session.tap(name, made.traced)
+            if tapped is not made.traced:
+                made = Tensor(name, session.x64, traced=tapped)
+        environment[name] = made
+
+
+def _is_random(operator: Operator) -> bool:
+    return operator.function.__module__.endswith(".random")
+
+
+def _input(node: Node, name: str, environment: Mapping[str, Tensor]) -> Tensor | None:
+    if not name:
+        return None
+    if name not in environment:
+        raise UsageError(f"{node.describe()} reads tensor '{name}', which nothing makes")
+    return environment[name]
+
+
+def _scopes(node: Node) -> list[str]:
+    scopes = []
+    if "__ipu_number" in node.attributes:
+        scopes.append(f"ipu:{node['__ipu_number']}")
+    if "__pipeline_stage" in node.attributes:
+        scopes.append(f"stage:{node['__pipeline_stage']}")
+    return [*scopes, node.label]
+
+
+def _call(operator: Operator, context: NodeContext, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Call an operator's function; what it or JAX says against the inputs becomes an error that names the node."""
+    node = context.node
+    try:
+        results = operator.function(context, node, *values)
+    except PodrunError:
+        raise
+    except jax.errors.JAXTypeError as error:
+        raise UnsupportedError(
+            f"{node.describe()} depends on data in a way that has no static shape: {error}"
+        ) from error
+    except (TypeError, ValueError, IndexError, ArithmeticError) as error:
+        raise UsageError(f"{node.describe()} cannot take {_forms(values)}: {error}") from error
+    except (KeyError, NotImplementedError) as error:
+        missing = (
+            f"lacks the attribute {error}" if isinstance(error, KeyError) else f"is not supported: {error}"
+        )
+        raise UnsupportedError(f"{node.describe()} {missing}") from error
+    return results if isinstance(results, tuple) and not _is_sequence(results, node) else (results,)
+
+
+def _is_sequence(results: tuple[Any, ...], node: Node) -> bool:
+    """Operators that return one sequence wrap it: a tuple holding a tuple; so a plain tuple is several outputs."""
+    return False
+
+
+def _forms(values: Sequence[Any]) -> str:
+    def form(value: Any) -> str:
+        if value is None:
+            return "nothing"
+        if isinstance(value, tuple):
+            return f"a sequence of {len(value)}"
+        return f"{np.dtype(value.dtype).name}{list(value.shape)}"
+
+    return ", ".join(form(v) for v in values) or "no inputs"
+
+
+def _later(
+    operator: Operator,
+    node: Node,
+    environment: Environment,
+    session: Session,
+    tensors: tuple[Tensor | None, ...],
+    position: int,
+) -> Callable[[], Any]:
+    """Work that finds a node's output in NumPy (or, if it does not fold, by JAX outside the trace), 64-bit exact."""
+
+    def work() -> Any:
+        values = [None if t is None else t.known for t in tensors]
+        inner = Session(training=session.training, x64=True)
+        known = tuple(None if t is None else Tensor(t.name, True, known=t.known) for t in tensors)
+        if operator.folds:
+            context = NodeContext(inner, node, environment, known, _no_key, np)
+            return np.asarray(_call(operator, context, values)[position])
+        with jax.enable_x64(True), jax.ensure_compile_time_eval():
+            outer = {
+                n: t if not t.is_known else Tensor(n, True, known=t.known) for n, t in environment.items()
+            }
+            context = NodeContext(inner, node, outer, known, _no_key, jnp)
+            result = _call(operator, context, [lift(v, node.label, True) for v in values])[position]
+            return result if isinstance(result, tuple) or result is None else np.asarray(result)
+
+    return work
+
+
+def _no_key() -> Any:
+    raise InternalError("a random operator was taken for one whose value is known")

@@ -1,0 +1,78 @@
+"""Losses: PopART's, and ONNX's negative log-likelihood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from podrun.popart.ops.common import Array, is_float, rounds_once
+from podrun.popart.ops.registry import GRAPHCORE, Context, Node, operator
+
+REDUCTIONS = {0: "Sum", 1: "Mean", 2: "None"}
+"""popart.ReductionType by value; models hold it as a string or as the number."""
+
+
+def reduction_of(node: Node) -> str:
+    """``Sum``, ``Mean`` or ``None`` (NoReduction) from the attribute ``reduction``. ValueError for anything else."""
+    given = node.get("reduction", "Mean")
+    name = REDUCTIONS.get(given, str(given))
+    name = {"NoReduction": "None", "none": "None", "sum": "Sum", "mean": "Mean"}.get(name, name)
+    if name not in ("Sum", "Mean", "None"):
+        raise ValueError(f"reduction {given!r} is none of Sum, Mean, NoReduction")
+    return name
+
+
+def _reduced(x: Array, how: str) -> Array:
+    if how == "Sum":
+        return jnp.sum(x)
+    return jnp.mean(x) if how == "Mean" else x
+
+
+@operator(GRAPHCORE, "L1")
+@rounds_once
+def l1loss(ctx: Context, node: Node, x: Array) -> Array:
+    """``lambda`` times the sum (or mean, or each) of abs(x); the gradient at 0 is 0 (PopART L1)."""
+    if x.ndim == 0:
+        raise ValueError("a rank-0 input is not accepted")
+    return _reduced(jnp.abs(x) * np.asarray(node.get("lambda", 1.0), x.dtype), reduction_of(node))
+
+
+@operator(GRAPHCORE, "IdentityLoss")
+@rounds_once
+def identity_loss(ctx: Context, node: Node, x: Array) -> Array:
+    """Sum or mean of x, or x itself: makes any tensor a loss (PopART IdentityLoss)."""
+    return _reduced(x, reduction_of(node))
+
+
+@operator(GRAPHCORE, "Nll")
+def nllloss(ctx: Context, node: Node, p: Array, label: Array) -> Array:
+    """-log of the probability of the label, ``p [..., classes]`` and ``label [...]`` (PopART Nll).
+
+    Probabilities are bounded below by 1e-7 (float32) or 6.1e-5 (float16). ``inputIsLogProbability``: p is a logarithm
+    already. Labels equal to ``ignoreIndex`` give neither loss nor gradient, and Mean divides by the others (at least 1).
+    """
+    if not jnp.issubdtype(label.dtype, jnp.integer):
+        raise TypeError(f"labels must be integers, not {label.dtype}")
+    if label.shape != p.shape[:-1]:
+        raise ValueError(f"labels {label.shape} do not fit probabilities {p.shape}")
+    dtype = p.dtype
+    eps = 6.1e-5 if dtype == jnp.float16 else 1e-7
+    wide: Any = p.astype(jnp.float32) if is_float(p) and p.dtype.itemsize < 4 else p
+    classes = p.shape[-1]
+    hot = label[..., None] == jnp.arange(classes, dtype=label.dtype)
+    picked = jnp.sum(jnp.where(hot, wide, jnp.zeros((), wide.dtype)), axis=-1)
+    losses = (
+        -picked
+        if node.get("inputIsLogProbability", 0)
+        else -jnp.log(jnp.maximum(picked, np.asarray(eps, wide.dtype)))
+    )
+    ignored = node.get("ignoreIndex")
+    if ignored is None:
+        return _reduced(losses, reduction_of(node)).astype(dtype)
+    keep = label != ignored
+    losses = jnp.where(keep, losses, jnp.zeros((), wide.dtype))
+    if reduction_of(node) == "Mean":
+        return (jnp.sum(losses) / jnp.maximum(jnp.sum(keep), 1).astype(wide.dtype)).astype(dtype)
+    return _reduced(losses, reduction_of(node)).astype(dtype)
