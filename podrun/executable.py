@@ -54,10 +54,11 @@ numbers), they differ by this."""
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The NumPy dtype for a dtype name, with bfloat16 and float8 kinds from ml_dtypes (imported only if asked
     for)."""
-    if name.startswith(("bfloat", "float8", "float6", "float4", "int4", "uint4", "int2", "uint2")):
+    if name.startswith(("bfloat", "float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2")):
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
     return np.dtype(name)
 
 

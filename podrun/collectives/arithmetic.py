@@ -1,0 +1,99 @@
+"""The arithmetic of reductions: one place, so that every kind of group gives the same bits.
+
+Values are combined in rank order, ``((x0 + x1) + x2) + ...``. float16, bfloat16 and the float8 kinds are
+widened to float32, combined there, and rounded once at the end. Integers wrap around as NumPy's do. Minimum
+and maximum hand on NaN. The mean is the sum divided by the number of ranks, in the wide type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from podrun.collectives.group import Array
+from podrun.errors import UnsupportedError
+from podrun.executable import Reduction
+
+BLOCK_BYTES = 128 * 1024
+"""Work proceeds in blocks of this many bytes of the wide type, so that a block's running result stays in
+L2."""
+
+_UFUNCS: dict[Reduction, Any] = {
+    Reduction.SUM: np.add,
+    Reduction.MEAN: np.add,
+    Reduction.MIN: np.minimum,
+    Reduction.MAX: np.maximum,
+    Reduction.PRODUCT: np.multiply,
+}
+
+
+def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which values of ``dtype`` are combined: float32 for floats narrower than that."""
+    narrow_float = dtype.itemsize < 4 and (dtype.kind == "f" or dtype.name.startswith(("bfloat", "float")))
+    return np.dtype(np.float32) if narrow_float else dtype
+
+
+def check_reduction(dtype: np.dtype[Any], reduction: Reduction) -> None:
+    """Raises UnsupportedError for a reduction that has no meaning for the dtype."""
+    if reduction is Reduction.MEAN and dtype.kind in "iub":
+        raise UnsupportedError(
+            f"the mean of {dtype.name} is not defined",
+            hint="Reduce with SUM and divide, or use a float type.",
+        )
+    if dtype.kind not in "iufV" or (dtype.kind == "V" and wide_dtype(dtype) == dtype):
+        raise UnsupportedError(
+            f"collectives do not reduce {dtype.name}", hint="Use an integer or a float type."
+        )
+
+
+def combine(reduction: Reduction) -> Callable[..., Any]:
+    """The ufunc ``f(a, b, out=...)`` that combines two values (the sum's for the mean)."""
+    return _UFUNCS[reduction]  # type: ignore[no-any-return]
+
+
+def reduce_into(out: Array, parts: Sequence[Array], reduction: Reduction) -> None:
+    """``out[:] = parts[0] (+) parts[1] (+) ...``, in order. Flat arrays of one dtype and size; ``out``
+    overlaps none.
+
+    ``Reduction.LOCAL`` is the callers' business.
+    """
+    wide = wide_dtype(out.dtype)
+    step = BLOCK_BYTES // wide.itemsize
+    scratch = np.empty((2, min(step, out.size)), wide) if wide != out.dtype else None
+    for start in range(0, out.size, step):
+        block = slice(start, min(start + step, out.size))
+        if scratch is None:
+            _reduce_block(out[block], [part[block] for part in parts], reduction)
+        else:
+            _reduce_narrow(out[block], [part[block] for part in parts], reduction, scratch)
+
+
+def finish_mean(total: Array, count: int) -> None:
+    """Divide the wide total by the number of ranks, in place."""
+    np.divide(total, total.dtype.type(count), out=total)
+
+
+def _reduce_block(out: Array, parts: Sequence[Array], reduction: Reduction) -> None:
+    ufunc = _UFUNCS[reduction]
+    if len(parts) == 1:
+        out[:] = parts[0]
+    else:
+        ufunc(parts[0], parts[1], out=out)
+        for part in parts[2:]:
+            ufunc(out, part, out=out)
+    if reduction is Reduction.MEAN:
+        finish_mean(out, len(parts))
+
+
+def _reduce_narrow(out: Array, parts: Sequence[Array], reduction: Reduction, scratch: Array) -> None:
+    ufunc = _UFUNCS[reduction]
+    total, widened = scratch[0, : out.size], scratch[1, : out.size]
+    total[:] = parts[0]
+    for part in parts[1:]:
+        widened[:] = part
+        ufunc(total, widened, out=total)
+    if reduction is Reduction.MEAN:
+        finish_mean(total, len(parts))
+    out[:] = total

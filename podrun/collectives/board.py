@@ -1,0 +1,338 @@
+"""The board: one small shared segment through which the ranks of a host meet, fail together and find arenas.
+
+Think of a notice board with one column per rank. A rank writes in its own column only (a count of the
+meetings it has come to, and what it came for); all read everything. So no atomic instruction is needed, which
+Python does not have. What more than one rank may write (the table of arenas, the error that ends the group)
+is written under ``flock`` on the segment, which the kernel lets go of when its holder dies.
+
+`Board.meet` is the barrier. The last rank to come finds all columns full and rings the *bell*, a futex on
+which the others sleep. Waiting is a short spin if the host has a core for every rank, then sleep: hosts are
+oversubscribed, and a spinning rank takes the core from the one it waits for. Two ranks may both think
+themselves last (harmless) or, in the few nanoseconds of a store's way to memory, neither: sleep is in slices,
+so that costs one slice, never a hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from typing import Any, NoReturn
+
+from podrun.collectives.errors import (
+    ClosedError,
+    MismatchError,
+    RankLostError,
+    RankMissingError,
+    describe,
+    restore,
+)
+from podrun.collectives.futex import Futex
+from podrun.collectives.memory import Segment
+from podrun.collectives.process import Watch, start_time
+from podrun.errors import ConflictError, InternalError, PodrunError
+
+MAX_RANKS = 1024
+_MAGIC = b"podrunB1"
+_HEADER = struct.Struct("<8sI")  # magic, ranks
+_BELL, _ERROR_LENGTH, _TABLE_LENGTH = 64, 128, 192  # a cache line each
+_COLUMNS = 256
+_LABEL = 192  # bytes of a label: text, cut, and a digest of the whole
+_ERROR_BYTES = 64 * 1024
+_TABLE_BYTES = 4 * 1024 * 1024  # never touched, never there: memfd pages appear when written
+_ABSENT, _JOINED, _LEFT = 0, 1, 2
+_FIRST_SLICE, _LAST_SLICE = 0.002, 0.05  # seconds between two looks at peers' processes
+_SPIN = 50e-6  # seconds; with a core for each of two ranks a meeting then takes 4 us instead of 30
+
+
+def label(text: str) -> bytes:
+    """``text`` as a fixed-size label: equal labels iff equal texts (up to a 128-bit digest)."""
+    raw = text.encode()
+    return raw[: _LABEL - 16].ljust(_LABEL - 16, b"\0") + blake2b(raw, digest_size=16).digest()
+
+
+def label_text(raw: bytes) -> str:
+    """What a label says, for messages."""
+    return raw[: _LABEL - 16].rstrip(b"\0").decode(errors="replace")
+
+
+class Board:
+    """One rank's hold on the board. Use `create` on the first rank and `open` on the others, then `join`."""
+
+    def __init__(self, segment: Segment, ranks: int) -> None:
+        self.segment = segment
+        self.ranks = ranks
+        self.rank = -1
+        base = ctypes.addressof(ctypes.c_char.from_buffer(segment.map))
+        self._bell = Futex(base + _BELL)
+        view = memoryview(segment.map)
+        self._error_length = view[_ERROR_LENGTH : _ERROR_LENGTH + 8].cast("Q")
+        self._table_length = view[_TABLE_LENGTH : _TABLE_LENGTH + 8].cast("Q")
+        at = _COLUMNS
+        self._arrived = view[at : at + 8 * ranks].cast("Q")
+        self._started = view[at + 8 * ranks : at + 16 * ranks].cast("Q")
+        self._pids = view[at + 16 * ranks : at + 24 * ranks].cast("Q")
+        self._states = view[at + 24 * ranks : at + 32 * ranks].cast("Q")
+        at += 32 * ranks
+        self._labels = (view[at : at + _LABEL * ranks], view[at + _LABEL * ranks : at + 2 * _LABEL * ranks])
+        at += 2 * _LABEL * ranks
+        self._error = view[at : at + _ERROR_BYTES]
+        self._table = view[at + _ERROR_BYTES : at + _ERROR_BYTES + _TABLE_BYTES]
+        self._meetings = 0
+        self._mutex = threading.Lock()  # flock does not part the threads of one holder
+        self._watches: dict[int, Watch] = {}
+        self._spin = _SPIN if ranks <= len(os.sched_getaffinity(0)) else 0.0
+        self._closed = False
+
+    @classmethod
+    def create(cls, ranks: int) -> Board:
+        """A new board for so many ranks."""
+        nbytes = _COLUMNS + ranks * (32 + 2 * _LABEL) + _ERROR_BYTES + _TABLE_BYTES
+        segment = Segment.create("board", nbytes)
+        _HEADER.pack_into(segment.map, 0, _MAGIC, ranks)
+        return cls(segment, ranks)
+
+    @classmethod
+    def open(cls, pid: int, fd: int, ranks: int) -> Board:
+        """The board that process ``pid`` holds as ``fd``. Raises RankLostError if it is there no more."""
+        try:
+            segment = Segment.open(pid, fd)
+        except OSError as error:
+            raise RankLostError(
+                f"cannot open the group's shared memory in process {pid}: {error.strerror}",
+                rank=0,
+                hint="The process that made the group has gone, or runs as another user. Make a new group.",
+            ) from error
+        if segment.nbytes < _HEADER.size or _HEADER.unpack_from(segment.map) != (_MAGIC, ranks):
+            segment.close()
+            raise RankLostError(
+                f"process {pid} no longer holds the group's shared memory", rank=0, hint="Make a new group."
+            )
+        return cls(segment, ranks)
+
+    def join(self, rank: int) -> None:
+        """Take a column. Raises ConflictError if it is taken."""
+        with self._locked():
+            if self._states[rank] != _ABSENT:
+                raise ConflictError(
+                    f"rank {rank} of the group was already taken by process {self._pids[rank]}",
+                    hint="Each rank joins once; make a new group to start again.",
+                )
+            self._pids[rank] = os.getpid()
+            self._started[rank] = start_time(os.getpid())
+            self._states[rank] = _JOINED
+        self.rank = rank
+
+    # --- Meeting --------------------------------------------------------------------------------------------
+
+    def meet(self, what: bytes, timeout: float) -> None:
+        """Wait until every rank has come to this meeting with the same label; raises what ended the group
+        otherwise.
+        """
+        if self._error_length[0] or self._closed:
+            self._raise_failure()
+        self._meetings = count = self._meetings + 1
+        labels = self._labels[
+            count & 1
+        ]  # two sets, in turn: a fast rank may be one meeting ahead of a slow reader
+        at = self.rank * _LABEL
+        labels[at : at + _LABEL] = what
+        self._arrived[self.rank] = count
+        if min(self._arrived) < count:
+            self._wait(count, what, timeout)
+        ring = count & 0x7FFFFFFF
+        if self._bell.value != ring and not self._error_length[0]:
+            self._bell.value = ring
+            self._bell.wake()
+        if labels != what * self.ranks:
+            self._mismatch(bytes(labels))
+
+    def _wait(self, count: int, what: bytes, timeout: float) -> None:
+        began = time.monotonic()
+        if self._spin and self._alone_in_process():
+            limit = began + self._spin
+            while time.monotonic() < limit:
+                if min(self._arrived) >= count:
+                    return
+        pause = _FIRST_SLICE
+        next_look = began + pause
+        while True:
+            seen = self._bell.value
+            if min(self._arrived) >= count:
+                return
+            if self._error_length[0] or self._closed:
+                self._raise_failure()
+            self._bell.wait(seen, pause)
+            now = time.monotonic()
+            if now >= next_look:
+                pause = min(2 * pause, _LAST_SLICE)
+                next_look = now + pause
+                self._look_for_missing(count, what, now - began, timeout)
+
+    def _alone_in_process(self) -> bool:
+        """Whether no other rank is a thread of this process: spinning would keep the GIL from it."""
+        if list(self._pids).count(os.getpid()) == 1:
+            return True
+        self._spin = 0.0
+        return False
+
+    def _look_for_missing(self, count: int, what: bytes, waited: float, timeout: float) -> None:
+        """End the group if a missing rank is dead, has left, or is late beyond the deadline."""
+        missing = [rank for rank in range(self.ranks) if self._arrived[rank] < count]
+        for rank in missing:
+            reason = self._why_lost(rank)
+            if reason and self._arrived[rank] < count:  # it may have come and gone since
+                self._fail_and_raise(
+                    RankLostError(
+                        f"rank {rank} of {self.ranks} {reason} while others waited for it "
+                        f"in {label_text(what)} ({waited:.1f} s)",
+                        rank=rank,
+                        hint="Close this group, replace the rank and make a new group.",
+                    )
+                )
+        if missing and waited >= timeout:
+            names = ", ".join(self._name(rank) for rank in missing)
+            self._fail_and_raise(
+                RankMissingError(
+                    f"{label_text(what)} waited {waited:.1f} s for rank {names}, of {self.ranks} ranks",
+                    ranks=tuple(missing),
+                    hint="See what those ranks do (py-spy dump --pid PID), or use a longer timeout.",
+                )
+            )
+
+    def _name(self, rank: int) -> str:
+        if self._states[rank] == _ABSENT:
+            return f"{rank} (never joined)"
+        return f"{rank} (process {self._pids[rank]})"
+
+    def _why_lost(self, rank: int) -> str:
+        """How a rank was lost, or nothing if it is still expected."""
+        if self._states[rank] == _LEFT:
+            return "left the group"
+        pid = self._pids[rank]
+        if self._states[rank] == _ABSENT or pid == os.getpid():
+            return ""
+        if rank not in self._watches:
+            self._watches[rank] = Watch(pid, self._started[rank])
+        return "" if self._watches[rank].alive() else f"(process {pid}) died"
+
+    def _mismatch(self, labels: bytes) -> NoReturn:
+        said: dict[str, list[int]] = {}
+        for rank in range(self.ranks):
+            said.setdefault(label_text(labels[rank * _LABEL : (rank + 1) * _LABEL]), []).append(rank)
+        parts = [f"rank {', '.join(map(str, who))} called {text}" for text, who in said.items()]
+        self._fail_and_raise(
+            MismatchError(
+                "ranks of one group called different collectives: " + "; ".join(parts),
+                hint="All ranks must call the same collectives, on equal arenas, in the same order.",
+            )
+        )
+
+    # --- Failing --------------------------------------------------------------------------------------------
+
+    def fail(self, error: Mapping[str, Any]) -> None:
+        """Write down the error that ends the group, unless one stands already, and wake everyone."""
+        payload = json.dumps(dict(error), default=str).encode()
+        if len(payload) > _ERROR_BYTES:
+            payload = json.dumps(
+                {**error, "message": str(error.get("message", ""))[:8000]}, default=str
+            ).encode()
+            if len(payload) > _ERROR_BYTES:
+                payload = json.dumps({k: str(error.get(k, ""))[:8000] for k in ("type", "message")}).encode()
+        with self._locked():
+            if not self._error_length[0]:
+                self._error[: len(payload)] = payload
+                self._error_length[0] = len(payload)
+        self._ring_alarm()
+
+    def failure(self) -> PodrunError | None:
+        """The error that ended the group, or None while it stands."""
+        length = self._error_length[0]
+        return restore(json.loads(bytes(self._error[:length]))) if length else None
+
+    def _fail_and_raise(self, error: PodrunError) -> NoReturn:
+        self.fail(describe(error))
+        self._raise_failure()
+
+    def _raise_failure(self) -> NoReturn:
+        error = self.failure()
+        if error is not None:
+            raise error
+        if self._closed:
+            raise ClosedError(f"rank {self.rank} has closed this group", hint="Make a new group.")
+        raise InternalError("a group failed without an error")
+
+    def _ring_alarm(self) -> None:
+        self._bell.value = self._bell.value ^ 0x80000000
+        self._bell.wake()
+
+    # --- Arenas ---------------------------------------------------------------------------------------------
+
+    def arenas(self) -> dict[str, dict[str, Any]]:
+        """Every arena asked for so far: its dtype, size, kind, and where its memory is."""
+        length = self._table_length[0]
+        table: dict[str, dict[str, Any]] = json.loads(bytes(self._table[:length])) if length else {}
+        return table
+
+    @contextlib.contextmanager
+    def editing_arenas(self) -> Iterator[dict[str, dict[str, Any]]]:
+        """The table of arenas, for one rank at a time to change; written back at the end."""
+        with self._locked():
+            table = self.arenas()
+            before = len(table)
+            yield table
+            if len(table) != before:
+                payload = json.dumps(table).encode()
+                if len(payload) > _TABLE_BYTES:
+                    raise ConflictError(
+                        f"a group cannot hold {len(table)} arenas", hint="Use fewer, larger arenas."
+                    )
+                self._table[: len(payload)] = payload
+                self._table_length[0] = len(payload)
+
+    @contextlib.contextmanager
+    def _locked(self, timeout: float = 10.0) -> Iterator[None]:
+        """Alone among all ranks. Held for microseconds; a holder stopped by a debugger must not hang the
+        others.
+        """
+        if self.segment.fd < 0:
+            self._raise_failure()
+        with self._mutex:
+            deadline = time.monotonic() + timeout
+            while True:
+                try:
+                    fcntl.flock(self.segment.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as error:
+                    if error.errno not in (errno.EAGAIN, errno.EINTR):
+                        raise
+                if time.monotonic() > deadline:
+                    raise RankMissingError(
+                        f"a rank of the group has kept its board locked for {timeout:.0f} s",
+                        hint="A process of the group is stopped; let it go on or end it.",
+                    )
+                time.sleep(50e-6)
+            try:
+                yield
+            finally:
+                fcntl.flock(self.segment.fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Leave: ranks that still wait for this one get RankLostError. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.rank >= 0:
+            self._states[self.rank] = _LEFT
+            self._ring_alarm()
+        for watch in self._watches.values():
+            watch.close()
+        self.segment.close()

@@ -1,0 +1,53 @@
+"""Is a peer still alive? By PID and start time, so that a PID used again is not taken for the peer."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+
+def start_time(pid: int) -> int:
+    """When the process started, in clock ticks after boot (field 22 of ``/proc/<pid>/stat``); 0 if there is
+    none.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[19])
+
+
+def host_identity() -> str:
+    """Equal for two processes iff they can share memory through /proc: same boot of the same host, same PID
+    namespace.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+
+
+class Watch:
+    """An eye on one process: a pidfd, which tells of the process's end even before its parent has noticed."""
+
+    def __init__(self, pid: int, started: int) -> None:
+        self.fd = -1
+        try:
+            self.fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        if start_time(pid) != started:
+            self.close()
+
+    def alive(self) -> bool:
+        """True iff the process that was named at the start still runs."""
+        if self.fd < 0:
+            return False
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        """Let go of the pidfd. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1

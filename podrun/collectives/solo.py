@@ -1,0 +1,93 @@
+"""The group of one: nothing to exchange, so every result is the rank's own buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from podrun.collectives.arithmetic import check_reduction
+from podrun.collectives.errors import ClosedError, MismatchError, restore
+from podrun.collectives.group import Array, check_arena, unknown_arena, wrong_kind
+from podrun.executable import Reduction, numpy_dtype
+
+_ALIGNMENT = 64
+
+
+def aligned_zeros(dtype: str, size: int) -> Array:
+    """``size`` zeros that start at a multiple of 64 bytes, as XLA wants them for use without a copy."""
+    kind = numpy_dtype(dtype)
+    raw = np.zeros(size * kind.itemsize + _ALIGNMENT, np.uint8)
+    skip = -raw.ctypes.data % _ALIGNMENT
+    return raw[skip : skip + size * kind.itemsize].view(kind)
+
+
+class SoloGroup:
+    """See the module docstring, and `podrun.collectives.group.Group` for what each call promises."""
+
+    rank = 0
+    size = 1
+    host_ranks: tuple[int, ...] = (0,)
+
+    def __init__(self) -> None:
+        self._arenas: dict[str, tuple[str, Array]] = {}
+        self._error: dict[str, Any] | None = None
+        self._closed = False
+
+    def allocate(self, arena: str, dtype: str, size: int) -> Array:
+        return self._arena(arena, "allocated", dtype, size)
+
+    def shared(self, arena: str, dtype: str, size: int) -> Array:
+        return self._arena(arena, "shared", dtype, size)
+
+    def _arena(self, arena: str, kind: str, dtype: str, size: int) -> Array:
+        self._check()
+        check_arena(arena, size)
+        text = f"{kind} {dtype}[{size}]"
+        if arena not in self._arenas:
+            self._arenas[arena] = (text, aligned_zeros(dtype, size))
+        known, array = self._arenas[arena]
+        if known != text:
+            raise MismatchError(f"arena {arena!r} was asked for as {known} and now as {text}")
+        return array
+
+    def reduce_scatter(
+        self, arena: str, reduction: Reduction = Reduction.SUM, *, settle: bool = True
+    ) -> Array:
+        return self._reduce(arena, "reduce_scatter", reduction)
+
+    def all_reduce(self, arena: str, reduction: Reduction = Reduction.SUM) -> Array:
+        return self._reduce(arena, "all_reduce", reduction)
+
+    def all_gather(self, arena: str) -> Array:
+        return self._find(arena)[1]
+
+    def barrier(self) -> None:
+        self._check()
+
+    def abort(self, error: Mapping[str, Any]) -> None:
+        self._error = self._error or dict(error)
+
+    def close(self) -> None:
+        self._closed = True
+        self._arenas.clear()
+
+    def _reduce(self, arena: str, operation: str, reduction: Reduction) -> Array:
+        text, array = self._find(arena)
+        if text.startswith("shared"):
+            raise wrong_kind(arena, operation)
+        check_reduction(array.dtype, reduction)
+        return array
+
+    def _find(self, arena: str) -> tuple[str, Array]:
+        self._check()
+        if arena not in self._arenas:
+            raise unknown_arena(arena, list(self._arenas))
+        return self._arenas[arena]
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise restore(self._error)
+        if self._closed:
+            raise ClosedError("this group was closed", hint="Make a new group.")

@@ -1,0 +1,164 @@
+"""Ranks that do not come, die, leave or give up: an error that names them, on every rank."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+from collective_ranks import on_all, ranks
+
+from podrun.collectives import Group, GroupError, RankLostError, RankMissingError, create, join
+from podrun.errors import ErrorCode, RecoverableRuntimeError, RecoveryAction
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def test_a_rank_that_does_not_come_is_named_on_every_rank() -> None:
+    with ranks(3, timeout=0.2) as groups:
+        groups[0].allocate("gradients", "float32", 8)
+        groups[1].allocate("gradients", "float32", 8)
+        errors = on_all(groups[:2], lambda group: group.all_reduce("gradients"))
+        with pytest.raises(RankMissingError) as late:
+            groups[2].barrier()
+    for error in [*errors, late.value]:
+        assert isinstance(error, RankMissingError)
+        assert error.ranks == (2,)
+        assert f"rank 2 (process {os.getpid()})" in error.message
+        assert "all_reduce('gradients': allocated float32[8], sum) waited 0.2 s" in error.message
+
+
+def test_a_rank_that_never_joined_is_named() -> None:
+    group, token = create(3, timeout=0.1)
+    other = join(token, 1, timeout=0.1)
+    for error in on_all([group, other], lambda g: g.barrier()):
+        assert isinstance(error, RankMissingError)
+        assert "2 (never joined)" in error.message
+    group.close()
+    other.close()
+
+
+def test_a_rank_that_leaves_is_named_at_once() -> None:
+    with ranks(3) as groups:
+
+        def work(group: Group) -> None:
+            if group.rank == 1:
+                group.close()
+            else:
+                group.barrier()
+
+        began = time.monotonic()
+        results = on_all(groups, work)
+        assert time.monotonic() - began < 5
+    for rank in (0, 2):
+        assert isinstance(results[rank], RankLostError)
+        assert results[rank].rank == 1
+        assert "rank 1 of 3 left the group while others waited for it in barrier" in results[rank].message
+
+
+def test_leaving_after_the_last_collective_is_no_error() -> None:
+    def work(group: Group) -> str:
+        group.barrier()
+        group.close()
+        return "done"
+
+    for _ in range(50):
+        with ranks(4) as groups:
+            assert on_all(groups, work) == ["done"] * 4
+
+
+def test_abort_gives_every_rank_the_same_error() -> None:
+    error = RecoverableRuntimeError(
+        "tile parity",
+        recovery_action=RecoveryAction.IPU_RESET,
+        code=ErrorCode.MEMORY_ERROR,
+        where="IPU 5",
+        hint="gc-reset -d 5",
+    )
+    with ranks(3) as groups:
+
+        def work(group: Group) -> None:
+            if group.rank == 1:
+                group.abort(error.to_dict())
+            group.barrier()
+
+        for result in on_all(groups, work):
+            assert isinstance(result, RecoverableRuntimeError)
+            assert result.to_dict() == error.to_dict()
+
+
+def test_the_first_of_many_aborts_stands() -> None:
+    for _ in range(20):
+        with ranks(4) as groups:
+
+            def work(group: Group) -> None:
+                group.abort({"type": "Custom", "message": f"by rank {group.rank}"})
+                group.barrier()
+
+            errors = on_all(groups, work)
+        assert {type(error) for error in errors} == {GroupError}
+        assert len({str(error) for error in errors}) == 1
+
+
+def test_abort_from_another_thread_wakes_a_waiting_rank() -> None:
+    with ranks(2) as groups:
+        thread = threading.Timer(0.05, groups[0].abort, [{"type": "runtime_error", "message": "enough"}])
+        thread.start()
+        with pytest.raises(Exception, match="enough"):
+            groups[0].barrier()
+        thread.join()
+
+
+def test_a_very_long_error_still_arrives() -> None:
+    with ranks(2) as groups:
+        groups[0].abort({"type": "runtime_error", "message": "x" * 200_000, "hint": "y" * 200_000})
+        with pytest.raises(Exception, match="xxx"):
+            groups[1].barrier()
+
+
+def _rank(token: dict[str, Any], rank: int, orders: Any, reports: Any) -> None:
+    """A rank in a process of its own: joins, sums once, then does as told."""
+    group = join(token, rank, timeout=20)
+    group.allocate("gradients", "float32", 100_000)[:] = rank
+    total = float(group.all_reduce("gradients")[rank])
+    reports.put((rank, total))
+    if orders.get(timeout=30) == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        group.barrier()
+    except RankLostError as error:
+        reports.put((rank, str(error)))
+    group.close()
+
+
+@pytest.mark.system
+def test_a_killed_process_is_named_and_the_group_can_be_made_again() -> None:
+    for attempt in range(2):
+        group, token = create(3, timeout=20)
+        orders, reports = [SPAWN.Queue() for _ in range(2)], SPAWN.Queue()
+        peers = [SPAWN.Process(target=_rank, args=(token, r, orders[r - 1], reports)) for r in (1, 2)]
+        for peer in peers:
+            peer.start()
+        group.allocate("gradients", "float32", 100_000)[:] = attempt
+        assert float(group.all_reduce("gradients")[0]) == 3.0 + attempt
+        assert sorted(reports.get(timeout=20) for _ in range(2)) == [(1, 3.0 + attempt), (2, 3.0 + attempt)]
+        orders[0].put("go on")
+        orders[1].put("die")
+        began = time.monotonic()
+        with pytest.raises(RankLostError, match=rf"rank 2 of 3 \(process {peers[1].pid}\) died") as lost:
+            group.barrier()
+        assert time.monotonic() - began < 5
+        assert reports.get(timeout=20) == (1, str(lost.value))
+        group.close()
+        for peer in peers:
+            peer.join(timeout=20)
+        assert [peer.exitcode for peer in peers] == [0, -signal.SIGKILL]
+        for queue in (*orders, reports):
+            queue.close()
+            queue.join_thread()
+        for peer in peers:
+            peer.close()
