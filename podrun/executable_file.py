@@ -268,6 +268,7 @@ def _arena(item: Mapping[str, Any]) -> Arena:
         size=_typed(item["size"], int),
         members=members,
         shared=_typed(item["shared"], bool),
+        sliced=_typed(item["sliced"], bool),
     )
 
 

@@ -37,7 +37,7 @@ def tap(name: str, value: Any) -> Any:
     """
     from jax.ad_checkpoint import checkpoint_name
 
-    return checkpoint_name(value, name)
+    return checkpoint_name(value, name)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)

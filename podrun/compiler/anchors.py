@@ -1,0 +1,98 @@
+"""What each anchor is: its kind and the tensor it speaks of. Pure; knows the reserved names that the compiler
+gives meaning to.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from podrun.compiler.program import AnchorSpec, Program
+from podrun.errors import UnimplementedError, UsageError
+from podrun.executable import Retrieval
+
+GRADIENT_PREFIX = "Gradient___"
+UPDATED_PREFIX = "UpdatedVar___"
+_LATER = ("FinalReducedGradient___", "GlobalNorm___", "Accum___")
+"""Prefixes PopART has and the compiler does not give a value yet."""
+
+
+class AnchorKind(enum.Enum):
+    """Where the value of an anchor comes from."""
+
+    VALUE = "value"
+    """A forward value, or an input."""
+    VARIABLE = "variable"
+    """A parameter, optimizer state or scalar as it stands while the micro-batch runs, before the update."""
+    PARAMETER_GRADIENT = "parameter_gradient"
+    """Gradient with respect to a parameter, for each replica and micro-batch."""
+    VALUE_GRADIENT = "value_gradient"
+    """Gradient with respect to a forward value or an input."""
+    UPDATED = "updated"
+    """A parameter after the update of its batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """An anchor with its kind; ``subject`` is the tensor named without the prefix."""
+
+    name: str
+    kind: AnchorKind
+    subject: str
+
+
+def classify(program: Program, variables: Collection[str]) -> tuple[Anchor, ...]:
+    """Every anchor of ``program`` in its order; ``variables`` are the names of optimizer states and scalars.
+
+    Forward values are not known before the trace, so an unknown name passes here and `trace` refuses it.
+    Raises UsageError for an anchor that can have no value, UnimplementedError for one that has none yet.
+    """
+    names = [spec.name for spec in program.anchors]
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise UsageError(f"Anchored twice: {', '.join(doubled)}.")
+    return tuple(_classify(spec, program, variables) for spec in program.anchors)
+
+
+def _classify(spec: AnchorSpec, program: Program, variables: Collection[str]) -> Anchor:
+    name = spec.name
+    if spec.retrieval is Retrieval.EVERY_N and spec.period < 1:
+        raise UsageError(f"Anchor {name!r} has the period {spec.period}; it must be at least 1.")
+    if name in variables or name in program.parameters:
+        return Anchor(name, AnchorKind.VARIABLE, name)
+    if name.startswith(GRADIENT_PREFIX):
+        subject = name[len(GRADIENT_PREFIX) :]
+        if program.loss is None:
+            raise UsageError(f"Anchor {name!r} asks for a gradient, but the program has no loss.")
+        kind = AnchorKind.PARAMETER_GRADIENT if subject in program.parameters else AnchorKind.VALUE_GRADIENT
+        return Anchor(name, kind, subject)
+    if name.startswith(UPDATED_PREFIX):
+        return _updated(spec, program)
+    if name.startswith(_LATER):
+        raise UnimplementedError(f"Anchor {name!r}: tensors with this prefix cannot be anchored yet.")
+    return Anchor(name, AnchorKind.VALUE, name)
+
+
+def _updated(spec: AnchorSpec, program: Program) -> Anchor:
+    subject = spec.name[len(UPDATED_PREFIX) :]
+    parameter = program.parameters.get(subject)
+    if parameter is None or not parameter.trainable or program.loss is None:
+        raise UsageError(f"Anchor {spec.name!r}: {subject!r} is no weight that this program updates.")
+    if program.accumulation_factor > 1 and spec.retrieval is not Retrieval.FINAL:
+        raise UnimplementedError(
+            f"Anchor {spec.name!r} changes once a batch, not with each of its {program.accumulation_factor} "
+            f"micro-batches; only FINAL can be returned yet.",
+            hint='Use AnchorReturnType("Final") for it.',
+        )
+    return Anchor(spec.name, AnchorKind.UPDATED, subject)
+
+
+def unknown_tensor(name: str, known: Collection[str], *, gradient: bool = False) -> UsageError:
+    """The error for a name that is no tensor of the program, with the nearest that is."""
+    near = difflib.get_close_matches(name, list(known), n=3)
+    hint = f"Did you mean {' or '.join(repr(item) for item in near)}?" if near else None
+    if gradient:
+        return UsageError(f"Anchor {GRADIENT_PREFIX}{name}: the loss does not depend on {name!r}.", hint=hint)
+    return UsageError(f"No tensor of the program is called {name!r}.", hint=hint)

@@ -1,0 +1,221 @@
+"""Arenas: where weights, gradients and optimizer state lie.
+
+Weights that one rule updates alike (`UpdateRule.group_key`) and that agree in dtypes share one layout: a
+weight arena, a gradient arena, and one arena for each state that has an element for each element of the
+weight. A collective then works on one buffer, and each machine updates its slice of all weights of the group
+at once. Parameters that nothing updates lie in arenas of their own, so that machines on one host can share
+them. Members begin at multiples of `ALIGNMENT` elements; so does every machine's slice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from podrun.compiler.program import Program, UpdateRule
+from podrun.errors import UnimplementedError, UsageError
+from podrun.executable import Arena, ArenaMember, Layout, TensorSpec, Variable, VariableRole
+
+ALIGNMENT = 64
+"""Elements. 64 bytes are what XLA:CPU wants to use host memory without a copy; elements have at least one
+byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateField:
+    """One kind of optimizer state of a group, by its reserved prefix.
+
+    ``scalar``: one number for each weight (a step counter), not one for each element.
+    """
+
+    prefix: str
+    dtype: str
+    initial: float
+    scalar: bool
+    arena: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """Weights updated together. ``weights`` in arena order; ``scalars`` are the streamed hyper-parameters."""
+
+    weights: tuple[TensorSpec, ...]
+    weight_arena: str
+    gradient_arena: str
+    gradient_dtype: str
+    states: tuple[StateField, ...]
+    scalars: tuple[str, ...]
+    elementwise: bool
+    size: int
+    """Elements of the weight, gradient and element-wise state arenas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Everything that lasts on the machines, and the groups the update works on."""
+
+    groups: tuple[WeightGroup, ...]
+    arenas: dict[str, Arena]
+    variables: dict[str, Variable]
+
+
+def gradient_buffer(weight: str) -> str:
+    """The gradient accumulator of a weight: a member of its group's gradient arena."""
+    return f"gradient:{weight}"
+
+
+def trained(program: Program) -> tuple[TensorSpec, ...]:
+    """The weights that the program updates, by name."""
+    if program.loss is None or program.update is None:
+        return ()
+    return tuple(p.spec for name, p in sorted(program.parameters.items()) if p.trainable)
+
+
+def plan_memory(program: Program, layout: Layout) -> Memory:
+    """Lay out every parameter, state and scalar. Raises UsageError for names that clash."""
+    groups: list[WeightGroup] = []
+    arenas: dict[str, Arena] = {}
+    variables: dict[str, Variable] = {}
+    for index, weights in enumerate(_grouped(program)):
+        assert program.update is not None
+        groups.append(_group(index, weights, program.update, layout))
+        arenas |= _group_arenas(groups[-1], program.update, layout)
+        variables |= _group_variables(groups[-1], program.update)
+    for arena, members in _untrained(program, layout):
+        arenas[arena.name] = arena
+        variables |= {s.name: Variable(s, VariableRole.WEIGHT, None, arena.name) for s in members}
+    for name in sorted(program.state_updates):
+        variables[name] = Variable(program.parameters[name].spec, VariableRole.WEIGHT, per_replica=True)
+    variables |= _scalar_variables(program, groups)
+    clash = sorted(set(variables) & set(program.inputs))
+    if clash:
+        raise UsageError(f"Both a variable and an input are called: {', '.join(clash)}.")
+    return Memory(tuple(groups), arenas, variables)
+
+
+def _untrained(program: Program, layout: Layout) -> Iterable[tuple[Arena, list[TensorSpec]]]:
+    """Arenas of the parameters that the program never writes, by dtype."""
+    written = {spec.name for spec in trained(program)} | set(program.state_updates)
+    specs = [p.spec for name, p in sorted(program.parameters.items()) if name not in written]
+    for dtype in sorted({spec.dtype for spec in specs}):
+        chosen = [spec for spec in specs if spec.dtype == dtype]
+        members = _members((spec.name, spec.shape) for spec in chosen)
+        yield Arena(f"constants.{dtype}", dtype, _padded(members, layout), members), chosen
+
+
+def gradient_dtype(rule: UpdateRule, weight: TensorSpec) -> str:
+    """The dtype gradients of ``weight`` are accumulated and reduced in: the weight's, unless the rule names
+    one."""
+    declared = getattr(rule, "gradient_dtype", None)
+    return weight.dtype if declared is None else str(declared(weight))
+
+
+def _grouped(program: Program) -> list[list[TensorSpec]]:
+    """Weights by what they must agree in to share a layout, in order of their first weight's name."""
+    groups: dict[Any, list[TensorSpec]] = {}
+    rule = program.update
+    for weight in trained(program):
+        assert rule is not None
+        states = tuple(
+            (prefix, spec.dtype, initial) for prefix, (spec, initial) in sorted(rule.state(weight).items())
+        )
+        scalars = tuple(sorted(rule.scalars(weight.name)))
+        key = (rule.group_key(weight.name), weight.dtype, gradient_dtype(rule, weight), states, scalars)
+        groups.setdefault(key, []).append(weight)
+    return list(groups.values())
+
+
+def _group(index: int, weights: list[TensorSpec], rule: UpdateRule, layout: Layout) -> WeightGroup:
+    first = weights[0]
+    fields = []
+    for prefix, (spec, initial) in sorted(rule.state(first).items()):
+        shapes = [(rule.state(weight)[prefix][0].shape, weight.shape) for weight in weights]
+        whole = all(state == weight for state, weight in shapes)
+        if rule.elementwise and not whole and any(state != () for state, _ in shapes):
+            raise UnimplementedError(
+                f"Optimizer state {spec.name!r} has the shape {list(spec.shape)}; an element-wise "
+                f"rule can have states of the weight's shape or scalars only."
+            )
+        scalar = rule.elementwise and not whole
+        fields.append(StateField(prefix, spec.dtype, initial, scalar, f"state.{index}.{prefix}"))
+    return WeightGroup(
+        weights=tuple(weights),
+        weight_arena=f"weights.{index}",
+        gradient_arena=f"gradients.{index}",
+        gradient_dtype=gradient_dtype(rule, first),
+        states=tuple(fields),
+        scalars=tuple(sorted(rule.scalars(first.name))),
+        elementwise=rule.elementwise,
+        size=_padded(_members((weight.name, weight.shape) for weight in weights), layout),
+    )
+
+
+def _group_arenas(group: WeightGroup, rule: UpdateRule, layout: Layout) -> dict[str, Arena]:
+    """The arenas of a group. Only what every machine updates alike by slices can be one shared copy."""
+    weights = _members((weight.name, weight.shape) for weight in group.weights)
+    gradients = _members((gradient_buffer(weight.name), weight.shape) for weight in group.weights)
+    dtype = group.weights[0].dtype
+    arenas = [
+        Arena(group.weight_arena, dtype, group.size, weights, shared=group.elementwise),
+        Arena(group.gradient_arena, group.gradient_dtype, group.size, gradients, shared=False),
+    ]
+    for field in group.states:
+        specs = [rule.state(weight)[field.prefix][0] for weight in group.weights]
+        members = _members(((s.name, s.shape) for s in specs), alignment=1 if field.scalar else ALIGNMENT)
+        sliced = group.elementwise and not field.scalar
+        arenas.append(
+            Arena(field.arena, field.dtype, _padded(members, layout), members, shared=sliced, sliced=sliced)
+        )
+    return {arena.name: arena for arena in arenas}
+
+
+def _group_variables(group: WeightGroup, rule: UpdateRule) -> dict[str, Variable]:
+    weights = [Variable(weight, VariableRole.WEIGHT, None, group.weight_arena) for weight in group.weights]
+    states = [
+        Variable(
+            rule.state(weight)[field.prefix][0], VariableRole.OPTIMIZER_STATE, field.initial, field.arena
+        )
+        for field in group.states
+        for weight in group.weights
+    ]
+    return {variable.spec.name: variable for variable in (*weights, *states)}
+
+
+def _scalar_variables(program: Program, groups: Iterable[WeightGroup]) -> dict[str, Variable]:
+    values: dict[str, float | None] = {}
+    if isinstance(program.loss_scaling, str) and program.loss is not None:
+        values[program.loss_scaling] = None
+    for group in groups:
+        assert program.update is not None
+        for weight in group.weights:
+            values |= program.update.scalars(weight.name)
+    specs = [(TensorSpec(name, scalar_dtype(name), ()), values[name]) for name in sorted(values)]
+    return {spec.name: Variable(spec, VariableRole.SCALAR, value) for spec, value in specs}
+
+
+def scalar_dtype(name: str) -> str:
+    """The dtype of a streamed scalar, which PopART writes at the end of its name (``...___FLOAT16``)."""
+    return "float16" if name.endswith("___FLOAT16") else "float32"
+
+
+def _members(
+    tensors: Iterable[tuple[str, tuple[int, ...]]], *, alignment: int = ALIGNMENT
+) -> tuple[ArenaMember, ...]:
+    """Tensors end to end, each at a multiple of ``alignment`` elements."""
+    members, offset = [], 0
+    for name, shape in tensors:
+        members.append(ArenaMember(name, offset, shape))
+        offset += _round_up(max(1, math.prod(shape)), alignment)
+    return tuple(members)
+
+
+def _padded(members: tuple[ArenaMember, ...], layout: Layout) -> int:
+    """Elements of an arena with these members, so that every machine's slice is aligned."""
+    last = members[-1]
+    return _round_up(last.offset + math.prod(last.shape), ALIGNMENT * layout.machines)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

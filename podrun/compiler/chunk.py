@@ -1,0 +1,173 @@
+"""The chunk piece: forward and backward of some micro-batches on all replicas of a machine, over named
+buffers.
+
+Reads weights, streamed inputs and (beyond the first chunk) gradient accumulators; writes accumulators,
+anchors, the advanced seed and replaced parameters (running statistics).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podrun.compiler import seeds
+from podrun.compiler.anchors import Anchor, AnchorKind
+from podrun.compiler.arenas import Memory, gradient_buffer
+from podrun.compiler.differentiate import gradients, weight_gradients_each
+from podrun.compiler.fold import Folded
+from podrun.compiler.pieces import Piece
+from podrun.compiler.program import Program
+from podrun.compiler.trace import Trace, abstract, buffer
+from podrun.executable import REPLICA_OFFSET, Layout, numpy_dtype
+
+Buffers = Mapping[str, Any]
+
+
+def input_buffer(stream: str) -> str:
+    """The buffer a LoadStream of this input fills."""
+    return f"in:{stream}"
+
+
+def anchor_buffer(anchor: str) -> str:
+    """The buffer whose content a StoreStream hands over for this anchor."""
+    return f"out:{anchor}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkBuilder:
+    """Everything a chunk piece is made from; `piece` makes one for a number of micro-batches."""
+
+    program: Program
+    traced: Trace
+    anchors: tuple[Anchor, ...]
+    layout: Layout
+    memory: Memory
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The weights that are updated, in the order of their groups."""
+        return tuple(weight.name for group in self.memory.groups for weight in group.weights)
+
+    @property
+    def stored(self) -> tuple[Anchor, ...]:
+        """The anchors that chunks give a value (the others get theirs after the update)."""
+        return tuple(anchor for anchor in self.anchors if anchor.kind is not AnchorKind.UPDATED)
+
+    @property
+    def loaded(self) -> tuple[str, ...]:
+        """The inputs that chunks read."""
+        wanted = {anchor.subject for anchor in self.anchors if anchor.kind is AnchorKind.VALUE}
+        return tuple(name for name in self.traced.inputs if name in self.traced.used or name in wanted)
+
+    def piece(self, name: str, micro_batches: int, *, accumulate: bool) -> Piece:
+        """A piece for ``micro_batches``; with ``accumulate`` it adds to the gradients that are there."""
+        folded = Folded(
+            self.traced,
+            micro_batches,
+            self.layout.replicas_per_machine,
+            batched=frozenset(self.program.state_updates),
+            broadcast=frozenset(n for n, spec in self.program.inputs.items() if spec.broadcast),
+        )
+        outputs = [gradient_buffer(weight) for weight in self.weights]
+        outputs += [anchor_buffer(anchor.name) for anchor in self.stored]
+        outputs += sorted(self.program.state_updates)
+        if self.traced.uses_random:
+            outputs.append(seeds.SEED_VARIABLE)
+
+        def run(values: Buffers) -> dict[str, Any]:
+            return self._run(folded, values, accumulate)
+
+        return Piece(name, run, self._inputs(micro_batches, accumulate), tuple(outputs))
+
+    def _inputs(self, micro_batches: int, accumulate: bool) -> dict[str, jax.ShapeDtypeStruct]:
+        replicas = self.layout.replicas_per_machine
+        found: dict[str, jax.ShapeDtypeStruct] = {}
+        for name, variable in self.memory.variables.items():
+            found[name] = abstract(variable.spec, *([replicas] if variable.per_replica else []))
+        for name in self.loaded:
+            item = self.program.inputs[name]
+            axes = (micro_batches,) if item.broadcast else (micro_batches, replicas)
+            found[input_buffer(name)] = abstract(item.spec, *axes)
+        if accumulate:
+            for group in self.memory.groups:
+                dtype = group.gradient_dtype
+                for weight in group.weights:
+                    found[gradient_buffer(weight.name)] = buffer(weight.shape, dtype)
+        if self.traced.uses_random:
+            found[seeds.SEED_VARIABLE] = buffer((2,), "uint32")
+            found[REPLICA_OFFSET] = buffer((), "int32")
+        return found
+
+    def _run(self, folded: Folded, buffers: Buffers, accumulate: bool) -> dict[str, Any]:
+        parameters = {name: buffers[name] for name in self.traced.parameters}
+        inputs = folded.fold_inputs({name: buffers[input_buffer(name)] for name in self.loaded})
+        results: dict[str, Any] = {}
+        keys = None
+        if self.traced.uses_random:
+            seed = buffers[seeds.SEED_VARIABLE]
+            keys = folded.keys(seed, buffers[REPLICA_OFFSET])
+            results[seeds.SEED_VARIABLE] = seeds.advance(seed, folded.micro_batches)
+        found: dict[AnchorKind, Mapping[str, Any]] = {AnchorKind.VARIABLE: buffers}
+        if self.program.loss is None:
+            values = folded.forward(parameters, inputs, keys, {})
+        else:
+            values = self._differentiated(
+                folded, buffers, parameters, inputs, keys, accumulate, results, found
+            )
+        found[AnchorKind.VALUE] = values | {name: self._each(folded, name, inputs[name]) for name in inputs}
+        for anchor in self.stored:
+            value = found[anchor.kind][anchor.subject]
+            if anchor.kind is AnchorKind.VARIABLE and anchor.subject not in self.program.state_updates:
+                value = jnp.broadcast_to(value, (folded.size, *value.shape))
+            results[anchor_buffer(anchor.name)] = folded.unfold(value)
+        for parameter, value in self.program.state_updates.items():
+            results[parameter] = values[value]
+        return results
+
+    def _differentiated(
+        self,
+        folded: Folded,
+        buffers: Buffers,
+        parameters: Buffers,
+        inputs: Buffers,
+        keys: Any,
+        accumulate: bool,
+        results: dict[str, Any],
+        found: dict[AnchorKind, Mapping[str, Any]],
+    ) -> dict[str, Any]:
+        """Forward values; puts accumulated gradients into ``results``, anchored ones into ``found``."""
+        loss = self.program.loss
+        assert loss is not None
+        scaling = self.program.loss_scaling
+        scale = buffers[scaling] if isinstance(scaling, str) else jnp.float32(scaling)
+        weights = {name: parameters[name] for name in self.weights}
+        others = {name: value for name, value in parameters.items() if name not in weights}
+        computed = gradients(folded, loss, scale, weights, others, inputs, keys, self._taps())
+        for group in self.memory.groups:
+            for weight in group.weights:
+                buffer = gradient_buffer(weight.name)
+                gradient = computed.summed[weight.name].astype(numpy_dtype(group.gradient_dtype))
+                results[buffer] = buffers[buffer] + gradient if accumulate else gradient
+        found[AnchorKind.VALUE_GRADIENT] = computed.values_each
+        wanted = [a.subject for a in self.anchors if a.kind is AnchorKind.PARAMETER_GRADIENT]
+        if wanted:
+            found[AnchorKind.PARAMETER_GRADIENT] = weight_gradients_each(
+                folded, loss, scale, wanted, parameters, inputs, keys
+            )
+        return computed.values
+
+    def _taps(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """What one replica sees of each value whose gradient is anchored."""
+        subjects = [a.subject for a in self.anchors if a.kind is AnchorKind.VALUE_GRADIENT]
+        inputs = self.program.inputs
+        return {n: abstract(inputs[n].spec if n in inputs else self.traced.spec(n)) for n in subjects}
+
+    def _each(self, folded: Folded, name: str, value: Any) -> Any:
+        """An input on the folded axis, also where it was broadcast."""
+        if folded.input_axes({name: value})[name] is None:
+            return jnp.broadcast_to(value, (folded.size, *value.shape))
+        return value

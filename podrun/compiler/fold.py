@@ -1,0 +1,120 @@
+"""Folding: the replicas of a machine, and micro-batches in chunks, as one leading axis of the computation.
+
+``vmap`` over that axis with the weights left unbatched makes XLA see one large matrix product or convolution;
+the gradient of the sum over the axis then arrives already summed. The size of a chunk follows from the
+program and a fixed budget, never from the memory free at the moment: it decides the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podrun.compiler import seeds
+from podrun.compiler.program import Program
+from podrun.compiler.trace import Trace, evaluate
+
+Tensors = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Micro-batches ``[first, first + count)`` of a batch, run as one on all replicas of a machine."""
+
+    first: int
+    count: int
+
+
+def activation_bytes(traced: Trace) -> int:
+    """Bytes of every intermediate tensor of one micro-batch on one replica: what a gradient may have to
+    keep."""
+    return sum(
+        variable.aval.size * variable.aval.dtype.itemsize
+        for equation in traced.jaxpr.jaxpr.eqns
+        for variable in equation.outvars
+        if hasattr(variable.aval, "dtype") and hasattr(variable.aval.dtype, "itemsize")
+    )
+
+
+def chunks(program: Program, traced: Trace, replicas: int, budget: int) -> tuple[Chunk, ...]:
+    """How the micro-batches of a batch are cut, so that the folded intermediates stay near ``budget`` bytes.
+
+    All chunks are of one size if a divisor of the accumulation factor fills at least half of the budget (each
+    size is a compilation of its own); else the last one is smaller. A program with state updates runs
+    micro-batch by micro-batch: each reads what the one before wrote.
+    """
+    total = program.accumulation_factor
+    most = max(1, min(total, budget // max(1, activation_bytes(traced) * replicas)))
+    if program.state_updates:
+        most = 1
+    divisor = max(size for size in range(1, most + 1) if total % size == 0)
+    size = divisor if 2 * divisor >= most else most
+    return tuple(Chunk(first, min(size, total - first)) for first in range(0, total, size))
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The forward function over ``micro_batches * replicas`` at once, micro-batch major.
+
+    ``batched``: parameters that have a value of their own for each replica (only with one micro-batch at a
+    time). ``broadcast``: inputs without a replica axis.
+    """
+
+    traced: Trace
+    micro_batches: int
+    replicas: int
+    batched: frozenset[str]
+    broadcast: frozenset[str]
+
+    @property
+    def size(self) -> int:
+        """Length of the folded axis."""
+        return self.micro_batches * self.replicas
+
+    def fold_inputs(self, buffers: Tensors) -> dict[str, Any]:
+        """Stream buffers ``[count, replicas, *shape]`` (broadcast: ``[count, *shape]``) on the folded
+        axis."""
+        return {name: self._fold_input(name, buffer) for name, buffer in buffers.items()}
+
+    def _fold_input(self, name: str, buffer: Any) -> Any:
+        if name in self.broadcast:
+            if self.micro_batches == 1:
+                return buffer[0]
+            shape = (self.micro_batches, self.replicas, *buffer.shape[1:])
+            buffer = jnp.broadcast_to(buffer[:, None], shape)
+        return buffer.reshape(self.size, *buffer.shape[2:])
+
+    def input_axes(self, names: Tensors) -> dict[str, int | None]:
+        """The vmap axis of each input."""
+        return {name: None if name in self.broadcast and self.micro_batches == 1 else 0 for name in names}
+
+    def keys(self, seed: Any, replica_offset: Any) -> Any:
+        """Key data ``[size, 2]``."""
+        return seeds.folded_keys(seed, replica_offset, self.micro_batches, self.replicas)
+
+    def single(self, parameters: Tensors, inputs: Tensors, key: Any, deltas: Tensors) -> dict[str, Any]:
+        """The values of one micro-batch on one replica; what the trace does not use may be missing."""
+        named = {**parameters, **inputs}
+        names = (*self.traced.parameters, *self.traced.inputs)
+        arguments = [named.get(name) for name in names]
+        return evaluate(self.traced, [*arguments, key], deltas)
+
+    def forward(self, parameters: Tensors, inputs: Tensors, keys: Any, deltas: Tensors) -> dict[str, Any]:
+        """Every result with the folded axis in front. ``inputs`` from `fold_inputs`, ``deltas`` ``[size,
+        ...]``."""
+        axes = (
+            {name: 0 if name in self.batched else None for name in parameters},
+            self.input_axes(inputs),
+            None if keys is None else 0,
+            dict.fromkeys(deltas, 0),
+        )
+        run = jax.vmap(self.single, in_axes=axes, out_axes=0, axis_size=self.size)
+        return run(parameters, inputs, keys, deltas)
+
+    def unfold(self, value: Any) -> Any:
+        """``[size, *shape]`` as ``[micro_batches, replicas, *shape]``."""
+        return value.reshape(self.micro_batches, self.replicas, *value.shape[1:])

@@ -1,0 +1,86 @@
+"""The three things podrun needs of JAX that have no public name, in one place so that an upgrade knows where
+to look.
+
+Checked against the JAX version in ``constraints.txt``; ``tests/compiler/test_jax_internals.py`` says what
+each must do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax._src import source_info_util
+from jax._src.export import _export
+from jax._src.interpreters import mlir
+from jax._src.lib import _jax  # type: ignore[attr-defined]
+from jax._src.lib.mlir import passmanager  # type: ignore[attr-defined]
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.interpreters import partial_eval
+
+
+def evaluate(
+    jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any], taps: Mapping[Var, Any] | None = None
+) -> list[Any]:
+    """Evaluate a jaxpr in its own name scopes, as ``jax.core.eval_jaxpr`` does.
+
+    Where a variable is in ``taps``, its consumers read what the tap, a function, makes of its value.
+    """
+    if not taps:
+        return list(jax.core.eval_jaxpr(jaxpr, consts, *arguments))
+    environment: dict[Var, Any] = {}
+
+    def write(variable: Var, value: Any) -> None:
+        environment[variable] = taps[variable](value) if variable in taps else value
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else environment[atom]
+
+    for variable, value in zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True):
+        write(variable, value)
+    for equation in jaxpr.eqns:
+        stack = source_info_util.current_name_stack() + equation.source_info.name_stack
+        parameters = equation.primitive.get_bind_params(equation.params)  # type: ignore[no-untyped-call]
+        with (
+            source_info_util.user_context(equation.source_info.traceback, name_stack=stack),
+            equation.ctx.manager,
+        ):
+            answer = equation.primitive.bind(  # type: ignore[no-untyped-call]
+                *map(read, equation.invars), **parameters
+            )
+        results = answer if equation.primitive.multiple_results else [answer]
+        for variable, value in zip(equation.outvars, results, strict=True):
+            write(variable, value)
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def pruned(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr without equations that no result needs; arguments stay as they are."""
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return ClosedJaxpr(jaxpr, closed.consts)
+
+
+def read_arguments(jaxpr: Jaxpr) -> set[Any]:
+    """The variables that some equation or result reads."""
+    read = {v for equation in jaxpr.eqns for v in equation.invars if not isinstance(v, Literal)}
+    return read | {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+
+
+def name_scopes(equation: JaxprEqn) -> tuple[str, ...]:
+    """The name scopes of an equation from the outside in, with ``jvp(...)`` and ``transpose(...)`` left
+    on."""
+    return tuple(part for part in str(equation.source_info.name_stack).split("/") if part)
+
+
+def without_locations(exported: jax.export.Exported) -> jax.export.Exported:
+    """The same StableHLO without source locations: no path, no line, no argument name of the traced function.
+
+    So the bytes depend on what is computed and on nothing else.
+    """
+    with mlir.make_ir_context():
+        module = _jax.mlir.deserialize_portable_artifact(exported.mlir_module_serialized)
+        passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+        data = _export._module_to_bytecode(module)
+    return dataclasses.replace(exported, mlir_module_serialized=data)

@@ -1,0 +1,48 @@
+"""Where replicas lie: Program -> Layout.
+
+A machine has four IPUs; replicas fill machines in order and never straddle two of them. All machines of a
+program hold equally many replicas, because they run one Executable in lock-step.
+"""
+
+from __future__ import annotations
+
+from podrun.compiler.program import Program
+from podrun.errors import UnimplementedError, UsageError
+from podrun.executable import Layout
+
+IPUS_PER_MACHINE = 4
+"""An IPU-M2000 holds four IPUs (Graphcore, IPU-M2000 datasheet)."""
+
+
+def layout_of(program: Program) -> Layout:
+    """The Layout for ``program.replicas`` replicas of ``program.ipus_per_replica`` IPUs.
+
+    Raises UsageError if they cannot fill machines evenly, UnimplementedError for a replica over several
+    machines.
+    """
+    replicas, ipus = program.replicas, program.ipus_per_replica
+    if replicas < 1 or ipus < 1:
+        raise UsageError(f"A program needs at least one replica of one IPU, not {replicas} of {ipus}.")
+    if ipus & (ipus - 1):
+        raise UsageError(
+            f"A replica cannot have {ipus} IPUs: IPUs are given in powers of two.",
+            hint=f"Give each replica {1 << ipus.bit_length()} IPUs.",
+        )
+    if ipus > IPUS_PER_MACHINE:
+        raise UnimplementedError(
+            f"A replica of {ipus} IPUs lies on several machines ({IPUS_PER_MACHINE} IPUs each), "
+            f"which is not there yet.",
+            hint=f"Use at most {IPUS_PER_MACHINE} IPUs per replica.",
+        )
+    total = replicas * ipus
+    if total <= IPUS_PER_MACHINE:
+        return Layout(replicas, ipus, machines=1, replicas_per_machine=replicas)
+    if total % IPUS_PER_MACHINE:
+        per_machine = IPUS_PER_MACHINE // ipus
+        below = replicas // per_machine * per_machine
+        raise UsageError(
+            f"{replicas} replicas of {ipus} IPU(s) do not fill machines of {IPUS_PER_MACHINE} IPUs evenly.",
+            hint=f"Use {below} or {below + per_machine} replicas.",
+        )
+    machines = total // IPUS_PER_MACHINE
+    return Layout(replicas, ipus, machines, replicas // machines)

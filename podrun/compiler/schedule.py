@@ -1,0 +1,72 @@
+"""The schedule: typed instructions for each IPU of a replica, for one batch.
+
+Per chunk of micro-batches: load the streams, compute, hand over the anchors. After the last: reduce the
+gradients over the machines, update, gather. Machines that share memory rely on this order: nobody writes a
+weight before the reduction, which needs the gradients of all, and nobody reads one after it before the
+gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from podrun.compiler.anchors import AnchorKind
+from podrun.compiler.arenas import WeightGroup
+from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, input_buffer
+from podrun.compiler.fold import Chunk
+from podrun.executable import (
+    AllGather,
+    AllReduce,
+    Compute,
+    Instruction,
+    LoadStream,
+    ReduceScatter,
+    Retrieval,
+    StoreStream,
+    Sync,
+    SyncScope,
+)
+
+
+def schedule(
+    builder: ChunkBuilder, chunks: Sequence[Chunk], pieces: Sequence[str], *, clear: bool
+) -> tuple[tuple[Instruction, ...], ...]:
+    """Instructions per IPU; ``pieces[i]`` names the Computation of ``chunks[i]``. ``clear``: accumulators
+    start at zero.
+
+    The numerical work of a replica is listed at its IPU 0; the others synchronise. (Sharding lists it per
+    scope.)
+    """
+    work: list[Instruction] = [Sync(SyncScope.HOST)]
+    if clear:
+        work.append(Compute("clear"))
+    for chunk, piece in zip(chunks, pieces, strict=True):
+        work += [LoadStream(n, input_buffer(n), chunk.first, chunk.count) for n in builder.loaded]
+        work.append(Compute(piece))
+        work += _stores(builder, chunk, last=chunk is chunks[-1])
+    groups = builder.memory.groups
+    for index, group in enumerate(groups):
+        work += _update(index, group)
+    updated = [anchor.name for anchor in builder.anchors if anchor.kind is AnchorKind.UPDATED]
+    if updated:
+        final = builder.program.accumulation_factor - 1
+        work.append(Compute("anchors.updated"))
+        work += [StoreStream(name, anchor_buffer(name), final, 1) for name in updated]
+    idle: tuple[Instruction, ...] = (Sync(SyncScope.HOST),)
+    return (tuple(work), *([idle] * (builder.layout.ipus_per_replica - 1)))
+
+
+def _stores(builder: ChunkBuilder, chunk: Chunk, *, last: bool) -> list[Instruction]:
+    retrievals = {spec.name: spec.retrieval for spec in builder.program.anchors}
+    return [
+        StoreStream(anchor.name, anchor_buffer(anchor.name), chunk.first, chunk.count)
+        for anchor in builder.stored
+        if last or retrievals[anchor.name] is not Retrieval.FINAL
+    ]
+
+
+def _update(index: int, group: WeightGroup) -> list[Instruction]:
+    update = Compute(f"update.{index}")
+    if group.elementwise:
+        return [ReduceScatter(group.gradient_arena), update, AllGather(group.weight_arena)]
+    return [AllReduce(group.gradient_arena), update]

@@ -1,0 +1,201 @@
+"""The trace: the program's forward function as a jaxpr for one replica and one micro-batch.
+
+It is made once. Folding and differentiation evaluate this jaxpr under JAX's transformations, and the tile
+model reads it; the front end's Python runs no second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+
+from podrun.compiler import jax_internals
+from podrun.compiler.anchors import Anchor, AnchorKind, unknown_tensor
+from podrun.compiler.program import Program
+from podrun.errors import UsageError
+from podrun.executable import TensorSpec, numpy_dtype
+
+
+@contextmanager
+def fixed_numerics() -> Iterator[None]:
+    """JAX settings that change what a trace means, at fixed values whatever the host process has set."""
+    with ExitStack() as stack:
+        stack.enter_context(jax.enable_x64(False))
+        stack.enter_context(jax.default_prng_impl("threefry2x32"))
+        stack.enter_context(jax.threefry_partitionable(True))
+        stack.enter_context(jax.numpy_dtype_promotion("standard"))
+        stack.enter_context(jax.default_matmul_precision("highest"))
+        stack.enter_context(jax.debug_nans(False))
+        yield
+
+
+def abstract(spec: TensorSpec, *leading: int) -> jax.ShapeDtypeStruct:
+    """The abstract value of a tensor with extra leading axes."""
+    return buffer((*leading, *spec.shape), spec.dtype)
+
+
+def buffer(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+    """The abstract value of a buffer; ``dtype`` by name."""
+    return jax.ShapeDtypeStruct(shape, numpy_dtype(dtype))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The forward jaxpr with names for what goes in and comes out.
+
+    Arguments are the parameters, then the inputs, then key data (uint32 ``[2]``); results are ``outputs`` in
+    order. Names are in alphabetical order. ``uses_random``: some result needs the key. ``used``: parameters
+    and inputs that some result needs.
+    """
+
+    jaxpr: ClosedJaxpr
+    parameters: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    uses_random: bool
+    used: frozenset[str]
+
+    def variable(self, name: str) -> Var | None:
+        """The jaxpr's variable for an argument or a result; None for a result that is a constant."""
+        arguments = (*self.parameters, *self.inputs)
+        if name in arguments:
+            argument: Var = self.jaxpr.jaxpr.invars[arguments.index(name)]
+            return argument
+        found = self.jaxpr.jaxpr.outvars[self.outputs.index(name)]
+        return found if isinstance(found, Var) else None
+
+    def spec(self, name: str) -> TensorSpec:
+        """Name, dtype and shape of a result."""
+        aval = self.jaxpr.out_avals[self.outputs.index(name)]
+        return TensorSpec(name, str(aval.dtype), tuple(aval.shape))
+
+    def depends(self, result: str, on: str) -> bool:
+        """True iff a chain of equations leads from ``on`` to ``result``."""
+        start = self.variable(on)
+        return start is not None and self.variable(result) in _reached(self.jaxpr.jaxpr, start)
+
+
+def trace(program: Program, anchors: Sequence[Anchor]) -> Trace:
+    """Trace ``program.forward``, pruned to what the loss, the anchors and the state updates need.
+
+    Raises UsageError for names that are no tensors of the program, a loss that is no scalar, a gradient of
+    what the loss does not depend on, and a state update of another shape or dtype.
+    """
+    parameters, inputs = tuple(sorted(program.parameters)), tuple(sorted(program.inputs))
+    outputs = _needed(program, anchors)
+    both = sorted(set(parameters) & set(inputs))
+    if both:
+        raise UsageError(f"Both a parameter and an input are called: {', '.join(both)}.")
+
+    def flat(*arguments: Any) -> tuple[Any, ...]:
+        *tensors, key_data = arguments
+        named = dict(zip((*parameters, *inputs), tensors, strict=True))
+        key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
+        values = program.forward({n: named[n] for n in parameters}, {n: named[n] for n in inputs}, key)
+        for name in outputs:
+            if name not in values:
+                raise unknown_tensor(name, values)
+        return tuple(values[name] for name in outputs)
+
+    specs = [abstract(program.parameters[n].spec) for n in parameters]
+    specs += [abstract(program.inputs[n].spec) for n in inputs]
+    closed = jax.make_jaxpr(flat)(*specs, buffer((2,), "uint32"))
+    pruned = jax_internals.pruned(closed)
+    needed = jax_internals.read_arguments(pruned.jaxpr)
+    *variables, key_variable = pruned.jaxpr.invars
+    named = zip((*parameters, *inputs), variables, strict=True)
+    used = frozenset(name for name, variable in named if variable in needed)
+    traced = Trace(pruned, parameters, inputs, outputs, uses_random=key_variable in needed, used=used)
+    _check(traced, program, anchors)
+    return traced
+
+
+def evaluate(traced: Trace, arguments: Sequence[Any], deltas: Mapping[str, Any]) -> dict[str, Any]:
+    """The results by name; ``deltas[name]`` is added, for differentiation only, to what consumers of it
+    read."""
+    taps: dict[Var, Callable[[Any], Any]] = {}
+    for name, delta in deltas.items():
+        variable = traced.variable(name)
+        if variable is not None:
+            taps[variable] = partial(_perturbed, delta)
+    closed = traced.jaxpr
+    values = jax_internals.evaluate(closed.jaxpr, closed.consts, arguments, taps)
+    return dict(zip(traced.outputs, values, strict=True))
+
+
+def _perturbed(delta: Any, value: Any) -> Any:
+    return _perturb(value, delta)
+
+
+@jax.custom_jvp
+def _perturb(value: Any, delta: Any) -> Any:
+    """``value`` itself, with the derivative of ``value + delta``: nothing is added, no bit can change."""
+    return value
+
+
+@_perturb.defjvp
+def _perturb_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    return primals[0], tangents[0] + tangents[1]
+
+
+def _needed(program: Program, anchors: Sequence[Anchor]) -> tuple[str, ...]:
+    names = set(program.state_updates.values())
+    if program.loss is not None:
+        names.add(program.loss)
+    kinds = (AnchorKind.VALUE, AnchorKind.VALUE_GRADIENT)
+    names |= {a.subject for a in anchors if a.kind in kinds and a.subject not in program.inputs}
+    return tuple(sorted(names))
+
+
+def _reached(jaxpr: Jaxpr, start: Var) -> set[Any]:
+    """Every variable that depends on ``start``; an equation's results depend on all it reads."""
+    reached: set[Any] = {start}
+    for equation in jaxpr.eqns:
+        if any(not isinstance(v, Literal) and v in reached for v in equation.invars):
+            reached.update(equation.outvars)
+    return reached
+
+
+def _check(traced: Trace, program: Program, anchors: Sequence[Anchor]) -> None:
+    if program.loss is not None:
+        loss = traced.spec(program.loss)
+        if loss.shape or not _is_float(loss.dtype):
+            raise UsageError(
+                f"The loss {program.loss!r} is {loss.dtype}{list(loss.shape)}; it must be "
+                f"a floating-point scalar."
+            )
+        for anchor in anchors:
+            if anchor.kind in (AnchorKind.PARAMETER_GRADIENT, AnchorKind.VALUE_GRADIENT):
+                _check_gradient(traced, program, program.loss, anchor.subject)
+    for parameter, value in program.state_updates.items():
+        if parameter not in program.parameters:
+            raise unknown_tensor(parameter, program.parameters)
+        old, new = program.parameters[parameter].spec, traced.spec(value)
+        if (old.dtype, old.shape) != (new.dtype, new.shape):
+            raise UsageError(
+                f"{value!r} ({new.dtype}{list(new.shape)}) cannot replace {parameter!r} "
+                f"({old.dtype}{list(old.shape)})."
+            )
+        if program.parameters[parameter].trainable:
+            raise UsageError(f"{parameter!r} is both trained and replaced by {value!r}.")
+
+
+def _check_gradient(traced: Trace, program: Program, loss: str, subject: str) -> None:
+    known = {*traced.parameters, *traced.inputs, *traced.outputs}
+    variable = traced.variable(subject)
+    if (
+        variable is None
+        or not _is_float(str(jax.numpy.result_type(variable.aval)))
+        or not traced.depends(loss, subject)
+    ):
+        raise unknown_tensor(subject, known - {subject}, gradient=True)
+
+
+def _is_float(dtype: str) -> bool:
+    return jax.numpy.issubdtype(numpy_dtype(dtype), jax.numpy.floating)

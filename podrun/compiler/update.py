@@ -1,0 +1,118 @@
+"""The update: pieces that turn reduced gradients into new weights and optimizer state.
+
+Element-wise rules work on this machine's slice of all weights of a group at once. Where such a rule keeps one
+number for each weight (Adam's step counter), the slice is seen in blocks of `ALIGNMENT` elements, each of
+which lies in one weight, and the number is broadcast over its blocks. Other rules (norms over a weight) see
+each weight whole, on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podrun.compiler.arenas import ALIGNMENT, Memory, WeightGroup, gradient_buffer, scalar_dtype
+from podrun.compiler.pieces import Piece
+from podrun.compiler.program import UpdateRule
+from podrun.compiler.trace import buffer
+from podrun.executable import REPLICA_OFFSET, Layout
+
+Buffers = Mapping[str, Any]
+
+
+def update_piece(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout) -> Piece:
+    """The piece that updates a group after its gradients were reduced over the machines."""
+    scalars = {name: buffer((), scalar_dtype(name)) for name in group.scalars}
+    if group.elementwise:
+        return _sliced(f"update.{index}", group, memory, rule, layout, scalars)
+    return _whole(f"update.{index}", group, memory, rule, scalars)
+
+
+def _sliced(
+    name: str, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout, scalars: Buffers
+) -> Piece:
+    count = group.size // layout.machines
+    weights, gradients = f"arena_slice:{group.weight_arena}", f"arena_slice:{group.gradient_arena}"
+    inputs: dict[str, Any] = {
+        weights: buffer((count,), group.weights[0].dtype),
+        gradients: buffer((count,), group.gradient_dtype),
+        **scalars,
+        REPLICA_OFFSET: buffer((), "int32"),
+    }
+    buffers = {}
+    for field in group.states:
+        buffers[field.prefix] = f"arena:{field.arena}" if field.scalar else f"arena_slice:{field.arena}"
+        size = memory.arenas[field.arena].size if field.scalar else count
+        inputs[buffers[field.prefix]] = buffer((size,), field.dtype)
+    counters = [field.prefix for field in group.states if field.scalar]
+
+    def apply(weight: Any, gradient: Any, state: Buffers, values: Buffers) -> tuple[Any, dict[str, Any]]:
+        return rule.apply(group.weights[0].name, weight, gradient, state, {n: values[n] for n in scalars})
+
+    def run(values: Buffers) -> dict[str, Any]:
+        state = {prefix: values[buffer] for prefix, buffer in buffers.items()}
+        weight, gradient = values[weights], values[gradients]
+        if counters:
+            blocks = _blocks(group, memory, values[REPLICA_OFFSET] // layout.replicas_per_machine, count)
+            weight, gradient = weight.reshape(-1, ALIGNMENT), gradient.reshape(-1, ALIGNMENT)
+            seen = {
+                p: v[blocks][:, None] if p in counters else v.reshape(-1, ALIGNMENT) for p, v in state.items()
+            }
+        else:
+            seen = state
+        new, after = apply(weight, gradient, seen, values)
+        results = {weights: _like(new, values[weights])}
+        if counters:
+            # How a counter goes on cannot depend on the elements: ask the rule with zeros in their place.
+            length = len(group.weights)
+            zeros = {p: v[:length] if p in counters else jnp.zeros(length, v.dtype) for p, v in state.items()}
+            nothing = jnp.zeros(length, weight.dtype), jnp.zeros(length, gradient.dtype)
+            counted = apply(*nothing, zeros, values)[1]
+            after |= {p: state[p].at[:length].set(counted[p].astype(state[p].dtype)) for p in counters}
+        return results | {buffers[p]: _like(after[p], state[p]) for p in buffers}
+
+    return Piece(name, run, inputs, (weights, *buffers.values()))
+
+
+def _blocks(group: WeightGroup, memory: Memory, machine: Any, count: int) -> Any:
+    """For each block of this machine's slice, the position in the group of the weight it lies in."""
+    members = memory.arenas[group.weight_arena].members
+    begins = np.zeros(group.size // ALIGNMENT, np.int32)
+    begins[[member.offset // ALIGNMENT for member in members[1:]]] = 1
+    per_machine = count // ALIGNMENT
+    table = jnp.cumsum(jnp.asarray(begins))
+    return jax.lax.dynamic_slice(table, (machine * per_machine,), (per_machine,))
+
+
+def _like(value: Any, old: Any) -> Any:
+    return jnp.asarray(value).astype(old.dtype).reshape(old.shape)
+
+
+def _whole(name: str, group: WeightGroup, memory: Memory, rule: UpdateRule, scalars: Buffers) -> Piece:
+    inputs: dict[str, Any] = dict(scalars)
+    outputs: list[str] = []
+    state_of: dict[str, dict[str, str]] = {}
+    for weight in group.weights:
+        dtype = group.gradient_dtype
+        inputs[weight.name] = buffer(weight.shape, weight.dtype)
+        inputs[gradient_buffer(weight.name)] = buffer(weight.shape, dtype)
+        specs = {prefix: spec for prefix, (spec, _) in sorted(rule.state(weight).items())}
+        state_of[weight.name] = {prefix: spec.name for prefix, spec in specs.items()}
+        inputs |= {s.name: buffer(s.shape, s.dtype) for s in specs.values()}
+        outputs += [weight.name, *state_of[weight.name].values()]
+
+    def run(values: Buffers) -> dict[str, Any]:
+        results: dict[str, Any] = {}
+        for weight, states in state_of.items():
+            state = {prefix: values[buffer] for prefix, buffer in states.items()}
+            chosen = {n: values[n] for n in scalars}
+            new, after = rule.apply(weight, values[weight], values[gradient_buffer(weight)], state, chosen)
+            results[weight] = _like(new, values[weight])
+            results |= {states[p]: _like(after[p], state[p]) for p in states}
+        return results
+
+    return Piece(name, run, inputs, tuple(outputs))

@@ -1,0 +1,204 @@
+"""What an Executable means, in a few lines: an interpreter for M machines in one process, NumPy and JAX only.
+
+The oracle of the compiler's tests, and independent of ``podrun.device.machine``, which has to agree with it. Machines
+run in turn up to each instruction that joins them (a collective), as if in lock-step. Every arena is copied per machine,
+so a program that reads what nobody sent it fails here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from podrun.executable import (
+    REPLICA_OFFSET,
+    AllGather,
+    AllReduce,
+    Compute,
+    Executable,
+    LoadStream,
+    ReduceScatter,
+    Reduction,
+    Retrieval,
+    StoreStream,
+    Stream,
+    StreamDirection,
+    Sync,
+    numpy_dtype,
+)
+
+
+class Machine:
+    """One machine's memory: arenas, buffers of variables, temporaries."""
+
+    def __init__(self, executable: Executable, index: int) -> None:
+        self.executable = executable
+        self.index = index
+        layout = executable.layout
+        self.arenas = {a.name: np.zeros(a.size, numpy_dtype(a.dtype)) for a in executable.arenas.values()}
+        self.members = {
+            member.name: (arena.name, member.offset, member.shape)
+            for arena in executable.arenas.values()
+            for member in arena.members
+        }
+        self.buffers: dict[str, np.ndarray] = {
+            REPLICA_OFFSET: np.array(index * layout.replicas_per_machine, np.int32)
+        }
+        for variable in executable.variables.values():
+            shape = variable.spec.shape
+            if variable.arena is None:
+                shape = (layout.replicas_per_machine, *shape) if variable.per_replica else shape
+                self.buffers[variable.spec.name] = np.zeros(shape, numpy_dtype(variable.spec.dtype))
+            if variable.initial is not None:
+                self.write(variable.spec.name, np.full(shape, variable.initial))
+
+    def slice_of(self, arena: str) -> slice:
+        size = self.executable.arenas[arena].size // self.executable.layout.machines
+        return slice(self.index * size, (self.index + 1) * size)
+
+    def read(self, name: str) -> np.ndarray:
+        if name.startswith("arena:"):
+            return self.arenas[name.removeprefix("arena:")]
+        if name.startswith("arena_slice:"):
+            arena = name.removeprefix("arena_slice:")
+            return self.arenas[arena][self.slice_of(arena)]
+        if name in self.members:
+            arena, offset, shape = self.members[name]
+            return self.arenas[arena][offset : offset + int(np.prod(shape))].reshape(shape)
+        return self.buffers[name]
+
+    def write(self, name: str, value: np.ndarray) -> None:
+        lasting = name.startswith(("arena:", "arena_slice:")) or name in self.members
+        if lasting or name in self.executable.variables:
+            target = self.read(name)
+            assert target.shape == np.shape(value) or name in self.executable.variables, name
+            target[...] = value
+        else:
+            self.buffers[name] = np.asarray(value)
+
+    def compute(self, name: str) -> None:
+        computation = self.executable.computations[name]
+        inputs = [np.array(self.read(buffer)) for buffer in computation.inputs]
+        results = _compiled(computation.stablehlo)(*inputs)
+        for buffer, value in zip(computation.outputs, results, strict=True):
+            self.write(buffer, np.asarray(value))
+
+
+_CACHE: dict[bytes, Any] = {}
+
+
+def _compiled(stablehlo: bytes) -> Any:
+    if stablehlo not in _CACHE:
+        _CACHE[stablehlo] = jax.jit(jax.export.deserialize(bytearray(stablehlo)).call)
+    return _CACHE[stablehlo]
+
+
+class Pod:
+    """All machines of one program, run in lock-step."""
+
+    def __init__(self, executable: Executable) -> None:
+        self.executable = executable
+        self.machines = [Machine(executable, index) for index in range(executable.layout.machines)]
+
+    def write_variables(self, values: Mapping[str, Any]) -> None:
+        for machine in self.machines:
+            for name, value in values.items():
+                assert name in self.executable.variables, name
+                machine.write(name, np.asarray(value))
+
+    def read_variable(self, name: str) -> np.ndarray:
+        """The value on replica 0, after checking that all machines that must hold it do so to the bit."""
+        variable = self.executable.variables[name]
+        if variable.per_replica:
+            return self.machines[0].read(name)[0]
+        if variable.arena is not None and self.executable.arenas[variable.arena].sliced:
+            return self._assembled(variable.arena, name)
+        values = [machine.read(name) for machine in self.machines]
+        assert all(value.tobytes() == values[0].tobytes() for value in values), name
+        return np.array(values[0])
+
+    def _assembled(self, arena: str, name: str) -> np.ndarray:
+        whole = np.concatenate([machine.arenas[arena][machine.slice_of(arena)] for machine in self.machines])
+        _, offset, shape = self.machines[0].members[name]
+        return whole[offset : offset + int(np.prod(shape))].reshape(shape)
+
+    def run(self, batches: int, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """``inputs[name]``: ``[batches, accumulation, replicas, *shape]``, broadcast without the replica axis.
+
+        Anchors: for each micro-batch of the run ``[replicas, *shape]``, then retrieved as the stream says.
+        """
+        executable = self.executable
+        count = batches * executable.accumulation_factor
+        seen: dict[str, list[Any]] = {
+            n: [None] * count for n, s in executable.streams.items() if s.direction is StreamDirection.TO_HOST
+        }
+        for batch in range(batches):
+            for ipu in executable.instructions:
+                for instruction in ipu:
+                    self._step(instruction, batch, inputs, seen)
+        return {name: _retrieve(executable.streams[name], values) for name, values in seen.items()}
+
+    def _step(self, instruction: Any, batch: int, inputs: Mapping[str, Any], seen: dict[str, list[Any]]) -> None:
+        match instruction:
+            case Sync():
+                pass
+            case LoadStream(stream, buffer, first, count):
+                for machine in self.machines:
+                    machine.buffers[buffer] = self._input(machine, stream, inputs[stream][batch], first, count)
+            case Compute(name):
+                for machine in self.machines:
+                    machine.compute(name)
+            case StoreStream(stream, buffer, first, count):
+                values = np.concatenate([machine.read(buffer) for machine in self.machines], axis=1)
+                expected = (count, self.executable.layout.replicas, *self.executable.streams[stream].spec.shape)
+                assert values.shape == expected, (stream, values.shape, expected)
+                begin = batch * self.executable.accumulation_factor + first
+                seen[stream][begin : begin + count] = list(values)
+            case ReduceScatter(arena, reduction):
+                total = self._reduced(arena, reduction)
+                for machine in self.machines:
+                    part = machine.slice_of(arena)
+                    machine.arenas[arena][:] = np.nan  # What was not reduced here must not be read.
+                    machine.arenas[arena][part] = total[part]
+            case AllReduce(arena, reduction):
+                total = self._reduced(arena, reduction)
+                for machine in self.machines:
+                    machine.arenas[arena][:] = total
+            case AllGather(arena):
+                parts = [machine.arenas[arena][machine.slice_of(arena)].copy() for machine in self.machines]
+                for machine in self.machines:
+                    machine.arenas[arena][:] = np.concatenate(parts)
+            case _:
+                raise NotImplementedError(instruction)
+
+    def _input(self, machine: Machine, stream: str, data: np.ndarray, first: int, count: int) -> np.ndarray:
+        chosen = data[first : first + count]
+        if self.executable.streams[stream].broadcast:
+            return chosen
+        replicas = self.executable.layout.replicas_per_machine
+        return chosen[:, machine.index * replicas : (machine.index + 1) * replicas]
+
+    def _reduced(self, arena: str, reduction: Reduction) -> np.ndarray:
+        assert reduction is Reduction.SUM
+        total = self.machines[0].arenas[arena].copy()
+        for machine in self.machines[1:]:
+            total += machine.arenas[arena]
+        return total
+
+
+def _retrieve(stream: Stream, values: list[Any]) -> np.ndarray:
+    match stream.retrieval:
+        case Retrieval.ALL:
+            return np.stack(values)
+        case Retrieval.FINAL:
+            return values[-1]
+        case Retrieval.EVERY_N:
+            return np.stack(values[stream.period - 1 :: stream.period])
+        case Retrieval.SUM:
+            total = values[0].copy()
+            for value in values[1:]:
+                total += value
+            return total
