@@ -356,7 +356,7 @@ class VipuClient:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             return ServiceError(
                 f"no V-IPU server answers at {where}",
-                hint="Start one: vipu-server --cluster pod16. Or name another: --api-host HOST --api-port PORT.",
+                hint="Start one (vipu-server --cluster pod16) or name one: --api-host HOST --api-port PORT.",
             )
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(
@@ -373,9 +373,7 @@ def parse_sync_type(text: str) -> SyncType:
         if kind.value == plain:
             return kind
     known = ", ".join(kind.value for kind in SyncType)
-    raise UsageError(
-        f"unknown sync type {text!r}", hint=f"Known: {known} (PopRun spells them ST_C2_COMPATIBLE, ...)."
-    )
+    raise UsageError(f"unknown sync type {text!r}", hint=f"Known: {known} (PopRun: ST_C2_COMPATIBLE, ...).")
 
 
 def _unsigned(value: int, what: str) -> int:

@@ -31,7 +31,9 @@ class PartitionState(enum.Enum):
     """Gone."""
 
     def is_terminal(self) -> bool:
-        """True iff the partition stays in this state until somebody asks or something breaks: polling may stop."""
+        """True iff the partition stays in this state until somebody asks or something breaks: polling may
+        stop.
+        """
         return self in (PartitionState.ACTIVE, PartitionState.ERROR, PartitionState.REMOVED)
 
     @property

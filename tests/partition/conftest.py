@@ -1,0 +1,156 @@
+"""A pool of pretended machines: the partition service as it is, without processes behind it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podrun.cluster import Cluster, load_cluster
+from podrun.errors import ServiceError
+from podrun.partition.client import VipuClient
+from podrun.partition.machine_pool import BasePool
+from podrun.partition.service import Service
+from podrun.partition.store import Store
+from podrun.telemetry import AttachedProcess, IpuReport, MachineReport
+
+
+class FakeMachine:
+    """Remembers what it was told; `fail` makes the named call fail."""
+
+    def __init__(self, agent: str, endpoint: str) -> None:
+        self.agent, self.endpoint = agent, endpoint
+        self.calls: list[tuple[str, Any]] = []
+        self.configured: dict[str, Any] = {}
+        self.ipu_errors: dict[int, str] = {}
+        self.links_down: set[int] = set()
+        self.process: AttachedProcess | None = None
+        self.alive = True
+        self.fail = ""
+        self.gone: Callable[[], None] = lambda: None
+
+    def _note(self, call: str, value: Any = None) -> None:
+        if not self.alive or self.fail == call:
+            raise ServiceError(f"{call} failed at {self.endpoint}")
+        self.calls.append((call, value))
+
+    def configure(self, **settings: Any) -> None:
+        self._note("configure", settings)
+        self.configured = settings
+
+    def reset_ipus(self, ipus: Sequence[int]) -> None:
+        self._note("reset_ipus", list(ipus))
+        for ipu in ipus:
+            self.ipu_errors.pop(ipu, None)
+
+    def reset_links(self) -> None:
+        self._note("reset_links")
+        self.links_down.clear()
+
+    def power_cycle(self) -> None:
+        self._note("power_cycle")
+        self.ipu_errors.clear()
+        self.links_down.clear()
+        self.process = None
+
+    def inject(self, faults: Sequence[str]) -> None:
+        self._note("inject", list(faults))
+
+    def telemetry(self) -> MachineReport:
+        self._note("telemetry")
+        ipus = tuple(
+            IpuReport(
+                partition_ipu=-1,
+                ipu=i,
+                error_state=self.ipu_errors.get(i, "no errors"),
+                links_down=tuple(sorted(self.links_down)),
+                process=self.process,
+                clock_mhz=1330.0,
+            )
+            for i in range(4)
+        )
+        return MachineReport("", pid=4711, ipus=ipus, versions={"IPUoF server": "1.11.0"})
+
+    def stop(self) -> None:
+        self.alive = False
+
+    def close(self) -> None:
+        pass
+
+    def die(self) -> None:
+        """End unasked, as if the process had been killed."""
+        self.alive = False
+        self.gone()
+
+
+class FakePool(BasePool):
+    """Machines are objects; everything else is the real pool."""
+
+    def __init__(self, cluster: Cluster, *, keep_spares: bool = False) -> None:
+        super().__init__(cluster, keep_spares=keep_spares)
+        self.started: list[FakeMachine] = []
+        self._ports = itertools.count(41000)
+
+    def _start(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
+        machines = [FakeMachine(agent, f"127.0.0.1:{next(self._ports)}") for agent in agents]
+        self.started += machines
+        return [(machine.endpoint, machine) for machine in machines]
+
+    def _kill(self, machine: Any) -> None:
+        machine.handle.stop()
+
+    def _connect(self, endpoint: str) -> Any:
+        return next(machine for machine in self.started if machine.endpoint == endpoint)
+
+    def _watch(self, machine: Any) -> Callable[[], None]:
+        machine.handle.gone = lambda: self._gone(machine)
+        return lambda: None
+
+    def machine(self, agent: str, partition: str) -> FakeMachine:
+        """The machine in use at an agent for a partition."""
+        found = next(m for seat, m in self._seated.items() if (seat.agent_id, seat.partition) == (agent, partition))
+        assert isinstance(found.handle, FakeMachine)
+        return found.handle
+
+
+class Pod:
+    """A service on fakes with a client that talks to it over gRPC."""
+
+    def __init__(self, name: str = "pod16", state: Path | None = None, *, keep_spares: bool = False) -> None:
+        self.cluster = load_cluster(name)
+        self.pool = FakePool(self.cluster, keep_spares=keep_spares)
+        self.service = Service(self.cluster, Store(state, name), self.pool, clock=lambda: 1_700_000_000.0)
+        self.port = self.service.start("127.0.0.1", 0)
+        self.client = VipuClient("127.0.0.1", self.port, timeout=20)
+
+    def stop(self) -> None:
+        self.client.close()
+        self.service.stop(grace=0)
+
+    def active(self, name: str, size: int, **needs: Any) -> None:
+        """Create a partition and wait until it is active."""
+        self.client.create_partition(name, size, **needs)
+        assert self.service.wait_idle(20)
+
+
+@pytest.fixture
+def pod16() -> Iterator[Pod]:
+    pod = Pod()
+    yield pod
+    pod.stop()
+
+
+@pytest.fixture
+def make_pod() -> Iterator[Callable[..., Pod]]:
+    pods: list[Pod] = []
+
+    def make(*args: Any, **options: Any) -> Pod:
+        pods.append(Pod(*args, **options))
+        return pods[-1]
+
+    yield make
+    for pod in pods:
+        pod.stop()
