@@ -171,9 +171,11 @@ def _input_specs(
         kind = graph.types[name]
         if name in values:
             value = values[name]
+            if _holds_strings(value):
+                raise UnsupportedError(f"input '{name}' holds strings, which are not computed on IPUs")
             specs[name] = (
                 TensorSpec(name, _cast_checked(name, value.dtype, x64, casting).name, value.shape)
-                if isinstance(value, np.ndarray) and value.dtype.kind not in "OUS"
+                if isinstance(value, np.ndarray)
                 else value
             )
             continue
@@ -191,6 +193,12 @@ def _input_specs(
         dtype = _cast_checked(name, kind.dtype, x64, casting)
         specs[name] = TensorSpec(name, dtype.name, tuple(int(d) for d in shape if d is not None))
     return specs
+
+
+def _holds_strings(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(_holds_strings(v) for v in value)
+    return value is not None and value.dtype.kind in "OUS"
 
 
 def _initial_values(graph: Graph, x64: bool, casting: bool) -> dict[str, np.ndarray]:

@@ -301,12 +301,7 @@ def _call(operator: Operator, context: NodeContext, values: Sequence[Any]) -> tu
             f"lacks the attribute {error}" if isinstance(error, KeyError) else f"is not supported: {error}"
         )
         raise UnsupportedError(f"{node.describe()} {missing}") from error
-    return results if isinstance(results, tuple) and not _is_sequence(results, node) else (results,)
-
-
-def _is_sequence(results: tuple[Any, ...], node: Node) -> bool:
-    """Operators that return one sequence wrap it: a tuple holding a tuple; so a plain tuple is several outputs."""
-    return False
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _forms(values: Sequence[Any]) -> str:

@@ -71,9 +71,9 @@ def eye_like(ctx: Context, node: Node, x: Array) -> Array:
 
 
 @operator(ONNX, "Identity", since=(1, 13, 14, 16, 19, 21, 23, 24, 25), folds=True)
-def identity(ctx: Context, node: Node, x: Array) -> Array:
+def identity(ctx: Context, node: Node, x: Array) -> tuple[Array]:
     """x itself; also of sequences and optionals (ONNX Identity)."""
-    return x
+    return (x,)
 
 
 @operator(ONNX, "NonZero", since=(9, 13))

@@ -38,6 +38,10 @@ FAMILIES = (
     "reduction",
     "softmax",
     "losses",
+    "indexing",
+    "sorting",
+    "cumulative",
+    "normalization",
 )
 """Modules of this package that register operators."""
 
@@ -110,6 +114,9 @@ class Context(Protocol):
 
     def run(self, graph: Any, inputs: Sequence[Any], iteration: Any = None) -> tuple[Any, ...]:
         """Run a subgraph attribute on arrays; it also sees the tensors around the node. Returns its outputs."""
+
+    def state_update(self, index: int, output: int) -> None:
+        """Say that input ``index``, if it is a parameter, is replaced by ``output`` after each micro-batch."""
 
     def static(self, value: Any) -> np.ndarray | None:
         """The NumPy value of an array that a subgraph returned, if known while tracing."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from podrun.popart.ops.common import Array, axes_in, axis_in, ints, same_dtype
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
@@ -136,3 +138,156 @@ def split(ctx: Context, node: Node, x: Array, sizes: Array = None) -> tuple[Arra
     edges = np.cumsum([0, *parts])
     before = (slice(None),) * axis
     return tuple(x[(*before, slice(int(a), int(b)))] for a, b in zip(edges[:-1], edges[1:], strict=True))
+
+
+def _sliced(x: Array, starts: tuple[int, ...], ends: tuple[int, ...], axes: tuple[int, ...], steps: tuple[int, ...]) -> Array:
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise ValueError(f"starts, ends, axes and steps have {len(starts)}, {len(ends)}, {len(axes)}, {len(steps)} elements")
+    cuts = [slice(None)] * x.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if step == 0:
+            raise ValueError("a step is 0")
+        size = x.shape[axis]
+        first = min(max(start + size if start < 0 else start, 0), size - 1 if step < 0 else size)
+        last = end + size if end < 0 else end
+        last = min(max(last, -1 if step < 0 else 0), size)
+        cuts[axis] = slice(first, None if last < 0 else last, step)
+    return x[tuple(cuts)]
+
+
+@operator(ONNX, "Slice", since=(1,), folds=True)
+def slice_attributes(ctx: Context, node: Node, x: Array) -> Array:
+    """The part of x from ``starts`` up to ``ends`` along ``axes`` (ONNX Slice before 10)."""
+    starts, ends = ints(node["starts"]), ints(node["ends"])
+    axes = tuple(axis_in(a, x.ndim) for a in ints(node.get("axes") or range(len(starts))))
+    return _sliced(x, starts, ends, axes, (1,) * len(starts))
+
+
+@operator(GRAPHCORE, "Slice")
+def graphcore_slice(ctx: Context, node: Node, x: Array) -> Array:
+    """The part of x from ``starts`` up to ``ends`` along ``axes``, all attributes (PopART Slice)."""
+    return slice_attributes(ctx, node, x)
+
+
+@operator(ONNX, "Slice", since=(10, 11, 13), folds=True)
+def slice_inputs(
+    ctx: Context, node: Node, x: Array, starts: Array, ends: Array, axes: Array = None, steps: Array = None
+) -> Array:
+    """The part of x from starts up to ends along axes in steps, negative ones backward (ONNX Slice)."""
+    first, last = ints(ctx.constant(1)), ints(ctx.constant(2))
+    over = ints(ctx.constant(3)) if axes is not None else tuple(range(len(first)))
+    by = ints(ctx.constant(4)) if steps is not None else (1,) * len(first)
+    return _sliced(x, first, last, tuple(axis_in(a, x.ndim) for a in over), by)
+
+
+def _pads(ctx: Context, node: Node, rank: int) -> list[tuple[int, int]]:
+    """(before, after) for every axis, from attribute or inputs."""
+    flat = ints(node["pads"]) if "pads" in node.attributes else ints(ctx.constant(1))
+    if "paddings" in node.attributes:
+        flat = ints(node["paddings"])
+    axes = tuple(range(rank))
+    if len(node.inputs) > 3 and node.inputs[3]:
+        axes = tuple(axis_in(a, rank) for a in ints(ctx.constant(3)))
+    if len(flat) != 2 * len(axes):
+        raise ValueError(f"pads has {len(flat)} elements for {len(axes)} axes")
+    pads = [(0, 0)] * rank
+    for i, axis in enumerate(axes):
+        pads[axis] = (flat[i], flat[i + len(axes)])
+    return pads
+
+
+@operator(ONNX, "Pad", since=(1, 2, 11, 13, 18, 19, 21, 23, 24, 25))
+def pad(ctx: Context, node: Node, x: Array, *rest: Array) -> Array:
+    """x with ``pads`` elements put before and after each axis: constant, reflect, edge or wrap (ONNX Pad).
+
+    Negative pads cut off. From opset 11 on pads and the constant are inputs.
+    """
+    pads = _pads(ctx, node, x.ndim)
+    cuts = tuple(slice(-b if b < 0 else 0, d + a if a < 0 else d) for (b, a), d in zip(pads, x.shape, strict=True))
+    x = x[cuts]
+    grow = [(max(b, 0), max(a, 0)) for b, a in pads]
+    mode = node.get("mode", "constant")
+    if mode == "constant":
+        value = rest[1] if len(rest) > 1 and rest[1] is not None else np.asarray(node.get("value", 0.0))
+        fill = jnp.asarray(value).astype(x.dtype).reshape(())
+        return lax.pad(x, fill, [(b, a, 0) for b, a in grow])
+    if mode not in ("reflect", "edge", "wrap"):
+        raise ValueError(f"mode '{mode}' is none of constant, reflect, edge, wrap")
+    return jnp.pad(x, grow, mode=mode)
+
+
+@operator(ONNX, "DepthToSpace", since=(1, 11, 13, 28))
+def depth_to_space(ctx: Context, node: Node, x: Array) -> Array:
+    """``[N, C, H, W]`` to ``[N, C/b/b, H*b, W*b]``: blocks of channels become squares of pixels (ONNX DepthToSpace)."""
+    n, c, h, w = x.shape
+    b = node["blocksize"]
+    if c % (b * b):
+        raise ValueError(f"{c} channels do not make blocks of {b} by {b}")
+    if node.get("mode", "DCR") == "DCR":
+        x = x.reshape(n, b, b, c // (b * b), h, w).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        x = x.reshape(n, c // (b * b), b, b, h, w).transpose(0, 1, 4, 2, 5, 3)
+    return x.reshape(n, c // (b * b), h * b, w * b)
+
+
+@operator(GRAPHCORE, "DepthToSpace")
+def graphcore_depth_to_space(ctx: Context, node: Node, x: Array) -> Array:
+    """As ONNX DepthToSpace 11 (PopART DepthToSpace)."""
+    return depth_to_space(ctx, node, x)
+
+
+@operator(ONNX, "SpaceToDepth", since=(1, 13, 28))
+def space_to_depth(ctx: Context, node: Node, x: Array) -> Array:
+    """``[N, C, H, W]`` to ``[N, C*b*b, H/b, W/b]``: squares of pixels become channels (ONNX SpaceToDepth)."""
+    n, c, h, w = x.shape
+    b = node["blocksize"]
+    if h % b or w % b:
+        raise ValueError(f"{h} by {w} pixels do not split into squares of {b}")
+    if node.get("mode", "DCR") == "CRD":
+        x = x.reshape(n, c, h // b, b, w // b, b).transpose(0, 1, 3, 5, 2, 4)
+    else:
+        x = x.reshape(n, c, h // b, b, w // b, b).transpose(0, 3, 5, 1, 2, 4)
+    return x.reshape(n, c * b * b, h // b, w // b)
+
+
+@operator(ONNX, "Trilu", since=(14,))
+def trilu(ctx: Context, node: Node, x: Array, k: Array = None) -> Array:
+    """The upper (or lower) triangle of each matrix from diagonal k, zeros elsewhere (ONNX Trilu)."""
+    rows, columns = x.shape[-2:]
+    offset = jnp.arange(columns)[None, :] - jnp.arange(rows)[:, None]
+    diagonal = 0 if k is None else k.reshape(())
+    keep = offset >= diagonal if node.get("upper", 1) else offset <= diagonal
+    return jnp.where(keep, x, jnp.zeros((), x.dtype))
+
+
+@operator(ONNX, "CenterCropPad", since=(18,))
+def center_crop_pad(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
+    """x cut or zero-padded about its center to the given shape along ``axes`` (ONNX CenterCropPad)."""
+    target = ints(ctx.constant(1))
+    axes = tuple(axis_in(a, x.ndim) for a in ints(node.get("axes") or range(x.ndim)))
+    for axis, wanted in zip(axes, target, strict=True):
+        have = x.shape[axis]
+        if have >= wanted:
+            start = (have - wanted) // 2
+            x = lax.slice_in_dim(x, start, start + wanted, axis=axis)
+        else:
+            before = (wanted - have) // 2
+            config = [(0, 0, 0)] * x.ndim
+            config[axis] = (before, wanted - have - before, 0)
+            x = lax.pad(x, jnp.zeros((), x.dtype), config)
+    return x
+
+
+@operator(GRAPHCORE, "Reverse")
+def reverse(ctx: Context, node: Node, x: Array) -> Array:
+    """x back to front along ``dimensions`` (PopART Reverse)."""
+    return jnp.flip(x, axes_in(ints(node["dimensions"]), x.ndim))
+
+
+@operator(GRAPHCORE, "Subsample")
+def subsample(ctx: Context, node: Node, x: Array) -> Array:
+    """Every ``strides[i]``-th element along axis i (PopART Subsample)."""
+    strides = ints(node["strides"])
+    if len(strides) != x.ndim or min(strides, default=1) < 1:
+        raise ValueError(f"strides {strides} do not fit an input of rank {x.ndim}")
+    return x[tuple(slice(None, None, s) for s in strides)]

@@ -1,0 +1,207 @@
+"""ONNX's backend interface on podrun's operators, so that any runner written for it can run them.
+
+    import onnx, podrun.onnx_backend as backend
+    backend.run_model(onnx.load("model.onnx"), [x])
+
+Computes on the host with 64-bit types as ONNX has them (a session narrows INT64 to INT32 and refuses DOUBLE, as the
+device does). Shapes must be static: an input whose *value* decides a shape (the target of a Reshape, the k of a TopK)
+is taken as a compile-time constant, and another value of it compiles anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.backend.base import Backend, BackendRep
+
+from podrun.errors import PodrunError, UnsupportedError, UsageError
+from podrun.popart.lowering import Lowered, lower
+from podrun.popart.lowering.graph import Graph, read_model, subgraphs
+from podrun.popart.model_loader import check_model
+from podrun.popart.ops.registry import find
+
+SEED = 0
+"""Seed of the random operators, unless ``run(..., seed=...)`` gives another."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """One compiled form: for inputs of certain shapes and types, and for certain values of the specialised ones."""
+
+    lowered: Lowered
+    fixed: Mapping[str, Any]
+    call: Callable[..., dict[str, Any]]
+
+    def fits(self, values: Mapping[str, Any]) -> bool:
+        return all(_equal(values[name], value) for name, value in self.fixed.items())
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) and all(map(_equal, a, b))
+
+
+def _form(value: Any) -> Any:
+    """What a compiled form depends on: type and shape of an array, the same of each element of a sequence."""
+    if isinstance(value, tuple):
+        return tuple(_form(v) for v in value)
+    return None if value is None else (value.dtype.str, value.dtype.name, value.shape)
+
+
+def _host_value(value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple)):
+        return tuple(_host_value(v) for v in value)
+    return np.asarray(value)
+
+
+class PodrunBackendRep(BackendRep):  # type: ignore[misc]
+    """A model ready to run; compiled forms are kept by input shapes and types."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model = model
+        self._graph: Graph = read_model(model)
+        self._compiled: dict[Any, list[_Compiled]] = {}
+        self._parameters: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Outputs of the model for ``inputs``, a list in the graph's order or a mapping by name.
+
+        Keyword ``seed`` sets the seed of random operators. Raises `PodrunError` for what cannot be computed.
+        """
+        import jax
+
+        values = self._named(inputs)
+        compiled = self._find(values)
+        free = {name: value for name, value in values.items() if name not in compiled.fixed}
+        with jax.enable_x64(True):
+            key = jax.random.key(kwargs.get("seed", SEED))
+            results = compiled.call(self._device_parameters(compiled.lowered), free, key)
+        return tuple(_to_host(results[name]) for name in self._graph.outputs)
+
+    def _named(self, inputs: Any) -> dict[str, Any]:
+        if isinstance(inputs, Mapping):
+            values = {name: _host_value(value) for name, value in inputs.items()}
+        else:
+            given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+            if len(given) > len(self._graph.inputs):
+                raise UsageError(f"{len(given)} inputs are given; the model has {len(self._graph.inputs)}")
+            values = {n: _host_value(v) for n, v in zip(self._graph.inputs, given, strict=False)}
+        missing = [name for name in self._graph.inputs if name not in values]
+        if missing:
+            raise UsageError(f"the model's input '{missing[0]}' is not given")
+        return values
+
+    def _device_parameters(self, lowered: Lowered) -> dict[str, Any]:
+        import jax.numpy as jnp
+
+        for name, value in lowered.initial.items():
+            if name not in self._parameters:
+                self._parameters[name] = jnp.asarray(value)
+        return {name: self._parameters[name] for name in lowered.initial}
+
+    def _find(self, values: Mapping[str, Any]) -> _Compiled:
+        import jax
+
+        form = tuple((name, _form(value)) for name, value in values.items())
+        with self._lock:
+            known = self._compiled.setdefault(form, [])
+            for candidate in known:
+                if candidate.fits(values):
+                    return candidate
+            lowered = lower(self._model, input_values=values, x64=True)
+            fixed = {name: values[name] for name in lowered.specialised}
+            made = _Compiled(lowered, fixed, jax.jit(lowered.forward))
+            known.append(made)
+            return made
+
+
+def _to_host(value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, tuple):
+        return [_to_host(v) for v in value]
+    return np.asarray(value)
+
+
+class PodrunBackend(Backend):  # type: ignore[misc]
+    """`onnx.backend.base.Backend` on podrun's operators."""
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """True iff every operator of the model, subgraphs included, is there."""
+        try:
+            return not _missing(read_model(model))
+        except PodrunError:
+            return False
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """True for CPU: the operators' numbers are computed on the host."""
+        return device.split(":")[0].upper() == "CPU"
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PodrunBackendRep:
+        """Check the model and make it ready. Compiling waits for the first inputs, which give the shapes.
+
+        Raises `UsageError` for a model that `onnx.checker` refuses, `UnsupportedError` for another device.
+        """
+        if not cls.supports_device(device):
+            raise UnsupportedError(f"device '{device}' is not supported; use CPU")
+        check_model(model)
+        return PodrunBackendRep(model)
+
+    @classmethod
+    def run_model(
+        cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Prepare and run once."""
+        return cls.prepare(model, device, **kwargs).run(inputs)
+
+    @classmethod
+    def run_node(
+        cls,
+        node: onnx.NodeProto,
+        inputs: Any,
+        device: str = "CPU",
+        outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,
+        **kwargs: Any,
+    ) -> tuple[Any, ...]:
+        """Run one node on arrays given in the order of its (non-empty) inputs. ``opset_version`` picks the opset."""
+        version = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
+        names = [name for name in dict.fromkeys(node.input) if name]
+        arrays = [np.asarray(value) for value in inputs]
+        declared = [
+            onnx.helper.make_tensor_value_info(
+                name, onnx.helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+            )
+            for name, array in zip(names, arrays, strict=True)
+        ]
+        made = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
+        graph = onnx.helper.make_graph([node], "run_node", declared, made)
+        imports = [onnx.helper.make_opsetid(node.domain, version)]
+        model = onnx.helper.make_model(graph, opset_imports=imports)
+        return PodrunBackendRep(model).run(arrays)
+
+
+def _missing(graph: Graph) -> list[str]:
+    missing = [n.op_type for n in graph.nodes if find(n.domain, n.op_type, n.opset) is None]
+    for node in graph.nodes:
+        for inner in subgraphs(node):
+            missing += _missing(inner)
+    return missing
+
+
+is_compatible = PodrunBackend.is_compatible
+supports_device = PodrunBackend.supports_device
+prepare = PodrunBackend.prepare
+run_model = PodrunBackend.run_model
+run_node = PodrunBackend.run_node

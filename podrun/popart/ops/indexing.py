@@ -1,0 +1,294 @@
+"""Gathering and scattering by index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podrun.popart.ops.common import Array, axis_in, ints, same_dtype
+from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+
+
+def from_front(indices: Array, size: int) -> Array:
+    """Indices with negative ones counted from the end."""
+    return jnp.where(indices < 0, indices + size, indices)
+
+
+@operator(ONNX, "Gather", since=(1, 11, 13), folds=True)
+def gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
+    """Slices of x along ``axis`` at the indices: ``x.shape[:axis] + indices.shape + x.shape[axis+1:]`` (ONNX Gather)."""
+    axis = axis_in(node.get("axis", 0), x.ndim)
+    if ctx.xp is np:
+        return np.take(x, indices, axis=axis)
+    return jnp.take(x, from_front(indices, x.shape[axis]), axis=axis, mode="clip")
+
+
+def _grid(indices: Array, axis: int) -> tuple[Any, ...]:
+    """For each axis the index of every element of ``indices``; along ``axis`` the indices themselves."""
+    grid: list[Any] = [
+        jax.lax.broadcasted_iota(indices.dtype, indices.shape, a) for a in range(indices.ndim)
+    ]
+    grid[axis] = indices
+    return tuple(grid)
+
+
+@operator(ONNX, "GatherElements", since=(11, 13))
+def gather_elements(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
+    """For each place, the element of x at that place but for ``axis``, where indices say (ONNX GatherElements)."""
+    axis = axis_in(node.get("axis", 0), x.ndim)
+    return x[_grid(from_front(indices, x.shape[axis]), axis)]
+
+
+def _nd(indices: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """Index tuples from the last axis of ``indices``, negative ones counted from the end."""
+    return tuple(from_front(indices[..., i], shape[i]) for i in range(indices.shape[-1]))
+
+
+@operator(ONNX, "GatherND", since=(11, 12, 13))
+def gather_nd(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
+    """Slices of x at the index tuples in the last axis of indices, within ``batch_dims`` leading axes (ONNX GatherND)."""
+
+    def pick(data: Array, at: Array) -> Array:
+        return data[_nd(at, data.shape)]
+
+    for _ in range(node.get("batch_dims", 0)):
+        pick = jax.vmap(pick)
+    return pick(x, indices)
+
+
+def combine(x: Array, at: Any, updates: Array, reduction: str) -> Array:
+    """x with updates put at (added to, multiplied into, ...) the places ``at``; ValueError for unknown reductions."""
+    place = x.at[at]
+    match reduction:
+        case "none":
+            return place.set(updates)
+        case "add":
+            return place.add(updates)
+        case "mul":
+            return place.multiply(updates)
+        case "max":
+            return place.max(updates)
+        case "min":
+            return place.min(updates)
+    raise ValueError(f"reduction '{reduction}' is none of none, add, mul, max, min")
+
+
+@operator(ONNX, "Scatter", since=(9, 11))
+@operator(ONNX, "ScatterElements", since=(11, 13, 16, 18))
+def scatter_elements(ctx: Context, node: Node, x: Array, indices: Array, updates: Array) -> Array:
+    """x with updates written (or reduced) where indices say along ``axis`` (ONNX ScatterElements)."""
+    same_dtype(x, updates)
+    axis = axis_in(node.get("axis", 0), x.ndim)
+    at = _grid(from_front(indices, x.shape[axis]), axis)
+    return combine(x, at, updates, node.get("reduction", "none"))
+
+
+@operator(ONNX, "ScatterND", since=(11, 13, 16, 18))
+def scatter_nd(ctx: Context, node: Node, x: Array, indices: Array, updates: Array) -> Array:
+    """x with slices of updates written (or reduced) at index tuples (ONNX ScatterND)."""
+    same_dtype(x, updates)
+    return combine(x, _nd(indices, x.shape), updates, node.get("reduction", "none"))
+
+
+@operator(ONNX, "TensorScatter", since=(24,))
+def tensor_scatter(ctx: Context, node: Node, past: Array, update: Array, write: Array = None) -> Array:
+    """A cache with new entries written along ``axis`` at each batch's write index, wrapping if ``circular``."""
+    axis = axis_in(node.get("axis", -2), past.ndim)
+    size, count = past.shape[axis], update.shape[axis]
+    start = jnp.zeros(past.shape[0], jnp.int32) if write is None else write
+    places = start[:, None] + jnp.arange(count, dtype=start.dtype)[None, :]
+    if node.get("mode", "linear") == "circular":
+        places = places % size
+    moved, new = jnp.moveaxis(past, axis, 1), jnp.moveaxis(update, axis, 1)
+    written = jax.vmap(lambda cache, at, values: cache.at[at].set(values, mode="drop"))(moved, places, new)
+    return jnp.moveaxis(written, 1, axis)
+
+
+@operator(ONNX, "OneHot", since=(9, 11, 28))
+def one_hot(ctx: Context, node: Node, indices: Array, depth: Array, values: Array) -> Array:
+    """values[1] at the index along a new ``axis`` of size depth, values[0] elsewhere (ONNX OneHot)."""
+    size = int(ctx.constant(1).reshape(()))
+    axis = axis_in(node.get("axis", -1), indices.ndim + 1)
+    whole = indices.astype(jnp.int32) if jnp.issubdtype(indices.dtype, jnp.floating) else indices
+    hot = jnp.expand_dims(from_front(whole, size), axis)
+    counter = jax.lax.broadcasted_iota(hot.dtype, tuple(size if a == axis else 1 for a in range(hot.ndim)), axis)
+    return jnp.where(hot == counter, values[1], values[0])
+
+
+@operator(ONNX, "Compress", since=(9, 11, 28))
+def compress(ctx: Context, node: Node, x: Array, condition: Array) -> Array:
+    """Slices of x along ``axis`` (or elements of x flattened) where the condition, known while tracing, holds."""
+    keep = np.nonzero(ctx.constant(1))[0]
+    if "axis" not in node.attributes:
+        return x.reshape(-1)[keep]
+    return jnp.take(x, keep, axis=axis_in(node["axis"], x.ndim))
+
+
+def reversed_within(x: Array, lengths: Array, batch_axis: int, time_axis: int) -> Array:
+    """x with the first ``lengths[b]`` steps of batch b back to front and the others in place."""
+    steps = jax.lax.broadcasted_iota(lengths.dtype, x.shape, time_axis)
+    shape = [1] * x.ndim
+    shape[batch_axis] = x.shape[batch_axis]
+    length = lengths.reshape(shape)
+    source = jnp.where(steps < length, length - 1 - steps, steps)
+    return jnp.take_along_axis(x, source, axis=time_axis)
+
+
+@operator(ONNX, "ReverseSequence", since=(10, 28))
+def reverse_sequence(ctx: Context, node: Node, x: Array, lengths: Array) -> Array:
+    """The first ``lengths[b]`` steps of each batch back to front (ONNX ReverseSequence)."""
+    return reversed_within(x, lengths, node.get("batch_axis", 1), node.get("time_axis", 0))
+
+
+# --- ai.graphcore -----------------------------------------------------------------------------------------------------
+
+REDUCTIONS = {0: "add", 1: "max", 2: "min", 3: "mul", 4: "none"}
+"""popart.ScatterReduction by value."""
+_NAMES = {"sum": "add", "max": "max", "min": "min", "mul": "mul", "none": "none", "noreduction": "none"}
+
+
+def _scatter_reduction(node: Node) -> str:
+    given = node.get("reduction", 0)
+    found = REDUCTIONS.get(given) if isinstance(given, int) else _NAMES.get(str(given).lower())
+    if found is None:
+        raise ValueError(f"reduction {given!r} is none of Sum, Max, Min, Mul, NoReduction")
+    return found
+
+
+def _identity(reduction: str, dtype: Any) -> Array:
+    """What a place holds that nothing is scattered to, before it is zeroed."""
+    if reduction in ("add", "none"):
+        return np.zeros((), dtype)
+    if reduction == "mul":
+        return np.ones((), dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.asarray(-np.inf if reduction == "max" else np.inf, dtype)
+    info = np.iinfo(dtype)
+    return np.asarray(info.min if reduction == "max" else info.max, dtype)
+
+
+def _scatter_reduce(source: Array, index: Array, base: Array | None, size: int, axis: int, reduction: str) -> Array:
+    if index.ndim == 1 and source.ndim > 1:
+        shape = [1] * source.ndim
+        shape[axis] = -1
+        index = index.reshape(shape)
+    index = jnp.broadcast_to(index, source.shape)
+    target = tuple(size if a == axis else d for a, d in enumerate(source.shape))
+    at = _grid(index, axis)
+    if base is not None:
+        return combine(base, at, source, reduction)
+    start = jnp.full(target, _identity(reduction, source.dtype))
+    result = combine(start, at, source, reduction)
+    if reduction in ("max", "min"):
+        touched = jnp.zeros(target, bool).at[at].set(True)
+        result = jnp.where(touched, result, jnp.zeros((), source.dtype))
+    return result
+
+
+@operator(GRAPHCORE, "ScatterReduce")
+def scatter_reduce(ctx: Context, node: Node, source: Array, index: Array, base: Array = None) -> Array:
+    """Elements of source reduced into ``axis_size`` places along ``axis`` where index says (PopART ScatterReduce).
+
+    Places that nothing goes to are 0, or what the optional third input holds. An index vector is broadcast.
+    """
+    axis = axis_in(node.get("axis", -1), source.ndim)
+    return _scatter_reduce(source, index, base, node["axis_size"], axis, _scatter_reduction(node))
+
+
+@operator(GRAPHCORE, "GroupedScatterReduce")
+def grouped_scatter_reduce(ctx: Context, node: Node, source: Array, index: Array, base: Array = None) -> Array:
+    """`scatter_reduce` in each of ``group_size`` groups, which the leading axis of all inputs counts."""
+    groups = node.get("group_size", 1)
+    if source.shape[0] != groups:
+        raise ValueError(f"the leading axis {source.shape[0]} is not group_size {groups}")
+    axis = axis_in(node.get("axis", -1), source.ndim) - 1
+    if axis < 0:
+        raise ValueError("axis 0 counts the groups")
+    size, how = node["axis_size"], _scatter_reduction(node)
+    if base is None:
+        return jax.vmap(lambda s, i: _scatter_reduce(s, i, None, size, axis, how))(source, index)
+    return jax.vmap(lambda s, i, b: _scatter_reduce(s, i, b, size, axis, how))(source, index, base)
+
+
+@operator(GRAPHCORE, "GroupedGather")
+def grouped_gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
+    """Gather in each of ``group_size`` groups, which the leading axis of both inputs counts (PopART GroupedGather)."""
+    axis = axis_in(node.get("axis", 0), x.ndim)
+    axis = max(axis - 1, 0)
+    return jax.vmap(lambda d, i: jnp.take(d, from_front(i, d.shape[axis]), axis=axis, mode="clip"))(x, indices)
+
+
+def _offsets(offset: Array, axes: tuple[int, ...], rank: int) -> list[Any]:
+    starts: list[Any] = [jnp.zeros((), jnp.int32)] * rank
+    flat = offset.reshape(-1)
+    for i, axis in enumerate(axes):
+        starts[axis] = flat[i].astype(jnp.int32)
+    return starts
+
+
+def _dynamic(node: Node, x: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    axes = tuple(axis_in(a, x.ndim) for a in ints(node["axes"]))
+    sizes = ints(node["sizes"])
+    if len(axes) != len(sizes):
+        raise ValueError(f"axes and sizes have {len(axes)} and {len(sizes)} elements")
+    return axes, sizes
+
+
+@operator(GRAPHCORE, "DynamicSlice")
+def dynamic_slice(ctx: Context, node: Node, x: Array, offset: Array) -> Array:
+    """A slice of ``sizes`` along ``axes`` at offsets found while running (PopART DynamicSlice)."""
+    axes, sizes = _dynamic(node, x)
+    shape = list(x.shape)
+    for axis, size in zip(axes, sizes, strict=True):
+        shape[axis] = size
+    return jax.lax.dynamic_slice(x, _offsets(offset, axes, x.ndim), shape)
+
+
+@operator(GRAPHCORE, "DynamicUpdate")
+def dynamic_update(ctx: Context, node: Node, x: Array, offset: Array, part: Array) -> Array:
+    """x with ``part`` written at offsets found while running (PopART DynamicUpdate)."""
+    axes, _ = _dynamic(node, x)
+    return jax.lax.dynamic_update_slice(x, part.astype(x.dtype), _offsets(offset, axes, x.ndim))
+
+
+@operator(GRAPHCORE, "DynamicAdd")
+def dynamic_add(ctx: Context, node: Node, x: Array, offset: Array, part: Array) -> Array:
+    """x with ``part`` added at offsets found while running (PopART DynamicAdd)."""
+    axes, _ = _dynamic(node, x)
+    starts = _offsets(offset, axes, x.ndim)
+    old = jax.lax.dynamic_slice(x, starts, part.shape)
+    return jax.lax.dynamic_update_slice(x, old + part, starts)
+
+
+@operator(GRAPHCORE, "DynamicZero")
+def dynamic_zero(ctx: Context, node: Node, x: Array, offset: Array) -> Array:
+    """x with a slice of ``sizes`` at offsets found while running set to 0 (PopART DynamicZero)."""
+    axes, sizes = _dynamic(node, x)
+    shape = list(x.shape)
+    for axis, size in zip(axes, sizes, strict=True):
+        shape[axis] = size
+    return jax.lax.dynamic_update_slice(x, jnp.zeros(shape, x.dtype), _offsets(offset, axes, x.ndim))
+
+
+@operator(GRAPHCORE, "SequenceSlice")
+def sequence_slice(
+    ctx: Context, node: Node, source: Array, destination: Array, counts: Array, source_at: Array, destination_at: Array
+) -> Array:
+    """destination with, for each i, ``counts[i]`` rows copied from ``source_at[i]`` to ``destination_at[i]``.
+
+    With ``zeroUnused`` rows that nothing is copied to are 0 (PopART SequenceSlice).
+    """
+    rows = jnp.arange(destination.shape[0], dtype=jnp.int32)
+    result = jnp.zeros_like(destination) if node.get("zeroUnused", 0) else destination
+
+    def copy(result: Array, each: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        count, first, to = (e.astype(jnp.int32) for e in each)
+        here = (rows >= to) & (rows < to + count)
+        moved = jnp.take(source, jnp.clip(rows - to + first, 0, source.shape[0] - 1), axis=0)
+        return jnp.where(here.reshape((-1,) + (1,) * (destination.ndim - 1)), moved, result), None
+
+    result, _ = jax.lax.scan(copy, result, (counts.reshape(-1), source_at.reshape(-1), destination_at.reshape(-1)))
+    return result

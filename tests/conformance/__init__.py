@@ -1,0 +1,1 @@
+"""Numbers against independent references: the conformance suite of the onnx wheel, run through our backend."""

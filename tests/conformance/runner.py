@@ -1,0 +1,168 @@
+"""One runner for every backend: the cases that ship in the onnx wheel, run the same way, counted the same way.
+
+    python -m tests.conformance.runner podrun            # or onnxruntime, reference
+    python -m tests.conformance.runner podrun --kinds node --match conv --verbose
+    python -m tests.conformance.runner podrun --record   # rewrite tests/conformance/record.json
+
+A case *passes* if every data set gives the expected outputs (shape, type, value within the case's tolerance), is
+*wrong* if it runs and gives others, and *refused* if the backend raises.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import glob
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.backend.test.case.test_case import TestCase
+from onnx.backend.test.loader import load_model_tests
+from onnx.backend.test.runner import Runner
+
+KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
+RECORD = Path(__file__).with_name("record.json")
+
+Run = Callable[[list[Any]], Any]
+Prepare = Callable[[onnx.ModelProto], Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a case: ``pass``, ``wrong`` or ``refused``, and why."""
+
+    name: str
+    result: str
+    reason: str = ""
+
+
+@functools.cache
+def cases(kinds: tuple[str, ...] = KINDS) -> tuple[TestCase, ...]:
+    """All cases of the given kinds, in order."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tuple(case for kind in kinds for case in load_model_tests(kind=kind))
+
+
+def model_of(case: TestCase) -> onnx.ModelProto:
+    """The case's model, from memory or from the wheel's file."""
+    return case.model if case.model is not None else onnx.load(os.path.join(case.model_dir, "model.onnx"))
+
+
+def data_of(case: TestCase, model: onnx.ModelProto) -> Iterator[tuple[list[Any], list[Any]]]:
+    """The case's data sets: inputs and expected outputs."""
+    if case.data_sets is not None:
+        for inputs, outputs in case.data_sets:
+            yield [_plain(i) for i in inputs], [_plain(o) for o in outputs]
+        return
+    for folder in sorted(glob.glob(os.path.join(case.model_dir, "test_data_set_*"))):
+        yield (
+            _read(folder, "input", [v.type for v in model.graph.input]),
+            _read(folder, "output", [v.type for v in model.graph.output]),
+        )
+
+
+def _plain(value: Any) -> Any:
+    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+
+
+def _read(folder: str, what: str, types: list[onnx.TypeProto]) -> list[Any]:
+    values = []
+    for index in range(len(glob.glob(os.path.join(folder, f"{what}_*.pb")))):
+        data = Path(folder, f"{what}_{index}.pb").read_bytes()
+        kind = types[index].WhichOneof("value")
+        if kind == "sequence_type":
+            values.append(onnx.numpy_helper.to_list(onnx.SequenceProto.FromString(data)))
+        elif kind == "optional_type":
+            values.append(onnx.numpy_helper.to_optional(onnx.OptionalProto.FromString(data)))
+        else:
+            values.append(onnx.numpy_helper.to_array(onnx.TensorProto.FromString(data)))
+    return values
+
+
+def run_case(case: TestCase, prepare: Prepare) -> Outcome:
+    """Run one case on a backend."""
+    model = model_of(case)
+    try:
+        run = prepare(model)
+        got = [(list(run(inputs)), expected) for inputs, expected in data_of(case, model)]
+    except Exception as error:  # whatever a backend raises is a refusal; the reason is kept
+        return Outcome(case.name, "refused", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    try:
+        for outputs, expected in got:
+            Runner.assert_similar_outputs(expected, outputs, case.rtol, case.atol)
+    except (AssertionError, TypeError, AttributeError, IndexError) as error:
+        return Outcome(case.name, "wrong", " ".join(str(error).split())[:300])
+    return Outcome(case.name, "pass")
+
+
+def prepare_podrun(model: onnx.ModelProto) -> Run:
+    """Ours."""
+    import podrun.onnx_backend
+
+    return podrun.onnx_backend.prepare(model).run
+
+
+def prepare_reference(model: onnx.ModelProto) -> Run:
+    """onnx.reference."""
+    from onnx.reference import ReferenceEvaluator
+
+    session = ReferenceEvaluator(model)
+    return lambda inputs: session.run(None, dict(zip(session.input_names, inputs, strict=False)))
+
+
+def prepare_onnxruntime(model: onnx.ModelProto) -> Run:
+    """onnxruntime on the CPU."""
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(4)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [i.name for i in session.get_inputs()]
+    return lambda inputs: session.run(None, dict(zip(names, inputs, strict=False)))
+
+
+BACKENDS: dict[str, Prepare] = {
+    "podrun": prepare_podrun,
+    "reference": prepare_reference,
+    "onnxruntime": prepare_onnxruntime,
+}
+
+
+def main() -> None:
+    """Run cases and print the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backend", choices=BACKENDS)
+    parser.add_argument("--kinds", nargs="*", default=KINDS)
+    parser.add_argument("--match", default="")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    started = time.process_time()
+    outcomes = []
+    for case in cases(tuple(options.kinds)):
+        if options.match not in case.name:
+            continue
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            outcome = run_case(case, BACKENDS[options.backend])
+        outcomes.append(outcome)
+        if options.verbose and outcome.result != "pass":
+            print(f"{outcome.result:8} {outcome.name}: {outcome.reason}", flush=True)
+    counts = collections.Counter(o.result for o in outcomes)
+    print(f"{options.backend}: {len(outcomes)} cases, {dict(counts)}, {time.process_time() - started:.0f} s of CPU")
+    if options.record:
+        record = {o.name: o.result for o in outcomes if o.result != "pass"}
+        RECORD.write_text(json.dumps({"cases": len(outcomes), "not_passing": record}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
