@@ -1,0 +1,89 @@
+"""IPU-Links and GW-Links: how fast they are, each figure with its source.
+
+Idea: an IPU-POD's IPUs form a ladder. Two IPUs are a rung; machines stack along two rails. A step of a
+collective moves a piece of data to the next IPU of a ring: it costs a fixed time, and the bytes over the
+links it shares. Figures are for the modelled system; nothing here looks at the clock of the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from podrun.errors import UsageError
+
+EFFICIENCY = 0.85
+"""Usable share of a link's raw rate. Source: poplibs' multi-IPU link tests (reference facts, section 6)."""
+RAIL_LINKS = 2
+"""Links up, and links down, between neighbours along a rail. Same source."""
+RUNG_LINKS = 4
+"""Links between the two IPUs of a rung. Same source."""
+LINK_LATENCY = 2040 / 1.6e9
+"""Seconds that a neighbour exchange costs before its bytes: 2,040 cycles of a 16-chip GC2 system. Section 6.
+"""
+SYNC_HOP = 15e-9
+"""Seconds a sync signal takes over one hop; there and back over ``1 + ranks / 4`` hops. Section 5."""
+STEP_CYCLES = 2720
+"""Tile cycles of one step besides: control, rearrangement, the addition. The one fitted figure: to the
+all-reduce
+records of 16 GC2 (74,752 to 101,218 cycles for the small sizes, over 16 steps)."""
+GATEWAY_RATE = 12.5e9
+"""Bytes per second each way of one GW-Link port (100 GbE). Section 6, derived."""
+GATEWAY_PORTS = 2
+"""GW-Link ports of a machine: one towards the next IPU-Link domain of the ring, one towards the last."""
+GATEWAY_LATENCY = 5e-6
+"""Seconds of a hop over GW-Links, gateway to gateway. Assumed: no published figure was found."""
+MACHINE_IPUS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """The links of one kind of system. ``link_rate``: raw bytes per second of one link in one direction."""
+
+    name: str
+    clock_hz: float
+    link_rate: float
+    ild_ipus: int = 64
+    """Most IPUs of an IPU-Link domain; between domains data takes GW-Links."""
+    twisted: bool = False
+    """Links configured as a twisted torus ("BarleyTwist"): four rings, one IPU per replica."""
+
+    @property
+    def rail(self) -> float:
+        """Usable bytes per second between neighbours along a rail, each way."""
+        return RAIL_LINKS * self.link_rate * EFFICIENCY
+
+    @property
+    def rung(self) -> float:
+        """Usable bytes per second between the two IPUs of a rung, each way."""
+        return RUNG_LINKS * self.link_rate * EFFICIENCY
+
+    @property
+    def gateway(self) -> float:
+        """Usable bytes per second from a machine to the next IPU-Link domain, each way, over one port."""
+        return GATEWAY_RATE * EFFICIENCY
+
+    def step_seconds(self, ranks: int) -> float:
+        """Seconds a ring step costs before its bytes, among so many ranks."""
+        hops = 1 + ranks / 4
+        return LINK_LATENCY + 2 * SYNC_HOP * hops + STEP_CYCLES / self.clock_hz
+
+
+_MK1_LINK = 128 * 2**30 / 8
+"""128 Gib/s per link and direction: section 6."""
+_MK2_LINK = 320e9 / 10 / 2
+"""320 GB/s over 10 links, both directions together: section 1."""
+
+FABRICS = {
+    "gc2": Fabric("gc2", 1.6e9, _MK1_LINK, ild_ipus=16),
+    "gc200": Fabric("gc200", 1.33e9, _MK2_LINK),
+    "bow": Fabric("bow", 1.85e9, _MK2_LINK),
+}
+"""By target name. Bow has GC200's links and a faster tile clock."""
+
+
+def fabric(target: str, *, ild_ipus: int | None = None, twisted: bool = False) -> Fabric:
+    """The fabric of a target ("gc2", "gc200", "bow"). Raises UsageError for another name."""
+    if target not in FABRICS:
+        raise UsageError(f"no link figures for target {target!r}", hint=f"Known: {', '.join(FABRICS)}.")
+    found = FABRICS[target]
+    return replace(found, ild_ipus=ild_ipus or found.ild_ipus, twisted=twisted)

@@ -1,0 +1,270 @@
+"""Modelled time of collectives on IPU-Links and GW-Links: which algorithm the SDK takes, and how long it is
+at it.
+
+A collective among *n* ranks cuts its data into *n* fragments and walks them round a ring. `Method` names the
+ways to walk. Each costs steps, and each step the bytes one link has to carry::
+
+    ring            n - 1 steps of one fragment                 (one direction)
+    bidirectional   n - 1 steps of half a fragment              (both directions at once)
+    meet in middle  n / 2 steps of one fragment                 (both directions, half way)
+    quad            n - 1 steps of a quarter                    (serpent and mirrored serpent, both
+    directions)
+
+All-reduce is a reduce-scatter and an all-gather. Between IPU-Link domains the fragments are all-reduced in a
+second ring over GW-Links, in the middle of the two. Method choice and formulas: reference facts, section 9
+(poplibs before its collectives moved into GCL); link figures: `podrun.collectives.links`. Held against every
+published all-reduce record by ``tests/collectives/test_timing.py``.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from podrun.collectives.links import GATEWAY_LATENCY, MACHINE_IPUS, Fabric
+from podrun.errors import UsageError
+
+_KIB, _MIB = 1024, 1024 * 1024
+
+
+class Method(enum.Enum):
+    """How fragments travel."""
+
+    NONE = "none"
+    """One rank: nothing travels."""
+    RING = "ring"
+    BIDIRECTIONAL = "bidirectional_ring_pair"
+    MEET_IN_MIDDLE = "meet_in_middle_ring"
+    QUAD = "quad_directional_ring"
+    DIRECT = "direct"
+    """Point to point along the shortest way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Modelled time of one collective. ``bytes`` is nccl-tests' size: the larger of a rank's input and
+    output.
+    """
+
+    operation: str
+    method: Method
+    ranks: int
+    bytes: float
+    steps: int
+    seconds: float
+    cycles: float
+    link_bytes: float
+    """Bytes that each IPU sends on its links."""
+
+    @property
+    def algorithm_bandwidth(self) -> float:
+        """Bytes per second, as nccl-tests' algbw."""
+        return self.bytes / self.seconds if self.seconds else math.inf
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes per second on the busiest link of an ideal ring, as nccl-tests' busbw."""
+        return self.algorithm_bandwidth * bus_factor(self.operation, self.ranks)
+
+
+def bus_factor(operation: str, ranks: int) -> float:
+    """nccl-tests' busbw over algbw (its PERFORMANCE.md)."""
+    if operation == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if operation in ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter"):
+        return (ranks - 1) / ranks
+    return 1.0
+
+
+def choose_gather(input_bytes: float, ranks: int, ipus_per_rank: int, twisted: bool) -> Method:
+    """The SDK's method for an all-gather of ``input_bytes`` from each IPU (facts, section 9)."""
+    return _choose(input_bytes, ranks, ipus_per_rank, twisted, scale=1, twist_limit=192 * _KIB)
+
+
+def choose_scatter(input_bytes: float, ranks: int, ipus_per_rank: int, twisted: bool) -> Method:
+    """The SDK's method for a reduce-scatter of ``input_bytes`` per IPU: thresholds of all-gather, doubled."""
+    return _choose(input_bytes, ranks, ipus_per_rank, twisted, scale=2, twist_limit=192 * _KIB * ranks)
+
+
+def _choose(
+    nbytes: float, ranks: int, ipus_per_rank: int, twisted: bool, *, scale: int, twist_limit: float
+) -> Method:
+    if ranks == 1:
+        return Method.NONE
+    if twisted:
+        if ipus_per_rank > 1:
+            return Method.MEET_IN_MIDDLE
+        return Method.MEET_IN_MIDDLE if nbytes < twist_limit else Method.QUAD
+    if ipus_per_rank > 1 or ranks == 2:
+        return Method.RING
+    limit = 608 * _KIB
+    if ranks > 4:
+        limit = int(2.375 * _MIB)
+    if ranks > 8:
+        limit = 19 * _MIB
+    if ranks > 16 or nbytes < limit * scale:
+        return Method.MEET_IN_MIDDLE
+    return Method.BIDIRECTIONAL
+
+
+def _walk(method: Method, ranks: int) -> tuple[int, float]:
+    """Steps, and the share of a fragment that one link direction carries in each."""
+    if method is Method.NONE:
+        return 0, 0.0
+    if method is Method.MEET_IN_MIDDLE:
+        return ranks // 2, 1.0
+    return ranks - 1, {Method.RING: 1.0, Method.BIDIRECTIONAL: 0.5, Method.QUAD: 0.25}[method]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Time of one walk."""
+
+    steps: int
+    seconds: float
+    link_bytes: float
+
+
+def _half(method: Method, nbytes: float, ranks: int, ipus_per_rank: int, fabric: Fabric) -> _Part:
+    """A reduce-scatter or all-gather of ``nbytes`` per IPU (the whole vector), within one IPU-Link domain."""
+    steps, share = _walk(method, ranks)
+    if not steps:
+        return _Part(0, 0.0, 0.0)
+    fragment = nbytes / ranks
+    # IPU k of every replica is in ring k; rings of one column share its rail: half a replica's IPUs on each
+    # rail.
+    sharing = max(1.0, ipus_per_rank / 2)
+    pair_on_a_rung = ranks == 2 and ipus_per_rank == 1
+    rate = fabric.rung if pair_on_a_rung else fabric.rail / sharing
+    seconds = steps * (fabric.step_seconds(ranks) + fragment * share / rate)
+    return _Part(steps, seconds, nbytes * (ranks - 1) / ranks)
+
+
+def _between_domains(nbytes: float, domains: int, ild_ipus: int, fabric: Fabric) -> _Part:
+    """All-reduce of what each IPU holds after the reduce-scatter (``nbytes``), over the ring of domains."""
+    if domains == 1:
+        return _Part(0, 0.0, 0.0)
+    steps = 2 * (domains - 1)
+    per_machine = nbytes * min(MACHINE_IPUS, ild_ipus)  # the IPUs of a machine share its ports
+    share = 0.5 if domains > 2 else 1.0  # both ports, one for each direction round the ring
+    seconds = steps * (
+        GATEWAY_LATENCY + fabric.step_seconds(domains) + per_machine / domains * share / fabric.gateway
+    )
+    return _Part(steps, seconds, steps * nbytes / domains)
+
+
+def _split(ranks: int, ipus_per_rank: int, fabric: Fabric) -> tuple[int, int]:
+    """Ranks within a domain, and domains."""
+    if ranks < 1 or ipus_per_rank < 1:
+        raise UsageError(f"no collective among {ranks} ranks of {ipus_per_rank} IPUs")
+    inside = max(1, min(ranks, fabric.ild_ipus // ipus_per_rank))
+    if ranks % inside:
+        raise UsageError(f"{ranks} ranks do not fill IPU-Link domains of {inside} ranks")
+    return inside, ranks // inside
+
+
+def all_reduce(
+    nbytes: float, ranks: int, fabric: Fabric, *, ipus_per_rank: int = 1, method: Method | None = None
+) -> Estimate:
+    """All-reduce of ``nbytes`` on each IPU, in IPU-Link domains of ``fabric.ild_ipus``. ``method`` None: the
+    SDK's.
+    """
+    inside, domains = _split(ranks, ipus_per_rank, fabric)
+    scatter = method or choose_scatter(nbytes, inside, ipus_per_rank, fabric.twisted)
+    gather = method or choose_gather(nbytes / inside, inside, ipus_per_rank, fabric.twisted)
+    parts = (
+        _half(scatter, nbytes, inside, ipus_per_rank, fabric),
+        _between_domains(nbytes / inside, domains, inside * ipus_per_rank, fabric),
+        _half(gather, nbytes, inside, ipus_per_rank, fabric),
+    )
+    return _estimate("all_reduce", scatter, ranks, nbytes, fabric, *parts)
+
+
+def reduce_scatter(
+    nbytes: float, ranks: int, fabric: Fabric, *, ipus_per_rank: int = 1, method: Method | None = None
+) -> Estimate:
+    """Reduce-scatter of ``nbytes`` on each IPU, leaving ``nbytes / ranks``."""
+    inside, domains = _split(ranks, ipus_per_rank, fabric)
+    chosen = method or choose_scatter(nbytes, inside, ipus_per_rank, fabric.twisted)
+    across = _halved(_between_domains(nbytes / inside, domains, inside * ipus_per_rank, fabric))
+    half = _half(chosen, nbytes, inside, ipus_per_rank, fabric)
+    return _estimate("reduce_scatter", chosen, ranks, nbytes, fabric, half, across)
+
+
+def all_gather(
+    nbytes: float, ranks: int, fabric: Fabric, *, ipus_per_rank: int = 1, method: Method | None = None
+) -> Estimate:
+    """All-gather to ``nbytes`` on each IPU, from ``nbytes / ranks``."""
+    inside, domains = _split(ranks, ipus_per_rank, fabric)
+    chosen = method or choose_gather(nbytes / ranks, inside, ipus_per_rank, fabric.twisted)
+    across = _halved(_between_domains(nbytes / inside, domains, inside * ipus_per_rank, fabric))
+    half = _half(chosen, nbytes, inside, ipus_per_rank, fabric)
+    return _estimate("all_gather", chosen, ranks, nbytes, fabric, across, half)
+
+
+def send(nbytes: float, fabric: Fabric, *, hops: int = 1, same_rung: bool = False) -> Estimate:
+    """A copy of ``nbytes`` from one IPU to another: ``hops`` rail hops away, or on the same rung."""
+    rate = fabric.rung if same_rung else fabric.rail
+    seconds = fabric.step_seconds(2) + (hops - 1) * SECONDS_PER_HOP + nbytes / rate
+    return _estimate("send", Method.DIRECT, 2, nbytes, fabric, _Part(1, seconds, nbytes))
+
+
+SECONDS_PER_HOP = 2 * 15e-9
+"""What a further hop adds to a copy: links forward as data comes, so only the way there. Section 5's hop,
+both ends.
+"""
+
+
+def broadcast(nbytes: float, ranks: int, fabric: Fabric) -> Estimate:
+    """From one rank to all: a stream both ways round the ring, in pieces, half the data each way round the
+    far side.
+    """
+    if ranks == 1:
+        return _estimate("broadcast", Method.NONE, 1, nbytes, fabric)
+    steps = ranks // 2
+    seconds = steps * fabric.step_seconds(ranks) + nbytes / fabric.rail
+    return _estimate("broadcast", Method.MEET_IN_MIDDLE, ranks, nbytes, fabric, _Part(steps, seconds, nbytes))
+
+
+def gather(nbytes: float, ranks: int, fabric: Fabric) -> Estimate:
+    """To one rank, ``nbytes`` there in all: bound by the links into it. Scatter is its mirror."""
+    if ranks == 1:
+        return _estimate("gather", Method.NONE, 1, nbytes, fabric)
+    steps = ranks // 2
+    arriving = nbytes * (ranks - 1) / ranks
+    seconds = steps * fabric.step_seconds(ranks) + arriving / (2 * fabric.rail)
+    return _estimate("gather", Method.DIRECT, ranks, nbytes, fabric, _Part(steps, seconds, arriving))
+
+
+def all_to_all(nbytes: float, ranks: int, fabric: Fabric) -> Estimate:
+    """Every rank's *k*-th of *n* pieces to rank *k*: pieces travel ``n / 4`` hops on average, on two ways
+    round.
+    """
+    if ranks == 1:
+        return _estimate("all_to_all", Method.NONE, 1, nbytes, fabric)
+    steps = ranks // 2
+    per_link = nbytes / ranks * sum(range(1, steps + 1))
+    seconds = steps * fabric.step_seconds(ranks) + per_link / fabric.rail
+    return _estimate("all_to_all", Method.DIRECT, ranks, nbytes, fabric, _Part(steps, seconds, 2 * per_link))
+
+
+def _halved(part: _Part) -> _Part:
+    """Half of an all-reduce: its reduce-scatter, or its all-gather."""
+    return _Part(part.steps // 2, part.seconds / 2, part.link_bytes / 2)
+
+
+def _estimate(
+    operation: str, method: Method, ranks: int, nbytes: float, fabric: Fabric, *parts: _Part
+) -> Estimate:
+    seconds = sum(part.seconds for part in parts)
+    return Estimate(
+        operation=operation,
+        method=method,
+        ranks=ranks,
+        bytes=nbytes,
+        steps=sum(part.steps for part in parts),
+        seconds=seconds,
+        cycles=seconds * fabric.clock_hz,
+        link_bytes=sum(part.link_bytes for part in parts),
+    )
