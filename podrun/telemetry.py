@@ -79,6 +79,11 @@ class MachineReport:
     ``state``: "up" (its process answers), "standby" (no partition uses it, no process runs) or "lost" (its
     process is gone). ``machine_index`` counts machines within the partition. ``versions`` maps software to
     version; the known keys are "IPUoF server", "ICU firmware", "IPU-M software", "driver".
+
+    Work since the partition became active: ``batches_done`` weight updates (or inference batches),
+    ``samples_done`` samples on this machine's replicas (None if the program does not say how many a micro-batch
+    holds), ``modelled_s`` seconds the model gives for them on the IPUs, ``emulation_s`` seconds of wall clock in
+    runs. They outlive the process that attached.
     """
 
     agent_id: str
@@ -93,6 +98,10 @@ class MachineReport:
     board_power_w: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     ipus: tuple[IpuReport, ...] = ()
+    batches_done: int = 0
+    samples_done: int | None = None
+    modelled_s: float | None = None
+    emulation_s: float | None = None
 
     def to_json_dict(self) -> dict[str, Any]:
         """Plain JSON data, with ``schema_version``."""

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from podrun.errors import UsageError
+from podrun.partition.guardian import marked_processes
 
 VIPU_SERVER = "vipu-server"
 """Kind of an entry: a partition service that stays (`vipu-server`)."""
@@ -70,6 +71,8 @@ class Entry:
     partition: str = ""
     processes: tuple[ProcessId, ...] = ()
     directories: tuple[str, ...] = ()
+    mark: str = ""
+    """``NAME=VALUE`` that the environment of every process of the owner's holds which must go, too; or empty."""
 
 
 def runtime_directory(environ: Mapping[str, str] | None = None) -> Path:
@@ -134,6 +137,9 @@ class Registry:
                 if process.alive:
                     with contextlib.suppress(ProcessLookupError):
                         kill(process.pid, signal.SIGKILL)
+            for pid in marked_processes(entry.mark) if entry.mark else ():
+                with contextlib.suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
             for directory in entry.directories:
                 remove_scratch(Path(directory))
             path.unlink(missing_ok=True)

@@ -1,0 +1,144 @@
+"""Options from and to a YAML file (``--import-config``, ``--export-config``).
+
+    num-replicas: 16
+    num-instances: 4
+    reset-partition: no
+    mpi-local-args:
+      - -x POPLAR_LOG_LEVEL
+
+Keys are the options' long names; values are read as on the command line, and checked against the same table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from podrun.errors import ConfigError, ConflictError, NotFoundError, UsageError
+from podrun.launcher.option_table import BY_NAME, OPTIONS, Kind, Option
+from podrun.launcher.options import convert, nearest_option
+
+CONFIGURABLE = tuple(option.name for option in OPTIONS if option.config)
+HEADING = "# Options of podrun: podrun --import-config FILE program\n"
+
+
+def merge_config(given: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """``given`` over the values of the file that its ``import-config`` names, if any."""
+    path = given.get("import-config")
+    merged = read_config(directory / path) if path else {}
+    return merged | dict(given)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Option values of a file. Raises NotFoundError, and ConfigError naming file, line, key and what was
+    expected.
+    """
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotFoundError(
+            f"there is no configuration file {path}",
+            hint="Write one: podrun --export-config FILE ... program",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{path}:{line}: not YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    if node is None:
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{path}:1: expected option: value on each line", hint=_EXAMPLE)
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        option = _option(str(key_node.value), f"{path}:{line}")
+        if option.name in values:
+            raise ConfigError(f"{path}:{line}: {option.name} is there twice", hint="Keep one of them.")
+        value = _value(option, value_node, f"{path}:{line}")
+        if value is not None:
+            values[option.name] = value
+    return values
+
+
+_EXAMPLE = "As in: num-replicas: 16"
+
+
+def _option(key: str, where: str) -> Option:
+    if key in CONFIGURABLE:
+        return BY_NAME[key]
+    if key in BY_NAME:
+        raise ConfigError(f"{where}: {key} belongs on the command line", hint="Take it out of the file.")
+    close = nearest_option(key, CONFIGURABLE)
+    raise ConfigError(
+        f"{where}: {key} is no option",
+        hint=f"Did you mean {close}?" if close else "podrun --help lists all options.",
+    )
+
+
+def _value(option: Option, node: Any, where: str) -> Any:
+    """The value of one key; None for an empty one, which leaves the default."""
+    import yaml
+
+    if isinstance(node, yaml.SequenceNode) and option.repeatable:
+        return tuple(_scalar(option, item, where) for item in node.value)
+    if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null":
+        return None
+    value = _scalar(option, node, where)
+    return (value,) if option.repeatable else value
+
+
+def _scalar(option: Option, node: Any, where: str) -> Any:
+    import yaml
+
+    if not isinstance(node, yaml.ScalarNode):
+        expected = "one value or a list of values" if option.repeatable else "one value"
+        raise ConfigError(f"{where}: {option.name} takes {expected}")
+    if option.kind is Kind.VERBOSITY:
+        if node.value not in ("0", "1", "2"):
+            raise ConfigError(f"{where}: {option.name} is 0, 1 or 2, not {node.value!r}")
+        return int(node.value)
+    try:
+        return convert(option, node.value, f"{where}: {option.name}")
+    except UsageError as error:
+        raise ConfigError(error.message, hint=error.hint) from None
+
+
+def write_config(path: Path, values: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Write the options in effect. Raises ConflictError if the file is there and ``overwrite`` is False."""
+    text = config_text(values)
+    try:
+        with path.open("w" if overwrite else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConflictError(
+            f"the configuration file {path} is there already",
+            hint="Add --overwrite-config=yes, or name another.",
+        ) from None
+    except OSError as error:
+        raise UsageError(f"the configuration cannot be written to {path}: {error}") from error
+
+
+def config_text(values: Mapping[str, Any]) -> str:
+    """YAML with the value of every option that has one, in the order of ``--help``."""
+    import yaml
+
+    body = dict(_entries(values))
+    return HEADING + yaml.safe_dump(body, sort_keys=False, default_flow_style=False)
+
+
+def _entries(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name in CONFIGURABLE:
+        value = values.get(name)
+        if value is None or value == ():
+            continue
+        if name == "vv":
+            continue  # says the same as verbose
+        yield name, list(value) if isinstance(value, tuple) else value

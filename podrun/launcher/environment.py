@@ -1,0 +1,141 @@
+"""What instances find in their environment, beside what podrun's own holds. Pure.
+
+POPDIST_* is the layout, IPUOF_* where the IPUs are, POPLAR_TARGET_OPTIONS what links them, OMPI_COMM_WORLD_*
+what programs written for mpirun read (rank and size). PODRUN_LAUNCH_ID marks every process of a launch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from podrun.errors import UsageError
+from podrun.launcher.spec import InstanceSpec, Layout
+
+LAUNCH_ID = "PODRUN_LAUNCH_ID"
+OFFLINE = "PODRUN_OFFLINE_MODE"
+"""1: the launch has no IPUs; attaching to any is an error."""
+REMOTE_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+"""Variables that reach other hosts without being named by -x."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAddress:
+    """Where the IPUoF client asks for its IPUs, and what joins them. ``timeout`` in seconds."""
+
+    host: str
+    port: int
+    partition: str
+    timeout: float
+    target_options: Mapping[str, str] = field(default_factory=dict)
+
+
+def compat_directory() -> Path:
+    """Folder whose ``popart`` and ``popdist`` are ours."""
+    return Path(__file__).resolve().parent.parent / "compat"
+
+
+def target_options(
+    size: int, ild_ipus: int, instance_ipus: int, routing: str = "", environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """POPLAR_TARGET_OPTIONS of a partition; what the user's own environment says comes first.
+
+    ``routing`` is the partition's ILD routing as V-IPU names it (DNC, SWNC, RINGSWNC); empty: by size, as
+    observed on real systems (mesh and default below a full POD64, torus and sliding window on it). Raises
+    UsageError if the environment's value is not a JSON object.
+    """
+    domain = min(size, ild_ipus)
+    routing = routing or ("RINGSWNC" if domain >= 64 else "DNC")
+    options = {
+        "ipuLinkDomainSize": str(domain),
+        "ipuLinkConfiguration": "default" if routing == "DNC" else "slidingWindow",
+        "ipuLinkTopology": "torus" if routing == "RINGSWNC" else "mesh",
+        "gatewayMode": "true",
+        "instanceSize": str(instance_ipus),
+    }
+    own = (environ or {}).get("POPLAR_TARGET_OPTIONS")
+    if own:
+        try:
+            extra = json.loads(own)
+        except ValueError as error:
+            raise UsageError(
+                f"POPLAR_TARGET_OPTIONS is no JSON: {error}", hint="Unset it, or correct it."
+            ) from error
+        if not isinstance(extra, dict):
+            raise UsageError(
+                "POPLAR_TARGET_OPTIONS is no JSON object", hint='As in \'{"gatewayMode": "true"}\''
+            )
+        options |= {str(key): str(value) for key, value in extra.items()}
+    return options
+
+
+def layout_variables(layout: Layout, instance: InstanceSpec) -> dict[str, str]:
+    """POPDIST_* and OMPI_COMM_WORLD_*: who this instance is."""
+    return {
+        "POPDIST_NUM_TOTAL_REPLICAS": str(layout.replicas),
+        "POPDIST_NUM_IPUS_PER_REPLICA": str(layout.ipus_per_replica),
+        "POPDIST_NUM_LOCAL_REPLICAS": str(instance.replicas),
+        "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE": "1",
+        "POPDIST_REPLICA_INDEX_OFFSET": str(instance.first_replica),
+        "POPDIST_LOCAL_INSTANCE_INDEX": str(instance.local_index),
+        "OMPI_COMM_WORLD_SIZE": str(layout.instances),
+        "OMPI_COMM_WORLD_RANK": str(instance.index),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(layout.instances_per_host),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(instance.local_index),
+        "OMPI_COMM_WORLD_NODE_RANK": str(instance.local_index),
+        "OMPI_UNIVERSE_SIZE": str(layout.instances),
+    }
+
+
+def partition_variables(address: PartitionAddress, instance: InstanceSpec) -> dict[str, str]:
+    """IPUOF_* and POPLAR_TARGET_OPTIONS."""
+    return {
+        "IPUOF_VIPU_API_HOST": address.host,
+        "IPUOF_VIPU_API_PORT": str(address.port),
+        "IPUOF_VIPU_API_PARTITION_ID": address.partition,
+        "IPUOF_VIPU_API_TIMEOUT": f"{address.timeout:g}",
+        "IPUOF_VIPU_API_GCD_ID": str(instance.gcd),
+        "POPLAR_TARGET_OPTIONS": json.dumps(dict(address.target_options)),
+    }
+
+
+def instance_environment(
+    layout: Layout,
+    instance: InstanceSpec,
+    environ: Mapping[str, str],
+    *,
+    address: PartitionAddress | None,
+    cache_path: str,
+    launch_id: str,
+    local: bool = True,
+    debug: bool = False,
+) -> dict[str, str]:
+    """The whole environment of an instance. ``environ`` is podrun's own; instances elsewhere (``local``
+    False) get only the variables that are forwarded and those named by -x.
+    """
+    kept = dict(environ) if local else {name: environ[name] for name in REMOTE_FORWARDED if name in environ}
+    for name in [
+        name for name in kept if name.startswith(("POPDIST_", "OMPI_COMM_WORLD_", "IPUOF_VIPU_API_"))
+    ]:
+        del kept[name]
+    python_path = [str(compat_directory()), *filter(None, [environ.get("PYTHONPATH")])]
+    kept |= {
+        "PYTHONPATH": ":".join(python_path),
+        "POPDIST_EXECUTABLE_CACHE_PATH": cache_path,
+        "IPUOF_LOG_LEVEL": environ.get("IPUOF_LOG_LEVEL", "WARN"),
+        LAUNCH_ID: launch_id,
+    }
+    # Output goes through a pipe; without this a Python program's lines would appear only when its buffer is
+    # full.
+    kept.setdefault("PYTHONUNBUFFERED", "1")
+    if debug:
+        kept["PYTHONFAULTHANDLER"] = "1"
+    kept |= partition_variables(address, instance) if address else {OFFLINE: "1"}
+    for name, value in instance.exports.items():
+        if value is not None:
+            kept[name] = value
+        elif name in environ and name not in ("PYTHONPATH",):
+            kept[name] = environ[name]
+    return kept | layout_variables(layout, instance)

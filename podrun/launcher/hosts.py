@@ -1,0 +1,88 @@
+"""Lists of hosts: ``host0,host1``, ``host[0-2,4]``, and files with one host a line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from podrun.errors import NotFoundError, UsageError
+
+LOCAL_HOST = "localhost"
+MAX_HOSTS = 1 << 14
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*")
+_ITEM = re.compile(r"(?P<head>[^\[\],]+)(?:\[(?P<ranges>[^\[\]]*)\](?P<tail>[^\[\],]*))?")
+
+
+def parse_hosts(text: str, option: str = "--host") -> tuple[str, ...]:
+    """Hosts in the order given. Ranges keep leading zeros: ``n[08-10]`` is n08 to n10. Raises UsageError."""
+    hosts: list[str] = []
+    position = 0
+    while True:
+        match = _ITEM.match(text, position)
+        if match is None or (match.end() < len(text) and text[match.end()] != ","):
+            raise _bad(option, text)
+        hosts += _expand(match, option, text)
+        if len(hosts) > MAX_HOSTS:
+            raise UsageError(f"{option} {text} names more than {MAX_HOSTS} hosts")
+        position = match.end() + 1
+        if match.end() == len(text):
+            break
+    return _checked(hosts, f"{option} {text}")
+
+
+def read_hostfile(path: Path) -> tuple[str, ...]:
+    """Hosts of a file, one a line; ``#`` starts a comment. Raises NotFoundError, UsageError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise NotFoundError(
+            f"there is no host file {path}", hint="Name a file with one host a line."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the host file {path} cannot be read: {error}") from error
+    hosts = [name for line in lines if (name := line.split("#")[0].strip())]
+    if not hosts:
+        raise UsageError(f"the host file {path} names no host", hint="Write one host a line.")
+    for host in hosts:
+        if not _NAME.fullmatch(host):
+            raise UsageError(
+                f"{path}:{lines.index(host) + 1 if host in lines else 0}: {host!r} is no host name"
+            )
+    return _checked(hosts, str(path))
+
+
+def _expand(match: re.Match[str], option: str, text: str) -> Iterator[str]:
+    ranges = match["ranges"]
+    if ranges is None:
+        yield match["head"].strip()
+        return
+    for part in ranges.split(","):
+        low, dash, high = part.strip().partition("-")
+        high = high if dash else low
+        if not (low.isdecimal() and high.isdecimal() and low.isascii() and high.isascii()):
+            raise _bad(option, text)
+        if int(low) > int(high) or int(high) - int(low) >= MAX_HOSTS:
+            raise UsageError(f"{option} {text}: {part} is no range of hosts", hint="As in --host host[0-2,4]")
+        for number in range(int(low), int(high) + 1):
+            yield f"{match['head'].strip()}{number:0{len(low)}d}{match['tail'].strip()}"
+
+
+def _bad(option: str, text: str) -> UsageError:
+    return UsageError(
+        f"{option} {text} is no list of hosts", hint="As in --host host0,host1 or --host host[0-2,4]"
+    )
+
+
+def _checked(hosts: list[str], where: str) -> tuple[str, ...]:
+    for host in hosts:
+        if not _NAME.fullmatch(host):
+            raise UsageError(
+                f"{where}: {host!r} is no host name", hint="As in --host host0,host1 or --host host[0-2,4]"
+            )
+        if hosts.count(host) > 1:
+            raise UsageError(
+                f"{where} names {host} twice",
+                hint="Name each host once; instances are divided evenly among them.",
+            )
+    return tuple(hosts)

@@ -1,0 +1,82 @@
+"""podrun's own lines: PopRun's log format, progress, and errors. All on standard error.
+
+    10:51:04.123 4711 POPRUN [I] partition p16 is PS_ACTIVE
+
+Log lines appear with -v (I) and -vv (D), warnings (W) always; progress lines unless --quiet.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from typing import TextIO
+
+from podrun.errors import PodrunError
+
+TAG = "POPRUN"
+
+
+class Log:
+    """Writes whole lines, from any thread. ``verbosity``: -1 quiet, 0 usual, 1 verbose, 2 very verbose."""
+
+    def __init__(
+        self,
+        verbosity: int = 0,
+        stream: TextIO | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        self.verbosity = verbosity
+        self._stream = stream or sys.stderr
+        self._now = now
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()
+
+    def debug(self, text: str) -> None:
+        """With -vv."""
+        if self.verbosity >= 2:
+            self._line("D", text)
+
+    def info(self, text: str) -> None:
+        """With -v."""
+        if self.verbosity >= 1:
+            self._line("I", text)
+
+    def warning(self, text: str) -> None:
+        """Unless --quiet; each text once."""
+        if self.verbosity >= 0 and text not in self._warned:
+            self._warned.add(text)
+            self._line("W", text)
+
+    def progress(self, text: str) -> None:
+        """A step of the launch: a plain line unless --quiet (with -v a log line)."""
+        if self.verbosity >= 1:
+            self._line("I", text)
+        elif self.verbosity == 0:
+            self.write(f"podrun: {text}\n")
+
+    def error(self, error: PodrunError) -> None:
+        """Message and hint, always."""
+        self.write(error_text(error))
+
+    def write(self, text: str) -> None:
+        """Text as it is, in one piece."""
+        with self._lock:
+            try:
+                self._stream.write(text)
+                self._stream.flush()
+            except (BrokenPipeError, ValueError):
+                # Nobody reads any more; what is to be ended must still be ended.
+                return
+
+    def _line(self, level: str, text: str) -> None:
+        stamp = self._now().strftime("%H:%M:%S.%f")[:-3]
+        self.write(f"{stamp} {os.getpid()} {TAG} [{level}] {text}\n")
+
+
+def error_text(error: PodrunError) -> str:
+    """What the command prints for an error: the message, and the hint on a line of its own."""
+    hint = f"hint: {error.hint}\n" if error.hint else ""
+    return f"podrun: error: {error}\n{hint}"

@@ -1,0 +1,161 @@
+"""What instances print: whole lines with mpirun's tags, ``[1,RANK]<stdout>:text``.
+
+`LineAssembler` turns chunks of bytes into lines; `OutputMixer` tags and writes them, keeps a copy in files if
+asked, and remembers the end of each instance's standard error, so that the traceback that matters can be
+shown last.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+JOB = 1
+"""mpirun numbers jobs; there is one."""
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is written in pieces."""
+REMEMBERED_LINES = 400
+TRACEBACK = b"Traceback (most recent call last):"
+_CHAINED = (
+    b"During handling of the above exception, another exception occurred:",
+    b"The above exception was the direct cause of the following exception:",
+)
+
+
+class Channel(enum.Enum):
+    """One of the two streams of an instance."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+class LineAssembler:
+    """Chunks in, whole lines out (without line ends). Of a line that rewrites itself with carriage returns,
+    as progress bars do, the last state is kept."""
+
+    def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
+        self._rest = b""
+        self._limit = limit
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Lines that ``chunk`` completes."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        while len(self._rest) > self._limit:
+            lines.append(self._rest[: self._limit])
+            self._rest = self._rest[self._limit :]
+        return [last_state(line) for line in lines]
+
+    def finish(self) -> list[bytes]:
+        """The last line, if it had no line end."""
+        rest, self._rest = self._rest, b""
+        return [last_state(rest)] if rest else []
+
+
+def last_state(line: bytes) -> bytes:
+    """What a terminal would show of a line with carriage returns."""
+    return line.rstrip(b"\r").rsplit(b"\r", 1)[-1]
+
+
+def tag(instance: int, channel: Channel, line: bytes) -> bytes:
+    """One tagged line with its line end."""
+    return b"[%d,%d]<%s>:%s\n" % (JOB, instance, channel.value.encode(), line)
+
+
+class OutputMixer:
+    """Takes chunks from all instances and writes tagged lines.
+
+    ``write(channel, data)`` puts bytes on podrun's own standard output or error. ``only`` suppresses all
+    instances but one. ``directory``: copies, untagged, in ``DIR/1/rank.N/stdout`` and ``stderr`` as mpirun
+    writes them.
+    """
+
+    def __init__(
+        self,
+        instances: int,
+        write: Callable[[Channel, bytes], None],
+        *,
+        only: int | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        self._write = write
+        self._only = only
+        self._assemblers = {(i, channel): LineAssembler() for i in range(instances) for channel in Channel}
+        self._errors: list[deque[bytes]] = [deque(maxlen=REMEMBERED_LINES) for _ in range(instances)]
+        self._written = 0
+        self._last_error_at = [-1] * instances
+        self._files = _open_files(directory, instances) if directory else {}
+
+    def feed(self, instance: int, channel: Channel, chunk: bytes) -> None:
+        """Bytes that an instance printed."""
+        if file := self._files.get((instance, channel)):
+            file.write(chunk)
+            file.flush()
+        self._emit(instance, channel, self._assemblers[instance, channel].feed(chunk))
+
+    def finish(self, instance: int) -> None:
+        """The instance has ended: what it left without a line end comes out."""
+        for channel in Channel:
+            self._emit(instance, channel, self._assemblers[instance, channel].finish())
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    def show_failure(self, instance: int) -> bool:
+        """Make the instance's traceback the last thing on screen. False if it printed none.
+
+        Nothing is repeated if nothing came after it.
+        """
+        lines = last_traceback(self._errors[instance])
+        if not lines:
+            return False
+        if self._last_error_at[instance] != self._written:
+            self._write(Channel.STDERR, b"".join(tag(instance, Channel.STDERR, line) for line in lines))
+        return True
+
+    def last_lines(self, instance: int, count: int) -> list[bytes]:
+        """The end of an instance's standard error."""
+        return list(self._errors[instance])[-count:]
+
+    def note_written(self) -> None:
+        """Something else was written to the screen."""
+        self._written += 1
+
+    def _emit(self, instance: int, channel: Channel, lines: Sequence[bytes]) -> None:
+        if not lines:
+            return
+        shown = self._only is None or self._only == instance
+        if shown:
+            self._write(channel, b"".join(tag(instance, channel, line) for line in lines))
+            self._written += 1
+        if channel is Channel.STDERR:
+            self._errors[instance].extend(lines)
+            self._last_error_at[instance] = self._written if shown else -1
+
+
+def last_traceback(lines: Sequence[bytes]) -> list[bytes]:
+    """The last Python traceback, with those it is chained to, and what follows it; empty if there is none."""
+    kept = list(lines)
+    starts = [i for i, line in enumerate(kept) if line.lstrip().startswith(TRACEBACK)]
+    if not starts:
+        return []
+    first = starts.pop()
+    while starts and any(line.strip() in _CHAINED for line in kept[starts[-1] : first]):
+        first = starts.pop()
+    return kept[first:]
+
+
+def _open_files(directory: Path, instances: int) -> dict[tuple[int, Channel], BinaryIO]:
+    width = len(str(instances - 1))
+    files: dict[tuple[int, Channel], BinaryIO] = {}
+    for instance in range(instances):
+        folder = directory / str(JOB) / f"rank.{instance:0{width}d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for channel in Channel:
+            files[instance, channel] = (folder / channel.value).open("wb")
+    return files

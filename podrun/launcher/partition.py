@@ -1,0 +1,334 @@
+"""The partition of a launch: find a V-IPU server or be one, then create, use, update, reset and remove as
+PopRun does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from podrun.errors import ConflictError, NotFoundError, PodrunError, ServiceError, UsageError
+from podrun.launcher.environment import PartitionAddress, target_options
+from podrun.launcher.log import Log
+from podrun.launcher.option_table import PORT_DEFAULT
+from podrun.launcher.pods import choose_cluster, facts_of
+from podrun.launcher.spec import LaunchSpec, PartitionSpec, PodFacts, ServerSpec
+
+if TYPE_CHECKING:
+    from podrun.partition.client import VipuClient
+    from podrun.partition.types import PartitionInfo
+    from podrun.telemetry import MachineReport
+
+LOCAL = "127.0.0.1"
+REMOVE_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """A V-IPU server and where its address came from."""
+
+    host: str
+    port: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port} ({self.source})"
+
+
+def find_server(server: ServerSpec, environ: Mapping[str, str]) -> ServerAddress | None:
+    """The server to use, or None if podrun is to start one. A place named by the user is not tried here.
+
+    In this order: --vipu-server-host, $IPUOF_VIPU_API_HOST, a `vipu-server` of this user on this host,
+    $VIPU_CLI_API_HOST, whatever answers as a V-IPU server at the default port of this host.
+    """
+    port = server.port or int(environ.get("IPUOF_VIPU_API_PORT") or PORT_DEFAULT)
+    if server.host:
+        return ServerAddress(server.host, port, "--vipu-server-host")
+    if host := environ.get("IPUOF_VIPU_API_HOST"):
+        return ServerAddress(host, port, "$IPUOF_VIPU_API_HOST")
+    found = _published(server)
+    if found is not None:
+        return found
+    if host := environ.get("VIPU_CLI_API_HOST"):
+        return ServerAddress(host, server.port or PORT_DEFAULT, "$VIPU_CLI_API_HOST")
+    default = ServerAddress(LOCAL, server.port or PORT_DEFAULT, "the default port")
+    return default if _answers(default, server.cluster) else None
+
+
+def _published(server: ServerSpec) -> ServerAddress | None:
+    from podrun.partition.discovery import VIPU_SERVER, Registry
+
+    for entry in Registry().entries():
+        if entry.kind != VIPU_SERVER or not entry.port:
+            continue
+        if server.port not in (None, entry.port) or server.cluster not in (None, entry.cluster):
+            continue
+        return ServerAddress(entry.host, entry.port, "running on this host")
+    return None
+
+
+def _answers(address: ServerAddress, cluster: str | None) -> bool:
+    """True iff a V-IPU server answers there, and has the POD asked for."""
+    try:
+        with socket.create_connection((address.host, address.port), timeout=0.5):
+            pass
+    except OSError:
+        return False
+    from podrun.partition.client import VipuClient
+
+    try:
+        with VipuClient(address.host, address.port, timeout=2.0) as client:
+            return cluster in (None, client.cluster().name)
+    except PodrunError:
+        return False
+
+
+@dataclass(slots=True)
+class PartitionSession:
+    """What a launch holds: a server (perhaps its own) and a partition on it.
+
+    `connect`, then `prepare`, then `wait_active` (perhaps in another thread while instances start), then
+    `close`.
+    """
+
+    spec: LaunchSpec
+    environ: Mapping[str, str]
+    log: Log
+    address: ServerAddress | None = None
+    pod: PodFacts | None = None
+    name: str = ""
+    created: bool = False
+    _client: Any = None
+    _service: Any = None
+    _info: Any = None
+    _pending: bool = field(default=False)
+
+    @property
+    def wanted(self) -> PartitionSpec:
+        """What the command line says about the partition."""
+        assert self.spec.partition is not None, "a launch without a partition has no session"
+        return self.spec.partition
+
+    @property
+    def client(self) -> VipuClient:
+        """The connection to the server."""
+        client: VipuClient = self._client
+        return client
+
+    @property
+    def server_missing(self) -> bool:
+        """True iff no server was found: podrun has its own, or has refused to start one for a POD too small."""
+        return self.address is None or self.own_service
+
+    @property
+    def own_service(self) -> bool:
+        """True iff the server runs inside this process and ends with it."""
+        return self._service is not None
+
+    # --- the server
+    # -------------------------------------------------------------------------------------------
+
+    def connect(self) -> PodFacts:
+        """Find the server or start one; the POD it has. Raises ServiceError if a server that is named does
+        not answer, ConflictError if it has another POD than --cluster says or the port is taken."""
+        self.address = find_server(self.spec.server, self.environ)
+        if self.address is None:
+            return self._start_service()
+        self.log.info(f"V-IPU server {self.address}")
+        self._connect(self.address)
+        pod = self.client.cluster()
+        asked = self.spec.server.cluster
+        if asked and asked != pod.name:
+            raise ConflictError(
+                f"the V-IPU server at {self.address} has {pod.name}, not {asked}",
+                hint="Leave out --cluster, or stop that server (vipu-server) and let podrun start its own.",
+            )
+        self.pod = PodFacts(pod.name, pod.num_ipus, pod.ipu_link_domain_size, pod.ipu_link_topology)
+        return self.pod
+
+    def _connect(self, address: ServerAddress) -> None:
+        from podrun.partition.client import VipuClient
+
+        self._client = VipuClient(address.host, address.port, timeout=self.spec.server.timeout)
+
+    def _start_service(self) -> PodFacts:
+        from podrun.partition.ray_pool import RayMachinePool
+        from podrun.partition.service import Service
+        from podrun.partition.store import Store
+
+        cluster = choose_cluster(self.spec)
+        self.pod = facts_of(cluster)
+        if self.spec.layout.ipus > self.pod.ipus:
+            return self.pod  # Refused by the caller; nothing is started.
+        self._service = Service(cluster, Store(None, cluster.name), RayMachinePool(cluster))
+        port = self._service.start(LOCAL, self.spec.server.port or 0)
+        self.address = ServerAddress(LOCAL, port, "podrun's own")
+        self._connect(self.address)
+        self.log.info(f"V-IPU server {self.address} for {cluster.name}")
+        return self.pod
+
+    # --- the partition
+    # ----------------------------------------------------------------------------------------
+
+    def prepare(self) -> bool:
+        """Choose or ask for the partition. True if it is on its way and `wait_active` may run beside the
+        instances; False if `wait_active` must come first, because the partition was there before."""
+        existing = {info.name: info for info in self.client.list_partitions()}
+        self.name = self._choose_name(existing)
+        if self.name not in existing:
+            self._create()
+            return True
+        info = existing[self.name]
+        self.log.info(f"partition {self.name} already exists and is in state {info.state.wire_name}")
+        self._check_free(info)
+        if not self._fits(info):
+            if not self.wanted.update:
+                raise ConflictError(
+                    f"partition {self.name} {self._misfit(info)}",
+                    hint="Add --update-partition=yes to create it anew, or name another (--vipu-partition).",
+                )
+            self._remove()
+            self._create()
+            return True
+        self._info = info
+        self._reset_if_need_be(info)
+        return False
+
+    def wait_active(self) -> None:
+        """Wait until the partition is ACTIVE, trying again as often as --vipu-partition-attempts says; then
+        plan faults if the partition was there before. Raises ServiceError, DeadlineError."""
+        from podrun.partition.types import PartitionState
+
+        started = time.monotonic()
+        for attempt in range(1, self.wanted.attempts + 1):
+            try:
+                self.client.wait_for_state(self.name, {PartitionState.ACTIVE}, self.spec.server.timeout)
+                break
+            except ServiceError as error:
+                if attempt == self.wanted.attempts:
+                    raise
+                self.log.warning(f"attempt {attempt} of {self.wanted.attempts}: {error.message}")
+                self._try_again()
+        if self.wanted.faults and not self.created:
+            self.client.inject_faults(self.name, self.wanted.faults)
+        self.log.info(f"final state of {self.name}: PS_ACTIVE after {time.monotonic() - started:.1f} s")
+
+    def where(self) -> PartitionAddress:
+        """What instances need to reach it."""
+        assert self.address is not None
+        assert self.pod is not None
+        info: PartitionInfo = self._info
+        options = target_options(
+            info.size,
+            self.pod.ild_ipus,
+            self.spec.layout.ipus_per_instance,
+            info.ild_routing,
+            self.environ,
+        )
+        return PartitionAddress(
+            self.address.host, self.address.port, self.name, self.spec.server.timeout, options
+        )
+
+    def reports(self) -> list[MachineReport]:
+        """What the machines of the partition say at the end; empty if they cannot be asked."""
+        try:
+            return self.client.machine_reports(self.name)
+        except PodrunError as error:
+            self.log.debug(f"no machine reports: {error.message}")
+            return []
+
+    def close(self) -> None:
+        """Remove the partition if podrun created it and is to; end its own service. Does not raise."""
+        try:
+            if self.created and self.wanted.remove and not self.own_service:
+                self._remove()
+        except PodrunError as error:
+            self.log.warning(f"partition {self.name} could not be removed: {error.message}")
+        finally:
+            if self._client is not None:
+                self._client.close()
+            if self._service is not None:
+                self._service.stop()
+
+    # --- inside
+    # -----------------------------------------------------------------------------------------------
+
+    def _choose_name(self, existing: Mapping[str, PartitionInfo]) -> str:
+        if self.wanted.name:
+            return self.wanted.name
+        if len(existing) > 1:
+            raise UsageError(
+                f"there are several partitions: {', '.join(sorted(existing))}",
+                hint=f"Name one: --vipu-partition {min(existing)}",
+            )
+        if existing:
+            (name,) = existing
+            self.log.info(f"using partition {name} because it is the only one available")
+            return name
+        return f"podrun-{os.getpid()}"
+
+    def _create(self) -> None:
+        wanted = self.wanted
+        self._info = self.client.create_partition(
+            self.name,
+            wanted.size,
+            allocation=wanted.allocation,
+            num_gcds=wanted.num_gcds,
+            num_ilds=wanted.num_ilds or 0,
+            sync_type=wanted.sync_type,
+            faults=wanted.faults,
+        )
+        self.created = True
+        self.log.info(f"creating partition {self.name} of {wanted.size} IPUs")
+
+    def _remove(self) -> None:
+        from podrun.partition.types import PartitionState
+
+        self.client.remove_partition(self.name)
+        self.client.wait_for_state(self.name, {PartitionState.REMOVED}, REMOVE_SECONDS)
+        self.log.info(f"partition {self.name} is removed")
+
+    def _try_again(self) -> None:
+        if self.created:
+            self._remove()
+            self._create()
+        else:
+            self.client.reset_partition(self.name)
+
+    def _reset_if_need_be(self, info: PartitionInfo) -> None:
+        reset = self.wanted.reset if self.wanted.reset is not None else not info.reconfigurable
+        kind = "reconfigurable " if info.reconfigurable else ""
+        if reset:
+            self.log.info(f"resetting {kind}partition {info.name}")
+            self.client.reset_partition(info.name)
+        else:
+            self.log.info(f"{kind}partition {info.name} is OK")
+
+    def _fits(self, info: PartitionInfo) -> bool:
+        if info.reconfigurable:
+            return info.size >= self.wanted.size
+        return info.size == self.wanted.size and info.num_gcds in (1, self.wanted.num_gcds)
+
+    def _misfit(self, info: PartitionInfo) -> str:
+        if info.size != self.wanted.size:
+            return f"has {info.size} IPUs; the run needs {self.wanted.size}"
+        return f"has {info.num_gcds} GCDs; the run needs 1 or {self.wanted.num_gcds}"
+
+    def _check_free(self, info: PartitionInfo) -> None:
+        """Refuse a partition that somebody else's processes are using: a reset would take their IPUs away."""
+        try:
+            reports = self.client.machine_reports(info.name)
+        except (ServiceError, NotFoundError):
+            return  # Its state, asked for next, says more.
+        for report in reports:
+            for ipu in report.ipus:
+                if ipu.process is not None:
+                    who = f"process {ipu.process.pid} ({ipu.process.command})"
+                    raise ConflictError(
+                        f"partition {info.name} is in use by {who}",
+                        hint="Wait until it is done (gc-monitor), or use another: --vipu-partition NAME",
+                    )

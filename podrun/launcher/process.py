@@ -1,0 +1,205 @@
+"""Instances as child processes of one host. Used by the launcher for its own host and by `remote` on others.
+
+Each instance leads a process group of its own, dies with the process that runs this (see ``trampoline``), and
+is known by its index. Nothing here prints: what happens comes out of `ProcessRunner.poll` as events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from podrun.launcher.output import Channel
+
+CHUNK_BYTES = 1 << 16
+LINGER_SECONDS = 0.5
+"""How long output of an instance is awaited after its end if a process of its own still holds the pipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """An instance printed something."""
+
+    instance: int
+    channel: Channel
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An instance ended; all it printed has been reported. ``code``: exit code, or 128 + signal number."""
+
+    instance: int
+    code: int
+    signal: int | None = None
+
+
+Event = Printed | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run for one instance."""
+
+    instance: int
+    words: tuple[str, ...]
+    directory: str
+    environment: Mapping[str, str]
+    stdin: int | None = None
+    """A file descriptor it reads, or None for nothing to read."""
+
+
+@dataclass(slots=True)
+class _Child:
+    instance: int
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    open_channels: set[Channel] = field(default_factory=lambda: set(Channel))
+    status: tuple[int, int | None] | None = None
+    ended_at: float = 0.0
+    reported: bool = False
+
+
+class ProcessRunner:
+    """Starts processes, reports what they print and how they end, signals their groups. Use from one thread,
+    which must outlive the processes; `wake` may be called from any."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, _Child] = {}
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+
+    def start(self, command: Command) -> int:
+        """Start an instance; returns its process id. Raises OSError if its directory is not there."""
+        trampoline = str(Path(__file__).with_name("trampoline.py"))
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", trampoline, str(os.getpid()), *command.words],
+            cwd=command.directory,
+            env=dict(command.environment),
+            stdin=subprocess.DEVNULL if command.stdin is None else command.stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            process_group=0,
+        )
+        child = _Child(command.instance, process, os.pidfd_open(process.pid))
+        self._children[command.instance] = child
+        for channel, pipe in ((Channel.STDOUT, process.stdout), (Channel.STDERR, process.stderr)):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+            self._selector.register(pipe, selectors.EVENT_READ, (child, channel))
+        self._selector.register(child.pidfd, selectors.EVENT_READ, (child, None))
+        return process.pid
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Wait at most ``timeout`` seconds for something to happen; what happened, in order for each
+        instance.
+        """
+        lingering = any(child.status and not child.reported for child in self._children.values())
+        events: list[Event] = []
+        for key, _ in self._selector.select(min(timeout, 0.05) if lingering else timeout):
+            if key.data is None:
+                self._drain_wake()
+                continue
+            child, channel = key.data
+            if channel is None:
+                self._note_end(child)
+            else:
+                events += self._read(child, channel)
+        for child in self._children.values():
+            events += self._report_end(child)
+        return events
+
+    def running(self) -> list[int]:
+        """Instances that have not been reported as ended."""
+        return [index for index, child in self._children.items() if not child.reported]
+
+    def signal(self, number: int, instances: Sequence[int] | None = None) -> None:
+        """Send a signal to the process groups of instances (default: all), whether or not their leader has
+        ended.
+        """
+        for index, child in self._children.items():
+            if instances is None or index in instances:
+                # The leader has not been reaped (see `_note_end`), so the number still names this group.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.process.pid, number)
+
+    def wake(self) -> None:
+        """Make a `poll` that waits return."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"x")
+
+    def close(self) -> None:
+        """Kill what is left of every group and let go of everything."""
+        self.signal(signal.SIGKILL)
+        for child in self._children.values():
+            for channel in list(child.open_channels):
+                self._close_channel(child, channel)
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(child.pidfd)
+            child.process.wait()
+            os.close(child.pidfd)
+        self._children = {}
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    # --- inside
+    # -----------------------------------------------------------------------------------------------
+
+    def _drain_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_read, 512):
+                pass
+
+    def _read(self, child: _Child, channel: Channel) -> list[Event]:
+        pipe = child.process.stdout if channel is Channel.STDOUT else child.process.stderr
+        assert pipe is not None
+        try:
+            data = os.read(pipe.fileno(), CHUNK_BYTES)
+        except BlockingIOError:
+            return []
+        if data:
+            return [Printed(child.instance, channel, data)]
+        self._close_channel(child, channel)
+        return []
+
+    def _close_channel(self, child: _Child, channel: Channel) -> None:
+        if channel not in child.open_channels:
+            return
+        child.open_channels.discard(channel)
+        pipe = child.process.stdout if channel is Channel.STDOUT else child.process.stderr
+        assert pipe is not None
+        self._selector.unregister(pipe)
+        pipe.close()
+
+    def _note_end(self, child: _Child) -> None:
+        """See how the leader ended without reaping it: as long as it is a zombie, its group's number is not
+        reused.
+        """
+        result = os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if result is None:
+            return
+        killed = result.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+        child.status = (128 + result.si_status, result.si_status) if killed else (result.si_status, None)
+        child.ended_at = time.monotonic()
+        self._selector.unregister(child.pidfd)
+
+    def _report_end(self, child: _Child) -> list[Event]:
+        if child.status is None or child.reported:
+            return []
+        if child.open_channels and time.monotonic() - child.ended_at < LINGER_SECONDS:
+            return []
+        for channel in list(child.open_channels):
+            self._close_channel(child, channel)
+        child.reported = True
+        code, number = child.status
+        return [Ended(child.instance, code, number)]

@@ -1,0 +1,203 @@
+"""Instances on other hosts: one Ray actor for each host runs the same `ProcessRunner` and hands its events
+back.
+
+Hosts are nodes of a Ray cluster that is there already (``ray start`` on each): the one of $RAY_ADDRESS, else
+the one this host belongs to. On this host instances are started directly: joining Ray costs seconds and would
+gain nothing.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from podrun.errors import DeadlineError, NotFoundError, ServiceError
+from podrun.launcher.log import Log
+from podrun.launcher.output import Channel
+from podrun.launcher.process import Command, Ended, Event, Printed, ProcessRunner
+
+START_SECONDS = 60.0
+"""How long a host may take to start its actor."""
+POLL_SECONDS = 0.2
+SILENCE_SECONDS = 30.0
+"""A host that does not answer a poll for so long is lost."""
+LOST_EXIT_CODE = 1
+
+
+class HostActor:
+    """Runs inside the Ray actor: plain values in and out. Its methods run one at a time, on one thread."""
+
+    def __init__(self) -> None:
+        self._runner = ProcessRunner()
+
+    def start(
+        self, instance: int, words: Sequence[str], directory: str, environment: Mapping[str, str]
+    ) -> int:
+        """See `ProcessRunner.start`."""
+        return self._runner.start(Command(instance, tuple(words), directory, environment))
+
+    def poll(self, timeout: float) -> list[tuple[Any, ...]]:
+        """See `ProcessRunner.poll`; events as tuples."""
+        return [plain_event(event) for event in self._runner.poll(timeout)]
+
+    def signal(self, number: int, instances: Sequence[int]) -> None:
+        """See `ProcessRunner.signal`."""
+        self._runner.signal(number, instances)
+
+    def close(self) -> None:
+        """See `ProcessRunner.close`."""
+        self._runner.close()
+
+
+def plain_event(event: Event) -> tuple[Any, ...]:
+    """An event as a tuple of plain values."""
+    match event:
+        case Printed(instance, channel, data):
+            return ("printed", instance, channel.value, data)
+        case Ended(instance, code, number):
+            return ("ended", instance, code, number)
+
+
+def event_of(plain: Sequence[Any]) -> Event:
+    """The event that `plain_event` described."""
+    if plain[0] == "printed":
+        return Printed(plain[1], Channel(plain[2]), plain[3])
+    return Ended(plain[1], plain[2], plain[3])
+
+
+class RemoteRunner:
+    """The launcher's end of one host: a `supervise.Runner`. A thread fetches events and calls ``wake``."""
+
+    def __init__(self, ray: Any, actor: Any, host: str, wake: Callable[[], None], log: Log) -> None:
+        self.host = host
+        self._ray, self._actor, self._wake, self._log = ray, actor, wake, log
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._running: set[int] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._fetch, name=f"podrun-host-{host}", daemon=True)
+
+    def start(self, command: Command) -> int:
+        """Start an instance there. Raises OSError as `ProcessRunner.start` does, ServiceError if the host is
+        gone.
+        """
+        call = self._actor.start.remote(
+            command.instance, command.words, command.directory, dict(command.environment)
+        )
+        try:
+            pid = int(self._ray.get(call, timeout=START_SECONDS))
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, OSError):
+                raise error.cause from None
+            raise ServiceError(f"host {self.host} could not start an instance: {error}") from error
+        except self._ray.exceptions.GetTimeoutError:
+            raise DeadlineError(
+                f"host {self.host} did not start an instance in {START_SECONDS:g} s"
+            ) from None
+        self._running.add(command.instance)
+        if not self._thread.is_alive():
+            self._thread.start()
+        return pid
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Events that have arrived; does not wait."""
+        events = []
+        while not self._events.empty():
+            event = self._events.get()
+            if isinstance(event, Ended):
+                self._running.discard(event.instance)
+            events.append(event)
+        return events
+
+    def running(self) -> list[int]:
+        """See Runner."""
+        return sorted(self._running)
+
+    def signal(self, number: int, instances: Sequence[int] | None = None) -> None:
+        """See Runner. Sent, not awaited."""
+        self._actor.signal.remote(int(number), list(self._running if instances is None else instances))
+
+    def close(self) -> None:
+        """End what is left there."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(SILENCE_SECONDS)
+        try:
+            self._ray.get(self._actor.close.remote(), timeout=5.0)
+        except self._ray.exceptions.RayError as error:
+            self._log.debug(f"host {self.host} did not close its processes: {error}")
+        self._ray.kill(self._actor)
+
+    def _fetch(self) -> None:
+        """Until told to stop: bring events here. A host that is lost ends all its instances."""
+        while not self._stop.is_set():
+            try:
+                plain = self._ray.get(self._actor.poll.remote(POLL_SECONDS), timeout=SILENCE_SECONDS)
+            except self._ray.exceptions.RayError as error:
+                text = f"podrun: host {self.host} is lost: {type(error).__name__}\n".encode()
+                for instance in sorted(self._running):
+                    self._events.put(Printed(instance, Channel.STDERR, text))
+                    self._events.put(Ended(instance, LOST_EXIT_CODE))
+                self._wake()
+                return
+            for item in plain:
+                self._events.put(event_of(item))
+            if plain:
+                self._wake()
+
+
+def ray_address(environ: Mapping[str, str]) -> str:
+    """The Ray cluster whose nodes ``--host`` may name."""
+    return environ.get("RAY_ADDRESS") or "auto"
+
+
+def connect_hosts(
+    hosts: Sequence[str], environ: Mapping[str, str], log: Log, wake: Callable[[], None]
+) -> list[RemoteRunner]:
+    """A runner for each host. Raises NotFoundError naming hosts that are no nodes of the Ray cluster,
+    ServiceError if there is no such cluster, DeadlineError if a host's actor does not start."""
+    from podrun.partition.ray_session import RaySession
+
+    try:
+        ray = RaySession(ray_address(environ)).ray
+    except ServiceError as error:
+        raise NotFoundError(
+            f"instances on {', '.join(hosts)} need a Ray cluster, and there is none: {error.message}",
+            hint="On this host: ray start --head. On each other one: ray start --address=HOST:6379",
+        ) from error
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    found = {host: node for host in hosts for node in nodes if host in names_of(node)}
+    missing = [host for host in hosts if host not in found]
+    if missing:
+        known = sorted({node["NodeManagerHostname"] for node in nodes})
+        raise NotFoundError(
+            f"{', '.join(missing)}: no node of the Ray cluster has that name",
+            hint=f"Its nodes are: {', '.join(known)}. Add one: ray start --address=HOST:6379 on it.",
+        )
+    actors = {host: _actor_on(ray, found[host]["NodeID"]) for host in hosts}
+    pings = {host: actor.poll.remote(0.0) for host, actor in actors.items()}
+    ready, late = ray.wait(list(pings.values()), num_returns=len(pings), timeout=START_SECONDS)
+    if late:
+        names = ", ".join(host for host, ping in pings.items() if ping in late)
+        raise DeadlineError(f"hosts that did not answer within {START_SECONDS:g} s: {names}")
+    log.debug(f"hosts ready: {', '.join(hosts)} ({len(ready)})")
+    return [RemoteRunner(ray, actor, host, wake, log) for host, actor in actors.items()]
+
+
+def names_of(node: Mapping[str, Any]) -> set[str]:
+    """What a user may call a Ray node: its host name (short, too), its address, its Ray name."""
+    full = str(node.get("NodeManagerHostname", ""))
+    return {
+        full,
+        full.split(".")[0],
+        str(node.get("NodeManagerAddress", "")),
+        str(node.get("NodeName", "")),
+    } - {""}
+
+
+def _actor_on(ray: Any, node: str) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    return ray.remote(HostActor).options(num_cpus=0, scheduling_strategy=strategy).remote()

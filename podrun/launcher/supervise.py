@@ -1,0 +1,186 @@
+"""From the first instance's start to the last one's end: output, the first failure, signals, deadlines.
+
+The first instance that fails decides: the others get a moment to end by themselves (they often fail for the
+same reason, and should be able to say so), then SIGTERM, then SIGKILL. A signal to podrun, or a partition
+that cannot be had, ends all of them the same way.
+"""
+
+from __future__ import annotations
+
+import enum
+import queue
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from podrun.errors import PodrunError
+from podrun.launcher.log import Log
+from podrun.launcher.output import OutputMixer
+from podrun.launcher.process import Command, Ended, Event, Printed
+
+SETTLE_SECONDS = 1.0
+"""After a failure: how long the others may go on before SIGTERM."""
+GRACE_SECONDS = 3.0
+"""From SIGTERM to SIGKILL."""
+END_SECONDS = 5.0
+"""From SIGKILL until an instance is given up (a host that does not answer)."""
+
+
+class Runner(Protocol):
+    """Processes of one host: `process.ProcessRunner`, or `remote.RemoteRunner`."""
+
+    def start(self, command: Command) -> int:
+        """Start an instance; its process id there."""
+
+    def poll(self, timeout: float) -> list[Event]:
+        """What happened, waiting at most ``timeout`` seconds."""
+
+    def running(self) -> list[int]:
+        """Instances not reported as ended."""
+
+    def signal(self, number: int, instances: Sequence[int] | None = None) -> None:
+        """Send a signal to the groups of instances."""
+
+
+class Phase(enum.Enum):
+    """How far a launch is on its way to its end."""
+
+    RUNNING = "running"
+    SETTLING = "settling"
+    """Something failed; waiting for the others to end by themselves."""
+    TERMINATING = "terminating"
+    """SIGTERM has been sent."""
+    KILLING = "killing"
+    """SIGKILL has been sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a launch ended: the first failing instance, the signal podrun got, or the error that ended it."""
+
+    failed: Ended | None = None
+    interrupted: int | None = None
+    error: PodrunError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """podrun's exit code."""
+        if self.error is not None:
+            return self.error.exit_code
+        if self.interrupted is not None:
+            return 128 + self.interrupted
+        return self.failed.code if self.failed else 0
+
+
+class Supervisor:
+    """See the module docstring. ``runners[0]`` is this host's; `notify_signal` and `notify_error` may be
+    called from any thread or a signal handler, then ``wake`` must make the first runner's poll return."""
+
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        mixer: OutputMixer,
+        log: Log,
+        *,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runners = runners
+        self._mixer = mixer
+        self._log = log
+        self._wake = wake
+        self._clock = clock
+        self._mail: queue.SimpleQueue[int | PodrunError] = queue.SimpleQueue()
+        self._phase = Phase.RUNNING
+        self._deadline = float("inf")
+        self._failed: Ended | None = None
+        self._interrupted: int | None = None
+        self._error: PodrunError | None = None
+
+    def notify_signal(self, number: int) -> None:
+        """podrun got a signal: end everything; at the second one, at once."""
+        self._mail.put(number)
+        self._wake()
+
+    def notify_error(self, error: PodrunError) -> None:
+        """The launch cannot go on."""
+        self._mail.put(error)
+        self._wake()
+
+    def run(self) -> Outcome:
+        """Returns when all instances have ended."""
+        while self._running():
+            self._read_mail()
+            for event in self._poll():
+                self._handle(event)
+            if self._clock() >= self._deadline and not self._escalate():
+                break
+        return Outcome(self._failed, self._interrupted, self._error)
+
+    def _running(self) -> list[int]:
+        return [instance for runner in self._runners for instance in runner.running()]
+
+    def _poll(self) -> list[Event]:
+        first, *others = self._runners
+        wait = min(max(self._deadline - self._clock(), 0.0), 1.0)
+        events = first.poll(wait)
+        for runner in others:
+            events += runner.poll(0)
+        return events
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Printed(instance, channel, data):
+                self._mixer.feed(instance, channel, data)
+            case Ended(instance, code):
+                self._mixer.finish(instance)
+                self._log.debug(f"instance {instance} ended with exit code {code}")
+                if code and self._failed is None and self._phase is Phase.RUNNING:
+                    self._failed = event
+                    self._enter(Phase.SETTLING, SETTLE_SECONDS)
+
+    def _read_mail(self) -> None:
+        while not self._mail.empty():
+            message = self._mail.get()
+            if isinstance(message, PodrunError):
+                if self._phase is Phase.RUNNING:
+                    self._error = message
+                    self._terminate()
+            elif self._interrupted is None:
+                self._interrupted = message
+                self._terminate()
+            else:
+                self._kill()
+
+    def _enter(self, phase: Phase, seconds: float) -> None:
+        self._phase = phase
+        self._deadline = self._clock() + seconds
+
+    def _escalate(self) -> bool:
+        """The deadline of a phase has passed: the next one. False after the last."""
+        if self._phase is Phase.SETTLING:
+            self._terminate()
+        elif self._phase is Phase.TERMINATING:
+            self._kill()
+        else:
+            return False
+        return True
+
+    def _terminate(self) -> None:
+        if self._phase in (Phase.TERMINATING, Phase.KILLING):
+            return
+        self._log.debug(f"ending instances {self._running()}")
+        self._send(signal.SIGTERM)
+        self._send(signal.SIGCONT)
+        self._enter(Phase.TERMINATING, GRACE_SECONDS)
+
+    def _kill(self) -> None:
+        self._log.debug(f"killing instances {self._running()}")
+        self._send(signal.SIGKILL)
+        self._enter(Phase.KILLING, END_SECONDS)
+
+    def _send(self, number: int) -> None:
+        for runner in self._runners:
+            runner.signal(number, runner.running())

@@ -1,0 +1,33 @@
+"""Becomes a program after tying its life to podrun's: run as a script, by path, with ``python -I -S``.
+
+    trampoline.py PARENT_PID PROGRAM [ARGUMENTS...]
+
+The kernel kills this process when the thread that started it ends (PR_SET_PDEATHSIG, prctl(2)), however
+podrun ends; the setting lasts through exec. Done here and not in a forked child of podrun, whose threads make
+that unsafe.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+CANNOT_EXECUTE, NOT_FOUND = 126, 127  # What a shell answers.
+
+
+def main() -> None:
+    parent, program = int(sys.argv[1]), sys.argv[2:]
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # podrun ended before the line above.
+        os._exit(1)
+    try:
+        os.execvp(program[0], program)
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        sys.stderr.write(f"podrun: cannot run {program[0]}: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(NOT_FOUND if missing else CANNOT_EXECUTE)
+
+
+main()

@@ -1,0 +1,130 @@
+"""Ends what a process leaves behind when it is killed outright.
+
+Some of Ray's helper processes outlive a ``kill -9`` of the process that started them. The owner starts a guardian with
+a pipe to it and names processes and directories; when the pipe breaks without a farewell, the guardian ends them at
+once. (If the guardian is killed too, `podrun.partition.discovery.Registry.sweep` does the same at the next command.)
+
+This file is also what the guardian process runs, with nothing but the standard library:
+``python -I -S guardian.py``. Lines on its input: ``process PID START_TICKS``, ``directory PATH``,
+``mark NAME=VALUE``, ``done``.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+SCRATCH_PREFIX = "podrun-scratch-"
+
+
+class Guardian:
+    """The owner's end: a guardian process for the calling process."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", os.path.abspath(__file__)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the guardian."""
+        return self._process.pid
+
+    def watch_process(self, pid: int, start_ticks: int) -> None:
+        """End that process, too, if the owner is killed."""
+        self._say(f"process {pid} {start_ticks}")
+
+    def watch_directory(self, path: str) -> None:
+        """Remove that scratch directory, too, if the owner is killed."""
+        self._say(f"directory {path}")
+
+    def watch_mark(self, mark: str) -> None:
+        """End all processes, too, whose environment holds ``mark`` (``NAME=VALUE``), if the owner is killed."""
+        self._say(f"mark {mark}")
+
+    def dismiss(self) -> None:
+        """The owner has cleaned up by itself: the guardian ends without doing anything. Idempotent."""
+        if self._process.poll() is None:
+            self._say("done")
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:
+                pass  # It is gone already, which is what is wanted.
+        self._process.wait(timeout=5)
+
+    def _say(self, line: str) -> None:
+        stdin = self._process.stdin
+        if stdin is None or stdin.closed:
+            return
+        try:
+            stdin.write(line.encode() + b"\n")
+            stdin.flush()
+        except BrokenPipeError:
+            pass  # Without a guardian the next command's sweep remains.
+
+
+def start_ticks(pid: int) -> int:
+    """Start time of a process in clock ticks since boot, or -1 if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[19])
+    except OSError:
+        return -1
+
+
+def marked_processes(mark: str) -> list[int]:
+    """Processes whose environment, as they were started, holds ``mark`` (``NAME=VALUE``); only those one may look at."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                if mark.encode() in file.read().split(b"\0"):
+                    found.append(int(name))
+        except OSError:
+            continue  # It has ended, or belongs to somebody else.
+    return found
+
+
+def _guard() -> None:
+    processes = []
+    directories = []
+    marks = []
+    for line in sys.stdin:
+        kind, _, rest = line.rstrip("\n").partition(" ")
+        if kind == "process":
+            pid, ticks = rest.split()
+            processes.append((int(pid), int(ticks)))
+        elif kind == "directory":
+            directories.append(rest)
+        elif kind == "mark":
+            marks.append(rest)
+        elif kind == "done":
+            return
+    for mark in marks:
+        for pid in marked_processes(mark):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+    for pid, ticks in processes:
+        if start_ticks(pid) == ticks:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # It ended by itself in the meantime.
+    for path in directories:
+        if os.path.basename(path).startswith(SCRATCH_PREFIX) and os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _guard()
