@@ -1,0 +1,14 @@
+"""Folders ``popart`` and ``popdist`` (and the monitor's ``gcipuinfo``) that re-export ours under the SDK's
+names.
+
+``podrun`` puts this folder on PYTHONPATH of what it launches, so programs written for the SDK run
+unmodified and nothing shadows a real SDK in site-packages. ``python -m podrun.compat train.py`` does the
+same for one script.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+COMPAT_PATH = str(Path(__file__).resolve().parent)
+"""The folder to put on PYTHONPATH."""

@@ -1,0 +1,21 @@
+"""``import popart`` for scripts written for the SDK: all of `podrun.popart`, under PopART's name."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from podrun import popart as _popart
+from podrun.compat._excepthook import install as _install
+from podrun.popart import *  # noqa: F403
+from podrun.popart import __all__ as __all__
+from podrun.popart import session as session
+from podrun.popart.version import POPART_VERSION
+
+__version__ = POPART_VERSION
+_install()
+sys.modules.setdefault("popart.session", session)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_popart, name)

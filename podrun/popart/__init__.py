@@ -1,0 +1,156 @@
+"""The PopART front end: PopART's public Python API over podrun's compiler and machines.
+
+`import popart` under ``podrun`` (or ``python -m podrun.compat``) is this package. What may enter: the API
+and its checks; operators are in ``ops``, the way from ONNX to JAX in ``lowering``. Importing it imports
+neither JAX nor ONNX.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from podrun.popart import enums as _enums
+from podrun.popart import errors as _errors
+from podrun.popart.builder import Builder
+from podrun.popart.dataflow import AnchorReturnType, DataFlow, InputSettings
+from podrun.popart.device import DeviceInfo, DeviceManager, syncPatternFromString, syncPatternToString
+from podrun.popart.enums import *  # noqa: F403
+from podrun.popart.errors import (
+    OutOfMemoryException,
+    popart_exception,
+    popart_internal_exception,
+    popart_runtime_error,
+    poplar_application_runtime_error,
+    poplar_exception,
+    poplar_recoverable_runtime_error,
+    poplar_runtime_error,
+    poplar_system_runtime_error,
+    poplar_unknown_runtime_error,
+    poplar_unrecoverable_runtime_error,
+    poplibs_exception,
+)
+from podrun.popart.logger import Logger, configure_from_environment, getLogger
+from podrun.popart.names import ACCESSORS as _ACCESSORS
+from podrun.popart.optimizers import (
+    SGD,
+    Adam,
+    Adaptive,
+    ClipNormSettings,
+    ConstSGD,
+    Optimizer,
+    OptimizerValue,
+    OptimizerValueMap,
+)
+from podrun.popart.options import SessionOptions
+from podrun.popart.patterns import Patterns
+from podrun.popart.session import InferenceSession, Session, TrainingSession
+from podrun.popart.settings import (
+    AccumulateOuterFragmentSettings,
+    AutodiffSettings,
+    AutomaticLossScalingSettings,
+    BatchSerializationSettings,
+    ExecutionPhaseSettings,
+    ExperimentalSettings,
+    NumIOTiles,
+    ReplicatedCollectivesSettings,
+    TensorLocation,
+    TensorLocationSettings,
+)
+from podrun.popart.stepio import IStepIO, IWeightsIO, PyStepIO, PyStepIOCallback, PyWeightsIO
+from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, getTensorInfo
+from podrun.popart.variables import CommGroup, ReplicaGrouping, VariableSettings
+from podrun.popart.version import packageHash, versionNumber, versionString
+
+globals().update(_ACCESSORS)
+configure_from_environment()
+
+__all__ = [
+    "SGD",
+    "AccumulateOuterFragmentSettings",
+    "Adam",
+    "Adaptive",
+    "AnchorReturnType",
+    "AutodiffSettings",
+    "AutomaticLossScalingSettings",
+    "BatchSerializationSettings",
+    "Builder",
+    "ClipNormSettings",
+    "CommGroup",
+    "ConstSGD",
+    "DataFlow",
+    "DeviceInfo",
+    "DeviceManager",
+    "ExecutionPhaseSettings",
+    "ExperimentalSettings",
+    "IStepIO",
+    "IWeightsIO",
+    "InferenceSession",
+    "InputSettings",
+    "InputShapeInfo",
+    "Logger",
+    "NumIOTiles",
+    "Optimizer",
+    "OptimizerValue",
+    "OptimizerValueMap",
+    "OutOfMemoryException",
+    "Patterns",
+    "PyStepIO",
+    "PyStepIOCallback",
+    "PyWeightsIO",
+    "ReplicaGrouping",
+    "ReplicatedCollectivesSettings",
+    "Session",
+    "SessionOptions",
+    "TensorInfo",
+    "TensorLocation",
+    "TensorLocationSettings",
+    "TrainingSession",
+    "VariableSettings",
+    "getLogger",
+    "getTensorInfo",
+    "packageHash",
+    "popart_exception",
+    "popart_internal_exception",
+    "popart_runtime_error",
+    "poplar_application_runtime_error",
+    "poplar_exception",
+    "poplar_recoverable_runtime_error",
+    "poplar_runtime_error",
+    "poplar_system_runtime_error",
+    "poplar_unknown_runtime_error",
+    "poplar_unrecoverable_runtime_error",
+    "poplibs_exception",
+    "syncPatternFromString",
+    "syncPatternToString",
+    "versionNumber",
+    "versionString",
+    *_enums.__all__,
+    *_ACCESSORS,
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names of PopART that are not built here are refused by name, not by a bare AttributeError."""
+    if name in _NOT_BUILT:
+        raise _errors.popart_unimplemented(f"popart.{name} is not there yet.")
+    raise AttributeError(f"module 'popart' has no attribute {name!r}")
+
+
+_NOT_BUILT = frozenset(
+    {
+        "DebugContext",
+        "DebugInfo",
+        "GraphTransformer",
+        "NumericsReport",
+        "OpDefinition",
+        "OperatorIdentifier",
+        "OutOfMemoryError",
+        "SourceLocation",
+        "closePoplarDebugInfo",
+        "getSupportedOperations",
+        "getSupportedOperationsDefinition",
+        "getUnsupportedOperations",
+        "initializePoplarDebugInfo",
+    }
+)
+"""PopART's public names without an implementation."""

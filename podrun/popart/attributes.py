@@ -1,0 +1,362 @@
+"""Node attributes and placement: what Builder offers on nodes that are there, and on nodes added inside a
+scope.
+
+Attributes whose names start with two underscores are PopART's own; ONNX's checker leaves them alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podrun.popart.enums import RecomputeType
+from podrun.popart.errors import popart_exception
+from podrun.popart.settings import TensorLocation
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
+
+    from podrun.popart.graph import Scope
+
+VIRTUAL_GRAPH = "__ipu_number"
+PIPELINE_STAGE = "__pipeline_stage"
+EXECUTION_PHASE = "__execution_phase"
+RECOMPUTE = "__recompute_output_in_backward_pass"
+AVAILABLE_MEMORY = "__available_memory"
+PARTIALS_TYPE = "__partials_type"
+INPLACE_NAMES = "__inplace_op_names"
+INPLACE_PRIORITIES = "__inplace_op_priorities"
+SCHEDULE_PRIORITY = "__schedule_priority"
+OUTLINE = "__outline"
+EXCLUDE_PATTERNS = "__exclude_patterns"
+CONV_DITHERING = "__enable_conv_dithering"
+SERIALIZE_MODE = "__serialize_matmul_mode"
+SERIALIZE_FACTOR = "__serialize_matmul_factor"
+SERIALIZE_PRECISION = "__serialize_matmul_keep_precision"
+OUTPUT_LOCATION = "__output_tensor_location"
+COMM_GROUP = "__comm_group"
+
+_MATRIX_OPS = {"Conv", "ConvTranspose", "MatMul", "Gemm", "MultiConv", "LSTM", "GRU", "RNN"}
+_SERIALIZE_MODES = ("none", "input_channels", "reducing_dim", "output_channels")
+
+Names = str | Sequence[str] | set[str]
+
+
+class NodeAttributes:
+    """The part of Builder that speaks of nodes rather than tensors. Nodes are named by all of their
+    outputs.
+    """
+
+    _scope: Scope
+
+    def __init__(self) -> None:
+        self._name_scopes: list[str] = []
+        self._attribute_scopes: list[tuple[str, Any]] = []
+
+    # -- generic
+    # -----------------------------------------------------------------------------------------------
+
+    def _node(self, outputs: Names) -> NodeProto:
+        names = {outputs} if isinstance(outputs, str) else set(outputs)
+        if not names:
+            raise popart_exception("A node is named by its outputs; none were given.")
+        for name in names:
+            self._scope.info(name)
+        node = self._scope.producers.get(next(iter(names)))
+        if node is None or {name for name in node.output if name} != names:
+            raise popart_exception(
+                f"No node has exactly the outputs {sorted(names)}: a node is named by all of its outputs"
+                + (f", here {list(node.output)}." if node is not None else ".")
+            )
+        return node
+
+    def addNodeAttribute(self, attributeName: str, attributeValue: Any, nodeOutputNames: Names) -> None:
+        """Give a node an attribute. popart_exception if it has one of that name."""
+        if self.nodeHasAttribute(attributeName, nodeOutputNames):
+            raise popart_exception(
+                f"The node making {nodeOutputNames} has an attribute {attributeName!r} already."
+            )
+        self._set(nodeOutputNames, attributeName, attributeValue)
+
+    def _set(self, outputs: Names, name: str, value: Any) -> None:
+        from onnx import helper
+
+        node = self._node(outputs)
+        kept = [attribute for attribute in node.attribute if attribute.name != name]
+        plain = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+        try:
+            made = helper.make_attribute(name, int(plain) if isinstance(plain, bool) else plain)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"addNodeAttribute(): incompatible function arguments. {name!r} cannot be {value!r}: {error}."
+            ) from error
+        del node.attribute[:]
+        node.attribute.extend([*kept, made])
+
+    def nodeHasAttribute(self, attributeName: str, nodeOutputNames: Names) -> bool:
+        """True iff the node has the attribute."""
+        return any(attribute.name == attributeName for attribute in self._node(nodeOutputNames).attribute)
+
+    def removeNodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> None:
+        """Take an attribute away. popart_exception if it is not there."""
+        self._attribute(attributeName, nodeOutputNames)
+        node = self._node(nodeOutputNames)
+        kept = [attribute for attribute in node.attribute if attribute.name != attributeName]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+
+    def getAllNodeAttributeNames(self, nodeOutputNames: Names) -> list[str]:
+        """Names of a node's attributes."""
+        return [attribute.name for attribute in self._node(nodeOutputNames).attribute]
+
+    def _attribute(self, name: str, outputs: Names, kind: str | None = None) -> Any:
+        from onnx import AttributeProto, helper
+
+        for attribute in self._node(outputs).attribute:
+            if attribute.name == name:
+                found = AttributeProto.AttributeType.Name(attribute.type)
+                if kind is not None and found != kind:
+                    raise popart_exception(
+                        f"Attribute {name!r} of the node making {outputs} is {found}, not {kind}."
+                    )
+                return helper.get_attribute_value(attribute)
+        raise popart_exception(
+            f"The node making {outputs} has no attribute {name!r}; it has "
+            f"{self.getAllNodeAttributeNames(outputs)}."
+        )
+
+    def getInt64NodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> int:
+        """An integer attribute."""
+        return int(self._attribute(attributeName, nodeOutputNames, "INT"))
+
+    def getInt64VectorNodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> list[int]:
+        """A list of integers."""
+        return list(self._attribute(attributeName, nodeOutputNames, "INTS"))
+
+    def getFloatNodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> float:
+        """A float attribute."""
+        return float(self._attribute(attributeName, nodeOutputNames, "FLOAT"))
+
+    def getFloatVectorNodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> list[float]:
+        """A list of floats."""
+        return list(self._attribute(attributeName, nodeOutputNames, "FLOATS"))
+
+    def getStringNodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> str:
+        """A string attribute."""
+        return str(self._attribute(attributeName, nodeOutputNames, "STRING").decode())
+
+    def getStringVectorNodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> list[str]:
+        """A list of strings."""
+        return [value.decode() for value in self._attribute(attributeName, nodeOutputNames, "STRINGS")]
+
+    # -- scopes
+    # ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _attribute_scope(self, name: str, value: Any) -> Iterator[None]:
+        self._attribute_scopes.append((name, value))
+        try:
+            yield
+        finally:
+            self._attribute_scopes.pop()
+
+    def _scope_attributes(self) -> dict[str, Any]:
+        """Attributes that scopes give to a node added now; the inner scope wins."""
+        return dict(self._attribute_scopes)
+
+    def _in_scope(self, name: str) -> Any:
+        values = self._scope_attributes()
+        if name not in values:
+            raise popart_exception(f"{name} is asked for outside of a scope that sets it.")
+        return values[name]
+
+    def _place(self, name: str, first: Any, value: int) -> AbstractContextManager[None] | None:
+        """``method(outputs, value)`` writes the attribute; ``method(value)`` gives a scope."""
+        if isinstance(first, int) and not isinstance(first, bool):
+            return self._attribute_scope(name, first)
+        self._set(first, name, value)
+        return None
+
+    def virtualGraph(self, nodeOutputNames: Any = None, value: int = 0) -> Any:
+        """Place a node on IPU ``value`` of its replica, or ``with builder.virtualGraph(1):`` the nodes
+        added inside.
+        """
+        return self._place(VIRTUAL_GRAPH, value if nodeOutputNames is None else nodeOutputNames, value)
+
+    def pipelineStage(self, nodeOutputNames: Any = None, value: int = 0) -> Any:
+        """Put a node into a pipeline stage, or the nodes added inside ``with builder.pipelineStage(1):``."""
+        return self._place(PIPELINE_STAGE, value if nodeOutputNames is None else nodeOutputNames, value)
+
+    def executionPhase(self, nodeOutputNames: Any = None, value: int = 0) -> Any:
+        """Put a node into an execution phase, or the nodes added inside a ``with``."""
+        return self._place(EXECUTION_PHASE, value if nodeOutputNames is None else nodeOutputNames, value)
+
+    def schedulePriority(self, value: float) -> AbstractContextManager[None]:
+        """Schedule nodes added inside sooner (greater) or later."""
+        return self._attribute_scope(SCHEDULE_PRIORITY, float(value))
+
+    def outlineAttributes(self, attributes: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Keep nodes added inside apart from others in outlining."""
+        flat = [str(item) for pair in attributes.items() for item in pair]
+        return self._attribute_scope(OUTLINE, flat)
+
+    def commGroup(self, type: Any = 0, groupSize: int = 0) -> AbstractContextManager[None]:
+        """The group of replicas for collective nodes added inside."""
+        return self._attribute_scope(COMM_GROUP, [int(type), groupSize])
+
+    def recomputeOutput(
+        self, nodeOutputNames: Any = None, value: RecomputeType = RecomputeType.Undefined
+    ) -> Any:
+        """Compute outputs again in the backward pass: on a node, or nodes added inside a ``with``."""
+        if isinstance(nodeOutputNames, RecomputeType):
+            return self._attribute_scope(RECOMPUTE, int(nodeOutputNames))
+        if nodeOutputNames is None:
+            return self._attribute_scope(RECOMPUTE, int(value))
+        self._set(nodeOutputNames, RECOMPUTE, int(value))
+        return None
+
+    def outputTensorLocation(self, nodeOutputNames: Any = None, value: TensorLocation | None = None) -> Any:
+        """Where outputs live: on a node, or nodes added inside a ``with``."""
+        where = nodeOutputNames if isinstance(nodeOutputNames, TensorLocation) else value or TensorLocation()
+        flat = [
+            int(where.storage),
+            int(where.loadTileSet),
+            int(where.storageTileSet),
+            int(where.replicatedTensorSharding),
+        ]
+        if nodeOutputNames is None or isinstance(nodeOutputNames, TensorLocation):
+            return self._attribute_scope(OUTPUT_LOCATION, flat)
+        self._set(nodeOutputNames, OUTPUT_LOCATION, flat)
+        return None
+
+    # -- asking
+    # ------------------------------------------------------------------------------------------------
+
+    def getVirtualGraph(self, nodeOutputNames: Names | None = None) -> int:
+        """The IPU of a node, or of the scope. popart_exception where there is none."""
+        if nodeOutputNames is None:
+            return int(self._in_scope(VIRTUAL_GRAPH))
+        return self.getInt64NodeAttribute(VIRTUAL_GRAPH, nodeOutputNames)
+
+    def hasVirtualGraph(self) -> bool:
+        """True iff inside a virtualGraph scope."""
+        return VIRTUAL_GRAPH in self._scope_attributes()
+
+    def getPipelineStage(self) -> int:
+        """The stage of the scope."""
+        return int(self._in_scope(PIPELINE_STAGE))
+
+    def hasPipelineStage(self) -> bool:
+        """True iff inside a pipelineStage scope."""
+        return PIPELINE_STAGE in self._scope_attributes()
+
+    def getExecutionPhase(self) -> int:
+        """The phase of the scope."""
+        return int(self._in_scope(EXECUTION_PHASE))
+
+    def hasExecutionPhase(self) -> bool:
+        """True iff inside an executionPhase scope."""
+        return EXECUTION_PHASE in self._scope_attributes()
+
+    def getPartialsType(self, nodeOutputName: Names) -> str:
+        """The type of partial sums: FLOAT unless set."""
+        if not self.nodeHasAttribute(PARTIALS_TYPE, nodeOutputName):
+            return "FLOAT"
+        return self.getStringNodeAttribute(PARTIALS_TYPE, nodeOutputName)
+
+    def getRecomputeOutputInBackwardPass(self, nodeOutputNames: Names) -> bool:
+        """True iff the node's outputs are computed again in the backward pass."""
+        return (
+            self.nodeHasAttribute(RECOMPUTE, nodeOutputNames)
+            and self.getInt64NodeAttribute(RECOMPUTE, nodeOutputNames) == RecomputeType.Recompute.value
+        )
+
+    # -- hints on nodes
+    # ----------------------------------------------------------------------------------------
+
+    def recomputeOutputInBackwardPass(
+        self, nodeOutputName: Names, value: RecomputeType = RecomputeType.Recompute
+    ) -> None:
+        """Compute the node's outputs again in the backward pass instead of keeping them."""
+        self._set(nodeOutputName, RECOMPUTE, int(value))
+
+    def setAvailableMemoryProportion(self, nodeOutputName: Names, availableMemoryProportion: float) -> None:
+        """Share of tile memory that the node may use for temporary data, in (0, 1]."""
+        if not 0 < availableMemoryProportion <= 1:
+            raise popart_exception(
+                f"availableMemoryProportion must be in (0, 1], not {availableMemoryProportion}."
+            )
+        self._set(nodeOutputName, AVAILABLE_MEMORY, float(availableMemoryProportion))
+
+    def setPartialsType(self, nodeOutputName: Names, partialsType: str) -> None:
+        """FLOAT or HALF partial sums, on convolutions and matrix products."""
+        node = self._node(nodeOutputName)
+        if node.op_type not in _MATRIX_OPS:
+            raise popart_exception(
+                f"Partials types are for convolutions and matrix products, not {node.op_type}."
+            )
+        if partialsType.upper() not in ("FLOAT", "HALF"):
+            raise popart_exception(f"The partials type is FLOAT or HALF, not {partialsType!r}.")
+        self._set(nodeOutputName, PARTIALS_TYPE, partialsType.upper())
+
+    def setEnableConvDithering(self, nodeOutputName: Names, enableConvDithering: int) -> None:
+        """Spread a convolution's tiles differently. Convolutions only."""
+        node = self._node(nodeOutputName)
+        if node.op_type not in ("Conv", "MultiConv", "ConvTranspose"):
+            raise popart_exception(f"Convolution dithering is for convolutions, not {node.op_type}.")
+        self._set(nodeOutputName, CONV_DITHERING, int(enableConvDithering))
+
+    def setInplacePreferences(self, nodeOutputName: Names, prefs: Mapping[str, float]) -> None:
+        """Priorities of in-place variants of the node."""
+        self._set(nodeOutputName, INPLACE_NAMES, list(prefs))
+        self._set(nodeOutputName, INPLACE_PRIORITIES, [float(value) for value in prefs.values()])
+
+    def excludePatterns(self, nodeOutputName: Names, patternNames: Sequence[str]) -> None:
+        """Keep patterns away from the node."""
+        self._set(nodeOutputName, EXCLUDE_PATTERNS, list(patternNames))
+
+    def setSerializeMatMul(
+        self, nodeOutputName: Names, mode: str, factor: int = 0, keep_precision: bool = False
+    ) -> None:
+        """Cut a matrix product into ``factor`` pieces along a dimension."""
+        node = self._node(nodeOutputName)
+        if node.op_type != "MatMul":
+            raise popart_exception(f"Only MatMul can be serialised, not {node.op_type}.")
+        if mode not in _SERIALIZE_MODES:
+            raise popart_exception(
+                f"The serialisation mode is one of {', '.join(_SERIALIZE_MODES)}, not {mode!r}."
+            )
+        self._check_serialize(node, mode, factor)
+        self._set(nodeOutputName, SERIALIZE_MODE, mode)
+        self._set(nodeOutputName, SERIALIZE_FACTOR, int(factor))
+        self._set(nodeOutputName, SERIALIZE_PRECISION, int(keep_precision))
+
+    def _check_serialize(self, node: NodeProto, mode: str, factor: int) -> None:
+        if mode == "none":
+            return
+        left, right = (self._scope.info(name) for name in node.input)
+        if left is None or right is None or left.rank() < 2 or right.rank() < 2:
+            return
+        size = {
+            "input_channels": left.shape()[-2],
+            "reducing_dim": left.shape()[-1],
+            "output_channels": right.shape()[-1],
+        }[mode]
+        if factor < 1 or size % factor:
+            raise popart_exception(
+                f"Cannot serialise the MatMul making {list(node.output)}: {mode} has size {size}, which "
+                f"{factor} does "
+                "not divide."
+            )
+
+    def checkpointOutput(self, nodeOutputNames: Sequence[str]) -> list[str]:
+        """Keep these tensors for the backward pass: gives new tensors, to be used from here on."""
+        made = []
+        for name in nodeOutputNames:
+            output = self.aiOnnx.identity([name])  # type: ignore[attr-defined]
+            self._set(output, RECOMPUTE, RecomputeType.Checkpoint.value)
+            made.append(output)
+        return made

@@ -1,0 +1,302 @@
+"""From a model and a session's options to a Program for the compiler, with the TensorInfo of every tensor.
+
+This is the front end's only place that knows both sides: reserved names, trainable weights and the
+optimizer's rule on PopART's, `podrun.compiler.program.Program` on the compiler's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podrun.compiler.program import InputSpec, ParameterSpec, Program
+from podrun.executable import TensorSpec, numpy_dtype
+from podrun.popart import loader, names
+from podrun.popart.builder import BROADCAST_KEY, VARIABLE_KEY
+from podrun.popart.dataflow import DataFlow
+from podrun.popart.enums import CommGroupType, ReductionType, VariableRetrievalMode
+from podrun.popart.errors import popart_exception, popart_unimplemented
+from podrun.popart.optimizers.base import Optimizer, UpdateContext
+from podrun.popart.options import SessionOptions
+from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, data_type_of
+from podrun.popart.tensor_proto import to_array
+from podrun.popart.variables import CommGroup, VariableSettings
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from podrun.popart.lowering import Lowered
+    from podrun.popart.optimizers.rules import Rule
+
+GRADIENT = names.PREFIXES["Gradient"]
+UPDATED = names.PREFIXES["UpdatedVar"]
+
+
+@dataclass
+class BuiltModel:
+    """What a session works with: the program, its tensors, and the values that weights and state start
+    from.
+    """
+
+    program: Program
+    lowered: Lowered
+    rule: Rule | None
+    infos: dict[str, TensorInfo]
+    weights: dict[str, np.ndarray]
+    state: dict[str, np.ndarray]
+    """Optimizer state that starts from something else than its initial constant, by name."""
+    settings: dict[str, VariableSettings] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> list[str]:
+        """Weights that the optimizer changes."""
+        return [name for name, parameter in self.program.parameters.items() if parameter.trainable]
+
+
+def metadata(model: ModelProto, key: str, default: Any) -> Any:
+    """A podrun entry of a model's metadata_props."""
+    for entry in model.metadata_props:
+        if entry.key == key:
+            return json.loads(entry.value)
+    return default
+
+
+def build(
+    model: ModelProto,
+    flow: DataFlow,
+    options: SessionOptions,
+    shapes: InputShapeInfo,
+    ipus_per_replica: int,
+    name: str,
+    loss: str | None = None,
+    optimizer: Optimizer | None = None,
+) -> BuiltModel:
+    """Lower and check a placed model. popart_exception for what the model or its anchors cannot be."""
+    state, pruned = _take_state(model)
+    lowered = _lower(pruned, flow, options, shapes, loss)
+    trainable = _trainable(lowered, loss) if loss is not None else set()
+    context = UpdateContext(
+        replicas=options.getGlobalReplicationFactor(),
+        accumulation=options.micro_batches,
+        mean=options.accumulationAndReplicationReductionType is ReductionType.Mean,
+    )
+    rule = optimizer.rule(context) if optimizer is not None else None
+    infos = {tensor: _info(spec) for tensor, spec in lowered.tensors.items()}
+    _add_reserved(infos, lowered, trainable, rule, loss)
+    _check_anchors(flow, infos)
+    broadcast = set(metadata(model, BROADCAST_KEY, []))
+    program = Program(
+        name=name,
+        forward=lowered.forward,
+        parameters={n: ParameterSpec(spec, n in trainable) for n, spec in lowered.parameters.items()},
+        inputs={n: InputSpec(spec, n in broadcast) for n, spec in lowered.inputs.items()},
+        anchors=tuple(flow.art(anchor).spec(anchor) for anchor in flow.anchors()),
+        replicas=context.replicas,
+        ipus_per_replica=ipus_per_replica,
+        accumulation_factor=context.accumulation,
+        loss=loss,
+        update=rule,
+        loss_scaling=_loss_scaling(optimizer),
+        state_updates=lowered.state_updates,
+        uses_random=lowered.uses_random,
+        metadata={"anchors": flow.anchors(), "batches_per_step": flow.batchesPerStep()},
+    )
+    built = BuiltModel(program, lowered, rule, infos, dict(lowered.initial), state)
+    built.settings = _variable_settings(model, context.replicas)
+    return built
+
+
+def _take_state(model: ModelProto) -> tuple[dict[str, np.ndarray], ModelProto]:
+    """Optimizer state that modelToHost wrote into a model, and the model without it."""
+    from onnx import ModelProto
+
+    pruned = ModelProto()
+    pruned.CopyFrom(model)
+    state = {}
+    kept = []
+    for tensor in pruned.graph.initializer:
+        if tensor.name.startswith(names.STATE_PREFIXES):
+            state[tensor.name] = to_array(tensor)
+        else:
+            kept.append(tensor)
+    inputs = [value for value in pruned.graph.input if value.name not in state]
+    if state:
+        del pruned.graph.initializer[:]
+        pruned.graph.initializer.extend(kept)
+        del pruned.graph.input[:]
+        pruned.graph.input.extend(inputs)
+    return state, pruned
+
+
+def _lower(
+    model: ModelProto, flow: DataFlow, options: SessionOptions, shapes: InputShapeInfo, loss: str | None
+) -> Lowered:
+    from podrun.popart.lowering import lower
+
+    known = _tensors_of(model)
+    wanted = dict.fromkeys(anchor for anchor in flow.anchors() if anchor in known)
+    if loss is not None:
+        if loss not in known:
+            raise popart_exception(
+                f"The loss {loss!r} is no tensor of the model's main graph.{_near(loss, known)}"
+            )
+        wanted[loss] = None
+    for anchor in flow.anchors():
+        subject = anchor.removeprefix(GRADIENT)
+        if subject != anchor and subject in known:
+            wanted[subject] = None
+    if not wanted:
+        raise popart_exception(
+            "All operations pruned: neither an anchor nor a loss needs any tensor of the model."
+        )
+    fixed = loader.input_shapes(model, shapes)
+    casting = options.enableSupportedDataTypeCasting
+
+    def lowered(outputs: list[str]) -> Lowered:
+        return lower(model, training=loss is not None, outputs=outputs, input_shapes=fixed, casting=casting)
+
+    found = lowered(list(wanted))
+    extra = [target for target in found.state_updates.values() if target not in wanted]
+    if extra:
+        found = lowered([*wanted, *extra])
+    if loss is not None and found.tensors[loss].size != 1:
+        raise popart_exception(
+            f"The loss must be a scalar tensor; {loss!r} has shape {list(found.tensors[loss].shape)}. Reduce "
+            "it, for "
+            "example with aiGraphcore.identityloss."
+        )
+    return found
+
+
+def _tensors_of(model: ModelProto) -> set[str]:
+    graph = model.graph
+    found = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    return found | {output for node in graph.node for output in node.output if output}
+
+
+def _near(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), n=2)
+    return f" Did you mean {' or '.join(repr(item) for item in near)}?" if near else ""
+
+
+def _info(spec: TensorSpec) -> TensorInfo:
+    return TensorInfo(data_type_of(numpy_dtype(spec.dtype)), spec.shape)
+
+
+def _trainable(lowered: Lowered, loss: str) -> set[str]:
+    """Floating-point parameters that the loss depends on, other than through Detach or the statistics of a
+    norm.
+    """
+    makers = {output: node for node in lowered.graph.nodes for output in node.outputs if output}
+    reached: set[str] = set()
+    queue = [loss]
+    while queue:
+        name = queue.pop()
+        if name in reached:
+            continue
+        reached.add(name)
+        node = makers.get(name)
+        if node is None or node.op_type in ("Detach", "Shape", "Size"):
+            continue
+        queue.extend(item for item in node.inputs if item)
+        queue.extend(_captured(node))
+    return {
+        name
+        for name, spec in lowered.parameters.items()
+        if name in reached and numpy_dtype(spec.dtype).kind == "f" and name not in lowered.state_updates
+    } | {
+        name
+        for name, spec in lowered.parameters.items()
+        if name in reached and spec.dtype == "bfloat16" and name not in lowered.state_updates
+    }
+
+
+def _captured(node: Any) -> set[str]:
+    from podrun.popart.lowering.graph import subgraphs
+
+    found: set[str] = set()
+    for graph in subgraphs(node):
+        found |= graph.captures()
+    return found
+
+
+def _add_reserved(
+    infos: dict[str, TensorInfo], lowered: Lowered, trainable: set[str], rule: Rule | None, loss: str | None
+) -> None:
+    """Infos of gradients, updated weights, optimizer state and streamed scalars."""
+    if loss is None:
+        return
+    for name in _differentiable(lowered, loss):
+        infos[GRADIENT + name] = infos[name]
+    for name in trainable:
+        infos[UPDATED + name] = infos[name]
+        infos[names.PREFIXES["FinalReducedGrad"] + name] = infos[name]
+        infos[names.PREFIXES["Accum"] + name] = infos[name]
+        if rule is not None:
+            for spec, _ in rule.state(lowered.parameters[name]).values():
+                infos[spec.name] = _info(spec)
+            for scalar in rule.scalars(name):
+                infos[scalar] = TensorInfo("FLOAT", [])
+
+
+def _differentiable(lowered: Lowered, loss: str) -> set[str]:
+    """Floating-point tensors from which a path leads to the loss, and the loss itself."""
+    makers = {output: node for node in lowered.graph.nodes for output in node.outputs if output}
+    reached: set[str] = set()
+    queue = [loss]
+    while queue:
+        name = queue.pop()
+        spec = lowered.tensors.get(name)
+        if name in reached or spec is None or np.dtype(numpy_dtype(spec.dtype)).kind in "iub":
+            continue
+        reached.add(name)
+        node = makers.get(name)
+        if node is not None and node.op_type not in ("Detach", "Shape", "Size"):
+            queue.extend(item for item in node.inputs if item)
+            queue.extend(_captured(node))
+    return reached
+
+
+def _check_anchors(flow: DataFlow, infos: Mapping[str, TensorInfo]) -> None:
+    for anchor in flow.anchors():
+        if anchor in infos:
+            continue
+        hint = ""
+        if anchor.startswith(GRADIENT):
+            subject = anchor.removeprefix(GRADIENT)
+            hint = (
+                f" No gradient path leads from the loss to {subject!r}."
+                if subject in infos
+                else f" There is no tensor {subject!r} either."
+            )
+        raise popart_exception(
+            f"Anchor tensor {anchor!r} is not in the IR tensors.{hint}{_near(anchor, infos)}"
+        )
+
+
+def _loss_scaling(optimizer: Optimizer | None) -> float | str:
+    if optimizer is None:
+        return 1.0
+    value = optimizer.lossScaling
+    return value.val() if value.isConst() else names.default_scalar("lossScaling")
+
+
+def _variable_settings(model: ModelProto, replicas: int) -> dict[str, VariableSettings]:
+    """VariableSettings stored with the model. popart_unimplemented for groups that train apart."""
+    found = {}
+    for name, (kind, size, mode) in metadata(model, VARIABLE_KEY, {}).items():
+        settings = VariableSettings(CommGroup(CommGroupType(kind), size), VariableRetrievalMode(mode))
+        if settings.getGroupCount(replicas) > 1:
+            raise popart_unimplemented(
+                f"Variable {name!r} has a value of its own for each of {settings.getGroupCount(replicas)} "
+                "groups of "
+                "replicas: replica-grouped weights are not there yet.",
+                hint="Use CommGroup(CommGroupType.All, 0).",
+            )
+        found[name] = settings
+    return found

@@ -1,0 +1,451 @@
+"""Builder: makes ONNX models operator by operator (semantics, section 3).
+
+    builder = Builder()
+    x = builder.addInputTensor(TensorInfo("FLOAT", [4, 8]))
+    w = builder.addInitializedInputTensor(numpy.ones([8, 2], numpy.float32))
+    y = builder.aiOnnx.matmul([x, w])
+    model = builder.getModelProto()
+
+Types and shapes are inferred as nodes are added, so what does not fit is refused at the line that adds it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podrun.popart.attributes import NodeAttributes
+from podrun.popart.dataflow import InputSettings
+from podrun.popart.enums import ReplicatedStreamMode
+from podrun.popart.errors import popart_exception
+from podrun.popart.graph import GRAPHCORE_DOMAIN, Names, Scope, scope_from_graph
+from podrun.popart.graphcore_ops import GraphcoreOp
+from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name
+from podrun.popart.tensor_info import TensorInfo
+from podrun.popart.tensor_proto import check_initializer
+from podrun.popart.variables import VariableSettings
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto
+
+DEFAULT_OPSET = 10
+OPSETS = range(6, 12)
+"""Opsets that have an ``aiOnnxOpsetN`` property in PopART."""
+
+BROADCAST_KEY = "podrun.broadcast_inputs"
+VARIABLE_KEY = "podrun.variable_settings"
+"""Keys of ModelProto.metadata_props for what ONNX has no field for."""
+
+
+class Builder(NodeAttributes):
+    """See the module docstring. ``modelProtoOrFilename`` continues a model that is there already;
+    ``opsets`` fixes the operator set versions up front, ``Builder(opsets={"ai.onnx": 9, "ai.graphcore":
+    1})``.
+    """
+
+    def __init__(
+        self,
+        modelProtoOrFilename: str | bytes | os.PathLike[str] | None = None,
+        opsets: Mapping[str, int] | None = None,
+        builderCore: Builder | None = None,
+    ) -> None:
+        versions = {
+            ("" if domain == "ai.onnx" else domain): version for domain, version in (opsets or {}).items()
+        }
+        self._metadata: dict[str, Any] = {}
+        self._replication: int | None = None
+        if builderCore is not None:
+            self._scope = Scope(builderCore._scope.names, builderCore._scope.opsets, builderCore._scope)
+            self._metadata = builderCore._metadata
+        elif modelProtoOrFilename is not None:
+            self._scope = _load(modelProtoOrFilename)
+        else:
+            self._scope = Scope(Names(), versions)
+        self._children: list[Builder] = []
+        super().__init__()
+
+    # -- operator families
+    # -------------------------------------------------------------------------------------
+
+    @property
+    def aiOnnx(self) -> AiOnnx:
+        """The ai.onnx operators at this builder's opset (10 unless another was chosen)."""
+        return AiOnnx(self, self._scope.opsets.get("", DEFAULT_OPSET))
+
+    def aiOnnxOpsetVersion(self, version: int) -> AiOnnx:
+        """The ai.onnx operators at ``version``. RuntimeError if the builder has another version already."""
+        defined = self._scope.opsets.setdefault("", version)
+        if defined != version:
+            raise RuntimeError(
+                f"This builder uses ai.onnx opset {defined} already, so opset {version} cannot be used with "
+                "it: a model "
+                "has one version of each operator set."
+            )
+        return AiOnnx(self, version)
+
+    aiOnnxOpset6 = property(lambda self: self.aiOnnxOpsetVersion(6))
+    aiOnnxOpset7 = property(lambda self: self.aiOnnxOpsetVersion(7))
+    aiOnnxOpset8 = property(lambda self: self.aiOnnxOpsetVersion(8))
+    aiOnnxOpset9 = property(lambda self: self.aiOnnxOpsetVersion(9))
+    aiOnnxOpset10 = property(lambda self: self.aiOnnxOpsetVersion(10))
+    aiOnnxOpset11 = property(lambda self: self.aiOnnxOpsetVersion(11))
+
+    @property
+    def aiGraphcore(self) -> AiGraphcore:
+        """The ai.graphcore operators."""
+        return AiGraphcore(self)
+
+    aiGraphcoreOpset1 = aiGraphcore
+
+    @property
+    def aiOnnxMl(self) -> AiOnnxMl:
+        """The ai.onnx.ml operators (each refused by name)."""
+        return AiOnnxMl(self)
+
+    aiOnnxMlOpset1 = aiOnnxMl
+
+    # -- tensors
+    # -----------------------------------------------------------------------------------------------
+
+    def addInputTensor(self, *args: Any, **kwargs: Any) -> str:
+        """A model input: ``(TensorInfo, debugContext="" | settings=InputSettings())`` or ``(dtype, shape,
+        ...)``.
+        """
+        info, settings, context = _input_arguments(args, kwargs)
+        name = self._scope.names.unique(self._scoped(debug_name(context) or "input"))
+        self._scope.add_input(name, info)
+        if settings.replicatedStreamMode() is ReplicatedStreamMode.Broadcast:
+            self._metadata.setdefault(BROADCAST_KEY, []).append(name)
+        return name
+
+    def addUntypedInputTensor(self, debugContext: Any = "") -> str:
+        """An input of a subgraph, whose type follows from where the subgraph is called."""
+        name = self._scope.names.unique(self._scoped(debug_name(debugContext) or "input"))
+        self._scope.add_input(name, None)
+        return name
+
+    def addInputTensorFromParentGraph(self, tensorId: str) -> None:
+        """Use a tensor of an outer graph in this subgraph."""
+        if self._scope.parent is None or self._scope.parent.find(tensorId) is None:
+            near = (
+                self._scope.parent.suggestion(tensorId) if self._scope.parent else " This is the main graph."
+            )
+            raise popart_exception(f"There is no tensor {tensorId!r} in a parent graph.{near}")
+
+    def addInitializedInputTensor(
+        self,
+        initVal: np.ndarray,
+        *args: Any,
+        debugContext: Any = "",
+        variableSettings: VariableSettings | None = None,
+    ) -> str:
+        """A variable with its initial value; one that the loss depends on is trained."""
+        settings, context = variableSettings, debugContext
+        for value in args:
+            if isinstance(value, VariableSettings):
+                settings = value
+            else:
+                context = value
+        array = check_initializer(initVal)
+        info = TensorInfo(array)
+        if settings is not None:
+            info = self._settings_info(array, settings)
+        name = self._scope.names.unique(self._scoped(debug_name(context) or "init_input"))
+        self._scope.add_initializer(name, array, info)
+        if settings is not None:
+            domain = settings.getSharedVariableDomain()
+            self._metadata.setdefault(VARIABLE_KEY, {})[name] = [
+                int(domain.type),
+                domain.replicaGroupSize,
+                int(settings.getRetrievalMode()),
+            ]
+        return name
+
+    def _settings_info(self, array: np.ndarray, settings: VariableSettings) -> TensorInfo:
+        if not settings.isUsingCommGroup():
+            raise popart_exception(
+                "VariableSettings made from stride and group size cannot be stored in an ONNX model; use a "
+                "CommGroup."
+            )
+        settings.verify()
+        if self._replication is None:
+            return TensorInfo(array)
+        shape = settings.shapeOnReplica(list(array.shape), self._replication, "init_input")
+        return TensorInfo(TensorInfo(array).dataType(), shape)
+
+    def addOutputTensor(self, outputName: str) -> None:
+        """Mark a tensor as an output of the model."""
+        self._scope.info(outputName)
+        if outputName in self._scope.outputs:
+            raise popart_exception(f"Tensor {outputName!r} is an output already.")
+        self._scope.outputs.append(outputName)
+
+    def customOp(
+        self,
+        opName: str,
+        opVersion: int,
+        domain: str,
+        inputs: Sequence[str],
+        attributes: Mapping[str, Any],
+        numOutputs: int = 1,
+        name: str = "",
+    ) -> list[str]:
+        """A node of any domain. It runs if `podrun.popart.register_op` or PopART has the operator."""
+        from podrun.popart import graphcore_ops
+
+        self._scope.opsets.setdefault("" if domain == "ai.onnx" else domain, opVersion)
+        plain = {
+            key: value.tolist() if isinstance(value, np.ndarray) else value
+            for key, value in attributes.items()
+        }
+        rule = graphcore_ops._unknown
+        op = GraphcoreOp(opName, rule=rule, outputs=numOutputs)
+        return self._add_node(domain, op, list(inputs), numOutputs, plain, name)
+
+    def reshape_const(
+        self, aiOnnx: Any, args: Sequence[str], shape: Sequence[int], debugContext: Any = ""
+    ) -> str:
+        """Reshape to a constant shape, which is added as a constant."""
+        target = aiOnnx.constant(np.array(shape, np.int64), False, debug_name(debugContext))
+        result: str = aiOnnx.reshape([args[0], target], debugContext)
+        return result
+
+    # -- questions
+    # ---------------------------------------------------------------------------------------------
+
+    def getTensorShape(self, id: str) -> list[int]:
+        """The shape. popart_exception if it is not known (yet)."""
+        return self._known(id).shape()
+
+    def getTensorDtypeString(self, id: str) -> str:
+        """The type as NumPy names it: ``"float32"``."""
+        return self._known(id).data_type_lcase()
+
+    def isInitializer(self, id: str) -> bool:
+        """True iff the tensor has an initial value."""
+        self._scope.info(id)
+        return id in self._scope.initializers
+
+    def getInputTensorIds(self) -> list[str]:
+        """Inputs, variables among them."""
+        return list(self._scope.inputs)
+
+    def getOutputTensorIds(self) -> list[str]:
+        """Outputs."""
+        return list(self._scope.outputs)
+
+    def getValueTensorIds(self) -> list[str]:
+        """Tensors that are neither inputs nor outputs."""
+        outer = {*self._scope.inputs, *self._scope.outputs, *self._scope.initializers}
+        return [name for name in self._scope.infos if name not in outer]
+
+    def getTrainableTensorIds(self) -> list[str]:
+        """Variables."""
+        return list(self._scope.initializers)
+
+    def embedReplicationFactor(self, replicationFactor: int) -> None:
+        """Let tensor infos of grouped variables show what one of ``replicationFactor`` replicas sees."""
+        self._replication = replicationFactor
+
+    def _known(self, tensor: str) -> TensorInfo:
+        info = self._scope.info(tensor)
+        if info is None:
+            raise popart_exception(f"Type and shape of tensor {tensor!r} are not known while building.")
+        return info
+
+    # -- names and scopes
+    # --------------------------------------------------------------------------------------
+
+    @contextmanager
+    def nameScope(self, name: str) -> Iterator[None]:
+        """Prefix ``name/`` to the names of tensors made inside."""
+        self._name_scopes.append(name)
+        try:
+            yield
+        finally:
+            self._name_scopes.pop()
+
+    def getNameScope(self, name: str = "") -> str:
+        """The prefix in force, with ``name`` behind it."""
+        return self._scoped(name)
+
+    def _scoped(self, name: str) -> str:
+        return "".join(f"{scope}/" for scope in self._name_scopes) + name
+
+    def createSubgraphBuilder(self) -> Builder:
+        """A builder for a subgraph, which sees this one's tensors."""
+        child = Builder(builderCore=self)
+        child._scope.name = f"{self._scope.name}_subgraph_{len(self._children)}"
+        self._children.append(child)
+        return child
+
+    def setGraphName(self, name: str) -> None:
+        """Name the graph."""
+        self._scope.name = name
+
+    # -- adding nodes
+    # ------------------------------------------------------------------------------------------
+
+    def _add_onnx(
+        self,
+        op_type: str,
+        version: int,
+        inputs: list[str],
+        outputs: int,
+        attributes: Mapping[str, Any],
+        name: str,
+    ) -> list[str]:
+        self._scope.opsets.setdefault("", version)
+        node = self._make_node("", op_type, inputs, outputs, attributes, name)
+        self._scope.add_node(node, self._scope.infer_onnx(node, version))
+        return list(node.output)
+
+    def _add_graphcore(
+        self, op: GraphcoreOp, inputs: list[str], outputs: int, attributes: Mapping[str, Any], name: str
+    ) -> list[str]:
+        self._scope.opsets.setdefault(GRAPHCORE_DOMAIN, 1)
+        return self._add_node(GRAPHCORE_DOMAIN, op, inputs, outputs, attributes, name)
+
+    def _add_node(
+        self,
+        domain: str,
+        op: GraphcoreOp,
+        inputs: list[str],
+        outputs: int,
+        attributes: Mapping[str, Any],
+        name: str,
+    ) -> list[str]:
+        node = self._make_node(domain, op.op_type, inputs, outputs, attributes, name)
+        if op.op_type == "Call":
+            infos: list[TensorInfo | None] = [None] * outputs
+        else:
+            infos = self._scope.infer_graphcore(op, node, attributes)
+        self._scope.add_node(node, infos)
+        return list(node.output)
+
+    def _make_node(
+        self,
+        domain: str,
+        op_type: str,
+        inputs: list[str],
+        outputs: int,
+        attributes: Mapping[str, Any],
+        name: str,
+    ) -> Any:
+        from onnx import helper
+
+        for tensor in inputs:
+            if tensor:
+                self._scope.info(tensor)
+        names = [self._scope.names.unique(self._scoped(f"{op_type}:{index}")) for index in range(outputs)]
+        label = self._scoped(name) if name else ""
+        node = helper.make_node(op_type, inputs, names, name=label, domain=domain)
+        for key, value in {**attributes, **self._scope_attributes()}.items():
+            node.attribute.append(helper.make_attribute(key, value))
+        return node
+
+    # -- out
+    # ---------------------------------------------------------------------------------------------------
+
+    def _subgraph_proto(self) -> GraphProto:
+        return self._scope.to_proto()
+
+    def _model(self) -> ModelProto:
+        from onnx import ModelProto, helper
+
+        opsets = {"": DEFAULT_OPSET, **self._scope.opsets}
+        model = ModelProto(
+            ir_version=3 if opsets[""] <= 8 else _ir_version(opsets[""]), producer_name="podrun"
+        )
+        model.graph.CopyFrom(self._scope.to_proto())
+        model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in opsets.items())
+        if self._metadata:
+            import json
+
+            helper.set_model_props(model, {key: json.dumps(value) for key, value in self._metadata.items()})
+        return model
+
+    def getModelProto(self) -> bytes:
+        """The model as bytes, which the sessions take."""
+        return self._model().SerializeToString(deterministic=True)
+
+    def saveModelProto(self, filename: str) -> None:
+        """Check the model with onnx.checker and write it."""
+        from onnx import checker
+
+        model = self._model()
+        try:
+            checker.check_model(model)
+        except checker.ValidationError as error:
+            raise popart_exception(f"onnx.checker refuses the model: {error}") from error
+        with open(filename, "wb") as file:
+            file.write(model.SerializeToString(deterministic=True))
+
+    def saveInitializersExternally(self, ids: Sequence[str], filename: str) -> None:
+        """Move values of variables out of the model into ``filename``, whose folder must exist."""
+        from podrun.popart.transformer import move_initializers
+
+        move_initializers(self._scope.initializers, ids, filename)
+
+
+def _ir_version(opset: int) -> int:
+    """The oldest IR version that knows an opset; 4 (initializers need not be inputs) at least."""
+    from onnx import helper
+
+    versions = {row[2]: row[1] for row in helper.VERSION_TABLE}
+    return max(4, int(versions.get(opset, 4)))
+
+
+def _input_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[TensorInfo, InputSettings, Any]:
+    """The arguments of addInputTensor in any of their forms."""
+    rest = list(args)
+    info = kwargs.pop("tensorInfo", None)
+    if info is None and rest and isinstance(rest[0], TensorInfo):
+        info = rest.pop(0)
+    if info is None:
+        dtype = kwargs.pop("dataType", None) or (rest.pop(0) if rest else None)
+        shape = kwargs.pop("shape", None)
+        shape = shape if shape is not None else (rest.pop(0) if rest else None)
+        if dtype is None or shape is None:
+            raise TypeError(
+                "addInputTensor(): incompatible function arguments. It takes a TensorInfo, or a data type "
+                "and a shape."
+            )
+        info = TensorInfo(dtype, shape)
+    settings, context = kwargs.pop("settings", None), kwargs.pop("debugContext", "")
+    for value in rest:
+        if isinstance(value, InputSettings):
+            settings = value
+        else:
+            context = value
+    if kwargs:
+        raise TypeError(f"addInputTensor(): incompatible function arguments: {sorted(kwargs)}.")
+    return info, settings or InputSettings(), context
+
+
+def _load(source: str | bytes | os.PathLike[str]) -> Scope:
+    """A scope that continues the model in a file or in bytes."""
+    from onnx import shape_inference
+
+    from podrun.popart.loader import read_model
+    from podrun.popart.tensor_proto import info_from_type
+
+    model = read_model(source)
+    opsets = {
+        ("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import
+    }
+    inferred = shape_inference.infer_shapes(model)
+    known = {value.name: info_from_type(value.type) for value in inferred.graph.value_info}
+    for initializer in model.graph.initializer:
+        known[initializer.name] = TensorInfo(_proto_type(initializer), [int(dim) for dim in initializer.dims])
+    return scope_from_graph(model.graph, opsets, known)
+
+
+def _proto_type(initializer: Any) -> Any:
+    from podrun.popart.tensor_info import data_type_from_onnx
+
+    return data_type_from_onnx(initializer.data_type)

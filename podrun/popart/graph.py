@@ -1,0 +1,229 @@
+"""The graph under a Builder: nodes, tensors and names, with shapes inferred as it grows (semantics, section
+3).
+
+A *scope* is one graph; subgraphs are child scopes that see their parents' tensors and share their parents'
+names, so that a name is unique over all of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podrun.popart.errors import popart_exception
+from podrun.popart.graphcore_ops import Attributes, GraphcoreOp
+from podrun.popart.tensor_info import TensorInfo
+from podrun.popart.tensor_proto import info_from_type, to_array, to_proto, type_proto
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto, TensorProto
+
+ONNX_DOMAINS = ("", "ai.onnx")
+GRAPHCORE_DOMAIN = "ai.graphcore"
+
+_DATA_LIMIT = 4096
+"""Largest constant (elements) whose value is handed to shape inference: shapes, axes and the like are
+small.
+"""
+
+
+class Names:
+    """Names that are taken, and how the next free one is formed: ``Add:0``, ``Add:0/1``, ``Add:0/2``."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._counts: dict[str, int] = {}
+
+    def reserve(self, name: str) -> None:
+        """Take a name as it is."""
+        self._taken.add(name)
+
+    def unique(self, base: str) -> str:
+        """``base`` if it is free, else ``base/1`` and so on; taken from now on."""
+        name = base
+        while name in self._taken:
+            self._counts[base] = self._counts.get(base, 0) + 1
+            name = f"{base}/{self._counts[base]}"
+        self._taken.add(name)
+        return name
+
+
+@dataclass
+class Scope:
+    """One graph being built. ``opsets`` and ``names`` are shared over a model's scopes."""
+
+    names: Names
+    opsets: dict[str, int]
+    parent: Scope | None = None
+    name: str = "BuilderGraph"
+    nodes: list[NodeProto] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    initializers: dict[str, TensorProto] = field(default_factory=dict)
+    infos: dict[str, TensorInfo | None] = field(default_factory=dict)
+    constants: dict[str, TensorProto] = field(default_factory=dict)
+    producers: dict[str, NodeProto] = field(default_factory=dict)
+
+    # -- looking things up
+    # -------------------------------------------------------------------------------------
+
+    def find(self, tensor: str) -> Scope | None:
+        """The scope that holds ``tensor``: this one or a parent."""
+        if tensor in self.infos:
+            return self
+        return None if self.parent is None else self.parent.find(tensor)
+
+    def info(self, tensor: str) -> TensorInfo | None:
+        """What is known of ``tensor``. popart_exception naming likely ones if there is none of that name."""
+        scope = self.find(tensor)
+        if scope is None:
+            raise popart_exception(f"There is no tensor {tensor!r} in this graph.{self.suggestion(tensor)}")
+        return scope.infos[tensor]
+
+    def suggestion(self, tensor: str) -> str:
+        """The nearest names, for an error about one that is not there."""
+        near = difflib.get_close_matches(tensor, self.visible(), n=3, cutoff=0.4)
+        listed = near or self.visible()[-5:]
+        return f" Candidates: {', '.join(repr(name) for name in listed)}." if listed else ""
+
+    def visible(self) -> list[str]:
+        """Tensors that operators of this graph may use."""
+        return [*(self.parent.visible() if self.parent else ()), *self.infos]
+
+    def constant(self, tensor: str) -> TensorProto | None:
+        """The value of ``tensor`` if it is a small constant."""
+        if tensor in self.constants:
+            return self.constants[tensor]
+        return None if self.parent is None else self.parent.constant(tensor)
+
+    # -- adding
+    # ------------------------------------------------------------------------------------------------
+
+    def add_input(self, name: str, info: TensorInfo | None) -> None:
+        """A graph input (``info`` None: untyped, in a subgraph)."""
+        self.inputs.append(name)
+        self.infos[name] = info
+
+    def add_initializer(self, name: str, array: np.ndarray, info: TensorInfo) -> None:
+        """An input with a value; ``info`` is what one replica sees."""
+        proto = to_proto(name, array)
+        self.add_input(name, info)
+        self.initializers[name] = proto
+        if array.size <= _DATA_LIMIT and array.dtype.kind in "iub":
+            self.constants[name] = proto
+
+    def add_node(self, node: NodeProto, infos: Sequence[TensorInfo | None]) -> None:
+        """A node with what is known of its outputs."""
+        self.nodes.append(node)
+        for output, info in zip(node.output, infos, strict=True):
+            if output:
+                self.infos[output] = info
+                self.producers[output] = node
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            value = node.attribute[0].t
+            if np.prod(value.dims, dtype=np.int64) <= _DATA_LIMIT:
+                self.constants[node.output[0]] = value
+
+    # -- inference
+    # ---------------------------------------------------------------------------------------------
+
+    def infer_onnx(self, node: NodeProto, version: int) -> list[TensorInfo | None]:
+        """Types and shapes of an ai.onnx node's outputs by ONNX's own inference; None where it does not know.
+
+        popart_exception where the node cannot be: inputs that do not fit together.
+        """
+        from onnx import defs, helper, shape_inference
+
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            return [TensorInfo(to_array(node.attribute[0].t))]
+        schema = defs.get_schema(node.op_type, version, "")
+        types, data = {}, {}
+        for tensor in node.input:
+            info = self.info(tensor) if tensor else None
+            if info is not None:
+                types[tensor] = type_proto(info)
+                constant = self.constant(tensor)
+                if constant is not None:
+                    data[tensor] = constant
+        if any(attribute.HasField("g") for attribute in node.attribute):
+            return self._infer_control(node)
+        try:
+            found = shape_inference.infer_node_outputs(
+                schema, node, types, data, opset_imports=[helper.make_opsetid("", version)], ir_version=4
+            )
+        except (shape_inference.InferenceError, RuntimeError) as error:
+            inputs = ", ".join(f"{name!r} {self.info(name)}" for name in node.input if name)
+            raise popart_exception(f"{node.op_type} cannot take its inputs ({inputs}): {error}") from error
+        return [info_from_type(found[name]) if name in found else None for name in node.output]
+
+    def _infer_control(self, node: NodeProto) -> list[TensorInfo | None]:
+        """Outputs of If are its branches' outputs; of Loop, its loop-carried values' then stacked scan
+        outputs'.
+        """
+        bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+        results = [info_from_type(output.type) for output in bodies[0].output]
+        if node.op_type == "If":
+            return results[: len(node.output)]
+        if node.op_type == "Loop":
+            carried = len(node.input) - 2
+            kept = [info or None for info in results[1 : 1 + carried]]
+            return [*kept, *[None] * (len(node.output) - len(kept))]
+        return [None] * len(node.output)
+
+    def infer_graphcore(
+        self, op: GraphcoreOp, node: NodeProto, attributes: Attributes
+    ) -> list[TensorInfo | None]:
+        """Types and shapes of an ai.graphcore node's outputs by the operator table."""
+        infos = [self.info(name) if name else None for name in node.input]
+        try:
+            found = op.rule(infos, attributes)
+        except (ValueError, IndexError, TypeError) as error:
+            inputs = ", ".join(f"{name!r} {info}" for name, info in zip(node.input, infos, strict=True))
+            raise popart_exception(f"{node.op_type} cannot take its inputs ({inputs}): {error}") from error
+        return [*found, *[None] * len(node.output)][: len(node.output)]
+
+    # -- out
+    # ---------------------------------------------------------------------------------------------------
+
+    def to_proto(self) -> GraphProto:
+        """The graph as ONNX has it. Subgraphs list their outputs with types where these are known."""
+        from onnx import GraphProto, helper
+
+        graph = GraphProto(name=self.name)
+        graph.node.extend(self.nodes)
+        graph.initializer.extend(self.initializers.values())
+        for names, field_ in ((self.inputs, graph.input), (self.outputs, graph.output)):
+            for name in names:
+                scope = self.find(name)
+                info = scope.infos[name] if scope else None
+                value = helper.make_empty_tensor_value_info(name)
+                if info is not None:
+                    value.type.CopyFrom(type_proto(info))
+                field_.append(value)
+        return graph
+
+
+def scope_from_graph(graph: GraphProto, opsets: dict[str, int], known: Mapping[str, Any]) -> Scope:
+    """A scope that continues a loaded graph; ``known`` are inferred infos of its tensors."""
+    scope = Scope(Names(), opsets, name=graph.name or "BuilderGraph")
+    for value in graph.input:
+        scope.add_input(value.name, info_from_type(value.type))
+    for initializer in graph.initializer:
+        scope.initializers[initializer.name] = initializer
+        if initializer.name not in scope.infos:
+            scope.infos[initializer.name] = known.get(initializer.name)
+        if np.prod(initializer.dims, dtype=np.int64) <= _DATA_LIMIT and not initializer.external_data:
+            scope.constants[initializer.name] = initializer
+    for node in graph.node:
+        scope.add_node(node, [known.get(output) for output in node.output])
+    scope.outputs = [value.name for value in graph.output]
+    for value in graph.output:
+        if scope.infos.get(value.name) is None:
+            scope.infos[value.name] = info_from_type(value.type)
+    for name in scope.infos:
+        scope.names.reserve(name)
+    return scope

@@ -1,0 +1,25 @@
+"""Optimizers: PopART's classes (values with const flags, specifics per weight) and the update rules behind
+them.
+
+``values`` holds hyper-parameters, ``base`` what all optimizers share, ``rules`` the arithmetic common to
+update rules, and one file per family the class and its rule. The formulas are those of the semantics sheet,
+section 6.
+"""
+
+from podrun.popart.optimizers.adam import Adam
+from podrun.popart.optimizers.adaptive import Adaptive
+from podrun.popart.optimizers.base import Optimizer, UpdateContext
+from podrun.popart.optimizers.sgd import SGD, ConstSGD
+from podrun.popart.optimizers.values import ClipNormSettings, OptimizerValue, OptimizerValueMap
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "Adaptive",
+    "ClipNormSettings",
+    "ConstSGD",
+    "Optimizer",
+    "OptimizerValue",
+    "OptimizerValueMap",
+    "UpdateContext",
+]

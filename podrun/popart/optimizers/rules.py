@@ -1,0 +1,164 @@
+"""Update rules: the arithmetic of optimizers as the compiler takes it (`podrun.compiler.program.UpdateRule`).
+
+Scalars. What a rule multiplies with (``lr / vs`` and the like) is computed here in double precision and
+rounded once to float32, whether it is baked in or streamed: so a constant and a streamed hyper-parameter
+give the same bits. A compound is streamed if one of its hyper-parameters is not constant; its name says
+whether it is the default's or one weight's.
+
+Types. Weights and state are widened to float32, updated, and rounded once to their own type.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from podrun.executable import TensorSpec
+from podrun.popart import names
+from podrun.popart.enums import DataType
+from podrun.popart.optimizers.base import Optimizer, UpdateContext
+from podrun.popart.tensor_info import numpy_name
+
+
+@dataclass(frozen=True, slots=True)
+class Compound:
+    """A scalar made of hyper-parameters: ``compute(values, divisor)`` from values by name (lossScaling
+    among them).
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    compute: Callable[[Mapping[str, float], int], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A compound for one weight: its value, and its name if it is streamed (None: constant)."""
+
+    value: float
+    streamed: str | None
+
+
+class Rule(abc.ABC):
+    """Base of the update rules. ``COMPOUNDS`` are the scalars it works with.
+
+    It copies what it needs of the optimizer, so later changes of the optimizer do not reach it.
+    """
+
+    elementwise: bool = True
+
+    def __init__(self, optimizer: Optimizer, context: UpdateContext) -> None:
+        self.optimizer = optimizer
+        self.context = context
+
+    @abc.abstractmethod
+    def compounds(self, weight: str) -> Sequence[Compound]:
+        """The scalars that the update of ``weight`` uses."""
+
+    def variant(self, weight: str) -> tuple[Any, ...]:
+        """What besides scalars decides the arithmetic of ``weight``'s update."""
+        return ()
+
+    def scalar(self, compound: Compound, weight: str) -> Scalar:
+        """A compound's value and name for ``weight``."""
+        optimizer = self.optimizer
+        values, const, specific = {}, True, False
+        for part in compound.parts:
+            if part == "lossScaling":
+                value = optimizer.lossScaling
+            else:
+                value = optimizer.value(part, weight)
+                specific = specific or optimizer.specific_to([part], weight)
+            values[part] = value.val()
+            const = const and value.isConst()
+        result = compound.compute(values, self.context.divisor)
+        if const:
+            return Scalar(result, None)
+        name = (
+            names.specific_scalar(compound.name, weight) if specific else names.default_scalar(compound.name)
+        )
+        return Scalar(result, name)
+
+    def group_key(self, weight: str) -> tuple[Any, ...]:
+        """Weights with equal keys are updated with equal scalars by equal arithmetic."""
+        scalars = [self.scalar(compound, weight) for compound in self.compounds(weight)]
+        return (*self.variant(weight), *((s.streamed, None if s.streamed else s.value) for s in scalars))
+
+    def scalars(self, weight: str) -> dict[str, float]:
+        """Streamed scalars and their current values."""
+        found = {}
+        for compound in self.compounds(weight):
+            scalar = self.scalar(compound, weight)
+            if scalar.streamed is not None:
+                found[scalar.streamed] = scalar.value
+        return found
+
+    def factors(self, weight: str, scalars: Mapping[str, Any]) -> dict[str, Any]:
+        """Compounds by name as float32 values inside the trace."""
+        import jax.numpy as jnp
+
+        found = {}
+        for compound in self.compounds(weight):
+            scalar = self.scalar(compound, weight)
+            found[compound.name] = (
+                jnp.float32(scalar.value)
+                if scalar.streamed is None
+                else scalars[scalar.streamed].astype(jnp.float32)
+            )
+        return found
+
+    @abc.abstractmethod
+    def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
+        """Lasting state by reserved prefix, with the value it starts from."""
+
+    def initial_state(self, weight: TensorSpec, value: Any) -> dict[str, Any]:
+        """State whose start depends on the weight's value (NumPy array), by prefix."""
+        return {}
+
+    def gradient_dtype(self, weight: TensorSpec) -> str:
+        """Type that gradients are accumulated and reduced in."""
+        return weight.dtype
+
+    def apply(
+        self,
+        weight_name: str,
+        weight: Any,
+        gradient: Any,
+        state: Mapping[str, Any],
+        scalars: Mapping[str, Any],
+    ) -> tuple[Any, dict[str, Any]]:
+        """New weight and state (see the contract); widens and rounds around `update`."""
+        import jax.numpy as jnp
+
+        wide = {prefix: value.astype(jnp.float32) for prefix, value in state.items()}
+        new_weight, new_state = self.update(
+            weight_name,
+            weight.astype(jnp.float32),
+            gradient.astype(jnp.float32),
+            wide,
+            self.factors(weight_name, scalars),
+        )
+        rounded = {prefix: value.astype(state[prefix].dtype) for prefix, value in new_state.items()}
+        return new_weight.astype(weight.dtype), rounded
+
+    @abc.abstractmethod
+    def update(
+        self, name: str, weight: Any, gradient: Any, state: Mapping[str, Any], factors: Mapping[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """The formula, in float32."""
+
+
+def state_spec(prefix: str, weight: TensorSpec, dtype: DataType = DataType.UNDEFINED) -> TensorSpec:
+    """State of the weight's shape; of its type too unless another is given."""
+    return TensorSpec(prefix + weight.name, _type_name(weight, dtype), weight.shape)
+
+
+def _type_name(weight: TensorSpec, dtype: DataType) -> str:
+    return weight.dtype if dtype is DataType.UNDEFINED else numpy_name(dtype)
+
+
+def chosen_type(weight: TensorSpec, dtype: DataType) -> str:
+    """NumPy name of ``dtype``, or the weight's where it is UNDEFINED."""
+    return _type_name(weight, dtype)

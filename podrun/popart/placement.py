@@ -1,0 +1,163 @@
+"""From annotations of nodes to placement: virtual graphs and pipeline stages of a model, checked
+(semantics, 9 and 10).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from podrun.popart.attributes import PIPELINE_STAGE, RECOMPUTE, VIRTUAL_GRAPH
+from podrun.popart.enums import RecomputeType, VirtualGraphMode
+from podrun.popart.errors import popart_exception
+from podrun.popart.options import SessionOptions
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
+
+
+def _attribute(node: NodeProto, name: str) -> int | None:
+    return next((int(item.i) for item in node.attribute if item.name == name), None)
+
+
+def _remove(node: NodeProto, *names: str) -> None:
+    kept = [item for item in node.attribute if item.name not in names]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+
+
+def _set(node: NodeProto, name: str, value: int) -> None:
+    from onnx import helper
+
+    _remove(node, name)
+    node.attribute.append(helper.make_attribute(name, value))
+
+
+def _label(node: NodeProto) -> str:
+    return f"{node.op_type} making {list(node.output)}"
+
+
+def recompute_annotated(model: ModelProto) -> bool:
+    """True iff a node says itself that its outputs are computed again."""
+    wanted = RecomputeType.Recompute.value
+    return any(_attribute(node, RECOMPUTE) == wanted for node in model.graph.node)
+
+
+def place(model: ModelProto, options: SessionOptions, ipus_per_replica: int) -> None:
+    """Bring the annotations of ``model`` (changed in place) into the form that lowering reads.
+
+    Off: all on IPU 0, so annotations go. Manual: checked. Auto: contiguous pieces of equal numbers of
+    nodes. Without pipelining stages go too. popart_exception for annotations that cannot be.
+    """
+    nodes = list(model.graph.node)
+    if options.virtualGraphMode is VirtualGraphMode.Off:
+        for node in nodes:
+            _remove(node, VIRTUAL_GRAPH, PIPELINE_STAGE)
+        return
+    if options.virtualGraphMode is VirtualGraphMode.Auto:
+        _split(nodes, options, ipus_per_replica)
+    _check_virtual_graphs(nodes, options, ipus_per_replica)
+    if options.enablePipelining:
+        _check_stages(nodes)
+    else:
+        for node in nodes:
+            _remove(node, PIPELINE_STAGE)
+
+
+def _split(nodes: list[NodeProto], options: SessionOptions, ipus: int) -> None:
+    """Contiguous pieces, by the ratios if there are some. Any split gives the same numbers."""
+    ratios = options.virtualGraphSplitRatios or [1 / ipus] * ipus
+    counted = [node for node in nodes if node.op_type != "Constant"]
+    if len(counted) < ipus:
+        raise popart_exception(
+            f"[AutoVirtualGraph] Couldn't find enough splits for {ipus} IPUs: the graph has {len(counted)} "
+            "operators."
+        )
+    bounds, total = [], 0.0
+    for ratio in ratios:
+        total += ratio
+        bounds.append(round(total * len(counted)))
+    for index, node in enumerate(counted):
+        _set(node, VIRTUAL_GRAPH, next((ipu for ipu, bound in enumerate(bounds) if index < bound), ipus - 1))
+
+
+def _check_virtual_graphs(nodes: list[NodeProto], options: SessionOptions, ipus: int) -> None:
+    placed = {id(node): _attribute(node, VIRTUAL_GRAPH) for node in nodes if node.op_type != "Constant"}
+    missing = [node for node in nodes if id(node) in placed and placed[id(node)] is None]
+    if options.virtualGraphMode is VirtualGraphMode.Manual and missing and len(missing) < len(placed):
+        raise popart_exception(
+            "Either all Ops must have their virtual graph ids set, or none must: "
+            f"{len(placed) - len(missing)} have one, {_label(missing[0])} has none."
+        )
+    if options.virtualGraphMode is VirtualGraphMode.Manual and missing and placed:
+        raise popart_exception(
+            "virtualGraphMode is Manual, but no operator has a virtual graph: use builder.virtualGraph(...)."
+        )
+    for node in nodes:
+        ipu = placed.get(id(node))
+        if ipu is not None and not 0 <= ipu < ipus:
+            raise popart_exception(
+                f"{_label(node)} is assigned to an invalid virtual graph {ipu}: each replica has {ipus} IPUs."
+            )
+
+
+def _check_stages(nodes: list[NodeProto]) -> None:
+    counted = [node for node in nodes if node.op_type != "Constant"]
+    stages = {id(node): _attribute(node, PIPELINE_STAGE) for node in counted}
+    unset = [node for node in counted if stages[id(node)] is None]
+    if unset and len(unset) < len(counted):
+        raise popart_exception(
+            f"Only some ops have had their pipeline stage set: {_label(unset[0])} has none. Set all or none."
+        )
+    if unset:
+        for node in counted:
+            _set(node, PIPELINE_STAGE, _attribute(node, VIRTUAL_GRAPH) or 0)
+            stages[id(node)] = _attribute(node, VIRTUAL_GRAPH) or 0
+    _check_order(counted, stages)
+    homes: dict[int, tuple[int, Any]] = {}
+    for node in counted:
+        stage, ipu = stages[id(node)] or 0, _attribute(node, VIRTUAL_GRAPH) or 0
+        before, first = homes.setdefault(stage, (ipu, node))
+        if before != ipu:
+            raise popart_exception(
+                f"Ops of pipeline stage {stage} must share one virtual graph: {_label(first)} is on "
+                f"{before}, {_label(node)} on {ipu}."
+            )
+    used = sorted(homes)
+    if used != list(range(len(used))):
+        raise popart_exception(f"Pipeline stages must be numbered without gaps from 0; there are {used}.")
+
+
+def _check_order(nodes: list[NodeProto], stages: dict[int, int | None]) -> None:
+    made = {output: (stages[id(node)] or 0, node) for node in nodes for output in node.output}
+    for node in nodes:
+        for name in node.input:
+            if name in made and made[name][0] > (stages[id(node)] or 0):
+                raise popart_exception(
+                    f"{name!r} is made in pipeline stage {made[name][0]} and used by {_label(node)} in stage "
+                    f"{stages[id(node)]}: stages must not go backwards."
+                )
+
+
+def stage_count(model: ModelProto) -> int:
+    """Forward pipeline stages of a placed model."""
+    found = [_attribute(node, PIPELINE_STAGE) for node in model.graph.node]
+    return 1 + max((stage for stage in found if stage is not None), default=0)
+
+
+def check_depth(model: ModelProto, options: SessionOptions, batches: int, *, training: bool) -> None:
+    """popart_exception if a pipeline has fewer micro-batches to work on than stages."""
+    if not options.enablePipelining:
+        return
+    forward = stage_count(model)
+    stages = 2 * forward - 1 if training else forward
+    accumulated = training and options.enableGradientAccumulation
+    depth, what = (
+        (options.accumulationFactor, "gradient accumulation factor")
+        if accumulated
+        else (batches, "batchesPerStep")
+    )
+    if depth < stages:
+        raise popart_exception(
+            f"For pipelining, depth ({what}) must equal at least the number of pipeline stages ({stages}); "
+            f"it is {depth}."
+        )

@@ -1,0 +1,547 @@
+"""InferenceSession and TrainingSession: a model on a device (semantics, section 13).
+
+Order of calls: construct (checks everything), ``prepareDevice`` (compiles and loads), ``weightsFromHost``,
+``run`` any number of times, ``weightsToHost`` and ``readWeights``, or ``modelToHost``.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podrun.executable import Executable, VariableRole
+from podrun.popart import checks, loader, placement
+from podrun.popart.build import BuiltModel, build
+from podrun.popart.dataflow import DataFlow
+from podrun.popart.device import DeviceInfo
+from podrun.popart.enums import DeviceType, ReplicatedStreamMode, SyntheticDataMode, VariableRetrievalMode
+from podrun.popart.errors import popart_exception, popart_runtime_error, surfaced
+from podrun.popart.optimizers.base import Optimizer
+from podrun.popart.options import SessionOptions
+from podrun.popart.patterns import Patterns
+from podrun.popart.stepio import IStepIO, IWeightsIO, StepTensor
+from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
+from podrun.popart.weights import HostWeights
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+_log = logging.getLogger("podrun.popart.session")
+
+
+class Session:
+    """What both kinds of session are. Made through InferenceSession or TrainingSession."""
+
+    _training = False
+
+    def __init__(
+        self,
+        fnModel: str | bytes | os.PathLike[str],
+        dataFlow: DataFlow,
+        deviceInfo: DeviceInfo,
+        inputShapeInfo: InputShapeInfo | None,
+        patterns: Patterns | None,
+        userOptions: SessionOptions | None,
+        name: str,
+        loss: str | None = None,
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        if not isinstance(deviceInfo, DeviceInfo):
+            raise popart_exception(
+                "A session needs a device: deviceInfo=DeviceManager().acquireAvailableDevice(1)."
+            )
+        self._options = (userOptions or SessionOptions()).copy()
+        self._flow = copy.copy(dataFlow)
+        self._device = deviceInfo
+        self._patterns = patterns or Patterns()
+        self._name = name
+        self._optimizer = copy.deepcopy(optimizer)
+        checks.check_options(self._options, dataFlow, deviceInfo, training=self._training)
+        self._model = loader.read_model(fnModel)
+        loader.check_model(self._model)
+        with surfaced():
+            self._built = self._build(inputShapeInfo or InputShapeInfo(), loss)
+        self._weights = HostWeights(self._model, self._built)
+        self._executable: Executable | None = None
+        self._weights_sent = False
+        self._pending_scalars = False
+        self._seed: int | None = None
+        self._cycles: int | None = None
+        self._from_cache = False
+
+    def _build(self, shapes: InputShapeInfo, loss: str | None) -> BuiltModel:
+        from onnx import ModelProto
+
+        placed = ModelProto()
+        placed.CopyFrom(self._model)
+        checks.check_recomputation(self._options, placement.recompute_annotated(placed))
+        per_replica = self._device.numIpus // self._options.local_replicas
+        placement.place(placed, self._options, per_replica)
+        placement.check_depth(placed, self._options, self._flow.batchesPerStep(), training=self._training)
+        self._placed = placed
+        return build(
+            placed, self._flow, self._options, shapes, per_replica, self._name, loss, self._optimizer
+        )
+
+    # -- questions
+    # ---------------------------------------------------------------------------------------------
+
+    @property
+    def dataFlow(self) -> DataFlow:
+        """The session's data flow."""
+        return self._flow
+
+    @property
+    def replicationFactor(self) -> int:
+        """Replicas of this process."""
+        return self._options.local_replicas
+
+    @property
+    def accumulationFactor(self) -> int:
+        """Micro-batches in a batch."""
+        return self._options.micro_batches
+
+    def _getDataFlow(self) -> DataFlow:
+        return self._flow
+
+    def _replicationFactor(self) -> int:
+        return self.replicationFactor
+
+    def _accumulationFactor(self) -> int:
+        return self.accumulationFactor
+
+    def getInfo(self, TensorId: str) -> TensorInfo:
+        """Type and shape of a tensor on the device. popart_exception for an unknown one."""
+        if TensorId not in self._built.infos:
+            raise popart_exception(f"The session has no tensor {TensorId!r}.")
+        return self._built.infos[TensorId]
+
+    def _tensor_ids(self) -> set[str]:
+        return set(self._built.infos)
+
+    def initAnchorArrays(self) -> dict[str, np.ndarray]:
+        """An array for every anchor, in order of name, of the shape that its return type asks for."""
+        arrays = {}
+        for anchor in self._flow.anchors():
+            info = self.getInfo(anchor)
+            leading = self._flow.art(anchor).leading_dims(
+                self._flow.batchesPerStep(), self.accumulationFactor, self.replicationFactor
+            )
+            arrays[anchor] = np.empty((*leading, *info.shape()), info.numpy_dtype())
+        return arrays
+
+    # -- preparing
+    # ---------------------------------------------------------------------------------------------
+
+    def prepareDevice(self, loadEngine: bool = True) -> None:
+        """Compile, and load onto the device unless ``loadEngine`` is False. OutOfMemoryException if it does
+        not fit.
+        """
+        checks.check_every_n_with_pipelining(self._options, self._flow)
+        with surfaced():
+            if self._executable is None:
+                self._executable = self._compile()
+        if loadEngine and self._device.type is not DeviceType.OfflineIpu:
+            self.loadEngineAndConnectStreams()
+
+    def _compile(self) -> Executable:
+        from podrun.popart import cache
+
+        def compile_() -> Executable:
+            from podrun.compiler.compile import compile_program
+
+            return compile_program(self._built.program, target=self._device.target)
+
+        hardware = self._device.type in (DeviceType.Ipu, DeviceType.OfflineIpu)
+        folder = cache.directory(
+            self._options.enableEngineCaching and hardware, self._options.cachePath, os.environ
+        )
+        if folder is None:
+            return compile_()
+        executable, self._from_cache = cache.load_or_compile(folder, self._cache_key(), compile_)
+        return executable
+
+    def _cache_key(self) -> str:
+        from podrun.popart import cache
+        from podrun.popart.fingerprint import fingerprint
+
+        return cache.key(fingerprint(self._placed, self._built, self._device.target))
+
+    def loadEngineAndConnectStreams(self) -> None:
+        """Load the program onto the device: what was there is gone, weights have to be sent again."""
+        executable = self._prepared("loadEngineAndConnectStreams")
+        self._device.ensure_attached()
+        with surfaced():
+            self._device.connection.load(executable)
+        self._device._loaded = self
+        self._weights_sent = False
+        self._write_start_values()
+
+    def _write_start_values(self) -> None:
+        """What the host gives without being asked: constant weights, streamed scalars, the seed."""
+        values: dict[str, np.ndarray] = {}
+        if self._constant_weights:
+            values |= self._weights.device_values()
+        values |= self._scalars()
+        if self._seed is not None:
+            values |= self._seed_value(self._seed)
+        self._write(values)
+
+    def _scalars(self) -> dict[str, np.ndarray]:
+        executable = self._prepared("run")
+        scalars = {name: v for name, v in executable.variables.items() if v.role is VariableRole.SCALAR}
+        current: dict[str, float] = {}
+        if self._built.rule is not None and self._optimizer is not None:
+            for weight in self._built.trained:
+                current |= self._built.rule.scalars(weight)
+            if isinstance(self._built.program.loss_scaling, str):
+                current[self._built.program.loss_scaling] = self._optimizer.getLossScalingVal()
+        return {
+            name: np.asarray(current[name], variable.spec.dtype).reshape(variable.spec.shape)
+            for name, variable in scalars.items()
+        }
+
+    def _write(self, values: Mapping[str, np.ndarray]) -> None:
+        if values:
+            with surfaced():
+                self._device.connection.write_variables(values)
+
+    def _prepared(self, call: str) -> Executable:
+        if self._executable is None:
+            raise popart_exception(
+                f"Devicex::prepare() must be called before {call}: call session.prepareDevice() first."
+            )
+        return self._executable
+
+    def _ensure_loaded(self) -> None:
+        """Load again if another session has used the device since, or an error cost it its memory."""
+        self._prepared("run")
+        if self._device.type is DeviceType.OfflineIpu:
+            raise popart_exception(
+                "The device is an offline device: a session can be compiled for it, not run."
+            )
+        if self._device._loaded is not self or not self._device.isAttached:
+            self.loadEngineAndConnectStreams()
+
+    @property
+    def _constant_weights(self) -> bool:
+        return not self._training and self._options.constantWeights
+
+    # -- running
+    # -----------------------------------------------------------------------------------------------
+
+    def run(self, *args: Any, stepio: IStepIO | None = None, debugName: str = "") -> None:
+        """``run(stepio, debugName="")``: one step. Anchors are in the stepio's arrays afterwards."""
+        if args and isinstance(args[0], str):
+            raise popart_runtime_error(f"The session has no custom program {args[0]!r}.")
+        io = args[0] if args else stepio
+        if not isinstance(io, IStepIO):
+            raise TypeError(f"run(): incompatible function arguments. run takes a PyStepIO, not {io!r}.")
+        self._ensure_loaded()
+        if self._training and self._built.weights and not self._weights_sent:
+            raise popart_runtime_error(
+                "Must call weightsFromHost before run: the weights have not been sent to the device since "
+                "the program was loaded or the host's weights changed."
+            )
+        inputs, outputs = self._step_inputs(), self._step_outputs()
+        self._check_io(io, inputs, outputs)
+        data = {name: self._input_data(io, tensor) for name, tensor in inputs.items()}
+        if self._pending_scalars:
+            self._write(self._scalars())
+            self._pending_scalars = False
+        result = self._run_on_device(data)
+        if self._options.syntheticDataMode is SyntheticDataMode.Off:
+            for name, tensor in outputs.items():
+                io.store(tensor, result.anchors[name])
+
+    def _run_on_device(self, data: Mapping[str, np.ndarray]) -> Any:
+        from podrun.errors import PoplarError
+
+        batches = self._flow.batchesPerStep()
+        try:
+            with surfaced():
+                result = self._device.connection.run(batches, data)
+        except PoplarError:
+            self._device._loaded = None  # What was on the IPUs cannot be trusted: the next call loads anew.
+            raise
+        step = self._prepared("run").tile_report.get("step", {})
+        self._cycles = int(step.get("cycles", 0)) * batches
+        self._weights.device_is_ahead = True
+        return result
+
+    def _check_io(
+        self, io: IStepIO, inputs: Mapping[str, StepTensor], outputs: Mapping[str, StepTensor]
+    ) -> None:
+        from podrun.popart.stepio import PyStepIO
+
+        if self._options.syntheticDataMode is not SyntheticDataMode.Off:
+            return
+        io.check(inputs, outputs)
+        if isinstance(io, PyStepIO):
+            model_inputs = {value.name for value in self._model.graph.input} - set(self._built.weights)
+            for name in io.input_names():
+                if name in inputs:
+                    continue
+                if name not in model_inputs:
+                    what = (
+                        "is no input of the model"
+                        if name in self._built.infos
+                        else "is not known to the model"
+                    )
+                    raise popart_runtime_error(
+                        f"The PyStepIO has data for {name!r}, which {what}; the inputs are "
+                        f"{sorted(model_inputs)}."
+                    )
+                _log.warning("Input %r is not used by the model; its data are ignored.", name)
+
+    def _input_data(self, io: IStepIO, tensor: StepTensor) -> np.ndarray:
+        mode = self._options.syntheticDataMode
+        if mode is SyntheticDataMode.Off:
+            return io.fetch(tensor)
+        dtype = tensor.info.numpy_dtype()
+        if mode is SyntheticDataMode.Zeros or dtype.kind in "iub":
+            return np.zeros(tensor.layout, dtype)
+        random = np.random.default_rng(0)
+        draw = random.standard_normal if mode is SyntheticDataMode.RandomNormal else random.random
+        return draw(tensor.layout, np.float32).astype(dtype)
+
+    def _step_inputs(self) -> dict[str, StepTensor]:
+        found = {}
+        batches, accumulation = self._flow.batchesPerStep(), self.accumulationFactor
+        for name, item in self._built.program.inputs.items():
+            info = self._built.infos.get(name) or _info_of(item.spec)
+            replicas = () if item.broadcast else (self.replicationFactor,)
+            mode = ReplicatedStreamMode.Broadcast if item.broadcast else ReplicatedStreamMode.Replicate
+            how = (
+                f"{int(np.prod(item.spec.shape))} elements of {info}, times {batches} batches per step, "
+                f"accumulation factor {accumulation}, replication factor {self.replicationFactor} "
+                f"({mode.name})"
+            )
+            found[name] = StepTensor(name, info, (batches, accumulation, *replicas, *item.spec.shape), how)
+        return found
+
+    def _step_outputs(self) -> dict[str, StepTensor]:
+        found = {}
+        batches, accumulation = self._flow.batchesPerStep(), self.accumulationFactor
+        for name in self._flow.anchors():
+            info, kind = self.getInfo(name), self._flow.art(name)
+            crossings = kind.fetches(batches, accumulation)
+            how = (
+                f"{info.nelms()} elements of {info}, {kind!r} of {batches} batches per step with "
+                f"accumulation factor {accumulation} is {crossings} per replica, replication factor "
+                f"{self.replicationFactor}"
+            )
+            layout = (crossings, self.replicationFactor, *info.shape())
+            found[name] = StepTensor(name, info, layout, how)
+        return found
+
+    # -- weights
+    # -----------------------------------------------------------------------------------------------
+
+    def weightsFromHost(self) -> None:
+        """Send the host's weights and optimizer state to the device."""
+        self._prepared("weightsFromHost")
+        self._ensure_loaded()
+        self._write(self._weights.device_values() | self._weights.state_values())
+        self._weights.device_is_ahead = False
+        self._weights_sent = True
+
+    def weightsToHost(self) -> None:
+        """Bring weights and optimizer state from the device into the host's copy."""
+        executable = self._prepared("weightsToHost")
+        if self._device._loaded is not self:
+            # Another program has the device and what was there is gone: the host keeps its copy.
+            return
+        if self._constant_weights or not self._weights.device_is_ahead:
+            return
+        roles = (VariableRole.WEIGHT, VariableRole.OPTIMIZER_STATE)
+        wanted = [name for name, variable in executable.variables.items() if variable.role in roles]
+        with surfaced():
+            values = self._device.connection.read_variables(wanted)
+        self._weights.take_device(values)
+
+    def readWeights(self, weightsIo: IWeightsIO) -> None:
+        """Copy the host's weights into the arrays of a PyWeightsIO; names it does not know are left alone."""
+        for name, array in weightsIo.weights.items():
+            value = self._weights.get(name)
+            if value is None:
+                continue
+            value = self._retrieved(name, value)
+            if array.nbytes != value.nbytes:
+                raise popart_runtime_error(
+                    f"Differing sizes for weight {name!r}: the array has {array.nbytes} bytes "
+                    f"({array.dtype}, shape {list(array.shape)}), the weight {value.nbytes} ({value.dtype}, "
+                    f"shape {list(value.shape)})."
+                )
+            array.reshape(-1).view(value.dtype)[...] = value.reshape(-1)
+
+    def _retrieved(self, name: str, value: np.ndarray) -> np.ndarray:
+        settings = self._built.settings.get(name)
+        if settings is None or settings.getRetrievalMode() is not VariableRetrievalMode.AllReplicas:
+            return value
+        return np.broadcast_to(value, (self._built.program.replicas, *value.shape)).copy()
+
+    def writeWeights(self, weightsIo: IWeightsIO) -> None:
+        """Change the host's weights; weightsFromHost sends them."""
+        if self._constant_weights:
+            raise popart_exception(
+                "The weights of this session are constants (SessionOptions.constantWeights), so writeWeights "
+                "cannot change them. Set constantWeights to False."
+            )
+        for name, array in weightsIo.weights.items():
+            self._weights.put(name, array)
+
+    def modelToHost(self, fn: str | os.PathLike[str]) -> None:
+        """Write the model with the current weights and optimizer state as an ONNX file."""
+        self._prepared("modelToHost")
+        self.weightsToHost()
+        keep = not self._options.disableOptimizerStateTensorStreams
+        data = self._weights.model(with_state=keep and not self._options.disableGradAccumulationTensorStreams)
+        with open(fn, "wb") as file:
+            file.write(data.SerializeToString(deterministic=True))
+
+    def resetHostWeights(
+        self,
+        modelProtoOrFilename: str | bytes | os.PathLike[str],
+        ignoreWeightsInModelWithoutCorrespondingHostWeight: bool = False,
+    ) -> None:
+        """Take weights by name from another model; weightsFromHost sends them."""
+        if self._constant_weights:
+            raise popart_exception(
+                "The weights of this session are constants (SessionOptions.constantWeights), so "
+                "resetHostWeights cannot change them. Set constantWeights to False."
+            )
+        source: ModelProto = loader.read_model(modelProtoOrFilename)
+        self._weights.reset(source, ignoreWeightsInModelWithoutCorrespondingHostWeight)
+        self._weights_sent = False
+
+    # -- randomness
+    # --------------------------------------------------------------------------------------------
+
+    def setRandomSeed(self, seedValue: int) -> None:
+        """Start the sequence of random numbers anew from a seed."""
+        executable = self._prepared("Devicex::setRandomSeedFromHost")
+        if self._seed_variable(executable) is None:
+            _log.warning("The program draws no random numbers: setRandomSeed does nothing.")
+            return
+        self._seed = seedValue
+        if self._device._loaded is self:
+            self._write(self._seed_value(seedValue))
+
+    def getRandomSeed(self) -> int:
+        """The seed as it stands now; setting it again later continues the sequence from here."""
+        executable = self._prepared("getRandomSeed")
+        name = self._seed_variable(executable)
+        if name is None:
+            return 0
+        if self._device._loaded is not self:
+            return self._seed or 0
+        with surfaced():
+            high, low = (int(word) for word in self._device.connection.read_variables([name])[name])
+        return high << 32 | low
+
+    @staticmethod
+    def _seed_variable(executable: Executable) -> str | None:
+        roles = {v.role: name for name, v in executable.variables.items()}
+        return roles.get(VariableRole.RANDOM_SEED)
+
+    def _seed_value(self, seed: int) -> dict[str, np.ndarray]:
+        name = self._seed_variable(self._prepared("setRandomSeed"))
+        if name is None:
+            return {}
+        words = seed & (1 << 64) - 1
+        return {name: np.array([words >> 32, words & 0xFFFFFFFF], np.uint32)}
+
+    # -- reports
+    # -----------------------------------------------------------------------------------------------
+
+    def getCycleCount(self, id: str = "") -> int:
+        """Modelled cycles of the last run. popart_exception unless instrumentWithHardwareCycleCounter was
+        set.
+        """
+        if not self._options.instrumentWithHardwareCycleCounter:
+            raise popart_exception(
+                "Cycle counts need SessionOptions.instrumentWithHardwareCycleCounter, set before the session "
+                "was made."
+            )
+        if id:
+            raise popart_exception(f"There is no cycle counter {id!r}; the outer one has the id ''.")
+        if self._cycles is None:
+            raise popart_exception("getCycleCount needs a run first.")
+        return self._cycles
+
+
+def _info_of(spec: Any) -> TensorInfo:
+    from podrun.executable import numpy_dtype
+    from podrun.popart.tensor_info import data_type_of
+
+    return TensorInfo(data_type_of(numpy_dtype(spec.dtype)), spec.shape)
+
+
+class InferenceSession(Session):
+    """A model that runs forward: ``InferenceSession(model, DataFlow(1, {y: art}), device)``."""
+
+    def __init__(
+        self,
+        fnModel: str | bytes | os.PathLike[str],
+        dataFlow: DataFlow,
+        deviceInfo: DeviceInfo,
+        inputShapeInfo: InputShapeInfo | None = None,
+        patterns: Patterns | None = None,
+        userOptions: SessionOptions | None = None,
+        name: str = "inference",
+    ) -> None:
+        super().__init__(fnModel, dataFlow, deviceInfo, inputShapeInfo, patterns, userOptions, name)
+
+    def getAllTensorIds(self) -> set[str]:
+        """Every tensor of the session."""
+        return self._tensor_ids()
+
+
+class TrainingSession(Session):
+    """A model that is trained: the loss is the id of a scalar tensor, the optimizer changes the weights."""
+
+    _training = True
+
+    def __init__(
+        self,
+        fnModel: str | bytes | os.PathLike[str],
+        dataFlow: DataFlow,
+        loss: str,
+        optimizer: Optimizer,
+        deviceInfo: DeviceInfo,
+        inputShapeInfo: InputShapeInfo | None = None,
+        patterns: Patterns | None = None,
+        userOptions: SessionOptions | None = None,
+        name: str = "training",
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"__init__(): incompatible function arguments. {optimizer!r} is no optimizer.")
+        if not isinstance(loss, str):
+            raise TypeError(
+                f"__init__(): incompatible function arguments. The loss is a tensor's name, not {loss!r}."
+            )
+        super().__init__(
+            fnModel, dataFlow, deviceInfo, inputShapeInfo, patterns, userOptions, name, loss, optimizer
+        )
+
+    def getTensorIds(self) -> set[str]:
+        """Every tensor of the session."""
+        return self._tensor_ids()
+
+    def updateOptimizerFromHost(self, optimizer: Optimizer) -> None:
+        """Change non-constant hyper-parameters from the next run on. popart_exception for any other
+        change."""
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"updateOptimizerFromHost(): incompatible function arguments: {optimizer!r}.")
+        assert self._optimizer is not None
+        assert self._built.rule is not None
+        optimizer.check_replaces(self._optimizer)
+        self._optimizer = copy.deepcopy(optimizer)
+        self._built.rule.optimizer = self._optimizer
+        self._pending_scalars = True

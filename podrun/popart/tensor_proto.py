@@ -1,0 +1,103 @@
+"""ONNX TensorProtos from NumPy arrays and back, in typed fields (semantics, section 3: raw_data is never
+produced).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podrun.popart.enums import DataType
+from podrun.popart.errors import popart_exception
+from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx, data_type_of, onnx_data_type
+
+if TYPE_CHECKING:
+    from onnx import TensorProto, TypeProto
+
+_REFUSED = {
+    DataType.DOUBLE,
+    DataType.BFLOAT16,
+    DataType.COMPLEX64,
+    DataType.COMPLEX128,
+    DataType.STRING,
+    DataType.FLOAT8_143,
+    DataType.FLOAT8_152,
+}
+
+_BITS = {1: np.uint8, 2: np.uint16}
+
+
+def to_proto(name: str, array: np.ndarray) -> TensorProto:
+    """``array`` as a TensorProto in its type's own field. Small types take one int32_data entry each, as
+    ONNX says.
+    """
+    from onnx import TensorProto
+
+    kind = data_type_of(array.dtype)
+    proto = TensorProto(name=name, data_type=onnx_data_type(kind), dims=array.shape)
+    flat = np.ascontiguousarray(array).reshape(-1)
+    if kind is DataType.FLOAT:
+        proto.float_data.extend(flat.tolist())
+    elif kind is DataType.DOUBLE:
+        proto.double_data.extend(flat.tolist())
+    elif kind is DataType.INT64:
+        proto.int64_data.extend(flat.tolist())
+    elif kind in (DataType.UINT32, DataType.UINT64):
+        proto.uint64_data.extend(flat.tolist())
+    elif kind in (DataType.COMPLEX64, DataType.COMPLEX128, DataType.STRING):
+        raise popart_exception(f"Tensor {name!r} of type {kind.name} cannot be stored in a model.")
+    elif kind in (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT8_143, DataType.FLOAT8_152):
+        proto.int32_data.extend(flat.view(_BITS[flat.itemsize]).tolist())
+    else:
+        proto.int32_data.extend(flat.astype(np.int32).tolist())
+    return proto
+
+
+def to_array(proto: TensorProto, base_dir: str = "") -> np.ndarray:
+    """The array that a TensorProto holds (external data are read from beside ``base_dir``)."""
+    from onnx import numpy_helper
+
+    return np.ascontiguousarray(numpy_helper.to_array(proto, base_dir=base_dir))
+
+
+def check_initializer(array: Any) -> np.ndarray:
+    """``array`` as an initial value PopART takes, or TypeError or popart_exception saying why not."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(
+            "addInitializedInputTensor(): incompatible function arguments. The initial value is a "
+            "numpy.ndarray, not "
+            f"{type(array).__name__}."
+        )
+    kind = data_type_of(array.dtype)
+    if kind in _REFUSED:
+        raise popart_exception(
+            f"Initial values of type {kind.name} ({array.dtype}) are not taken. Pass array.astype('float32') "
+            "or another "
+            "type that the IPU has."
+        )
+    return array
+
+
+def type_proto(info: TensorInfo) -> TypeProto:
+    """ONNX's TypeProto for a TensorInfo; negative dimensions become unknown ones, strings symbols."""
+    from onnx import helper
+
+    dims = [None if isinstance(dim, int) and dim < 0 else dim for dim in info.shape()]
+    return helper.make_tensor_type_proto(onnx_data_type(info.dataType()), dims)
+
+
+def info_from_type(proto: TypeProto) -> TensorInfo | None:
+    """The TensorInfo that an ONNX TypeProto says, or None where it says too little (no type, no rank, no
+    tensor).
+    """
+    if not proto.HasField("tensor_type"):
+        return None
+    tensor = proto.tensor_type
+    if not tensor.elem_type or not tensor.HasField("shape"):
+        return None
+    dims: list[int | str] = []
+    for dim in tensor.shape.dim:
+        which = dim.WhichOneof("value")
+        dims.append(dim.dim_value if which == "dim_value" else dim.dim_param if which == "dim_param" else -1)
+    return TensorInfo(data_type_from_onnx(tensor.elem_type), dims)

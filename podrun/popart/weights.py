@@ -1,0 +1,149 @@
+"""The host's copy of weights and optimizer state, and their way into and out of ONNX models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from podrun.executable import numpy_dtype
+from podrun.popart import names
+from podrun.popart.errors import popart_exception, popart_runtime_error
+from podrun.popart.tensor_info import TensorInfo
+from podrun.popart.tensor_proto import to_array, to_proto, type_proto
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from podrun.popart.build import BuiltModel
+
+
+class HostWeights:
+    """Weights (those the program uses and those it does not) and optimizer state, as the host knows them.
+
+    ``device_is_ahead`` is True after a run, until the host's copy is brought up to date or sent again.
+    """
+
+    def __init__(self, model: ModelProto, built: BuiltModel) -> None:
+        self._model = model
+        self._built = built
+        self._weights = {name: np.array(value) for name, value in built.weights.items()}
+        self._state = self._first_state()
+        self.device_is_ahead = False
+
+    def _first_state(self) -> dict[str, np.ndarray]:
+        """State that the model brought, and state whose start depends on its weight."""
+        rule, found = self._built.rule, {}
+        if rule is None:
+            return {}
+        for name in self._built.trained:
+            weight = self._built.program.parameters[name].spec
+            computed = rule.initial_state(weight, self._weights[name])
+            for prefix, (spec, initial) in rule.state(weight).items():
+                dtype = numpy_dtype(spec.dtype)
+                if spec.name in self._built.state:
+                    found[spec.name] = _fitting(spec.name, self._built.state[spec.name], spec.shape, dtype)
+                elif prefix in computed:
+                    found[spec.name] = computed[prefix].astype(dtype)
+                else:
+                    found[spec.name] = np.full(spec.shape, initial, dtype)
+        return found
+
+    def get(self, name: str) -> np.ndarray | None:
+        """A weight or a piece of optimizer state, or None."""
+        return self._weights.get(name, self._state.get(name))
+
+    def put(self, name: str, array: np.ndarray) -> None:
+        """Replace a weight's value. popart_exception for an unknown one, popart_runtime_error for another
+        size.
+        """
+        held = self.get(name)
+        if held is None:
+            raise popart_exception(f"The session has no weight {name!r}; it has {sorted(self._weights)}.")
+        if array.nbytes != held.nbytes:
+            raise popart_runtime_error(
+                f"Differing sizes for weight {name!r}: the array has {array.nbytes} bytes, the weight "
+                f"{held.nbytes}."
+            )
+        target = self._weights if name in self._weights else self._state
+        target[name] = np.ascontiguousarray(array).reshape(-1).view(held.dtype).reshape(held.shape).copy()
+
+    def device_values(self) -> dict[str, np.ndarray]:
+        """Weights to send."""
+        return dict(self._weights)
+
+    def state_values(self) -> dict[str, np.ndarray]:
+        """Optimizer state to send."""
+        return dict(self._state)
+
+    def take_device(self, values: Mapping[str, np.ndarray]) -> None:
+        """Take what was read from the device."""
+        for name, value in values.items():
+            target = self._weights if name in self._weights else self._state
+            target[name] = np.array(value)
+        self.device_is_ahead = False
+
+    def reset(self, source: ModelProto, ignore_unknown: bool) -> None:
+        """Take initializers of another model by name. popart_exception for unknown ones (unless ignored)
+        and for another type or shape.
+        """
+        values = {}
+        for tensor in source.graph.initializer:
+            held = self.get(tensor.name)
+            if held is None:
+                if ignore_unknown or self._belongs_to_model(tensor.name):
+                    continue
+                raise popart_exception(
+                    f"resetHostWeights: the model has a weight {tensor.name!r}, which this session does not "
+                    "have. Pass "
+                    "ignoreWeightsInModelWithoutCorrespondingHostWeight=True to leave such weights out."
+                )
+            value = to_array(tensor)
+            if value.dtype != held.dtype and value.dtype.kind == held.dtype.kind == "i":
+                value = value.astype(held.dtype)
+            if value.shape != held.shape or value.dtype != held.dtype:
+                raise popart_exception(
+                    f"resetHostWeights: weight {tensor.name!r} is {TensorInfo(value)} in the model, but "
+                    f"{TensorInfo(held)} in this session."
+                )
+            values[tensor.name] = value
+        for name, value in values.items():
+            (self._weights if name in self._weights else self._state)[name] = value
+
+    def _belongs_to_model(self, name: str) -> bool:
+        """True for weights of this session's model that its program does not need."""
+        return any(tensor.name == name for tensor in self._model.graph.initializer)
+
+    def model(self, *, with_state: bool) -> ModelProto:
+        """This session's model with the weights as they are; optimizer state as further initializers."""
+        from onnx import ModelProto, helper
+
+        model = ModelProto()
+        model.CopyFrom(self._model)
+        graph = model.graph
+        kept = [t for t in graph.initializer if not t.name.startswith(names.STATE_PREFIXES)]
+        for index, tensor in enumerate(kept):
+            value = self._weights.get(tensor.name)
+            if value is not None:
+                stored = value.astype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+                kept[index] = to_proto(tensor.name, stored)
+        inputs = [value for value in graph.input if not value.name.startswith(names.STATE_PREFIXES)]
+        if with_state:
+            for name, value in sorted(self._state.items()):
+                kept.append(to_proto(name, value))
+                inputs.append(helper.make_value_info(name, type_proto(TensorInfo(value))))
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+        del graph.input[:]
+        graph.input.extend(inputs)
+        return model
+
+
+def _fitting(name: str, value: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.ndarray:
+    if value.size != int(np.prod(shape, dtype=np.int64)):
+        raise popart_exception(
+            f"The model's optimizer state {name!r} has shape {list(value.shape)}; this session's has "
+            f"{list(shape)}."
+        )
+    return value.reshape(shape).astype(dtype)

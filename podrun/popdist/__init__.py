@@ -1,0 +1,54 @@
+"""PopDist: who this process is among the instances that ``podrun`` launched, and PopART's settings for it.
+
+What may enter: what the SDK's ``popdist`` module has. `popdist.popart` is `podrun.popdist.popart`.
+"""
+
+from podrun.popdist.backend import (
+    allGather,
+    allReduceSum,
+    broadcast,
+    execute_on_instances,
+    finalizeBackend,
+    init,
+    initializeBackend,
+    isBackendInitialized,
+    registerBackend,
+    registerDefaultBackend,
+)
+from podrun.popdist.core import (
+    checkNumIpusPerReplica,
+    getDeviceId,
+    getInstanceIndex,
+    getLocalInstanceIndex,
+    getNumInstances,
+    getNumIpusPerReplica,
+    getNumLocalReplicas,
+    getNumTotalReplicas,
+    getReplicaIndexOffset,
+    isPopdistEnvSet,
+    popdist_error,
+)
+
+__all__ = [
+    "allGather",
+    "allReduceSum",
+    "broadcast",
+    "checkNumIpusPerReplica",
+    "execute_on_instances",
+    "finalizeBackend",
+    "getDeviceId",
+    "getInstanceIndex",
+    "getLocalInstanceIndex",
+    "getNumInstances",
+    "getNumIpusPerReplica",
+    "getNumLocalReplicas",
+    "getNumTotalReplicas",
+    "getReplicaIndexOffset",
+    "init",
+    "initializeBackend",
+    "isBackendInitialized",
+    "isPopdistEnvSet",
+    "popdist_error",
+    "registerBackend",
+    "registerDefaultBackend",
+]
