@@ -162,8 +162,8 @@ class Arena:
     ``[m*size//M, (m+1)*size//M)``. Weight, gradient and state arenas that are updated together share one
     layout. ``shared``: after each update all machines hold the same bits, so machines on one host may keep a
     single copy.
-    ``sliced`` (optimizer state): machine *m* reads and writes only its slice *m*, and no AllGather follows. Whoever
-    wants such an arena whole takes each slice from its owner; in a shared copy it simply is there.
+    ``sliced`` (optimizer state): machine *m* reads and writes only its slice *m*, and no AllGather follows.
+    Whoever wants such an arena whole takes each slice from its owner; in a shared copy it simply is there.
     """
 
     name: str

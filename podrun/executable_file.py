@@ -81,7 +81,7 @@ def dumps(executable: Executable) -> bytes:
         "accumulation_factor": executable.accumulation_factor,
         "training": executable.training,
         "streams": [_plain(stream) for stream in executable.streams.values()],
-        "variables": [_plain(variable) for variable in executable.variables.values()],
+        "variables": [_variable_to_plain(variable) for variable in executable.variables.values()],
         "arenas": [_plain(arena) for arena in executable.arenas.values()],
         "computations": computations,
         "instructions": [[_instruction_to_plain(i) for i in ipu] for ipu in executable.instructions],
@@ -150,6 +150,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _variable_to_plain(variable: Variable) -> dict[str, Any]:
+    initial = None if variable.initial is None else float(variable.initial)
+    return {**_plain(variable), "initial": initial}
+
+
 def _instruction_to_plain(instruction: Instruction) -> dict[str, Any]:
     values = {f.name: _plain(getattr(instruction, f.name)) for f in fields(instruction)}
     return {"op": type(instruction).__name__, **values}
@@ -214,7 +219,7 @@ def _decode(header: dict[str, Any], blobs: memoryview) -> Executable:
 
 
 def _typed(value: Any, kind: type[T]) -> T:
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"expected {kind.__name__}, found {value!r}")
     return value
 
@@ -247,10 +252,14 @@ def _stream(item: Mapping[str, Any]) -> Stream:
 
 
 def _variable(item: Mapping[str, Any]) -> Variable:
-    values = dict(item)
-    values["spec"] = _spec(item["spec"])
-    values["role"] = VariableRole(item["role"])
-    return Variable(**values)
+    initial, arena = item["initial"], item["arena"]
+    return Variable(
+        spec=_spec(item["spec"]),
+        role=VariableRole(item["role"]),
+        initial=None if initial is None else _typed(initial, float),
+        arena=None if arena is None else _typed(arena, str),
+        per_replica=_typed(item["per_replica"], bool),
+    )
 
 
 def _arena(item: Mapping[str, Any]) -> Arena:

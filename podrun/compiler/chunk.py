@@ -21,7 +21,7 @@ from podrun.compiler.differentiate import gradients, weight_gradients_each
 from podrun.compiler.fold import Folded
 from podrun.compiler.pieces import Piece
 from podrun.compiler.program import Program
-from podrun.compiler.trace import Trace, abstract, buffer
+from podrun.compiler.trace import Trace, abstract, buffer, evaluate
 from podrun.executable import REPLICA_OFFSET, Layout, numpy_dtype
 
 Buffers = Mapping[str, Any]
@@ -171,3 +171,17 @@ class ChunkBuilder:
         if folded.input_axes({name: value})[name] is None:
             return jnp.broadcast_to(value, (folded.size, *value.shape))
         return value
+
+
+def forward_piece(builder: ChunkBuilder) -> Piece:
+    """The plain forward function of one micro-batch on one replica: what the program computes, for its
+    digest."""
+    traced, program = builder.traced, builder.program
+    names = (*traced.parameters, *traced.inputs)
+    specs = {n: abstract(program.parameters[n].spec) for n in traced.parameters}
+    specs |= {n: abstract(program.inputs[n].spec) for n in traced.inputs}
+
+    def run(values: Buffers) -> dict[str, Any]:
+        return evaluate(traced, [values[n] for n in (*names, seeds.SEED_VARIABLE)], {})
+
+    return Piece("forward", run, specs | {seeds.SEED_VARIABLE: buffer((2,), "uint32")}, traced.outputs)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 
 from podrun.compiler import seeds
-from podrun.compiler.anchors import AnchorKind, classify
+from podrun.compiler.anchors import AnchorKind, classify, unknown_tensor
 from podrun.compiler.arenas import Memory, plan_memory
-from podrun.compiler.chunk import ChunkBuilder, anchor_buffer
+from podrun.compiler.cache import cached
+from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, forward_piece
 from podrun.compiler.cost import tile_report
+from podrun.compiler.digest import digest
 from podrun.compiler.fold import Chunk, chunks
 from podrun.compiler.layout import layout_of
 from podrun.compiler.pieces import Piece, export_piece
+from podrun.compiler.placement import check_placement
 from podrun.compiler.program import Program
 from podrun.compiler.schedule import schedule
 from podrun.compiler.trace import abstract, fixed_numerics, trace
@@ -39,44 +44,108 @@ class CompileOptions:
 
     ``chunk_bytes``: budget for the intermediates of the micro-batches that run as one on a machine (bytes).
     It decides the order of sums, so it is part of what makes results repeatable.
+    ``cache_directory``: where compiled programs are kept and looked up (see `podrun.compiler.cache`); None:
+    nowhere. ``program_digest``: the front end's word that programs with equal digests (and equal fields of
+    the Program) have equal forward functions and update rules; with it a cached program is found without
+    tracing. ``cache_wait``: seconds to wait for another process that compiles the same program.
     """
 
     chunk_bytes: int = 128 << 20
+    cache_directory: Path | None = None
+    program_digest: str | None = None
+    cache_wait: float = 600.0
 
 
 def compile_program(
     program: Program, *, target: str = "gc200", options: CompileOptions | None = None
 ) -> Executable:
-    """Compile ``program`` for machines with ``target`` chips.
+    """Compile ``program`` for machines with ``target`` chips, or load it from the executable cache.
 
     The same Program, target and options give an Executable that is equal to the byte, on any host.
-    Raises UsageError for a program that cannot be right, UnimplementedError for what is not there yet.
+    Raises UsageError for a program that cannot be right, UnimplementedError for what is not there yet, and
+    what `podrun.compiler.cache.cached` raises.
     """
     options = options or CompileOptions()
-    layout = layout_of(program)
-    _check(program)
-    with fixed_numerics():
-        memory = plan_memory(program, layout)
-        anchors = classify(program, memory.variables)
-        traced = trace(program, anchors)
+    compilation = _Compilation(program, target, options)
+    if options.cache_directory is None:
+        return compilation.executable()
+    return cached(options.cache_directory, compilation.digest(), compilation.executable, options.cache_wait)
+
+
+class _Compilation:
+    """The stages of one program, each run when first asked for."""
+
+    def __init__(self, program: Program, target: str, options: CompileOptions) -> None:
+        _check(program)
+        self.program, self.target, self.options = program, target, options
+        self.layout = layout_of(program)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """The plan of memory."""
+        return plan_memory(self.program, self.layout)
+
+    @cached_property
+    def builder(self) -> ChunkBuilder:
+        """The trace, on the plan of memory."""
+        program, memory = self.program, self.memory
+        with fixed_numerics():
+            anchors = classify(program, memory.variables)
+            traced = trace(program, anchors)
+        check_placement(traced, program.ipus_per_replica)
         if traced.uses_random:
             spec = TensorSpec(seeds.SEED_VARIABLE, "uint32", (2,))
-            memory.variables[spec.name] = Variable(spec, VariableRole.RANDOM_SEED, 0.0)
-        builder = ChunkBuilder(program, traced, anchors, layout, memory)
-        cut = chunks(program, traced, layout.replicas_per_machine, options.chunk_bytes)
-        computations, names = _computations(builder, cut)
+            variables = memory.variables | {spec.name: Variable(spec, VariableRole.RANDOM_SEED, 0.0)}
+            memory = replace(memory, variables=variables)
+        return ChunkBuilder(program, traced, anchors, self.layout, memory)
+
+    @cached_property
+    def updates(self) -> dict[str, Computation]:
+        """The exported update of each group of weights."""
+        rule, memory = self.program.update, self.builder.memory
+        found = {}
+        with fixed_numerics():
+            for index, group in enumerate(memory.groups):
+                assert rule is not None
+                piece = update_piece(index, group, memory, rule, self.layout)
+                found[piece.name] = export_piece(piece)
+        return found
+
+    def digest(self) -> str:
+        """What the cache files this program under."""
+        variables = [
+            asdict(variable) | {"role": variable.role.value} for variable in self.memory.variables.values()
+        ]
+        settings = {"chunk_bytes": self.options.chunk_bytes, "variables": variables}
+        if self.options.program_digest is not None:
+            return digest(self.program, self.target, settings, [self.options.program_digest.encode()])
+        with fixed_numerics():
+            forward = export_piece(forward_piece(self.builder))
+        parts = [forward, *self.updates.values()]
+        return digest(self.program, self.target, settings, [part.stablehlo for part in parts])
+
+    def executable(self) -> Executable:
+        """All stages."""
+        program, builder = self.program, self.builder
+        cut = chunks(program, builder.traced, self.layout.replicas_per_machine, self.options.chunk_bytes)
+        with fixed_numerics():
+            computations, names = _chunk_computations(builder, cut)
+            computations |= self.updates
+            if any(anchor.kind is AnchorKind.UPDATED for anchor in builder.anchors):
+                computations["anchors.updated"] = export_piece(_updated_anchors(builder))
+            report = tile_report(program, builder.traced, self.target)
         return Executable(
             name=program.name,
-            layout=layout,
+            layout=self.layout,
             accumulation_factor=program.accumulation_factor,
             training=program.training,
             streams=_streams(builder),
-            variables=memory.variables,
-            arenas=memory.arenas,
+            variables=builder.memory.variables,
+            arenas=builder.memory.arenas,
             computations=computations,
             instructions=schedule(builder, cut, names, clear="clear" in computations),
-            target=target,
-            tile_report=tile_report(program, traced, target),
+            target=self.target,
+            tile_report=report,
             metadata=program.metadata,
         )
 
@@ -84,6 +153,9 @@ def compile_program(
 def _check(program: Program) -> None:
     if program.accumulation_factor < 1:
         raise UsageError(f"The accumulation factor must be at least 1, not {program.accumulation_factor}.")
+    for name in program.state_updates:
+        if name not in program.parameters:
+            raise unknown_tensor(name, program.parameters)
     if (
         program.loss is not None
         and program.update is None
@@ -92,28 +164,21 @@ def _check(program: Program) -> None:
         raise UsageError("A program with a loss and weights to train needs an optimizer.")
 
 
-def _computations(
+def _chunk_computations(
     builder: ChunkBuilder, cut: tuple[Chunk, ...]
 ) -> tuple[dict[str, Computation], tuple[str, ...]]:
-    """Every piece exported, and the name of the one that runs each chunk."""
-    pieces: dict[str, Piece] = {}
+    """The exported chunk pieces, and the name of the one that runs each chunk."""
+    found: dict[str, Computation] = {}
     names = []
     accumulate = len(cut) > 1 and bool(builder.weights)
     if accumulate:
-        pieces["clear"] = _clear(builder.memory)
+        found["clear"] = export_piece(_clear(builder.memory))
     for chunk in cut:
         name = f"micro_batches.{chunk.count}"
         names.append(name)
-        if name not in pieces:
-            pieces[name] = builder.piece(name, chunk.count, accumulate=accumulate)
-    rule = builder.program.update
-    for index, group in enumerate(builder.memory.groups):
-        assert rule is not None
-        piece = update_piece(index, group, builder.memory, rule, builder.layout)
-        pieces[piece.name] = piece
-    if any(anchor.kind is AnchorKind.UPDATED for anchor in builder.anchors):
-        pieces["anchors.updated"] = _updated_anchors(builder)
-    return {name: export_piece(piece) for name, piece in pieces.items()}, tuple(names)
+        if name not in found:
+            found[name] = export_piece(builder.piece(name, chunk.count, accumulate=accumulate))
+    return found, tuple(names)
 
 
 def _clear(memory: Memory) -> Piece:

@@ -6,8 +6,8 @@ averaged here).
 
 Anchored gradients are for each replica and micro-batch. Those of activations come along in the same backward
 pass: a perturbation is added, for differentiation only, to what the consumers of the activation read. Those
-of weights are taken apart, as ``vmap`` of the gradient, so that anchoring changes no bit of the training; XLA
-shares the rest of the backward pass between the two.
+of weights are taken apart, as ``vmap`` of the gradient: in the training itself the sum over replicas stays
+inside one matrix product or convolution. XLA shares the rest of the backward pass between the two.
 """
 
 from __future__ import annotations

@@ -174,8 +174,6 @@ def _check(traced: Trace, program: Program, anchors: Sequence[Anchor]) -> None:
             if anchor.kind in (AnchorKind.PARAMETER_GRADIENT, AnchorKind.VALUE_GRADIENT):
                 _check_gradient(traced, program, program.loss, anchor.subject)
     for parameter, value in program.state_updates.items():
-        if parameter not in program.parameters:
-            raise unknown_tensor(parameter, program.parameters)
         old, new = program.parameters[parameter].spec, traced.spec(value)
         if (old.dtype, old.shape) != (new.dtype, new.shape):
             raise UsageError(

@@ -1,8 +1,8 @@
 """What an Executable means, in a few lines: an interpreter for M machines in one process, NumPy and JAX only.
 
-The oracle of the compiler's tests, and independent of ``podrun.device.machine``, which has to agree with it. Machines
-run in turn up to each instruction that joins them (a collective), as if in lock-step. Every arena is copied per machine,
-so a program that reads what nobody sent it fails here.
+The oracle of the compiler's tests, and independent of ``podrun.device.machine``, which has to agree with it.
+Machines run in turn up to each instruction that joins them (a collective), as if in lock-step. Every arena is
+copied per machine, so a program that reads what nobody sent it fails here.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ class Pod:
         return whole[offset : offset + int(np.prod(shape))].reshape(shape)
 
     def run(self, batches: int, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """``inputs[name]``: ``[batches, accumulation, replicas, *shape]``, broadcast without the replica axis.
+        """``inputs[name]``: ``[batches, accumulation, replicas, *shape]``, broadcast without the replica
+        axis.
 
         Anchors: for each micro-batch of the run ``[replicas, *shape]``, then retrieved as the stream says.
         """
@@ -141,19 +142,27 @@ class Pod:
                     self._step(instruction, batch, inputs, seen)
         return {name: _retrieve(executable.streams[name], values) for name, values in seen.items()}
 
-    def _step(self, instruction: Any, batch: int, inputs: Mapping[str, Any], seen: dict[str, list[Any]]) -> None:
+    def _step(
+        self, instruction: Any, batch: int, inputs: Mapping[str, Any], seen: dict[str, list[Any]]
+    ) -> None:
         match instruction:
             case Sync():
                 pass
             case LoadStream(stream, buffer, first, count):
                 for machine in self.machines:
-                    machine.buffers[buffer] = self._input(machine, stream, inputs[stream][batch], first, count)
+                    machine.buffers[buffer] = self._input(
+                        machine, stream, inputs[stream][batch], first, count
+                    )
             case Compute(name):
                 for machine in self.machines:
                     machine.compute(name)
             case StoreStream(stream, buffer, first, count):
                 values = np.concatenate([machine.read(buffer) for machine in self.machines], axis=1)
-                expected = (count, self.executable.layout.replicas, *self.executable.streams[stream].spec.shape)
+                expected = (
+                    count,
+                    self.executable.layout.replicas,
+                    *self.executable.streams[stream].spec.shape,
+                )
                 assert values.shape == expected, (stream, values.shape, expected)
                 begin = batch * self.executable.accumulation_factor + first
                 seen[stream][begin : begin + count] = list(values)

@@ -1,0 +1,107 @@
+"""The executable cache: a program is compiled once and loaded by everyone else who has the same one.
+
+One directory, one file per entry, named by a digest of everything that decides the Executable. Processes that
+want the same entry at the same time wait for the first, which compiles; a lock on a file beside the entry
+keeps them apart, and the kernel drops it if its holder dies. A damaged entry is compiled again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from podrun import executable_file
+from podrun.errors import ConfigError, DeadlineError, UsageError
+from podrun.executable import Executable
+
+SUFFIX = ".popef"
+_POLL_SECONDS = 0.02
+_log = logging.getLogger(__name__)
+
+
+def cached(directory: Path, digest: str, compile_now: Callable[[], Executable], wait: float) -> Executable:
+    """The entry for ``digest``, compiled and stored if it is not there.
+
+    Waits at most ``wait`` seconds for another process that compiles it. Raises DeadlineError that names that
+    process, UsageError for a directory that cannot be used.
+    """
+    path = directory / f"{digest}{SUFFIX}"
+    try:
+        found = _load(path)
+        if found is not None:
+            return found
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(directory / f".{digest}.lock", wait):
+            found = _load(path)
+            if found is None:
+                found = compile_now()
+                executable_file.write(found, path)
+                _log.info("stored the compiled program %s in the executable cache", path.name)
+            return found
+    except OSError as error:
+        raise UsageError(
+            f"The executable cache {os.fspath(directory)} cannot be used: {error}.",
+            hint="Give a directory you can write to, or switch the executable cache off.",
+        ) from error
+
+
+def _load(path: Path) -> Executable | None:
+    try:
+        found = executable_file.read(path)
+    except FileNotFoundError:
+        return None
+    except ConfigError as error:
+        _log.warning("compiling again: %s", error)
+        return None
+    _log.info("loaded the compiled program %s from the executable cache", path.name)
+    return found
+
+
+@contextmanager
+def _locked(path: Path, wait: float) -> Iterator[None]:
+    """Hold the lock file at ``path``; it is gone afterwards."""
+    deadline = time.monotonic() + wait
+    handle = _acquire(path)
+    while handle is None:
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"Waited {wait:g} s for process {_holder(path)} to compile the same program.",
+                hint=f"See what it does (`ps -fp {_holder(path)}`), or compile without the executable cache.",
+            )
+        time.sleep(_POLL_SECONDS)
+        handle = _acquire(path)
+    try:
+        yield
+    finally:
+        # Unlink while the lock is held: a waiter that opened the old file sees that its name is gone.
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _acquire(path: Path) -> int | None:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(handle), os.stat(path)):
+            os.truncate(handle, 0)
+            os.write(handle, str(os.getpid()).encode())
+            return handle
+    except (BlockingIOError, FileNotFoundError):
+        pass  # Held by another, or its name was just removed by the one who held it.
+    except BaseException:
+        os.close(handle)
+        raise
+    os.close(handle)
+    return None
+
+
+def _holder(path: Path) -> str:
+    try:
+        return path.read_text() or "(unknown)"
+    except FileNotFoundError:
+        return "(gone)"
