@@ -25,7 +25,8 @@ class Lowered:
 
     ``inputs`` and ``parameters`` are what `forward` takes, with device types (inputs that nothing needs are left out); ``initial`` holds the parameters' values
     from the model. Initializers that decide shapes are baked in: they are in ``constants``, not in ``parameters``.
-    ``outputs`` are the tensors `forward` returns, ``tensors`` every tensor of the main graph (pruned to what the
+    ``returns`` names what `forward` returns, ``outputs`` those of it that are tensors (not sequences), ``tensors`` every
+    tensor of the main graph (pruned to what the
     outputs need), parameters and inputs among them. ``specialised`` are inputs whose given values were baked in.
     ``state_updates`` names, for each parameter that the forward pass itself replaces, the tensor that replaces it.
     """
@@ -38,13 +39,14 @@ class Lowered:
     initial: Mapping[str, np.ndarray]
     constants: Mapping[str, Any]
     outputs: Mapping[str, TensorSpec]
+    returns: tuple[str, ...]
     tensors: Mapping[str, TensorSpec]
     uses_random: bool
     specialised: frozenset[str] = frozenset()
     state_updates: Mapping[str, str] = field(default_factory=dict)
 
     def forward(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
-        """One micro-batch on one replica: the tensors in ``outputs``, by name.
+        """One micro-batch on one replica: what ``returns`` names.
 
         Pure and traceable. Every input and every operator's output goes through `podrun.compiler.program.tap`, so
         gradients of all of them can be anchored.
@@ -52,7 +54,7 @@ class Lowered:
         session = Session(training=self.training, x64=self.x64, tap=_tap)
         environment = _environment(self.constants, parameters, inputs, self.x64)
         run_graph(self.graph, environment, session, lambda: key)
-        return {name: environment[name].traced for name in self.outputs}
+        return {name: environment[name].traced for name in self.returns}
 
 
 def lower(
@@ -102,6 +104,7 @@ def lower(
         initial={n: initial[n] for n in parameters},
         constants={n: graph.initializers.get(n, values.get(n)) for n in baked},
         outputs={n: tensors[n] for n in wanted if n in tensors},
+        returns=wanted,
         tensors=tensors,
         uses_random=session.uses_random,
         specialised=frozenset(baked & values.keys()),

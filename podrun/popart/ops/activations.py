@@ -144,3 +144,10 @@ def graphcore_gelu(ctx: Context, node: Node, x: Array) -> Array:
 def gelu_erf(ctx: Context, node: Node, x: Array) -> Array:
     """Gelu by the error function (PopART GeluErf)."""
     return jax.nn.gelu(x, approximate=False)
+
+
+@operator(ONNX, "SwiGLU", since=(28,))
+@rounds_once
+def swiglu(ctx: Context, node: Node, a: Array, b: Array) -> Array:
+    """Swish(a) * b (ONNX SwiGLU)."""
+    return a * jax.nn.sigmoid(np.asarray(node.get("alpha", 1.0), a.dtype) * a) * b

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podrun.popart.ops.common import Array, is_float, rounds_once
-from podrun.popart.ops.registry import GRAPHCORE, Context, Node, operator
+from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 REDUCTIONS = {0: "Sum", 1: "Mean", 2: "None"}
 """popart.ReductionType by value; models hold it as a string or as the number."""
@@ -76,3 +77,35 @@ def nllloss(ctx: Context, node: Node, p: Array, label: Array) -> Array:
     if reduction_of(node) == "Mean":
         return (jnp.sum(losses) / jnp.maximum(jnp.sum(keep), 1).astype(wide.dtype)).astype(dtype)
     return _reduced(losses, reduction_of(node)).astype(dtype)
+
+
+def _nll(ctx: Context, node: Node, log_p: Array, target: Array, weight: Array | None) -> Array:
+    """Losses of ``log_p [N, C, ...]`` at classes ``target [N, ...]``, weighted by class, reduced (ONNX's rule)."""
+    ignored = node.get("ignore_index")
+    keep = jnp.ones(target.shape, bool) if ignored is None else target != ignored
+    safe = jnp.where(keep, target, 0)
+    picked = jnp.take_along_axis(log_p, safe[:, None], axis=1)[:, 0]
+    factor = jnp.ones((), log_p.dtype) if weight is None else weight[safe]
+    factor = jnp.where(keep, factor, jnp.zeros((), log_p.dtype))
+    losses = -picked * factor
+    match node.get("reduction", "mean"):
+        case "none":
+            return losses
+        case "sum":
+            return jnp.sum(losses)
+    return jnp.sum(losses) / jnp.sum(jnp.broadcast_to(factor, losses.shape))
+
+
+@operator(ONNX, "NegativeLogLikelihoodLoss", since=(12, 13, 22))
+@rounds_once
+def negative_log_likelihood(ctx: Context, node: Node, x: Array, target: Array, weight: Array = None) -> Array:
+    """Minus the log-probability of the target class; ``mean`` is weighted (ONNX NegativeLogLikelihoodLoss)."""
+    return _nll(ctx, node, x, target, weight)
+
+
+@operator(ONNX, "SoftmaxCrossEntropyLoss", since=(12, 13))
+@rounds_once
+def softmax_cross_entropy(ctx: Context, node: Node, x: Array, target: Array, weight: Array = None) -> tuple[Array, Array]:
+    """Negative log-likelihood of log-softmax over axis 1, and the log-probabilities (ONNX SoftmaxCrossEntropyLoss)."""
+    log_p = jax.nn.log_softmax(x, axis=1)
+    return _nll(ctx, node, log_p, target, weight), log_p

@@ -42,6 +42,15 @@ FAMILIES = (
     "sorting",
     "cumulative",
     "normalization",
+    "control",
+    "recurrent",
+    "random",
+    "sequences",
+    "quantization",
+    "conv_kinds",
+    "resize",
+    "signal",
+    "linear_algebra",
 )
 """Modules of this package that register operators."""
 

@@ -1,0 +1,193 @@
+"""Convolution's relatives: transposed, deformable, causal with state, and folding columns into images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from podrun.popart.ops.common import Array, ints, rounds_once, same_dtype
+from podrun.popart.ops.conv import convolve
+from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+from podrun.popart.ops.windows import window_of
+
+
+def _transposed_pads(
+    node: Node, sizes: tuple[int, ...], extents: tuple[int, ...], strides: tuple[int, ...], extra: tuple[int, ...]
+) -> tuple[tuple[int, int], ...]:
+    """What is cut from the full transposed convolution (ONNX ConvTranspose: pads, output_shape, auto_pad)."""
+    rank = len(sizes)
+    wanted = node.get("output_shape")
+    mode = node.get("auto_pad", "NOTSET")
+    full = tuple((n - 1) * s + e + x for n, s, e, x in zip(sizes, strides, extents, extra, strict=True))
+    if wanted or mode in ("SAME_UPPER", "SAME_LOWER"):
+        target = ints(wanted)[-rank:] if wanted else tuple(n * s for n, s in zip(sizes, strides, strict=True))
+        cuts = []
+        for have, want in zip(full, target, strict=True):
+            total = have - want
+            small, large = total // 2, total - total // 2
+            cuts.append((small, large) if mode == "SAME_UPPER" else (large, small))
+        return tuple(cuts)
+    pads = ints(node.get("pads") or (0,) * 2 * rank) if mode == "NOTSET" else (0,) * 2 * rank
+    return tuple(zip(pads[:rank], pads[rank:], strict=True))
+
+
+@operator(ONNX, "ConvTranspose", since=(1, 11, 22))
+@rounds_once
+def conv_transpose(ctx: Context, node: Node, x: Array, w: Array, bias: Array = None) -> Array:
+    """The transpose of convolution: ``[N, C, *in]`` with ``[C, M/group, *kernel]`` (ONNX ConvTranspose)."""
+    same_dtype(x, w)
+    rank, groups = x.ndim - 2, node.get("group", 1)
+    kernel = w.shape[2:]
+    if x.shape[1] != w.shape[0]:
+        raise ValueError(f"{x.shape[1]} channels do not fit weights {w.shape}")
+    strides = ints(node.get("strides") or (1,) * rank)
+    dilations = ints(node.get("dilations") or (1,) * rank)
+    extra = ints(node.get("output_padding") or (0,) * rank)
+    extents = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
+    cuts = _transposed_pads(node, x.shape[2:], extents, strides, extra)
+    pads = [(e - 1 - b, e - 1 - a + o) for e, (b, a), o in zip(extents, cuts, extra, strict=True)]
+    flipped = jnp.flip(w, tuple(range(2, w.ndim)))
+    flipped = flipped.reshape(groups, w.shape[0] // groups, w.shape[1], *kernel)
+    flipped = jnp.swapaxes(flipped, 1, 2)
+    order = tuple(range(x.ndim))
+    layout = lax.ConvDimensionNumbers(order, order, order)
+
+    def one(part: Array, weights: Array) -> Array:
+        return lax.conv_general_dilated(
+            part, weights, (1,) * rank, pads, lhs_dilation=strides, rhs_dilation=dilations, dimension_numbers=layout
+        )
+
+    if groups == 1:
+        y = one(x, flipped[0])
+    else:
+        parts = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+        y = jnp.concatenate([one(parts[:, g], flipped[g]) for g in range(groups)], axis=1)
+    return y if bias is None else y + bias.reshape((1, -1) + (1,) * rank)
+
+
+@operator(GRAPHCORE, "MultiConv")
+def multi_conv(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
+    """Several convolutions at once: (x, w) or (x, w, bias) after one another; attributes one list per convolution.
+
+    PopART flattens the lists of ``strides``, ``dilations`` and ``pads``, and keeps lengths by the inputs' ranks.
+    """
+    groups = _triples(node, inputs)
+    at = {"strides": 0, "dilations": 0, "pads": 0}
+    results = []
+    for x, w, b in groups:
+        rank = x.ndim - 2
+        attributes: dict[str, Any] = {"group": x.shape[1] // w.shape[1]}
+        for name, length in (("strides", rank), ("dilations", rank), ("pads", 2 * rank)):
+            flat = _flat(node.get(name) or ())
+            if flat:
+                attributes[name] = flat[at[name] : at[name] + length]
+                at[name] += length
+        part = Node(node.op_type, node.domain, node.name, node.inputs, node.outputs, attributes, node.opset)
+        results.append(convolve(part, x, w, b))
+    return tuple(results)
+
+
+def _flat(values: Any) -> tuple[int, ...]:
+    return tuple(int(v) for item in values for v in (item if isinstance(item, (tuple, list)) else (item,)))
+
+
+def _triples(node: Node, inputs: tuple[Array, ...]) -> list[tuple[Array, Array, Array | None]]:
+    triples: list[tuple[Array, Array, Array | None]] = []
+    rest = list(inputs)
+    while rest:
+        x, w = rest.pop(0), rest.pop(0)
+        bias = rest.pop(0) if rest and rest[0] is not None and rest[0].ndim == 1 else None
+        triples.append((x, w, bias))
+    return triples
+
+
+@operator(ONNX, "CausalConvWithState", since=(27,))
+def causal_conv_with_state(
+    ctx: Context, node: Node, x: Array, w: Array, bias: Array = None, past: Array = None
+) -> tuple[Array, Array]:
+    """Depthwise convolution over past and present only; also the last k - 1 positions (ONNX CausalConvWithState)."""
+    width = w.shape[-1]
+    before = jnp.zeros((*x.shape[:2], width - 1), x.dtype) if past is None else past
+    line = jnp.concatenate([before, x], axis=2)
+    attributes = {"group": x.shape[1]}
+    part = Node("Conv", ONNX, node.name, node.inputs, node.outputs, attributes, node.opset)
+    y = convolve(part, line, w, bias)
+    if node.get("activation", "none") in ("silu", "swish"):
+        wide = y.astype(jnp.float32) if y.dtype.itemsize < 4 else y
+        y = (wide * jax.nn.sigmoid(wide)).astype(y.dtype)
+    return y, line[..., line.shape[2] - (width - 1) :]
+
+
+def bilinear(image: Array, position: tuple[Array, ...]) -> Array:
+    """``image [C, *spatial]`` at fractional positions, linear along each axis, 0 outside: ``[C, *positions]``."""
+    total: Any = 0
+    floors = [jnp.floor(p) for p in position]
+    for corner in np.ndindex(*(2,) * len(position)):
+        weight: Any = 1
+        inside: Any = True
+        index = []
+        for side, p, low, size in zip(corner, position, floors, image.shape[1:], strict=True):
+            at = low + side
+            weight = weight * (1 - jnp.abs(p - at))
+            inside = inside & (at >= 0) & (at <= size - 1)
+            index.append(jnp.clip(at, 0, size - 1).astype(jnp.int32))
+        total = total + jnp.where(inside, weight, 0) * image[(slice(None), *index)]
+    return total
+
+
+@operator(ONNX, "DeformConv", since=(19, 22))
+@rounds_once
+def deform_conv(
+    ctx: Context, node: Node, x: Array, w: Array, offset: Array, bias: Array = None, mask: Array = None
+) -> Array:
+    """Convolution whose sampling positions are moved by ``offset`` and weighted by ``mask`` (ONNX DeformConv)."""
+    window = window_of(node, x.shape[2:], w.shape[2:])
+    groups, offset_groups = node.get("group", 1), node.get("offset_group", 1)
+    rank, out = x.ndim - 2, window.output(x.shape[2:])
+    count = int(np.prod(window.kernel))
+    offset = offset.reshape(x.shape[0], offset_groups, count, rank, *out)
+    weights = None if mask is None else mask.reshape(x.shape[0], offset_groups, count, *out)
+    base = np.meshgrid(
+        *(np.arange(o) * s - b for o, s, (b, _) in zip(out, window.strides, window.pads, strict=True)), indexing="ij"
+    )
+    steps = np.asarray(list(window.positions())) * np.asarray(window.dilations)
+
+    def sample(image: Array, moved: Array) -> Array:
+        places = tuple(
+            jnp.asarray(base[a][None] + steps[:, a].reshape((-1,) + (1,) * rank), x.dtype) + moved[:, a] for a in range(rank)
+        )
+        return bilinear(image, places)
+
+    parts = x.reshape(x.shape[0], offset_groups, -1, *x.shape[2:])
+    patches = jax.vmap(jax.vmap(sample))(parts, offset)
+    if weights is not None:
+        patches = patches * weights[:, :, None]
+    patches = patches.reshape(x.shape[0], groups, x.shape[1] // groups * count, -1)
+    y = jnp.einsum("gmk,ngko->ngmo", w.reshape(groups, w.shape[0] // groups, -1), patches)
+    y = y.reshape(x.shape[0], w.shape[0], *out)
+    return y if bias is None else y + bias.reshape((1, -1) + (1,) * rank)
+
+
+@operator(ONNX, "Col2Im", since=(18,))
+def col2im(ctx: Context, node: Node, x: Array, image_shape: Array, block_shape: Array) -> Array:
+    """Columns ``[N, C * block, L]`` summed back to where they came from in an image (ONNX Col2Im)."""
+    image, block = ints(ctx.constant(1)), ints(ctx.constant(2))
+    attributes = {k: v for k, v in node.attributes.items() if k in ("dilations", "pads", "strides")}
+    part = Node("Col2Im", ONNX, node.name, node.inputs, node.outputs, attributes, node.opset)
+    window = window_of(part, image, block)
+    out = window.output(image)
+    columns = x.reshape(x.shape[0], -1, int(np.prod(block)), *out)
+    wide = tuple(n + b + a for n, (b, a) in zip(image, window.pads, strict=True))
+    total = jnp.zeros((*columns.shape[:2], *wide), x.dtype)
+    for k, position in enumerate(window.positions()):
+        cut = tuple(
+            slice(p * d, p * d + (c - 1) * s + 1, s)
+            for p, d, c, s in zip(position, window.dilations, out, window.strides, strict=True)
+        )
+        total = total.at[(slice(None), slice(None), *cut)].add(columns[:, :, k])
+    inner = tuple(slice(b, b + n) for n, (b, _) in zip(image, window.pads, strict=True))
+    return total[(slice(None), slice(None), *inner)]

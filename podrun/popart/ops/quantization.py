@@ -1,0 +1,181 @@
+"""Quantisation: integers and small floats with scales and zero points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from podrun.popart.ops.casting import is_eight_bit_float, to_float8
+from podrun.popart.ops.common import Array, axis_in, is_float, onnx_dtype, widen
+from podrun.popart.ops.conv import correlate
+from podrun.popart.ops.registry import ONNX, Context, Node, operator
+from podrun.popart.ops.windows import window_of
+
+_RANGES = {"int2": (-2, 1), "uint2": (0, 3), "int4": (-8, 7), "uint4": (0, 15)}
+
+
+def _range(dtype: np.dtype[Any]) -> tuple[int, int]:
+    if dtype.name in _RANGES:
+        return _RANGES[dtype.name]
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def _spread(v: Array, x: Array, axis: int, block: int) -> Array:
+    """A scale or zero point for each element: one for all, one per index of ``axis``, or one per block along it."""
+    if v.ndim == 0 or v.size == 1 and v.ndim <= 1:
+        return v.reshape(())
+    if block:
+        return jnp.repeat(v, block, axis=axis)[tuple(slice(0, d) for d in x.shape)]
+    if v.ndim == 1:
+        return v.reshape(tuple(-1 if a == axis else 1 for a in range(x.ndim)))
+    return jnp.repeat(v, x.shape[axis] // v.shape[axis], axis=axis) if v.shape != x.shape else v
+
+
+def _target(ctx: Context, node: Node, zero: Array | None) -> np.dtype[Any]:
+    if zero is not None:
+        return np.dtype(zero.dtype)
+    return onnx_dtype(node["output_dtype"], ctx) if node.get("output_dtype") else np.dtype(np.uint8)
+
+
+_QUANTIZE = (10, 13, 19, 21, 23, 24, 25, 28)
+
+
+@operator(ONNX, "QuantizeLinear", since=_QUANTIZE)
+def quantize_linear(ctx: Context, node: Node, x: Array, scale: Array, zero: Array = None) -> Array:
+    """x / scale rounded to even, plus zero point, within the target's range (ONNX QuantizeLinear)."""
+    axis, block = node.get("axis", 1), node.get("block_size", 0)
+    axis = axis_in(axis, x.ndim) if x.ndim and (scale.ndim and scale.size > 1) else 0
+    target = _target(ctx, node, zero)
+    precision = onnx_dtype(node["precision"], ctx) if node.get("precision") else np.dtype(np.float32)
+    if np.dtype(x.dtype) == np.dtype(np.float64):
+        precision = np.dtype(np.float64)
+    by = _spread(scale, x, axis, block)
+    ratio = x.astype(precision) / by.astype(precision)
+    if target.name.startswith("float4") or target.name.startswith("float6"):
+        ratio = ratio + _spread(zero, x, axis, block).astype(precision) if zero is not None else ratio
+        import ml_dtypes
+
+        limit = float(ml_dtypes.finfo(target).max)
+        return jnp.clip(ratio, -limit, limit).astype(target)
+    if is_eight_bit_float(target):
+        return to_float8(jnp, ratio, target, bool(node.get("saturate", 1)))
+    low, high = _range(target)
+    whole = jnp.round(ratio)
+    if zero is not None:
+        whole = whole + _spread(zero, x, axis, block).astype(whole.dtype)
+    return jnp.clip(whole, low, high).astype(jnp.int32).astype(target)
+
+
+@operator(ONNX, "DequantizeLinear", since=_QUANTIZE)
+def dequantize_linear(ctx: Context, node: Node, x: Array, scale: Array, zero: Array = None) -> Array:
+    """(x - zero point) * scale, in the scale's type or ``output_dtype`` (ONNX DequantizeLinear)."""
+    axis, block = node.get("axis", 1), node.get("block_size", 0)
+    axis = axis_in(axis, x.ndim) if x.ndim and (scale.ndim and scale.size > 1) else 0
+    wide = jnp.float64 if np.dtype(scale.dtype) == np.dtype(np.float64) else jnp.float32
+    value = x.astype(wide)
+    if zero is not None and not is_float(x):
+        value = value - _spread(zero, x, axis, block).astype(wide)
+    y = value * _spread(scale, x, axis, block).astype(wide)
+    return y.astype(onnx_dtype(node["output_dtype"], ctx) if node.get("output_dtype") else scale.dtype)
+
+
+@operator(ONNX, "DynamicQuantizeLinear", since=(11,))
+def dynamic_quantize_linear(ctx: Context, node: Node, x: Array) -> tuple[Array, Array, Array]:
+    """x as uint8 over its own range widened to hold 0; the scale; the zero point (ONNX DynamicQuantizeLinear)."""
+    high, low = jnp.maximum(jnp.max(x), 0), jnp.minimum(jnp.min(x), 0)
+    scale = jnp.where(high == low, 1.0, high - low).astype(x.dtype) / np.asarray(255, x.dtype)
+    zero = jnp.round(jnp.clip(-low / scale, 0, 255))
+    y = jnp.clip(jnp.round(x / scale) + zero, 0, 255)
+    return y.astype(jnp.uint8), scale, zero.astype(jnp.uint8)
+
+
+def _rows(zero: Array | None, like: Array, row_axis: int) -> Array:
+    """A matrix operand as int32 less its zero point, which may be one per row (or column)."""
+    value = like.astype(jnp.int32)
+    if zero is None:
+        return value
+    zero = zero.astype(jnp.int32)
+    if zero.ndim == 1 and zero.size > 1:
+        zero = zero[:, None] if row_axis == 0 else zero
+    return value - (zero.reshape(()) if zero.size == 1 else zero)
+
+
+@operator(ONNX, "MatMulInteger", since=(10,))
+def matmul_integer(ctx: Context, node: Node, a: Array, b: Array, a_zero: Array = None, b_zero: Array = None) -> Array:
+    """Product of 8-bit matrices less their zero points, in int32 (ONNX MatMulInteger)."""
+    return jnp.matmul(_rows(a_zero, a, 0), _rows(b_zero, b, 1), preferred_element_type=jnp.int32)
+
+
+def _requantized(total: Array, factor: Array, zero: Array, target: np.dtype[Any]) -> Array:
+    if is_eight_bit_float(target):
+        return to_float8(jnp, total.astype(jnp.float32) * factor, target, True)
+    low, high = _range(target)
+    whole = jnp.round(total.astype(factor.dtype) * factor) + zero.astype(factor.dtype)
+    return jnp.clip(whole, low, high).astype(jnp.int32).astype(target)
+
+
+@operator(ONNX, "QLinearMatMul", since=(10, 21))
+def qlinear_matmul(
+    ctx: Context,
+    node: Node,
+    a: Array,
+    a_scale: Array,
+    a_zero: Array,
+    b: Array,
+    b_scale: Array,
+    b_zero: Array,
+    y_scale: Array,
+    y_zero: Array,
+) -> Array:
+    """Product of quantised matrices, quantised anew (ONNX QLinearMatMul)."""
+    target = np.dtype(y_zero.dtype)
+    factor = widen(a_scale) * widen(b_scale) / widen(y_scale)
+    if is_float(a):
+        total = jnp.matmul(a.astype(jnp.float32), b.astype(jnp.float32))
+    else:
+        total = jnp.matmul(_rows(a_zero, a, 0), _rows(b_zero, b, 1), preferred_element_type=jnp.int32)
+    return _requantized(total, factor, y_zero, target)
+
+
+def _integer_conv(node: Node, x: Array, w: Array, x_zero: Array | None, w_zero: Array | None) -> Array:
+    window = window_of(node, x.shape[2:], node.get("kernel_shape") or w.shape[2:])
+    value = x.astype(jnp.int32) - (0 if x_zero is None else x_zero.astype(jnp.int32).reshape(()))
+    weight = w.astype(jnp.int32)
+    if w_zero is not None:
+        zero = w_zero.astype(jnp.int32)
+        weight = weight - (zero.reshape((-1,) + (1,) * (w.ndim - 1)) if zero.size > 1 else zero.reshape(()))
+    return correlate(value, weight, node.get("group", 1), window)
+
+
+@operator(ONNX, "ConvInteger", since=(10,))
+def conv_integer(ctx: Context, node: Node, x: Array, w: Array, x_zero: Array = None, w_zero: Array = None) -> Array:
+    """Convolution of 8-bit tensors less their zero points, in int32 (ONNX ConvInteger)."""
+    return _integer_conv(node, x, w, x_zero, w_zero)
+
+
+@operator(ONNX, "QLinearConv", since=(10,))
+def qlinear_conv(
+    ctx: Context,
+    node: Node,
+    x: Array,
+    x_scale: Array,
+    x_zero: Array,
+    w: Array,
+    w_scale: Array,
+    w_zero: Array,
+    y_scale: Array,
+    y_zero: Array,
+    bias: Array = None,
+) -> Array:
+    """Convolution of quantised tensors, quantised anew; the int32 bias has scale x_scale * w_scale (ONNX QLinearConv)."""
+    total = _integer_conv(node, x, w, x_zero, w_zero)
+    channels = (1, -1) + (1,) * (x.ndim - 2)
+    if bias is not None:
+        total = total + bias.reshape(channels)
+    factor = x_scale * w_scale / y_scale
+    factor = factor.reshape(channels) if factor.size > 1 else factor.reshape(())
+    return _requantized(total, factor, y_zero.reshape(()), np.dtype(y_zero.dtype))
+
