@@ -1,0 +1,155 @@
+"""Cycles of matrix-product vertices on one tile: AMP for products, its kernel form, SLIC and MAC vertices.
+
+The formulas restate the library's cycle estimators (facts page, 8.2 to 8.6). All take NumPy arrays or
+numbers and broadcast, so that a planner prices thousands of splits at once. Cycles are tile cycles: a
+worker's own cycles times the number of workers where all of them are busy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+WORKERS = 6
+CONV_UNITS = 16
+Cycles = NDArray[np.float64]
+
+
+def _ceil(a: ArrayLike, b: ArrayLike) -> Cycles:
+    return np.ceil(np.asarray(a, dtype=np.float64) / np.asarray(b, dtype=np.float64))
+
+
+def in_group(input_type: str) -> int:
+    """Input channels of one AMP weight block: pipeline depth 4 times the elements taken per cycle and
+    unit."""
+    return {"float32": 8, "float8": 32}.get(input_type, 16)
+
+
+def _worker(rows: Cycles, input_type: str, units: int, zeroing: bool, half_partials: bool) -> Cycles:
+    """Thread cycles of one worker for ``rows`` rows of one weight block."""
+    if input_type == "float32":
+        short, per_row = (24.0, 47.0, 46.0, 46.0), 8.0
+        clear = 2.0 + (8.0 if units == CONV_UNITS else 4.0) * rows if zeroing else 0.0
+    elif half_partials and units == 8:
+        short, per_row = (24.0, 39.0, 40.0, 41.0), 4.0
+        clear = 2.0 + 2.0 * rows if zeroing else 0.0
+    else:
+        # Weights stay in the unit between calls on this path: seven cycles saved.
+        short, per_row = (14.0, 25.0, 34.0, 30.0), 4.0
+        clear = 0.0
+        if not zeroing:
+            short = (*short[:3], short[3] + 1.0)
+    base = np.select([rows == 0, rows == 1, rows == 2], short[:3], short[3] + per_row * (rows - 3.0))
+    return np.asarray(base + clear)
+
+
+def _inner(rows: Cycles, input_type: str, units: int, zeroing: bool, half_partials: bool) -> Cycles:
+    """All six workers over ``rows`` rows: the slowest, and not less than the launch stagger allows."""
+    most = _worker(_ceil(rows, WORKERS), input_type, units, zeroing, half_partials)
+    least = _worker(np.floor(rows / WORKERS), input_type, units, zeroing, half_partials)
+    slowest, cheapest = np.maximum(most, least), np.minimum(most, least)
+    return np.asarray(np.maximum(WORKERS * slowest, 14.0 + WORKERS * cheapest))
+
+
+def matmul_cycles(
+    rows: ArrayLike,
+    in_channels: ArrayLike,
+    out_channels: ArrayLike,
+    *,
+    input_type: str = "float16",
+    partials_type: str = "float16",
+    units: int = CONV_UNITS,
+    load_bytes: int = 8,
+    groups: ArrayLike = 1,
+) -> Cycles:
+    """One AMP 1x1 vertex: ``groups`` products of [rows, in_channels] with [in_channels, out_channels].
+
+    ``units`` is the number of output channels side by side; a block of 16 output channels takes ``16 /
+    units`` passes. ``load_bytes`` is how fast weights are loaded: 8 (64 bits) matches the published
+    hardware points.
+    Source: facts page 8.2, held against 77 hardware points.
+    """
+    rows = np.asarray(rows, dtype=np.float64)
+    groups = np.asarray(groups, dtype=np.float64)
+    half = partials_type == "float16" and input_type != "float32"
+    blocks_in = _ceil(in_channels, in_group(input_type))
+    blocks_out = _ceil(out_channels, units)
+    load = units * 32.0 / load_bytes
+    accumulate = _inner(rows, input_type, units, False, half)
+    first = _inner(rows, input_type, units, True, half)
+    later_blocks = (blocks_in - 1.0) * (15.0 + blocks_out * (19.0 + 6.0 + load + accumulate))
+    first_block = 11.0 + blocks_out * (18.0 + 7.0 + load + first)
+    launch = 50.0 + WORKERS * (7.0 + 3.0 * (blocks_in * groups - 1.0))
+    return np.asarray(launch + groups * (13.0 + later_blocks + first_block))
+
+
+def kernel_cycles(
+    rows: ArrayLike,
+    row_length: ArrayLike,
+    in_channels: ArrayLike,
+    out_channels: ArrayLike,
+    kernel: ArrayLike,
+    *,
+    input_type: str = "float16",
+    partials_type: str = "float16",
+    units: int = CONV_UNITS,
+    groups: ArrayLike = 1,
+) -> Cycles:
+    """One AMP vertex of a convolution with ``kernel`` positions: ``rows`` rows of ``row_length`` output
+    pixels.
+
+    Each weight block is used for all rows of one kernel position; workers take whole partitions (rows) in
+    turn.
+    Source: facts page 8.4.
+    """
+    rows = np.asarray(rows, dtype=np.float64)
+    kernel = np.asarray(kernel, dtype=np.float64)
+    groups = np.asarray(groups, dtype=np.float64)
+    half = partials_type == "float16" and input_type != "float32"
+    blocks_in = _ceil(in_channels, in_group(input_type))
+    blocks_out = _ceil(out_channels, units)
+    load = units * 32.0 / 8.0
+    total = rows * np.asarray(row_length, dtype=np.float64)
+    per_worker = _ceil(total, WORKERS)
+    partitions = np.maximum(1.0, _ceil(rows, WORKERS))
+    pixels = per_worker / partitions
+    per_pixel, start = (8.0, 45.0) if input_type == "float32" else (4.0, 34.0)
+    body = np.where(pixels < 3.0, start - 1.0, start + per_pixel * (pixels - 3.0)) - 9.0
+    worker = 17.0 + (1.0 if half else 0.0) + partitions * (3.0 + body)
+    inner = kernel * (load + 18.0 + WORKERS * worker)
+    per_group = 16.0 + blocks_in * (14.0 + blocks_out * (14.0 + inner))
+    clear = blocks_out * (17.0 + total * units * (2.0 if half else 4.0) / 8.0 / WORKERS * 6.0)
+    return np.asarray(109.0 + WORKERS * 19.0 + groups * (per_group + clear))
+
+
+def slic_cycles(rows: ArrayLike, row_length: ArrayLike, channels: ArrayLike, kernel: ArrayLike) -> Cycles:
+    """SLIC vertex: FP16 convolutions of up to four channels per group, weights of 1x4 in the unit.
+
+    Source: facts page 8.5; two chains, so two passes per row.
+    """
+    rows = np.asarray(rows, dtype=np.float64)
+    length = np.asarray(row_length, dtype=np.float64)
+    sub_kernels = _ceil(kernel, 4) * _ceil(channels, 4)
+    row = 15.0 + np.maximum(length - 5.0, 0.0)
+    return np.asarray(28.0 + sub_kernels * (28.0 + 2.0 * WORKERS * row * _ceil(rows, WORKERS)))
+
+
+def mac_cycles(
+    rows: ArrayLike, in_channels: ArrayLike, out_channels: ArrayLike, *, vector: int, kernel: ArrayLike = 1
+) -> Cycles:
+    """Horizontal MAC vertex: dot products on the vector unit (``vector`` elements per 64 bits). Source:
+    8.6."""
+    rows = np.asarray(rows, dtype=np.float64)
+    outs = np.asarray(out_channels, dtype=np.float64)
+    dot = 3.0 * 1.0 + 4.0 + _ceil(in_channels, vector)
+    per_worker = _ceil(rows, WORKERS)
+    kernel = np.asarray(kernel, dtype=np.float64)
+    return np.asarray(60.0 + WORKERS * (16.0 + kernel * (16.0 + per_worker * (7.0 + outs * dot))))
+
+
+def outer_product_cycles(width: ArrayLike, channels: ArrayLike, *, input_type: str = "float16") -> Cycles:
+    """Outer product of a column with a row of ``channels``. Source: 8.6."""
+    base, per = (6.0, 4.0) if input_type == "float16" else (-6.0, 2.0)
+    channels = np.asarray(channels, dtype=np.float64)
+    row = np.maximum(base + (channels - 12.0) / per, 2.0)
+    return np.asarray(25.0 + WORKERS * (10.0 + _ceil(width, WORKERS) * row))

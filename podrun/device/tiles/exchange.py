@@ -1,0 +1,58 @@
+"""What moves between tiles of one IPU, and the barriers around it.
+
+An exchange phase lasts as long as its busiest tile: words received or sent, one per cycle, plus a latency;
+many fragments cost more than their words. All functions return cycles.
+"""
+
+from __future__ import annotations
+
+import math
+
+from podrun.device.target import Chip
+
+PHASE_CYCLES = 100.0
+"""Fixed part of an exchange phase: multiplexer set-up and flight. Derived: facts page 4, stencil halo
+exchange."""
+FRAGMENTED = 1.5
+"""Schedule length over word bound when a pattern breaks into many fragments. Published: 1.35 to 1.6."""
+
+
+def exchange_cycles(
+    chip: Chip, nbytes: float, *, fragmented: bool = False, double_width: bool = False
+) -> float:
+    """One exchange phase in which the busiest tile receives (or sends) ``nbytes``. Zero bytes: no phase.
+
+    ``double_width``: a pair of neighbouring tiles receives the same data, 64 bits per cycle.
+    """
+    if nbytes <= 0:
+        return 0.0
+    rate = chip.exchange_bytes * (2.0 if double_width else 1.0)
+    return PHASE_CYCLES + math.ceil(nbytes / rate) * (FRAGMENTED if fragmented else 1.0)
+
+
+def rearrange_cycles(nbytes: float, *, small_groups: bool = False) -> float:
+    """On-tile copy before or after an exchange when layouts differ. Source: facts page 8.1."""
+    if nbytes <= 0:
+        return 0.0
+    return 25.0 + nbytes * (5.0 / 3.0 if small_groups else 5.0 / 4.0) / 8.0
+
+
+def sync_cycles(chip: Chip) -> float:
+    """One barrier between all tiles of a chip."""
+    return chip.facts["sync_cycles"].value
+
+
+def launch_cycles(chip: Chip) -> float:
+    """Starting the workers of a compute set and collecting them."""
+    return chip.facts["compute_set_cycles"].value
+
+
+def global_sync_cycles(chip: Chip, ipus: int) -> float:
+    """A barrier between IPUs: ceil(15 ns x clock x hops x 2), hops = 1 + ipus / 4, on top of the on-chip one.
+
+    Source: facts page 5 (the library's own multi-IPU test model).
+    """
+    if ipus <= 1:
+        return sync_cycles(chip)
+    hops = 1.0 + ipus / 4.0
+    return sync_cycles(chip) + math.ceil(15e-9 * chip.clock_hz * hops * 2.0)

@@ -1,0 +1,180 @@
+"""A jaxpr as a flat list of equations with plain values: the one place that knows JAX's data structures.
+
+Calls (jit, custom derivatives, remat, named scopes) are inlined; loops keep their body as a flat list of
+its own.
+Values are numbered; each has a `Tensor` (shape and dtype name).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_WIDTHS = {
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "float32": 4,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Shape and dtype of a value. 64-bit types count as 32-bit: the IPU has none."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy."""
+        width = _WIDTHS.get(self.dtype)
+        if width is None:
+            width = 1 if self.dtype.startswith("float8") else 4
+        return self.size * width
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """One primitive on numbered values. ``inputs`` holds None for literals. ``bodies`` of loops and
+    branches."""
+
+    primitive: str
+    params: Mapping[str, Any]
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int, ...]
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    scope: str
+    bodies: tuple[FlatJaxpr, ...] = ()
+
+
+@dataclass(slots=True)
+class FlatJaxpr:
+    """Equations in order; ``arguments`` and ``results`` are value numbers, ``tensors`` says what each is."""
+
+    arguments: list[int] = field(default_factory=list)
+    constants: list[int] = field(default_factory=list)
+    results: list[int] = field(default_factory=list)
+    equations: list[Equation] = field(default_factory=list)
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+
+
+_LOOPS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr")}
+_BODY_KEYS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+def flatten(closed: Any) -> FlatJaxpr:
+    """Flatten a ``jax.core.ClosedJaxpr``."""
+    return _Flattener().run(closed)
+
+
+def tensor_of(aval: Any) -> Tensor:
+    """The Tensor for a JAX abstract value; keys and tokens become 32-bit words."""
+    shape = tuple(int(d) for d in getattr(aval, "shape", ()))
+    name = str(getattr(aval, "dtype", "uint32"))
+    if name.startswith("key<"):
+        return Tensor((*shape, 2), "uint32")
+    return Tensor(shape, name)
+
+
+class _Flattener:
+    """Carries the numbering of values while calls are inlined."""
+
+    def __init__(self) -> None:
+        self.flat = FlatJaxpr()
+        self.next = 0
+
+    def run(self, closed: Any) -> FlatJaxpr:
+        jaxpr = closed.jaxpr
+        env: dict[Any, int | None] = {}
+        for var in jaxpr.constvars:
+            env[var] = self._new(tensor_of(var.aval))
+            self.flat.constants.append(self.next - 1)
+        for var in jaxpr.invars:
+            env[var] = self._new(tensor_of(var.aval))
+            self.flat.arguments.append(self.next - 1)
+        self._walk(jaxpr, env, "")
+        for var in jaxpr.outvars:
+            number = self._read(var, env)
+            if number is not None:
+                self.flat.results.append(number)
+        return self.flat
+
+    def _new(self, tensor: Tensor) -> int:
+        self.flat.tensors[self.next] = tensor
+        self.next += 1
+        return self.next - 1
+
+    @staticmethod
+    def _read(var: Any, env: dict[Any, int | None]) -> int | None:
+        return None if hasattr(var, "val") else env.get(var)
+
+    def _walk(self, jaxpr: Any, env: dict[Any, int | None], prefix: str) -> None:
+        for eqn in jaxpr.eqns:
+            scope = "/".join(part for part in (prefix, str(eqn.source_info.name_stack)) if part)
+            inner = self._called(eqn)
+            if inner is not None:
+                self._inline(eqn, inner, env, scope)
+                continue
+            bodies = tuple(flatten(body) for body in self._bodies(eqn))
+            outputs = []
+            for var in eqn.outvars:
+                number = self._new(tensor_of(var.aval))
+                env[var] = number
+                outputs.append(number)
+            self.flat.equations.append(
+                Equation(
+                    eqn.primitive.name,
+                    eqn.params,
+                    tuple(self._read(var, env) for var in eqn.invars),
+                    tuple(outputs),
+                    tuple(tensor_of(var.aval) for var in eqn.invars),
+                    tuple(self.flat.tensors[n] for n in outputs),
+                    scope,
+                    bodies,
+                )
+            )
+
+    @staticmethod
+    def _bodies(eqn: Any) -> list[Any]:
+        if eqn.primitive.name == "cond":
+            return list(eqn.params["branches"])
+        return [eqn.params[key] for key in _LOOPS.get(eqn.primitive.name, ())]
+
+    @staticmethod
+    def _called(eqn: Any) -> Any:
+        """The jaxpr that a call-like equation runs exactly once, or None."""
+        if eqn.primitive.name in _LOOPS or eqn.primitive.name == "cond":
+            return None
+        for key in _BODY_KEYS:
+            inner = eqn.params.get(key)
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                return inner
+        return None
+
+    def _inline(self, eqn: Any, inner: Any, env: dict[Any, int | None], scope: str) -> None:
+        jaxpr = getattr(inner, "jaxpr", inner)
+        local: dict[Any, int | None] = {}
+        for var in jaxpr.constvars:
+            local[var] = self._new(tensor_of(var.aval))
+            self.flat.constants.append(self.next - 1)
+        arguments = eqn.invars[len(eqn.invars) - len(jaxpr.invars) :]
+        for var, outer in zip(jaxpr.invars, arguments, strict=True):
+            local[var] = self._read(outer, env)
+        self._walk(jaxpr, local, scope)
+        for var, outer in zip(eqn.outvars, jaxpr.outvars, strict=True):
+            env[var] = self._read(outer, local)

@@ -1,0 +1,294 @@
+"""Planner for matrix products and convolutions: how the work is cut over tiles and which vertex does it.
+
+A product of G groups, [M, K] x [K, N] each, is cut into pm x pk x pn pieces per group. Every candidate
+split is priced (vertex cycles, operands in, partial sums out, reduction, cast) and the cheapest that stays
+within the memory proportion wins, as in the library's planner (facts page 8.1). Convolutions add kernel
+positions: either each position is a pass over the field (AMP Nx1), or the field is expanded first so that K
+holds the positions.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from podrun.device.target import Chip
+from podrun.device.tiles import amp, vertices
+from podrun.device.tiles.exchange import PHASE_CYCLES
+from podrun.device.tiles.plan import Plan
+from podrun.errors import InvalidOptionError
+
+DEFAULT_PROPORTION = 0.6
+"""availableMemoryProportion: share of a tile's memory that one operation may use for temporary data."""
+MAX_SPLITS = 28
+_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """G products [M, K] x [K, N]; a convolution if ``kernel`` > 1 (K is then the channels of one position).
+
+    ``row_length``: output pixels side by side. ``stride``: how far apart the input pixels of neighbouring
+    outputs are. ``transposed``: the rows' operand must be regrouped first. ``reuse``: how often each input
+    element stands in the rows (kernel positions of a weight gradient), so that fewer bytes move than the
+    rows hold.
+    """
+
+    groups: int
+    m: int
+    k: int
+    n: int
+    input_type: str = "float16"
+    output_type: str = "float16"
+    partials_type: str = "float16"
+    kernel: int = 1
+    row_length: int = 1
+    stride: int = 1
+    proportion: float = DEFAULT_PROPORTION
+    transposed: bool = False
+    reuse: int = 1
+
+    @property
+    def macs(self) -> float:
+        """Multiply-adds."""
+        return float(self.groups) * self.m * self.k * self.n * self.kernel
+
+
+def splits(size: int, grain: int, most: int) -> NDArray[np.float64]:
+    """Ways to cut ``size`` into equal parts of whole grains: numbers of parts, without those that change
+    nothing."""
+    blocks = math.ceil(size / grain)
+    parts = {math.ceil(blocks / math.ceil(blocks / p)) for p in range(1, min(blocks, most) + 1)}
+    ordered = sorted(parts)
+    if len(ordered) > MAX_SPLITS:
+        picks = np.unique(np.round(np.geomspace(1, len(ordered), MAX_SPLITS)).astype(int) - 1)
+        ordered = [ordered[i] for i in picks]
+    return np.asarray(ordered, dtype=np.float64)
+
+
+def plan_product(chip: Chip, product: Product) -> Plan:
+    """The cheapest plan of a product or convolution on ``chip``. Cached: equal questions get the same answer.
+
+    Raises:
+        InvalidOptionError: a memory proportion outside (0, 1].
+    """
+    if not 0.0 < product.proportion <= 1.0:
+        raise InvalidOptionError(
+            f"availableMemoryProportion {product.proportion} is not above 0 and at most 1",
+            hint="Give a share of tile memory such as 0.6 (the default).",
+        )
+    return _plan(chip.name, chip.tiles, product)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(chip_name: str, tiles: int, product: Product) -> Plan:
+    from podrun.device.target import CHIPS
+
+    chip = CHIPS[chip_name]
+    if product.macs <= 0:
+        return Plan("matmul")
+    candidates = [_amp_plan(chip, product, tiles)]
+    if product.kernel > 1:
+        candidates.append(_expanded_plan(chip, product, tiles))
+    if product.k * product.kernel <= 64 or product.n <= 4:
+        candidates.append(_vector_plan(chip, product, tiles))
+    return min(candidates, key=lambda plan: plan.cycles(chip))
+
+
+def _grid(chip: Chip, product: Product, tiles: int, grain_k: int, grain_n: int) -> list[NDArray[np.float64]]:
+    """Candidate (groups on a tile, pm, pk, pn, tiles used) as flat arrays."""
+    group_splits = splits(product.groups, 1, tiles)
+    if len(group_splits) > 6:
+        group_splits = group_splits[-6:]
+    pm = splits(product.m, 1, tiles)
+    pk = splits(product.k, grain_k, tiles)
+    pn = splits(product.n, grain_n, tiles)
+    pg, pm, pk, pn = (axis.ravel() for axis in np.meshgrid(group_splits, pm, pk, pn, indexing="ij"))
+    used = pg * pm * pk * pn
+    fits = used <= tiles
+    return [axis[fits] for axis in (pg, pm, pk, pn, used)]
+
+
+def _amp_plan(chip: Chip, product: Product, tiles: int) -> Plan:
+    units = chip.conv_units(product.input_type, product.partials_type)
+    grain_k = amp.in_group(product.input_type)
+    pg, pm, pk, pn, used = _grid(chip, product, tiles, grain_k, units)
+    rows = np.ceil(product.m / pm)
+    k = np.ceil(product.k / pk / grain_k) * grain_k
+    n = np.ceil(product.n / pn / units) * units
+    groups = np.ceil(product.groups / pg)
+    if product.kernel == 1:
+        compute = amp.matmul_cycles(
+            rows,
+            k,
+            n,
+            input_type=product.input_type,
+            partials_type=product.partials_type,
+            units=units,
+            groups=groups,
+        )
+    else:
+        row_length = np.minimum(rows, product.row_length)
+        compute = amp.kernel_cycles(
+            np.ceil(rows / row_length),
+            row_length,
+            k,
+            n,
+            product.kernel,
+            input_type=product.input_type,
+            partials_type=product.partials_type,
+            units=units,
+            groups=groups,
+        )
+    halo = _halo(product, rows)
+    return _choose(chip, product, "amp", compute, groups, rows * halo, rows, k, n, (pm, pk, pn, used), 0.0)
+
+
+def _expanded_plan(chip: Chip, product: Product, tiles: int) -> Plan:
+    """Kernel positions moved into K first: more bytes, fuller weight blocks. What pays for few input
+    channels."""
+    units = chip.conv_units(product.input_type, product.partials_type)
+    grain_k = amp.in_group(product.input_type)
+    flat = Product(
+        product.groups,
+        product.m,
+        product.k * product.kernel,
+        product.n,
+        product.input_type,
+        product.output_type,
+        product.partials_type,
+        proportion=product.proportion,
+        transposed=product.transposed,
+    )
+    pg, pm, pk, pn, used = _grid(chip, flat, tiles, grain_k, units)
+    rows = np.ceil(flat.m / pm)
+    k = np.ceil(flat.k / pk / grain_k) * grain_k
+    n = np.ceil(flat.n / pn / units) * units
+    groups = np.ceil(flat.groups / pg)
+    compute = amp.matmul_cycles(
+        rows,
+        k,
+        n,
+        input_type=flat.input_type,
+        partials_type=flat.partials_type,
+        units=units,
+        groups=groups,
+    )
+    copied = product.groups * product.m * product.k * product.kernel * _BYTES[product.input_type] / tiles
+    expand = 25.0 + copied / 2.0
+    return _choose(chip, flat, "amp-expanded", compute, groups, rows, rows, k, n, (pm, pk, pn, used), expand)
+
+
+def _vector_plan(chip: Chip, product: Product, tiles: int) -> Plan:
+    """Few channels: the vector unit. Groups of one channel run as vertical MAC: 3 cycles per 8 channels."""
+    vector = vertices.vector_width(product.input_type)
+    if product.groups > 1 and product.k * product.n <= 4 and product.groups >= 8:
+        # Depthwise: channels (groups) lie side by side in memory.
+        work = product.m * math.ceil(product.groups * product.n * product.k / (2 * vector)) * product.kernel
+        per_tile = math.ceil(work / tiles)
+        cycles = 100.0 + amp.WORKERS * (20.0 + 3.0 * math.ceil(per_tile / amp.WORKERS))
+        width = _BYTES[product.input_type]
+        share = product.groups * product.m * product.k * float(_halo(product, np.asarray([64.0]))[0]) * width
+        moved = share / tiles + product.groups * product.kernel * width / max(
+            1, min(tiles, product.groups // 8)
+        )
+        return Plan(
+            "conv",
+            compute=cycles,
+            exchange=PHASE_CYCLES + moved / chip.exchange_bytes,
+            rearrange=moved * 1.25 / 8.0,
+            compute_sets=2,
+            exchanges=1,
+            flops=2.0 * product.macs,
+            temporary_bytes=moved * 2.0,
+            tiles=tiles,
+            vertices=1.0,
+            fragments=16.0,
+            detail="vertical mac",
+        )
+    pg, pm, pk, pn, used = _grid(chip, product, tiles, vector, 1)
+    rows = np.ceil(product.m / pm)
+    k = np.ceil(product.k / pk)
+    n = np.ceil(product.n / pn)
+    groups = np.ceil(product.groups / pg)
+    compute = groups * amp.mac_cycles(rows, k, n, vector=vector, kernel=product.kernel)
+    in_rows = rows * _halo(product, rows)
+    return _choose(chip, product, "mac", compute, groups, in_rows, rows, k, n, (pm, pk, pn, used), 0.0)
+
+
+def _halo(product: Product, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Input pixels per output pixel of a piece of ``rows`` pixels: the stride's area and a rim of the
+    kernel."""
+    if product.kernel == 1:
+        return np.ones_like(rows)
+    side = np.sqrt(rows)
+    rim = math.sqrt(product.kernel) - 1.0
+    return np.asarray(((side * product.stride + rim) / side) ** 2)
+
+
+def _choose(
+    chip: Chip,
+    product: Product,
+    method: str,
+    compute: NDArray[np.float64],
+    groups: NDArray[np.float64],
+    in_rows: NDArray[np.float64],
+    rows: NDArray[np.float64],
+    k: NDArray[np.float64],
+    n: NDArray[np.float64],
+    split: tuple[NDArray[np.float64], ...],
+    transform: float,
+) -> Plan:
+    """Add what moves to the vertex cycles of each candidate, take the cheapest that fits and make it a
+    Plan."""
+    pm, pk, pn, used = split
+    item, partial = float(_BYTES[product.input_type]), float(_BYTES[product.partials_type])
+    in_bytes = groups * in_rows * k * item / np.minimum(in_rows, product.reuse)
+    weight_bytes = groups * k * n * item * (1 if method != "amp" else product.kernel)
+    partial_bytes = groups * rows * n * partial
+    # An operand shared by an even number of neighbours arrives at double width.
+    in_rate = chip.exchange_bytes * np.where(pn % 2 == 0, 2.0, 1.0)
+    weight_rate = chip.exchange_bytes * np.where((pm % 2 == 0) & (pn % 2 == 1), 2.0, 1.0)
+    gather = in_bytes * (1.0 - 1.0 / used) / in_rate + weight_bytes * (1.0 - 1.0 / pm) / weight_rate
+    spread = np.where(pk > 1, partial_bytes * (1.0 - 1.0 / pk) / chip.exchange_bytes + PHASE_CYCLES, 0.0)
+    outputs = groups * rows * n / pk
+    vector = vertices.vector_width(product.partials_type)
+    reduce = np.where(
+        pk > 1,
+        33.0
+        + amp.WORKERS * (20.0 + np.ceil(outputs / vector / amp.WORKERS) * ((pk + 7.0) / 1.0 * 0.5 + 2.0)),
+        0.0,
+    )
+    cast = np.where(
+        product.output_type != product.partials_type,
+        12.0 + amp.WORKERS * (37.0 + np.ceil(outputs / vector / amp.WORKERS)),
+        0.0,
+    )
+    rearrange = transform + (in_bytes * 1.25 / 8.0 if product.transposed else in_bytes * 0.0)
+    exchange = PHASE_CYCLES + gather + spread
+    total = compute + reduce + cast + exchange + rearrange
+    temporary = in_bytes + weight_bytes + partial_bytes
+    # A plan that fits no tile at all cannot run; when none fits the proportion, the smallest one is taken.
+    allowed = temporary <= product.proportion * chip.tile_bytes
+    best = int(np.argmin(np.where(allowed, total, np.inf))) if allowed.any() else int(np.argmin(temporary))
+    serial = 1 if allowed.any() else math.ceil(temporary[best] / (product.proportion * chip.tile_bytes))
+    reductions = 1 if pk[best] > 1 else 0
+    return Plan(
+        "conv" if product.kernel > 1 else "matmul",
+        compute=float(compute[best] + reduce[best] + cast[best]) + (serial - 1) * 400.0,
+        exchange=float(exchange[best]) + (serial - 1) * PHASE_CYCLES,
+        rearrange=float(rearrange[best]),
+        compute_sets=serial + reductions + (1 if transform else 0),
+        exchanges=serial + reductions,
+        flops=2.0 * product.macs,
+        temporary_bytes=float(temporary[best]) / serial,
+        tiles=int(used[best]),
+        vertices=float(groups[best]) + reductions,
+        fragments=float(min(256.0, 4.0 + k[best] / 16.0 + rows[best] / 8.0)),
+        detail=f"{method} {product.m}x{product.k}x{product.n} rows/{pm[best]:.0f} in/{pk[best]:.0f} "
+        f"out/{pn[best]:.0f}",
+    )

@@ -1,0 +1,163 @@
+"""A flat jaxpr as a schedule of compute sets: chains of element-wise equations fused, everything planned.
+
+The schedule keeps the order of the trace. A chain is a run of element-wise equations of one named scope and
+one size class; the views between them do not break it, any other equation does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from podrun.device.target import Chip
+from podrun.device.tiles import families, products
+from podrun.device.tiles.elementwise import OPS, plan_chain
+from podrun.device.tiles.flatten import Equation, FlatJaxpr
+from podrun.device.tiles.matmul import DEFAULT_PROPORTION, plan_product
+from podrun.device.tiles.plan import Plan
+from podrun.device.tiles.primitives import PLANNERS, PRODUCTS, VIEWS
+from podrun.errors import UnimplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to plan: partials type and memory proportion of products; ``strict`` refuses what no planner knows.
+
+    ``loop_trips``: turns assumed for a ``while`` loop, whose trip count a trace does not say.
+    """
+
+    partials_type: str = "float32"
+    proportion: float = DEFAULT_PROPORTION
+    strict: bool = False
+    loop_trips: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One planned equation or chain: what it reads and writes (value numbers), where it stands, what it
+    costs."""
+
+    plan: Plan
+    primitive: str
+    scope: str
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    aliases: tuple[int, ...] = ()
+    """Results that share their operand's memory, or never leave the vertex that makes them."""
+    body: tuple[Step, ...] = field(default=())
+
+
+def make_schedule(chip: Chip, flat: FlatJaxpr, options: Options) -> list[Step]:
+    """Plan every equation of ``flat`` in order.
+
+    Raises:
+        UnimplementedError: in strict mode, for an equation that no planner knows.
+    """
+    last_use = _last_uses(flat)
+    steps: list[Step] = []
+    for position, group in _groups(flat):
+        if group[0].primitive in OPS or len(group) > 1:
+            steps.append(_chain_step(chip, group, position, last_use))
+        else:
+            steps.append(_single_step(chip, group[0], options))
+    return steps
+
+
+def _last_uses(flat: FlatJaxpr) -> dict[int, int]:
+    """Position of the last equation that reads each value; results of the jaxpr are read after the end."""
+    last: dict[int, int] = {}
+    for position, equation in enumerate(flat.equations):
+        for number in equation.inputs:
+            if number is not None:
+                last[number] = position
+    for number in flat.results:
+        last[number] = len(flat.equations)
+    return last
+
+
+def _groups(flat: FlatJaxpr) -> Iterator[tuple[int, list[Equation]]]:
+    """Equations in order, element-wise runs together; with the position just after each group."""
+    chain: list[Equation] = []
+    for position, equation in enumerate(flat.equations):
+        if equation.primitive in OPS and (not chain or _joins(chain, equation)):
+            chain.append(equation)
+            continue
+        if equation.primitive in VIEWS and chain and _joins(chain, equation):
+            chain.append(equation)
+            continue
+        if chain:
+            yield position, chain
+            chain = []
+        if equation.primitive in OPS:
+            chain = [equation]
+        else:
+            yield position + 1, [equation]
+    if chain:
+        yield len(flat.equations), chain
+
+
+def _joins(chain: list[Equation], equation: Equation) -> bool:
+    return equation.scope == chain[0].scope and len(chain) < 64
+
+
+def _chain_step(chip: Chip, group: list[Equation], end: int, last_use: dict[int, int]) -> Step:
+    work = [e for e in group if e.primitive in OPS]
+    made = [number for e in group for number in e.outputs]
+    outside = {number for number in made if last_use.get(number, -1) >= end}
+    reads = tuple(dict.fromkeys(n for e in group for n in e.inputs if n is not None and n not in set(made)))
+    plan = plan_chain(chip, work, outside)
+    inner = tuple(number for number in made if number not in outside)
+    return Step(plan, "chain", group[0].scope, reads, tuple(made), inner)
+
+
+def _single_step(chip: Chip, equation: Equation, options: Options) -> Step:
+    reads = tuple(n for n in equation.inputs if n is not None)
+    name = equation.primitive
+    if name in VIEWS:
+        return Step(Plan("view"), name, equation.scope, reads, equation.outputs, equation.outputs)
+    if equation.bodies:
+        return _loop_step(chip, equation, options, reads)
+    if name in PRODUCTS:
+        make = products.of_dot if name == "dot_general" else products.of_convolution
+        plan = plan_product(chip, make(equation, options.partials_type, options.proportion))
+    elif name in PLANNERS:
+        plan = PLANNERS[name](chip, equation)
+    elif options.strict:
+        raise UnimplementedError(
+            f"no tile planner knows the equation {name!r} (at {equation.scope or 'top level'})",
+            hint="Cost it by the stated bound instead: leave strict mode off.",
+        )
+    else:
+        plan = families.plan_bound(chip, equation)
+    return Step(plan, name, equation.scope, reads, equation.outputs)
+
+
+def trips(equation: Equation, options: Options) -> int:
+    """How often the body of a loop runs."""
+    if equation.primitive == "scan":
+        return int(equation.params["length"])
+    return options.loop_trips if equation.primitive == "while" else 1
+
+
+def _loop_step(chip: Chip, equation: Equation, options: Options, reads: tuple[int, ...]) -> Step:
+    """A loop: its bodies' steps, each repeated; a branch costs its dearest arm."""
+    bodies = [make_schedule(chip, body, options) for body in equation.bodies]
+    if equation.primitive == "cond":
+        bodies = [max(bodies, key=lambda steps: sum(s.plan.cycles(chip) for s in steps))]
+    times = trips(equation, options)
+    body = tuple(
+        Step(
+            step.plan.repeated(times),
+            step.primitive,
+            "/".join(part for part in (equation.scope, step.scope) if part),
+            step.reads,
+            step.writes,
+            step.aliases,
+            step.body,
+        )
+        for steps in bodies
+        for step in steps
+    )
+    temporary = max((step.plan.temporary_bytes for step in body), default=0.0)
+    plan = Plan("loop", temporary_bytes=temporary, detail=f"{equation.primitive} x {times}")
+    return Step(plan, equation.primitive, equation.scope, reads, equation.outputs, (), body)

@@ -1,0 +1,152 @@
+"""Cycles of the library's simpler vertices on one tile: element-wise, cast, reduce, slice, pool, random.
+
+Facts page, 8.7 to 8.10. ``elements`` is what one tile holds; all six workers share it. NumPy arrays
+broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+
+WORKERS = 6
+SUPERVISOR = 12.0
+"""Cycles of a supervisor call around a library 1-D operation: 11 to 13."""
+
+VECTOR = {
+    "float32": 2,
+    "float16": 4,
+    "bfloat16": 4,
+    "int32": 2,
+    "uint32": 2,
+    "int8": 8,
+    "uint8": 8,
+    "bool": 8,
+}
+"""Elements in 64 bits."""
+
+OP_CYCLES: dict[str, tuple[float, float]] = {
+    "relu": (1.0, 1.0),
+    "add": (1.0, 1.0),
+    "mul": (1.0, 1.0),
+    "compare": (2.0, 2.0),
+    "select": (4.0, 4.0),
+    "div": (6.0, 4.0),
+    "sqrt": (6.0, 4.0),
+    "rsqrt": (5.0, 4.0),
+    "exp": (4.0, 2.0),
+    "log": (5.0, 4.0),
+    "sigmoid": (5.0, 2.0),
+    "tanh": (5.0, 1.0),
+    "erf": (30.0, 15.0),
+    "gelu": (10.0, 5.0),
+    "sin": (40.0, 40.0),
+    "pow": (20.0, 20.0),
+    "cast": (2.0, 2.0),
+    "integer": (2.0, 2.0),
+}
+"""Arithmetic cycles per vector for (FP32, FP16). Source: facts page 8.8 for the nonlinearities; the rest
+assumed."""
+
+
+def vector_width(dtype: str) -> int:
+    """Elements of ``dtype`` that one 64-bit access holds."""
+    return VECTOR.get(dtype, 1)
+
+
+def per_worker_vectors(elements: float, dtype: str) -> int:
+    """64-bit vectors that the busiest worker handles of ``elements`` on the tile."""
+    return math.ceil(math.ceil(elements / vector_width(dtype)) / WORKERS)
+
+
+def op_cycles(op: str, dtype: str) -> float:
+    """Arithmetic cycles per vector of one element-wise operation."""
+    single, half = OP_CYCLES[op]
+    return half if dtype in ("float16", "bfloat16") else single
+
+
+def elementwise_cycles(elements: float, dtype: str, ops: tuple[str, ...], operands: int) -> float:
+    """A fused chain of element-wise operations over ``elements`` elements of a tile.
+
+    Worker 27 to start, per vector one load per operand and a store (two cycles with address arithmetic)
+    plus the arithmetic of each operation. Source: facts page 8.8.
+    """
+    if elements <= 0:
+        return 0.0
+    arithmetic = sum(op_cycles(op, dtype) for op in ops)
+    loop = arithmetic + 2.0 + max(0, operands - 2)
+    return SUPERVISOR + WORKERS * (27.0 + per_worker_vectors(elements, dtype) * loop)
+
+
+def scaled_add_cycles(elements: float, dtype: str) -> float:
+    """``a += k * b``, the optimizer's workhorse: 21 to start, two cycles per vector (one when
+    interleaved)."""
+    if elements <= 0:
+        return 0.0
+    return SUPERVISOR + WORKERS * (21.0 + 2.0 * per_worker_vectors(elements, dtype))
+
+
+def cast_cycles(elements: float, source: str, destination: str) -> float:
+    """1-D cast: 12 + W (19 + vectors + 18), vectors of the wider type."""
+    if elements <= 0:
+        return 0.0
+    wider = source if vector_width(source) < vector_width(destination) else destination
+    return 12.0 + WORKERS * (37.0 + per_worker_vectors(elements, wider))
+
+
+def fill_cycles(elements: float, dtype: str) -> float:
+    """Fill or zero: 26 + n / v."""
+    return SUPERVISOR + 26.0 + WORKERS * per_worker_vectors(elements, dtype)
+
+
+def copy_cycles(nbytes: float, aligned: bool = True) -> float:
+    """On-tile copy at eight bytes per cycle when aligned; two bytes per element halves twice when
+    transposing."""
+    return 25.0 + nbytes / (8.0 if aligned else 2.0)
+
+
+def reduce_cycles(outputs: float, depth: float, dtype: str) -> float:
+    """Strided reduce of ``depth`` values into each of ``outputs``: accumulators two cycles per vector and
+    value."""
+    if outputs <= 0 or depth <= 0:
+        return 0.0
+    # Too few outputs for six workers: they split the depth and a second pass joins the six.
+    if outputs / vector_width(dtype) < WORKERS and depth > 2 * WORKERS:
+        vectors = math.ceil(outputs / vector_width(dtype))
+        share = math.ceil(depth / WORKERS)
+        return 33.0 + WORKERS * (32.0 + vectors * (2.0 * share + 9.0) + vectors * 14.0)
+    return 33.0 + WORKERS * (20.0 + per_worker_vectors(outputs, dtype) * (2.0 * depth + 9.0))
+
+
+def continuous_reduce_cycles(outputs: float, depth: float, dtype: str) -> float:
+    """Reduce along the fastest dimension: outputs (depth / v + 12) + 17 per worker."""
+    if outputs <= 0 or depth <= 0:
+        return 0.0
+    share = math.ceil(outputs / WORKERS)
+    if outputs < WORKERS:
+        depth, share = depth * outputs / WORKERS + WORKERS, 1
+    return 33.0 + WORKERS * (17.0 + share * (depth / vector_width(dtype) + 12.0))
+
+
+def multi_slice_cycles(slices: float, row_elements: float, dtype: str, *, in_range: float = 1.0) -> float:
+    """Gather rows by index: 19 + 2 per vector for an index in range, 8 otherwise, + 30 per worker."""
+    vectors = math.ceil(row_elements / vector_width(dtype))
+    share = math.ceil(slices / WORKERS)
+    return 25.0 + WORKERS * (30.0 + share * (in_range * (19.0 + 2.0 * vectors) + (1.0 - in_range) * 8.0))
+
+
+def multi_update_cycles(slices: float, row_elements: float, *, in_range: float = 1.0) -> float:
+    """Scatter-add rows by index: 12 + 3 per atom for an index in range, 5 otherwise."""
+    share = math.ceil(row_elements / WORKERS)
+    return 25.0 + WORKERS * (30.0 + slices * (in_range * (12.0 + 3.0 * share) + (1.0 - in_range) * 5.0))
+
+
+def pool_cycles(outputs: float, window: float, dtype: str, *, backward: bool = False) -> float:
+    """Pooling: 3 cycles per 64-bit vector and kernel position forward, 5 backward, + 20 per row of
+    positions."""
+    per = 5.0 if backward else 3.0
+    return 60.0 + WORKERS * (30.0 + window * 20.0 + per_worker_vectors(outputs, dtype) * window * per)
+
+
+def random_cycles(elements: float, dtype: str) -> float:
+    """Random numbers from the tile's generator: 4 per vector + 24 per thread."""
+    return SUPERVISOR + WORKERS * (24.0 + 4.0 * per_worker_vectors(elements, dtype))
