@@ -10,6 +10,7 @@ import copy
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 _log = logging.getLogger("podrun.popart.session")
+
+
+CACHE_VARIABLE = "POPDIST_EXECUTABLE_CACHE_PATH"
+"""Names the executable cache that all instances of a run share."""
 
 
 class Session:
@@ -72,7 +77,6 @@ class Session:
         self._pending_scalars = False
         self._seed: int | None = None
         self._cycles: int | None = None
-        self._from_cache = False
 
     def _build(self, shapes: InputShapeInfo, loss: str | None) -> BuiltModel:
         from onnx import ModelProto
@@ -150,27 +154,24 @@ class Session:
             self.loadEngineAndConnectStreams()
 
     def _compile(self) -> Executable:
-        from podrun.popart import cache
-
-        def compile_() -> Executable:
-            from podrun.compiler.compile import compile_program
-
-            return compile_program(self._built.program, target=self._device.target)
-
-        hardware = self._device.type in (DeviceType.Ipu, DeviceType.OfflineIpu)
-        folder = cache.directory(
-            self._options.enableEngineCaching and hardware, self._options.cachePath, os.environ
-        )
-        if folder is None:
-            return compile_()
-        executable, self._from_cache = cache.load_or_compile(folder, self._cache_key(), compile_)
-        return executable
-
-    def _cache_key(self) -> str:
-        from podrun.popart import cache
+        from podrun.compiler.compile import CompileOptions, compile_program
         from podrun.popart.fingerprint import fingerprint
 
-        return cache.key(fingerprint(self._placed, self._built, self._device.target))
+        folder = self._cache_directory()
+        digest = fingerprint(self._placed, self._built) if folder is not None else None
+        options = CompileOptions(cache_directory=folder, program_digest=digest)
+        return compile_program(self._built.program, target=self._device.target, options=options)
+
+    def _cache_directory(self) -> Path | None:
+        """The session's own directory if caching is on, else the one that ``podrun`` gives all its
+        instances.
+        """
+        if self._device.type not in (DeviceType.Ipu, DeviceType.OfflineIpu):
+            return None
+        if self._options.enableEngineCaching and self._options.cachePath:
+            return Path(self._options.cachePath).expanduser()
+        shared = os.environ.get(CACHE_VARIABLE)
+        return Path(shared) if shared else None
 
     def loadEngineAndConnectStreams(self) -> None:
         """Load the program onto the device: what was there is gone, weights have to be sent again."""
@@ -270,7 +271,7 @@ class Session:
             self._device._loaded = None  # What was on the IPUs cannot be trusted: the next call loads anew.
             raise
         step = self._prepared("run").tile_report.get("step", {})
-        self._cycles = int(step.get("cycles", 0)) * batches
+        self._cycles = int(step.get("cycles") or 0) * batches
         self._weights.device_is_ahead = True
         return result
 
