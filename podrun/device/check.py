@@ -1,0 +1,129 @@
+"""Holds an Executable against itself before it is loaded: what a compiler promises, a machine may rely on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from podrun.errors import ApplicationRuntimeError, UnimplementedError
+from podrun.executable import (
+    REPLICA_OFFSET,
+    AllGather,
+    AllReduce,
+    Arena,
+    Compute,
+    Executable,
+    Instruction,
+    LoadStream,
+    Receive,
+    ReduceScatter,
+    Send,
+    StoreStream,
+    StreamDirection,
+    numpy_dtype,
+)
+
+IPUS_PER_MACHINE = 4
+
+
+def check_executable(executable: Executable) -> None:
+    """Raises ApplicationRuntimeError for what cannot be run, UnimplementedError for what cannot be run yet."""
+    _check_layout(executable)
+    for arena in executable.arenas.values():
+        _check_arena(arena, executable)
+    for name, variable in executable.variables.items():
+        _require(variable.spec.name == name, f"variable {name!r} is filed under another name")
+        _check_dtype(variable.spec.dtype)
+        if variable.arena is not None:
+            members = executable.arenas[variable.arena].members if variable.arena in executable.arenas else ()
+            found = any(m.name == name and m.shape == variable.spec.shape for m in members)
+            _require(
+                found and not variable.per_replica,
+                f"variable {name!r} has no place in arena {variable.arena!r}",
+            )
+    for stream in executable.streams.values():
+        _check_dtype(stream.spec.dtype)
+        _require(stream.period >= 1, f"stream {stream.spec.name!r} has period {stream.period}")
+    for ipu, instructions in enumerate(executable.instructions):
+        for index, instruction in enumerate(instructions):
+            _check_instruction(instruction, executable, f"instruction {index} of IPU {ipu}")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ApplicationRuntimeError(
+            f"the Executable is not consistent: {message}", hint="Compile the program again."
+        )
+
+
+def _check_layout(executable: Executable) -> None:
+    layout = executable.layout
+    numbers = (layout.replicas, layout.ipus_per_replica, layout.machines, executable.accumulation_factor)
+    _require(all(n >= 1 for n in numbers), f"its layout has numbers below 1: {numbers}")
+    if layout.ipus_per_replica > IPUS_PER_MACHINE:
+        raise UnimplementedError(
+            f"a replica of {layout.ipus_per_replica} IPUs lies on several machines, which is not there yet",
+            hint=f"Use at most {IPUS_PER_MACHINE} IPUs per replica.",
+        )
+    _require(
+        layout.replicas_per_machine * layout.machines == layout.replicas
+        and layout.replicas_per_machine * layout.ipus_per_replica <= IPUS_PER_MACHINE,
+        f"its {layout.replicas} replicas do not lie on {layout.machines} machines",
+    )
+    _require(
+        len(executable.instructions) == layout.ipus_per_replica,
+        f"it has {len(executable.instructions)} instruction lists for {layout.ipus_per_replica} IPUs per replica",
+    )
+
+
+def _check_dtype(dtype: str) -> None:
+    try:
+        numpy_dtype(dtype)
+    except (TypeError, AttributeError) as error:
+        raise ApplicationRuntimeError(
+            f"the Executable names a dtype that does not exist: {dtype!r}"
+        ) from error
+
+
+def _check_arena(arena: Arena, executable: Executable) -> None:
+    _check_dtype(arena.dtype)
+    machines = executable.layout.machines
+    _require(
+        arena.size >= 1 and arena.size % machines == 0,
+        f"arena {arena.name!r} of {arena.size} elements cannot be shared out to {machines} machines",
+    )
+    end = 0
+    for member in sorted(arena.members, key=lambda m: m.offset):
+        _require(member.offset >= end, f"{member.name!r} overlaps its neighbour in arena {arena.name!r}")
+        _require(all(n >= 0 for n in member.shape), f"{member.name!r} has a negative size")
+        end = member.offset + int(np.prod(member.shape, dtype=np.int64))
+    _require(end <= arena.size, f"arena {arena.name!r} is too small for its members")
+
+
+def _check_instruction(instruction: Instruction, executable: Executable, where: str) -> None:
+    match instruction:
+        case Compute(name):
+            _require(name in executable.computations, f"{where} names no Computation: {name!r}")
+        case LoadStream(stream, _, first, count):
+            _check_stream(executable, stream, StreamDirection.TO_DEVICE, first, count, where)
+        case StoreStream(stream, _, first, count):
+            _check_stream(executable, stream, StreamDirection.TO_HOST, first, count, where)
+        case ReduceScatter(arena) | AllGather(arena) | AllReduce(arena):
+            _require(arena in executable.arenas, f"{where} names no arena: {arena!r}")
+        case Send(_, peer, _) | Receive(_, peer, _):
+            _require(
+                0 <= peer < executable.layout.ipus_per_replica, f"{where} names no IPU of a replica: {peer}"
+            )
+        case _:
+            pass
+
+
+def _check_stream(
+    executable: Executable, name: str, direction: StreamDirection, first: int, count: int, where: str
+) -> None:
+    stream = executable.streams.get(name)
+    _require(stream is not None and stream.direction is direction, f"{where} names no such stream: {name!r}")
+    _require(
+        first >= 0 and count >= 1 and first + count <= executable.accumulation_factor,
+        f"{where} reaches beyond the {executable.accumulation_factor} micro-batches of a batch",
+    )
+    _require(name != REPLICA_OFFSET, f"{where} uses a reserved name")

@@ -1,0 +1,161 @@
+"""The Connection: one host process's part of a job, spread over the machines that hold its IPUs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from podrun import executable_file
+from podrun.device.buffers import aligned_empty
+from podrun.device.connection import AttachRequest, IpuRange, RunResult
+from podrun.device.fabric import digest_of
+from podrun.device.job import HOST_SYNC_TIMEOUT
+from podrun.device.ports import Port, ProgramFile, RunArrays, Wait
+from podrun.device.split import Site, part, replica_slices, touched
+from podrun.device.streams import anchor_shape, anchors_of, check_inputs, inputs_of
+from podrun.errors import ApplicationRuntimeError, DeadlineError, PoplarError
+from podrun.executable import Executable, Retrieval, Stream, numpy_dtype
+
+T = TypeVar("T")
+_AFTER_ERROR = 5.0
+"""Seconds that machines have to end a run after the first of them reported an error."""
+
+
+class PortConnection:
+    """A `podrun.device.connection.Connection` over ports. ``open_port`` makes the way to a machine.
+
+    ``host_sync_timeout``: the engine option target.hostSyncTimeout, seconds; may be set before `load`.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        open_port: Callable[[Site, int], Port],
+        *,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._sites = list(sites)
+        self._open_port = open_port
+        self._on_close = on_close
+        self._ports: list[Port] = []
+        self._owned: IpuRange | None = None
+        self._executable: Executable | None = None
+        self.host_sync_timeout = HOST_SYNC_TIMEOUT
+
+    @property
+    def total_ipus(self) -> int:
+        return max((site.ipus.stop for site in self._sites), default=0)
+
+    def try_attach(self, request: AttachRequest) -> str | None:
+        if self._ports:
+            raise ApplicationRuntimeError("this connection is attached already", hint="Detach first.")
+        sites = touched(self._sites, request.owned)
+        ports: list[Port] = []
+        try:
+            for site in sites:
+                ports.append(self._open_port(site, len(sites)))
+                refusal = ports[-1].attach(request)
+                if refusal is not None:
+                    _close(ports)
+                    return refusal
+        except BaseException:
+            _close(ports)
+            raise
+        self._ports, self._owned = ports, request.owned
+        return None
+
+    def load(self, executable: Executable) -> None:
+        self._attached()
+        data = executable_file.dumps(executable)
+        program = ProgramFile(executable, digest_of(data), lambda: data)
+        self._executable = None
+        self._all([port.load(program, self.host_sync_timeout) for port in self._ports])
+        self._executable = executable
+
+    def write_variables(self, values: Mapping[str, np.ndarray]) -> None:
+        self._loaded()
+        arrays = {name: np.asarray(value) for name, value in values.items()}
+        self._all([port.write(arrays) for port in self._ports])
+
+    def read_variables(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        self._loaded()
+        return self._ports[0].read(list(names))(None)
+
+    def run(self, batches: int, inputs: Mapping[str, np.ndarray]) -> RunResult:
+        begin = time.perf_counter()
+        executable, owned = self._loaded()
+        each = executable.layout.ipus_per_replica
+        replicas = owned.count // each
+        arrays = {name: np.asarray(value) for name, value in inputs.items()}
+        check_inputs(executable, batches, replicas, arrays)
+        anchors = {
+            name: aligned_empty(anchor_shape(executable, s, batches, replicas), numpy_dtype(s.spec.dtype))
+            for name, s in anchors_of(executable).items()
+        }
+        streams = inputs_of(executable)
+        waits = []
+        for port, mine in zip(
+            self._ports, replica_slices([p.site for p in self._ports], owned, each), strict=True
+        ):
+            to_device = {n: part(a, None if streams[n].broadcast else 2, mine) for n, a in arrays.items()}
+            to_host = {n: part(a, _replica_axis(executable.streams[n]), mine) for n, a in anchors.items()}
+            waits.append(port.run(RunArrays(batches, to_device, to_host)))
+        outcomes = self._all(waits)
+        return RunResult(
+            anchors=anchors,
+            batches_done=outcomes[0].batches_done,
+            modelled_seconds=outcomes[0].modelled_seconds,
+            emulation_seconds=time.perf_counter() - begin,
+            details={"machine_seconds": max(outcome.seconds for outcome in outcomes)},
+        )
+
+    def detach(self) -> None:
+        ports, self._ports = self._ports, []
+        self._owned = self._executable = None
+        _close(ports)
+
+    def close(self) -> None:
+        self.detach()
+        on_close, self._on_close = self._on_close, lambda: None
+        on_close()
+
+    def _attached(self) -> IpuRange:
+        if self._owned is None:
+            raise ApplicationRuntimeError(
+                "this process holds no IPUs on this connection", hint="Attach to a device first."
+            )
+        return self._owned
+
+    def _loaded(self) -> tuple[Executable, IpuRange]:
+        owned = self._attached()
+        if self._executable is None:
+            raise ApplicationRuntimeError("no program is loaded", hint="Load one first (prepareDevice).")
+        return self._executable, owned
+
+    def _all(self, waits: Sequence[Wait[T]]) -> list[T]:
+        """The results of all machines, or the first error, once no machine is at work any more."""
+        results: list[T] = []
+        first: Exception | None = None
+        for wait in waits:
+            try:
+                results.append(wait(None if first is None else _AFTER_ERROR))
+            except (PoplarError, DeadlineError) as error:
+                first = first or error
+        if first is not None:
+            raise first
+        return results
+
+
+def _replica_axis(stream: Stream) -> int:
+    """Where the replicas are in an anchor's host array."""
+    return {Retrieval.ALL: 2, Retrieval.EVERY_N: 1}.get(stream.retrieval, 0)
+
+
+def _close(ports: Iterable[Port]) -> None:
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            stack.callback(port.close)

@@ -1,0 +1,200 @@
+"""One program loaded on one machine: its memory, its compiled pieces, its group of machines, and its runs.
+
+Machines of a program agree on the state of things through one small arena, `_CONTROL`: a row of numbers per machine,
+gathered at the start of every run. There they find out whether all run equally many batches and whether all host
+processes wrote equal values, before anything is changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from podrun.collectives import Group
+from podrun.device.buffers import Array, Buffers
+from podrun.device.check import check_executable
+from podrun.device.interpreter import Between, Interpreter
+from podrun.device.pieces import PieceCache
+from podrun.device.streams import Drain, Feed, OwnerArrays
+from podrun.errors import ApplicationRuntimeError
+from podrun.executable import Computation, Executable
+
+_CONTROL = "podrun:control"
+_CONTROL_ROW = 64
+"""int64 numbers per machine in the control arena: batches, batches done, digest of host writes; the rest is padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run gave besides anchors. ``modelled_seconds``: of the batches, on the IPUs (NaN: no model); ``seconds``: of this machine."""
+
+    batches_done: int
+    modelled_seconds: float
+    seconds: float
+
+
+class Disagreement(ApplicationRuntimeError):
+    """Machines found out, before anything was changed, that they were not asked for the same. The program stays loaded."""
+
+
+class Engine:
+    """See the module docstring. ``between``: called before every instruction. One thread at a time runs; the machine's
+    lock guards `write` and `read`.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        group: Group,
+        pieces: PieceCache,
+        between: Between,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        check_executable(executable)
+        self.executable = executable
+        self.group = group
+        self.batches_done = 0
+        self._clock = clock
+        self._control = group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
+        self.buffers = Buffers(executable, group)
+        compiled = {name: pieces.piece(c, self._donated(c)) for name, c in executable.computations.items()}
+        self._interpreter = Interpreter(executable.instructions, compiled, self.buffers, group, between)
+        self._pending: dict[str, Array] = {}
+        self._digests: dict[str, bytes] = {}
+        self._modelled_seconds = _modelled_step_seconds(executable)
+        self._per_replica = [n for n, v in executable.variables.items() if v.per_replica]
+        self._first_replica: dict[str, Array] = {}
+        # Nobody goes on before every machine has filled what its host keeps one copy of.
+        group.barrier()
+
+    def write(self, values: Mapping[str, Array]) -> None:
+        """Host writes, from the first owner of this machine: kept aside until the next run starts on all machines."""
+        for name, value in values.items():
+            self.buffers.check_write(name, value)
+        for name, value in values.items():
+            self._pending[name] = np.array(value, copy=True)
+            self._digests[name] = digest_of_array(value)
+            self._first_replica.pop(name, None)
+
+    def pending_digest(self, name: str) -> bytes | None:
+        """`digest_of_array` of what the host wrote since the last run, if it did."""
+        return self._digests.get(name)
+
+    def read(self, names: Iterable[str]) -> dict[str, Array]:
+        """Variables as the host sees them: what it wrote last, else what the last run left. Views, not copies."""
+        found = {}
+        for name in names:
+            if name in self._pending:
+                found[name] = self._pending[name]
+            elif name in self._first_replica:
+                found[name] = self._first_replica[name]
+            else:
+                value = self.buffers.read(name)
+                found[name] = value[0] if self.executable.variables[name].per_replica else value
+        return found
+
+    def run(self, batches: int, owners: Sequence[OwnerArrays]) -> Outcome:
+        """Run ``batches`` batches for all owners of this machine. All machines of the program run together."""
+        import jax
+
+        begin = self._clock()
+        self._agree(batches)
+        feed, drain = Feed(self.executable, owners), Drain(self.executable, owners)
+        with jax.enable_x64(True):
+            for batch in range(batches):
+                self._interpreter.run_batch(self.batches_done, batch, feed, drain)
+                self.batches_done += 1
+        self._publish_first_replica()
+        return Outcome(self.batches_done, batches * self._modelled_seconds, self._clock() - begin)
+
+    def close(self) -> None:
+        """Leave the group of machines."""
+        self.group.close()
+
+    def _agree(self, batches: int) -> None:
+        """Meet all machines; nobody runs unless all want the same. Then the host's writes take effect."""
+        missing = self.buffers.unwritten - self._pending.keys()
+        row = [batches, self.batches_done, _digest(self._digests), len(missing)]
+        rows = self._exchange(row)
+        _refuse_differences(rows, missing)
+        if rows[0, 2]:
+            self.buffers.write(self._pending)
+            self._pending, self._digests = {}, {}
+            self.group.barrier()
+
+    def _exchange(self, row: Sequence[int]) -> Array:
+        start = self.group.rank * _CONTROL_ROW
+        self._control[start : start + len(row)] = row
+        gathered = self.group.all_gather(_CONTROL)
+        return np.array(gathered).reshape(self.group.size, _CONTROL_ROW)
+
+    def _publish_first_replica(self) -> None:
+        """Give every machine the values of replica 0 for variables that replicas keep for themselves."""
+        for name in self._per_replica:
+            value = self.buffers.read(name)[0]
+            if self.group.size > 1:
+                arena = f"podrun:replica0:{name}"
+                flat = self.group.allocate(arena, str(value.dtype), max(value.size, 1) * self.group.size)
+                start = self.group.rank * value.size
+                flat[start : start + value.size] = value.reshape(-1)
+                value = self.group.all_gather(arena)[: value.size].reshape(value.shape)
+            self._first_replica[name] = np.array(value, copy=True)
+
+    def _donated(self, computation: Computation) -> tuple[int, ...]:
+        """Positions of operands that may be used up: temporaries that a Computation made (never the host's arrays)."""
+        made = {name for c in self.executable.computations.values() for name in c.outputs}
+        return tuple(
+            position
+            for position, name in enumerate(computation.inputs)
+            if name in computation.donated and name in made and self.buffers.is_temporary(name)
+        )
+
+
+def _modelled_step_seconds(executable: Executable) -> float:
+    """Modelled time of one batch; NaN if the Executable has no model of it."""
+    step = executable.tile_report.get("step")
+    seconds = step.get("seconds") if isinstance(step, Mapping) else None
+    return float(seconds) if isinstance(seconds, int | float) else math.nan
+
+
+def digest_of_array(value: Array) -> bytes:
+    """A name for an array's bits."""
+    flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return hashlib.blake2b(flat.data, digest_size=16).digest()
+
+
+def _digest(digests: Mapping[str, bytes]) -> int:
+    """63 bits over names and contents; 0 for no values."""
+    if not digests:
+        return 0
+    whole = hashlib.blake2b(digest_size=8)
+    for name in sorted(digests):
+        whole.update(name.encode() + b"\0" + digests[name])
+    return (int.from_bytes(whole.digest(), "little") >> 1) or 1
+
+
+def _refuse_differences(rows: Array, missing: Iterable[str]) -> None:
+    for column, what in ((0, "batches in this run"), (1, "batches done since the program was loaded")):
+        if len(set(rows[:, column])) > 1:
+            listed = ", ".join(f"machine {m}: {n}" for m, n in enumerate(rows[:, column]))
+            raise Disagreement(
+                f"the machines of the program do not agree on the number of {what}: {listed}",
+                hint="Call run with the same batches in every instance.",
+            )
+    if len(set(rows[:, 2])) > 1:
+        odd = [m for m, d in enumerate(rows[:, 2]) if d != rows[0, 2]]
+        raise Disagreement(
+            "host processes wrote different weights or other variables: "
+            f"those on machine(s) {', '.join(map(str, odd))} differ from those on machine 0",
+            hint="Write the same values in every instance (same initial weights, same random seed).",
+        )
+    if any(rows[:, 3]):
+        raise Disagreement(
+            f"variables have no value yet: {', '.join(sorted(missing)[:10])}",
+            hint="Write the weights to the device before the first run (weightsFromHost).",
+        )

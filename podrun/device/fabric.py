@@ -1,0 +1,121 @@
+"""How the machines of a program find each other when it is loaded.
+
+The machine of rank 0 makes the group and offers its token; each other rank claims it once. A claim waits for an offer
+that it has not had, so it does not matter who loads first, and a machine that loads again gets a new group.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from podrun.collectives import Group, create, join
+from podrun.device.connection import IpuRange
+from podrun.device.trouble import host_sync_timeout
+from podrun.errors import ApplicationRuntimeError
+
+
+@dataclass(slots=True)
+class _Offer:
+    digest: str
+    token: Mapping[str, Any]
+    claimed: set[int] = field(default_factory=set)
+
+
+class OfferBook:
+    """The groups that one machine offers, one for each job. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._offers: dict[IpuRange, _Offer] = {}
+
+    def publish(self, job: IpuRange, digest: str, token: Mapping[str, Any]) -> None:
+        """Offer a group for ``job``, instead of any before."""
+        with self._changed:
+            self._offers[job] = _Offer(digest, token)
+            self._changed.notify_all()
+
+    def withdraw(self, job: IpuRange) -> None:
+        """Offer no group for ``job`` any more."""
+        with self._changed:
+            self._offers.pop(job, None)
+
+    def claim(self, job: IpuRange, rank: int, digest: str, timeout: float) -> Mapping[str, Any]:
+        """The token of a group for ``job`` that ``rank`` has not had yet; waits up to ``timeout`` seconds for one.
+
+        Raises ApplicationRuntimeError if rank 0 loads another program, UnknownRuntimeError (host sync) if it loads none.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._open(job, rank) is not None, timeout):
+                raise host_sync_timeout(
+                    timeout, f"the first machine of IPUs {job.first}-{job.stop - 1} has loaded nothing"
+                )
+            offer = self._open(job, rank)
+            assert offer is not None
+            if offer.digest != digest:
+                raise ApplicationRuntimeError(
+                    "the instances load different programs on one job",
+                    hint="Compile the same program with the same options in every instance.",
+                )
+            offer.claimed.add(rank)
+            return offer.token
+
+    def _open(self, job: IpuRange, rank: int) -> _Offer | None:
+        offer = self._offers.get(job)
+        return None if offer is None or rank in offer.claimed else offer
+
+
+class Fabric(Protocol):
+    """A machine's way to the others of its partition."""
+
+    def claim(self, machine: int, job: IpuRange, rank: int, digest: str, timeout: float) -> Mapping[str, Any]:
+        """`OfferBook.claim` on another machine. ``machine``: its index in the partition."""
+
+    def alive(self, machine: int) -> bool:
+        """Whether another machine still answers; at once."""
+
+
+class LocalFabric:
+    """Machines of one process: their offer books, by machine index."""
+
+    def __init__(self) -> None:
+        self._books: dict[int, OfferBook] = {}
+
+    def add(self, machine: int, book: OfferBook) -> None:
+        """Let other machines claim what ``machine`` offers."""
+        self._books[machine] = book
+
+    def claim(self, machine: int, job: IpuRange, rank: int, digest: str, timeout: float) -> Mapping[str, Any]:
+        return self._books[machine].claim(job, rank, digest, timeout)
+
+    def alive(self, machine: int) -> bool:
+        return True
+
+
+def form_group(
+    fabric: Fabric,
+    book: OfferBook,
+    *,
+    job: IpuRange,
+    first_machine: int,
+    rank: int,
+    size: int,
+    digest: str,
+    timeout: float,
+) -> Group:
+    """The group of a job's machines, for one of them. ``timeout``: seconds, also for the group's own waits."""
+    if rank == 0:
+        group, token = create(size, timeout=timeout)
+        if size > 1:
+            book.publish(job, digest, token)
+        return group
+    return join(fabric.claim(first_machine, job, rank, digest, timeout), rank, timeout=timeout)
+
+
+def digest_of(data: bytes) -> str:
+    """The name of a program's bytes."""
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()

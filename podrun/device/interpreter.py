@@ -1,0 +1,179 @@
+"""Runs a program's instruction lists for one batch.
+
+IPU *k* of every replica has a list of its own. A machine runs its lists by turns, deterministically: one list until it
+waits (a Receive without its Send, a Sync that others have not reached), then the next. Machines of a program run the
+same lists in the same order, so that they meet in the same collectives.
+
+Between two instructions, and only there, faults enter and an abort is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from podrun.collectives import Group
+from podrun.device.buffers import Array, Buffers, Frame
+from podrun.device.pieces import Piece
+from podrun.device.streams import Drain, Feed
+from podrun.errors import InternalError
+from podrun.executable import (
+    AllGather,
+    AllReduce,
+    Compute,
+    Instruction,
+    LoadStream,
+    Receive,
+    ReduceScatter,
+    Send,
+    StoreStream,
+    Sync,
+    SyncScope,
+)
+
+Between = Callable[[int, int, int], None]
+"""``between(step, list, instruction)``: called before every instruction; raises to stop."""
+
+
+class Interpreter:
+    """One program's lists on one machine. ``unsettled``: see `unsettled_reductions`."""
+
+    def __init__(
+        self,
+        instructions: Sequence[Sequence[Instruction]],
+        pieces: Mapping[str, Piece],
+        buffers: Buffers,
+        group: Group,
+        between: Between,
+    ) -> None:
+        self._lists = instructions
+        self._pieces = pieces
+        self._buffers = buffers
+        self._group = group
+        self._between = between
+        self._unsettled = unsettled_reductions(
+            instructions,
+            {name: buffers.arenas_written_by(piece.computation) for name, piece in pieces.items()},
+        )
+
+    def run_batch(self, step: int, batch: int, feed: Feed, drain: Drain) -> None:
+        """Interpret all lists once. ``step``: batches done since load; ``batch``: index within this run."""
+        frames = [Frame() for _ in self._lists]
+        places = [0] * len(self._lists)
+        mail: dict[tuple[int, int, int], Any] = {}
+        while any(place < len(lst) for place, lst in zip(places, self._lists, strict=True)):
+            before = tuple(places)
+            for ipu, instructions in enumerate(self._lists):
+                while places[ipu] < len(instructions):
+                    instruction = instructions[places[ipu]]
+                    if self._must_wait(instruction, ipu, places, mail):
+                        break
+                    self._between(step, ipu, places[ipu])
+                    self._step(instruction, ipu, places[ipu], frames[ipu], batch, feed, drain, mail)
+                    places[ipu] += 1
+            if tuple(places) == before:
+                raise InternalError(f"the program's lists wait for each other at instructions {list(places)}")
+
+    def _must_wait(
+        self, instruction: Instruction, ipu: int, places: list[int], mail: Mapping[tuple[int, int, int], Any]
+    ) -> bool:
+        if isinstance(instruction, Receive):
+            return (instruction.peer, ipu, instruction.tag) not in mail
+        if isinstance(instruction, Sync) and len(self._lists) > 1:
+            nth = _syncs(self._lists[ipu][: places[ipu]])
+            return any(
+                _syncs(other[: places[k]]) < nth
+                or (_syncs(other[: places[k]]) == nth and not _at_sync(other, places[k]))
+                for k, other in enumerate(self._lists)
+                if k != ipu
+            )
+        return False
+
+    def _step(
+        self,
+        instruction: Instruction,
+        ipu: int,
+        place: int,
+        frame: Frame,
+        batch: int,
+        feed: Feed,
+        drain: Drain,
+        mail: dict[tuple[int, int, int], Any],
+    ) -> None:
+        buffers = self._buffers
+        match instruction:
+            case Compute(name):
+                self._compute(self._pieces[name], frame)
+            case LoadStream(stream, buffer, first, count):
+                frame.values[buffer] = feed.load(stream, batch, first, count)
+            case StoreStream(stream, buffer, first, count):
+                drain.store(stream, batch, first, _host_view(buffers.operand(buffer, frame), count))
+            case ReduceScatter(arena, reduction):
+                buffers.reduce_scatter(arena, reduction, settle=(ipu, place) not in self._unsettled)
+            case AllGather(arena):
+                buffers.all_gather(arena)
+            case AllReduce(arena, reduction):
+                buffers.all_reduce(arena, reduction)
+            case Sync(scope):
+                # HOST: the run began with it. MACHINE: lists of one machine take turns in one thread.
+                if scope is SyncScope.ALL and ipu == len(self._lists) - 1:
+                    self._group.barrier()
+            case Send(buffer, peer, tag):
+                mail[ipu, peer, tag] = buffers.operand(buffer, frame)
+            case Receive(buffer, peer, tag):
+                frame.values[buffer] = mail.pop((peer, ipu, tag))
+
+    def _compute(self, piece: Piece, frame: Frame) -> None:
+        import jax
+
+        computation = piece.computation
+        operands = [self._buffers.operand(name, frame) for name in computation.inputs]
+        results = piece.call(*operands)
+        jax.block_until_ready(results)
+        del operands
+        for name in computation.donated:
+            frame.values.pop(name, None)
+        self._buffers.prepare_writes(computation)
+        for name, value in zip(computation.outputs, results, strict=True):
+            self._buffers.store(name, value, frame)
+
+
+def unsettled_reductions(
+    instructions: Sequence[Sequence[Instruction]], writes: Mapping[str, frozenset[str]]
+) -> frozenset[tuple[int, int]]:
+    """Places ``(list, index)`` of ReduceScatters after which nobody needs to wait for slower readers.
+
+    That is so if, going on from there and around to the next batch, a meeting of all machines comes before anything
+    writes the arena. ``writes``: arenas written by each Computation. Only programs with one list are looked at;
+    elsewhere every reduction waits.
+    """
+    if len(instructions) != 1:
+        return frozenset()
+    lst = instructions[0]
+    found = set()
+    for index, instruction in enumerate(lst):
+        if isinstance(instruction, ReduceScatter):
+            for after in (*lst[index + 1 :], *lst[:index]):
+                if isinstance(after, AllGather | AllReduce) or after == Sync(SyncScope.ALL):
+                    found.add((0, index))
+                    break
+                if isinstance(after, Compute) and instruction.arena in writes[after.computation]:
+                    break
+    return frozenset(found)
+
+
+def _syncs(instructions: Sequence[Instruction]) -> int:
+    return sum(isinstance(i, Sync) for i in instructions)
+
+
+def _at_sync(instructions: Sequence[Instruction], place: int) -> bool:
+    return place < len(instructions) and isinstance(instructions[place], Sync)
+
+
+def _host_view(value: Any, count: int) -> Array:
+    array = np.asarray(value)
+    if array.ndim < 2 or array.shape[0] != count:
+        raise InternalError(f"an anchor's buffer is {list(array.shape)}, not [{count}, replicas, ...]")
+    return array

@@ -1,0 +1,153 @@
+"""Numerical pieces: StableHLO -> compiled code, once per process and once per host.
+
+A piece runs on one thread whatever the host (`COMPILER_OPTIONS`): XLA divides some sums by the number of threads it
+has, so this is what makes a machine's numbers independent of where it runs; machines run side by side instead.
+
+Compiled code is kept in XLA's persistent cache under `cache_directory`. Machines of one job on one host ask for the same
+pieces at the same moment: the first compiles, the others wait for it and load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from podrun.errors import ApplicationRuntimeError
+from podrun.executable import Computation
+
+COMPILER_OPTIONS: dict[str, bool | str] = {"xla_cpu_multi_thread_eigen": False}
+"""Passed to XLA for every piece; part of the cache key."""
+WAIT_FOR_COMPILE = 300.0
+"""Seconds to wait for another process's compile before compiling here too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A compiled Computation. ``call(*operands)`` gives its outputs as a list of ``jax.Array``, finished."""
+
+    computation: Computation
+    call: Callable[..., Any]
+
+
+def cache_directory(environ: Mapping[str, str]) -> Path:
+    """``$PODRUN_CACHE_DIR``, else ``podrun`` under ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    if explicit := environ.get("PODRUN_CACHE_DIR"):
+        return Path(explicit)
+    base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/tmp"), ".cache")
+    return Path(base) / "podrun"
+
+
+class PieceCache:
+    """Compiled pieces of this process, by content. Safe to use from several threads."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._calls: dict[str, Callable[..., Any]] = {}
+
+    def piece(self, computation: Computation, donated: tuple[int, ...]) -> Piece:
+        """The compiled Computation; ``donated``: positions of operands whose memory it may use for its outputs.
+
+        Raises ApplicationRuntimeError for bytes that are no StableHLO for one CPU device.
+        """
+        key = _key(computation, donated)
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            call = self._calls.get(key)
+            if call is None:
+                with self._first_on_host(key):
+                    call = self._calls[key] = _compile(computation, donated)
+        return Piece(computation, call)
+
+    @contextlib.contextmanager
+    def _first_on_host(self, key: str) -> Iterator[None]:
+        """Hold back while another process compiles the same piece; a marker says that it is in the cache."""
+        if self._directory is None:
+            yield
+            return
+        directory = self._directory / "xla"
+        directory.mkdir(parents=True, exist_ok=True)
+        _use_xla_cache(directory)
+        marker = directory / f"{key}.done"
+        if marker.exists():
+            yield
+            return
+        with (directory / f"{key}.lock").open("w") as file:
+            _wait_for_lock(file.fileno(), marker)
+            yield
+            marker.touch()
+
+
+def _key(computation: Computation, donated: tuple[int, ...]) -> str:
+    import jax
+
+    digest = hashlib.sha256(computation.stablehlo)
+    digest.update(repr((donated, sorted(COMPILER_OPTIONS.items()), jax.__version__)).encode())
+    return digest.hexdigest()
+
+
+def _wait_for_lock(fd: int, marker: Path) -> None:
+    end = time.monotonic() + WAIT_FOR_COMPILE
+    while not marker.exists() and time.monotonic() < end:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            time.sleep(0.02)
+
+
+def _use_xla_cache(directory: Path) -> None:
+    """Point JAX at the cache, unless this process (a script with machines inside it) has set one of its own."""
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(directory))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _compile(computation: Computation, donated: tuple[int, ...]) -> Callable[..., Any]:
+    import jax
+    from jax import export
+
+    try:
+        exported = export.deserialize(bytearray(computation.stablehlo))
+    except Exception as error:  # the flatbuffer reader raises whatever it trips over
+        raise ApplicationRuntimeError(
+            f"Computation {computation.name!r} holds no StableHLO that can be read: {type(error).__name__}: {error}"
+        ) from error
+    _check(computation, exported)
+
+    def flat(*operands: Any) -> list[Any]:
+        return jax.tree.leaves(exported.call(*operands))
+
+    with jax.enable_x64(True):
+        shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
+        lowered = jax.jit(flat, donate_argnums=donated).lower(*shapes)
+        compiled: Callable[..., Any] = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))
+    return compiled
+
+
+def _check(computation: Computation, exported: Any) -> None:
+    name = computation.name
+    if "cpu" not in exported.platforms or exported.nr_devices != 1:
+        raise ApplicationRuntimeError(
+            f"Computation {name!r} is for {exported.nr_devices} device(s) of {', '.join(exported.platforms)}, not one CPU"
+        )
+    if len(exported.in_avals) != len(computation.inputs) or len(exported.out_avals) != len(
+        computation.outputs
+    ):
+        raise ApplicationRuntimeError(
+            f"Computation {name!r} names {len(computation.inputs)} inputs and {len(computation.outputs)} outputs, "
+            f"but its StableHLO has {len(exported.in_avals)} and {len(exported.out_avals)}"
+        )

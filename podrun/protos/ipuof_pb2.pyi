@@ -1,0 +1,255 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Empty(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ControlReply(_message.Message):
+    __slots__ = ("error_json",)
+    ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    error_json: str
+    def __init__(self, error_json: _Optional[str] = ...) -> None: ...
+
+class IpuRange(_message.Message):
+    __slots__ = ("first", "count")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    count: int
+    def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Region(_message.Message):
+    __slots__ = ("pid", "fd", "inode", "size")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FD_FIELD_NUMBER: _ClassVar[int]
+    INODE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    fd: int
+    inode: int
+    size: int
+    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., inode: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+
+class Blob(_message.Message):
+    __slots__ = ("region", "offset", "size", "inline")
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    INLINE_FIELD_NUMBER: _ClassVar[int]
+    region: Region
+    offset: int
+    size: int
+    inline: bytes
+    def __init__(self, region: _Optional[_Union[Region, _Mapping]] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., inline: _Optional[bytes] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "offset", "inline")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    INLINE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    offset: int
+    inline: bytes
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., inline: _Optional[bytes] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("job", "owned", "pid", "user", "command", "host", "started", "probe_region", "probe")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    OWNED_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    PROBE_REGION_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    job: IpuRange
+    owned: IpuRange
+    pid: int
+    user: str
+    command: str
+    host: str
+    started: float
+    probe_region: Region
+    probe: bytes
+    def __init__(self, job: _Optional[_Union[IpuRange, _Mapping]] = ..., owned: _Optional[_Union[IpuRange, _Mapping]] = ..., pid: _Optional[int] = ..., user: _Optional[str] = ..., command: _Optional[str] = ..., host: _Optional[str] = ..., started: _Optional[float] = ..., probe_region: _Optional[_Union[Region, _Mapping]] = ..., probe: _Optional[bytes] = ...) -> None: ...
+
+class AttachReply(_message.Message):
+    __slots__ = ("refusal", "shared_memory")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    shared_memory: bool
+    def __init__(self, refusal: _Optional[str] = ..., shared_memory: _Optional[bool] = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("digest", "executable", "timeout_seconds")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    EXECUTABLE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    executable: Blob
+    timeout_seconds: float
+    def __init__(self, digest: _Optional[str] = ..., executable: _Optional[_Union[Blob, _Mapping]] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class WriteRequest(_message.Message):
+    __slots__ = ("region", "tensors")
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    region: Region
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    def __init__(self, region: _Optional[_Union[Region, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("names", "region", "tensors")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    region: Region
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., region: _Optional[_Union[Region, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+
+class ReadReply(_message.Message):
+    __slots__ = ("tensors",)
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    tensors: _containers.RepeatedCompositeFieldContainer[Tensor]
+    def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+
+class BindRequest(_message.Message):
+    __slots__ = ("batches", "region", "inputs", "outputs")
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    batches: int
+    region: Region
+    inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
+    outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
+    def __init__(self, batches: _Optional[int] = ..., region: _Optional[_Union[Region, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+
+class RunRequest(_message.Message):
+    __slots__ = ("batches", "inline", "inputs", "outputs")
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    INLINE_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    batches: int
+    inline: bool
+    inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
+    outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
+    def __init__(self, batches: _Optional[int] = ..., inline: _Optional[bool] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+
+class RunReply(_message.Message):
+    __slots__ = ("batches_done", "modelled_seconds", "seconds", "outputs")
+    BATCHES_DONE_FIELD_NUMBER: _ClassVar[int]
+    MODELLED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    batches_done: int
+    modelled_seconds: float
+    seconds: float
+    outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
+    def __init__(self, batches_done: _Optional[int] = ..., modelled_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+
+class HostRequest(_message.Message):
+    __slots__ = ("attach", "load", "write", "read", "bind", "run", "detach")
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    WRITE_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    BIND_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    DETACH_FIELD_NUMBER: _ClassVar[int]
+    attach: AttachRequest
+    load: LoadRequest
+    write: WriteRequest
+    read: ReadRequest
+    bind: BindRequest
+    run: RunRequest
+    detach: Empty
+    def __init__(self, attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., load: _Optional[_Union[LoadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., bind: _Optional[_Union[BindRequest, _Mapping]] = ..., run: _Optional[_Union[RunRequest, _Mapping]] = ..., detach: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+
+class MachineReply(_message.Message):
+    __slots__ = ("error_json", "attach", "read", "run", "done")
+    ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
+    READ_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    error_json: str
+    attach: AttachReply
+    read: ReadReply
+    run: RunReply
+    done: Empty
+    def __init__(self, error_json: _Optional[str] = ..., attach: _Optional[_Union[AttachReply, _Mapping]] = ..., read: _Optional[_Union[ReadReply, _Mapping]] = ..., run: _Optional[_Union[RunReply, _Mapping]] = ..., done: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+
+class JoinGroupRequest(_message.Message):
+    __slots__ = ("job", "rank", "digest", "timeout_seconds")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    job: IpuRange
+    rank: int
+    digest: str
+    timeout_seconds: float
+    def __init__(self, job: _Optional[_Union[IpuRange, _Mapping]] = ..., rank: _Optional[int] = ..., digest: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+
+class JoinGroupReply(_message.Message):
+    __slots__ = ("error_json", "token_json")
+    ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_JSON_FIELD_NUMBER: _ClassVar[int]
+    error_json: str
+    token_json: str
+    def __init__(self, error_json: _Optional[str] = ..., token_json: _Optional[str] = ...) -> None: ...
+
+class ConfigureRequest(_message.Message):
+    __slots__ = ("partition", "first_ipu", "machine", "ipus", "endpoints", "agent_id", "serial", "target")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_IPU_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    IPUS_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    partition: str
+    first_ipu: int
+    machine: int
+    ipus: int
+    endpoints: _containers.RepeatedScalarFieldContainer[str]
+    agent_id: str
+    serial: str
+    target: str
+    def __init__(self, partition: _Optional[str] = ..., first_ipu: _Optional[int] = ..., machine: _Optional[int] = ..., ipus: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., agent_id: _Optional[str] = ..., serial: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
+
+class ResetIpusRequest(_message.Message):
+    __slots__ = ("ipus",)
+    IPUS_FIELD_NUMBER: _ClassVar[int]
+    ipus: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ipus: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class InjectRequest(_message.Message):
+    __slots__ = ("faults",)
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    faults: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, faults: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TelemetryReply(_message.Message):
+    __slots__ = ("error_json", "report_json")
+    ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    REPORT_JSON_FIELD_NUMBER: _ClassVar[int]
+    error_json: str
+    report_json: str
+    def __init__(self, error_json: _Optional[str] = ..., report_json: _Optional[str] = ...) -> None: ...
