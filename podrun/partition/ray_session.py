@@ -1,0 +1,196 @@
+"""A private Ray for this process: quiet, small, on 127.0.0.1, and gone when the process is gone.
+
+Ray by itself joins whatever cluster it finds in the environment or on the host; this never does. It starts its own
+unless given an address. No dashboard, no usage statistics, no messages on the terminal, token authentication on. Its
+session directory is a scratch directory of podrun's, removed at the end, and a guardian sees to it that nothing
+outlives a ``kill -9``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from podrun.errors import ServiceError
+from podrun.partition.discovery import ProcessId, remove_scratch, scratch_directory
+from podrun.partition.guardian import Guardian
+
+OBJECT_STORE_BYTES = 80 << 20
+"""Ray's smallest usual object store: podrun moves tensors through shared memory of its own."""
+MAX_SOCKET_PATH = 107
+SESSION_SUFFIX = len("/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+}
+
+
+class RaySession:
+    """Ray, started or joined by this process. ``processes`` and ``directory`` are what must not outlive it."""
+
+    def __init__(self, address: str | None = None, *, num_cpus: int | None = None) -> None:
+        self.address = address
+        self.directory: Path | None = None
+        self.processes: tuple[ProcessId, ...] = ()
+        self._owned = False
+        self._guardian: Guardian | None = None
+        self._saved: dict[str, str | None] = {}
+        if _initialized():
+            import ray
+
+            self.ray: Any = ray
+            return
+        self._owned = True
+        try:
+            self._join(address) if address else self._start(num_cpus)
+        except Exception as error:
+            self.close()
+            raise ServiceError(
+                f"Ray did not start: {type(error).__name__}: {error}",
+                hint="Free some memory or processes and try again; RAY_BACKEND_LOG_LEVEL=debug says more.",
+            ) from error
+
+    def close(self) -> None:
+        """End Ray and everything it started. Idempotent."""
+        if not self._owned:
+            return
+        self._owned = False
+        if _initialized():
+            with _quiet_ray(), contextlib.suppress(Exception):  # Processes are ended below, whatever it says.
+                self.ray.shutdown()
+        _end(self.processes)
+        if self.directory is not None:
+            remove_scratch(self.directory)
+        if self._guardian is not None:
+            self._guardian.dismiss()
+        for key, value in self._saved.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+    def _join(self, address: str) -> None:
+        self._set(_ENVIRONMENT)
+        self.ray = _import_ray()
+        with _quiet_ray():
+            self.ray.init(
+                address=address, namespace="podrun", configure_logging=False, log_to_driver=False, logging_level="error"
+            )
+
+    def _start(self, num_cpus: int | None) -> None:
+        self._guardian = Guardian()
+        self.directory = _short_scratch()
+        self._guardian.watch_directory(str(self.directory))
+        token = self.directory / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32), encoding="ascii")
+        environment = dict(_ENVIRONMENT)
+        if os.environ.get("RAY_AUTH_MODE", "token") == "token" and not os.environ.get("RAY_AUTH_TOKEN"):
+            environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        self._set(environment)
+        self.ray = _import_ray()
+        with _quiet_ray():
+            self.ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                num_gpus=0,
+                include_dashboard=False,
+                configure_logging=False,
+                log_to_driver=False,
+                logging_level="error",
+                object_store_memory=OBJECT_STORE_BYTES,
+                namespace="podrun",
+                _temp_dir=str(self.directory),
+                _node_ip_address="127.0.0.1",
+            )
+        self.address = self.ray.get_runtime_context().gcs_address
+        self.processes = tuple(_descendants())
+        for process in self.processes:
+            self._guardian.watch_process(process.pid, process.start_ticks)
+
+    def _set(self, environment: Mapping[str, str]) -> None:
+        for key, value in environment.items():
+            if key in os.environ and key != "RAY_AUTH_TOKEN_PATH":
+                continue
+            self._saved[key] = os.environ.get(key)
+            os.environ[key] = value
+
+
+def _initialized() -> bool:
+    """True iff this process uses Ray already. Does not import it."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _import_ray() -> Any:
+    """Ray, aware of the environment as it is now: it reads the authentication mode and the token only once."""
+    import ray
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+    return ray
+
+
+def _short_scratch() -> Path:
+    """A scratch directory whose path leaves room for Ray's sockets, whose length Linux limits."""
+    for parent in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/dev/shm")):
+        if len(str(parent)) + 1 + 24 + SESSION_SUFFIX < MAX_SOCKET_PATH and os.access(parent, os.W_OK):
+            return scratch_directory(parent)
+    raise ServiceError(
+        f"no directory for temporary files has a path short enough for sockets: {tempfile.gettempdir()}",
+        hint="export TMPDIR=/tmp",
+    )
+
+
+def _descendants() -> Iterator[ProcessId]:
+    """Processes that the calling process started, and theirs."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        process = ProcessId.of(child.pid)
+        if process is not None and "guardian.py" not in " ".join(_cmdline(child)):
+            yield process
+
+
+def _cmdline(process: Any) -> list[str]:
+    import psutil
+
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def _end(processes: tuple[ProcessId, ...], patience: float = 3.0) -> None:
+    """Wait a little for processes to end by themselves, then end them."""
+    end = time.monotonic() + patience
+    while any(process.alive for process in processes) and time.monotonic() < end:
+        time.sleep(0.02)
+    for process in processes:
+        if process.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, 9)
+
+
+@contextlib.contextmanager
+def _quiet_ray() -> Iterator[None]:
+    """Keep Ray's remarks about its own start and end off the terminal; errors still pass."""
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
