@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 
 from podrun.errors import UnsupportedError, UsageError
-from podrun.popart.ops.registry import ONNX, Node
+from podrun.popart.ops.registry import ONNX, Node, find
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +64,54 @@ def subgraphs(node: Node) -> Iterator[Graph]:
 
 
 def read_model(model: onnx.ModelProto) -> Graph:
-    """The main graph of a model. Functions of the model (FunctionProto) are inlined first.
+    """The main graph of a model.
 
+    Functions of the model (FunctionProto) are inlined first, and so are operators that have no function of their own
+    here but that ONNX defines by a function body (FlexAttention, for example).
     Raises `UsageError` if the model imports no opset that its nodes need, `UnsupportedError` for strings.
     """
     if model.functions:
-        import onnx.inliner
-
         model = onnx.inliner.inline_local_functions(model)
+    model = _expand(model)
     opsets = {entry.domain or ONNX: entry.version for entry in model.opset_import}
     return _read_graph(model.graph, opsets)
+
+
+def _expand(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with operators that are only there as function bodies written out."""
+    opsets = {entry.domain: entry.version for entry in model.opset_import}
+    for _ in range(_MOST_LAYERS):
+        bodies = sorted(_bodies(model.graph, opsets))
+        if not bodies:
+            break
+        model = onnx.inliner.inline_selected_functions(model, bodies, inline_schema_functions=True)
+    return model
+
+
+_MOST_LAYERS = 4
+"""Function bodies within function bodies, at most."""
+
+
+def _bodies(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> set[tuple[str, str]]:
+    found = set()
+    for node in graph.node:
+        domain = "" if node.domain == ONNX else node.domain
+        version = opsets.get(domain, opsets.get(node.domain, 1))
+        if find(domain, node.op_type, version) is None and _has_body(domain, node.op_type, version):
+            found.add((domain, node.op_type))
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                found |= _bodies(inner, opsets)
+    return found
+
+
+@functools.cache
+def _has_body(domain: str, op_type: str, version: int) -> bool:
+    try:
+        schema = onnx.defs.get_schema(op_type, version, domain)
+    except onnx.defs.SchemaError:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 def _read_graph(proto: onnx.GraphProto, opsets: Mapping[str, int]) -> Graph:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.errors import InternalError, PodrunError, UnsupportedError, UsageError
-from podrun.popart.lowering.graph import Graph
+from podrun.popart.lowering.graph import Graph, subgraphs
 from podrun.popart.ops.common import device_dtype
 from podrun.popart.ops.registry import Node, Operator, lookup
 
@@ -246,20 +246,28 @@ def run_node(node: Node, environment: Environment, session: Session, key: Callab
         )
     if len(results) < len([o for o in node.outputs if o]):
         raise UsageError(f"{node.describe()} asks for {len(node.outputs)} outputs, but gets {len(results)}")
-    origins = frozenset().union(*(t.origins for t in there)) if there else NO_ORIGINS
-    knowable = all(t.is_known for t in there) and not _is_random(operator)
+    captured = _captured(node, environment)
+    needed = [*there, *captured.values()]
+    origins = NO_ORIGINS.union(*(t.origins for t in needed))
+    knowable = all(t.is_known for t in needed) and not _is_random(operator)
     for position, (name, result) in enumerate(zip(node.outputs, results, strict=False)):
         if not name:
             continue
         made = _as_tensor(name, result, session.x64)
         if knowable and not made.is_known:
-            work = _later(operator, node, environment, session, tensors, position)
+            work = _later(operator, node, captured, session, tensors, position)
             made = Tensor(name, session.x64, traced=result, work=work, origins=origins)
         if session.tap is not None and not made.at_hand:
             tapped = session.tap(name, made.traced)
             if tapped is not made.traced:
                 made = Tensor(name, session.x64, traced=tapped)
         environment[name] = made
+
+
+def _captured(node: Node, environment: Environment) -> Environment:
+    """The tensors around a node that its subgraphs read."""
+    names = {name for graph in subgraphs(node) for name in graph.captures()}
+    return {name: environment[name] for name in names if name in environment}
 
 
 def _is_random(operator: Operator) -> bool:
@@ -318,7 +326,7 @@ def _forms(values: Sequence[Any]) -> str:
 def _later(
     operator: Operator,
     node: Node,
-    environment: Environment,
+    captured: Environment,
     session: Session,
     tensors: tuple[Tensor | None, ...],
     position: int,
@@ -330,12 +338,10 @@ def _later(
         inner = Session(training=session.training, x64=True)
         known = tuple(None if t is None else Tensor(t.name, True, known=t.known) for t in tensors)
         if operator.folds:
-            context = NodeContext(inner, node, environment, known, _no_key, np)
+            context = NodeContext(inner, node, {}, known, _no_key, np)
             return np.asarray(_call(operator, context, values)[position])
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            outer = {
-                n: t if not t.is_known else Tensor(n, True, known=t.known) for n, t in environment.items()
-            }
+            outer = {n: Tensor(n, True, known=t.known) for n, t in captured.items()}
             context = NodeContext(inner, node, outer, known, _no_key, jnp)
             result = _call(operator, context, [lift(v, node.label, True) for v in values])[position]
             return result if isinstance(result, tuple) or result is None else np.asarray(result)

@@ -1,7 +1,7 @@
 """Random operators. Every number comes from the node's own key, so a seed gives the same numbers on every machine.
 
-Values are not those of torch or of an IPU. The attribute ``seed`` is refused in sessions with a hint (PopART does so);
-here it is folded into the key.
+Values are not those of torch, NumPy or an IPU. The attribute ``seed`` is refused, as PopART does: the session's seed
+decides.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podrun.errors import UnsupportedError
 from podrun.popart.ops.common import Array, ints, onnx_dtype
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 
 def _key(ctx: Context, node: Node) -> Any:
-    seed = node.get("seed")
-    key = ctx.key()
-    return key if seed is None else jax.random.fold_in(key, np.float32(seed).view(np.uint32))
+    if "seed" in node.attributes:
+        raise UnsupportedError(
+            f"{node.describe()} has the attribute 'seed', which is not supported",
+            hint="leave it out, and set the seed with session.setRandomSeed (or run(..., seed=...) of the backend)",
+        )
+    return ctx.key()
 
 
 def _dtype(ctx: Context, node: Node, like: Array = None) -> np.dtype[Any]:

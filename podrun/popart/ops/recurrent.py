@@ -49,6 +49,8 @@ class Cell:
 
 def _cells(node: Node, directions: int, defaults: tuple[str, ...]) -> list[Cell]:
     names = [n.lower() for n in node.get("activations") or defaults * directions]
+    if len(defaults) == 1 and names == ["tanh", "tanh"]:
+        names = names[:directions]  # the schema's default for RNN, whatever the direction
     if len(names) != len(defaults) * directions:
         raise ValueError(f"{len(names)} activations are given; {len(defaults) * directions} are needed")
     alphas, betas = list(node.get("activation_alpha") or ()), list(node.get("activation_beta") or ())

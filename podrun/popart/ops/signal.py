@@ -20,7 +20,10 @@ def _pairs(z: Array, dtype: Any) -> Array:
     return jnp.stack([jnp.real(z), jnp.imag(z)], axis=-1).astype(dtype)
 
 
-def _dft(node: Node, x: Array, axis: int, length: int | None) -> Array:
+def _dft(ctx: Context, node: Node, x: Array, axis: int, length: int | None) -> Array:
+    """The transform in x's type; where 64-bit types are to be had it is computed in them and rounded once."""
+    if ctx.x64 and x.dtype == jnp.float32:
+        return _dft(ctx, node, x.astype(jnp.float64), axis, length).astype(x.dtype)
     onesided, inverse = bool(node.get("onesided", 0)), bool(node.get("inverse", 0))
     size = x.shape[axis]
     if inverse and onesided:
@@ -39,7 +42,7 @@ def _dft(node: Node, x: Array, axis: int, length: int | None) -> Array:
 def dft_attribute(ctx: Context, node: Node, x: Array, length: Array = None) -> Array:
     """Discrete Fourier transform along the attribute ``axis``; complex numbers in the last axis (ONNX DFT 17)."""
     count = None if length is None else int(ctx.constant(1).reshape(()))
-    return _dft(node, x, axis_in(node.get("axis", 1), x.ndim), count)
+    return _dft(ctx, node, x, axis_in(node.get("axis", 1), x.ndim), count)
 
 
 @operator(ONNX, "DFT", since=(20,))
@@ -48,7 +51,7 @@ def dft(ctx: Context, node: Node, x: Array, length: Array = None, axis: Array = 
     """Discrete Fourier transform along an axis given as input, -2 by default (ONNX DFT 20)."""
     count = None if length is None else int(ctx.constant(1).reshape(()))
     over = -2 if axis is None else int(ctx.constant(2).reshape(()))
-    return _dft(node, x, axis_in(over, x.ndim), count)
+    return _dft(ctx, node, x, axis_in(over, x.ndim), count)
 
 
 @operator(ONNX, "STFT", since=(17,))
