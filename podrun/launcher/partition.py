@@ -121,7 +121,7 @@ class PartitionSession:
 
     @property
     def server_missing(self) -> bool:
-        """True iff no server was found: podrun has its own, or has refused to start one for a POD too small."""
+        """True iff no server was found: podrun has its own, or would not start one for a POD too small."""
         return self.address is None or self.own_service
 
     @property

@@ -1,0 +1,213 @@
+"""The command line's grammar."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podrun.errors import UsageError
+from podrun.launcher.help_text import default_text, help_text
+from podrun.launcher.option_table import BY_NAME, OPTIONS, Kind, Option
+from podrun.launcher.options import find_option, nearest_option, parse_command_line, settle, show_value
+
+REFERENCE_DEFAULTS = {
+    "num-replicas": 1,
+    "ipus-per-replica": 1,
+    "num-instances": 1,
+    "vipu-server-timeout": 120,
+    "vipu-partition-attempts": 1,
+    "update-partition": False,
+    "reset-partition": None,
+    "remove-partition": True,
+    "print-topology": False,
+    "offline-mode": False,
+    "overwrite-config": False,
+    "allow-run-as-root": False,
+    "version-format": "text",
+}
+REFERENCE_OPTIONS = [
+    *REFERENCE_DEFAULTS,
+    *(
+        "help",
+        "version",
+        "import-config",
+        "export-config",
+        "debug",
+        "host",
+        "hostfile",
+        "num-ilds",
+        "verbose",
+        "vv",
+    ),
+    *(
+        "vipu-server-host",
+        "vipu-server-port",
+        "vipu-partition",
+        "vipu-cluster",
+        "vipu-allocation",
+        "sync-type",
+    ),
+    *("executable-cache-path", "mpi-global-args", "mpi-local-args", "instance-mpi-local-args", "numa-aware"),
+    *("process-placement", "only-output-from-instance", "host-subnet", "synchronise-python-venv"),
+    *("synchronise-poplar-sdk", "distribute-ssh-key"),
+    *("fault", "cluster", "dry-run", "quiet"),
+]
+
+
+def test_the_whole_option_table_is_there_with_its_defaults() -> None:
+    assert {option.name for option in OPTIONS} == set(REFERENCE_OPTIONS)
+    for name, default in REFERENCE_DEFAULTS.items():
+        assert BY_NAME[name].default == default, name
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "program"),
+    [
+        (["--num-replicas", "4", "x.py"], {"num-replicas": 4}, ("x.py",)),
+        (["--num-replicas=4", "x.py", "--num-replicas=5"], {"num-replicas": 4}, ("x.py", "--num-replicas=5")),
+        (["--num-rep", "4", "x"], {"num-replicas": 4}, ("x",)),
+        (["--num-instance=4", "x"], {"num-instances": 4}, ("x",)),
+        (["-H", "a,b", "x"], {"host": "a,b"}, ("x",)),
+        (["-Ha,b", "x"], {"host": "a,b"}, ("x",)),
+        (["-H=a", "x"], {"host": "a"}, ("x",)),
+        (["-vv", "x"], {"verbose": 2}, ("x",)),
+        (["-v", "-v", "x"], {"verbose": 2}, ("x",)),
+        (["--vv", "x"], {"vv": True}, ("x",)),
+        (["--verbose", "x"], {"verbose": 1}, ("x",)),
+        (["--dry-run=no", "x"], {"dry-run": False}, ("x",)),
+        (["--", "-strange"], {}, ("-strange",)),
+        (["--mpi-local-args", "-x A", "x"], {"mpi-local-args": ("-x A",)}, ("x",)),
+        (
+            ["--mpi-global-args=--tag-output", "--mpi-global-args", "--mca a b", "x"],
+            {"mpi-global-args": ("--tag-output", "--mca a b")},
+            ("x",),
+        ),
+        (["--fault", "ipu:5@step=17:tile-parity", "x"], {"fault": ("ipu:5@step=17:tile-parity",)}, ("x",)),
+        (["--num-replicas", "4", "--num-replicas", "4", "x"], {"num-replicas": 4}, ("x",)),
+        (["--vipu-server-timeout", "0.5", "x"], {"vipu-server-timeout": 0.5}, ("x",)),
+        ([], {}, ()),
+    ],
+)
+def test_reads(words: list[str], expected: dict[str, object], program: tuple[str, ...]) -> None:
+    line = parse_command_line(words)
+    assert dict(line.given) == expected
+    assert line.program == program
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["--num-replica-s", "3"], "unknown option --num-replica-s", "Did you mean --num-replicas?"),
+        (["--num_replicas", "3"], "unknown option --num_replicas", "Did you mean --num-replicas?"),
+        (["--num_instance=3"], "unknown option --num_instance", "Did you mean --num-instances?"),
+        (["--PARTITON", "x"], "unknown option --PARTITON", "--vipu-partition"),
+        (["--xyzzy"], "unknown option --xyzzy", "podrun --help"),
+        (["-q"], "unknown option -q", "--quiet"),
+        (["-z"], "unknown option -z", "podrun --help"),
+        (["--num", "3"], "--num could be --num-replicas, --num-instances", "Type more"),
+        (["--vipu-server-host=a", "--vipu-server-host=b"], "given twice, with a and with b", "=b"),
+        (["--num-replicas"], "--num-replicas needs a value", "--num-replicas=4"),
+        (["--num-replicas", "--dry-run", "x"], "--dry-run is another option", "--num-replicas=4"),
+        (["--num-replicas", "four"], "takes a whole number, not 'four'", "--num-replicas=4"),
+        (["--num-replicas", "0"], "it can be 1 to", ""),
+        (["--num-replicas", "-4"], "it can be 1 to", ""),
+        (["--vipu-server-port", "70000"], "it can be 1 to 65535", ""),
+        (["--vipu-server-timeout", "nan"], "it can be more than 0", ""),
+        (["--reset-partition", "x.py"], "takes yes or no, not 'x.py'", "--reset-partition=yes"),
+        (["--version-format", "yaml"], "cannot be 'yaml'", "full-json"),
+        (["--vipu-partition="], "this one is empty", "NAME"),
+        (["--verbose=3"], "takes no value", "-vv"),
+    ],
+)
+def test_refuses(words: list[str], message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_command_line(words)
+    assert message in caught.value.message
+    assert hint in (caught.value.hint or "")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("word", ["yes", "on", "1", "true", "YES", "True"])
+def test_true_words(word: str) -> None:
+    assert parse_command_line([f"--offline-mode={word}"]).given == {"offline-mode": True}
+
+
+@pytest.mark.parametrize("word", ["no", "off", "0", "false", "Off"])
+def test_false_words(word: str) -> None:
+    assert parse_command_line(["--offline-mode", word]).given == {"offline-mode": False}
+
+
+def _value(option: Option) -> st.SearchStrategy[object]:
+    if option.choices:
+        return st.sampled_from(option.choices)
+    match option.kind:
+        case Kind.BOOLEAN:
+            return st.booleans()
+        case Kind.COUNT | Kind.PORT:
+            return st.integers(1, 65535)
+        case Kind.INDEX:
+            return st.integers(0, 65535)
+        case Kind.SECONDS:
+            return st.floats(0.001, 1e6).map(lambda x: float(f"{x:.3f}"))
+        case _:
+            return st.from_regex(r"[a-z][a-z0-9=:@/. -]{0,12}", fullmatch=True).filter(str.strip)
+
+
+VALUED = [option for option in OPTIONS if option.takes_value]
+
+
+@given(
+    st.lists(st.sampled_from(VALUED), unique_by=lambda o: o.name).flatmap(
+        lambda options: st.tuples(*[st.tuples(st.just(o), _value(o), st.booleans()) for o in options])
+    ),
+    st.lists(st.text(min_size=1)),
+)
+def test_what_is_written_is_what_is_read(
+    chosen: tuple[tuple[Option, object, bool], ...], rest: list[str]
+) -> None:
+    words: list[str] = []
+    for option, value, joined in chosen:
+        text = show_value(value)
+        words += [f"--{option.name}={text}"] if joined else [f"--{option.name}", text]
+    line = parse_command_line([*words, "program", *rest])
+    assert line.program == ("program", *rest)
+    assert line.given == {o.name: (v,) if o.repeatable else v for o, v, _ in chosen}
+
+
+@given(st.sampled_from(OPTIONS), st.data())
+def test_a_beginning_is_the_option_or_ambiguous_or_another_ones_name(
+    option: Option, data: st.DataObject
+) -> None:
+    start = option.name[: data.draw(st.integers(1, len(option.name)))]
+    sharing = [o.name for o in OPTIONS if o.name.startswith(start)]
+    if start in sharing or len(sharing) == 1:
+        assert find_option(start).name in sharing
+    else:
+        with pytest.raises(UsageError, match="could be"):
+            find_option(start)
+
+
+@given(st.sampled_from(OPTIONS).filter(lambda o: len(o.name) > 4), st.data())
+def test_one_letter_missing_is_understood_as_a_typing_error(option: Option, data: st.DataObject) -> None:
+    at = data.draw(st.integers(1, len(option.name) - 2))
+    assert nearest_option(option.name[:at] + option.name[at + 1 :]) is not None
+
+
+def test_settle_fills_in_defaults_and_counts_verbosity() -> None:
+    assert settle({})["num-replicas"] == 1
+    assert settle({"vv": True})["verbose"] == 2
+    assert settle({"debug": True})["verbose"] == 2
+    assert settle({"verbose": 5})["verbose"] == 2
+    with pytest.raises(UsageError, match="exclude each other"):
+        settle({"quiet": True, "verbose": 1})
+
+
+def test_help_names_every_option_with_its_default() -> None:
+    text = help_text(100)
+    assert max(map(len, text.splitlines())) <= 100
+    for option in OPTIONS:
+        assert f"--{option.name}" in text
+        if default_text(option):
+            joined = " ".join(text.split())
+            assert f"(default: {default_text(option)})" in joined

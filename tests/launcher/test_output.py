@@ -1,0 +1,104 @@
+"""Tags, whole lines, and the traceback that comes last."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podrun.launcher.output import Channel, LineAssembler, OutputMixer, last_traceback
+
+OUT, ERR = Channel.STDOUT, Channel.STDERR
+
+
+class Screen:
+    def __init__(self) -> None:
+        self.writes: list[tuple[Channel, bytes]] = []
+
+    def __call__(self, channel: Channel, data: bytes) -> None:
+        self.writes.append((channel, data))
+
+    @property
+    def text(self) -> str:
+        return b"".join(data for _, data in self.writes).decode()
+
+
+@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"d\n\n", b"\r\n"]), max_size=30))
+def test_lines_do_not_depend_on_how_they_arrive(chunks: list[bytes]) -> None:
+    piecewise = LineAssembler()
+    lines = [line for chunk in chunks for line in piecewise.feed(chunk)] + piecewise.finish()
+    whole = b"".join(chunks).replace(b"\r\n", b"\n")
+    expected = whole.split(b"\n")
+    if not expected[-1]:
+        expected.pop()
+    assert lines == [line.rsplit(b"\r", 1)[-1] for line in expected]
+
+
+def test_progress_bars_show_their_last_state_and_long_lines_come_in_pieces() -> None:
+    assert LineAssembler().feed(b"10%\r50%\r100%\n") == [b"100%"]
+    assert LineAssembler(4).feed(b"abcdefghij\n") == [b"abcdefghij"]
+    pieces = LineAssembler(4)
+    assert pieces.feed(b"abcdefghij") == [b"abcd", b"efgh"]
+    assert pieces.finish() == [b"ij"]
+
+
+def test_tags_and_whole_lines() -> None:
+    screen = Screen()
+    mixer = OutputMixer(2, screen)
+    mixer.feed(0, OUT, b"hel")
+    mixer.feed(1, ERR, b"oops\n")
+    mixer.feed(0, OUT, b"lo\nno end")
+    mixer.finish(0)
+    assert screen.text == "[1,1]<stderr>:oops\n[1,0]<stdout>:hello\n[1,0]<stdout>:no end\n"
+    assert [channel for channel, _ in screen.writes] == [ERR, OUT, OUT]
+
+
+def test_only_one_instance_is_shown_but_a_failing_one_still_is() -> None:
+    screen = Screen()
+    mixer = OutputMixer(2, screen, only=0)
+    mixer.feed(1, OUT, b"hidden\n")
+    mixer.feed(1, ERR, b"Traceback (most recent call last):\n  File\nValueError: x\n")
+    mixer.feed(0, OUT, b"shown\n")
+    assert screen.text == "[1,0]<stdout>:shown\n"
+    assert mixer.show_failure(1)
+    assert screen.text.endswith("[1,1]<stderr>:ValueError: x\n")
+
+
+def test_a_traceback_that_is_last_already_is_not_repeated() -> None:
+    screen = Screen()
+    mixer = OutputMixer(2, screen)
+    mixer.feed(1, ERR, b"Traceback (most recent call last):\nValueError: x\n")
+    assert mixer.show_failure(1)
+    assert screen.text.count("ValueError") == 1
+    mixer.feed(0, OUT, b"later\n")
+    assert mixer.show_failure(1)
+    assert screen.text.endswith(
+        "[1,1]<stderr>:Traceback (most recent call last):\n[1,1]<stderr>:ValueError: x\n"
+    )
+    assert not mixer.show_failure(0)
+
+
+def test_chained_tracebacks_belong_together() -> None:
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise ValueError("second") from error
+    except ValueError:
+        text = traceback.format_exc()
+    lines = ["warning", "Traceback (most recent call last):", "Handled: earlier", "more", *text.splitlines()]
+    kept = last_traceback([line.encode() for line in lines])
+    assert [line.decode() for line in kept] == text.splitlines()
+    assert last_traceback([b"no", b"trace"]) == []
+
+
+def test_copies_in_files(tmp_path: Path) -> None:
+    mixer = OutputMixer(12, Screen(), directory=tmp_path / "out")
+    mixer.feed(3, OUT, b"10%\r20%\nx")
+    mixer.feed(11, ERR, b"e\n")
+    mixer.close()
+    assert (tmp_path / "out/1/rank.03/stdout").read_bytes() == b"10%\r20%\nx"
+    assert (tmp_path / "out/1/rank.11/stderr").read_bytes() == b"e\n"
+    assert (tmp_path / "out/1/rank.00/stdout").read_bytes() == b""

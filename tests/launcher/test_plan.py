@@ -1,0 +1,180 @@
+"""Validation rules and placement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podrun.errors import NotFoundError, PodrunError, UsageError
+from podrun.launcher.options import parse_command_line
+from podrun.launcher.plan import Surroundings, fit_to_pod, plan_launch
+from podrun.launcher.spec import LaunchSpec, PodFacts
+
+POD16 = PodFacts("pod16", 16, 16)
+POD64 = PodFacts("pod64", 64, 64, "torus")
+POD256 = PodFacts("pod256", 256, 64, "torus")
+PODS = {"pod16": 16, "pod64": 64, "pod256": 256}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan")
+    (path / "train.py").touch()
+    (path / "folder.py").mkdir()
+    (path / "tool").touch()
+    return path
+
+
+def plan(words: str, directory: Path, environ: dict[str, str] | None = None) -> LaunchSpec:
+    line = parse_command_line([*words.split(), "train.py", "--epochs", "1"])
+    around = Surroundings(environ or {"PATH": "/bin:/usr/bin"}, str(directory), "/env/bin/python")
+    return plan_launch(line.given, line.program, around)
+
+
+@given(st.integers(0, 6), st.integers(0, 3), st.data())
+def test_instances_own_blocks_of_replicas_and_hosts_blocks_of_instances(
+    replicas_log: int, ipus_log: int, data: st.DataObject
+) -> None:
+    replicas = 1 << replicas_log
+    instances = 1 << data.draw(st.integers(0, replicas_log))
+    hosts = 1 << data.draw(st.integers(0, instances.bit_length() - 1))
+    if (replicas << ipus_log) // instances > 64:
+        return
+    around = Surroundings({}, "/", "python")
+    names = ",".join(f"h{i}" for i in range(hosts))
+    words = f"--num-replicas {replicas} --num-instances {instances} --ipus-per-replica {1 << ipus_log} -H {names} x.py"
+    line = parse_command_line(words.split())
+    spec = fit_to_pod(plan_launch(line.given, line.program, around), PodFacts("huge", 1 << 12, 1 << 12))
+    owned = [r for i in spec.instances for r in range(i.first_replica, i.first_replica + i.replicas)]
+    assert owned == list(range(replicas))
+    assert [i.host for i in spec.instances] == [f"h{i * hosts // instances}" for i in range(instances)]
+    for host in spec.layout.hosts:
+        assert [i.local_index for i in spec.instances if i.host == host] == list(range(instances // hosts))
+    assert spec.layout.ipus == replicas << ipus_log
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (
+            "--num-replicas 10 --num-instances 4",
+            "10 replicas cannot be divided evenly among 4 instances",
+            "2 or 5",
+        ),
+        ("--num-replicas 2 --num-instances 4", "cannot be divided evenly", "--num-instances 2"),
+        (
+            "--num-replicas 12",
+            "need 12 IPUs, and a partition has a power of two",
+            "--num-replicas 8 (8 IPUs)",
+        ),
+        ("--num-replicas 4 --ipus-per-replica 3", "need 12 IPUs", "Make --ipus-per-replica a power of two"),
+        (
+            "--num-replicas 4 -H a,b,c,d --num-instances 2",
+            "2 instances cannot be divided evenly among 4 hosts",
+            "4",
+        ),
+        ("--num-replicas 8 --num-instances 2 --num-ilds 4", "among 4 IPU-Link domains", "--num-instances 4"),
+        ("--num-replicas 128", "an instance would drive 128 IPUs", "--num-instances 2 or more"),
+        ("--host a --hostfile f", "exclude each other", ""),
+        ("--hostfile nowhere", "there is no host file nowhere", ""),
+        ("--only-output-from-instance 1", "there are 1 instances", "0 to 0"),
+        ("--offline-mode 1 --fault ipu:0@step=1:tile-parity", "--fault needs IPUs", ""),
+        ("--process-placement spread", "is not there", "disabled"),
+        ("--host-subnet 10.0.0.300/8", "is no network", "10.1.0.0/16"),
+        ("-H a,a", "names a twice", "Name each host once"),
+    ],
+)
+def test_refuses(words: str, message: str, hint: str, directory: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(words, directory)
+    assert message in caught.value.message
+    assert hint in (caught.value.hint or "")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "message", "hint"),
+    [
+        ([], UsageError, "no program", "podrun --num-replicas"),
+        (["trian.py"], NotFoundError, "there is no script trian.py", "Did you mean train.py?"),
+        (["folder.py"], UsageError, "is a directory", ""),
+        (["no-such-command"], NotFoundError, "there is no program", "Options of podrun come before"),
+        (["train"], NotFoundError, "there is no program", "Did you mean train.py?"),
+        (["./tool"], NotFoundError, "there is no program", "chmod +x"),
+    ],
+)
+def test_programs_that_are_not_there(
+    program: list[str], kind: type[PodrunError], message: str, hint: str, directory: Path
+) -> None:
+    around = Surroundings({"PATH": "/bin:/usr/bin"}, str(directory), "python")
+    with pytest.raises(kind) as caught:
+        plan_launch({}, tuple(program), around)
+    assert message in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+def test_scripts_run_with_our_interpreter_and_commands_as_they_are(directory: Path) -> None:
+    assert plan("", directory).instances[0].command == ("/env/bin/python", "train.py", "--epochs", "1")
+    around = Surroundings({"PATH": "/bin:/usr/bin"}, str(directory), "/env/bin/python")
+    assert plan_launch({}, ("echo", "a"), around).instances[0].command == ("echo", "a")
+
+
+def test_another_python_is_warned_about(directory: Path) -> None:
+    around = Surroundings({"PATH": "/bin:/usr/bin"}, str(directory), "/env/bin/python")
+    spec = plan_launch({}, ("python3", "train.py"), around)
+    assert any("may not find podrun" in warning for warning in spec.warnings)
+
+
+def test_a_pod_that_is_too_small_is_named_with_one_that_is_not(directory: Path) -> None:
+    with pytest.raises(UsageError, match="needs 32 IPUs; pod16 has 16") as caught:
+        fit_to_pod(plan("--num-replicas 32", directory), POD16, lambda: PODS)
+    assert caught.value.hint == "Type --cluster pod64, or fewer replicas."
+
+
+def test_ipu_link_domains_follow_from_the_pod(directory: Path) -> None:
+    spec = fit_to_pod(plan("--num-replicas 128 --num-instances 4", directory), POD256)
+    assert spec.layout.ilds == 2
+    assert [i.ild for i in spec.instances] == [0, 0, 1, 1]
+    spread = fit_to_pod(plan("--num-replicas 64 --num-instances 4 --num-ilds 4", directory), POD256)
+    assert [i.ild for i in spread.instances] == [0, 1, 2, 3]
+    with pytest.raises(UsageError, match="2 IPU-Link domains"):
+        fit_to_pod(plan("--num-replicas 64 --num-instances 2 --num-ilds 2", directory), POD64)
+
+
+def test_an_instance_may_not_span_ipu_link_domains(directory: Path) -> None:
+    with pytest.raises(UsageError, match="cannot share evenly") as caught:
+        fit_to_pod(plan("--num-replicas 32 --num-instances 1", directory), PodFacts("odd", 64, 16))
+    assert "--num-instances 2" in (caught.value.hint or "")
+
+
+def test_warnings_come_once_each(directory: Path) -> None:
+    line = parse_command_line(
+        [
+            *("--numa-aware=yes", "--vipu-cluster", "c", "--mpi-global-args=--mca btl tcp --mca oob tcp"),
+            *("--mpi-local-args=-x NOWHERE --bind-to none", "train.py"),
+        ]
+    )
+    spec = plan_launch(line.given, line.program, Surroundings({}, str(directory), "python"))
+    joined = "\n".join(spec.warnings)
+    assert joined.count("--mca") == 1
+    for part in ("--numa-aware has no effect", "deprecated", "--bind-to", "NOWHERE"):
+        assert part in joined
+
+
+def test_partition_name_comes_from_the_environment_if_not_given(directory: Path) -> None:
+    environ = {"IPUOF_VIPU_API_PARTITION_ID": "mine"}
+    spec = plan("", directory, environ)
+    assert spec.partition is not None
+    assert spec.partition.name == "mine"
+    spec = plan("--vipu-partition other", directory, environ)
+    assert spec.partition is not None
+    assert spec.partition.name == "other"
+
+
+def test_offline_has_no_partition_and_any_number_of_replicas(directory: Path) -> None:
+    spec = plan("--offline-mode on --num-replicas 6 --num-instances 3", directory)
+    assert spec.partition is None
+    assert [i.first_replica for i in spec.instances] == [0, 2, 4]
