@@ -2,13 +2,15 @@
 
 The lookup rules are those of `podrun.executable`'s docstring. Two things are added here:
 
-* Where an arena lives. One copy for all machines of a host if every Computation that writes it writes only its own
+* Where an arena lives. One copy for all machines of a host if every Computation that writes it writes only
+its own
   slice; the group's per-rank buffers if it is reduced; plain memory otherwise.
-* What a collective leaves behind. Reductions write to a result of their own, so after one the arena's name means that
+* What a collective leaves behind. Reductions write to a result of their own, so after one the arena's name
+means that
   result until the arena is written again.
 
-XLA reads arenas where they lie: `Buffers.operand` hands out one lasting zero-copy ``jax.Array`` for each aligned view.
-That is sound because a Computation is waited for before anything is written.
+XLA reads arenas where they lie: `Buffers.operand` hands out one lasting zero-copy ``jax.Array`` for each
+aligned view. That is sound because a Computation is waited for before anything is written.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 @dataclass(slots=True)
 class ArenaBuffer:
-    """An arena's memory: ``own`` (this machine's, or the host's one copy) and what the last collective left, if any."""
+    """An arena's memory: ``own`` (this machine's, or the host's one copy) and what the last collective left,
+    if any.
+    """
 
     arena: Arena
     own: Array
@@ -272,7 +276,9 @@ class Buffers:
         self._variables[REPLICA_OFFSET] = offset
 
     def _alias(self, view: Array) -> Any:
-        """The lasting zero-copy jax.Array over ``view``, or ``view`` itself (XLA then copies) if it is not aligned."""
+        """The lasting zero-copy jax.Array over ``view``, or ``view`` itself (XLA then copies) if it is not
+        aligned.
+        """
         address = view.ctypes.data
         key = hash((address, view.shape, view.dtype.num))
         known = self._operands.get(key)

@@ -1,11 +1,13 @@
 """What a host process sees of the IPUs it holds: the IPUoF interface, the same in process and over gRPC.
 
-A *job* is one program on a contiguous range of a partition's IPUs. One or more host processes (instances) take part in
-a job; each owns a contiguous sub-range of its IPUs. Calls on a Connection concern the IPUs this process owns.
+A *job* is one program on a contiguous range of a partition's IPUs. One or more host processes (instances)
+take part in a job; each owns a contiguous sub-range of its IPUs. Calls on a Connection concern the IPUs this
+process owns.
 
-Array layout. For each input stream: ``[batches, accumulation_factor, local_replicas, *shape]`` (no replica axis if the
-stream is broadcast). For each anchor, by retrieval: ALL the same; EVERY_N ``[ticks, local_replicas, *shape]`` with
-``ticks = batches * accumulation_factor // period``; FINAL and SUM ``[local_replicas, *shape]``.
+Array layout. For each input stream: ``[batches, accumulation_factor, local_replicas, *shape]`` (no replica
+axis if the stream is broadcast). For each anchor, by retrieval: ALL the same; EVERY_N ``[ticks,
+local_replicas, *shape]`` with ``ticks = batches * accumulation_factor // period``; FINAL and SUM
+``[local_replicas, *shape]``.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class IpuRange:
 
 @dataclass(frozen=True, slots=True)
 class AttachRequest:
-    """Who attaches to what: the job's whole range, the part this process owns, and who it is (for gc-monitor)."""
+    """Who attaches to what: the job's whole range, the part this process owns, and who it is (for
+    gc-monitor).
+    """
 
     job: IpuRange
     owned: IpuRange
@@ -48,7 +52,9 @@ class AttachRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What one run gave: anchors by name, batches done since load, modelled seconds, and emulation seconds apart."""
+    """What one run gave: anchors by name, batches done since load, modelled seconds, and emulation seconds
+    apart.
+    """
 
     anchors: Mapping[str, np.ndarray]
     batches_done: int
@@ -60,8 +66,8 @@ class RunResult:
 class Connection(Protocol):
     """A host process's hold on its IPUs.
 
-    Every call raises `podrun.errors.PoplarError` (or a subclass, by class of error) for what the system reports, within
-    a deadline; no call waits for ever.
+    Every call raises `podrun.errors.PoplarError` (or a subclass, by class of error) for what the system
+    reports, within a deadline; no call waits for ever.
     """
 
     @property
@@ -72,7 +78,9 @@ class Connection(Protocol):
         """Take the IPUs. None when done; otherwise why not (who holds them), at once: no waiting."""
 
     def load(self, executable: Executable) -> None:
-        """Put the program on the IPUs (an IPU reset: tile memory is lost). All owners of a job load the same one."""
+        """Put the program on the IPUs (an IPU reset: tile memory is lost). All owners of a job load the same
+        one.
+        """
 
     def write_variables(self, values: Mapping[str, np.ndarray]) -> None:
         """Write weights, optimizer state, scalars or the seed. Owners of one job must write equal values."""
@@ -81,7 +89,9 @@ class Connection(Protocol):
         """Copies of variables as they stand after the last run."""
 
     def run(self, batches: int, inputs: Mapping[str, np.ndarray]) -> RunResult:
-        """Run ``batches`` batches; returns when they are done on all machines of the job that this process owns."""
+        """Run ``batches`` batches; returns when they are done on all machines of the job that this process
+        owns.
+        """
 
     def detach(self) -> None:
         """Let the IPUs go. Idempotent."""

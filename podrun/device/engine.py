@@ -1,8 +1,8 @@
 """One program loaded on one machine: its memory, its compiled pieces, its group of machines, and its runs.
 
-Machines of a program agree on the state of things through one small arena, `_CONTROL`: a row of numbers per machine,
-gathered at the start of every run. There they find out whether all run equally many batches and whether all host
-processes wrote equal values, before anything is changed.
+Machines of a program agree on the state of things through one small arena, `_CONTROL`: a row of numbers per
+machine, gathered at the start of every run. There they find out whether all run equally many batches and
+whether all host processes wrote equal values, before anything is changed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ from podrun.executable import Computation, Executable
 
 _CONTROL = "podrun:control"
 _CONTROL_ROW = 64
-"""int64 numbers per machine in the control arena: batches, batches done, digest of host writes; the rest is padding."""
+"""int64 numbers per machine in the control arena: batches, batches done, digest of host writes; the rest is
+padding.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run gave besides anchors. ``modelled_seconds``: of the batches, on the IPUs (NaN: no model); ``seconds``: of this machine."""
+    """What a run gave besides anchors. ``modelled_seconds``: of the batches, on the IPUs (NaN: no model);
+    ``seconds``: of this machine.
+    """
 
     batches_done: int
     modelled_seconds: float
@@ -39,12 +43,14 @@ class Outcome:
 
 
 class Disagreement(ApplicationRuntimeError):
-    """Machines found out, before anything was changed, that they were not asked for the same. The program stays loaded."""
+    """Machines found out, before anything was changed, that they were not asked for the same. The program
+    stays loaded.
+    """
 
 
 class Engine:
-    """See the module docstring. ``between``: called before every instruction. One thread at a time runs; the machine's
-    lock guards `write` and `read`.
+    """See the module docstring. ``between``: called before every instruction. One thread at a time runs; the
+    machine's lock guards `write` and `read`.
     """
 
     def __init__(
@@ -73,7 +79,9 @@ class Engine:
         group.barrier()
 
     def write(self, values: Mapping[str, Array]) -> None:
-        """Host writes, from the first owner of this machine: kept aside until the next run starts on all machines."""
+        """Host writes, from the first owner of this machine: kept aside until the next run starts on all
+        machines.
+        """
         for name, value in values.items():
             self.buffers.check_write(name, value)
         for name, value in values.items():
@@ -86,7 +94,9 @@ class Engine:
         return self._digests.get(name)
 
     def read(self, names: Iterable[str]) -> dict[str, Array]:
-        """Variables as the host sees them: what it wrote last, else what the last run left. Views, not copies."""
+        """Variables as the host sees them: what it wrote last, else what the last run left. Views, not
+        copies.
+        """
         found = {}
         for name in names:
             if name in self._pending:
@@ -146,7 +156,9 @@ class Engine:
             self._first_replica[name] = np.array(value, copy=True)
 
     def _donated(self, computation: Computation) -> tuple[int, ...]:
-        """Positions of operands that may be used up: temporaries that a Computation made (never the host's arrays)."""
+        """Positions of operands that may be used up: temporaries that a Computation made (never the host's
+        arrays).
+        """
         made = {name for c in self.executable.computations.values() for name in c.outputs}
         return tuple(
             position

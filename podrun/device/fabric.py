@@ -1,7 +1,8 @@
 """How the machines of a program find each other when it is loaded.
 
-The machine of rank 0 makes the group and offers its token; each other rank claims it once. A claim waits for an offer
-that it has not had, so it does not matter who loads first, and a machine that loads again gets a new group.
+The machine of rank 0 makes the group and offers its token; each other rank claims it once. A claim waits for
+an offer that it has not had, so it does not matter who loads first, and a machine that loads again gets a new
+group.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ class OfferBook:
             self._offers.pop(job, None)
 
     def claim(self, job: IpuRange, rank: int, digest: str, timeout: float) -> Mapping[str, Any]:
-        """The token of a group for ``job`` that ``rank`` has not had yet; waits up to ``timeout`` seconds for one.
+        """The token of a group for ``job`` that ``rank`` has not had yet; waits up to ``timeout`` seconds for
+        one.
 
-        Raises ApplicationRuntimeError if rank 0 loads another program, UnknownRuntimeError (host sync) if it loads none.
+        Raises ApplicationRuntimeError if rank 0 loads another program, UnknownRuntimeError (host sync) if it
+        loads none.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._open(job, rank) is not None, timeout):

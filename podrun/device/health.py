@@ -1,7 +1,8 @@
 """What is broken on a machine, and what makes it whole again.
 
-Only the action that an error names clears it, or a stronger one that includes it: resetting the partition resets IPUs
-too, power-cycling resets everything. A machine that is lost, or has failed for good, comes back only as a new one.
+Only the action that an error names clears it, or a stronger one that includes it: resetting the partition
+resets IPUs too, power-cycling resets everything. A machine that is lost, or has failed for good, comes back
+only as a new one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from podrun.faults import EFFECTS, FaultSpec, FaultTarget, error_for
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One thing that is broken: the phrase monitor tools show, the error it raises, and what clears it (None: nothing)."""
+    """One thing that is broken: the phrase monitor tools show, the error it raises, and what clears it (None:
+    nothing).
+    """
 
     state: str
     error: PoplarError

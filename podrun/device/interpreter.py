@@ -1,8 +1,8 @@
 """Runs a program's instruction lists for one batch.
 
-IPU *k* of every replica has a list of its own. A machine runs its lists by turns, deterministically: one list until it
-waits (a Receive without its Send, a Sync that others have not reached), then the next. Machines of a program run the
-same lists in the same order, so that they meet in the same collectives.
+IPU *k* of every replica has a list of its own. A machine runs its lists by turns, deterministically: one list
+until it waits (a Receive without its Send, a Sync that others have not reached), then the next. Machines of a
+program run the same lists in the same order, so that they meet in the same collectives.
 
 Between two instructions, and only there, faults enter and an abort is noticed.
 """
@@ -126,12 +126,11 @@ class Interpreter:
                 frame.values[buffer] = mail.pop((peer, ipu, tag))
 
     def _compute(self, piece: Piece, frame: Frame) -> None:
-        import jax
-
         computation = piece.computation
         operands = [self._buffers.operand(name, frame) for name in computation.inputs]
         results = piece.call(*operands)
-        jax.block_until_ready(results)
+        for result in results:
+            result.block_until_ready()
         del operands
         for name in computation.donated:
             frame.values.pop(name, None)
@@ -145,9 +144,9 @@ def unsettled_reductions(
 ) -> frozenset[tuple[int, int]]:
     """Places ``(list, index)`` of ReduceScatters after which nobody needs to wait for slower readers.
 
-    That is so if, going on from there and around to the next batch, a meeting of all machines comes before anything
-    writes the arena. ``writes``: arenas written by each Computation. Only programs with one list are looked at;
-    elsewhere every reduction waits.
+    That is so if, going on from there and around to the next batch, a meeting of all machines comes before
+    anything writes the arena. ``writes``: arenas written by each Computation. Only programs with one list are
+    looked at; elsewhere every reduction waits.
     """
     if len(instructions) != 1:
         return frozenset()

@@ -1,4 +1,6 @@
-"""How a host process gets at its IPUs: over IPUoF to a partition's machines, or to machines inside the process."""
+"""How a host process gets at its IPUs: over IPUoF to a partition's machines, or to machines inside the
+process.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,14 @@ from podrun.device.connection import Connection
 
 
 def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -> Connection:
-    """A connection to the partition that ``environ`` names, else to ``standalone_ipus`` IPUs inside this process.
+    """A connection to the partition that ``environ`` names, else to ``standalone_ipus`` IPUs inside this
+    process.
 
-    A partition is named by ``IPUOF_VIPU_API_HOST`` and ``IPUOF_VIPU_API_PARTITION_ID``; besides, ``_PORT`` (8090),
-    ``_GCD_ID`` (0) and ``_TIMEOUT`` (120, seconds) are read. Nothing is attached yet.
+    A partition is named by ``IPUOF_VIPU_API_HOST`` and ``IPUOF_VIPU_API_PARTITION_ID``; besides, ``_PORT``
+    (8090), ``_GCD_ID`` (0) and ``_TIMEOUT`` (120, seconds) are read. Nothing is attached yet.
 
-    Raises ServiceError if the partition service or the partition does not answer, NotFoundError for a partition that
-    does not exist.
+    Raises ServiceError if the partition service or the partition does not answer, NotFoundError for a
+    partition that does not exist.
     """
     if environ.get("IPUOF_VIPU_API_HOST") and environ.get("IPUOF_VIPU_API_PARTITION_ID"):
         from podrun.device.remote import connect_partition

@@ -22,8 +22,8 @@ HOST_SYNC_TIMEOUT = 300.0
 class Place:
     """Where a machine stands in its partition.
 
-    ``first_ipu``: partition index of its first IPU; ``ipus``: how many it has; ``endpoints``: of all machines of the
-    partition, which all have that many.
+    ``first_ipu``: partition index of its first IPU; ``ipus``: how many it has; ``endpoints``: of all machines
+    of the partition, which all have that many.
     """
 
     partition: str

@@ -1,9 +1,10 @@
 """One IPU-M2000: who is attached, what is loaded, who waits for whom, what is broken.
 
-Plain Python: no Ray and no gRPC. Host processes (*owners*) attach to IPUs, exclusively. The owners of one *job* (a range
-of the partition's IPUs) load one program together and run it together: loads and runs are `Meeting`s that start when
-the owners of all of the job's IPUs on this machine have come. Between machines the program's group of collectives keeps
-step. Every wait has a deadline; whatever ends a run on one machine ends it on all, with the same error.
+Plain Python: no Ray and no gRPC. Host processes (*owners*) attach to IPUs, exclusively. The owners of one
+*job* (a range of the partition's IPUs) load one program together and run it together: loads and runs are
+`Meeting`s that start when the owners of all of the job's IPUs on this machine have come. Between machines the
+program's group of collectives keeps step. Every wait has a deadline; whatever ends a run on one machine ends
+it on all, with the same error.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from podrun.executable import Executable
 from podrun.faults import FaultPoint, FaultSpec
 
 _GRACE = 5.0
-"""Machines wait this much longer for each other than for owners, so that whoever knows the missing one speaks first."""
+"""Machines wait this much longer for each other than for owners, so that whoever knows the missing one speaks
+first.
+"""
 
 
 class Machine:
@@ -131,8 +134,8 @@ class Machine:
     ) -> None:
         """Load a program, together with all owners of the job; resets the job's IPUs (their memory is lost).
 
-        ``digest`` names the program's bytes; ``executable`` gives it (called once, in one of the callers' threads).
-        ``timeout``: target.hostSyncTimeout of this program, seconds.
+        ``digest`` names the program's bytes; ``executable`` gives it (called once, in one of the callers'
+        threads). ``timeout``: target.hostSyncTimeout of this program, seconds.
         """
         with self._changed:
             job = self._job(owner_id)
@@ -156,7 +159,9 @@ class Machine:
             engine.write(fresh)
 
     def read(self, owner_id: int, names: Iterable[str]) -> dict[str, Array]:
-        """Variables as they stand after the last run: views that stay valid until the next call of this owner."""
+        """Variables as they stand after the last run: views that stay valid until the next call of this
+        owner.
+        """
         with self._changed:
             return self._loaded(owner_id, even_failed=True).read(names)
 
@@ -167,7 +172,8 @@ class Machine:
         inputs: Mapping[str, Array],
         outputs: Mapping[str, Array],
     ) -> Outcome:
-        """Run batches, together with all owners of the job. ``outputs`` are filled: see `streams.OwnerArrays`.
+        """Run batches, together with all owners of the job. ``outputs`` are filled: see
+        `streams.OwnerArrays`.
 
         Raises the program's error, the same one in every owner on every machine.
         """
@@ -185,7 +191,9 @@ class Machine:
     # --- Management -----------------------------------------------------------------------------------------
 
     def move(self, place: Place) -> None:
-        """Take another place, or the same one anew: attached processes lose their IPUs. What is broken stays broken."""
+        """Take another place, or the same one anew: attached processes lose their IPUs. What is broken stays
+        broken.
+        """
         with self._changed:
             self._evict("its machine was configured anew")
             if place.partition != self.place.partition or place.range != self.place.range:
@@ -268,7 +276,9 @@ class Machine:
         return meeting.outcome()
 
     def _load(self, job: Job, arrivals: dict[int, LoadCall]) -> None:
-        """The meeting of a load: form the group first, so that whatever fails after it is heard by all machines."""
+        """The meeting of a load: form the group first, so that whatever fails after it is heard by all
+        machines.
+        """
         with self._changed:
             previous, job.engine = job.engine, None
         if previous is not None:
@@ -446,7 +456,9 @@ class Machine:
         return job.engine
 
     def _fail(self, job: Job, error: PoplarError, *, everywhere: bool = True) -> None:
-        """End what the job is doing, here and (unless not ``everywhere``) on all machines; it has to be loaded again."""
+        """End what the job is doing, here and (unless not ``everywhere``) on all machines; it has to be
+        loaded again.
+        """
         job.failed = job.failed or error
         for meeting in (job.loading, job.running):
             if meeting is not None and not meeting.started:

@@ -1,4 +1,6 @@
-"""Owners of one program on one machine doing something together: all come, the last one does it, all get the outcome."""
+"""Owners of one program on one machine doing something together: all come, the last one does it, all get the
+outcome.
+"""
 
 from __future__ import annotations
 

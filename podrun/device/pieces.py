@@ -1,10 +1,11 @@
 """Numerical pieces: StableHLO -> compiled code, once per process and once per host.
 
-A piece runs on one thread whatever the host (`COMPILER_OPTIONS`): XLA divides some sums by the number of threads it
-has, so this is what makes a machine's numbers independent of where it runs; machines run side by side instead.
+A piece runs on one thread whatever the host (`COMPILER_OPTIONS`): XLA divides some sums by the number of
+threads it has, so this is what makes a machine's numbers independent of where it runs; machines run side by
+side instead.
 
-Compiled code is kept in XLA's persistent cache under `cache_directory`. Machines of one job on one host ask for the same
-pieces at the same moment: the first compiles, the others wait for it and load.
+Compiled code is kept in XLA's persistent cache under `cache_directory`. Machines of one job on one host ask
+for the same pieces at the same moment: the first compiles, the others wait for it and load.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib
 import os
 import threading
 import time
@@ -55,7 +57,8 @@ class PieceCache:
         self._calls: dict[str, Callable[..., Any]] = {}
 
     def piece(self, computation: Computation, donated: tuple[int, ...]) -> Piece:
-        """The compiled Computation; ``donated``: positions of operands whose memory it may use for its outputs.
+        """The compiled Computation; ``donated``: positions of operands whose memory it may use for its
+        outputs.
 
         Raises ApplicationRuntimeError for bytes that are no StableHLO for one CPU device.
         """
@@ -110,15 +113,16 @@ def _use_xla_cache(directory: Path) -> None:
     """Point JAX at the cache, unless this process (a script with machines inside it) has set one of its own."""
     import jax
 
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(directory))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir is None:
+        config.update("jax_compilation_cache_dir", str(directory))
+        config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def _compile(computation: Computation, donated: tuple[int, ...]) -> Callable[..., Any]:
-    import jax
-    from jax import export
+    jax: Any = importlib.import_module("jax")  # untyped here: jax's own annotations do not cover these calls
+    export: Any = importlib.import_module("jax.export")
 
     try:
         exported = export.deserialize(bytearray(computation.stablehlo))

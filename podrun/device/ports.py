@@ -1,7 +1,7 @@
 """A connection's way to one machine, and the way to a machine in this process.
 
-A `Port` starts things and gives back how to wait for them, so that a connection can have all its machines at work at
-once. `LocalPort` does it with a thread for its machine; `podrun.device.remote.RemotePort` over gRPC.
+A `Port` starts things and gives back how to wait for them, so that a connection can have all its machines at
+work at once. `LocalPort` does it with a thread for its machine; `podrun.device.remote.RemotePort` over gRPC.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from podrun.executable import Executable
 
 T = TypeVar("T")
 Wait = Callable[[float | None], T]
-"""``wait(seconds)``: the result or the error of what was started; DeadlineError if it is not there in time."""
+"""``wait(seconds)``: the result or the error of what was started; DeadlineError if it is not there in time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,9 @@ class ProgramFile:
 
 @dataclass(frozen=True, slots=True)
 class RunArrays:
-    """One machine's part of a run: views to read inputs from and to write anchors to. ``key`` changes with shapes."""
+    """One machine's part of a run: views to read inputs from and to write anchors to. ``key`` changes with
+    shapes.
+    """
 
     batches: int
     inputs: Mapping[str, Array]

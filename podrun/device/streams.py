@@ -1,8 +1,9 @@
 """Host data on a machine: inputs of several owners side by side, anchors handed back to each.
 
-Owners (host processes) hold neighbouring replicas of a machine, in order. `Feed` lays their input arrays along the
-replica axis; `Drain` applies each anchor's `Retrieval` as micro-batches pass by and gives every owner its replicas.
-Neither knows whether the arrays are a script's own, shared memory or bytes from a network.
+Owners (host processes) hold neighbouring replicas of a machine, in order. `Feed` lays their input arrays
+along the replica axis; `Drain` applies each anchor's `Retrieval` as micro-batches pass by and gives every
+owner its replicas. Neither knows whether the arrays are a script's own, shared memory or bytes from a
+network.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from podrun.executable import Executable, Retrieval, Stream, StreamDirection, nu
 class OwnerArrays:
     """One owner's part of a run on one machine: it holds machine-local replicas ``[first, first + count)``.
 
-    ``inputs``: ``[batches, accumulation_factor, count, *shape]`` (no replica axis if broadcast). ``outputs``: writable
-    arrays of the shape that `anchor_shape` gives.
+    ``inputs``: ``[batches, accumulation_factor, count, *shape]`` (no replica axis if broadcast). ``outputs``:
+    writable arrays of the shape that `anchor_shape` gives.
     """
 
     first: int
@@ -58,7 +59,9 @@ def anchors_of(executable: Executable) -> dict[str, Stream]:
 
 
 def check_inputs(executable: Executable, batches: int, replicas: int, inputs: Mapping[str, Array]) -> None:
-    """Raises ApplicationRuntimeError that names the stream whose array is missing, unknown or of the wrong form."""
+    """Raises ApplicationRuntimeError that names the stream whose array is missing, unknown or of the wrong
+    form.
+    """
     if batches < 1:
         raise ApplicationRuntimeError(f"a run needs at least one batch, not {batches}")
     streams = inputs_of(executable)

@@ -1,4 +1,6 @@
-"""What a machine or its client says when something outside the program goes wrong: who is missing, lost or in the way."""
+"""What a machine or its client says when something outside the program goes wrong: who is missing, lost or in
+the way.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,8 @@ def host_sync_timeout(seconds: float, missing: str) -> UnknownRuntimeError:
     return UnknownRuntimeError(
         f"IPUDevice: still waiting for host sync after: {seconds:.0f} seconds. Missing: {missing}",
         code=ErrorCode.HOST_SYNC_TIMEOUT,
-        hint="See why that process does not call run or prepareDevice; if it only needs longer, raise the engine "
-        "option target.hostSyncTimeout.",
+        hint="See why that process does not call run or prepareDevice; if it only needs longer, raise the "
+        "engine option target.hostSyncTimeout.",
     )
 
 
@@ -75,7 +77,8 @@ def as_poplar_error(
     """What the host is told about an exception on a machine.
 
     ``endpoints`` and ``first_ipus``: of the program's machines by rank; ``first_machine``: that of rank 0;
-    ``timeout``: host sync, seconds; ``alive``: whether the machine of an index in the partition still answers.
+    ``timeout``: host sync, seconds; ``alive``: whether the machine of an index in the partition still
+    answers.
     """
     if isinstance(error, PoplarError):
         return error
@@ -102,5 +105,5 @@ def as_poplar_error(
     log.error("unexpected error on a machine", exc_info=error)
     return UnknownRuntimeError(
         f"the machine stopped with {type(error).__name__}: {error}",
-        hint="This is a bug in podrun or a program that needs more memory than this host has: please report it.",
+        hint="This is a bug in podrun, or the host has too little memory for the program: please report it.",
     )

@@ -1,6 +1,7 @@
 """Machines inside the calling process: what a script run without ``podrun`` computes on.
 
-The same machines, interpreter and collectives as behind gRPC, one thread each, so the same results to the bit.
+The same machines, interpreter and collectives as behind gRPC, one thread each, so the same results to the
+bit.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Twin:
 def connect_twin(environ: Mapping[str, str], ipus: int | None) -> PortConnection:
     """A connection to fresh machines in this process.
 
-    ``PODRUN_FAULTS``: faults to plan, separated by white space. ``PODRUN_CACHE_DIR``: see `pieces.cache_directory`.
+    ``PODRUN_FAULTS``: faults to plan, separated by white space. ``PODRUN_CACHE_DIR``: see
+    `pieces.cache_directory`.
     """
     faults = parse_faults(environ.get("PODRUN_FAULTS", ""))
     return Twin(ipus or DEFAULT_IPUS, PieceCache(cache_directory(environ)), faults).connect()

@@ -1,7 +1,7 @@
 """What each kind of fault does: the error class, code, recovery action and words it comes back as.
 
-The classes follow the SDK's error model: application errors leave tiles stopped until the program is loaded again;
-recoverable ones name the action that helps; unrecoverable ones mean that the machine has to go.
+The classes follow the SDK's error model: application errors leave tiles stopped until the program is loaded
+again; recoverable ones name the action that helps; unrecoverable ones mean that the machine has to go.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 class Effect:
     """One kind of fault.
 
-    ``action`` makes the target usable again: for every class but recoverable ones it is what the reference recommends,
-    and it is not part of the error. None: nothing does, the machine has to be replaced. ``state`` is the phrase that
-    monitor tools show. ``message`` is filled with ``a`` and ``b`` (the indices), ``step`` and ``partition``.
+    ``action`` makes the target usable again: for every class but recoverable ones it is what the reference
+    recommends, and it is not part of the error. None: nothing does, the machine has to be replaced. ``state``
+    is the phrase that monitor tools show. ``message`` is filled with ``a`` and ``b`` (the indices), ``step``
+    and ``partition``.
     """
 
     error: type[PoplarError]
@@ -161,4 +162,4 @@ def recovery_hint(
                 f"then: vipu reset partition {name}"
             )
         case None:
-            return f"Take the machine out of service (vipu-admin restart agent ID), then: vipu reset partition {name}"
+            return f"Replace the machine (vipu-admin restart agent ID), then: vipu reset partition {name}"

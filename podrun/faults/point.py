@@ -11,8 +11,8 @@ from podrun.faults.spec import FaultSpec, FaultTarget
 class FaultPoint:
     """The faults planned for one machine; each strikes once.
 
-    ``ipus``: partition indices of the machine's IPUs; ``machine``: its index. A link belongs to the machines at both of
-    its ends. Faults of other machines are not kept. Safe to use from several threads.
+    ``ipus``: partition indices of the machine's IPUs; ``machine``: its index. A link belongs to the machines
+    at both of its ends. Faults of other machines are not kept. Safe to use from several threads.
     """
 
     def __init__(self, ipus: Iterable[int], machine: int) -> None:
@@ -34,8 +34,9 @@ class FaultPoint:
     def ask(self, step: int, instruction: int, ipus: Collection[int], *, leads: bool) -> FaultSpec | None:
         """The fault that strikes now, if any, taken off the plan.
 
-        ``step``: batches done since the program was loaded; ``instruction``: index of the one about to be run by
-        partition IPUs ``ipus``; ``leads``: whether these speak for their machine (faults of a whole machine strike once).
+        ``step``: batches done since the program was loaded; ``instruction``: index of the one about to be run
+        by partition IPUs ``ipus``; ``leads``: whether these speak for their machine (faults of a whole
+        machine strike once).
         """
         if not self._planned:
             return None

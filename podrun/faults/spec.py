@@ -30,9 +30,10 @@ class FaultTarget(enum.Enum):
 class FaultSpec:
     """One fault that happens once.
 
-    ``indices``: one IPU, one machine, or the two IPUs of a link, lower first. ``step``: how many batches the program
-    has done since it was loaded when the fault strikes (0: in its first batch). ``instruction``: the place in that
-    batch's instruction list before which it strikes (None: before the first). ``kind``: a key of `EFFECTS`.
+    ``indices``: one IPU, one machine, or the two IPUs of a link, lower first. ``step``: how many batches the
+    program has done since it was loaded when the fault strikes (0: in its first batch). ``instruction``: the
+    place in that batch's instruction list before which it strikes (None: before the first). ``kind``: a key
+    of `EFFECTS`.
     """
 
     target: FaultTarget
@@ -87,7 +88,8 @@ def validate(
 ) -> None:
     """Raises UsageError for a fault that cannot happen on a partition of ``ipus`` IPUs.
 
-    ``links``: pairs of IPUs joined by IPU-Links, in partition indices; by default those of the ladder, ends joined.
+    ``links``: pairs of IPUs joined by IPU-Links, in partition indices; by default those of the ladder, ends
+    joined.
     """
     machines = -(-ipus // IPUS_PER_MACHINE)
     joined = set(ladder_links(ipus, LinkTopology.TORUS) if links is None else links)

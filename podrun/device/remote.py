@@ -1,0 +1,375 @@
+"""The IPUoF client: ports to machines over gRPC, with tensors in shared memory where machines share the host."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import queue
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+import psutil
+
+from podrun.device import wire
+from podrun.device.buffers import Array
+from podrun.device.client import PortConnection
+from podrun.device.connection import AttachRequest, IpuRange
+from podrun.device.engine import Outcome
+from podrun.device.memory import SharedRegion, lay_out, view
+from podrun.device.ports import ProgramFile, RunArrays, Wait
+from podrun.device.split import Site
+from podrun.device.trouble import machine_lost
+from podrun.errors import DeadlineError, InternalError, NotFoundError, PoplarError, ServiceError, UsageError
+from podrun.executable import Executable, numpy_dtype
+from podrun.protos import ipuof_pb2 as pb
+from podrun.protos import ipuof_pb2_grpc as stubs
+from podrun.protos import vipu_pb2, vipu_pb2_grpc
+
+T = TypeVar("T")
+
+
+class _Stream:
+    """Requests out, replies in order. A reader thread hands each reply to whoever waits for it."""
+
+    def __init__(self, site: Site, ipu: int) -> None:
+        self._site, self._ipu = site, ipu
+        self._channel = grpc.insecure_channel(site.endpoint, options=wire.CHANNEL_OPTIONS)
+        self._requests: queue.SimpleQueue[pb.HostRequest | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[pb.MachineReply | PoplarError] = queue.SimpleQueue()
+        self._lost: PoplarError | None = None
+        self._closing = False
+        call = stubs.IpuofStub(self._channel).Session(  # type: ignore[no-untyped-call]
+            iter(self._requests.get, None)
+        )
+        self._call = call
+        self._reader = threading.Thread(
+            target=self._read, args=(call,), name=f"podrun-ipuof-{site.machine}", daemon=True
+        )
+        self._reader.start()
+
+    def send(self, request: pb.HostRequest) -> Callable[[float | None], pb.MachineReply]:
+        """Send; returns how to wait for its reply. Waits have to be called in the order of requests."""
+        if self._lost is not None:
+            raise self._lost
+        self._requests.put(request)
+        return self._receive
+
+    def close(self) -> None:
+        """End the stream; the machine lets the IPUs go."""
+        self._closing = True
+        self._requests.put(None)
+        self._reader.join(2.0)
+        self._call.cancel()
+        self._channel.close()
+
+    def _receive(self, seconds: float | None) -> pb.MachineReply:
+        if self._lost is not None and self._replies.empty():
+            raise self._lost
+        try:
+            reply = self._replies.get(timeout=seconds)
+        except queue.Empty:
+            raise DeadlineError(
+                f"machine {self._site.machine} at {self._site.endpoint} did not answer within {seconds} s"
+            ) from None
+        if isinstance(reply, PoplarError):
+            raise reply
+        wire.raise_error(reply.error_json)
+        return reply
+
+    def _read(self, call: Iterator[pb.MachineReply]) -> None:
+        try:
+            for reply in call:
+                self._replies.put(reply)
+            reason = "CONNECTION_CLOSED"
+        except grpc.RpcError as error:
+            status, _ = wire.status_of(error)
+            reason = "CONNECTION_KILL" if status == "UNAVAILABLE" else status
+        if not self._closing:
+            self._lost = machine_lost(self._site.endpoint, self._site.machine, self._ipu, reason)
+            self._replies.put(self._lost)
+
+
+class RemotePort:
+    """A machine behind a gRPC endpoint: see `podrun.device.ports.Port`."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._stream: _Stream | None = None
+        self._shared = False
+        self._io: _RunMemory | None = None
+        self._executable: Executable | None = None
+
+    @property
+    def site(self) -> Site:
+        return self._site
+
+    def attach(self, request: AttachRequest) -> str | None:
+        probe = SharedRegion(64)
+        token = secrets.token_bytes(16)
+        probe.bytes[: len(token)] = np.frombuffer(token, np.uint8)
+        message = pb.AttachRequest(
+            job=wire.range_to_wire(request.job),
+            owned=wire.range_to_wire(request.owned),
+            pid=request.pid,
+            user=request.user,
+            command=request.command,
+            host=socket.gethostname(),
+            started=_process_start(request.pid),
+            probe_region=wire.region_to_wire(probe.name),
+            probe=token,
+        )
+        self._stream = _Stream(self._site, max(self._site.ipus.first, request.owned.first))
+        try:
+            reply = self._send(pb.HostRequest(attach=message))(30.0).attach
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            probe.close()
+        if reply.refusal:
+            self.close()
+            return str(reply.refusal)
+        self._shared = reply.shared_memory
+        return None
+
+    def load(self, program: ProgramFile, timeout: float) -> Wait[None]:
+        data = program.data()
+        region = None
+        blob = pb.Blob(inline=data)
+        if self._shared:
+            region = SharedRegion(len(data))
+            region.bytes[: len(data)] = np.frombuffer(data, np.uint8)
+            blob = pb.Blob(region=wire.region_to_wire(region.name), size=len(data))
+        self._io = None
+        self._executable = program.executable
+        wait = self._send(
+            pb.HostRequest(
+                load=pb.LoadRequest(digest=program.digest, executable=blob, timeout_seconds=timeout)
+            )
+        )
+        return lambda seconds: _then_close(wait, seconds, region)
+
+    def write(self, values: Mapping[str, Array]) -> Wait[None]:
+        region = None
+        if self._shared:
+            offsets, size = lay_out(value.nbytes for value in values.values())
+            region = SharedRegion(size)
+            tensors = []
+            for (name, value), offset in zip(values.items(), offsets, strict=True):
+                view(region.bytes, offset, str(value.dtype), value.shape)[...] = value
+                tensors.append(wire.tensor_to_wire(name, value, offset=offset))
+            message = pb.WriteRequest(region=wire.region_to_wire(region.name), tensors=tensors)
+        else:
+            message = pb.WriteRequest(tensors=wire.inline_tensors(values))
+        wait = self._send(pb.HostRequest(write=message))
+        return lambda seconds: _then_close(wait, seconds, region)
+
+    def read(self, names: Iterable[str]) -> Wait[dict[str, Array]]:
+        wanted = list(names)
+        specs = self._specs(wanted)
+        if not self._shared or specs is None:
+            wait = self._send(pb.HostRequest(read=pb.ReadRequest(names=wanted)))
+            return lambda seconds: {
+                name: value.copy()
+                for name, value in wire.tensors_from_wire(wait(seconds).read.tensors, None).items()
+            }
+        offsets, size = lay_out(nbytes for _, _, nbytes in specs)
+        region = SharedRegion(size)
+        found = {
+            name: view(region.bytes, offset, dtype, shape)
+            for name, offset, (dtype, shape, _) in zip(wanted, offsets, specs, strict=True)
+        }
+        tensors = [
+            wire.tensor_to_wire(n, a, offset=o) for (n, a), o in zip(found.items(), offsets, strict=True)
+        ]
+        wait = self._send(
+            pb.HostRequest(
+                read=pb.ReadRequest(names=wanted, region=wire.region_to_wire(region.name), tensors=tensors)
+            )
+        )
+
+        def finish(seconds: float | None) -> dict[str, Array]:
+            _then_close(wait, seconds, region)
+            return {name: array.copy() for name, array in found.items()}
+
+        return finish
+
+    def run(self, arrays: RunArrays) -> Wait[Outcome]:
+        if not self._shared:
+            return self._run_inline(arrays)
+        if self._io is None or not self._io.fits(arrays):
+            self._io = _RunMemory(arrays)
+            self._send(pb.HostRequest(bind=self._io.bind))(30.0)
+        memory = self._io
+        memory.take_inputs(arrays)
+        wait = self._send(memory.run)
+
+        def finish(seconds: float | None) -> Outcome:
+            reply = wait(seconds).run
+            memory.give_outputs(arrays)
+            return Outcome(reply.batches_done, reply.modelled_seconds, reply.seconds)
+
+        return finish
+
+    def close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with contextlib.suppress(PoplarError, DeadlineError):
+                stream.send(pb.HostRequest(detach=pb.Empty()))
+            stream.close()
+        self._io = None
+
+    def _run_inline(self, arrays: RunArrays) -> Wait[Outcome]:
+        outputs = [wire.tensor_to_wire(n, a, offset=0) for n, a in arrays.outputs.items()]
+        message = pb.RunRequest(
+            batches=arrays.batches, inline=True, inputs=wire.inline_tensors(arrays.inputs), outputs=outputs
+        )
+        wait = self._send(pb.HostRequest(run=message))
+
+        def finish(seconds: float | None) -> Outcome:
+            reply = wait(seconds).run
+            for name, value in wire.tensors_from_wire(reply.outputs, None).items():
+                arrays.outputs[name][...] = value
+            return Outcome(reply.batches_done, reply.modelled_seconds, reply.seconds)
+
+        return finish
+
+    def _send(self, request: pb.HostRequest) -> Callable[[float | None], pb.MachineReply]:
+        if self._stream is None:
+            raise InternalError(f"machine {self._site.machine} was used without being attached")
+        return self._stream.send(request)
+
+    def _specs(self, names: Iterable[str]) -> list[tuple[str, tuple[int, ...], int]] | None:
+        """dtype, shape and bytes of variables; None if one does not exist (the machine then says so)."""
+        variables = self._executable.variables if self._executable is not None else {}
+        found = []
+        for name in names:
+            if name not in variables:
+                return None
+            spec = variables[name].spec
+            found.append((str(numpy_dtype(spec.dtype)), spec.shape, spec.nbytes))
+        return found
+
+
+class _RunMemory:
+    """Where the tensors of one machine's runs lie, for runs of one shape; used again from run to run."""
+
+    def __init__(self, arrays: RunArrays) -> None:
+        self._shape = _shape_of(arrays)
+        tensors = [*arrays.inputs.items(), *arrays.outputs.items()]
+        offsets, size = lay_out(array.nbytes for _, array in tensors)
+        self._region = SharedRegion(size)
+        views = [
+            view(self._region.bytes, offset, str(array.dtype), array.shape)
+            for (_, array), offset in zip(tensors, offsets, strict=True)
+        ]
+        wires = [wire.tensor_to_wire(n, a, offset=o) for (n, a), o in zip(tensors, offsets, strict=True)]
+        count = len(arrays.inputs)
+        self._inputs = dict(zip(arrays.inputs, views[:count], strict=True))
+        self._outputs = dict(zip(arrays.outputs, views[count:], strict=True))
+        self.bind = pb.BindRequest(
+            batches=arrays.batches,
+            region=wire.region_to_wire(self._region.name),
+            inputs=wires[:count],
+            outputs=wires[count:],
+        )
+        self.run = pb.HostRequest(run=pb.RunRequest(batches=arrays.batches))
+
+    def fits(self, arrays: RunArrays) -> bool:
+        """True iff the run has the shape this memory was made for."""
+        return bool(self._shape == _shape_of(arrays))
+
+    def take_inputs(self, arrays: RunArrays) -> None:
+        """Copy inputs in."""
+        for name, place in self._inputs.items():
+            np.copyto(place, arrays.inputs[name])
+
+    def give_outputs(self, arrays: RunArrays) -> None:
+        """Copy anchors out."""
+        for name, place in self._outputs.items():
+            np.copyto(arrays.outputs[name], place)
+
+
+def _shape_of(arrays: RunArrays) -> Any:
+    tensors = [*arrays.inputs.items(), *arrays.outputs.items()]
+    return arrays.batches, [(name, array.shape, array.dtype) for name, array in tensors]
+
+
+def _then_close(
+    wait: Callable[[float | None], pb.MachineReply], seconds: float | None, region: SharedRegion | None
+) -> None:
+    try:
+        wait(seconds)
+    finally:
+        if region is not None:
+            region.close()
+
+
+def _process_start(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return 0.0
+
+
+def sites_of(config: vipu_pb2.PartitionConfig) -> list[Site]:
+    """The machines behind a partition's configuration. Raises ServiceError for one that makes no sense."""
+    machines: dict[int, list[vipu_pb2.IpuofDevice]] = {}
+    for device in config.devices:
+        machines.setdefault(device.machine, []).append(device)
+    sites = []
+    for index, devices in sorted(machines.items()):
+        ipus = sorted(device.partition_ipu for device in devices)
+        endpoints = {f"{device.ip}:{device.server_port}" for device in devices}
+        if ipus != list(range(ipus[0], ipus[0] + len(ipus))) or len(endpoints) != 1:
+            raise ServiceError(f"the partition service describes machine {index} of the partition with gaps")
+        sites.append(Site(index, endpoints.pop(), IpuRange(ipus[0], len(ipus))))
+    return sites
+
+
+def connect_partition(environ: Mapping[str, str]) -> PortConnection:
+    """See `podrun.device.ipuof.connect`."""
+    host, partition = environ["IPUOF_VIPU_API_HOST"], environ["IPUOF_VIPU_API_PARTITION_ID"]
+    port, gcd = _number(environ, "IPUOF_VIPU_API_PORT", 8090), _number(environ, "IPUOF_VIPU_API_GCD_ID", 0)
+    timeout = _number(environ, "IPUOF_VIPU_API_TIMEOUT", 120)
+    where = f"{host}:{port}"
+    request = vipu_pb2.GetPartitionIpuofConfigRequest(partition_id=partition, gcd_id=vipu_pb2.GcdId(id=gcd))
+    with grpc.insecure_channel(where, options=wire.CHANNEL_OPTIONS) as channel:
+        try:
+            stub = vipu_pb2_grpc.UserServiceStub(channel)  # type: ignore[no-untyped-call]
+            reply = stub.GetPartitionIpuofConfig(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise _no_config(error, where, partition) from error
+    config = reply.ipuof_config
+    if not config.devices:
+        raise ServiceError(
+            f"partition {partition} is {config.state or 'not ready'}: it has no IPUs to reach",
+            hint=f"vipu get partition {partition}",
+        )
+    connection = PortConnection(sites_of(config), lambda site, machines: RemotePort(site))
+    # Machines are to be able to tell a process that ends from one that dies.
+    atexit.register(connection.close)
+    return connection
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name) or str(default)
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{name} is {text!r}; a number was expected") from None
+
+
+def _no_config(error: Exception, where: str, partition: str) -> ServiceError | NotFoundError:
+    status, details = wire.status_of(error)
+    if status == "NOT_FOUND":
+        return NotFoundError(details, hint="vipu list partitions")
+    return ServiceError(
+        f"the partition service at {where} gave no configuration of partition {partition}: {details}",
+        hint="Is it running? vipu --server-version",
+    )

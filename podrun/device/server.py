@@ -1,0 +1,148 @@
+"""A machine as a process of its own: its gRPC server, and the Ray actor that holds one.
+
+Light to import: gRPC is imported when a server starts, JAX when the first program is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from podrun import __version__
+from podrun.errors import ConflictError, UnrecoverableRuntimeError
+from podrun.telemetry import MachineReport
+
+if TYPE_CHECKING:
+    import grpc
+
+    from podrun.device.job import Place
+    from podrun.device.machine import Machine
+
+log = logging.getLogger("podrun.device")
+
+
+class MachineServer:
+    """One IPU-M2000 behind a gRPC server. It is in no partition until it is told so
+    (`MachineControl.configure`).
+
+    ``on_lost``: what the fault ``machine:N@step=S:lost`` does; by default this server ends without a word, so
+    that several machines can live in one process. ``environ``: where to find the cache of compiled code.
+    """
+
+    def __init__(
+        self,
+        *,
+        agent_id: str = "",
+        serial: str = "",
+        target: str = "gc200",
+        environ: Mapping[str, str] | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        self._environ = dict(os.environ if environ is None else environ)
+        self._bare = MachineReport(
+            agent_id=agent_id,
+            pid=os.getpid(),
+            serial=serial,
+            target=target,
+            versions={"IPUoF server": __version__, "driver": __version__},
+        )
+        self._on_lost = on_lost or self._vanish
+        self._server: grpc.Server | None = None
+        self._machine: Machine | None = None
+        self._lock = threading.Lock()
+        self.endpoint = ""
+
+    def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listen; returns the endpoint, ``host:port``. Raises ConflictError if the port is taken."""
+        from podrun.device.servicer import MachineHolder, serve
+
+        holder = MachineHolder(self._make, self._bare)
+        try:
+            self._server, bound = serve(holder, host, port, self.stop)
+        except RuntimeError as error:
+            raise ConflictError(
+                f"cannot listen on {host}:{port}: {error}", hint="Choose another port, or 0 for any free one."
+            ) from error
+        self.endpoint = f"{host}:{bound}"
+        return self.endpoint
+
+    def stop(self) -> None:
+        """End runs, sessions and the server. Idempotent."""
+        with self._lock:
+            server, self._server = self._server, None
+        if self._machine is not None:
+            self._machine.abort(
+                UnrecoverableRuntimeError(
+                    f"the machine at {self.endpoint} was stopped",
+                    hint="Its partition was removed or its service ended.",
+                )
+            )
+        if server is not None:
+            server.stop(grace=0.2).wait(5.0)
+
+    def wait(self) -> None:
+        """Until the server is stopped."""
+        server = self._server
+        if server is not None:
+            server.wait_for_termination()
+
+    def _make(self, place: Place) -> Machine:
+        from podrun.device.machine import Machine
+        from podrun.device.pieces import PieceCache, cache_directory
+        from podrun.device.servicer import GrpcFabric
+
+        fabric = GrpcFabric(lambda: machine.place)
+        machine = Machine(place, fabric, PieceCache(cache_directory(self._environ)), on_lost=self._on_lost)
+        self._machine = machine
+        return machine
+
+    def _vanish(self) -> None:
+        """As if the process had been killed, for a server that shares its process with others."""
+        with self._lock:
+            server, self._server = self._server, None
+        if server is not None:
+            server.stop(grace=None)
+
+
+def _die() -> None:
+    """End this process as a power cut would: no goodbye to anyone."""
+    import signal
+
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class MachineActor:
+    """What Ray runs, one for each IPU-M2000: a `MachineServer` whose ``lost`` fault kills the process."""
+
+    def __init__(self) -> None:
+        self._server: MachineServer | None = None
+
+    def start(
+        self, agent_id: str = "", target: str = "gc200", host: str = "127.0.0.1", **options: Any
+    ) -> str:
+        """Start the server; its endpoint."""
+        self._server = MachineServer(agent_id=agent_id, target=target, on_lost=_die, **options)
+        return self._server.start(host)
+
+    def stop(self) -> None:
+        """End the server."""
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def pid(self) -> int:
+        """Process id of the actor."""
+        return os.getpid()
+
+
+def machine_actor() -> Any:
+    """The Ray actor class. An actor ends with its owner (Ray's default lifetime), and does nothing on
+    restart.
+    """
+    import ray
+
+    remote: Any = ray.remote
+    return remote(max_restarts=0, max_concurrency=2)(MachineActor)

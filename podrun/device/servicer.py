@@ -1,0 +1,350 @@
+"""The gRPC side of a machine: sessions of host processes, and what the partition service asks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from podrun import executable_file
+from podrun.device import wire
+from podrun.device.buffers import Array
+from podrun.device.connection import IpuRange
+from podrun.device.job import Place
+from podrun.device.machine import Machine
+from podrun.device.report import machine_report
+from podrun.errors import (
+    ApplicationRuntimeError,
+    ErrorCode,
+    PodrunError,
+    UnknownRuntimeError,
+    UnrecoverableRuntimeError,
+)
+from podrun.faults import parse_fault
+from podrun.protos import ipuof_pb2 as pb
+from podrun.protos import ipuof_pb2_grpc as stubs
+from podrun.telemetry import MachineReport
+
+log = logging.getLogger("podrun.device")
+
+MakeMachine = Callable[[Place], Machine]
+
+
+class MachineHolder:
+    """The machine behind a server; none before it is configured. Safe to use from several threads."""
+
+    def __init__(self, make: MakeMachine, bare: MachineReport) -> None:
+        self._make = make
+        self._bare = bare
+        self._lock = threading.Lock()
+        self._machine: Machine | None = None
+        self.target = bare.target
+
+    @property
+    def machine(self) -> Machine:
+        """Raises ApplicationRuntimeError if it is in no partition yet."""
+        if self._machine is None:
+            raise ApplicationRuntimeError(
+                "this machine is in no partition", hint="Create one: vipu create partition NAME --size N"
+            )
+        return self._machine
+
+    @property
+    def known(self) -> Machine | None:
+        """The machine, if it is configured."""
+        return self._machine
+
+    def configure(self, place: Place) -> None:
+        """Put the machine into its place."""
+        with self._lock:
+            if self._machine is None:
+                self._machine = self._make(place)
+            else:
+                self._machine.move(place)
+
+    def report(self) -> MachineReport:
+        """Its telemetry."""
+        return self._bare if self._machine is None else machine_report(self._machine, self._bare)
+
+
+class Session:
+    """One host process's requests, in order. ``owner`` is set while it holds IPUs."""
+
+    def __init__(self, holder: MachineHolder) -> None:
+        self._holder = holder
+        self._machine: Machine | None = None
+        self._owner: int | None = None
+        self._bound: tuple[int, dict[str, Array], dict[str, Array]] | None = None
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def answer(self, request: pb.HostRequest) -> pb.MachineReply:
+        """The reply, or the error in its place."""
+        kind = request.WhichOneof("request")
+        try:
+            handler = None if kind is None else getattr(self, f"_{kind}")
+            if handler is None:
+                raise ApplicationRuntimeError("a request says nothing that this machine understands")
+            reply: pb.MachineReply = handler(getattr(request, kind))
+        except PodrunError as error:
+            return pb.MachineReply(error_json=wire.error_to_json(error))
+        except Exception as error:
+            log.exception("request %s failed", kind)
+            reason = UnknownRuntimeError(f"the machine failed on {kind}: {type(error).__name__}: {error}")
+            return pb.MachineReply(error_json=wire.error_to_json(reason))
+        return reply
+
+    def end(self, *, died: bool) -> None:
+        """Let the IPUs go. Idempotent; may come while a request is at work."""
+        with self._lock:
+            self._ended = True
+            owner, self._owner = self._owner, None
+        if owner is not None and self._machine is not None:
+            self._machine.detach(owner, died=died)
+
+    def _attach(self, message: pb.AttachRequest) -> pb.MachineReply:
+        machine = self._holder.machine
+        if self._owner is not None:
+            raise ApplicationRuntimeError("this process is attached already")
+        answer = machine.attach(
+            wire.attach_from_wire(message), host=message.host, started=message.started or None
+        )
+        if isinstance(answer, str):
+            return pb.MachineReply(attach=pb.AttachReply(refusal=answer))
+        with self._lock:
+            self._machine = machine
+            if not self._ended:
+                self._owner = answer
+        if self._owner is None:
+            machine.detach(answer, died=True)
+        return pb.MachineReply(attach=pb.AttachReply(shared_memory=_can_share(message)))
+
+    def _load(self, message: pb.LoadRequest) -> pb.MachineReply:
+        machine, owner = self._hold()
+        self._bound = None
+        data = wire.blob_from_wire(message.executable)
+
+        def executable() -> Any:
+            return executable_file.loads(data, where="the program sent to the machine")
+
+        machine.load(owner, message.digest, executable, timeout=max(message.timeout_seconds, 0.1))
+        return _DONE
+
+    def _write(self, message: pb.WriteRequest) -> pb.MachineReply:
+        machine, owner = self._hold()
+        region = wire.region_bytes(message.region) if message.HasField("region") else None
+        machine.write(owner, wire.tensors_from_wire(message.tensors, region))
+        return _DONE
+
+    def _read(self, message: pb.ReadRequest) -> pb.MachineReply:
+        machine, owner = self._hold()
+        values = machine.read(owner, message.names)
+        if not message.HasField("region"):
+            return pb.MachineReply(read=pb.ReadReply(tensors=wire.inline_tensors(values)))
+        wanted = wire.tensors_from_wire(message.tensors, wire.region_bytes(message.region))
+        for name, value in values.items():
+            _fill(wanted, name, value)
+        return pb.MachineReply(read=pb.ReadReply())
+
+    def _bind(self, message: pb.BindRequest) -> pb.MachineReply:
+        self._hold()
+        region = wire.region_bytes(message.region)
+        inputs = wire.tensors_from_wire(message.inputs, region)
+        self._bound = (message.batches, inputs, wire.tensors_from_wire(message.outputs, region))
+        return _DONE
+
+    def _run(self, message: pb.RunRequest) -> pb.MachineReply:
+        machine, owner = self._hold()
+        if message.inline:
+            inputs = wire.tensors_from_wire(message.inputs, None)
+            outputs = wire.empty_tensors(message.outputs)
+        elif self._bound is None or self._bound[0] != message.batches:
+            raise ApplicationRuntimeError("a run came without saying where its tensors lie")
+        else:
+            _, inputs, outputs = self._bound
+        outcome = machine.run(owner, message.batches, inputs, outputs)
+        reply = pb.RunReply(
+            batches_done=outcome.batches_done,
+            modelled_seconds=outcome.modelled_seconds,
+            seconds=outcome.seconds,
+        )
+        if message.inline:
+            reply.outputs.extend(wire.inline_tensors(outputs))
+        return pb.MachineReply(run=reply)
+
+    def _detach(self, message: pb.Empty) -> pb.MachineReply:
+        self.end(died=False)
+        self._bound = None
+        return _DONE
+
+    def _hold(self) -> tuple[Machine, int]:
+        machine, owner = self._machine, self._owner
+        if machine is None or owner is None:
+            raise ApplicationRuntimeError(
+                "this process holds no IPUs of this machine", hint="Attach to a device first."
+            )
+        return machine, owner
+
+
+_DONE = pb.MachineReply(done=pb.Empty())
+
+
+class IpuofServicer(stubs.IpuofServicer):
+    """See ``ipuof.proto``."""
+
+    def __init__(self, holder: MachineHolder) -> None:
+        self._holder = holder
+
+    def Session(
+        self, requests: Iterator[pb.HostRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.MachineReply]:
+        session = Session(self._holder)
+        # Called when the stream ends for whatever reason, also while a request is at work in this thread.
+        if not context.add_callback(lambda: session.end(died=True)):
+            session.end(died=True)
+        try:
+            for request in requests:
+                yield session.answer(request)
+        except grpc.RpcError:
+            log.info("a host process ended its session without a word")
+        finally:
+            session.end(died=True)
+
+    def JoinGroup(self, request: pb.JoinGroupRequest, context: grpc.ServicerContext) -> pb.JoinGroupReply:
+        try:
+            token = self._holder.machine.offers.claim(
+                wire.range_from_wire(request.job),
+                request.rank,
+                request.digest,
+                max(request.timeout_seconds, 0.1),
+            )
+        except PodrunError as error:
+            return pb.JoinGroupReply(error_json=wire.error_to_json(error))
+        return pb.JoinGroupReply(token_json=json.dumps(dict(token)))
+
+
+class ControlServicer(stubs.MachineControlServicer):
+    """See ``ipuof.proto``. ``stop``: ends the server, called in a thread of its own."""
+
+    def __init__(self, holder: MachineHolder, stop: Callable[[], None]) -> None:
+        self._holder = holder
+        self._stop = stop
+
+    def Configure(self, request: pb.ConfigureRequest, context: grpc.ServicerContext) -> pb.ControlReply:
+        place = Place(
+            request.partition, request.machine, request.first_ipu, request.ipus, tuple(request.endpoints)
+        )
+        return _control(lambda: self._holder.configure(place))
+
+    def ResetIpus(self, request: pb.ResetIpusRequest, context: grpc.ServicerContext) -> pb.ControlReply:
+        def reset() -> None:
+            machine = self._holder.machine
+            machine.reset_ipus([machine.place.first_ipu + ipu for ipu in request.ipus])
+
+        return _control(reset)
+
+    def ResetLinks(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ControlReply:
+        return _control(lambda: self._holder.machine.reset_links())
+
+    def PowerCycle(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ControlReply:
+        machine = self._holder.known
+        return _control(lambda: machine.power_cycle() if machine is not None else None)
+
+    def Inject(self, request: pb.InjectRequest, context: grpc.ServicerContext) -> pb.ControlReply:
+        return _control(
+            lambda: self._holder.machine.plan_faults([parse_fault(text) for text in request.faults])
+        )
+
+    def Telemetry(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.TelemetryReply:
+        try:
+            return pb.TelemetryReply(report_json=json.dumps(self._holder.report().to_json_dict()))
+        except PodrunError as error:
+            return pb.TelemetryReply(error_json=wire.error_to_json(error))
+
+    def Stop(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ControlReply:
+        threading.Thread(target=self._stop, name="podrun-machine-stop", daemon=True).start()
+        return pb.ControlReply()
+
+
+class GrpcFabric:
+    """Other machines of the partition, at the endpoints of ``place()``."""
+
+    def __init__(self, place: Callable[[], Place]) -> None:
+        self._place = place
+
+    def claim(self, machine: int, job: IpuRange, rank: int, digest: str, timeout: float) -> Mapping[str, Any]:
+        endpoint = self._place().endpoints[machine]
+        request = pb.JoinGroupRequest(
+            job=wire.range_to_wire(job), rank=rank, digest=digest, timeout_seconds=timeout
+        )
+        with grpc.insecure_channel(endpoint, options=wire.CHANNEL_OPTIONS) as channel:
+            try:
+                stub = stubs.IpuofStub(channel)  # type: ignore[no-untyped-call]
+                reply = stub.JoinGroup(request, timeout=timeout + 5)
+            except grpc.RpcError as error:
+                raise UnrecoverableRuntimeError(
+                    f"machine {machine} of the partition, at {endpoint}, does not answer: {wire.status_of(error)[1]}",
+                    code=ErrorCode.LINK_DOWN,
+                    where=f"machine {machine}",
+                    hint="See vipu-admin list agents; reset the partition: vipu reset partition NAME",
+                ) from error
+        wire.raise_error(reply.error_json)
+        token: dict[str, Any] = wire.json_or_error(reply.token_json, "a group's token")
+        return token
+
+    def alive(self, machine: int) -> bool:
+        host, _, port = self._place().endpoints[machine].rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), timeout=1.0):
+                return True
+        except OSError:
+            return False
+
+
+def serve(holder: MachineHolder, host: str, port: int, stop: Callable[[], None]) -> tuple[grpc.Server, int]:
+    """A started server for ``holder`` and the port it got. Raises ServiceError-like OSError if the port is
+    taken.
+    """
+    # A session keeps its thread; each of four IPUs may have an owner, and others may ask and be refused
+    # meanwhile.
+    pool = ThreadPoolExecutor(24, thread_name_prefix="podrun-ipuof")
+    options = (*wire.CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
+    server = grpc.server(pool, options=options)
+    stubs.add_IpuofServicer_to_server(IpuofServicer(holder), server)  # type: ignore[no-untyped-call]
+    control = ControlServicer(holder, stop)
+    stubs.add_MachineControlServicer_to_server(control, server)  # type: ignore[no-untyped-call]
+    bound = server.add_insecure_port(f"{host}:{port}")
+    server.start()
+    return server, bound
+
+
+def _control(action: Callable[[], Any]) -> pb.ControlReply:
+    try:
+        action()
+    except PodrunError as error:
+        return pb.ControlReply(error_json=wire.error_to_json(error))
+    return pb.ControlReply()
+
+
+def _can_share(message: pb.AttachRequest) -> bool:
+    """Whether this machine sees the memory of the process that attaches: whether the probe is there."""
+    if not message.HasField("probe_region") or not message.probe:
+        return False
+    try:
+        data = wire.region_bytes(message.probe_region)
+    except ApplicationRuntimeError:
+        return False
+    return data[: len(message.probe)].tobytes() == message.probe
+
+
+def _fill(wanted: Mapping[str, Array], name: str, value: Array) -> None:
+    place = wanted.get(name)
+    if place is None or place.shape != value.shape or place.dtype != value.dtype:
+        raise ApplicationRuntimeError(f"there is no room for variable {name!r} in the memory of the request")
+    place[...] = value

@@ -1,0 +1,181 @@
+"""Between the messages of ``ipuof.proto`` and the values of this package. Everything received is checked
+here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from podrun.device.buffers import Array
+from podrun.device.connection import AttachRequest, IpuRange
+from podrun.device.memory import RegionName, open_region, view
+from podrun.errors import (
+    ApplicationRuntimeError,
+    ConfigError,
+    ConflictError,
+    NotFoundError,
+    PodrunError,
+    PoplarError,
+    ServiceError,
+    UnimplementedError,
+    UnsupportedError,
+    UsageError,
+    error_from_dict,
+)
+from podrun.executable import numpy_dtype
+from podrun.protos import ipuof_pb2 as pb
+
+MESSAGE_BYTES = 1 << 30
+"""Largest message either side takes: tensors of a host process on another host come inline."""
+CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A machine that ends is found out at once, and one that starts again on its port is another machine.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_PODRUN_ERRORS: dict[str, type[PodrunError]] = {
+    kind.__name__: kind
+    for kind in (
+        PodrunError,
+        UsageError,
+        ConfigError,
+        NotFoundError,
+        ConflictError,
+        ServiceError,
+        UnsupportedError,
+        UnimplementedError,
+    )
+}
+
+
+def error_to_json(error: PodrunError) -> str:
+    """Any error of ours as text for another process."""
+    if isinstance(error, PoplarError):
+        return json.dumps({"family": "poplar", **error.to_dict()})
+    kind = type(error).__name__ if type(error).__name__ in _PODRUN_ERRORS else "ServiceError"
+    return json.dumps({"family": "podrun", "type": kind, "message": error.message, "hint": error.hint})
+
+
+def raise_error(text: str) -> None:
+    """Raise what `error_to_json` described; nothing for empty text."""
+    if not text:
+        return
+    data = json.loads(text)
+    if data.get("family") == "poplar":
+        raise error_from_dict(data)
+    kind = _PODRUN_ERRORS.get(str(data.get("type")), ServiceError)
+    raise kind(str(data.get("message", "")), hint=data.get("hint"))
+
+
+def range_to_wire(ipus: IpuRange) -> pb.IpuRange:
+    """IPUs."""
+    return pb.IpuRange(first=ipus.first, count=ipus.count)
+
+
+def range_from_wire(message: pb.IpuRange) -> IpuRange:
+    """IPUs."""
+    return IpuRange(message.first, message.count)
+
+
+def region_to_wire(name: RegionName) -> pb.Region:
+    """A region's name."""
+    return pb.Region(pid=name.pid, fd=name.fd, inode=name.inode, size=name.size)
+
+
+def region_bytes(message: pb.Region) -> Array:
+    """The bytes of a region that a host process named. Raises ApplicationRuntimeError (see `open_region`)."""
+    return open_region(RegionName(message.pid, message.fd, message.inode, message.size))
+
+
+def attach_from_wire(message: pb.AttachRequest) -> AttachRequest:
+    """Who attaches to what."""
+    return AttachRequest(
+        range_from_wire(message.job),
+        range_from_wire(message.owned),
+        message.pid,
+        message.user,
+        message.command,
+    )
+
+
+def blob_from_wire(message: pb.Blob) -> bytes:
+    """Bytes, from a region or inline."""
+    if not message.HasField("region"):
+        return message.inline
+    data = region_bytes(message.region)
+    return view(data, message.offset, "uint8", (message.size,)).tobytes()
+
+
+def tensor_to_wire(name: str, array: Array, *, offset: int | None = None) -> pb.Tensor:
+    """A tensor's description (with ``offset``: where it lies in a region), or the tensor itself."""
+    inline = b"" if offset is not None else np.ascontiguousarray(array).tobytes()
+    return pb.Tensor(name=name, dtype=str(array.dtype), shape=array.shape, offset=offset or 0, inline=inline)
+
+
+def tensors_from_wire(messages: Iterable[pb.Tensor], region: Array | None) -> dict[str, Array]:
+    """Tensors by name: views of ``region``, or of their inline bytes. Raises ApplicationRuntimeError."""
+    found = {}
+    for message in messages:
+        shape = tuple(message.shape)
+        try:
+            numpy_dtype(message.dtype)
+        except (TypeError, AttributeError) as error:
+            raise ApplicationRuntimeError(
+                f"tensor {message.name!r} has no dtype: {message.dtype!r}"
+            ) from error
+        if region is not None:
+            found[message.name] = view(region, message.offset, message.dtype, shape)
+        else:
+            data = np.frombuffer(message.inline, np.uint8)
+            tensor = view(data, 0, message.dtype, shape)
+            if tensor.nbytes != data.size:
+                raise ApplicationRuntimeError(f"tensor {message.name!r} comes with {data.size} bytes")
+            found[message.name] = tensor
+    return found
+
+
+def empty_tensors(messages: Iterable[pb.Tensor]) -> dict[str, Array]:
+    """New arrays of the shapes that ``messages`` describe, at most `MESSAGE_BYTES` in all."""
+    found, total = {}, 0
+    for message in messages:
+        size = numpy_dtype(message.dtype).itemsize
+        for extent in message.shape:
+            size *= extent
+        total += size
+        if total > MESSAGE_BYTES:
+            raise ApplicationRuntimeError(
+                f"anchors of more than {MESSAGE_BYTES} bytes cannot be sent to another host in one run",
+                hint="Use fewer batches per step, or return fewer tensors.",
+            )
+        found[message.name] = np.empty(tuple(message.shape), numpy_dtype(message.dtype))
+    return found
+
+
+def inline_tensors(values: Mapping[str, Array]) -> list[pb.Tensor]:
+    """Tensors with their bytes."""
+    return [tensor_to_wire(name, value) for name, value in values.items()]
+
+
+def status_of(error: Exception) -> tuple[str, str]:
+    """Name of a gRPC error's status code, and its details. The errors that calls raise have both."""
+    code, details = getattr(error, "code", None), getattr(error, "details", None)
+    name = code().name if callable(code) and code() is not None else type(error).__name__
+    return name, (details() if callable(details) else "") or str(error)
+
+
+def json_or_error(text: str, what: str) -> Any:
+    """Parsed JSON; ServiceError if it is none."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ServiceError(f"{what} is not JSON") from error
