@@ -34,7 +34,7 @@ def micro_batch_jaxpr(program: Program, traced: Trace) -> ClosedJaxpr:
         if not weights:
             return forward({})[1]
         loss, pull_back, values = jax.vjp(forward, {n: named[n] for n in weights}, has_aux=True)
-        return values, pull_back(jnp.ones((), loss.dtype))
+        return values, pull_back(jnp.ones_like(loss))
 
     specs = [abstract(program.parameters[n].spec) for n in traced.parameters]
     specs += [abstract(program.inputs[n].spec) for n in traced.inputs]

@@ -103,7 +103,7 @@ class Program:
     """See the module docstring.
 
     ``replicas``: over the whole program (all instances); ``ipus_per_replica`` IPUs each; on machines of four
-    IPUs, or on one smaller partition. ``loss`` names a scalar among the forward values (None: inference).
+    IPUs, or on one smaller partition. ``loss`` names a forward value with one element (None: inference).
     ``state_updates`` maps a parameter to the forward value that replaces it after each micro-batch (running
     statistics). ``loss_scaling`` multiplies the gradient that enters the backward pass; the update rule
     divides it out.

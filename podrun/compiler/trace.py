@@ -165,7 +165,7 @@ def _reached(jaxpr: Jaxpr, start: Var) -> set[Any]:
 def _check(traced: Trace, program: Program, anchors: Sequence[Anchor]) -> None:
     if program.loss is not None:
         loss = traced.spec(program.loss)
-        if loss.shape or not _is_float(loss.dtype):
+        if loss.size != 1 or not _is_float(loss.dtype):
             raise UsageError(
                 f"The loss {program.loss!r} is {loss.dtype}{list(loss.shape)}; it must be "
                 f"a floating-point scalar."

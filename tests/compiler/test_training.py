@@ -3,6 +3,7 @@ differences."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -185,3 +186,16 @@ def test_folding_gives_one_matrix_product_for_all_replicas() -> None:
     products = [line for line in text.splitlines() if "dot_general" in line]
     assert len(products) == 8
     assert not any("batching_dims" in line for line in products)
+
+
+def test_a_loss_of_one_element_may_have_axes() -> None:
+    program = mlp(replicas=2)
+
+    def forward(p: Any, inputs: Any, key: Any) -> dict[str, Any]:
+        values = program.forward(p, inputs, key)
+        return values | {"loss": values["loss"].reshape(1, 1)}
+
+    pod, _ = run(replace(program, forward=forward))
+    expected, _ = run(program)
+    for name in program.parameters:
+        np.testing.assert_array_equal(pod.read_variable(name), expected.read_variable(name))

@@ -1,0 +1,61 @@
+"""The emulated machines give what the reference interpreter gives, to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podrun.compiler.compile import CompileOptions, compile_program
+from podrun.compiler.program import AnchorSpec, Program
+from podrun.device.connection import AttachRequest, IpuRange
+from podrun.device.ipuof import connect
+from podrun.executable import Executable, Retrieval
+
+from .programs import Adam, Momentum, NormScaled, inputs_for, mlp, weights_for
+from .reference_interpreter import Pod
+from .test_state_updates import normalised
+
+ANCHORS = [AnchorSpec("loss"), AnchorSpec("Gradient___w0"), AnchorSpec("w0", Retrieval.FINAL)]
+
+
+def on_machines(
+    executable: Executable, program: Program, batches: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Anchors and variables after a run on machines inside this process."""
+    whole = IpuRange(0, executable.layout.ipus)
+    connection = connect({}, standalone_ipus=whole.count)
+    try:
+        assert (
+            connection.try_attach(AttachRequest(whole, whole, pid=1, user="test", command="pytest")) is None
+        )
+        connection.load(executable)
+        connection.write_variables(weights_for(program))
+        result = connection.run(batches, inputs_for(program, batches))
+        return dict(result.anchors), connection.read_variables(executable.variables)
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        mlp(replicas=16, accumulation_factor=2, update=Momentum(), anchors=ANCHORS),
+        mlp(replicas=8, update=Adam()),
+        mlp(replicas=8, update=NormScaled()),
+        mlp(replicas=4, ipus_per_replica=2, accumulation_factor=5),
+        normalised(replicas=8, accumulation_factor=2),
+    ],
+    ids=["momentum", "adam", "whole weights", "two IPUs", "running statistics"],
+)
+@pytest.mark.parametrize("budget", [1, 1 << 27])
+def test_machines_equal_the_reference(program: Program, budget: int) -> None:
+    executable = compile_program(program, options=CompileOptions(chunk_bytes=budget))
+    anchors, variables = on_machines(executable, program, batches=3)
+    pod = Pod(executable)
+    pod.write_variables(weights_for(program))
+    for name, expected in pod.run(3, inputs_for(program, 3)).items():
+        np.testing.assert_array_equal(anchors[name].reshape(expected.shape), expected, err_msg=name)
+    for name, value in variables.items():
+        np.testing.assert_array_equal(value, pod.read_variable(name), err_msg=name)
