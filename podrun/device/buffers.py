@@ -71,7 +71,9 @@ class ArenaBuffer:
         return self.whole()[self.mine] if self.slice_result is None else self.slice_result
 
     def settle(self) -> None:
-        """Take what the last collective left into the arena's own memory, before part of it is overwritten."""
+        """Take what the last collective left into the arena's own memory, before part of it is
+        overwritten.
+        """
         if self.whole_result is not None:
             self.own[:] = self.whole_result
         if self.slice_result is not None:
@@ -152,7 +154,8 @@ class Buffers:
         spec = variable.spec
         if value.shape != spec.shape or value.dtype != numpy_dtype(spec.dtype):
             raise ApplicationRuntimeError(
-                f"variable {name!r} is {spec.dtype}{list(spec.shape)}, but {value.dtype}{list(value.shape)} was "
+                f"variable {name!r} is {spec.dtype}{list(spec.shape)}, but "
+                f"{value.dtype}{list(value.shape)} was "
                 f"written to it"
             )
 
@@ -168,7 +171,9 @@ class Buffers:
             self._unwritten.discard(name)
 
     def read(self, name: str) -> Array:
-        """A view of a variable as it stands; per-replica variables give ``[replicas_per_machine, *shape]``."""
+        """A view of a variable as it stands; per-replica variables give ``[replicas_per_machine,
+        *shape]``.
+        """
         if name not in self._executable.variables:
             raise _no_variable(name, self._executable.variables)
         member = self._members.get(name)
@@ -191,7 +196,9 @@ class Buffers:
     # --- The interpreter's side -----------------------------------------------------------------------------
 
     def operand(self, name: str, frame: Frame) -> Any:
-        """What a Computation gets for buffer ``name``: a ``jax.Array`` without a copy where alignment allows."""
+        """What a Computation gets for buffer ``name``: a ``jax.Array`` without a copy where
+        alignment allows.
+        """
         if name.startswith(WHOLE):
             return self._alias(self.arenas[name[len(WHOLE) :]].whole())
         if name.startswith(SLICE):

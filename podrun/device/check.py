@@ -26,7 +26,9 @@ IPUS_PER_MACHINE = 4
 
 
 def check_executable(executable: Executable) -> None:
-    """Raises ApplicationRuntimeError for what cannot be run, UnimplementedError for what cannot be run yet."""
+    """Raises ApplicationRuntimeError for what cannot be run, UnimplementedError for what cannot be
+    run yet.
+    """
     _check_layout(executable)
     for arena in executable.arenas.values():
         _check_arena(arena, executable)
@@ -71,7 +73,8 @@ def _check_layout(executable: Executable) -> None:
     )
     _require(
         len(executable.instructions) == layout.ipus_per_replica,
-        f"it has {len(executable.instructions)} instruction lists for {layout.ipus_per_replica} IPUs per replica",
+        f"it has {len(executable.instructions)} instruction lists for "
+        f"{layout.ipus_per_replica} IPUs per replica",
     )
 
 

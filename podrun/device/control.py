@@ -96,5 +96,7 @@ class MachineControl:
             code, _ = wire.status_of(error)
             raise ServiceError(
                 f"the machine at {self.endpoint} does not answer ({code})",
-                hint="See vipu-admin list agents; a lost machine comes back with vipu-admin restart agent ID.",
+                hint=(
+                    "See vipu-admin list agents; a lost machine comes back with vipu-admin restart agent ID."
+                ),
             ) from error

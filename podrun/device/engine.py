@@ -109,7 +109,9 @@ class Engine:
         return found
 
     def run(self, batches: int, owners: Sequence[OwnerArrays]) -> Outcome:
-        """Run ``batches`` batches for all owners of this machine. All machines of the program run together."""
+        """Run ``batches`` batches for all owners of this machine. All machines of the program run
+        together.
+        """
         import jax
 
         begin = self._clock()

@@ -108,7 +108,9 @@ def form_group(
     digest: str,
     timeout: float,
 ) -> Group:
-    """The group of a job's machines, for one of them. ``timeout``: seconds, also for the group's own waits."""
+    """The group of a job's machines, for one of them. ``timeout``: seconds, also for the group's
+    own waits.
+    """
     if rank == 0:
         group, token = create(size, timeout=timeout)
         if size > 1:

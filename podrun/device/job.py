@@ -58,7 +58,10 @@ class Owner:
     @property
     def who(self) -> str:
         """For messages."""
-        return f"process {self.request.pid} ({self.request.command or 'unknown command'}, user {self.request.user})"
+        return (
+            f"process {self.request.pid} ({self.request.command or 'unknown command'}, user "
+            f"{self.request.user})"
+        )
 
 
 @dataclass(slots=True)

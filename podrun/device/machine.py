@@ -146,7 +146,9 @@ class Machine:
         )
 
     def write(self, owner_id: int, values: Mapping[str, Array]) -> None:
-        """Write variables; they take effect when the next run starts. All owners of a job write equal values."""
+        """Write variables; they take effect when the next run starts. All owners of a job write
+        equal values.
+        """
         with self._changed:
             engine, owner = self._loaded(owner_id), self._owners[owner_id]
             for name, value in values.items():
@@ -394,7 +396,8 @@ class Machine:
         total = self.place.ipus * max(len(self.place.endpoints), 1)
         if not (0 <= job.first <= owned.first < owned.stop <= job.stop <= total) or first >= stop:
             raise ApplicationRuntimeError(
-                f"machine {self.place.machine} (IPUs {mine.first}-{mine.stop - 1}) cannot attach IPUs {owned.first}-"
+                f"machine {self.place.machine} (IPUs {mine.first}-{mine.stop - 1}) cannot attach IPUs "
+                f"{owned.first}-"
                 f"{owned.stop - 1} of a job on IPUs {job.first}-{job.stop - 1}"
             )
         inside = job.first // self.place.ipus == (job.stop - 1) // self.place.ipus
@@ -414,7 +417,8 @@ class Machine:
         layout = executable.layout
         if layout.machines != machines or layout.ipus != job.range.count:
             raise ApplicationRuntimeError(
-                f"the program covers {layout.ipus} IPUs on {layout.machines} machine(s), but its device is IPUs "
+                f"the program covers {layout.ipus} IPUs on {layout.machines} machine(s), but its "
+                "device is IPUs "
                 f"{job.range.first}-{job.range.stop - 1} on {machines} machine(s)"
             )
         for owner in job.owners.values():

@@ -13,7 +13,9 @@ from podrun.errors import PoplarError
 
 @dataclass(slots=True)
 class Meeting:
-    """One load or one run. ``arrivals``: what each owner brought, by owner id. Guarded by the machine's lock."""
+    """One load or one run. ``arrivals``: what each owner brought, by owner id. Guarded by the
+    machine's lock.
+    """
 
     arrivals: dict[int, Any] = field(default_factory=dict)
     started: bool = False

@@ -87,7 +87,9 @@ def open_region(name: RegionName) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def view(data: Array, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
-    """The tensor at ``offset`` of ``data`` (bytes). Raises ApplicationRuntimeError if it does not lie inside."""
+    """The tensor at ``offset`` of ``data`` (bytes). Raises ApplicationRuntimeError if it does not
+    lie inside.
+    """
     kind = numpy_dtype(dtype)
     if any(size < 0 for size in shape):
         raise ApplicationRuntimeError(f"a tensor cannot have shape {list(shape)}")

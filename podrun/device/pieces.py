@@ -110,7 +110,9 @@ def _wait_for_lock(fd: int, marker: Path) -> None:
 
 
 def _use_xla_cache(directory: Path) -> None:
-    """Point JAX at the cache, unless this process (a script with machines inside it) has set one of its own."""
+    """Point JAX at the cache, unless this process (a script with machines inside it) has set one of
+    its own.
+    """
     import jax
 
     config: Any = jax.config
@@ -128,12 +130,13 @@ def _compile(computation: Computation, donated: tuple[int, ...]) -> Callable[...
         exported = export.deserialize(bytearray(computation.stablehlo))
     except Exception as error:  # the flatbuffer reader raises whatever it trips over
         raise ApplicationRuntimeError(
-            f"Computation {computation.name!r} holds no StableHLO that can be read: {type(error).__name__}: {error}"
+            f"Computation {computation.name!r} holds no StableHLO that can be read: "
+            f"{type(error).__name__}: {error}"
         ) from error
     _check(computation, exported)
 
     def flat(*operands: Any) -> list[Any]:
-        return jax.tree.leaves(exported.call(*operands))
+        return list(jax.tree.leaves(exported.call(*operands)))
 
     with jax.enable_x64(True):
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
@@ -146,12 +149,14 @@ def _check(computation: Computation, exported: Any) -> None:
     name = computation.name
     if "cpu" not in exported.platforms or exported.nr_devices != 1:
         raise ApplicationRuntimeError(
-            f"Computation {name!r} is for {exported.nr_devices} device(s) of {', '.join(exported.platforms)}, not one CPU"
+            f"Computation {name!r} is for {exported.nr_devices} device(s) of "
+            f"{', '.join(exported.platforms)}, not one CPU"
         )
     if len(exported.in_avals) != len(computation.inputs) or len(exported.out_avals) != len(
         computation.outputs
     ):
         raise ApplicationRuntimeError(
-            f"Computation {name!r} names {len(computation.inputs)} inputs and {len(computation.outputs)} outputs, "
+            f"Computation {name!r} names {len(computation.inputs)} inputs and "
+            f"{len(computation.outputs)} outputs, "
             f"but its StableHLO has {len(exported.in_avals)} and {len(exported.out_avals)}"
         )

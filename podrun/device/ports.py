@@ -75,7 +75,9 @@ class Port(Protocol):
 
 
 class LocalPort:
-    """A machine in this process. Runs on a single machine stay in the calling thread; ``threaded`` otherwise."""
+    """A machine in this process. Runs on a single machine stay in the calling thread; ``threaded``
+    otherwise.
+    """
 
     def __init__(self, site: Site, machine: Machine, *, threaded: bool) -> None:
         self._site = site

@@ -289,7 +289,8 @@ class GrpcFabric:
                 reply = stub.JoinGroup(request, timeout=timeout + 5)
             except grpc.RpcError as error:
                 raise UnrecoverableRuntimeError(
-                    f"machine {machine} of the partition, at {endpoint}, does not answer: {wire.status_of(error)[1]}",
+                    f"machine {machine} of the partition, at {endpoint}, does not answer: "
+                    f"{wire.status_of(error)[1]}",
                     code=ErrorCode.LINK_DOWN,
                     where=f"machine {machine}",
                     hint="See vipu-admin list agents; reset the partition: vipu reset partition NAME",

@@ -44,7 +44,8 @@ def replica_slices(sites: Sequence[Site], owned: IpuRange, ipus_per_replica: int
         first, stop = max(site.ipus.first, owned.first), min(site.ipus.stop, owned.stop)
         if (first - owned.first) % ipus_per_replica or (stop - first) % ipus_per_replica:
             raise ApplicationRuntimeError(
-                f"IPUs {owned.first}-{owned.stop - 1} are not whole replicas of {ipus_per_replica} IPUs on each machine"
+                f"IPUs {owned.first}-{owned.stop - 1} are not whole replicas of {ipus_per_replica} "
+                "IPUs on each machine"
             )
         slices.append(
             slice((first - owned.first) // ipus_per_replica, (stop - owned.first) // ipus_per_replica)

@@ -77,7 +77,8 @@ def check_inputs(executable: Executable, batches: int, replicas: int, inputs: Ma
         array, shape = inputs[name], input_shape(executable, stream, batches, replicas)
         if array.shape != shape or array.dtype != numpy_dtype(stream.spec.dtype):
             raise ApplicationRuntimeError(
-                f"input {name!r} is {array.dtype}{list(array.shape)}; {stream.spec.dtype}{list(shape)} was expected "
+                f"input {name!r} is {array.dtype}{list(array.shape)}; {stream.spec.dtype}{list(shape)} "
+                "was expected "
                 f"([batches, accumulation factor, {'' if stream.broadcast else 'replicas, '}*shape])"
             )
 

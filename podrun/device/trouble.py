@@ -38,7 +38,8 @@ def machine_lost(
     """The IPUoF server of a machine is gone (the words follow the SDK's report of the same event)."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
     return UnrecoverableRuntimeError(
-        f"fabric_atomic_increment_hsp_register could not be completed: Fabric error: connection not established "
+        "fabric_atomic_increment_hsp_register could not be completed: Fabric error: "
+        "connection not established "
         f"({cause}), device {ipu}, IPU-M {endpoint} (machine {machine} of the partition): "
         f"the IPUoF server is unreachable since {now}",
         code=ErrorCode.HOST_LINK_DOWN,
