@@ -237,6 +237,10 @@ def save(path: str, model: bytes) -> None:
     import onnx
 
     proto = onnx.load_from_string(model)
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    inputs = [value for value in proto.graph.input if value.name not in weights]
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)  # Weights that are no inputs may be folded by runtimes.
     for value in (proto.graph.input[0], proto.graph.output[0]):
         value.type.tensor_type.shape.dim[0].dim_param = "images"
     onnx.checker.check_model(proto)

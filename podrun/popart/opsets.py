@@ -1,0 +1,376 @@
+"""``builder.aiOnnx`` and its relations: one method per operator, made from ONNX's schemas.
+
+Method names are the operators' in lower case (``logical_and`` and so on where Python keeps the word),
+arguments are the input list, the number of outputs where it varies, required attributes, the other
+attributes in alphabetical order with their defaults, and debugContext (popart_api.md, section 13).
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podrun.popart.errors import popart_exception
+from podrun.popart.graphcore_ops import OPS, REQUIRED, GraphcoreOp, attribute_value
+from podrun.popart.tensor_info import onnx_data_type, parse_data_type
+from podrun.popart.tensor_proto import to_proto
+
+if TYPE_CHECKING:
+    from podrun.popart.builder import Builder
+
+_LOGICAL = {
+    "And": "logical_and",
+    "Or": "logical_or",
+    "Not": "logical_not",
+    "Xor": "logical_xor",
+    "If": "logical_if",
+}
+
+_NOT_OFFERED = {"auto_pad", "sparse_value", "value_float", "value_floats", "value_int", "value_ints"} | {
+    "value_string",
+    "value_strings",
+}
+"""Attributes that PopART's builder does not take: it wants explicit pads and tensors."""
+
+_NO_ARGS = {"Constant", "RandomNormal", "RandomUniform", "SequenceEmpty"}
+"""Operators whose methods have no input list."""
+
+OPTIONAL_LISTS = ("INTS", "FLOATS", "STRINGS")
+_NONE_LISTS = {("axes", "Reduce")}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An attribute as a method argument: its ONNX kind ("INT", "FLOATS", ...) and default (REQUIRED:
+    none)."""
+
+    name: str
+    kind: str
+    default: Any
+
+
+@functools.cache
+def onnx_methods(version: int) -> dict[str, str]:
+    """Method name -> operator, for the operators that ai.onnx has at an opset version."""
+    from onnx import defs
+
+    methods = {
+        _LOGICAL.get(schema.name, schema.name.lower()): schema.name
+        for schema in defs.get_all_schemas_with_history()
+        if schema.domain == "" and schema.since_version <= version
+    }
+    return {
+        method: op_type
+        for method, op_type in methods.items()
+        if not defs.get_schema(op_type, version, "").deprecated
+    }
+
+
+@functools.cache
+def onnx_parameters(op_type: str, version: int) -> tuple[Parameter, ...]:
+    """The attributes of an operator as method arguments, required ones first."""
+    from onnx import defs
+
+    schema = defs.get_schema(op_type, version, "")
+    found = []
+    for name in sorted(schema.attributes):
+        if name in _NOT_OFFERED:
+            continue
+        attribute = schema.attributes[name]
+        kind = attribute.type.name
+        required = attribute.required or (op_type in ("Constant", "ConstantOfShape") and name == "value")
+        default = REQUIRED if required else _default(op_type, name, kind, attribute.default_value)
+        found.append(Parameter(name, kind, default))
+    if op_type == "Constant":
+        found.append(Parameter("is_value_sparse", "INT", False))
+    return tuple(sorted(found, key=lambda parameter: parameter.default is not REQUIRED))
+
+
+def _default(op_type: str, name: str, kind: str, proto: Any) -> Any:
+    from onnx import AttributeProto, helper
+
+    if proto.type != AttributeProto.UNDEFINED:
+        value = helper.get_attribute_value(proto)
+        return value.decode() if isinstance(value, bytes) else value
+    if kind in OPTIONAL_LISTS and not (op_type.startswith("Reduce") and name == "axes"):
+        return []
+    return None
+
+
+_INTEGER = (int, np.integer)
+_NUMBER = (int, float, np.integer, np.floating)
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "INT": lambda value: isinstance(value, _INTEGER),
+    "FLOAT": lambda value: isinstance(value, _NUMBER),
+    "STRING": lambda value: isinstance(value, (str, bytes)),
+    "INTS": lambda value: _all(value, _INTEGER),
+    "FLOATS": lambda value: _all(value, _NUMBER),
+    "STRINGS": lambda value: _all(value, (str, bytes)),
+    "TENSOR": lambda value: isinstance(value, np.ndarray),
+}
+
+
+def _all(value: Any, kinds: tuple[type, ...]) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and (value.dtype.kind in "iu" or float in kinds)
+    return isinstance(value, (list, tuple)) and all(isinstance(item, kinds) for item in value)
+
+
+class _OpFamily:
+    """Common to all operator families: binding arguments the way pybind11 would, with its kind of
+    TypeError.
+    """
+
+    def __init__(self, builder: Builder) -> None:
+        self._builder = builder
+
+    @staticmethod
+    def _signature(
+        before: Sequence[str],
+        parameters: Sequence[tuple[str, Any]],
+        after: Sequence[tuple[str, Any]],
+        debug: str,
+    ) -> inspect.Signature:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        arguments = [inspect.Parameter(name, kind) for name in before]
+        for name, default in [*parameters, (debug, ""), *after]:
+            value = inspect.Parameter.empty if default is REQUIRED else default
+            arguments.append(inspect.Parameter(_safe(name), kind, default=value))
+        return inspect.Signature(arguments)
+
+    @staticmethod
+    def _bind(method: str, signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        try:
+            bound = signature.bind(*args, **{_safe(name): value for name, value in kwargs.items()})
+        except TypeError as error:
+            shown = str(signature).replace("lambda_", "lambda")
+            raise TypeError(
+                f"{method}(): incompatible function arguments. {error}. It takes {method}{shown}."
+            ) from None
+        bound.apply_defaults()
+        return {_unsafe(name): value for name, value in bound.arguments.items()}
+
+
+def _safe(name: str) -> str:
+    """`lambda` is an attribute's name, but none that a Python parameter can have."""
+    return "lambda_" if name == "lambda" else name
+
+
+def _unsafe(name: str) -> str:
+    return "lambda" if name == "lambda_" else name
+
+
+def check_inputs(method: str, args: Any) -> list[str]:
+    """The input list of an operator method, or TypeError."""
+    if isinstance(args, (str, bytes)) or not isinstance(args, (list, tuple)):
+        raise TypeError(
+            f"{method}(): incompatible function arguments. Inputs are a list of tensors, not {args!r}."
+        )
+    wrong = [name for name in args if not isinstance(name, str)]
+    if wrong:
+        raise TypeError(
+            f"{method}(): incompatible function arguments. Inputs are tensor names, not {wrong[0]!r}."
+        )
+    return list(args)
+
+
+def debug_name(context: Any) -> str:
+    """The name in a debugContext: a string or a DebugContext."""
+    return context if isinstance(context, str) else str(getattr(context, "name", ""))
+
+
+class AiOnnx(_OpFamily):
+    """The ai.onnx operators at one opset version."""
+
+    def __init__(self, builder: Builder, version: int) -> None:
+        super().__init__(builder)
+        self.version = version
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        methods = onnx_methods(self.version)
+        if name not in methods:
+            near = difflib.get_close_matches(name, methods, n=1)
+            guess = f" Did you mean {near[0]!r}?" if near else ""
+            raise AttributeError(f"ai.onnx opset {self.version} has no operator {name!r}.{guess}")
+        method = functools.partial(self._call, name, methods[name])
+        method.__doc__ = f"Add a {methods[name]} node (ai.onnx, opset {self.version})."  # type: ignore[attr-defined]
+        return method
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *onnx_methods(self.version)]
+
+    def _call(self, method: str, op_type: str, *args: Any, **kwargs: Any) -> Any:
+        from onnx import defs
+
+        schema = defs.get_schema(op_type, self.version, "")
+        parameters = onnx_parameters(op_type, self.version)
+        varies = schema.min_output != schema.max_output
+        before = [*([] if op_type in _NO_ARGS else ["args"]), *(["num_outputs"] if varies else [])]
+        signature = self._signature(
+            before, [(parameter.name, parameter.default) for parameter in parameters], (), "debugContext"
+        )
+        bound = self._bind(method, signature, args, kwargs)
+        inputs = check_inputs(method, bound.pop("args", []))
+        if not schema.min_input <= len(inputs) <= schema.max_input:
+            raise popart_exception(
+                f"{op_type} has invalid number of inputs: {len(inputs)} given, "
+                f"{_range(schema.min_input, schema.max_input)} taken (ai.onnx, opset {self.version})."
+            )
+        outputs = bound.pop("num_outputs", schema.max_output)
+        if not isinstance(outputs, int) or not schema.min_output <= outputs <= schema.max_output:
+            raise popart_exception(
+                f"{op_type} has invalid number of outputs: {outputs!r} asked, "
+                f"{_range(schema.min_output, schema.max_output)} possible (ai.onnx, opset {self.version})."
+            )
+        context = bound.pop("debugContext")
+        attributes = {}
+        for parameter in parameters:
+            value = bound[parameter.name]
+            if parameter.name == "is_value_sparse":
+                continue
+            converted = _onnx_value(method, op_type, parameter, value)
+            if converted is not None:
+                attributes[parameter.name] = converted
+        names = self._builder._add_onnx(
+            op_type, self.version, inputs, outputs, attributes, debug_name(context)
+        )
+        return names if varies or outputs != 1 else names[0]
+
+
+def _range(least: int, most: int) -> str:
+    if least == most:
+        return str(least)
+    return f"at least {least}" if most >= 1 << 20 else f"{least} to {most}"
+
+
+def _onnx_value(method: str, op_type: str, parameter: Parameter, value: Any) -> Any:
+    """The attribute to write, or None if it is the default."""
+    from podrun.popart.builder import Builder
+
+    if parameter.kind == "GRAPH":
+        if not isinstance(value, Builder):
+            raise TypeError(f"{method}(): incompatible function arguments. {parameter.name} is a Builder.")
+        return value._subgraph_proto()
+    if parameter.kind == "TENSOR":
+        if not isinstance(value, np.ndarray):
+            raise TypeError(
+                f"{method}(): incompatible function arguments. {parameter.name} is a numpy.ndarray, not "
+                f"{value!r}."
+            )
+        return to_proto("", value)
+    if parameter.name in ("to", "dtype") and parameter.kind == "INT" and isinstance(value, str):
+        return onnx_data_type(parse_data_type(value))
+    if value is None and parameter.default is None:
+        return None
+    if not _KINDS.get(parameter.kind, lambda _: True)(value):
+        raise TypeError(
+            f"{method}(): incompatible function arguments. {op_type}'s {parameter.name} is {parameter.kind}, "
+            f"not {value!r}."
+        )
+    plain = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+    if isinstance(plain, tuple):
+        plain = list(plain)
+    if parameter.kind == "FLOAT":
+        plain = float(plain)
+    elif parameter.kind == "FLOATS":
+        plain = [float(item) for item in plain]
+    elif parameter.kind == "INT":
+        plain = int(plain)
+    if parameter.default is not REQUIRED and plain == parameter.default:
+        return None
+    return plain
+
+
+class AiGraphcore(_OpFamily):
+    """The ai.graphcore operators, version 1."""
+
+    version = 1
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in OPS:
+            near = difflib.get_close_matches(name, OPS, n=1)
+            guess = f" Did you mean {near[0]!r}?" if near else ""
+            raise AttributeError(f"ai.graphcore has no operator {name!r}.{guess}")
+        method = functools.partial(self._call, name, OPS[name])
+        method.__doc__ = f"Add a {OPS[name].op_type} node (ai.graphcore)."  # type: ignore[attr-defined]
+        return method
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *OPS]
+
+    def _call(self, method: str, op: GraphcoreOp, *args: Any, **kwargs: Any) -> Any:
+        # Operators that are added without inputs take their attributes first.
+        before = [
+            *([] if op.inputs == (0, 0) else ["args"]),
+            *(["num_outputs"] if op.outputs == "num_outputs" else []),
+        ]
+        debug = {"ctcbeamsearchdecoder": "debug_context", "tensorremap": "debugPrefix"}.get(
+            method, "debugContext"
+        )
+        signature = self._signature(before, op.attributes, op.keyword_attributes, debug)
+        bound = self._bind(method, signature, args, kwargs)
+        inputs = check_inputs(method, bound.pop("args", []))
+        if not op.inputs[0] <= len(inputs) <= op.inputs[1]:
+            raise popart_exception(
+                f"{op.op_type} has invalid number of inputs: {len(inputs)} given, {_range(*op.inputs)} taken "
+                "(ai.graphcore)."
+            )
+        count = bound.pop("num_outputs", op.outputs)
+        context = bound.pop(debug)
+        attributes = {}
+        for name, value in bound.items():
+            if value is not None and not (isinstance(value, (list, tuple)) and not value):
+                attributes[name] = self._attribute(method, op, name, value)
+        names = self._builder._add_graphcore(op, inputs, int(count), attributes, debug_name(context))
+        if op.listed:
+            return names
+        return names[0] if names else None
+
+    @staticmethod
+    def _attribute(method: str, op: GraphcoreOp, name: str, value: Any) -> Any:
+        from podrun.popart.builder import Builder
+
+        if isinstance(value, Builder):
+            return value._subgraph_proto()
+        default = dict((*op.attributes, *op.keyword_attributes)).get(name)
+        if isinstance(default, float) and isinstance(value, (int, np.floating)):
+            value = float(value)
+        if name in ("lambda", "scale") and isinstance(value, (int, float, np.floating, np.integer)):
+            value = float(value)
+        if (
+            isinstance(value, (str, type(None)))
+            and isinstance(default, (int, float))
+            and not isinstance(value, type(default))
+        ):
+            raise TypeError(
+                f"{method}(): incompatible function arguments. {op.op_type}'s {name} cannot be {value!r}."
+            )
+        plain = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+        return attribute_value(op, name, plain)
+
+
+class AiOnnxMl(_OpFamily):
+    """The ai.onnx.ml operators: feature engineering on the host's side, which the IPU has no use for."""
+
+    version = 1
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise popart_exception(
+                f"Operator ai.onnx.ml.{name} cannot run on an IPU: PopART has no implementation of it."
+            )
+
+        return refuse

@@ -1,0 +1,193 @@
+"""Anchors: shapes and values of all return types, over batches, accumulation and replicas."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from popart_sessions import INPUTS, MICRO_BATCH, OUTPUTS, gradient, linear, options, replicated, training
+
+import podrun.popart as popart
+
+LAYOUTS = [
+    pytest.param(batches, accumulation, replicas, id=f"{batches}x{accumulation}x{replicas}")
+    for batches, accumulation, replicas in product((1, 4), (1, 3), (1, 2))
+]
+
+
+@pytest.mark.parametrize(("batches", "accumulation", "replicas"), LAYOUTS)
+def test_values_and_shapes_in_training(device_of, batches, accumulation, replicas):
+    """y, its gradient and the weight's, against NumPy that follows the weight through the batches."""
+    case = linear()
+    kinds = {"All": ("All",), "Final": ("Final",), "Sum": ("Sum",), "EveryN": ("EveryN", batches)}
+    x = np.random.default_rng(1).standard_normal((batches, accumulation, replicas, MICRO_BATCH, INPUTS))
+    x = x.astype(np.float32)
+    ys, dys, dws = _numpy_run(case, x)
+    for name, kind in kinds.items():
+        art = popart.AnchorReturnType(*kind)
+        prefix = popart.reservedGradientPrefix()
+        expected = {case.y: ys, prefix + case.y: dys, prefix + case.w: dws}
+        session = training(
+            case,
+            dict.fromkeys(expected, art),
+            device_of(replicas),
+            batches=batches,
+            opts=replicated(replicas, accumulation),
+        )
+        anchors = session.initAnchorArrays()
+        session.run(popart.PyStepIO({case.x: x}, anchors))
+        for tensor, values in expected.items():
+            wanted = _returned(values, name, batches)
+            leading = [dim for dim in wanted.shape[: wanted.ndim - 2] if dim != 1]
+            assert anchors[tensor].shape == (*leading, *wanted.shape[-2:])
+            np.testing.assert_allclose(anchors[tensor], wanted.reshape(anchors[tensor].shape), 2e-5, 1e-6)
+        session._device.detach()
+
+
+def _numpy_run(case, x):
+    """Values of y, dy and dw for every batch, micro-batch and replica; the weight moves after each batch."""
+    w = case.start.astype(np.float64)
+    ys = np.einsum("barmi,io->barmo", x, w)
+    dys, dws = np.zeros_like(ys), np.zeros((*x.shape[:3], INPUTS, OUTPUTS))
+    for batch in range(len(x)):
+        total = np.zeros_like(w)
+        for micro, replica in product(range(x.shape[1]), range(x.shape[2])):
+            piece = x[batch, micro, replica]
+            ys[batch, micro, replica] = piece @ w
+            dys[batch, micro, replica] = 0.5 * np.sign(piece @ w)
+            dws[batch, micro, replica] = gradient(case, piece, w)
+            total += dws[batch, micro, replica]
+        w = w - 0.1 * total
+    return ys, dys, dws
+
+
+def _returned(values, kind, batches):
+    flat = values.reshape(-1, *values.shape[2:])
+    if kind == "All":
+        return values
+    if kind == "Final":
+        return flat[-1]
+    if kind == "Sum":
+        return flat.sum(axis=0)
+    # The period counts micro-batches, so as many come back as batches / period times the accumulation factor.
+    return flat[batches - 1 :: batches].reshape(1, -1, *flat.shape[1:])
+
+
+def test_every_n_counts_micro_batches(device):
+    """With two batches of two micro-batches and N = 2, micro-batches 2 and 4 come back (semantics, section
+    1).
+    """
+    case = linear()
+    session = training(
+        case,
+        {case.y: popart.AnchorReturnType("EveryN", 2)},
+        device,
+        batches=2,
+        opts=replicated(1, 2),
+        optimizer=popart.SGD({"defaultLearningRate": (0.0, False)}),
+    )
+    x = np.random.default_rng(2).standard_normal((4, MICRO_BATCH, INPUTS)).astype(np.float32)
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({case.x: x}, anchors))
+    np.testing.assert_allclose(anchors[case.y], x[1::2] @ case.start, rtol=1e-5)
+
+
+def test_an_anchored_weight_is_the_one_used_and_updated_var_the_one_after(device):
+    case = linear()
+    updated = popart.reservedUpdatedVarPrefix() + case.w
+    session = training(case, [case.w, updated], device, batches=3)
+    x = np.random.default_rng(3).standard_normal((3, MICRO_BATCH, INPUTS)).astype(np.float32)
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({case.x: x}, anchors))
+    w = case.start.astype(np.float64)
+    for batch in range(3):
+        np.testing.assert_allclose(anchors[case.w][batch], w, rtol=1e-5)
+        w = w - 0.1 * gradient(case, x[batch], w)
+        np.testing.assert_allclose(anchors[updated][batch], w, rtol=1e-5)
+
+
+def test_gradients_are_scaled_by_the_loss_scaling_and_not_averaged(device_of):
+    case = linear()
+    name = popart.reservedGradientPrefix() + case.w
+    opts = replicated(2, accumulationAndReplicationReductionType=popart.ReductionType.Mean)
+    session = training(case, [name], device_of(2), optimizer=popart.ConstSGD(0.1, 0.0, 8.0), opts=opts)
+    x = np.random.default_rng(4).standard_normal((2, MICRO_BATCH, INPUTS)).astype(np.float32)
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({case.x: x}, anchors))
+    for replica in range(2):
+        np.testing.assert_allclose(
+            anchors[name][replica], 8 * gradient(case, x[replica], case.start), rtol=1e-5
+        )
+
+
+def test_inference_anchors_come_in_lexicographic_order_and_keep_dims_of_one(device):
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [1, 5])
+    b = builder.aiOnnx.relu([x])
+    a = builder.aiOnnx.abs([b])
+    session = popart.InferenceSession(
+        builder.getModelProto(),
+        popart.DataFlow(1, [b, a], popart.AnchorReturnType("Final")),
+        device,
+        userOptions=options(),
+    )
+    session.prepareDevice()
+    anchors = session.initAnchorArrays()
+    assert list(anchors) == sorted([a, b])
+    assert anchors[a].shape == (1, 5)
+    session.run(popart.PyStepIO({x: np.arange(-2, 3, dtype=np.float32)}, anchors))
+    np.testing.assert_array_equal(anchors[a], [[0, 0, 0, 1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("EveryN",), "period"),
+        (("All", 2), "EveryN"),
+        (("EveryN", 0), "positive"),
+        (("EveryN", -1), "positive"),
+        (("Some",), "Unknown"),
+    ],
+)
+def test_bad_return_types(arguments, word):
+    with pytest.raises(popart.popart_exception, match=word):
+        popart.AnchorReturnType(*arguments)
+
+
+def test_return_types_in_any_case_and_their_accessors():
+    assert popart.AnchorReturnType("aLL").id() is popart.AnchorReturnTypeId.All
+    assert popart.AnchorReturnType("everyn", 3).rp() == 3
+    with pytest.raises(popart.popart_exception, match="EveryN"):
+        popart.AnchorReturnType("Final").rp()
+
+
+def test_bad_data_flows():
+    art = popart.AnchorReturnType("EveryN", 2)
+    with pytest.raises(popart.popart_exception, match="positive"):
+        popart.DataFlow(0, [])
+    with pytest.raises(popart.popart_exception, match="divide"):
+        popart.DataFlow(3, {"a": art})
+    with pytest.raises(popart.popart_exception, match="divide"):
+        popart.DataFlow(1, {"a": art})
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        popart.DataFlow(1, "abc")
+    assert popart.DataFlow(4, ["b", "a", "b"]).anchors() == ["a", "b"]
+
+
+def test_unknown_anchors_say_why(device):
+    case = linear()
+
+    def session(anchor):
+        return training(case, [anchor], device)
+
+    with pytest.raises(popart.popart_exception, match="not in the IR tensors"):
+        session("nothing")
+    with pytest.raises(popart.popart_exception, match="not in the IR tensors.*no tensor|No gradient path"):
+        session("Gradient___nothing")
+
+
+def test_inference_without_anchors_is_refused(device):
+    case = linear()
+    with pytest.raises(popart.popart_exception, match="anchor"):
+        popart.InferenceSession(case.model, popart.DataFlow(1, {}), device)
