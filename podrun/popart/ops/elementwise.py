@@ -52,7 +52,7 @@ for _name, _function, _meaning in (
     ("Expm1", "expm1", "e to the power x, minus 1"),
     ("Log1p", "log1p", "Natural logarithm of 1 + x"),
     ("Round", "round", "Nearest integer"),
-    ("Nearbyint", "round", "Nearest integer, halves to even"),
+    ("NearbyInt", "round", "Nearest integer, halves to even"),
 ):
     _unary(GRAPHCORE, _name, (1,), _function, _meaning)
 

@@ -51,6 +51,8 @@ FAMILIES = (
     "resize",
     "signal",
     "linear_algebra",
+    "attention",
+    "graphcore",
 )
 """Modules of this package that register operators."""
 

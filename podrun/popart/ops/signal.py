@@ -21,8 +21,8 @@ def _pairs(z: Array, dtype: Any) -> Array:
 
 
 def _dft(ctx: Context, node: Node, x: Array, axis: int, length: int | None) -> Array:
-    """The transform in x's type; where 64-bit types are to be had it is computed in them and rounded once."""
-    if ctx.x64 and x.dtype == jnp.float32:
+    """The transform in x's type; forward, where 64-bit types are to be had, computed in them and rounded once."""
+    if ctx.x64 and x.dtype == jnp.float32 and not node.get("inverse", 0):
         return _dft(ctx, node, x.astype(jnp.float64), axis, length).astype(x.dtype)
     onesided, inverse = bool(node.get("onesided", 0)), bool(node.get("inverse", 0))
     size = x.shape[axis]
