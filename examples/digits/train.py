@@ -71,8 +71,7 @@ def load_digits() -> Digits:
     return Digits(images[train], labels[train], images[test], labels[test])
 
 
-# --- Networks
-# ---------------------------------------------------------------------------------------------------------
+# --- Networks -----------------------------------------------------------------------------------
 
 
 class Network:
@@ -135,8 +134,7 @@ def build(model: str, batch: int, seed: int) -> tuple[popart.Builder, str, str]:
     return builder, x, builder.aiOnnx.softmax([logits], axis=1)
 
 
-# --- Sessions
-# ---------------------------------------------------------------------------------------------------------
+# --- Sessions -----------------------------------------------------------------------------------
 
 
 def options_for(replication: Replication) -> popart.SessionOptions:
@@ -248,8 +246,7 @@ def save(path: str, model: bytes) -> None:
         file.write(proto.SerializeToString(deterministic=True))
 
 
-# --- The program
-# ------------------------------------------------------------------------------------------------------
+# --- The program --------------------------------------------------------------------------------
 
 
 def say(replication: Replication, text: str) -> None:

@@ -58,6 +58,7 @@ from podrun.popart.settings import (
 )
 from podrun.popart.stepio import IStepIO, IWeightsIO, PyStepIO, PyStepIOCallback, PyWeightsIO
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, getTensorInfo
+from podrun.popart.transformer import GraphTransformer
 from podrun.popart.variables import CommGroup, ReplicaGrouping, VariableSettings
 from podrun.popart.version import packageHash, versionNumber, versionString
 
@@ -82,6 +83,7 @@ __all__ = [
     "DeviceManager",
     "ExecutionPhaseSettings",
     "ExperimentalSettings",
+    "GraphTransformer",
     "IStepIO",
     "IWeightsIO",
     "InferenceSession",
@@ -140,7 +142,6 @@ _NOT_BUILT = frozenset(
     {
         "DebugContext",
         "DebugInfo",
-        "GraphTransformer",
         "NumericsReport",
         "OpDefinition",
         "OperatorIdentifier",

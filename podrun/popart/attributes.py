@@ -56,8 +56,7 @@ class NodeAttributes:
         self._name_scopes: list[str] = []
         self._attribute_scopes: list[tuple[str, Any]] = []
 
-    # -- generic
-    # -----------------------------------------------------------------------------------------------
+    # -- generic ----------------------------------------------------------------------------------
 
     def _node(self, outputs: Names) -> NodeProto:
         names = {outputs} if isinstance(outputs, str) else set(outputs)
@@ -152,8 +151,7 @@ class NodeAttributes:
         """A list of strings."""
         return [value.decode() for value in self._attribute(attributeName, nodeOutputNames, "STRINGS")]
 
-    # -- scopes
-    # ------------------------------------------------------------------------------------------------
+    # -- scopes -----------------------------------------------------------------------------------
 
     @contextmanager
     def _attribute_scope(self, name: str, value: Any) -> Iterator[None]:
@@ -232,8 +230,7 @@ class NodeAttributes:
         self._set(nodeOutputNames, OUTPUT_LOCATION, flat)
         return None
 
-    # -- asking
-    # ------------------------------------------------------------------------------------------------
+    # -- asking -----------------------------------------------------------------------------------
 
     def getVirtualGraph(self, nodeOutputNames: Names | None = None) -> int:
         """The IPU of a node, or of the scope. popart_exception where there is none."""
@@ -274,8 +271,7 @@ class NodeAttributes:
             and self.getInt64NodeAttribute(RECOMPUTE, nodeOutputNames) == RecomputeType.Recompute.value
         )
 
-    # -- hints on nodes
-    # ----------------------------------------------------------------------------------------
+    # -- hints on nodes ---------------------------------------------------------------------------
 
     def recomputeOutputInBackwardPass(
         self, nodeOutputName: Names, value: RecomputeType = RecomputeType.Recompute

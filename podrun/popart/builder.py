@@ -68,22 +68,21 @@ class Builder(NodeAttributes):
         self._children: list[Builder] = []
         super().__init__()
 
-    # -- operator families
-    # -------------------------------------------------------------------------------------
+    # -- operator families ------------------------------------------------------------------------
 
     @property
     def aiOnnx(self) -> AiOnnx:
-        """The ai.onnx operators at this builder's opset (10 unless another was chosen)."""
-        return AiOnnx(self, self._scope.opsets.get("", DEFAULT_OPSET))
+        """The ai.onnx operators at this builder's opset: the first one used, 10 if it is this property."""
+        return self.aiOnnxOpsetVersion(self._scope.opsets.get("", DEFAULT_OPSET))
 
     def aiOnnxOpsetVersion(self, version: int) -> AiOnnx:
         """The ai.onnx operators at ``version``. RuntimeError if the builder has another version already."""
         defined = self._scope.opsets.setdefault("", version)
         if defined != version:
             raise RuntimeError(
-                f"This builder uses ai.onnx opset {defined} already, so opset {version} cannot be used with "
-                "it: a model "
-                "has one version of each operator set."
+                f"Invalid opset 'aiOnnxOpset{version}' selected. This builder uses ai.onnx opset {defined} "
+                f"already, so opset {version} cannot be used with "
+                "it: a model has one version of each operator set."
             )
         return AiOnnx(self, version)
 
@@ -108,8 +107,7 @@ class Builder(NodeAttributes):
 
     aiOnnxMlOpset1 = aiOnnxMl
 
-    # -- tensors
-    # -----------------------------------------------------------------------------------------------
+    # -- tensors ----------------------------------------------------------------------------------
 
     def addInputTensor(self, *args: Any, **kwargs: Any) -> str:
         """A model input: ``(TensorInfo, debugContext="" | settings=InputSettings())`` or ``(dtype, shape,
@@ -214,8 +212,7 @@ class Builder(NodeAttributes):
         result: str = aiOnnx.reshape([args[0], target], debugContext)
         return result
 
-    # -- questions
-    # ---------------------------------------------------------------------------------------------
+    # -- questions --------------------------------------------------------------------------------
 
     def getTensorShape(self, id: str) -> list[int]:
         """The shape. popart_exception if it is not known (yet)."""
@@ -257,8 +254,7 @@ class Builder(NodeAttributes):
             raise popart_exception(f"Type and shape of tensor {tensor!r} are not known while building.")
         return info
 
-    # -- names and scopes
-    # --------------------------------------------------------------------------------------
+    # -- names and scopes -------------------------------------------------------------------------
 
     @contextmanager
     def nameScope(self, name: str) -> Iterator[None]:
@@ -287,8 +283,7 @@ class Builder(NodeAttributes):
         """Name the graph."""
         self._scope.name = name
 
-    # -- adding nodes
-    # ------------------------------------------------------------------------------------------
+    # -- adding nodes -----------------------------------------------------------------------------
 
     def _add_onnx(
         self,
@@ -348,8 +343,7 @@ class Builder(NodeAttributes):
             node.attribute.append(helper.make_attribute(key, value))
         return node
 
-    # -- out
-    # ---------------------------------------------------------------------------------------------------
+    # -- out --------------------------------------------------------------------------------------
 
     def _subgraph_proto(self) -> GraphProto:
         return self._scope.to_proto()

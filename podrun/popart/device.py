@@ -110,8 +110,7 @@ class DeviceInfo:
         self._loaded: Any = None
         """The session whose program is on the device."""
 
-    # -- PopART's properties
-    # -----------------------------------------------------------------------------------
+    # -- PopART's properties ----------------------------------------------------------------------
 
     @property
     def type(self) -> DeviceType:
@@ -171,8 +170,7 @@ class DeviceInfo:
         """True iff this process holds it."""
         return self._attached
 
-    # -- attaching
-    # ---------------------------------------------------------------------------------------------
+    # -- attaching --------------------------------------------------------------------------------
 
     def attach(self) -> bool:
         """Take the IPUs; False if somebody else has them. Immediate: `tryAttachUntilTimeout` waits."""
@@ -338,8 +336,7 @@ class DeviceManager:
         finally:
             connection.close()
 
-    # -- acquiring
-    # ---------------------------------------------------------------------------------------------
+    # -- acquiring --------------------------------------------------------------------------------
 
     def acquireAvailableDevice(
         self,
@@ -536,8 +533,7 @@ class DeviceManager:
             if ipus.count == numIpus
         ]
 
-    # -- devices that are not hardware
-    # -------------------------------------------------------------------------
+    # -- devices that are not hardware ------------------------------------------------------------
 
     def createCpuDevice(self) -> DeviceInfo:
         """A device of one IPU computed on the CPU."""

@@ -68,8 +68,7 @@ class Scope:
     constants: dict[str, TensorProto] = field(default_factory=dict)
     producers: dict[str, NodeProto] = field(default_factory=dict)
 
-    # -- looking things up
-    # -------------------------------------------------------------------------------------
+    # -- looking things up ------------------------------------------------------------------------
 
     def find(self, tensor: str) -> Scope | None:
         """The scope that holds ``tensor``: this one or a parent."""
@@ -100,8 +99,7 @@ class Scope:
             return self.constants[tensor]
         return None if self.parent is None else self.parent.constant(tensor)
 
-    # -- adding
-    # ------------------------------------------------------------------------------------------------
+    # -- adding -----------------------------------------------------------------------------------
 
     def add_input(self, name: str, info: TensorInfo | None) -> None:
         """A graph input (``info`` None: untyped, in a subgraph)."""
@@ -128,8 +126,7 @@ class Scope:
             if np.prod(value.dims, dtype=np.int64) <= _DATA_LIMIT:
                 self.constants[node.output[0]] = value
 
-    # -- inference
-    # ---------------------------------------------------------------------------------------------
+    # -- inference --------------------------------------------------------------------------------
 
     def infer_onnx(self, node: NodeProto, version: int) -> list[TensorInfo | None]:
         """Types and shapes of an ai.onnx node's outputs by ONNX's own inference; None where it does not know.
@@ -186,8 +183,7 @@ class Scope:
             raise popart_exception(f"{node.op_type} cannot take its inputs ({inputs}): {error}") from error
         return [*found, *[None] * len(node.output)][: len(node.output)]
 
-    # -- out
-    # ---------------------------------------------------------------------------------------------------
+    # -- out --------------------------------------------------------------------------------------
 
     def to_proto(self) -> GraphProto:
         """The graph as ONNX has it. Subgraphs list their outputs with types where these are known."""

@@ -218,6 +218,8 @@ class AiOnnx(_OpFamily):
             before, [(parameter.name, parameter.default) for parameter in parameters], (), "debugContext"
         )
         bound = self._bind(method, signature, args, kwargs)
+        if isinstance(bound.get("is_value_sparse"), str):  # Before opset 11 the name stands in its place.
+            bound["debugContext"] = bound.pop("is_value_sparse")
         inputs = check_inputs(method, bound.pop("args", []))
         if not schema.min_input <= len(inputs) <= schema.max_input:
             raise popart_exception(
@@ -233,10 +235,9 @@ class AiOnnx(_OpFamily):
         context = bound.pop("debugContext")
         attributes = {}
         for parameter in parameters:
-            value = bound[parameter.name]
             if parameter.name == "is_value_sparse":
                 continue
-            converted = _onnx_value(method, op_type, parameter, value)
+            converted = _onnx_value(method, op_type, parameter, bound[parameter.name])
             if converted is not None:
                 attributes[parameter.name] = converted
         names = self._builder._add_onnx(

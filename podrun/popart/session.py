@@ -21,10 +21,17 @@ from podrun.popart.build import BuiltModel, build
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
 from podrun.popart.enums import DeviceType, ReplicatedStreamMode, SyntheticDataMode, VariableRetrievalMode
-from podrun.popart.errors import popart_exception, popart_runtime_error, surfaced
+from podrun.popart.errors import (
+    popart_exception,
+    popart_runtime_error,
+    popart_unimplemented,
+    surfaced,
+)
 from podrun.popart.optimizers.base import Optimizer
 from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
+from podrun.popart.session_files import SessionFiles, refuse
+from podrun.popart.session_reports import SessionReports
 from podrun.popart.stepio import IStepIO, IWeightsIO, StepTensor
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
 from podrun.popart.weights import HostWeights
@@ -39,7 +46,7 @@ CACHE_VARIABLE = "POPDIST_EXECUTABLE_CACHE_PATH"
 """Names the executable cache that all instances of a run share."""
 
 
-class Session:
+class Session(SessionFiles, SessionReports):
     """What both kinds of session are. Made through InferenceSession or TrainingSession."""
 
     _training = False
@@ -92,8 +99,7 @@ class Session:
             placed, self._flow, self._options, shapes, per_replica, self._name, loss, self._optimizer
         )
 
-    # -- questions
-    # ---------------------------------------------------------------------------------------------
+    # -- questions --------------------------------------------------------------------------------
 
     @property
     def dataFlow(self) -> DataFlow:
@@ -139,8 +145,7 @@ class Session:
             arrays[anchor] = np.empty((*leading, *info.shape()), info.numpy_dtype())
         return arrays
 
-    # -- preparing
-    # ---------------------------------------------------------------------------------------------
+    # -- preparing --------------------------------------------------------------------------------
 
     def prepareDevice(self, loadEngine: bool = True) -> None:
         """Compile, and load onto the device unless ``loadEngine`` is False. OutOfMemoryException if it does
@@ -233,8 +238,7 @@ class Session:
     def _constant_weights(self) -> bool:
         return not self._training and self._options.constantWeights
 
-    # -- running
-    # -----------------------------------------------------------------------------------------------
+    # -- running ----------------------------------------------------------------------------------
 
     def run(self, *args: Any, stepio: IStepIO | None = None, debugName: str = "") -> None:
         """``run(stepio, debugName="")``: one step. Anchors are in the stepio's arrays afterwards."""
@@ -341,8 +345,7 @@ class Session:
             found[name] = StepTensor(name, info, layout, how)
         return found
 
-    # -- weights
-    # -----------------------------------------------------------------------------------------------
+    # -- weights ----------------------------------------------------------------------------------
 
     def weightsFromHost(self) -> None:
         """Send the host's weights and optimizer state to the device."""
@@ -421,8 +424,7 @@ class Session:
         self._weights.reset(source, ignoreWeightsInModelWithoutCorrespondingHostWeight)
         self._weights_sent = False
 
-    # -- randomness
-    # --------------------------------------------------------------------------------------------
+    # -- randomness -------------------------------------------------------------------------------
 
     def setRandomSeed(self, seedValue: int) -> None:
         """Start the sequence of random numbers anew from a seed."""
@@ -458,23 +460,12 @@ class Session:
         words = seed & (1 << 64) - 1
         return {name: np.array([words >> 32, words & 0xFFFFFFFF], np.uint32)}
 
-    # -- reports
-    # -----------------------------------------------------------------------------------------------
+    # -- public in PopART, refused by name here --------------------------------------------------------
 
-    def getCycleCount(self, id: str = "") -> int:
-        """Modelled cycles of the last run. popart_exception unless instrumentWithHardwareCycleCounter was
-        set.
-        """
-        if not self._options.instrumentWithHardwareCycleCounter:
-            raise popart_exception(
-                "Cycle counts need SessionOptions.instrumentWithHardwareCycleCounter, set before the session "
-                "was made."
-            )
-        if id:
-            raise popart_exception(f"There is no cycle counter {id!r}; the outer one has the id ''.")
-        if self._cycles is None:
-            raise popart_exception("getCycleCount needs a run first.")
-        return self._cycles
+    getSerializedGraph = refuse("getSerializedGraph")
+    getRNGState = refuse("getRNGState")
+    setRNGState = refuse("setRNGState")
+    getIr = refuse("getIr")
 
 
 def _info_of(spec: Any) -> TensorInfo:
@@ -502,6 +493,33 @@ class InferenceSession(Session):
     def getAllTensorIds(self) -> set[str]:
         """Every tensor of the session."""
         return self._tensor_ids()
+
+    def copyDeviceWeightsToHost(self) -> None:
+        """Bring the weights from the device into the host's copy."""
+        self.weightsToHost()
+
+    def markHostWeightsInSync(self) -> None:
+        """Say that the host's weights are those of the device."""
+        self._weights.device_is_ahead = False
+
+    def markHostWeightsOutOfSync(self) -> None:
+        """Say that the device's weights have moved on."""
+        self._weights.device_is_ahead = True
+
+    def areHostWeightsInSync(self) -> bool:
+        """True iff the host's weights are those of the device."""
+        return not self._weights.device_is_ahead
+
+    def setEngineIsLoaded(self, isLoaded: bool) -> None:
+        """Say whether the program is on the device; False makes the next call load it again."""
+        self._device._loaded = self if isLoaded else None
+
+    def checkInplacingAmbiguity(self) -> bool:
+        """True iff in-place operators could change results: here nothing works in place."""
+        return False
+
+    fromIr = refuse("fromIr")
+    _setDeviceInfo = refuse("_setDeviceInfo")
 
 
 class TrainingSession(Session):
@@ -546,3 +564,19 @@ class TrainingSession(Session):
         self._optimizer = copy.deepcopy(optimizer)
         self._built.rule.optimizer = self._optimizer
         self._pending_scalars = True
+
+    def broadcastWeights(self, rootRank: int = 0) -> None:
+        """Give every instance the weights of instance ``rootRank``.
+
+        All instances start from one model, so this matters only to programs that change weights on one of
+        them; with several instances it is refused.
+        """
+        if self._built.program.replicas > self.replicationFactor:
+            raise popart_unimplemented(
+                "broadcastWeights between instances is not there yet.",
+                hint="Make the same resetHostWeights or writeWeights calls in every instance.",
+            )
+        if rootRank != 0:
+            raise popart_exception(f"There is one instance, number 0; rootRank is {rootRank}.")
+
+    connectStreamToCallback = refuse("connectStreamToCallback")

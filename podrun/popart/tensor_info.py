@@ -115,8 +115,7 @@ class TensorInfo:
             self._shape = tuple(dim if isinstance(dim, str) else int(dim) for dim in shape)
         self._meta_shape = tuple(metaShape)
 
-    # -- PopART's accessors
-    # ------------------------------------------------------------------------------------
+    # -- PopART's accessors -----------------------------------------------------------------------
 
     def dataType(self) -> DataType:
         """The element type."""
@@ -179,8 +178,7 @@ class TensorInfo:
             self._shape = tuple(dim if isinstance(dim, str) else int(dim) for dim in shape)
         self._meta_shape = tuple(metaShape)
 
-    # -- podrun's own
-    # ------------------------------------------------------------------------------------------
+    # -- podrun's own -----------------------------------------------------------------------------
 
     @property
     def is_static(self) -> bool:

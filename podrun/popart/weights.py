@@ -54,6 +54,10 @@ class HostWeights:
         """A weight or a piece of optimizer state, or None."""
         return self._weights.get(name, self._state.get(name))
 
+    def get_all(self) -> dict[str, np.ndarray]:
+        """All weights and all optimizer state."""
+        return {**self._weights, **self._state}
+
     def put(self, name: str, array: np.ndarray) -> None:
         """Replace a weight's value. popart_exception for an unknown one, popart_runtime_error for another
         size.
