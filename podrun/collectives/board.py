@@ -15,7 +15,6 @@ so that costs one slice, never a hang.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import json
@@ -23,7 +22,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, NoReturn
 
@@ -35,7 +34,7 @@ from podrun.collectives.errors import (
     describe,
     restore,
 )
-from podrun.collectives.futex import Futex
+from podrun.collectives.futex import Futex, address_of
 from podrun.collectives.memory import Segment
 from podrun.collectives.process import Watch, start_time
 from podrun.errors import ConflictError, InternalError, PodrunError
@@ -71,8 +70,7 @@ class Board:
         self.segment = segment
         self.ranks = ranks
         self.rank = -1
-        base = ctypes.addressof(ctypes.c_char.from_buffer(segment.map))
-        self._bell = Futex(base + _BELL)
+        self._bell = Futex(address_of(segment.map) + _BELL)
         view = memoryview(segment.map)
         self._error_length = view[_ERROR_LENGTH : _ERROR_LENGTH + 8].cast("Q")
         self._table_length = view[_TABLE_LENGTH : _TABLE_LENGTH + 8].cast("Q")
@@ -137,8 +135,7 @@ class Board:
         """Wait until every rank has come to this meeting with the same label; raises what ended the group
         otherwise.
         """
-        if self._error_length[0] or self._closed:
-            self._raise_failure()
+        self.check()
         self._meetings = count = self._meetings + 1
         labels = self._labels[
             count & 1
@@ -147,7 +144,13 @@ class Board:
         labels[at : at + _LABEL] = what
         self._arrived[self.rank] = count
         if min(self._arrived) < count:
-            self._wait(count, what, timeout)
+            self.wait_until(
+                lambda: min(self._arrived) >= count,
+                lambda: [rank for rank in range(self.ranks) if self._arrived[rank] < count],
+                self._bell,
+                what,
+                timeout,
+            )
         ring = count & 0x7FFFFFFF
         if self._bell.value != ring and not self._error_length[0]:
             self._bell.value = ring
@@ -155,27 +158,39 @@ class Board:
         if labels != what * self.ranks:
             self._mismatch(bytes(labels))
 
-    def _wait(self, count: int, what: bytes, timeout: float) -> None:
+    def wait_until(
+        self,
+        ready: Callable[[], bool],
+        missing: Callable[[], list[int]],
+        bell: Futex,
+        what: bytes,
+        timeout: float,
+    ) -> None:
+        """Sleep on ``bell`` until ``ready()``; raises what ended the group otherwise.
+
+        ``missing()`` tells which ranks are waited for: if one of them is dead, has left, or is late beyond
+        the timeout, the group ends with an error that names it.
+        """
         began = time.monotonic()
         if self._spin and self._alone_in_process():
             limit = began + self._spin
             while time.monotonic() < limit:
-                if min(self._arrived) >= count:
+                if ready():
                     return
         pause = _FIRST_SLICE
         next_look = began + pause
         while True:
-            seen = self._bell.value
-            if min(self._arrived) >= count:
+            seen = bell.value
+            if ready():
                 return
             if self._error_length[0] or self._closed:
                 self._raise_failure()
-            self._bell.wait(seen, pause)
+            bell.wait(seen, pause)
             now = time.monotonic()
             if now >= next_look:
                 pause = min(2 * pause, _LAST_SLICE)
                 next_look = now + pause
-                self._look_for_missing(count, what, now - began, timeout)
+                self._look_for_missing(ready, missing(), what, now - began, timeout)
 
     def _alone_in_process(self) -> bool:
         """Whether no other rank is a thread of this process: spinning would keep the GIL from it."""
@@ -184,13 +199,14 @@ class Board:
         self._spin = 0.0
         return False
 
-    def _look_for_missing(self, count: int, what: bytes, waited: float, timeout: float) -> None:
+    def _look_for_missing(
+        self, ready: Callable[[], bool], missing: list[int], what: bytes, waited: float, timeout: float
+    ) -> None:
         """End the group if a missing rank is dead, has left, or is late beyond the deadline."""
-        missing = [rank for rank in range(self.ranks) if self._arrived[rank] < count]
         for rank in missing:
             reason = self._why_lost(rank)
-            if reason and self._arrived[rank] < count:  # it may have come and gone since
-                self._fail_and_raise(
+            if reason and not ready():  # it may have come and gone since
+                self.fail_with(
                     RankLostError(
                         f"rank {rank} of {self.ranks} {reason} while others waited for it "
                         f"in {label_text(what)} ({waited:.1f} s)",
@@ -200,7 +216,7 @@ class Board:
                 )
         if missing and waited >= timeout:
             names = ", ".join(self._name(rank) for rank in missing)
-            self._fail_and_raise(
+            self.fail_with(
                 RankMissingError(
                     f"{label_text(what)} waited {waited:.1f} s for rank {names}, of {self.ranks} ranks",
                     ranks=tuple(missing),
@@ -229,7 +245,7 @@ class Board:
         for rank in range(self.ranks):
             said.setdefault(label_text(labels[rank * _LABEL : (rank + 1) * _LABEL]), []).append(rank)
         parts = [f"rank {', '.join(map(str, who))} called {text}" for text, who in said.items()]
-        self._fail_and_raise(
+        self.fail_with(
             MismatchError(
                 "ranks of one group called different collectives: " + "; ".join(parts),
                 hint="All ranks must call the same collectives, on equal arenas, in the same order.",
@@ -258,7 +274,13 @@ class Board:
         length = self._error_length[0]
         return restore(json.loads(bytes(self._error[:length]))) if length else None
 
-    def _fail_and_raise(self, error: PodrunError) -> NoReturn:
+    def check(self) -> None:
+        """Raises what ended the group, if anything has."""
+        if self._error_length[0] or self._closed:
+            self._raise_failure()
+
+    def fail_with(self, error: PodrunError) -> NoReturn:
+        """End the group with an error found here, and raise what ended it (the first error stands)."""
         self.fail(describe(error))
         self._raise_failure()
 

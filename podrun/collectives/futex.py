@@ -12,6 +12,7 @@ import ctypes
 import errno
 import os
 import platform
+from typing import Any
 
 from podrun.errors import UnsupportedError
 
@@ -19,6 +20,11 @@ _FUTEX_WAIT = 0
 _FUTEX_WAKE = 1
 _EVERYONE = 0x7FFFFFFF
 _SYSCALL_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+
+
+def address_of(buffer: Any) -> int:
+    """Where a writable buffer starts in this process; valid while the buffer lives."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 class _Timespec(ctypes.Structure):

@@ -20,16 +20,27 @@ half types in float32 and rounded once at the end (`podrun.collectives.arithmeti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from podrun.collectives.errors import MismatchError
+from podrun.collectives.patterns import Pattern
 from podrun.errors import UsageError
 from podrun.executable import Reduction
 
 Array = np.ndarray[Any, np.dtype[Any]]
 """Any NumPy array."""
+
+Token = dict[str, Any]
+"""What `join` needs to find a group: plain values only, so it may travel as JSON."""
+
+ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+"""A flat array of bytes."""
+
+EXCHANGE_BYTES = 1024 * 1024
+"""Most bytes that one rank posts in one exchange: two such buffers a rank stay within reach of the caches."""
 
 DEFAULT_TIMEOUT = 120.0
 """Seconds that a collective waits for its ranks: longer than compiling a step on one of them may take."""
@@ -76,7 +87,12 @@ class Group(Protocol):
         """
 
     def reduce_scatter(
-        self, arena: str, reduction: Reduction = Reduction.SUM, *, settle: bool = True
+        self,
+        arena: str,
+        reduction: Reduction = Reduction.SUM,
+        *,
+        settle: bool = True,
+        count: int | None = None,
     ) -> Array:
         """Reduce an allocated arena over all ranks; returns this rank's slice of the result.
 
@@ -85,7 +101,9 @@ class Group(Protocol):
         all_reduce or barrier. ``Reduction.LOCAL``: this rank's slice of its own buffer.
         """
 
-    def all_reduce(self, arena: str, reduction: Reduction = Reduction.SUM) -> Array:
+    def all_reduce(
+        self, arena: str, reduction: Reduction = Reduction.SUM, *, count: int | None = None
+    ) -> Array:
         """Reduce an allocated arena over all ranks; returns the whole result, which all ranks of a host
         share.
 
@@ -101,6 +119,27 @@ class Group(Protocol):
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
+
+    def exchange(self, posted: ByteArray, pattern: Pattern) -> list[ByteArray]:
+        """Carry out a collective that only moves data: post bytes, get what each rank has for this one.
+
+        At most `EXCHANGE_BYTES` are posted. What is returned, by source, is read-only and stands until the
+        next exchange. `podrun.collectives.Communicator` does this for arrays of any size.
+        """
+
+    def send(self, array: Array, dest: int, tag: int = 0) -> None:
+        """Send a contiguous array to a rank. Returns when the array may be rewritten, often before it is
+        received.
+        """
+
+    def receive(self, out: Array, source: int, tag: int = 0) -> None:
+        """Fill a contiguous array with the next message that ``source`` sent with ``tag``.
+
+        Another dtype or size than the sender's: MismatchError on all ranks.
+        """
+
+    def establish(self, ranks: Sequence[int]) -> tuple[Group, Token]:
+        """Make a further group, of these ranks of this one; returns its rank 0 and the others' token."""
 
     def abort(self, error: Mapping[str, Any]) -> None:
         """End the group: every rank, waiting now or calling later, raises the error that this plain data
@@ -123,6 +162,30 @@ def check_arena(arena: str, size: int) -> None:
         raise UsageError(f"arena {arena!r} cannot have {size} elements", hint="Sizes start at 1.")
 
 
+def first_elements(arena: str, whole: int, count: int | None) -> int:
+    """How many elements of an arena a collective is about. Raises UsageError for a count it does not have."""
+    if count is None:
+        return whole
+    if not 1 <= count <= whole:
+        raise UsageError(f"arena {arena!r} has {whole} elements, not {count}")
+    return count
+
+
+def check_peer(rank: int, size: int, peer: int, what: str) -> None:
+    """Raises UsageError for a peer that a rank cannot send to or receive from."""
+    if not 0 <= peer < size or peer == rank:
+        raise UsageError(f"rank {rank} of {size} cannot {what} rank {peer}")
+
+
+def as_bytes(array: Array) -> ByteArray:
+    """The memory of a contiguous array, without a copy. Raises UsageError for one that is not contiguous."""
+    if array.dtype.hasobject:
+        raise UsageError("collectives move plain numbers, not Python objects")
+    if not array.flags.c_contiguous:
+        raise UsageError("collectives need contiguous arrays", hint="Use numpy.ascontiguousarray.")
+    return array.reshape(-1).view(np.uint8)
+
+
 def unknown_arena(arena: str, known: list[str]) -> UsageError:
     """The error for a collective on an arena that this rank has not asked for."""
     listed = ", ".join(sorted(known)) or "none"
@@ -137,4 +200,13 @@ def wrong_kind(arena: str, operation: str) -> UsageError:
     return UsageError(
         f"{operation} needs a buffer on every rank, and arena {arena!r} is shared",
         hint="Use allocate() for what is reduced.",
+    )
+
+
+def message_mismatch(rank: int, source: int, tag: int, out: Array, kind: str, nbytes: int) -> MismatchError:
+    """The error for a message that is not what its receiver has room for."""
+    return MismatchError(
+        f"rank {rank} receives {out.dtype.name} of {out.nbytes} bytes from rank {source} with tag {tag}, "
+        f"which sent {kind} of {nbytes} bytes",
+        hint="Send and receive arrays of one dtype and size.",
     )

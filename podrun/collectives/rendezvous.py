@@ -7,20 +7,16 @@ same user on the same host open the memory it points to.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from podrun.collectives.board import MAX_RANKS, Board
 from podrun.collectives.errors import RankLostError
-from podrun.collectives.group import DEFAULT_TIMEOUT, Group
+from podrun.collectives.group import DEFAULT_TIMEOUT, Group, Token
 from podrun.collectives.process import host_identity, start_time
 from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.collectives.solo import SoloGroup
 from podrun.errors import UsageError
-
-Token = dict[str, Any]
-"""What `join` needs to find a group: plain values only."""
 
 
 def create(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> tuple[Group, Token]:
@@ -41,16 +37,17 @@ def create(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> tuple[Group, Token
         "pid": os.getpid(),
         "started": start_time(os.getpid()),
         "fd": board.segment.fd,
-        "id": secrets.token_hex(8),
+        "timeout": timeout,
     }
     return SharedMemoryGroup(board, timeout), token
 
 
-def join(token: Mapping[str, Any], rank: int, *, timeout: float = DEFAULT_TIMEOUT) -> Group:
+def join(token: Mapping[str, Any], rank: int, *, timeout: float | None = None) -> Group:
     """Join, as ``rank`` (1 or more), the group that `create` made. Waits for nobody.
 
-    Raises UsageError for a token or rank that cannot be right, ConflictError for a rank that is taken,
-    RankLostError if the group's maker is gone.
+    ``timeout``: seconds that this rank's collectives wait for the others; by default as for rank 0. Raises
+    UsageError for a token or rank that cannot be right, ConflictError for a rank that is taken, RankLostError
+    if the group's maker is gone.
     """
     kind, size = token.get("kind"), token.get("size")
     if kind != "host" or not isinstance(size, int):
@@ -77,7 +74,7 @@ def join(token: Mapping[str, Any], rank: int, *, timeout: float = DEFAULT_TIMEOU
     except BaseException:
         board.segment.close()
         raise
-    return SharedMemoryGroup(board, timeout)
+    return SharedMemoryGroup(board, timeout if timeout is not None else float(token["timeout"]))
 
 
 def in_process(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Group]:

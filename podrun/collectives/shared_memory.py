@@ -10,18 +10,39 @@ meeting and no copy.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
+
+import numpy as np
 
 from podrun.collectives.arithmetic import check_reduction, reduce_into
 from podrun.collectives.board import Board, label
-from podrun.collectives.errors import MismatchError, RankLostError, describe
-from podrun.collectives.group import Array, check_arena, slice_of, unknown_arena, wrong_kind
+from podrun.collectives.channel import Channel, segment_bytes
+from podrun.collectives.errors import MismatchError, RankLostError
+from podrun.collectives.group import (
+    EXCHANGE_BYTES,
+    Array,
+    ByteArray,
+    Group,
+    Token,
+    as_bytes,
+    check_arena,
+    check_peer,
+    first_elements,
+    message_mismatch,
+    slice_of,
+    unknown_arena,
+    wrong_kind,
+)
 from podrun.collectives.memory import Segment, pages
-from podrun.errors import PodrunError
+from podrun.collectives.patterns import Pattern
 from podrun.executable import Reduction, numpy_dtype
 
+SMALL_BYTES = 16 * 1024
+"""Up to here an all-reduce goes by one meeting, each rank reducing everything: meetings cost more than
+adding.
+"""
 _BARRIER = label("barrier")
 
 
@@ -32,6 +53,8 @@ class _Arena:
     rows: tuple[Array, ...]
     whole: Array
     text: str
+    private: Array
+    """Where this rank alone keeps a small result."""
 
 
 class SharedMemoryGroup:
@@ -44,7 +67,12 @@ class SharedMemoryGroup:
         self._size = board.ranks
         self._arenas: dict[str, _Arena] = {}
         self._segments: list[Segment] = []
-        self._labels: dict[tuple[str, str, Reduction | None], bytes] = {}
+        self._labels: dict[tuple[str, str, Reduction | None, int | None], bytes] = {}
+        self._pattern_labels: dict[Pattern, bytes] = {}
+        self._posts: tuple[list[ByteArray], list[ByteArray]] | tuple[()] = ()
+        self._turn = 0
+        self._channels: dict[tuple[int, int], Channel] = {}
+        self._early: dict[int, list[tuple[int, str, ByteArray]]] = {}
 
     @property
     def rank(self) -> int:
@@ -83,7 +111,8 @@ class SharedMemoryGroup:
         kind = numpy_dtype(dtype)
         step = pages(size * kind.itemsize)
         rows = [segment.array(kind, size, at) for at in range(0, segment.nbytes, step)]
-        return _Arena(tuple(rows[:-1]), rows[-1], text)
+        private = np.empty(min(size, SMALL_BYTES // kind.itemsize), kind)
+        return _Arena(tuple(rows[:-1]), rows[-1], text, private)
 
     def _segment(self, arena: str, text: str, dtype: str, size: int, *, rows: int) -> Segment:
         """The arena's memory: made by whichever rank asks first, opened by the others."""
@@ -101,7 +130,7 @@ class SharedMemoryGroup:
         try:
             segment = Segment.open(entry["pid"], entry["fd"])
         except OSError as error:
-            self._fail(
+            self._board.fail_with(
                 RankLostError(
                     f"rank {entry['rank']} (process {entry['pid']}), which holds arena {arena!r}, is gone: "
                     f"{error.strerror}",
@@ -109,49 +138,64 @@ class SharedMemoryGroup:
                     hint="Close this group, replace the rank and make a new group.",
                 )
             )
-            raise self._board.failure() or error from error
         segment.close()  # the mapping stays
         if segment.nbytes != nbytes:
             self._refuse(arena, text, f"{segment.nbytes} bytes", entry["rank"])
         return segment
 
-    def _refuse(self, arena: str, mine: str, theirs: str, rank: int) -> None:
-        self._fail(
+    def _refuse(self, arena: str, mine: str, theirs: str, rank: int) -> NoReturn:
+        self._board.fail_with(
             MismatchError(
                 f"rank {self._rank} asked for arena {arena!r} as {mine}, rank {rank} as {theirs}",
                 hint="All ranks must ask for an arena with the same kind, dtype and size.",
             )
         )
-        raise self._board.failure() or RuntimeError
-
-    def _fail(self, error: PodrunError) -> None:
-        self._board.fail(describe(error))
 
     # --- Collectives ----------------------------------------------------------------------------------------
 
     def reduce_scatter(
-        self, arena: str, reduction: Reduction = Reduction.SUM, *, settle: bool = True
+        self,
+        arena: str,
+        reduction: Reduction = Reduction.SUM,
+        *,
+        settle: bool = True,
+        count: int | None = None,
     ) -> Array:
-        found = self._reducible(arena, "reduce_scatter", reduction)
-        own = slice_of(self._rank, self._size, found.whole.size)
+        found, used = self._reducible(arena, "reduce_scatter", reduction, count)
+        own = slice_of(self._rank, self._size, used)
         if reduction is Reduction.LOCAL:
             return found.rows[self._rank][own]
-        self._meet("reduce_scatter", arena, reduction, found)
+        self._meet("reduce_scatter", arena, reduction, found, count)
         result = found.whole[own]
         reduce_into(result, [row[own] for row in found.rows], reduction)
         if settle:
-            self._meet("end of reduce_scatter", arena, reduction, found)
+            self._meet("end of reduce_scatter", arena, reduction, found, count)
         return result
 
-    def all_reduce(self, arena: str, reduction: Reduction = Reduction.SUM) -> Array:
-        found = self._reducible(arena, "all_reduce", reduction)
+    def all_reduce(
+        self, arena: str, reduction: Reduction = Reduction.SUM, *, count: int | None = None
+    ) -> Array:
+        found, used = self._reducible(arena, "all_reduce", reduction, count)
         if reduction is Reduction.LOCAL:
-            return found.rows[self._rank]
-        self._meet("all_reduce", arena, reduction, found)
-        own = slice_of(self._rank, self._size, found.whole.size)
+            return found.rows[self._rank][:used]
+        if used * found.whole.itemsize <= SMALL_BYTES:
+            return self._all_reduce_small(arena, reduction, found, used, count)
+        self._meet("all_reduce", arena, reduction, found, count)
+        own = slice_of(self._rank, self._size, used)
         reduce_into(found.whole[own], [row[own] for row in found.rows], reduction)
-        self._meet("end of all_reduce", arena, reduction, found)
-        return found.whole
+        self._meet("end of all_reduce", arena, reduction, found, count)
+        return found.whole[:used]
+
+    def _all_reduce_small(
+        self, arena: str, reduction: Reduction, found: _Arena, used: int, count: int | None
+    ) -> Array:
+        """One meeting instead of two: everyone copies its values out and reduces all of them by itself."""
+        mine = found.rows[self._rank][:used]
+        rows = self._post(mine.view(np.uint8))
+        self._meet("all_reduce", arena, reduction, found, count)
+        result = found.private[:used]
+        reduce_into(result, [row[: mine.nbytes].view(mine.dtype) for row in rows], reduction)
+        return result
 
     def all_gather(self, arena: str) -> Array:
         found = self._find(arena)
@@ -161,6 +205,89 @@ class SharedMemoryGroup:
             found.whole[own] = found.rows[self._rank][own]
             self._meet("end of all_gather", arena, None, found)
         return found.whole
+
+    # --- Moving data ----------------------------------------------------------------------------------------
+
+    def exchange(self, posted: ByteArray, pattern: Pattern) -> list[ByteArray]:
+        rows = self._post(posted)
+        self._board.meet(self._pattern_label(pattern), self._timeout)
+        received = []
+        for source, row in enumerate(rows):
+            offset, nbytes = pattern.part(source, self._rank)
+            received.append(row[offset : offset + nbytes])
+        return received
+
+    def _post(self, posted: ByteArray) -> list[ByteArray]:
+        """Copy into this rank's posting buffer; returns everyone's, to be read after the next meeting.
+
+        There are two sets, used in turn. The one meeting between two uses of a set keeps its readers and its
+        next writers apart: whoever posts again in it has seen all ranks come to the meeting after they read
+        it.
+        """
+        if not self._posts:
+            segment = self._segment(
+                "posts of all ranks", "exchange", "uint8", EXCHANGE_BYTES, rows=2 * self._size
+            )
+            rows: list[ByteArray] = [
+                np.frombuffer(segment.map, np.uint8, EXCHANGE_BYTES, at)
+                for at in range(0, segment.nbytes, EXCHANGE_BYTES)
+            ]
+            self._posts = (rows[: self._size], rows[self._size :])
+        self._turn ^= 1
+        rows = self._posts[self._turn]
+        rows[self._rank][: posted.size] = posted
+        return rows
+
+    def _pattern_label(self, pattern: Pattern) -> bytes:
+        text = self._pattern_labels.get(pattern)
+        if text is None:
+            if len(self._pattern_labels) > 1000:
+                self._pattern_labels.clear()
+            text = self._pattern_labels[pattern] = label(pattern.text)
+        return text
+
+    def send(self, array: Array, dest: int, tag: int = 0) -> None:
+        check_peer(self._rank, self._size, dest, "send to")
+        self._channel(self._rank, dest).send(tag, array.dtype.name, as_bytes(array), self._timeout)
+
+    def receive(self, out: Array, source: int, tag: int = 0) -> None:
+        check_peer(self._rank, self._size, source, "receive from")
+        reason = label(f"receive({out.dtype.name}[{out.size}], from rank {source}, tag {tag})")
+        channel, early = self._channel(source, self._rank), self._early.setdefault(source, [])
+        message = next((m for m in early if m[0] == tag), None)
+        if message is not None:
+            early.remove(message)
+            self._check_message(source, tag, out, message[1], message[2].size)
+            as_bytes(out)[:] = message[2]
+            return
+        while True:
+            found, nbytes, kind = channel.receive_header(reason, self._timeout)
+            if found == tag:
+                self._check_message(source, tag, out, kind, nbytes)
+                channel.receive_into(as_bytes(out), reason, self._timeout)
+                return
+            payload = np.empty(nbytes, np.uint8)
+            channel.receive_into(payload, reason, self._timeout)
+            early.append((found, kind, payload))
+
+    def _check_message(self, source: int, tag: int, out: Array, kind: str, nbytes: int) -> None:
+        if kind != out.dtype.name[:32] or nbytes != out.nbytes:
+            self._board.fail_with(message_mismatch(self._rank, source, tag, out, kind, nbytes))
+
+    def _channel(self, source: int, dest: int) -> Channel:
+        key = (source, dest)
+        if key not in self._channels:
+            name = f"channel from rank {source} to rank {dest}"
+            segment = self._segment(name, "channel", "uint8", segment_bytes(), rows=1)
+            self._channels[key] = Channel(segment, self._board, source, dest)
+        return self._channels[key]
+
+    def establish(self, ranks: Sequence[int]) -> tuple[Group, Token]:
+        from podrun.collectives.rendezvous import create  # which imports this module
+
+        return create(len(ranks), timeout=self._timeout)
+
+    # --- The group itself -----------------------------------------------------------------------------------
 
     def barrier(self) -> None:
         self._board.meet(_BARRIER, self._timeout)
@@ -174,12 +301,14 @@ class SharedMemoryGroup:
         while self._segments:
             self._segments.pop().close()
 
-    def _reducible(self, arena: str, operation: str, reduction: Reduction) -> _Arena:
+    def _reducible(
+        self, arena: str, operation: str, reduction: Reduction, count: int | None
+    ) -> tuple[_Arena, int]:
         found = self._find(arena)
         if not found.rows:
             raise wrong_kind(arena, operation)
         check_reduction(found.whole.dtype, reduction)
-        return found
+        return found, first_elements(arena, found.whole.size, count)
 
     def _find(self, arena: str) -> _Arena:
         found = self._arenas.get(arena)
@@ -188,10 +317,18 @@ class SharedMemoryGroup:
             raise failure if failure is not None else unknown_arena(arena, list(self._arenas))
         return found
 
-    def _meet(self, operation: str, arena: str, reduction: Reduction | None, found: _Arena) -> None:
-        key = (operation, arena, reduction)
+    def _meet(
+        self,
+        operation: str,
+        arena: str,
+        reduction: Reduction | None,
+        found: _Arena,
+        count: int | None = None,
+    ) -> None:
+        key = (operation, arena, reduction, count)
         text = self._labels.get(key)
         if text is None:
             how = f", {reduction.value}" if reduction else ""
-            text = self._labels[key] = label(f"{operation}({arena!r}: {found.text}{how})")
+            part = f"[:{count}]" if count is not None else ""
+            text = self._labels[key] = label(f"{operation}({arena!r}{part}: {found.text}{how})")
         self._board.meet(text, self._timeout)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from podrun.collectives.arithmetic import check_reduction
 from podrun.collectives.errors import ClosedError, MismatchError, restore
-from podrun.collectives.group import Array, check_arena, unknown_arena, wrong_kind
+from podrun.collectives.group import (
+    Array,
+    ByteArray,
+    Group,
+    Token,
+    check_arena,
+    check_peer,
+    first_elements,
+    unknown_arena,
+    wrong_kind,
+)
+from podrun.collectives.patterns import Pattern
 from podrun.executable import Reduction, numpy_dtype
 
 _ALIGNMENT = 64
@@ -53,15 +64,36 @@ class SoloGroup:
         return array
 
     def reduce_scatter(
-        self, arena: str, reduction: Reduction = Reduction.SUM, *, settle: bool = True
+        self,
+        arena: str,
+        reduction: Reduction = Reduction.SUM,
+        *,
+        settle: bool = True,
+        count: int | None = None,
     ) -> Array:
-        return self._reduce(arena, "reduce_scatter", reduction)
+        return self._reduce(arena, "reduce_scatter", reduction, count)
 
-    def all_reduce(self, arena: str, reduction: Reduction = Reduction.SUM) -> Array:
-        return self._reduce(arena, "all_reduce", reduction)
+    def all_reduce(
+        self, arena: str, reduction: Reduction = Reduction.SUM, *, count: int | None = None
+    ) -> Array:
+        return self._reduce(arena, "all_reduce", reduction, count)
 
     def all_gather(self, arena: str) -> Array:
         return self._find(arena)[1]
+
+    def exchange(self, posted: ByteArray, pattern: Pattern) -> list[ByteArray]:
+        self._check()
+        offset, nbytes = pattern.part(0, 0)
+        return [posted[offset : offset + nbytes].copy()]
+
+    def send(self, array: Array, dest: int, tag: int = 0) -> None:
+        check_peer(0, 1, dest, "send to")
+
+    def receive(self, out: Array, source: int, tag: int = 0) -> None:
+        check_peer(0, 1, source, "receive from")
+
+    def establish(self, ranks: Sequence[int]) -> tuple[Group, Token]:
+        return SoloGroup(), {"kind": "solo", "size": 1}
 
     def barrier(self) -> None:
         self._check()
@@ -73,12 +105,12 @@ class SoloGroup:
         self._closed = True
         self._arenas.clear()
 
-    def _reduce(self, arena: str, operation: str, reduction: Reduction) -> Array:
+    def _reduce(self, arena: str, operation: str, reduction: Reduction, count: int | None) -> Array:
         text, array = self._find(arena)
         if text.startswith("shared"):
             raise wrong_kind(arena, operation)
         check_reduction(array.dtype, reduction)
-        return array
+        return array[: first_elements(arena, array.size, count)]
 
     def _find(self, arena: str) -> tuple[str, Array]:
         self._check()

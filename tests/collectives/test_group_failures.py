@@ -120,45 +120,48 @@ def test_a_very_long_error_still_arrives() -> None:
             groups[1].barrier()
 
 
-def _rank(token: dict[str, Any], rank: int, orders: Any, reports: Any) -> None:
+def _rank(token: dict[str, Any], rank: int, pipe: Any) -> None:
     """A rank in a process of its own: joins, sums once, then does as told."""
     group = join(token, rank, timeout=20)
     group.allocate("gradients", "float32", 100_000)[:] = rank
-    total = float(group.all_reduce("gradients")[rank])
-    reports.put((rank, total))
-    if orders.get(timeout=30) == "die":
+    pipe.send(float(group.all_reduce("gradients")[rank]))
+    if pipe.recv() == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         group.barrier()
     except RankLostError as error:
-        reports.put((rank, str(error)))
+        pipe.send(str(error))
     group.close()
+
+
+def _answer(pipe: Any) -> Any:
+    assert pipe.poll(20), "no answer from a rank"
+    return pipe.recv()
 
 
 @pytest.mark.system
 def test_a_killed_process_is_named_and_the_group_can_be_made_again() -> None:
     for attempt in range(2):
         group, token = create(3, timeout=20)
-        orders, reports = [SPAWN.Queue() for _ in range(2)], SPAWN.Queue()
-        peers = [SPAWN.Process(target=_rank, args=(token, r, orders[r - 1], reports)) for r in (1, 2)]
+        pipes = [SPAWN.Pipe() for _ in range(2)]
+        peers = [SPAWN.Process(target=_rank, args=(token, r, pipes[r - 1][1])) for r in (1, 2)]
         for peer in peers:
             peer.start()
         group.allocate("gradients", "float32", 100_000)[:] = attempt
         assert float(group.all_reduce("gradients")[0]) == 3.0 + attempt
-        assert sorted(reports.get(timeout=20) for _ in range(2)) == [(1, 3.0 + attempt), (2, 3.0 + attempt)]
-        orders[0].put("go on")
-        orders[1].put("die")
+        assert [_answer(pipe) for pipe, _ in pipes] == [3.0 + attempt] * 2
+        pipes[0][0].send("go on")
+        pipes[1][0].send("die")
         began = time.monotonic()
         with pytest.raises(RankLostError, match=rf"rank 2 of 3 \(process {peers[1].pid}\) died") as lost:
             group.barrier()
         assert time.monotonic() - began < 5
-        assert reports.get(timeout=20) == (1, str(lost.value))
+        assert _answer(pipes[0][0]) == str(lost.value)
         group.close()
         for peer in peers:
             peer.join(timeout=20)
         assert [peer.exitcode for peer in peers] == [0, -signal.SIGKILL]
-        for queue in (*orders, reports):
-            queue.close()
-            queue.join_thread()
-        for peer in peers:
+        for peer, ends in zip(peers, pipes, strict=True):
             peer.close()
+            for end in ends:
+                end.close()
