@@ -12,6 +12,7 @@ imported on first use.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
@@ -60,6 +61,7 @@ class VipuClient:
     def __init__(
         self, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT, timeout: float = DEFAULT_TIMEOUT_S
     ) -> None:
+        quiet_grpc()
         import grpc
 
         from podrun.protos import vipu_pb2, vipu_pb2_grpc
@@ -364,6 +366,15 @@ class VipuClient:
                 hint="Allow more time (--vipu-server-timeout SECONDS in podrun, --timeout in vipu).",
             )
         return ServiceError(f"the V-IPU server at {where} failed: {error.code().name}: {error.details()}")
+
+
+def quiet_grpc() -> None:
+    """Settings for processes that run gRPC and start others. They count only before gRPC is first imported.
+
+    Ray forks: gRPC's handlers for that print warnings and may end the child.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def parse_sync_type(text: str) -> SyncType:

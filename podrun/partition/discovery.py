@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import stat
 import tempfile
@@ -24,15 +23,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from podrun.errors import UsageError
-from podrun.partition.guardian import marked_processes
+from podrun.partition.guardian import SCRATCH_PREFIX, marked_processes, remove_tree
 
 VIPU_SERVER = "vipu-server"
 """Kind of an entry: a partition service that stays (`vipu-server`)."""
 LAUNCHER = "podrun"
 """Kind of an entry: the partition service inside one `podrun`."""
-
-SCRATCH_PREFIX = "podrun-scratch-"
-"""Directories that entries may list for removal start with this; `sweep` touches no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +68,8 @@ class Entry:
     processes: tuple[ProcessId, ...] = ()
     directories: tuple[str, ...] = ()
     mark: str = ""
-    """``NAME=VALUE`` that the environment of every process of the owner's holds which must go, too; or empty."""
+    """``NAME=VALUE`` that the environment of every process of the owner's holds which must go, too; or empty.
+    """
 
 
 def runtime_directory(environ: Mapping[str, str] | None = None) -> Path:
@@ -186,7 +183,7 @@ def scratch_directory(parent: Path | None = None) -> Path:
 def remove_scratch(path: Path) -> None:
     """Remove a scratch directory of ours; anything else is left alone."""
     if path.name.startswith(SCRATCH_PREFIX) and path.is_dir() and path.lstat().st_uid == os.getuid():
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(str(path))
 
 
 def this_process() -> ProcessId:

@@ -1,21 +1,25 @@
 """Ends what a process leaves behind when it is killed outright.
 
-Some of Ray's helper processes outlive a ``kill -9`` of the process that started them. The owner starts a guardian with
-a pipe to it and names processes and directories; when the pipe breaks without a farewell, the guardian ends them at
-once. (If the guardian is killed too, `podrun.partition.discovery.Registry.sweep` does the same at the next command.)
+Some of Ray's helper processes outlive a ``kill -9`` of the process that started them. The owner starts a
+guardian with a pipe to it and names processes and directories; when the pipe breaks without a farewell, the
+guardian ends them at once. (If the guardian is killed too, `podrun.partition.discovery.Registry.sweep` does
+the same at the next command.)
 
 This file is also what the guardian process runs, with nothing but the standard library:
 ``python -I -S guardian.py``. Lines on its input: ``process PID START_TICKS``, ``directory PATH``,
 ``mark NAME=VALUE``, ``done``.
 """
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 
 SCRATCH_PREFIX = "podrun-scratch-"
+"""Directories that may be removed start with this; nothing here touches others."""
 
 
 class Guardian:
@@ -45,7 +49,8 @@ class Guardian:
         self._say(f"directory {path}")
 
     def watch_mark(self, mark: str) -> None:
-        """End all processes, too, whose environment holds ``mark`` (``NAME=VALUE``), if the owner is killed."""
+        """End all processes, too, whose environment holds ``mark`` (``NAME=VALUE``), if the owner is
+        killed."""
         self._say(f"mark {mark}")
 
     def dismiss(self) -> None:
@@ -53,21 +58,17 @@ class Guardian:
         if self._process.poll() is None:
             self._say("done")
         if self._process.stdin is not None and not self._process.stdin.closed:
-            try:
+            with contextlib.suppress(BrokenPipeError):  # It is gone already, which is what is wanted.
                 self._process.stdin.close()
-            except BrokenPipeError:
-                pass  # It is gone already, which is what is wanted.
         self._process.wait(timeout=5)
 
     def _say(self, line: str) -> None:
         stdin = self._process.stdin
         if stdin is None or stdin.closed:
             return
-        try:
+        with contextlib.suppress(BrokenPipeError):  # Without a guardian the next command's sweep remains.
             stdin.write(line.encode() + b"\n")
             stdin.flush()
-        except BrokenPipeError:
-            pass  # Without a guardian the next command's sweep remains.
 
 
 def start_ticks(pid: int) -> int:
@@ -80,7 +81,9 @@ def start_ticks(pid: int) -> int:
 
 
 def marked_processes(mark: str) -> list[int]:
-    """Processes whose environment, as they were started, holds ``mark`` (``NAME=VALUE``); only those one may look at."""
+    """Processes whose environment, as they were started, holds ``mark`` (``NAME=VALUE``); only those one may
+    look at.
+    """
     found = []
     for name in os.listdir("/proc"):
         if not name.isdecimal():
@@ -111,19 +114,20 @@ def _guard() -> None:
             return
     for mark in marks:
         for pid in marked_processes(mark):
-            try:
+            with contextlib.suppress(ProcessLookupError):  # It ended by itself in the meantime.
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-    for pid, ticks in processes:
-        if start_ticks(pid) == ticks:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # It ended by itself in the meantime.
     for path in directories:
         if os.path.basename(path).startswith(SCRATCH_PREFIX) and os.path.isdir(path):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
+
+
+def remove_tree(path: str, patience: float = 3.0) -> None:
+    """Remove a directory in which processes that are just ending may still write."""
+    end = time.monotonic() + patience
+    while os.path.isdir(path) and time.monotonic() < end:
+        shutil.rmtree(path, ignore_errors=True)
+        if os.path.isdir(path):
+            time.sleep(0.05)
 
 
 if __name__ == "__main__":

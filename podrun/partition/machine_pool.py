@@ -40,11 +40,11 @@ class Control(Protocol):
     """The service's hold on one machine; `podrun.device.control.MachineControl` over gRPC."""
 
     def configure(
-        self, *, partition: str, first_ipu: int, machine_index: int, endpoints: Sequence[str]
+        self, *, partition: str, first_ipu: int, machine_index: int, endpoints: Sequence[str], ipus: int = 4
     ) -> None:
         """Make the machine part of a partition: its place there, and where all machines of it listen."""
 
-    def reset_ipus(self, ipus: Sequence[int]) -> None:
+    def reset_ipus(self, ipus: Iterable[int]) -> None:
         """Reset IPUs by their index at the machine; clears their errors, not those of links."""
 
     def reset_links(self) -> None:
@@ -53,7 +53,7 @@ class Control(Protocol):
     def power_cycle(self) -> None:
         """Forget everything, as if the power had been off."""
 
-    def inject(self, faults: Sequence[str]) -> None:
+    def inject(self, faults: Iterable[str]) -> None:
         """Plan faults."""
 
     def telemetry(self) -> MachineReport:

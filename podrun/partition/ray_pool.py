@@ -1,13 +1,14 @@
 """Machines as Ray actors, one for each IPU-M2000.
 
-Actors of one start are created together; those of an IPU-Link domain share a placement group that asks Ray to keep
-them on one host. Ray places and supervises; commands to machines go over gRPC.
+Actors of one start are created together; those of an IPU-Link domain share a placement group that asks Ray to
+keep them on one host. Ray places and supervises; commands to machines go over gRPC.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,8 @@ class RayMachinePool(BasePool):
         self._session: RaySession | None = None
         self._session_lock = threading.Lock()
         self._groups: dict[int, Any] = {}
+        self._idle = threading.Condition()
+        self._starts = 0
 
     def open(self, on_lost: OnLost) -> None:
         """See MachinePool. Ray itself starts with the first machine."""
@@ -58,10 +61,13 @@ class RayMachinePool(BasePool):
     def close(self) -> None:
         """See MachinePool."""
         super().close()
+        with self._idle:
+            # Ray must not end under a start that is still going on: it notices soon that the pool is closed.
+            self._idle.wait_for(lambda: not self._starts, self._start_timeout)
         with self._session_lock:
             session, self._session = self._session, None
         if session is not None:
-            for group in self._groups.values():
+            for group in self._groups.values() if self._address is not None else ():
                 with contextlib.suppress(Exception):  # Ray forgets its groups when it ends, in the next line.
                     from ray.util.placement_group import remove_placement_group
 
@@ -70,21 +76,32 @@ class RayMachinePool(BasePool):
             session.close()
 
     def _start(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
+        with self._idle:
+            self._starts += 1
+        try:
+            return self._start_actors(agents)
+        finally:
+            with self._idle:
+                self._starts -= 1
+                self._idle.notify_all()
+
+    def _start_actors(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
         from podrun.device.server import machine_actor
 
         ray = self.session.ray
+        self._check_open()
         actor = machine_actor()
         handles = [actor.options(**self._place(agent)).remote() for agent in agents]
         starting = [
             handle.start.remote(agent_id=agent, target=self.cluster.target, **self._options)
             for agent, handle in zip(agents, handles, strict=True)
         ]
-        ready, waiting = ray.wait(starting, num_returns=len(starting), timeout=self._start_timeout)
         try:
+            waiting = self._wait(starting)
             if waiting:
                 late = ", ".join(agent for agent, ref in zip(agents, starting, strict=True) if ref in waiting)
                 raise DeadlineError(
-                    f"{len(ready)} of {len(agents)} machines started within {self._start_timeout:g} s; missing: {late}",
+                    f"machines that did not start in {self._start_timeout:g} s: {late}",
                     hint="The host may be short of memory or processes; try a smaller POD.",
                 )
             try:
@@ -96,6 +113,20 @@ class RayMachinePool(BasePool):
                 ray.kill(handle)
             raise
         return list(zip(endpoints, handles, strict=True))
+
+    def _wait(self, starting: Sequence[Any]) -> list[Any]:
+        """Those that are not done within the time allowed. ServiceError if the pool is closed."""
+        ray = self.session.ray
+        end = time.monotonic() + self._start_timeout
+        while True:
+            _, waiting = ray.wait(list(starting), num_returns=len(starting), timeout=0.2)
+            if not waiting or time.monotonic() >= end:
+                return list(waiting)
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ServiceError("the pool of machines was closed while they started")
 
     def _place(self, agent: str) -> dict[str, Any]:
         """Where Ray is to put the actor of an agent: with its IPU-Link domain."""
@@ -120,8 +151,11 @@ class RayMachinePool(BasePool):
         }
 
     def _kill(self, machine: _Machine) -> None:
-        with contextlib.suppress(Exception):  # The actor may be gone already; there is no gentler question to Ray.
-            self.session.ray.kill(machine.handle)
+        session = self._session
+        if session is None or not session.alive or (self._closed and self._address is None):
+            return  # Our own Ray ends with all that runs in it.
+        with contextlib.suppress(Exception):  # The actor may be gone already; Ray has no gentler question.
+            session.ray.kill(machine.handle)
 
     def _connect(self, endpoint: str) -> Control:
         from podrun.device.control import MachineControl

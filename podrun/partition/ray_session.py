@@ -1,9 +1,9 @@
 """A private Ray for this process: quiet, small, on 127.0.0.1, and gone when the process is gone.
 
-Ray by itself joins whatever cluster it finds in the environment or on the host; this never does. It starts its own
-unless given an address. No dashboard, no usage statistics, no messages on the terminal, token authentication on. Its
-session directory is a scratch directory of podrun's, removed at the end, and a guardian sees to it that nothing
-outlives a ``kill -9``.
+Ray by itself joins whatever cluster it finds in the environment or on the host; this never does. It starts
+its own unless given an address. No dashboard, no usage statistics, no messages on the terminal, token
+authentication on. Its session directory is a scratch directory of podrun's, removed at the end, and a
+guardian sees to it that nothing outlives a ``kill -9``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import queue
 import secrets
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +24,7 @@ from typing import Any
 
 from podrun.errors import ServiceError
 from podrun.partition.discovery import ProcessId, remove_scratch, scratch_directory
-from podrun.partition.guardian import Guardian
+from podrun.partition.guardian import SCRATCH_PREFIX, Guardian
 
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's smallest usual object store: podrun moves tensors through shared memory of its own."""
@@ -37,15 +40,18 @@ _ENVIRONMENT = {
 
 
 class RaySession:
-    """Ray, started or joined by this process. ``processes`` and ``directory`` are what must not outlive it."""
+    """Ray, started or joined by this process. ``processes`` and ``directory`` are what must not outlive
+    it."""
 
     def __init__(self, address: str | None = None, *, num_cpus: int | None = None) -> None:
         self.address = address
         self.directory: Path | None = None
         self.processes: tuple[ProcessId, ...] = ()
+        self._core: tuple[ProcessId, ...] = ()
         self._owned = False
         self._guardian: Guardian | None = None
         self._saved: dict[str, str | None] = {}
+        self._closed = threading.Event()
         if _initialized():
             import ray
 
@@ -53,7 +59,10 @@ class RaySession:
             return
         self._owned = True
         try:
-            self._join(address) if address else self._start(num_cpus)
+            if address:
+                self._join(address)
+            else:
+                self._start_in_keeper(num_cpus)
         except Exception as error:
             self.close()
             raise ServiceError(
@@ -66,10 +75,11 @@ class RaySession:
         if not self._owned:
             return
         self._owned = False
-        if _initialized():
+        if _initialized() and self.alive:
             with _quiet_ray(), contextlib.suppress(Exception):  # Processes are ended below, whatever it says.
                 self.ray.shutdown()
         _end(self.processes)
+        self._closed.set()
         if self.directory is not None:
             remove_scratch(self.directory)
         if self._guardian is not None:
@@ -80,12 +90,43 @@ class RaySession:
             else:
                 os.environ[key] = value
 
+    def _start_in_keeper(self, num_cpus: int | None) -> None:
+        """Start Ray in a thread that lasts as long as the session.
+
+        Ray asks the kernel to kill its processes when their parent is gone (PR_SET_PDEATHSIG), which is when
+        the thread that started them ends: a worker thread would take Ray with it.
+        """
+        result: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def keep() -> None:
+            try:
+                self._start(num_cpus)
+            except Exception as error:
+                result.put(error)
+                return
+            result.put(None)
+            self._closed.wait()
+
+        threading.Thread(target=keep, name="podrun-ray-keeper", daemon=True).start()
+        error = result.get()
+        if error is not None:
+            raise error
+
+    @property
+    def alive(self) -> bool:
+        """False once our own Ray has lost its core: asking it anything would then wait for a minute."""
+        return all(process.alive for process in self._core)
+
     def _join(self, address: str) -> None:
         self._set(_ENVIRONMENT)
         self.ray = _import_ray()
         with _quiet_ray():
             self.ray.init(
-                address=address, namespace="podrun", configure_logging=False, log_to_driver=False, logging_level="error"
+                address=address,
+                namespace="podrun",
+                configure_logging=False,
+                log_to_driver=False,
+                logging_level="error",
             )
 
     def _start(self, num_cpus: int | None) -> None:
@@ -100,7 +141,7 @@ class RaySession:
             environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         self._set(environment)
         self.ray = _import_ray()
-        with _quiet_ray():
+        with _quiet_ray(), _shielded_from_ctrl_c():
             self.ray.init(
                 address="local",
                 num_cpus=num_cpus,
@@ -116,6 +157,7 @@ class RaySession:
             )
         self.address = self.ray.get_runtime_context().gcs_address
         self.processes = tuple(_descendants())
+        self._core = tuple(p for p in self.processes if _name(p) in ("gcs_server", "raylet"))
         for process in self.processes:
             self._guardian.watch_process(process.pid, process.start_ticks)
 
@@ -134,19 +176,22 @@ def _initialized() -> bool:
 
 
 def _import_ray() -> Any:
-    """Ray, aware of the environment as it is now: it reads the authentication mode and the token only once."""
+    """Ray, aware of the environment as it is now: it reads the authentication mode and the token only
+    once."""
     import ray
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray import _raylet
 
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    core: Any = _raylet
+    core.Config.initialize("")
+    core.AuthenticationTokenLoader.instance().reset_cache()
     return ray
 
 
 def _short_scratch() -> Path:
     """A scratch directory whose path leaves room for Ray's sockets, whose length Linux limits."""
+    name = len(SCRATCH_PREFIX) + 9
     for parent in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/dev/shm")):
-        if len(str(parent)) + 1 + 24 + SESSION_SUFFIX < MAX_SOCKET_PATH and os.access(parent, os.W_OK):
+        if len(str(parent)) + name + SESSION_SUFFIX < MAX_SOCKET_PATH and os.access(parent, os.W_OK):
             return scratch_directory(parent)
     raise ServiceError(
         f"no directory for temporary files has a path short enough for sockets: {tempfile.gettempdir()}",
@@ -162,6 +207,10 @@ def _descendants() -> Iterator[ProcessId]:
         process = ProcessId.of(child.pid)
         if process is not None and "guardian.py" not in " ".join(_cmdline(child)):
             yield process
+
+
+def _name(process: ProcessId) -> str:
+    return Path(f"/proc/{process.pid}/comm").read_text(encoding="ascii").strip() if process.alive else ""
 
 
 def _cmdline(process: Any) -> list[str]:
@@ -182,6 +231,18 @@ def _end(processes: tuple[ProcessId, ...], patience: float = 3.0) -> None:
         if process.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, 9)
+
+
+@contextlib.contextmanager
+def _shielded_from_ctrl_c() -> Iterator[None]:
+    """Processes started in here do not get Ctrl-C, which a terminal sends to all: their owner ends them in
+    order.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from podrun.cluster import Cluster, LinkTopology, ipu_number, ladder_links
 from podrun.errors import ConflictError, PodrunError, ServiceError, UsageError
 from podrun.partition import events as ev
 from podrun.partition.allocator import Allocator
+from podrun.partition.client import quiet_grpc
 from podrun.partition.events import Partition
 from podrun.partition.machine_pool import MachinePool, Seat
 from podrun.partition.placement import routing_of
@@ -80,6 +81,7 @@ class Service:
 
     def start(self, host: str = "127.0.0.1", port: int = 8090) -> int:
         """Listen; returns the port (a free one if ``port`` is 0). Raises ConflictError if it is taken."""
+        quiet_grpc()
         from podrun.partition.grpc_service import serve
 
         self._server, bound = serve(self, host, port)
@@ -292,6 +294,7 @@ class Service:
                 first_ipu=firsts[index],
                 machine_index=index,
                 endpoints=endpoints,
+                ipus=partition.slices[index].count,
             )
             control.reset_links()
             control.reset_ipus(range(partition.slices[index].count))

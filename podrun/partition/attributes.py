@@ -1,0 +1,139 @@
+"""Device attributes of IPUs as the tools print them: strings under the names of the real attributes.
+
+A reading that is not there prints as ``N/A``; an attribute of an attached process that is not there is left
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from podrun import __version__
+from podrun.cluster import ipu_number
+from podrun.partition.types import ClusterInfo, IpuofConfig, PartitionInfo
+from podrun.telemetry import IpuReport, MachineReport
+
+HEXOPT_BYTES = 268435456
+HEXOATT_BYTES = (32 << 30) - (8 << 20) - HEXOPT_BYTES
+"""Stream and remote-buffer windows of one IPU of an IPU-M2000: together 32 GiB less 8 MiB, as published dumps
+show.
+"""
+NOT_KNOWN = "N/A"
+
+
+@dataclass(frozen=True, slots=True)
+class IpuAttributes:
+    """Attributes of one IPU; ``ipu`` is its IPU#."""
+
+    agent: str
+    ipu: int
+    values: Mapping[str, str]
+
+
+def reading(value: float | None, form: str) -> str:
+    """A reading with its unit, or N/A."""
+    return NOT_KNOWN if value is None else form.format(value)
+
+
+def start_time(seconds: float | None) -> str | None:
+    """When a process started, ISO 8601 basic, UTC: ``20211122T224648Z``."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def hardware_attributes(report: MachineReport, number: int) -> dict[str, str]:
+    """What is known of IPU# ``number`` of a machine whoever uses it."""
+    bow = report.target == "bow"
+    return {
+        "board ipu index": str(number),
+        "board serial number": board_serial(report.serial, number),
+        "board type": "M2000",
+        "board variant": "Bow-2000" if bow else "M2000",
+        "clock": "1850MHz" if bow else "1330MHz",
+        "driver version": report.versions.get("driver", __version__),
+        "firmware version": report.versions.get("ICU firmware", __version__),
+        "gateway software version": report.versions.get("IPU-M software", __version__),
+        "graph streaming": "true",
+        "hexoatt total size (bytes)": str(HEXOATT_BYTES),
+        "hexopt total size (bytes)": str(HEXOPT_BYTES),
+        "ipu architecture": "ipu2",
+        "ipuof server version": report.versions.get("IPUoF server", __version__),
+        "link speed": "16 GT/s",
+        "link width": "8",
+        "pci id": str(number),
+        "remote buffers supported": "1",
+        "average board temp": reading(report.board_temperature_c, "{:.1f} C"),
+        "total board power": reading(report.board_power_w, "{:.1f} W"),
+    }
+
+
+def live_attributes(ipu: IpuReport) -> dict[str, str]:
+    """What an IPU reports of itself and of the process that holds it."""
+    values = {
+        "average die temp": reading(ipu.die_temperature_c, "{:.1f} C"),
+        "ipu error state": ipu.error_state,
+        "ipu power": reading(ipu.power_w, "{:.1f} W"),
+        "ipu utilisation": reading(ipu.utilisation_percent, "{:.2f}%"),
+        "ipu utilisation (session)": reading(ipu.utilisation_session_percent, "{:.2f}%"),
+        "link correctable error count": reading(ipu.link_correctable_errors, "{:d}"),
+    }
+    if ipu.clock_mhz is not None:
+        values["clock"] = f"{ipu.clock_mhz:.0f}MHz"
+    if ipu.process is not None:
+        process = ipu.process
+        values["user executable"] = process.command
+        values["user name"] = process.user
+        values["user process id"] = str(process.pid)
+        started = start_time(process.start_time_s)
+        if started is not None:
+            values["process start time"] = started
+    return values
+
+
+def board_serial(serial: str, number: int) -> str:
+    """Serial number of the board of IPU# ``number``, from the machine's (that of its first board)."""
+    head, _, tail = serial.partition(".")
+    return f"{head}.{1 + number // 2:04d}.{tail.partition('.')[2]}" if tail else serial
+
+
+def ipu_attributes(cluster: ClusterInfo, reports: Iterable[MachineReport]) -> list[IpuAttributes]:
+    """Attributes of every IPU of the POD, by agent and IPU#. IPUs of no partition have only those of the
+    hardware.
+    """
+    result: list[IpuAttributes] = []
+    by_agent: dict[str, list[MachineReport]] = {}
+    for report in reports:
+        by_agent.setdefault(report.agent_id, []).append(report)
+    for agent, own in by_agent.items():
+        result += [
+            IpuAttributes(agent, number, dict(sorted(hardware_attributes(own[0], number).items())))
+            for number in range(4)
+        ]
+    return result
+
+
+def device_attributes(
+    info: PartitionInfo, config: IpuofConfig, reports: Iterable[MachineReport], hosts: Mapping[str, str]
+) -> list[dict[str, str]]:
+    """Attributes of every IPU of a partition, in partition order; ``hosts`` maps agents to their modelled
+    addresses.
+    """
+    numbers = {device.partition_ipu: device.ipu_number for device in config.devices}
+    result: list[dict[str, str]] = []
+    for report in reports:
+        for ipu in report.ipus:
+            number = numbers.get(ipu.partition_ipu, ipu_number(ipu.ipu))
+            values = hardware_attributes(report, number) | live_attributes(ipu)
+            values |= {
+                "ipuof host": hosts.get(report.agent_id, report.agent_id),
+                "ipuof partition id": info.name,
+                "ipuof routing id": str(ipu.partition_ipu),
+                "ipuof routing type": info.ild_routing,
+                "number of replicas": "1",
+                "partition sync type": info.sync_type.value,
+                "reconfigurable partition": str(info.reconfigurable).lower(),
+            }
+            first = {"id": str(ipu.partition_ipu), "target": "Fabric"}
+            result.append(first | dict(sorted(values.items())))
+    return result
