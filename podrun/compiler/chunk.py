@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 
 from podrun.compiler import seeds
+from podrun.compiler.abstract import abstract, buffer
 from podrun.compiler.anchors import Anchor, AnchorKind
 from podrun.compiler.arenas import Memory, gradient_buffer
 from podrun.compiler.differentiate import gradients, weight_gradients_each
 from podrun.compiler.fold import Folded
 from podrun.compiler.pieces import Piece
 from podrun.compiler.program import Program
-from podrun.compiler.trace import Trace, abstract, buffer, evaluate
+from podrun.compiler.trace import Trace, evaluate
 from podrun.executable import REPLICA_OFFSET, Layout, numpy_dtype
 
 Buffers = Mapping[str, Any]

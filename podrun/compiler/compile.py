@@ -11,6 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from podrun.compiler import seeds
+from podrun.compiler.abstract import abstract
 from podrun.compiler.anchors import AnchorKind, classify, unknown_tensor
 from podrun.compiler.arenas import Memory, plan_memory
 from podrun.compiler.cache import cached
@@ -23,7 +24,7 @@ from podrun.compiler.pieces import Piece, export_piece
 from podrun.compiler.placement import check_placement
 from podrun.compiler.program import Program
 from podrun.compiler.schedule import schedule
-from podrun.compiler.trace import abstract, fixed_numerics, trace
+from podrun.compiler.trace import fixed_numerics, trace
 from podrun.compiler.update import update_piece
 from podrun.errors import UnimplementedError, UsageError
 from podrun.executable import (

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from podrun.compiler import jax_internals
+from podrun.compiler.abstract import abstract, buffer
 from podrun.compiler.arenas import trained
 from podrun.compiler.program import Program
-from podrun.compiler.trace import Trace, abstract, buffer, evaluate
+from podrun.compiler.trace import Trace, evaluate
 
 
 def micro_batch_jaxpr(program: Program, traced: Trace) -> ClosedJaxpr:

@@ -17,7 +17,7 @@ from jax._src.export import _export
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax  # type: ignore[attr-defined]
 from jax._src.lib.mlir import passmanager  # type: ignore[attr-defined]
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var
 from jax.interpreters import partial_eval
 
 
@@ -60,6 +60,20 @@ def pruned(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr without equations that no result needs; arguments stay as they are."""
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     return ClosedJaxpr(jaxpr, closed.consts)
+
+
+def sub_jaxpr(
+    whole: ClosedJaxpr, invars: Sequence[Var], equations: Sequence[JaxprEqn], outvars: Sequence[Any]
+) -> ClosedJaxpr:
+    """Some equations of a jaxpr as one of their own: arguments ``invars``, results ``outvars``."""
+    read = {v for e in equations for v in e.invars if not isinstance(v, Literal)}
+    read |= {v for v in outvars if not isinstance(v, Literal)}
+    pairs = zip(whole.jaxpr.constvars, whole.consts, strict=True)
+    consts = [(variable, value) for variable, value in pairs if variable in read]
+    effects = frozenset().union(*(e.effects for e in equations))
+    info = DebugInfo("podrun", "piece", ("",) * len(invars), ("",) * len(outvars))
+    jaxpr = Jaxpr([v for v, _ in consts], list(invars), list(outvars), list(equations), effects, info)
+    return pruned(ClosedJaxpr(jaxpr, [value for _, value in consts]))
 
 
 def read_arguments(jaxpr: Jaxpr) -> set[Any]:

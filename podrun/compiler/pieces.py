@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
 from podrun.compiler import jax_internals
+from podrun.compiler.abstract import buffer
 from podrun.executable import Computation
 
 
@@ -27,8 +29,18 @@ class Piece:
     outputs: tuple[str, ...]
 
 
-def export_piece(piece: Piece) -> Computation:
-    """Trace the piece, prune the inputs it does not read, and export it for the CPU."""
+@dataclass(frozen=True, slots=True)
+class TracedPiece:
+    """A piece as a jaxpr: positional arguments ``inputs``, results ``outputs``, by buffer name."""
+
+    name: str
+    jaxpr: ClosedJaxpr
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def trace_piece(piece: Piece) -> TracedPiece:
+    """Trace the piece, without the inputs and equations that no output needs."""
 
     def flat(*arguments: Any) -> tuple[Any, ...]:
         results = piece.function(dict(zip(piece.inputs, arguments, strict=True)))
@@ -36,16 +48,28 @@ def export_piece(piece: Piece) -> Computation:
 
     closed = jax_internals.pruned(jax.make_jaxpr(flat)(*piece.inputs.values()))
     read = jax_internals.read_arguments(closed.jaxpr)
-    kept = [i for i, variable in enumerate(closed.jaxpr.invars) if variable in read]
-    names, specs = list(piece.inputs), list(piece.inputs.values())
+    named = zip(piece.inputs, closed.jaxpr.invars, strict=True)
+    kept = [(name, variable) for name, variable in named if variable in read]
+    variables = [variable for _, variable in kept]
+    narrow = jax_internals.sub_jaxpr(closed, variables, closed.jaxpr.eqns, closed.jaxpr.outvars)
+    return TracedPiece(piece.name, narrow, tuple(name for name, _ in kept), piece.outputs)
+
+
+def export_traced(traced: TracedPiece) -> Computation:
+    """The piece as StableHLO for the CPU."""
+    closed = traced.jaxpr
 
     def run(*arguments: Any) -> tuple[Any, ...]:
-        given: list[Any] = [None] * len(specs)
-        for position, argument in zip(kept, arguments, strict=True):
-            given[position] = argument
-        return tuple(jax_internals.evaluate(closed.jaxpr, closed.consts, given))
+        return tuple(jax_internals.evaluate(closed.jaxpr, closed.consts, arguments))
 
-    run.__name__ = "".join(c if c.isalnum() else "_" for c in piece.name)
-    exported = jax.export.export(jax.jit(run), platforms=("cpu",))(*(specs[i] for i in kept))
+    # The name is all of the function that reaches the bytes.
+    run.__name__ = "".join(c if c.isalnum() else "_" for c in traced.name)
+    specs = [buffer(aval.shape, str(aval.dtype)) for aval in closed.in_avals]
+    exported = jax.export.export(jax.jit(run), platforms=("cpu",))(*specs)
     data = bytes(jax_internals.without_locations(exported).serialize())
-    return Computation(piece.name, data, tuple(names[i] for i in kept), piece.outputs)
+    return Computation(traced.name, data, traced.inputs, traced.outputs)
+
+
+def export_piece(piece: Piece) -> Computation:
+    """Trace and export."""
+    return export_traced(trace_piece(piece))

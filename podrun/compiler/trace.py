@@ -16,6 +16,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
 from podrun.compiler import jax_internals
+from podrun.compiler.abstract import abstract, buffer
 from podrun.compiler.anchors import Anchor, AnchorKind, unknown_tensor
 from podrun.compiler.program import Program
 from podrun.errors import UsageError
@@ -33,16 +34,6 @@ def fixed_numerics() -> Iterator[None]:
         stack.enter_context(jax.default_matmul_precision("highest"))
         stack.enter_context(jax.debug_nans(False))
         yield
-
-
-def abstract(spec: TensorSpec, *leading: int) -> jax.ShapeDtypeStruct:
-    """The abstract value of a tensor with extra leading axes."""
-    return buffer((*leading, *spec.shape), spec.dtype)
-
-
-def buffer(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
-    """The abstract value of a buffer; ``dtype`` by name."""
-    return jax.ShapeDtypeStruct(shape, numpy_dtype(dtype))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podrun.compiler.abstract import buffer
 from podrun.compiler.arenas import ALIGNMENT, Memory, WeightGroup, gradient_buffer, scalar_dtype
 from podrun.compiler.pieces import Piece
 from podrun.compiler.program import UpdateRule
-from podrun.compiler.trace import buffer
 from podrun.executable import REPLICA_OFFSET, Layout
 
 Buffers = Mapping[str, Any]
