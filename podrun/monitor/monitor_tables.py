@@ -1,0 +1,201 @@
+"""The tables of gc-monitor: devices, and the processes attached to them.
+
+Widths are those of published output. What published output does not show is the last column of errors: IPUs
+in error get a table of their own after the others, so that the known tables keep their shape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from podrun import __version__
+from podrun.monitor.boxes import fit, row, rule, span
+from podrun.monitor.source import Device, View
+from podrun.partition.attributes import board_serial, reading
+
+DEVICE_COLUMNS = (
+    ("IPU-M", 13),
+    ("Serial", 20),
+    ("IPU-M SW", 8),
+    ("Server version", 14),
+    ("ICU FW", 10),
+    ("Type", 7),
+    ("ID", 4),
+    ("IPU#", 6),
+    ("Routing", 7),
+)
+TITLE_WIDTH = 15
+PROCESS_COLUMNS = (
+    ("PID", 8),
+    ("Command", 41),
+    ("Time", 8),
+    ("User", 12),
+    ("ID", 4),
+    ("Clock", 10),
+    ("Temp", 8),
+    ("Temp", 8),
+    ("Power", 8),
+)
+IDLE_WIDTH = 98
+
+
+def device_table(view: View) -> str:
+    """IPUs of a partition by device id; a rule after each IPU-Machine."""
+    widths = [width for _, width in DEVICE_COLUMNS]
+    title = (TITLE_WIDTH, span(widths) - TITLE_WIDTH - 1)
+    lines = [rule(title), row(("gc-monitor", headline(view)), title), rule(widths)]
+    lines += [row([name for name, _ in DEVICE_COLUMNS], widths), rule(widths)]
+    for group in machines(view.devices):
+        lines += [row(_device_cells(view, device), widths) for device in group]
+        lines.append(rule(widths))
+    return "\n".join(lines)
+
+
+def headline(view: View) -> str:
+    """Which partition it is and how many IPUs it has."""
+    info = view.info
+    gcd = f" (gcd:{view.config.attributes.get('GCD Id', '0')})" if info.num_gcds > 1 else ""
+    active = " [active]" if view.active else ""
+    kind = "reconfigurable IPUs" if info.reconfigurable else "IPUs"
+    return f"Partition: {info.name}{gcd}{active} has {info.size} {kind}"
+
+
+def machines(devices: Iterable[Device]) -> list[list[Device]]:
+    """Devices by IPU-Machine."""
+    groups: dict[str, list[Device]] = {}
+    for device in devices:
+        groups.setdefault(device.machine.agent_id, []).append(device)
+    return list(groups.values())
+
+
+def _device_cells(view: View, device: Device) -> list[str]:
+    versions = device.machine.versions
+    return [
+        device.host,
+        board_serial(device.machine.serial, device.number),
+        versions.get("IPU-M software", ""),
+        versions.get("IPUoF server", __version__),
+        versions.get("ICU firmware", ""),
+        "M2000",
+        str(device.id),
+        str(device.number),
+        view.info.ild_routing,
+    ]
+
+
+def process_table(view: View, now: float | None = None) -> str:
+    """A row for each IPU that a process holds, grouped by process and machine; or a box that says there is
+    none.
+    """
+    busy = [device for device in view.devices if device.ipu.process is not None]
+    if not busy:
+        text = f"No attached processes in partition {view.info.name}"
+        return "\n".join([rule([IDLE_WIDTH]), row([text], [IDLE_WIDTH]), rule([IDLE_WIDTH])])
+    moment = time.time() if now is None else now
+    cells = [_process_cells(device, moment) for device in busy]
+    command = max([PROCESS_COLUMNS[1][1], *(len(line[1]) + 2 for line in cells)])
+    widths = [command if name == "Command" else width for name, width in PROCESS_COLUMNS]
+    top = [span(widths[:4]), span(widths[4:7]), span(widths[7:])]
+    lines = [rule(top), row([f"Attached processes in partition {view.info.name}", "IPU", "Board"], top)]
+    lines += [rule(widths), row([name for name, _ in PROCESS_COLUMNS], widths), rule(widths)]
+    previous = None
+    for device, line in zip(busy, cells, strict=True):
+        group = (line[0], device.machine.agent_id)
+        if previous not in (None, group):
+            lines.append(rule(widths))
+        board = ["", ""] if group == previous else _board_cells(device)
+        lines.append(row([*line, *board], widths))
+        previous = group
+    lines.append(rule(widths))
+    return "\n".join(lines)
+
+
+def _process_cells(device: Device, now: float) -> list[str]:
+    process = device.ipu.process
+    assert process is not None, "only devices that a process holds"
+    running = "" if process.start_time_s is None else duration(now - process.start_time_s)
+    return [
+        str(process.pid),
+        process.command,
+        running,
+        process.user,
+        str(device.id),
+        reading(device.ipu.clock_mhz, "{:.0f}MHz"),
+        reading(device.ipu.die_temperature_c, "{:.1f} C"),
+    ]
+
+
+def _board_cells(device: Device) -> list[str]:
+    return [
+        reading(device.machine.board_temperature_c, "{:.1f} C"),
+        reading(device.machine.board_power_w, "{:.1f} W"),
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Time as gc-monitor shows it: ``10s``, ``1m3s``, ``2h0m5s``."""
+    whole = max(0, int(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, last = divmod(rest, 60)
+    if hours:
+        return f"{hours}h{minutes}m{last}s"
+    return f"{minutes}m{last}s" if minutes else f"{last}s"
+
+
+def error_table(view: View) -> str | None:
+    """IPUs that are not usable, why, and what makes them usable; None if all are."""
+    lines = [cells for device in view.devices if (cells := _error_cells(view, device)) is not None]
+    if view.info.error:
+        lines.insert(0, ["-", f"partition {view.info.state.name}", view.info.error])
+    if not lines:
+        return None
+    widths = [
+        4,
+        max(24, *(len(line[1]) + 2 for line in lines)),
+        max(60, *(len(line[2]) + 2 for line in lines)),
+    ]
+    text = f"Errors in partition {view.info.name}"
+    result = [rule([span(widths)]), row([text], [span(widths)]), rule(widths)]
+    result += [row(["ID", "State", "What makes it usable again"], widths), rule(widths)]
+    result += [row(line, widths) for line in lines]
+    return "\n".join([*result, rule(widths)])
+
+
+def _error_cells(view: View, device: Device) -> list[str] | None:
+    ipu, name = device.ipu, view.info.name
+    if device.machine.state == "lost":
+        return [str(device.id), "machine lost", f"vipu-admin restart agent {device.machine.agent_id}"]
+    if not ipu.has_error:
+        return None
+    state = ipu.error_state
+    if ipu.links_down and state == "no errors":
+        state = f"link down to {', '.join(map(str, ipu.links_down))}"
+    action = ipu.recovery_action or ("PARTITION_RESET" if ipu.links_down else None)
+    return [str(device.id), state, recovery(action, name, device)]
+
+
+def recovery(action: str | None, partition: str, device: Device) -> str:
+    """The recovery action with the command to type."""
+    commands = {
+        "IPU_RESET": f"gc-reset -d {device.id}, or load the program again",
+        "PARTITION_RESET": f"vipu reset partition {partition}",
+        "FULL_RESET": f"vipu-admin power-cycle agent {device.machine.agent_id}",
+    }
+    if action is None:
+        return "see the application's error"
+    return f"{action}: {commands[action]}" if action in commands else action
+
+
+def whole(views: Sequence[View], *, cards: bool = True, now: float | None = None) -> str:
+    """Everything gc-monitor prints for some partitions."""
+    parts = []
+    for view in views:
+        parts += [device_table(view)] if cards else []
+        parts.append(process_table(view, now))
+        errors = error_table(view)
+        parts += [errors] if errors else []
+    return "\n".join(parts)
+
+
+__all__ = ["device_table", "duration", "error_table", "fit", "headline", "process_table", "whole"]
