@@ -10,6 +10,7 @@ import queue
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -33,6 +34,10 @@ from podrun.protos import ipuof_pb2_grpc as stubs
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 
 T = TypeVar("T")
+
+ON_THEIR_WAY = ("PENDING", "PROVISIONING", "RESETTING")
+"""States of a partition that is about to become ACTIVE: programs may start before their machines are up."""
+POLL_SECONDS = 0.05
 
 
 class _Stream:
@@ -341,16 +346,22 @@ def connect_partition(environ: Mapping[str, str]) -> PortConnection:
     timeout = _number(environ, "IPUOF_VIPU_API_TIMEOUT", 120)
     where = f"{host}:{port}"
     request = vipu_pb2.GetPartitionIpuofConfigRequest(partition_id=partition, gcd_id=vipu_pb2.GcdId(id=gcd))
+    end = time.monotonic() + timeout
     with grpc.insecure_channel(where, options=wire.CHANNEL_OPTIONS) as channel:
-        try:
-            stub = vipu_pb2_grpc.UserServiceStub(channel)  # type: ignore[no-untyped-call]
-            reply = stub.GetPartitionIpuofConfig(request, timeout=timeout)
-        except grpc.RpcError as error:
-            raise _no_config(error, where, partition) from error
-    config = reply.ipuof_config
-    if not config.devices:
+        stub = vipu_pb2_grpc.UserServiceStub(channel)  # type: ignore[no-untyped-call]
+        while True:
+            try:
+                config = stub.GetPartitionIpuofConfig(request, timeout=timeout).ipuof_config
+            except grpc.RpcError as error:
+                raise _no_config(error, where, partition) from error
+            if config.state not in ON_THEIR_WAY or time.monotonic() >= end:
+                break
+            time.sleep(POLL_SECONDS)
+    if config.state != "ACTIVE" or not config.devices:
+        why = config.attributes.get("Error", "")
         raise ServiceError(
-            f"partition {partition} is {config.state or 'not ready'}: it has no IPUs to reach",
+            f"partition {partition} is {config.state or 'not ready'}: its IPUs cannot be reached"
+            + (f": {why}" if why else ""),
             hint=f"vipu get partition {partition}",
         )
     connection = PortConnection(sites_of(config), lambda site, machines: RemotePort(site))

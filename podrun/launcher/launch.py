@@ -20,7 +20,7 @@ from podrun.launcher.environment import PartitionAddress, instance_environment
 from podrun.launcher.hosts import LOCAL_HOST
 from podrun.launcher.log import Log, error_text
 from podrun.launcher.output import Channel, OutputMixer
-from podrun.launcher.partition import PartitionSession, find_server
+from podrun.launcher.partition import Closed, PartitionSession, find_server
 from podrun.launcher.plan import fit_to_pod
 from podrun.launcher.pods import choose_cluster, facts_of, pods_by_size
 from podrun.launcher.process import Command, ProcessRunner
@@ -59,8 +59,11 @@ def preview(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
 
 def launch(spec: LaunchSpec, environ: Mapping[str, str]) -> int:
     """Run it; returns the exit code. Raises PodrunError for what stops it before instances run."""
-    # Ray changes os.environ while it starts; instances get what the user had.
-    with _Launch(spec, dict(environ)) as running:
+    # Instances get the environment as the user had it: what follows, and Ray, change it for this process.
+    before = dict(environ)
+    # Ray forks; gRPC's handlers for that would print warnings, or end the child.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    with _Launch(spec, before) as running:
         return running.run()
 
 
@@ -151,9 +154,10 @@ class _Launch:
                 session.wait_active()
                 took = time.monotonic() - started
                 self.log.progress(f"partition {session.name} is active after {took:.1f} s")
+            except Closed:
+                return
             except PodrunError as error:
-                if not self._finishing:
-                    supervisor.notify_error(error)
+                supervisor.notify_error(error)
 
         threading.Thread(target=watch, name="podrun-partition-watch", daemon=True).start()
 

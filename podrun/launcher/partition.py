@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -87,6 +88,10 @@ def _answers(address: ServerAddress, cluster: str | None) -> bool:
         return False
 
 
+class Closed(PodrunError):
+    """The launch is over; nobody waits for the partition any more."""
+
+
 @dataclass(slots=True)
 class PartitionSession:
     """What a launch holds: a server (perhaps its own) and a partition on it.
@@ -105,7 +110,8 @@ class PartitionSession:
     _client: Any = None
     _service: Any = None
     _info: Any = None
-    _pending: bool = field(default=False)
+    _closing: threading.Event = field(default_factory=threading.Event)
+    _waiting: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def wanted(self) -> PartitionSpec:
@@ -201,12 +207,18 @@ class PartitionSession:
     def wait_active(self) -> None:
         """Wait until the partition is ACTIVE, trying again as often as --vipu-partition-attempts says; then
         plan faults if the partition was there before. Raises ServiceError, DeadlineError."""
+        with self._waiting:
+            self._wait_active()
+
+    def _wait_active(self) -> None:
         from podrun.partition.types import PartitionState
 
         started = time.monotonic()
         for attempt in range(1, self.wanted.attempts + 1):
             try:
-                self.client.wait_for_state(self.name, {PartitionState.ACTIVE}, self.spec.server.timeout)
+                self.client.wait_for_state(
+                    self.name, {PartitionState.ACTIVE}, self.spec.server.timeout, sleep=self._pause
+                )
                 break
             except ServiceError as error:
                 if attempt == self.wanted.attempts:
@@ -216,6 +228,11 @@ class PartitionSession:
         if self.wanted.faults and not self.created:
             self.client.inject_faults(self.name, self.wanted.faults)
         self.log.info(f"final state of {self.name}: PS_ACTIVE after {time.monotonic() - started:.1f} s")
+
+    def _pause(self, seconds: float) -> None:
+        """Between two looks at the partition; ends the waiting when the session is closed."""
+        if self._closing.wait(seconds):
+            raise Closed(f"podrun ends while partition {self.name} is on its way")
 
     def where(self) -> PartitionAddress:
         """What instances need to reach it."""
@@ -243,6 +260,11 @@ class PartitionSession:
 
     def close(self) -> None:
         """Remove the partition if podrun created it and is to; end its own service. Does not raise."""
+        self._closing.set()
+        with self._waiting:
+            self._close()
+
+    def _close(self) -> None:
         try:
             if self.created and self.wanted.remove and not self.own_service:
                 self._remove()

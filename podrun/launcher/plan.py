@@ -256,7 +256,7 @@ def _server(values: Mapping[str, Any]) -> ServerSpec:
 def _partition(values: Mapping[str, Any], layout: Layout, environ: Mapping[str, str]) -> PartitionSpec:
     return PartitionSpec(
         size=layout.ipus,
-        num_gcds=layout.instances,
+        num_gcds=1,
         name=values["vipu-partition"] or environ.get("IPUOF_VIPU_API_PARTITION_ID") or None,
         allocation=values["vipu-allocation"],
         num_ilds=values["num-ilds"],
