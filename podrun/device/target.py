@@ -158,7 +158,7 @@ def _chip(name: str, title: str, **facts: Fact) -> Chip:
         "exchange_bytes": _published(4, "B/cycle", "one 32-bit word per cycle each way: 8 TB/s on GC200"),
         "memcpy_bytes": _published(8, "B/cycle", "memcpy rate in the library's target description"),
         "exchange_latency_cycles": _derived(213, "cycles", "133 ns tile to tile on GC2 at 1.6 GHz"),
-        "sync_cycles": _derived(90, "cycles", "on-chip barrier of 30-150 cycles, published range on Bow"),
+        "sync_cycles": _derived(76, "cycles", "106 per tiny compute set less its launch; gaps 30-150"),
         "compute_set_cycles": _derived(30, "cycles", "worker launch: an instrumented set adds 20-60"),
         "supervisor_overhead_cycles": _published(11, "cycles", "library's supervisor call overhead"),
         "vector_bytes": _published(8, "B", "FP32 x2 or FP16 x4 per instruction"),

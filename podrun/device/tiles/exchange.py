@@ -56,3 +56,29 @@ def global_sync_cycles(chip: Chip, ipus: int) -> float:
         return sync_cycles(chip)
     hops = 1.0 + ipus / 4.0
     return sync_cycles(chip) + math.ceil(15e-9 * chip.clock_hz * hops * 2.0)
+
+
+HALO_FRAGMENTS = 1.2
+"""Schedule length over word bound of a halo swap with rows and columns. Derived: 1.17 to 1.3."""
+LOADED_LATENCY = 0.24
+"""Growth of tile-to-tile latency under full load. Published for GC2."""
+COUNTER_READ = 14.0
+"""Cycles between two counter reads beside the barrier itself. Derived: mean gap 90 against a barrier of 76."""
+ARRANGE_PER_BYTE = 2.1
+"""Cycles per byte of element-wise rearrangement on a tile. Derived: GC2 stencil's pre- and post-arrange phases."""
+ARRANGE_PER_PIECE = 14.0
+"""Cycles per piece of such a rearrangement. Derived: the same."""
+PHASES = {"implicit": 1, "two_wave_copies": 2, "grouped_directions": 4, "many_tensors": 1}
+"""Exchange phases that a halo swap becomes, by how its copies are written."""
+
+
+def halo_cycles(chip: Chip, height: int, width: int, item: int, implementation: str = "implicit") -> float:
+    """Receive a rim of one element from all eight neighbours of a ``height`` x ``width`` block."""
+    rim = (2 * (height + width) + 4) * item
+    phases = PHASES.get(implementation, 1)
+    return phases * PHASE_CYCLES + math.ceil(rim / chip.exchange_bytes) * HALO_FRAGMENTS
+
+
+def arrange_cycles(pieces: float, piece_bytes: float) -> float:
+    """Gather ``pieces`` scattered pieces of ``piece_bytes`` each into one region of the same tile."""
+    return pieces * (ARRANGE_PER_PIECE + ARRANGE_PER_BYTE * piece_bytes)

@@ -150,3 +150,36 @@ def pool_cycles(outputs: float, window: float, dtype: str, *, backward: bool = F
 def random_cycles(elements: float, dtype: str) -> float:
     """Random numbers from the tile's generator: 4 per vector + 24 per thread."""
     return SUPERVISOR + WORKERS * (24.0 + 4.0 * per_worker_vectors(elements, dtype))
+
+
+def pool_rows_cycles(outputs: float, window: float, channels: float, dtype: str) -> float:
+    """Pooling on one tile, row by row: 15 worker cycles per output, kernel position and vector of channels.
+
+    Start-up of the call and its work lists takes 246 per worker. Derived: facts page 8.10 (3 per vector + 13 per
+    row when a row is one vector) and three simulator points, which share slope and intercept.
+    """
+    vectors = math.ceil(channels / vector_width(dtype))
+    return WORKERS * (246.0 + math.ceil(outputs / WORKERS) * window * vectors * 15.0)
+
+
+def two_stage_reduce_cycles(outputs: float, depth: float, dtype: str) -> tuple[float, float]:
+    """A reduction on one tile split over its workers, then the six partial results joined (facts page 8.7)."""
+    vectors = math.ceil(outputs / vector_width(dtype))
+    share = math.ceil(depth / WORKERS)
+    first = 33.0 + WORKERS * (20.0 + vectors * 2.0 * share)
+    second = 33.0 + WORKERS * (20.0 + math.ceil(vectors / WORKERS) * (2.0 * WORKERS + 10.0))
+    return first, second
+
+
+def last_stage_cycles(outputs: float, partials: float, *, continuous: bool) -> float:
+    """The last stage of a reduction: ``partials`` values into each of ``outputs`` on one tile (facts page 8.7)."""
+    if continuous:
+        share = math.ceil(outputs / WORKERS)
+        return WORKERS * (17.0 + share * (partials / 2.0 + 10.0))
+    return 33.0 + WORKERS * (20.0 + outputs * (partials + 10.0))
+
+
+def supervisor_loop_cycles(iterations: float) -> float:
+    """A loop on a volatile counter in the supervisor: load, add, store, load, compare, taken branch, a slot of six
+    cycles each, and half a cycle for the loop's own stalls; 255 around it with the timing block."""
+    return 255.0 + 36.5 * iterations
