@@ -70,9 +70,17 @@ def read_model(model: onnx.ModelProto) -> Graph:
     here but that ONNX defines by a function body (FlexAttention, for example).
     Raises `UsageError` if the model imports no opset that its nodes need, `UnsupportedError` for strings.
     """
-    if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
-    model = _expand(model)
+    try:
+        if model.functions:
+            model = onnx.inliner.inline_local_functions(model)
+        model = _expand(model)
+        return _read(model)
+    except (RuntimeError, TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError) as error:
+        # onnx's own readers raise these for protobufs that are well formed but make no sense
+        raise UsageError(f"the model cannot be read: {error}") from error
+
+
+def _read(model: onnx.ModelProto) -> Graph:
     opsets = {entry.domain or ONNX: entry.version for entry in model.opset_import}
     return _read_graph(model.graph, opsets)
 

@@ -268,4 +268,19 @@ def _discover(
     }
     arrays.update({n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in initial.items() if n not in baked})
     shapes = jax.eval_shape(probe, arrays, jax.eval_shape(lambda: jax.random.key(0)))
-    return session, {n: _spec(n, s) for n, s in shapes.items() if hasattr(s, "dtype")}
+    found = {n: _spec(n, s) for n, s in shapes.items() if hasattr(s, "dtype")}
+    _check_sizes(found)
+    return session, found
+
+
+MOST_TENSOR_BYTES = 2**38
+"""A tensor larger than all the memory of an IPU-M2000 (its streaming memory is 256 GB at most) is refused."""
+
+
+def _check_sizes(specs: Mapping[str, TensorSpec]) -> None:
+    for spec in specs.values():
+        if spec.nbytes > MOST_TENSOR_BYTES:
+            raise UsageError(
+                f"tensor '{spec.name}' would have {spec.nbytes / 2**40:.3g} TiB (shape {list(spec.shape)}); "
+                f"no machine holds that"
+            )

@@ -254,13 +254,13 @@ def run_node(node: Node, environment: Environment, session: Session, key: Callab
         if not name:
             continue
         made = _as_tensor(name, result, session.x64)
-        if knowable and not made.is_known:
-            work = _later(operator, node, captured, session, tensors, position)
-            made = Tensor(name, session.x64, traced=result, work=work, origins=origins)
-        if session.tap is not None and not made.at_hand:
-            tapped = session.tap(name, made.traced)
-            if tapped is not made.traced:
-                made = Tensor(name, session.x64, traced=tapped)
+        if not made.at_hand:
+            work = None
+            if knowable and not made.is_known:
+                work = _later(operator, node, captured, session, tensors, position)
+            if work is not None or session.tap is not None:
+                value = made.traced if session.tap is None else session.tap(name, made.traced)
+                made = Tensor(name, session.x64, traced=value, work=work, origins=origins)
         environment[name] = made
 
 

@@ -119,3 +119,23 @@ def device_dtype(dtype: np.dtype[Any], x64: bool) -> np.dtype[Any]:
 def scalar(value: float, like: Array) -> Array:
     """``value`` as a scalar of ``like``'s dtype."""
     return jax.lax.convert_element_type(value, like.dtype)
+
+
+MOST_FOLDED = 1 << 20
+"""Elements of the largest tensor that is worked out while tracing, unless an operator needs its value."""
+
+
+def fold_module(ctx: Any, shape: Iterable[int]) -> Any:
+    """``ctx.xp``, but ``jax.numpy`` for a result too large to be worked out while tracing.
+
+    For operators that make large tensors of small ones. Raises ValueError for a shape that no array can have.
+    """
+    sizes = [int(d) for d in shape]
+    if any(d < 0 for d in sizes):
+        raise ValueError(f"shape {sizes} has a negative dimension")
+    count = 1
+    for d in sizes:
+        count *= d
+    if count > 2**62:
+        raise ValueError(f"shape {sizes} has more elements than can be counted")
+    return ctx.xp if count <= MOST_FOLDED else jnp

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from podrun.errors import UnsupportedError
-from podrun.popart.ops.common import Array, device_dtype, index_dtype, ints, onnx_dtype
+from podrun.popart.ops.common import Array, device_dtype, fold_module, index_dtype, ints, onnx_dtype
 from podrun.popart.ops.registry import ONNX, Context, Node, operator
 
 
@@ -30,9 +30,10 @@ def constant(ctx: Context, node: Node) -> Array:
 def constant_of_shape(ctx: Context, node: Node, shape: Array) -> Array:
     """A tensor of the given shape filled with the one element of ``value``, float32 0 by default."""
     value = np.asarray(node.get("value", np.zeros(1, np.float32))).reshape(())
-    xp = ctx.xp
+    target = ints(ctx.constant(0))
+    xp = fold_module(ctx, target)
     dtype = value.dtype if xp is np else device_dtype(value.dtype, ctx.x64)
-    return xp.full(ints(ctx.constant(0)), value, dtype)
+    return xp.full(target, value, dtype)
 
 
 @operator(ONNX, "Shape", since=(1, 13, 15, 19, 21, 23, 24, 25), folds=True)
@@ -48,6 +49,10 @@ def size(ctx: Context, node: Node, x: Array) -> Array:
     return np.asarray(int(np.prod(x.shape, dtype=np.int64)), np.int64)
 
 
+MOST_RANGE = 1 << 28
+"""Elements of the longest Range."""
+
+
 @operator(ONNX, "Range", since=(11, 27), folds=True)
 def range_(ctx: Context, node: Node, start: Array, limit: Array, delta: Array) -> Array:
     """start, start + delta, ... below limit (ONNX Range); all three must be known while tracing."""
@@ -56,6 +61,8 @@ def range_(ctx: Context, node: Node, start: Array, limit: Array, delta: Array) -
     count = max(
         int(np.ceil((last.astype(np.float64) - first.astype(np.float64)) / step.astype(np.float64))), 0
     )
+    if count > MOST_RANGE:
+        raise ValueError(f"from {first} to {last} by {step} are {count} elements, more than {MOST_RANGE}")
     if wide is object:
         return np.asarray(int(first) + np.arange(count, dtype=np.int64) * int(step)).astype(first.dtype)
     return (first + np.arange(count).astype(first.dtype) * step).astype(first.dtype)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.popart.ops.common import Array, axes_in, axis_in, ints, same_dtype
+from podrun.popart.ops.common import Array, axes_in, axis_in, fold_module, ints, same_dtype
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 
@@ -101,7 +101,7 @@ def concat(ctx: Context, node: Node, *inputs: Array) -> Array:
 def expand(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
     """x broadcast together with the given shape, both ways (ONNX Expand)."""
     target = np.broadcast_shapes(x.shape, ints(ctx.constant(1)))
-    return ctx.xp.broadcast_to(x, target)
+    return fold_module(ctx, target).broadcast_to(x, target)
 
 
 @operator(ONNX, "Tile", since=(6, 13), folds=True)
@@ -110,7 +110,8 @@ def tile(ctx: Context, node: Node, x: Array, repeats: Array) -> Array:
     counts = ints(ctx.constant(1))
     if len(counts) != x.ndim:
         raise ValueError(f"repeats has {len(counts)} elements for an input of rank {x.ndim}")
-    return ctx.xp.tile(x, counts)
+    target = [d * c for d, c in zip(x.shape, counts, strict=True)]
+    return fold_module(ctx, target).tile(x, counts)
 
 
 def split_sizes(total: int, parts: int) -> list[int]:

@@ -1,8 +1,8 @@
 """One runner for every backend: the cases that ship in the onnx wheel, run the same way, counted the same way.
 
-    python -m tests.conformance.runner podrun            # or onnxruntime, reference
-    python -m tests.conformance.runner podrun --kinds node --match conv --verbose
-    python -m tests.conformance.runner podrun --record   # rewrite tests/conformance/record.json
+    python tests/conformance/onnx_suite.py podrun            # or onnxruntime, reference
+    python tests/conformance/onnx_suite.py podrun --kinds node --match conv --verbose
+    python tests/conformance/onnx_suite.py podrun --record   # rewrite tests/conformance/record.json
 
 A case *passes* if every data set gives the expected outputs (shape, type, value within the case's tolerance), is
 *wrong* if it runs and gives others, and *refused* if the backend raises.

@@ -1,1 +1,0 @@
-"""Numbers against independent references: the conformance suite of the onnx wheel, run through our backend."""
