@@ -175,9 +175,10 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def _first_error(marked: _Marked, error: ValidationError) -> ConfigError:
-    """The first of pydantic's complaints, by line, in our words."""
-    found = [_complaint(marked, dict(item)) for item in error.errors()]
-    return min(found, key=lambda e: int(e.message.removeprefix(f"{marked.path}:").split(":")[0]))
+    """The complaint to show: a misspelt key before the missing one it leaves, else the first."""
+    items = error.errors()
+    misspelt = [item for item in items if item["type"] == "extra_forbidden"]
+    return _complaint(marked, dict((misspelt or items)[0]))
 
 
 def _complaint(marked: _Marked, item: Mapping[str, Any]) -> ConfigError:

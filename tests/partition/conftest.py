@@ -111,7 +111,9 @@ class FakePool(BasePool):
 
     def machine(self, agent: str, partition: str) -> FakeMachine:
         """The machine in use at an agent for a partition."""
-        found = next(m for seat, m in self._seated.items() if (seat.agent_id, seat.partition) == (agent, partition))
+        found = next(
+            m for seat, m in self._seated.items() if (seat.agent_id, seat.partition) == (agent, partition)
+        )
         assert isinstance(found.handle, FakeMachine)
         return found.handle
 

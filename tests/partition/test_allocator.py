@@ -97,7 +97,9 @@ def test_ipus_are_exclusive_and_aligned(pod16: Allocator) -> None:
     assert ipus_of(pod16.cluster, pod16.partition("one").slices) == (0,)
     assert ipus_of(pod16.cluster, pod16.partition("two").slices) == (2, 3)
     assert ipus_of(pod16.cluster, pod16.partition("eight").slices) == tuple(range(8, 16))
-    with pytest.raises(ConflictError, match="no 8 aligned IPUs are free: 5 IPUs are, partitions in the way: eight"):
+    with pytest.raises(
+        ConflictError, match="no 8 aligned IPUs are free: 5 IPUs are, partitions in the way: eight"
+    ):
         make(pod16, "more", 8)
     with pytest.raises(ConflictError, match="exists already"):
         make(pod16, "one", 1)
@@ -203,7 +205,10 @@ def test_recovery_provisions_what_was_active(pod16: Allocator) -> None:
     pod16.handle(ev.RequestRemove("c"))
     again = Allocator(pod16.cluster, partitions=pod16.partitions.values())
     done = again.handle(ev.Recover())
-    assert [type(step) for step in done if not isinstance(step, ev.SavePartition)] == [ev.Provision, ev.Release]
+    assert [type(step) for step in done if not isinstance(step, ev.SavePartition)] == [
+        ev.Provision,
+        ev.Release,
+    ]
     assert again.partition("a").state is S.PENDING
     assert again.partition("b").state is S.ERROR
     again.validate_state()

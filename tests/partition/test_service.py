@@ -99,7 +99,9 @@ def test_status_codes_for_third_parties(pod16: Pod) -> None:
     def code_of(size: int, name: str) -> grpc.StatusCode:
         needs = vipu_pb2.PartitionRequirements(size=size)
         with pytest.raises(grpc.RpcError) as caught:
-            stub.CreatePartition(vipu_pb2.CreatePartitionRequest(partition_id=name, requirements=needs), timeout=20)
+            stub.CreatePartition(
+                vipu_pb2.CreatePartitionRequest(partition_id=name, requirements=needs), timeout=20
+            )
         code = caught.value.code()
         assert isinstance(code, grpc.StatusCode)
         return code
@@ -117,7 +119,10 @@ def test_status_codes_for_third_parties(pod16: Pod) -> None:
 
 
 def test_nobody_there() -> None:
-    with VipuClient("127.0.0.1", 1, timeout=5) as client, pytest.raises(ServiceError, match="no V-IPU server") as caught:
+    with (
+        VipuClient("127.0.0.1", 1, timeout=5) as client,
+        pytest.raises(ServiceError, match="no V-IPU server") as caught,
+    ):
         client.server_version()
     assert "vipu-server" in str(caught.value.hint)
 
@@ -136,7 +141,12 @@ def test_ipu_error_is_cleared_by_ipu_reset_only_on_that_ipu(pod16: Pod) -> None:
     machine.links_down.add(3)
     pod16.client.reset_ipu("p", 5)
     reports = pod16.client.machine_reports("p")
-    assert [ipu.error_state for ipu in reports[1].ipus] == ["no errors", "no errors", "tile parity error", "no errors"]
+    assert [ipu.error_state for ipu in reports[1].ipus] == [
+        "no errors",
+        "no errors",
+        "tile parity error",
+        "no errors",
+    ]
     assert reports[1].ipus[0].links_down == (3,)
     with pytest.raises(UsageError, match="no IPU 8"):
         pod16.client.reset_ipu("p", 8)

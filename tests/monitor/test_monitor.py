@@ -1,0 +1,203 @@
+"""gc-monitor and gc-reset: published shapes, and what a second terminal sees."""
+
+# ruff: noqa: E501  Recorded tables are as wide as they are.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from partition.conftest import Pod
+
+from podrun.cluster import load_cluster
+from podrun.monitor.boxes import fit
+from podrun.monitor.device_ids import device_sets
+from podrun.monitor.gc_monitor import gc_monitor
+from podrun.monitor.gc_reset import gc_reset
+from podrun.monitor.monitor_tables import device_table, duration, process_table, whole
+from podrun.monitor.source import Device, View
+from podrun.partition.cli_common import run
+from podrun.partition.discovery import LAUNCHER, Entry, Registry, this_process
+from podrun.partition.types import IpuofConfig, PartitionInfo, PartitionState
+from podrun.telemetry import AttachedProcess, IpuReport, MachineReport
+
+VERSIONS = {"IPUoF server": "1.11.0", "ICU firmware": "2.5.9", "IPU-M software": "2.6.0-028"}
+
+
+def view(ipus: int = 4, *, attached: int = 0, gcds: int = 1, lost: bool = False) -> View:
+    cluster = load_cluster("pod16")
+    process = AttachedProcess(4711, "justina", "python", 1000.0, "host")
+    reports = []
+    for m in range(max(1, ipus // 4)):
+        agent = cluster.agents[m]
+        reports.append(
+            MachineReport(
+                agent.id,
+                serial=agent.serial,
+                state="lost" if lost else "up",
+                versions=VERSIONS,
+                ipus=tuple(
+                    IpuReport(
+                        4 * m + i, i, process=process if 4 * m + i < attached else None, clock_mhz=1330.0
+                    )
+                    for i in range(min(ipus, 4))
+                ),
+            )
+        )
+    info = PartitionInfo(
+        "p1", "pod16", "pod16", ipus, PartitionState.ACTIVE, reconfigurable=True, num_gcds=gcds
+    )
+    devices = tuple(
+        Device(ipu.partition_ipu, f"10.1.1.{m + 1}", 3 - ipu.ipu, report, ipu)
+        for m, report in enumerate(reports)
+        for ipu in report.ipus
+    )
+    return View(info, IpuofConfig("p1", info.state, (), {"GCD Id": "0"}), tuple(reports), devices, True)
+
+
+DEVICES = """\
++---------------+---------------------------------------------------------------------------------+
+|  gc-monitor   |                Partition: p1 [active] has 4 reconfigurable IPUs                 |
++-------------+--------------------+--------+--------------+----------+-------+----+------+-------+
+|    IPU-M    |       Serial       |IPU-M SW|Server version|  ICU FW  | Type  | ID | IPU# |Routing|
++-------------+--------------------+--------+--------------+----------+-------+----+------+-------+
+|  10.1.1.1   | 0024.0002.8203101  |...0-028|    1.11.0    |  2.5.9   | M2000 | 0  |  3   |  DNC  |
+|  10.1.1.1   | 0024.0002.8203101  |...0-028|    1.11.0    |  2.5.9   | M2000 | 1  |  2   |  DNC  |
+|  10.1.1.1   | 0024.0001.8203101  |...0-028|    1.11.0    |  2.5.9   | M2000 | 2  |  1   |  DNC  |
+|  10.1.1.1   | 0024.0001.8203101  |...0-028|    1.11.0    |  2.5.9   | M2000 | 3  |  0   |  DNC  |
++-------------+--------------------+--------+--------------+----------+-------+----+------+-------+"""
+
+PROCESSES = """\
++------------------------------------------------------------------------+------------------------+-----------------+
+|                   Attached processes in partition p1                   |          IPU           |      Board      |
++--------+-----------------------------------------+--------+------------+----+----------+--------+--------+--------+
+|  PID   |                 Command                 |  Time  |    User    | ID |  Clock   |  Temp  |  Temp  | Power  |
++--------+-----------------------------------------+--------+------------+----+----------+--------+--------+--------+
+|  4711  |                 python                  |  1m3s  |  justina   | 0  | 1330MHz  |  N/A   |  N/A   |  N/A   |
+|  4711  |                 python                  |  1m3s  |  justina   | 1  | 1330MHz  |  N/A   |        |        |
++--------+-----------------------------------------+--------+------------+----+----------+--------+--------+--------+"""
+
+
+def test_the_device_table() -> None:
+    assert device_table(view()) == DEVICES
+    assert {len(line) for line in DEVICES.splitlines()} == {99}
+
+
+def test_the_title_names_the_gcd_if_there_are_several() -> None:
+    assert "Partition: p1 (gcd:0) [active] has 8 reconfigurable IPUs" in device_table(view(8, gcds=2))
+
+
+def test_a_rule_after_each_machine() -> None:
+    lines = device_table(view(8)).splitlines()
+    assert len(lines) == 5 + 4 + 1 + 4 + 1
+    assert lines[9] == lines[4]
+    assert [line.split("|")[7].strip() for line in lines[5:9] + lines[10:14]] == [str(i) for i in range(8)]
+
+
+def test_the_process_table() -> None:
+    assert process_table(view(attached=2), now=1063.0) == PROCESSES
+    assert {len(line) for line in PROCESSES.splitlines()} == {117}
+
+
+def test_nobody_attached() -> None:
+    lines = process_table(view()).splitlines()
+    assert [len(line) for line in lines] == [100] * 3
+    assert lines[1].strip("|").strip() == "No attached processes in partition p1"
+
+
+def test_errors_say_what_helps() -> None:
+    text = whole([view(lost=True)])
+    assert text.count("vipu-admin restart agent ipum1") == 4
+    assert "Errors in partition" not in whole([view()])
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "shown"),
+    [("172.31.100.130", 13, "...31.100.130"), ("abc", 6, " abc  "), ("abcdef", 6, "abcdef"), ("", 3, "   ")],
+)
+def test_cells(text: str, width: int, shown: str) -> None:
+    assert fit(text, width) == shown
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(10, "10s"), (63, "1m3s"), (7205, "2h0m5s"), (-1, "0s")])
+def test_durations(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+def test_device_ids_of_a_reconfigurable_partition() -> None:
+    sets = device_sets(4, reconfigurable=True)
+    assert sets == [(0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3)]
+    assert len(device_sets(64, reconfigurable=True)) == 127
+    assert device_sets(16, reconfigurable=True)[24:28] == [tuple(range(4 * i, 4 * i + 4)) for i in range(4)]
+    assert device_sets(4, reconfigurable=False)[-1] == (0, 1, 2, 3)
+    assert device_sets(1, reconfigurable=True) == [(0,)]
+
+
+# --- commands -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
+    for name in ("VIPU_CLI_API_HOST", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PARTITION_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
+    pod = Pod()
+    publication = Registry().publish(Entry(LAUNCHER, "127.0.0.1", pod.port, this_process(), "pod16"))
+    yield pod
+    publication.withdraw()
+    pod.stop()
+
+
+def test_a_second_terminal_just_sees_it(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(gc_monitor, []) == 2
+    assert "no active partition" in capsys.readouterr().err
+    pod.active("p", 8, reconfigurable=True)
+    pod.pool.machine("ipum2", "p").process = AttachedProcess(77, "me", "python", 1.0)
+    pod.pool.machine("ipum2", "p").ipu_errors[1] = "tile parity error"
+    assert run(gc_monitor, []) == 0
+    out = capsys.readouterr().out
+    assert "Partition: p [active] has 8 reconfigurable IPUs" in out
+    assert "Attached processes in partition p" in out
+    assert "tile parity error" in out
+    assert run(gc_monitor, ["--no-card-info"]) == 0
+    assert "gc-monitor" not in capsys.readouterr().out
+    assert run(gc_reset, ["-d", "5"]) == 0
+    assert capsys.readouterr().out == "Reset IPU 5 of partition p.\n"
+    assert pod.pool.machine("ipum2", "p").ipu_errors == {}
+    assert run(gc_reset, ["--device-id", "99"]) == 2
+    assert "no such device set id: '99'" in capsys.readouterr().err
+
+
+def test_json(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    pod.active("p", 8)
+    pod.active("q", 4)
+    pod.pool.machine("ipum1", "p").process = AttachedProcess(77, "me", "python", 1.0)
+    assert run(gc_monitor, ["-j"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert 4 * len(data["cards"]) == 8
+    pids = [ipu.get("PID") for card in data["cards"] for ipu in card["ipus"]]
+    assert pids == [77] * 4 + [None] * 4
+    assert run(gc_monitor, ["--json", "--all-partitions"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [ipu["id"] for card in data["cards"] for ipu in card["ipus"]] == list(range(12))
+    assert [p["active"] for p in data["partitions"]] == [True, False]
+
+
+def test_the_environment_chooses_the_active_partition(
+    pod: Pod, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.active("p", 4)
+    pod.active("q", 4)
+    monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "q")
+    assert run(gc_monitor, []) == 0
+    assert "Partition: q [active]" in capsys.readouterr().out
+    monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "r")
+    assert run(gc_monitor, []) == 2
+    assert "Partitions: p, q." in capsys.readouterr().err
+
+
+def test_unknown_options_get_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(gc_monitor, ["--all-partition"]) == 2
+    assert "--all-partitions" in capsys.readouterr().err
