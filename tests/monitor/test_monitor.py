@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from partition.conftest import Pod
 
 from podrun.cluster import load_cluster
 from podrun.monitor.boxes import fit
@@ -22,6 +21,7 @@ from podrun.partition.cli_common import run
 from podrun.partition.discovery import LAUNCHER, Entry, Registry, this_process
 from podrun.partition.types import IpuofConfig, PartitionInfo, PartitionState
 from podrun.telemetry import AttachedProcess, IpuReport, MachineReport
+from tests.partition.conftest import Pod
 
 VERSIONS = {"IPUoF server": "1.11.0", "ICU firmware": "2.5.9", "IPU-M software": "2.6.0-028"}
 
