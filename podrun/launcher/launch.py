@@ -256,15 +256,17 @@ class _Launch:
         failed = outcome.failed
         assert failed is not None
         alone = self.spec.layout.instances == 1
-        if alone and mixer.show_failure(failed.instance):
+        if alone and failed.signal is None and mixer.explains_itself(failed.instance):
+            mixer.show_failure(failed.instance)
             return
         how = f"exit code {failed.code}"
         if failed.signal is not None:
             how = f"signal {signal.Signals(failed.signal).name} (exit code {failed.code})"
         others = "" if alone else "; the others were ended"
         self.log.write(f"podrun: instance {failed.instance} ended with {how}{others}\n")
-        mixer.note_written()
-        mixer.show_failure(failed.instance)
+        if not alone:
+            mixer.note_written()
+            mixer.show_failure(failed.instance)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self.supervisor is not None:

@@ -18,6 +18,8 @@ JOB = 1
 MAX_LINE_BYTES = 1 << 20
 """A longer line is written in pieces."""
 REMEMBERED_LINES = 400
+LAST_LINES = 20
+"""Shown of a failing instance that printed no traceback."""
 TRACEBACK = b"Traceback (most recent call last):"
 _CHAINED = (
     b"During handling of the above exception, another exception occurred:",
@@ -107,20 +109,22 @@ class OutputMixer:
         self._files = {}
 
     def show_failure(self, instance: int) -> bool:
-        """Make the instance's traceback the last thing on screen. False if it printed none.
+        """Make what the instance said of its failure the last thing on screen. False if it said nothing.
 
         Nothing is repeated if nothing came after it.
         """
-        lines = last_traceback(self._errors[instance])
+        lines = last_words(self._errors[instance])
         if not lines:
             return False
         if self._last_error_at[instance] != self._written:
             self._write(Channel.STDERR, b"".join(tag(instance, Channel.STDERR, line) for line in lines))
         return True
 
-    def last_lines(self, instance: int, count: int) -> list[bytes]:
-        """The end of an instance's standard error."""
-        return list(self._errors[instance])[-count:]
+    def explains_itself(self, instance: int) -> bool:
+        """True iff the instance's last words are a traceback or an error of Python's (SyntaxError has no
+        traceback)."""
+        lines = self._errors[instance]
+        return bool(last_traceback(lines)) or (bool(lines) and b"Error: " in lines[-1])
 
     def note_written(self) -> None:
         """Something else was written to the screen."""
@@ -136,6 +140,11 @@ class OutputMixer:
         if channel is Channel.STDERR:
             self._errors[instance].extend(lines)
             self._last_error_at[instance] = self._written if shown else -1
+
+
+def last_words(lines: Sequence[bytes]) -> list[bytes]:
+    """The last traceback, else the last lines there are."""
+    return last_traceback(lines) or list(lines)[-LAST_LINES:]
 
 
 def last_traceback(lines: Sequence[bytes]) -> list[bytes]:

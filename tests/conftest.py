@@ -1,0 +1,188 @@
+"""What all tests share: commands run to their end, and nothing of ours left when they are done."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+MARK = "PODRUN_TEST_MARK"
+LEAK_SECONDS = 5.0
+"""How long something on its way out may take until it counts as left behind."""
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """Living processes that a test started, by the mark in their environment: command by process id."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if f"{MARK}={mark}".encode() not in (entry / "environ").read_bytes().split(b"\0"):
+                continue
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if state not in "ZX":
+                found[int(entry.name)] = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                )
+        except OSError:
+            continue
+    return found
+
+
+def shared_memory_files() -> set[str]:
+    """Names in /dev/shm, where shared memory that outlives its process would be."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    """Poll until ``condition()`` holds; fails the test after ``seconds``."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {seconds:g} s"
+        time.sleep(0.02)
+
+
+@dataclass
+class Commands:
+    """Runs our commands as a user would, each process marked. ``home``: where they keep what they keep."""
+
+    home: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def runtime(self) -> Path:
+        """Where services of this test publish themselves."""
+        return self.home / "run"
+
+    @property
+    def scratch(self) -> Path:
+        """Where these commands put temporary files. Short: sockets live below it."""
+        return self.home / "t"
+
+    def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The test's own environment without anything of podrun's, and with the mark."""
+        dropped = ("PODRUN_", "POPDIST_", "IPUOF_", "VIPU_", "OMPI_", "POPLAR_", "RAY_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+        self.scratch.mkdir(exist_ok=True)
+        kept |= {
+            "PATH": f"{BIN}:{kept.get('PATH', '')}",
+            "PODRUN_RUNTIME_DIR": str(self.runtime),
+            "XDG_STATE_HOME": str(self.home / "state"),
+            "TMPDIR": str(self.scratch),
+            MARK: self.mark,
+        }
+        return kept | dict(extra or {})
+
+    def start(
+        self, *words: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """Start a command; its output is collected."""
+        process = subprocess.Popen(
+            [str(word) for word in words],
+            env=self.environment(env),
+            cwd=cwd or self.home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(
+        self,
+        *words: str | Path,
+        timeout: float = 60.0,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        return subprocess.run(
+            [str(word) for word in words],
+            env=self.environment(env),
+            cwd=cwd or self.home,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def processes(self) -> dict[int, str]:
+        """Living processes that came of these commands."""
+        return marked_processes(self.mark)
+
+    def wait_until_gone(self, seconds: float = LEAK_SECONDS) -> None:
+        """Fails unless all processes of these commands end within that time."""
+        end = time.monotonic() + seconds
+        while (left := self.processes()) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert left == {}, "processes are left"
+
+    def kill_all(self) -> None:
+        """End whatever is left, so that one failing test does not spoil the next."""
+        for pid in self.processes():
+            os.kill(pid, 9)
+        for process in self.started:
+            process.kill()
+            process.communicate()
+
+
+def run_and_check_for_leaks(home: Path) -> Iterator[Commands]:
+    """Body of a fixture: commands, and afterwards the proof that nothing of theirs is left."""
+    before, threads = shared_memory_files(), threading.active_count()
+    commands = Commands(home)
+    try:
+        yield commands
+        commands.wait_until_gone()
+        # Others use this machine's shared memory as well: only names that podrun or Ray could have made count.
+        left = {name for name in shared_memory_files() - before if "podrun" in name or "ray" in name}
+        assert left == set(), "shared memory is left"
+        scratch = (
+            [path.name for path in commands.scratch.glob("podrun-*")] if commands.scratch.exists() else []
+        )
+        assert scratch == [], "scratch directories are left"
+        published = [p.name for p in commands.runtime.glob("*.json")] if commands.runtime.exists() else []
+        assert published == [], "published services are left"
+        assert threading.active_count() <= threads, "threads are left"
+    finally:
+        commands.kill_all()
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    """Runs commands; fails the test if they leave processes, shared memory, scratch files or threads
+    behind."""
+    yield from run_and_check_for_leaks(tmp_path)
+
+
+def script(directory: Path, text: str, name: str = "train.py") -> Path:
+    """Write a small program."""
+    path = directory / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def tagged(output: str, instance: int, channel: str = "stdout") -> list[str]:
+    """Lines of one instance, without the tag."""
+    start = f"[1,{instance}]<{channel}>:"
+    return [line.removeprefix(start) for line in output.splitlines() if line.startswith(start)]
+
+
+def lines_of(words: Sequence[str]) -> str:
+    """A program from its lines."""
+    return "\n".join(words) + "\n"
