@@ -44,7 +44,8 @@ _MAGIC = b"podrunB1"
 _HEADER = struct.Struct("<8sI")  # magic, ranks
 _BELL, _ERROR_LENGTH, _TABLE_LENGTH = 64, 128, 192  # a cache line each
 _COLUMNS = 256
-_LABEL = 192  # bytes of a label: text, cut, and a digest of the whole
+LABEL_BYTES = 192
+"""Size of a label: its text, cut, and a digest of the whole."""
 _ERROR_BYTES = 64 * 1024
 _TABLE_BYTES = 4 * 1024 * 1024  # never touched, never there: memfd pages appear when written
 _ABSENT, _JOINED, _LEFT = 0, 1, 2
@@ -55,12 +56,12 @@ _SPIN = 50e-6  # seconds; with a core for each of two ranks a meeting then takes
 def label(text: str) -> bytes:
     """``text`` as a fixed-size label: equal labels iff equal texts (up to a 128-bit digest)."""
     raw = text.encode()
-    return raw[: _LABEL - 16].ljust(_LABEL - 16, b"\0") + blake2b(raw, digest_size=16).digest()
+    return raw[: LABEL_BYTES - 16].ljust(LABEL_BYTES - 16, b"\0") + blake2b(raw, digest_size=16).digest()
 
 
 def label_text(raw: bytes) -> str:
     """What a label says, for messages."""
-    return raw[: _LABEL - 16].rstrip(b"\0").decode(errors="replace")
+    return raw[: LABEL_BYTES - 16].rstrip(b"\0").decode(errors="replace")
 
 
 class Board:
@@ -80,8 +81,11 @@ class Board:
         self._pids = view[at + 16 * ranks : at + 24 * ranks].cast("Q")
         self._states = view[at + 24 * ranks : at + 32 * ranks].cast("Q")
         at += 32 * ranks
-        self._labels = (view[at : at + _LABEL * ranks], view[at + _LABEL * ranks : at + 2 * _LABEL * ranks])
-        at += 2 * _LABEL * ranks
+        self._labels = (
+            view[at : at + LABEL_BYTES * ranks],
+            view[at + LABEL_BYTES * ranks : at + 2 * LABEL_BYTES * ranks],
+        )
+        at += 2 * LABEL_BYTES * ranks
         self._error = view[at : at + _ERROR_BYTES]
         self._table = view[at + _ERROR_BYTES : at + _ERROR_BYTES + _TABLE_BYTES]
         self._meetings = 0
@@ -93,7 +97,7 @@ class Board:
     @classmethod
     def create(cls, ranks: int) -> Board:
         """A new board for so many ranks."""
-        nbytes = _COLUMNS + ranks * (32 + 2 * _LABEL) + _ERROR_BYTES + _TABLE_BYTES
+        nbytes = _COLUMNS + ranks * (32 + 2 * LABEL_BYTES) + _ERROR_BYTES + _TABLE_BYTES
         segment = Segment.create("board", nbytes)
         _HEADER.pack_into(segment.map, 0, _MAGIC, ranks)
         return cls(segment, ranks)
@@ -140,8 +144,8 @@ class Board:
         labels = self._labels[
             count & 1
         ]  # two sets, in turn: a fast rank may be one meeting ahead of a slow reader
-        at = self.rank * _LABEL
-        labels[at : at + _LABEL] = what
+        at = self.rank * LABEL_BYTES
+        labels[at : at + LABEL_BYTES] = what
         self._arrived[self.rank] = count
         if min(self._arrived) < count:
             self.wait_until(
@@ -243,7 +247,9 @@ class Board:
     def _mismatch(self, labels: bytes) -> NoReturn:
         said: dict[str, list[int]] = {}
         for rank in range(self.ranks):
-            said.setdefault(label_text(labels[rank * _LABEL : (rank + 1) * _LABEL]), []).append(rank)
+            said.setdefault(label_text(labels[rank * LABEL_BYTES : (rank + 1) * LABEL_BYTES]), []).append(
+                rank
+            )
         parts = [f"rank {', '.join(map(str, who))} called {text}" for text, who in said.items()]
         self.fail_with(
             MismatchError(

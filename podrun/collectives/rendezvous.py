@@ -1,33 +1,49 @@
 """How ranks find each other: rank 0 makes the group, and a token, plain data, lets the others join.
 
-The token may travel by any way that carries JSON. It names no secret: the kernel lets only processes of the
-same user on the same host open the memory it points to.
+The token may travel by any way that carries JSON. Of a group on one host it names no secret: the kernel lets
+only processes of the same user open the memory it points to. Of a group over hosts it holds the key that
+members show.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 from podrun.collectives.board import MAX_RANKS, Board
 from podrun.collectives.errors import RankLostError
 from podrun.collectives.group import DEFAULT_TIMEOUT, Group, Token
+from podrun.collectives.hosts import HostsGroup
 from podrun.collectives.process import host_identity, start_time
+from podrun.collectives.roster import Registrar
 from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.collectives.solo import SoloGroup
-from podrun.errors import UsageError
+from podrun.errors import ConflictError, UsageError
 
 
-def create(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> tuple[Group, Token]:
-    """Make a group of ``size`` ranks on this host; returns rank 0 of it, and the token for the others.
+def create(
+    size: int,
+    *,
+    address: str | None = None,
+    port: int = 0,
+    timeout: float = DEFAULT_TIMEOUT,
+    host: str | None = None,
+) -> tuple[Group, Token]:
+    """Make a group of ``size`` ranks; returns rank 0 of it, and the token for the others.
 
-    Waits for nobody: the first collective does. ``timeout``: seconds that this rank's collectives wait for
-    the others.
+    Without ``address`` all ranks are on this host. With it, an address of this host that the others can
+    reach, ranks may be on any host; a listener there, on ``port`` or any free one, brings them together.
+    Waits for nobody: the first collective does (between hosts, the first call). ``timeout``: seconds that
+    collectives wait for the others. ``host``: what to take for this host's name instead of finding out; ranks
+    that give equal ones share memory.
     """
     _check_size(size)
     if size == 1:
         return SoloGroup(), {"kind": "solo", "size": 1}
+    if address is not None:
+        return _create_over_hosts(size, address, port, timeout, host)
     board = Board.create(size)
     board.join(0)
     token = {
@@ -42,15 +58,42 @@ def create(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> tuple[Group, Token
     return SharedMemoryGroup(board, timeout), token
 
 
-def join(token: Mapping[str, Any], rank: int, *, timeout: float | None = None) -> Group:
+def _create_over_hosts(
+    size: int, address: str, port: int, timeout: float, host: str | None
+) -> tuple[Group, Token]:
+    key = secrets.token_hex(16)
+    try:
+        registrar = Registrar(address, port, size, key)
+    except OSError as error:
+        raise ConflictError(
+            f"cannot listen on {address}:{port}: {error.strerror}", hint="Give another address or port."
+        ) from error
+    token = {
+        "kind": "hosts",
+        "size": size,
+        "address": address,
+        "port": registrar.port,
+        "key": key,
+        "timeout": timeout,
+    }
+    try:
+        return HostsGroup(token, 0, timeout, registrar, host), token
+    except BaseException:
+        registrar.close()
+        raise
+
+
+def join(
+    token: Mapping[str, Any], rank: int, *, timeout: float | None = None, host: str | None = None
+) -> Group:
     """Join, as ``rank`` (1 or more), the group that `create` made. Waits for nobody.
 
-    ``timeout``: seconds that this rank's collectives wait for the others; by default as for rank 0. Raises
-    UsageError for a token or rank that cannot be right, ConflictError for a rank that is taken, RankLostError
-    if the group's maker is gone.
+    ``timeout``: seconds that this rank's collectives wait for the others; by default as for rank 0. ``host``:
+    as for `create`. Raises UsageError for a token or rank that cannot be right, ConflictError for a rank that
+    is taken, RankLostError if the group's maker is gone.
     """
     kind, size = token.get("kind"), token.get("size")
-    if kind != "host" or not isinstance(size, int):
+    if kind not in ("host", "hosts") or not isinstance(size, int):
         raise UsageError(
             f"this is no token of a group to join: {dict(token)!r}", hint="Use the one `create` gave."
         )
@@ -58,10 +101,17 @@ def join(token: Mapping[str, Any], rank: int, *, timeout: float | None = None) -
         raise UsageError(
             f"rank {rank} cannot join a group of {size}: rank 0 made it, 1 to {size - 1} may join"
         )
+    seconds = timeout if timeout is not None else float(token["timeout"])
+    if kind == "hosts":
+        return HostsGroup(dict(token), rank, seconds, None, host)
+    return SharedMemoryGroup(_join_board(token, rank, size), seconds)
+
+
+def _join_board(token: Mapping[str, Any], rank: int, size: int) -> Board:
     if token.get("host") != host_identity():
         raise UsageError(
             "the group is on another host, or in another PID namespace",
-            hint="Groups over hosts are made with podrun.collectives.connect.",
+            hint="For ranks on several hosts give create() an address that all of them can reach.",
         )
     pid = int(token["pid"])
     if start_time(pid) != token.get("started"):
@@ -74,7 +124,7 @@ def join(token: Mapping[str, Any], rank: int, *, timeout: float | None = None) -
     except BaseException:
         board.segment.close()
         raise
-    return SharedMemoryGroup(board, timeout if timeout is not None else float(token["timeout"]))
+    return board
 
 
 def in_process(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Group]:

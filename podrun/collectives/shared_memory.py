@@ -151,6 +151,29 @@ class SharedMemoryGroup:
             )
         )
 
+    # --- For groups over several hosts ---
+
+    def arena(self, name: str) -> tuple[tuple[Array, ...], Array, str]:
+        """The rows of this host's ranks, the row that all read, and what the arena is."""
+        found = self._find(name)
+        return found.rows, found.whole, found.text
+
+    def meet(self, what: bytes) -> None:
+        """A barrier of this host's ranks."""
+        self._board.meet(what, self._timeout)
+
+    def posting_rows(self, ranks: int) -> tuple[list[ByteArray], list[ByteArray]]:
+        """Two sets of posting buffers, one for each of ``ranks``, which may be more than this host's."""
+        if not self._posts:
+            text = f"posts of {ranks} ranks"
+            segment = self._segment(text, "exchange", "uint8", EXCHANGE_BYTES, rows=2 * ranks)
+            rows: list[ByteArray] = [
+                np.frombuffer(segment.map, np.uint8, EXCHANGE_BYTES, at)
+                for at in range(0, segment.nbytes, EXCHANGE_BYTES)
+            ]
+            self._posts = (rows[:ranks], rows[ranks:])
+        return self._posts
+
     # --- Collectives ----------------------------------------------------------------------------------------
 
     def reduce_scatter(
@@ -224,17 +247,8 @@ class SharedMemoryGroup:
         next writers apart: whoever posts again in it has seen all ranks come to the meeting after they read
         it.
         """
-        if not self._posts:
-            segment = self._segment(
-                "posts of all ranks", "exchange", "uint8", EXCHANGE_BYTES, rows=2 * self._size
-            )
-            rows: list[ByteArray] = [
-                np.frombuffer(segment.map, np.uint8, EXCHANGE_BYTES, at)
-                for at in range(0, segment.nbytes, EXCHANGE_BYTES)
-            ]
-            self._posts = (rows[: self._size], rows[self._size :])
         self._turn ^= 1
-        rows = self._posts[self._turn]
+        rows = self.posting_rows(self._size)[self._turn]
         rows[self._rank][: posted.size] = posted
         return rows
 

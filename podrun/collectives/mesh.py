@@ -1,0 +1,188 @@
+"""All connections of one rank to the ranks on other hosts, and the rule by which it reads from them.
+
+A rank reads only from links that owe it something in the current collective: `Mesh.collect` is told how many
+frames each peer owes. So a peer that runs ahead is left waiting, and a frame of another collective can only
+mean that ranks disagree about what they do. Messages of `send` may come in between; they are kept for
+`receive`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from podrun.collectives.board import label_text
+from podrun.collectives.errors import MismatchError, RankLostError, RankMissingError
+from podrun.collectives.group import ByteArray
+from podrun.collectives.wire import Frame, FrameKind, Link, dial
+
+_HELLO = struct.Struct("<I32s")
+_GRACE = 0.3
+"""Seconds in which the reason why a peer closed its connection may still come from rank 0."""
+_NOTHING: ByteArray = np.empty(0, np.uint8)
+
+
+class Mesh:
+    """See the module docstring. ``check(seconds)`` raises what ended the group, if that is known by then."""
+
+    def __init__(self, rank: int, size: int, timeout: float, check: Callable[[float], None]) -> None:
+        self._rank, self._size, self._timeout, self._check = rank, size, timeout, check
+        self.links: dict[int, Link] = {}
+        self._messages: list[tuple[int, int, str, ByteArray]] = []
+        self._selector = selectors.DefaultSelector()
+
+    def connect(
+        self,
+        remote: Sequence[int],
+        roster: Sequence[Mapping[str, Any]],
+        key: bytes,
+        listener: socket.socket,
+        deadline: float,
+    ) -> None:
+        """Dial the remote ranks below, then let those above in. Members show the key."""
+        for peer in (rank for rank in remote if rank < self._rank):
+            try:
+                sock = dial(str(roster[peer]["address"]), int(roster[peer]["port"]), deadline)
+            except OSError as error:
+                raise RankLostError(
+                    f"rank {self._rank} cannot reach rank {peer} at {roster[peer]['address']}: {error}",
+                    rank=peer,
+                ) from error
+            sock.sendall(_HELLO.pack(self._rank, key))
+            self.links[peer] = Link(peer, sock)
+        awaited = {rank for rank in remote if rank > self._rank}
+        while awaited:
+            listener.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                sock, _ = listener.accept()
+                sock.settimeout(5.0)
+                peer, offered = _HELLO.unpack(sock.recv(_HELLO.size, socket.MSG_WAITALL))
+            except (TimeoutError, struct.error) as error:
+                if time.monotonic() >= deadline:
+                    ranks = tuple(sorted(awaited))
+                    raise RankMissingError(
+                        f"rank {ranks} did not connect to rank {self._rank}", ranks=ranks
+                    ) from error
+                continue
+            if hmac.compare_digest(offered, key) and peer in awaited:
+                awaited.remove(peer)
+                self.links[peer] = Link(peer, sock)
+            else:
+                sock.close()
+
+    def post(
+        self,
+        peer: int,
+        kind: FrameKind,
+        what: bytes,
+        a: int = 0,
+        b: int = 0,
+        tag: int = 0,
+        payload: ByteArray = _NOTHING,
+    ) -> None:
+        """Queue a frame; its payload must not change until `drain`."""
+        self.links[peer].post(Frame(kind, a, b, tag, payload.size, what), payload)
+
+    def drain(self) -> None:
+        """Wait until all that was posted is out of our hands."""
+        deadline = time.monotonic() + self._timeout
+        for link in self.links.values():
+            link.drain(deadline)
+
+    def fill(self, link: Link, frame: Frame, out: ByteArray, deadline: float) -> None:
+        """Take in the payload of a frame, which must have just this size."""
+        if frame.nbytes != out.size:
+            raise MismatchError(
+                f"rank {link.peer} sent {frame.nbytes} bytes in {label_text(frame.label)}, not {out.size}"
+            )
+        link.receive_into(out, deadline)
+
+    def collect(
+        self,
+        what: bytes,
+        owed: dict[int, int],
+        take: Callable[[Link, Frame, float], None] | None,
+    ) -> None:
+        """Take in the frames that are owed, by rank, in the order they come. ``take`` None: one message will
+        do.
+        """
+        began = time.monotonic()
+        deadline = began + self._timeout
+        owed = {peer: number for peer, number in owed.items() if number}
+        for peer in owed:
+            self._selector.register(self.links[peer].socket, selectors.EVENT_READ, self.links[peer])
+        try:
+            while owed:
+                events = self._selector.select(max(deadline - time.monotonic(), 0))
+                self._check(0.0)
+                if not events:
+                    ranks = tuple(sorted(owed))
+                    raise RankMissingError(
+                        f"{label_text(what)} on rank {self._rank} waited {time.monotonic() - began:.1f} s "
+                        f"for rank {', '.join(map(str, ranks))}, of {self._size} ranks",
+                        ranks=ranks,
+                        hint="See what those ranks do (py-spy dump --pid PID), or use a longer timeout.",
+                    )
+                for key, _ in events:
+                    if self._take_frame(key.data, what, take, deadline):
+                        owed[key.data.peer] -= 1
+                        if not owed[key.data.peer]:
+                            del owed[key.data.peer]
+                            self._selector.unregister(key.fileobj)
+        finally:
+            for peer in owed:
+                self._selector.unregister(self.links[peer].socket)
+
+    def _take_frame(
+        self,
+        link: Link,
+        what: bytes,
+        take: Callable[[Link, Frame, float], None] | None,
+        deadline: float,
+    ) -> bool:
+        """Whether the frame was one that is owed; messages that come in between are kept for `receive`."""
+        try:
+            frame = link.receive_frame(deadline)
+        except (RankLostError, RankMissingError) as error:
+            self._check(_GRACE)
+            raise type(error)(f"{error.message}, in {label_text(what)}", hint=error.hint) from error
+        if frame.kind is FrameKind.MESSAGE:
+            payload = np.empty(frame.nbytes, np.uint8)
+            link.receive_into(payload, deadline)
+            self._messages.append((link.peer, frame.tag, label_text(frame.label), payload))
+            return take is None
+        if frame.label != what or take is None:
+            raise MismatchError(
+                "ranks of one group called different collectives: "
+                f"rank {self._rank} called {label_text(what)}; "
+                f"rank {link.peer} called {label_text(frame.label)}",
+                hint="All ranks must call the same collectives, on equal arenas, in the same order.",
+            )
+        take(link, frame, deadline)
+        return True
+
+    def message(self, source: int, tag: int) -> tuple[str, ByteArray] | None:
+        """The first message kept from a rank with a tag: what it is, and its bytes."""
+        for message in self._messages:
+            if message[:2] == (source, tag):
+                self._messages.remove(message)
+                return message[2:]
+        return None
+
+    def wake(self) -> None:
+        """End all waiting. Called from any thread."""
+        for link in list(self.links.values()):
+            link.wake()
+
+    def close(self) -> None:
+        """Send what is queued and close."""
+        for link in self.links.values():
+            link.close()
+        self._selector.close()

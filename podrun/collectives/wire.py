@@ -1,0 +1,209 @@
+"""Frames between ranks on different hosts: a fixed header, a label, and bytes, over one TCP connection a
+pair.
+
+Nothing received is evaluated: a frame is numbers, a text that is only compared and shown, and bytes that go
+into an array whose size the receiver knows beforehand. Sending is done by a thread of each connection, so
+that a rank can send and receive at once and no two ranks can wait for each other's buffers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from podrun.collectives.board import LABEL_BYTES
+from podrun.collectives.errors import RankLostError, RankMissingError
+from podrun.collectives.group import ByteArray
+
+_MAGIC = b"pdcf"
+_HEADER = struct.Struct(f"<4sB3xIIqQ{LABEL_BYTES}s")
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame is for."""
+
+    PARTIAL = 1
+    """A lane's running reduction, for the next run of ranks."""
+    RESULT = 2
+    """Finished values of a lane."""
+    BLOCK = 3
+    """A part of what a rank posted in an exchange."""
+    TOKEN = 4
+    """A barrier's word that a host is there, or that all are."""
+    MESSAGE = 5
+    """What `send` sends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A header. What ``a``, ``b`` and ``tag`` mean depends on the kind; ``label`` names the collective."""
+
+    kind: FrameKind
+    a: int
+    b: int
+    tag: int
+    nbytes: int
+    label: bytes
+
+
+class Link:
+    """The connection to one rank on another host."""
+
+    def __init__(self, peer: int, sock: socket.socket) -> None:
+        self.peer = peer
+        self.socket = sock
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(None)  # the sender blocks, the receiver polls first
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self._queue: deque[tuple[bytes, ByteArray]] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._broken = False
+        self._sender = threading.Thread(target=self._send_all, name=f"to-rank-{peer}", daemon=True)
+        self._sender.start()
+
+    # --- Sending --------------------------------------------------------------------------------------------
+
+    def post(self, frame: Frame, payload: ByteArray) -> None:
+        """Queue a frame. The payload must not change until `drain`."""
+        header = _HEADER.pack(_MAGIC, frame.kind, frame.a, frame.b, frame.tag, payload.size, frame.label)
+        with self._changed:
+            self._queue.append((header, payload))
+            self._changed.notify_all()
+
+    def drain(self, deadline: float) -> None:
+        """Wait until all that was posted is out of our hands."""
+        with self._changed:
+            while self._queue and not self._broken:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    raise RankMissingError(
+                        f"rank {self.peer} did not take the data sent to it in time",
+                        ranks=(self.peer,),
+                        hint="See what that rank does, or use a longer timeout.",
+                    )
+
+    def _send_all(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue:
+                    if self._closing:
+                        return
+                    self._changed.wait()
+                header, payload = self._queue[0]
+            try:
+                self.socket.sendall(header)
+                if payload.size:
+                    self.socket.sendall(payload.data)
+            except OSError:
+                # The peer is gone: whoever next waits for it learns so from the receiving side.
+                with self._changed:
+                    self._broken = True
+                    self._queue.clear()
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._queue.popleft()
+                self._changed.notify_all()
+
+    # --- Receiving ------------------------------------------------------------------------------------------
+
+    def receive_frame(self, deadline: float) -> Frame:
+        """The next header; then `receive_into` for its payload."""
+        raw = np.empty(_HEADER.size, np.uint8)
+        self.receive_into(raw, deadline)
+        magic, kind, a, b, tag, nbytes, label = _HEADER.unpack(raw.tobytes())
+        if magic != _MAGIC or kind not in FrameKind.__members__.values():
+            raise RankLostError(
+                f"rank {self.peer} sent bytes that are no frame", rank=self.peer, hint="Make a new group."
+            )
+        return Frame(FrameKind(kind), a, b, tag, nbytes, label)
+
+    def receive_into(self, out: ByteArray, deadline: float) -> None:
+        """Exactly ``out.size`` bytes. Raises RankLostError if the peer closes before that, RankMissingError
+        if late.
+        """
+        view, done = out.data, 0
+        while done < out.size:
+            left = max(deadline - time.monotonic(), 0)
+            if not self._readable.poll(left * 1000):
+                raise RankMissingError(
+                    f"rank {self.peer} stopped in the middle of a message, at {done} of {out.size} bytes",
+                    ranks=(self.peer,),
+                    hint="See what that rank does, or use a longer timeout.",
+                )
+            try:
+                count = self.socket.recv_into(view[done:])
+            except OSError as error:
+                raise self._lost(f"connection lost: {error.strerror or error}") from error
+            if count == 0:
+                where = f" in the middle of a message, at {done} of {out.size} bytes" if done else ""
+                raise self._lost(f"closed its connection{where}")
+            done += count
+
+    def _lost(self, what: str) -> RankLostError:
+        return RankLostError(
+            f"rank {self.peer} {what}", rank=self.peer, hint="Replace the rank and make a new group."
+        )
+
+    def wake(self) -> None:
+        """End all waiting on this link."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        with self._changed:
+            self._broken = True
+            self._queue.clear()
+            self._changed.notify_all()
+
+    def close(self, grace: float = 5.0) -> None:
+        """Send what is queued, at most ``grace`` seconds, and close."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._sender.join(grace)
+        self.wake()
+        self._sender.join(grace)
+        self.socket.close()
+
+
+def listen(address: str, port: int = 0) -> socket.socket:
+    """A listening socket on one address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+        sock.listen(1024)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def dial(address: str, port: int, deadline: float) -> socket.socket:
+    """A connection to a listener; tries again until the deadline while it is not there yet."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    while True:
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            sock.settimeout(max(deadline - time.monotonic(), 0.001))
+            sock.connect((address, port))
+            return sock
+        except ConnectionRefusedError:
+            sock.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        except BaseException:
+            sock.close()
+            raise

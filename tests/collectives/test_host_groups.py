@@ -1,0 +1,260 @@
+"""Groups over several hosts: the same promises and the same bits as on one.
+
+Hosts are made by name: ranks that give different host names share no memory and talk over TCP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from collective_ranks import on_all
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_group_results import NUMPY, bits, expected, values
+
+from podrun.collectives import (
+    Communicator,
+    Group,
+    GroupError,
+    MismatchError,
+    RankLostError,
+    RankMissingError,
+    Reduction,
+    create,
+    join,
+    slice_of,
+)
+from podrun.collectives.lanes import Layout
+from podrun.errors import ConflictError
+
+
+@contextlib.contextmanager
+def hosts(names: str, timeout: float = 10.0, absent: tuple[int, ...] = ()) -> Iterator[list[Group]]:
+    """A group of ``len(names)`` ranks, rank *r* on the host called ``names[r]``; closed at the end."""
+    first, token = create(len(names), address="127.0.0.1", timeout=timeout, host=names[0])
+    groups = [first]
+    try:
+        here = [rank for rank in range(1, len(names)) if rank not in absent]
+        groups += [join(token, rank, host=names[rank]) for rank in here]
+        yield groups
+    finally:
+        with ThreadPoolExecutor(len(groups)) as pool:  # a rank's last data may need another to take it
+            list(pool.map(lambda group: group.close(), reversed(groups)))
+
+
+LAYOUTS = ["AB", "AABB", "ABC", "ABAB", "AAB", "ABBA", "AABBCC"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    names=st.sampled_from(LAYOUTS),
+    size=st.one_of(st.integers(1, 50), st.integers(100_000, 400_000)),
+    dtype=st.sampled_from(["float32", "float16", "bfloat16", "int32"]),
+    reduction=st.sampled_from(list(NUMPY)),
+)
+def test_same_bits_as_on_one_host(names: str, size: int, dtype: str, reduction: Reduction) -> None:
+    if reduction is Reduction.MEAN and dtype == "int32":
+        return
+    members = len(names)
+    parts = [values(dtype, size, rank) for rank in range(members)]
+    want = expected(parts, reduction)
+
+    def work(group: Group) -> None:
+        own = slice_of(group.rank, members, size)
+        mine = group.allocate("gradients", dtype, size)
+        weights = group.shared("weights", dtype, size)
+        for _ in range(2):
+            mine[:] = parts[group.rank]
+            scattered = group.reduce_scatter("gradients", reduction, settle=False)
+            assert bits(scattered) == bits(want[own])
+            weights[own] = scattered
+            assert bits(group.all_gather("weights")) == bits(want)
+        assert bits(group.all_reduce("gradients", reduction)) == bits(want)
+        group.barrier()
+
+    with hosts(names) as groups:
+        assert on_all(groups, work) == [None] * members
+
+
+@settings(max_examples=20, deadline=None)
+@given(names=st.sampled_from(LAYOUTS), size=st.sampled_from([0, 1, 7, 300_001]), root=st.integers(0, 5))
+def test_moving_data_equals_numpy(names: str, size: int, root: int) -> None:
+    members = len(names)
+    root %= members
+    each = [np.arange(size, dtype=np.int32) * (rank + 1) for rank in range(members)]
+    pieces = [
+        np.arange(members * size, dtype=np.int32).reshape(members, size) + rank for rank in range(members)
+    ]
+
+    def work(group: Group) -> None:
+        comm, rank = Communicator(group), group.rank
+        np.testing.assert_array_equal(comm.all_gather(each[rank]), np.stack(each))
+        np.testing.assert_array_equal(comm.all_to_all(pieces[rank]), np.stack([p[rank] for p in pieces]))
+        np.testing.assert_array_equal(comm.broadcast(each[rank].copy(), root), each[root])
+        gathered = comm.gather(each[rank], root)
+        assert (gathered is None) == (rank != root)
+        if gathered is not None:
+            np.testing.assert_array_equal(gathered, np.stack(each))
+        out = comm.scatter(pieces[rank] if rank == root else None, np.empty(size, np.int32), root)
+        np.testing.assert_array_equal(out, pieces[root][rank])
+        np.testing.assert_array_equal(comm.all_reduce(each[rank]), np.sum(each, axis=0))
+        for other in range(members):
+            if other != rank:
+                comm.send(each[rank], other, tag=rank)
+        for other in range(members):
+            if other != rank:
+                np.testing.assert_array_equal(
+                    comm.receive(np.empty(size, np.int32), other, tag=other), each[other]
+                )
+
+    with hosts(names) as groups:
+        assert on_all(groups, work) == [None] * members
+
+
+def test_groups_within_and_across_hosts() -> None:
+    def work(group: Group) -> tuple[list[int], list[int]]:
+        comm, mine = Communicator(group), np.array([group.rank])
+        within, across = comm.split([[0, 1], [2, 3]]), comm.split([[0, 2], [1, 3]])
+        assert within is not None
+        assert across is not None
+        result = list(within.all_gather(mine)[:, 0]), list(across.all_gather(mine)[:, 0])
+        group.barrier()
+        within.close()
+        across.close()
+        return result
+
+    with hosts("AABB") as groups:
+        assert on_all(groups, work) == [
+            ([0, 1], [0, 2]),
+            ([0, 1], [1, 3]),
+            ([2, 3], [0, 2]),
+            ([2, 3], [1, 3]),
+        ]
+        assert [group.host_ranks for group in groups] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+
+
+@given(names=st.lists(st.sampled_from("ABCD"), min_size=2, max_size=12))
+def test_every_lane_has_one_handler_on_every_host(names: list[str]) -> None:
+    layout = Layout.from_names(names)
+    assert [rank for _, run in layout.runs for rank in run] == list(range(len(names)))
+    for lane in range(len(names)):
+        handlers = {layout.handler(host, lane) for host in range(layout.hosts)}
+        assert len(handlers) == layout.hosts
+        assert lane in handlers
+    for host in range(layout.hosts):
+        handled = sorted(lane for rank in layout.ranks_on[host] for lane in layout.lanes_of(rank))
+        assert handled == list(range(len(names)))
+
+
+def test_a_rank_that_never_joins_is_named() -> None:
+    with hosts("AAB", timeout=0.3, absent=(2,)) as groups:
+        for error in on_all(groups, lambda group: group.barrier()):
+            assert isinstance(error, RankMissingError)
+            assert "rank 2 never joined" in str(error)
+
+
+def test_a_rank_that_does_not_come_is_named_on_every_host() -> None:
+    with hosts("ABB", timeout=0.5) as groups:
+        on_all(groups, lambda group: group.barrier())
+        errors = on_all(groups[:2], lambda group: group.barrier())
+        with pytest.raises(RankMissingError):
+            groups[2].barrier()
+    for error in errors:
+        assert isinstance(error, RankMissingError)
+
+
+def test_a_rank_that_leaves_is_named_on_every_host() -> None:
+    def work(group: Group) -> None:
+        group.allocate("x", "float32", 1000)
+        group.barrier()
+        if group.rank == 2:
+            group.close()
+        else:
+            group.all_reduce("x")
+
+    with hosts("AABB") as groups:
+        began = time.monotonic()
+        errors = on_all(groups, work)
+        assert time.monotonic() - began < 5
+    for rank in (0, 1, 3):
+        assert isinstance(errors[rank], RankLostError), errors[rank]
+        assert "rank 2" in str(errors[rank]) or "rank 0 of 2" in str(errors[rank])
+
+
+def test_abort_reaches_every_host() -> None:
+    def work(group: Group) -> None:
+        group.barrier()
+        if group.rank == 3:
+            group.abort({"type": "runtime_error", "message": "tile parity", "where": "IPU 5"})
+        group.barrier()
+
+    with hosts("AABB") as groups:
+        assert [str(error) for error in on_all(groups, work)] == ["tile parity"] * 4
+
+
+def test_different_collectives_are_named_on_every_host() -> None:
+    def work(group: Group) -> None:
+        group.allocate("x", "float32", 64)
+        if group.rank < 2:
+            group.all_reduce("x")
+        else:
+            group.all_reduce("x", Reduction.MAX)
+
+    with hosts("AABB") as groups:
+        for error in on_all(groups, work):
+            assert isinstance(error, MismatchError)
+            assert "sum" in str(error)
+            assert "max" in str(error)
+
+
+def test_a_message_cut_short_is_named() -> None:
+    with hosts("AB") as groups:
+        on_all(groups, lambda group: group.barrier())
+        cut: Any = groups[1]
+        link = cut._mesh.links[0]
+        link.socket.sendall(b"pdcf" + bytes(20))  # a part of a header, and the end
+        link.socket.shutdown(socket.SHUT_WR)
+        with pytest.raises(
+            RankLostError, match=r"rank 1 closed its connection in the middle .* at 24 of \d+ bytes"
+        ):
+            groups[0].barrier()
+
+
+def test_strangers_are_not_let_in() -> None:
+    group, token = create(2, address="127.0.0.1", timeout=0.3)
+    stranger = join({**token, "key": "0" * 32}, 1, timeout=0.3)
+    for error in on_all([group, stranger], lambda g: g.barrier()):
+        assert isinstance(error, RankMissingError | RankLostError)
+    with socket.create_connection(("127.0.0.1", token["port"])) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert sock.recv(100) == b""
+    stranger.close()
+    group.close()
+
+
+def test_a_taken_rank_and_a_taken_port_are_refused() -> None:
+    group, token = create(3, address="127.0.0.1", timeout=2)
+    first, second = join(token, 1), join(token, 1)
+    refusals = [e for e in on_all([first, second], lambda g: g.barrier()) if isinstance(e, GroupError)]
+    assert any("rank 1 of the group was already taken" in str(error) for error in refusals)
+    with pytest.raises(ConflictError, match="cannot listen on"):
+        create(2, address="127.0.0.1", port=token["port"])
+    for each in (first, second, group):
+        each.close()
+    with pytest.raises(RankLostError, match="cannot reach rank 0"):
+        join(token, 2, timeout=0.1)
+
+
+def test_no_thread_is_left() -> None:
+    before = threading.active_count()
+    with hosts("AABB") as groups:
+        on_all(groups, lambda group: group.barrier())
+    assert threading.active_count() == before
