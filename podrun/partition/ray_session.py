@@ -26,6 +26,8 @@ from podrun.errors import ServiceError
 from podrun.partition.discovery import ProcessId, remove_scratch, scratch_directory
 from podrun.partition.guardian import SCRATCH_PREFIX, Guardian
 
+log = logging.getLogger("podrun.partition")
+
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's smallest usual object store: podrun moves tensors through shared memory of its own."""
 MAX_SOCKET_PATH = 107
@@ -36,6 +38,13 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+}
+
+_OWN_ENVIRONMENT = {
+    # The name is history: it makes Ray listen on 127.0.0.1 instead of the host's address.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Machines of a POD start together. Ray's default is one process for each CPU at a time, with a warning.
+    "RAY_worker_maximum_startup_concurrency": "64",
 }
 
 
@@ -136,7 +145,7 @@ class RaySession:
         token = self.directory / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32), encoding="ascii")
-        environment = dict(_ENVIRONMENT)
+        environment = _ENVIRONMENT | _OWN_ENVIRONMENT
         if os.environ.get("RAY_AUTH_MODE", "token") == "token" and not os.environ.get("RAY_AUTH_TOKEN"):
             environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         self._set(environment)
@@ -181,10 +190,26 @@ def _import_ray() -> Any:
     import ray
     from ray import _raylet
 
+    _keep_off_the_terminal(ray)
     core: Any = _raylet
     core.Config.initialize("")
     core.AuthenticationTokenLoader.instance().reset_cache()
     return ray
+
+
+def _keep_off_the_terminal(ray: Any) -> None:
+    """Send what Ray's node has to say (such as a paragraph for each process that ended) to the log.
+
+    Ray prints it to standard output, where a program's own output is, and has no option against it. The service
+    reports lost machines itself.
+    """
+    worker = ray._private.worker
+
+    def note(data: Mapping[str, Any], *args: object, **options: object) -> None:
+        log.debug("ray: %s", "\n".join(str(line) for line in data.get("lines", ())))
+
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = note
 
 
 def _short_scratch() -> Path:
