@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,12 @@ class BuiltModel:
         return [name for name, parameter in self.program.parameters.items() if parameter.trainable]
 
 
+def _samples_per_micro_batch(lowered: Lowered, broadcast: Collection[str]) -> int | None:
+    """The leading dimension that all inputs share: PopART models use it for samples. None if they differ."""
+    leading = {spec.shape[0] for name, spec in lowered.inputs.items() if spec.shape and name not in broadcast}
+    return leading.pop() if len(leading) == 1 else None
+
+
 def metadata(model: ModelProto, key: str, default: Any) -> Any:
     """A podrun entry of a model's metadata_props."""
     for entry in model.metadata_props:
@@ -104,7 +110,11 @@ def build(
         loss_scaling=_loss_scaling(optimizer),
         state_updates=lowered.state_updates,
         uses_random=lowered.uses_random,
-        metadata={"anchors": flow.anchors(), "batches_per_step": flow.batchesPerStep()},
+        metadata={
+            "anchors": flow.anchors(),
+            "batches_per_step": flow.batchesPerStep(),
+            "samples_per_micro_batch": _samples_per_micro_batch(lowered, broadcast),
+        },
     )
     built = BuiltModel(program, lowered, rule, infos, dict(lowered.initial), state)
     built.settings = _variable_settings(model, context.replicas)

@@ -387,9 +387,11 @@ class Builder(NodeAttributes):
 
 
 def _ir_version(opset: int) -> int:
-    """The oldest IR version that knows an opset; 4 (initializers need not be inputs) at least."""
+    """PopART writes 4 for its opsets from 9 on; later opsets get the oldest IR version that knows them."""
     from onnx import helper
 
+    if opset in OPSETS:
+        return 4
     versions = {row[2]: row[1] for row in helper.VERSION_TABLE}
     return max(4, int(versions.get(opset, 4)))
 

@@ -133,7 +133,7 @@ class Scope:
 
         popart_exception where the node cannot be: inputs that do not fit together.
         """
-        from onnx import defs, helper, shape_inference
+        from onnx import TypeProto, defs, helper, shape_inference
 
         if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
             return [TensorInfo(to_array(node.attribute[0].t))]
@@ -141,11 +141,10 @@ class Scope:
         types, data = {}, {}
         for tensor in node.input:
             info = self.info(tensor) if tensor else None
-            if info is not None:
-                types[tensor] = type_proto(info)
-                constant = self.constant(tensor)
-                if constant is not None:
-                    data[tensor] = constant
+            types[tensor] = TypeProto() if info is None else type_proto(info)
+            constant = self.constant(tensor)
+            if info is not None and constant is not None:
+                data[tensor] = constant
         if any(attribute.HasField("g") for attribute in node.attribute):
             return self._infer_control(node)
         try:

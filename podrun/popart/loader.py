@@ -1,198 +1,109 @@
-"""Reading ONNX models: from a file, from bytes, and refusing what cannot be right before anything is done
-with it.
-
-What a hostile file can claim is bounded by the file's own size: data outside the protobuf is read only from
-beside the model (``onnx`` refuses paths that leave the folder), and shapes are checked against the bytes
-that are there.
+"""Reading ONNX models as sessions take them: PopART's wording and rules on top of
+`podrun.popart.model_loader`.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from podrun.errors import UsageError
 from podrun.popart import names
 from podrun.popart.errors import popart_exception
-from podrun.popart.tensor_info import InputShapeInfo, data_type_from_onnx
+from podrun.popart.tensor_info import InputShapeInfo
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, TensorProto
+    from onnx import GraphProto, ModelProto
 
 OLDEST_IR = 3
 """The first IR version with operator set imports."""
 
-MAX_BYTES = 2**31
-"""Protobuf's own limit on one message."""
+_written: dict[str, Path] = {}
+"""Files of external data that this process wrote, by name, and their folders."""
+
+
+def remember_folder(path: Path) -> None:
+    """Let models given as bytes find the external data that this process wrote to ``path``."""
+    _written[path.name] = path.parent
 
 
 def read_model(source: str | bytes | os.PathLike[str]) -> ModelProto:
-    """A ModelProto from a path or from bytes, its external data loaded. popart_exception if it is no
-    model."""
-    import onnx
-    from google.protobuf.message import DecodeError
+    """A ModelProto from a path or from bytes, its external data loaded. popart_exception if it is no model.
 
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        data, base, label = bytes(source), "", "the bytes given"
-    elif isinstance(source, (str, os.PathLike)):
-        path = os.fspath(source)
-        base, label = os.path.dirname(os.path.abspath(path)), repr(path)
-        try:
-            with open(path, "rb") as file:
-                data = file.read(MAX_BYTES + 1)
-        except (OSError, ValueError) as error:
-            raise popart_exception(
-                f"Failed to load a ModelProto from the string {_shorten(path)}: it is neither a serialised "
-                f"model nor a valid path ({error})."
-            ) from error
-    else:
+    What it claims is checked against the bytes that are there before memory is taken.
+    """
+    from podrun.popart import model_loader
+
+    if isinstance(source, (bytearray, memoryview)):
+        source = bytes(source)
+    if not isinstance(source, (bytes, str, os.PathLike)):
         raise TypeError(
             f"(): incompatible function arguments. A model is a path or bytes, not {type(source).__name__}."
         )
-    model = onnx.ModelProto()
     try:
-        model.ParseFromString(data)
-    except DecodeError as error:
-        raise popart_exception(f"Failed to load a ModelProto from {label}: {error}.") from error
-    if not model.HasField("graph") or not model.opset_import:
+        model = model_loader.read_model(source, folder=_data_folder(source))
+    except UsageError as error:
+        what = "" if isinstance(source, bytes) else f" from the string {_shorten(os.fspath(source))}"
         raise popart_exception(
-            f"Failed to load a ModelProto from {label}: it is no ONNX model (no graph or no operator set "
-            "imports)."
+            f"Failed to load a ModelProto{what}, which is no valid path to a model or no valid model: "
+            f"{error.message}.",
+            hint=error.hint,
+        ) from error
+    if not model.opset_import:
+        raise popart_exception(
+            "Failed to load a ModelProto: it imports no operator set, so it is no ONNX model."
         )
-    _check_sizes(model.graph, label, base)
     return model
+
+
+def check_model(model: ModelProto, info: InputShapeInfo) -> None:
+    """popart_exception for what no session can take: inputs without a shape that ``info`` does not give
+    either, what onnx.checker refuses, names that PopART reserves.
+    """
+    from onnx import defs
+
+    from podrun.popart import model_loader
+
+    if model.ir_version < OLDEST_IR:
+        raise popart_exception(
+            f"The model has IR version {model.ir_version}; versions from {OLDEST_IR} on are read.",
+            hint="Convert it with onnx.version_converter.",
+        )
+    newest = defs.onnx_opset_version()
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:
+            raise popart_exception(
+                f"The model imports ai.onnx opset {entry.version}; opsets 1 to {newest} are known."
+            )
+    input_shapes(model, info)
+    shapeless = [
+        value.type.tensor_type
+        for value in (*model.graph.input, *model.graph.output)
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
+    ]
+    for kind in shapeless:  # The checker wants shapes, PopART does not: inputs have theirs from elsewhere.
+        kind.shape.SetInParent()
+    try:
+        model_loader.check_model(model)
+    except UsageError as error:
+        raise popart_exception(f"onnx.checker refuses the model: {error.message}", hint=error.hint) from error
+    finally:
+        for kind in shapeless:
+            kind.ClearField("shape")
+    _check_names(model.graph)
+
+
+def _data_folder(source: object) -> Path | None:
+    """Where data beside a model given as bytes are: where this process wrote them."""
+    if not isinstance(source, bytes) or not _written:
+        return None
+    folders = {folder for name, folder in _written.items() if name.encode() in source}
+    return next(iter(folders)) if len(folders) == 1 else None
 
 
 def _shorten(text: str) -> str:
     return repr(text if len(text) <= 200 else text[:200] + "...")
-
-
-def _check_sizes(graph: GraphProto, label: str, base: str) -> None:
-    """Refuse tensors that claim more data than they bring, and load external data from beside the model."""
-    from onnx import TensorProto, external_data_helper
-
-    for tensor in graph.initializer:
-        if any(dim < 0 for dim in tensor.dims):
-            raise popart_exception(
-                f"Initializer {tensor.name!r} in {label} has a negative dimension: {list(tensor.dims)}."
-            )
-        if tensor.data_location == TensorProto.EXTERNAL:
-            _check_external(tensor, label, base)
-            external_data_helper.load_external_data_for_tensor(tensor, base)
-            tensor.data_location = TensorProto.DEFAULT
-            del tensor.external_data[:]
-        _check_data(tensor, label)
-
-
-def _check_external(tensor: TensorProto, label: str, base: str) -> None:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = entries.get("location", "")
-    path = os.path.realpath(os.path.join(base, location))
-    if (
-        not location
-        or os.path.isabs(location)
-        or os.path.commonpath([os.path.realpath(base), path]) != os.path.realpath(base)
-    ):
-        raise popart_exception(
-            f"Initializer {tensor.name!r} in {label} keeps its data in {location!r}, which is not beside the "
-            "model."
-        )
-    if not os.path.isfile(path):
-        raise popart_exception(
-            f"Initializer {tensor.name!r} in {label} keeps its data in {path!r}, which is not a file."
-        )
-    wanted = _elements(tensor) * data_type_size(tensor)
-    try:
-        offset = int(entries.get("offset", 0))
-        length = int(entries["length"]) if "length" in entries else wanted
-    except ValueError as error:
-        raise popart_exception(
-            f"Initializer {tensor.name!r} in {label} has a bad offset or length: {error}."
-        ) from error
-    if offset < 0 or length < 0 or offset + length > os.path.getsize(path) or length != wanted:
-        raise popart_exception(
-            f"Initializer {tensor.name!r} in {label} wants {wanted} bytes; its external data are {length} "
-            f"bytes at {offset} of a file of {os.path.getsize(path)}."
-        )
-
-
-def _elements(tensor: TensorProto) -> int:
-    count = 1
-    for dim in tensor.dims:
-        count *= dim
-    return count
-
-
-def data_type_size(tensor: TensorProto) -> int:
-    """Bytes of one element."""
-    return int(np.dtype(data_type_from_onnx(tensor.data_type) and _numpy_type(tensor.data_type)).itemsize)
-
-
-def _numpy_type(value: int) -> Any:
-    from onnx import helper
-
-    return helper.tensor_dtype_to_np_dtype(value)
-
-
-def _check_data(tensor: TensorProto, label: str) -> None:
-    from onnx import TensorProto
-
-    wanted = _elements(tensor)
-    if tensor.data_type in (TensorProto.UNDEFINED, TensorProto.STRING):
-        kind = TensorProto.DataType.Name(tensor.data_type)
-        raise popart_exception(
-            f"Initializer {tensor.name!r} in {label} has type {kind}, which the IPU does not have."
-        )
-    if tensor.HasField("raw_data"):
-        if tensor.data_type not in TensorProto.DataType.values():
-            raise popart_exception(
-                f"Initializer {tensor.name!r} in {label} has unknown type {tensor.data_type}."
-            )
-        size = _numpy_type(tensor.data_type).itemsize
-        held, wanted_bytes = len(tensor.raw_data), wanted * size
-        if held != wanted_bytes and size * 8 >= 8 and not _packed(tensor.data_type):
-            raise popart_exception(
-                f"Initializer {tensor.name!r} in {label} has shape {list(tensor.dims)}, {wanted_bytes} "
-                f"bytes, but holds {held}."
-            )
-        return
-    held = max(
-        len(tensor.float_data),
-        len(tensor.int32_data),
-        len(tensor.int64_data),
-        len(tensor.double_data),
-        len(tensor.uint64_data),
-    )
-    if held != wanted and not _packed(tensor.data_type) and held != 2 * wanted:
-        raise popart_exception(
-            f"Initializer {tensor.name!r} in {label} has shape {list(tensor.dims)}, {wanted} elements, but "
-            f"holds {held}."
-        )
-
-
-def _packed(data_type: int) -> bool:
-    """True for types of fewer than eight bits, of which one entry holds several."""
-    from onnx import TensorProto
-
-    return any(kind in TensorProto.DataType.Name(data_type) for kind in ("INT4", "INT2", "FLOAT4"))
-
-
-def check_model(model: ModelProto) -> None:
-    """popart_exception for what no session can take: what onnx.checker refuses, names PopART reserves."""
-    from onnx import checker
-
-    if model.ir_version < OLDEST_IR:
-        raise popart_exception(
-            f"The model has IR version {model.ir_version}; versions from {OLDEST_IR} on are read. Convert it "
-            "with "
-            "onnx.version_converter."
-        )
-    try:
-        checker.check_model(model)
-    except checker.ValidationError as error:
-        raise popart_exception(f"onnx.checker refuses the model: {error}") from error
-    _check_names(model.graph)
 
 
 def _check_names(graph: GraphProto) -> None:

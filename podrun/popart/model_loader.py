@@ -1,7 +1,7 @@
 """Reading ONNX models from people: files or bytes that may be truncated, wrong or hostile.
 
-Everything is checked before memory is taken for it: what a tensor claims against the bytes that are there, external
-data against the model's own folder, functions against calling themselves, subgraphs against depth.
+Everything is checked before memory is taken for it: what a tensor claims against the bytes that are there,
+external data against the model's own folder, functions against calling themselves, subgraphs against depth.
 """
 
 from __future__ import annotations
@@ -28,10 +28,19 @@ MOST_RANK = 64
 def load_model(source: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
     """A model from a path or from serialised bytes, checked, with its external data loaded.
 
-    Raises `UsageError` saying what is wrong and where: no such file, not a model, a tensor whose data are not there,
-    external data outside the model's folder, or what `onnx.checker` says.
+    Raises `UsageError` saying what is wrong and where: no such file, not a model, a tensor whose data are
+    not there, external data outside the model's folder, or what `onnx.checker` says.
     """
-    folder: Path | None = None
+    model = read_model(source)
+    check_model(model)
+    return model
+
+
+def read_model(source: str | os.PathLike[str] | bytes, *, folder: Path | None = None) -> onnx.ModelProto:
+    """`load_model` without `check_model`: what the bytes hold is there, whether or not it makes sense.
+
+    ``folder``: where external data of bytes lie (None: they may have none); those of a path lie beside it.
+    """
     if isinstance(source, bytes):
         data, label = source, "the bytes given"
     else:
@@ -47,7 +56,6 @@ def load_model(source: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
         raise UsageError(f"{label} is not an ONNX model: it holds no graph")
     check_tensors(model, folder, label)
     _load_external(model, folder)
-    check_model(model)
     return model
 
 
@@ -73,7 +81,8 @@ def check_model(model: onnx.ModelProto) -> None:
 
 
 def check_tensors(model: onnx.ModelProto, folder: Path | None, label: str = "the model") -> None:
-    """Check every tensor of a model, in subgraphs, functions and attributes too, without taking memory for it.
+    """Check every tensor of a model, in subgraphs, functions and attributes too, without taking memory for
+    it.
 
     ``folder`` is where external data may lie; None allows none. Raises `UsageError` naming the tensor.
     """
@@ -156,7 +165,8 @@ def _check_held(tensor: onnx.TensorProto, label: str) -> None:
         held, wanted = len(tensor.raw_data), -(-count * bits // 8)
         if held != wanted:
             raise UsageError(
-                f"tensor '{tensor.name}' in {label} claims {wanted} bytes ({list(tensor.dims)[:8]}), but holds {held}"
+                f"tensor '{tensor.name}' in {label} claims {wanted} bytes ({list(tensor.dims)[:8]}), but "
+                f"holds {held}"
             )
         return
     fields = (
@@ -171,15 +181,19 @@ def _check_held(tensor: onnx.TensorProto, label: str) -> None:
     accepted = {count, 2 * count, -(-count * bits // 8), -(-count * bits // 32), -(-count // 2)}
     if held not in accepted:
         raise UsageError(
-            f"tensor '{tensor.name}' in {label} claims {count} elements ({list(tensor.dims)[:8]}), but holds {held}"
+            f"tensor '{tensor.name}' in {label} claims {count} elements ({list(tensor.dims)[:8]}), but holds "
+            f"{held}"
         )
 
 
 def _check_sparse(tensor: onnx.SparseTensorProto, label: str) -> None:
-    """A sparse tensor is written out when it is used: refuse one whose dense form is out of all proportion."""
+    """A sparse tensor is written out when it is used: refuse one whose dense form is out of all
+    proportion."""
     dims = list(tensor.dims)
     if len(dims) > MOST_RANK or any(d <= 0 for d in dims) or math.prod(dims) > MOST_MODEL_BYTES:
-        raise UsageError(f"sparse tensor '{tensor.values.name}' in {label} cannot have the dimensions {dims[:8]}")
+        raise UsageError(
+            f"sparse tensor '{tensor.values.name}' in {label} cannot have the dimensions {dims[:8]}"
+        )
 
 
 def _check_external(tensor: onnx.TensorProto, folder: Path | None, label: str) -> None:
@@ -190,7 +204,9 @@ def _check_external(tensor: onnx.TensorProto, folder: Path | None, label: str) -
     if folder is None:
         raise UsageError(f"{name} keeps its data in '{location}', but a model from bytes has no folder")
     if not location or "\0" in location or os.path.isabs(location):
-        raise UsageError(f"{name} keeps its data in {location!r}, which is not a path within the model's folder")
+        raise UsageError(
+            f"{name} keeps its data in {location!r}, which is not a path within the model's folder"
+        )
     path = (folder / location).resolve()
     if not path.is_relative_to(folder.resolve()):
         raise UsageError(f"{name} keeps its data in {location!r}, which leaves the model's folder")
@@ -205,8 +221,8 @@ def _check_external(tensor: onnx.TensorProto, folder: Path | None, label: str) -
     there = path.stat().st_size - offset
     if offset < 0 or there < 0 or (length is not None and length != wanted) or wanted > there:
         raise UsageError(
-            f"{name} claims {wanted} bytes; its external data are {length if length is not None else 'all'} bytes "
-            f"from {offset} of a file of {path.stat().st_size}"
+            f"{name} claims {wanted} bytes; its external data are {length if length is not None else 'all'} "
+            f"bytes from {offset} of a file of {path.stat().st_size}"
         )
 
 
@@ -221,13 +237,16 @@ def _load_external(model: onnx.ModelProto, folder: Path | None) -> None:
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
-    """No function of the model calls itself, directly or through others, or nests deeper than `MOST_DEPTH`."""
+    """No function of the model calls itself, directly or through others, or nests deeper than
+    `MOST_DEPTH`."""
     bodies = {(f.domain, f.name): f for f in model.functions}
     depths: dict[tuple[str, str], int] = {}
 
     def depth(key: tuple[str, str], path: tuple[tuple[str, str], ...]) -> int:
         if key in path or len(path) > MOST_DEPTH:
-            raise UsageError(f"function '{key[0]}.{key[1]}' of the model calls itself, or too many others in turn")
+            raise UsageError(
+                f"function '{key[0]}.{key[1]}' of the model calls itself, or too many others in turn"
+            )
         if key not in depths:
             calls = {(n.domain, n.op_type) for n in bodies[key].node} & bodies.keys()
             depths[key] = 1 + max((depth(c, (*path, key)) for c in calls), default=0)

@@ -75,9 +75,10 @@ class Session(SessionFiles, SessionReports):
         self._optimizer = copy.deepcopy(optimizer)
         checks.check_options(self._options, dataFlow, deviceInfo, training=self._training)
         self._model = loader.read_model(fnModel)
-        loader.check_model(self._model)
+        shapes = inputShapeInfo or InputShapeInfo()
+        loader.check_model(self._model, shapes)
         with surfaced():
-            self._built = self._build(inputShapeInfo or InputShapeInfo(), loss)
+            self._built = self._build(shapes, loss)
         self._weights = HostWeights(self._model, self._built)
         self._executable: Executable | None = None
         self._weights_sent = False

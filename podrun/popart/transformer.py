@@ -194,6 +194,7 @@ def move_initializers(held: MutableMapping[str, TensorProto], ids: Sequence[str]
             raise popart_exception(f"{name!r} is no initializer; there are {sorted(held)}.")
         if held[name].data_location == TensorProto.EXTERNAL:
             raise popart_exception(f"The data of {name!r} are external already.")
+    loader.remember_folder(Path(filename).absolute())
     with open(filename, "wb") as file:
         for name in ids:
             data = to_array(held[name]).tobytes()
@@ -205,6 +206,6 @@ def move_initializers(held: MutableMapping[str, TensorProto], ids: Sequence[str]
                 dims=held[name].dims,
                 data_location=TensorProto.EXTERNAL,
             )
-            for key, value in (("location", filename), ("offset", offset), ("length", len(data))):
+            for key, value in (("location", Path(filename).name), ("offset", offset), ("length", len(data))):
                 reference.external_data.add(key=key, value=str(value))
             held[name].CopyFrom(reference)

@@ -183,7 +183,7 @@ def test_unknown_anchors_say_why(device):
 
     with pytest.raises(popart.popart_exception, match="not in the IR tensors"):
         session("nothing")
-    with pytest.raises(popart.popart_exception, match="not in the IR tensors.*no tensor|No gradient path"):
+    with pytest.raises(popart.popart_exception, match=r"not in the IR tensors.*no tensor|No gradient path"):
         session("Gradient___nothing")
 
 

@@ -198,8 +198,7 @@ def test_adaptive(mode, momentum, tf, l2):
     compare(drive(optimizer, scale=2.0), expected, "float32")
 
 
-# --- Checks
-# -----------------------------------------------------------------------------------------------------------
+# --- Checks -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,8 +240,7 @@ def test_defaults_and_accessors():
     assert popart.Adam({"maxWeightNorm": (3, True)}).maxWeightNorms().getDefault().val() == 3
 
 
-# --- In a session
-# -----------------------------------------------------------------------------------------------------
+# --- In a session -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

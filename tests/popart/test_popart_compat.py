@@ -1,0 +1,59 @@
+"""``python -m podrun.compat script.py``: the SDK's names, quick imports, and how errors end a script."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    return subprocess.run(
+        [sys.executable, "-m", "podrun.compat", str(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_scripts_see_the_sdk_s_names_and_their_arguments(tmp_path):
+    (tmp_path / "beside.py").write_text("value = 5")
+    done = run(
+        tmp_path,
+        "import sys, popart, popdist, popdist.popart, beside\n"
+        "from popart import session\n"
+        "assert __name__ == '__main__'\n"
+        "assert 'jax' not in sys.modules and 'onnx' not in sys.modules\n"
+        "assert popart.session.InferenceSession is popart.InferenceSession\n"
+        "print(popart.versionString()[:3], beside.value, sys.argv[1:])\n",
+        "--x",
+        "1",
+    )
+    assert done.stdout == "3.4 5 ['--x', '1']\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "last"),
+    [
+        ("popart.popart_exception('wrong', hint='do this')", 2, "hint: do this"),
+        ("popart.poplar_unknown_runtime_error('lost')", 1, "lost"),
+        ("ValueError('plain')", 1, "ValueError: plain"),
+        ("SystemExit(7)", 7, ""),
+    ],
+)
+def test_exit_codes_and_last_lines(tmp_path, error, code, last):
+    done = run(tmp_path, f"import popart\nraise {error}\n")
+    assert done.returncode == code
+    assert (done.stderr.strip().splitlines() or [""])[-1].endswith(last)
+
+
+def test_a_script_that_is_missing():
+    done = subprocess.run(
+        [sys.executable, "-m", "podrun.compat", "missing.py"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "missing.py" in done.stderr

@@ -1,0 +1,158 @@
+"""popdist: what it reads from the environment, for every layout that podrun can launch and some that it
+cannot.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podrun import popdist
+from podrun.popart.device import device_ids
+from podrun.popdist import core
+
+NAMES = (core.TOTAL, core.LOCAL, core.IPUS, core.OFFSET, core.LOCAL_INSTANCE, core.UNIFORM)
+
+
+def environment(total, local, ipus=1, instance=0, **more):
+    return {
+        core.TOTAL: str(total),
+        core.LOCAL: str(local),
+        core.IPUS: str(ipus),
+        core.OFFSET: str(instance * local),
+        core.LOCAL_INSTANCE: str(instance),
+        core.UNIFORM: "1",
+        **more,
+    }
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Set the environment as podrun would."""
+
+    def launch(**variables):
+        for name in NAMES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    launch()
+    return launch
+
+
+def test_alone(launched):
+    assert not popdist.isPopdistEnvSet()
+    numbers = [
+        popdist.getNumTotalReplicas(),
+        popdist.getNumLocalReplicas(),
+        popdist.getNumIpusPerReplica(),
+        popdist.getNumInstances(),
+        popdist.getInstanceIndex(),
+        popdist.getLocalInstanceIndex(),
+        popdist.getReplicaIndexOffset(),
+        popdist.getDeviceId(),
+    ]
+    assert numbers == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert popdist.checkNumIpusPerReplica(1)
+    assert popdist.execute_on_instances({0}, max, 3, 4) == 4
+
+
+powers = st.integers(0, 4).map(lambda n: 1 << n)
+
+
+@given(instances=powers, local=powers, ipus=powers.filter(lambda n: n <= 4), data=st.data())
+def test_every_uniform_layout(instances, local, ipus, data):
+    instance = data.draw(st.integers(0, instances - 1))
+    layout = core.layout(environment(instances * local, local, ipus, instance))
+    assert layout is not None
+    assert (layout.job.count, layout.owned.count) == (instances * local * ipus, local * ipus)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(instances * local, local, ipus, instance).items():
+            patch.setenv(name, value)
+        assert (popdist.getNumInstances(), popdist.getInstanceIndex()) == (instances, instance)
+        assert popdist.getReplicaIndexOffset() == instance * local
+        # The device id is that of the instance's IPUs among the devices of the whole partition.
+        assert device_ids(layout.job.count)[popdist.getDeviceId()] == layout.owned
+
+
+@pytest.mark.parametrize(
+    ("variables", "word"),
+    [
+        (environment(4, 3), "does not divide"),
+        (environment(4, 2, instance=2), "go beyond"),
+        (environment(4, 2, **{core.OFFSET: "1"}), "does not divide"),
+        (environment(4, 2, **{core.LOCAL: "two"}), "must be a number"),
+        (environment(0, 1), "at least 1"),
+        (environment(4, 2, **{core.OFFSET: "-2"}), "at least 0"),
+    ],
+)
+def test_environments_that_contradict_themselves(launched, variables, word):
+    launched(**variables)
+    with pytest.raises(popdist.popdist_error, match=word):
+        popdist.getNumLocalReplicas()
+
+
+def test_instances_of_different_sizes_have_no_number(launched):
+    launched(**environment(5, 3, **{core.UNIFORM: "0"}))
+    assert popdist.getNumLocalReplicas() == 3
+    for call in (popdist.getNumInstances, popdist.getInstanceIndex):
+        with pytest.raises(popdist.popdist_error, match="equally many"):
+            call()
+
+
+def test_execute_on_instances(launched):
+    launched(**environment(4, 2, instance=1))
+    assert popdist.execute_on_instances({0}, pytest.fail) is None
+    assert popdist.execute_on_instances({0, 1}, "{}-{x}".format, 1, x=2) == "1-2"
+    with pytest.raises(popdist.popdist_error, match="no instance 7"):
+        popdist.execute_on_instances({7}, print)
+
+
+def test_the_program_must_want_the_ipus_per_replica_it_was_launched_with(launched):
+    launched(**environment(4, 2, ipus=2))
+    assert popdist.checkNumIpusPerReplica(2)
+    assert not popdist.checkNumIpusPerReplica(1)
+    with pytest.raises(popdist.popdist_error, match="--ipus-per-replica 4"):
+        popdist.getDeviceId(4)
+
+
+def test_the_backend_s_order():
+    backend = popdist.backend
+    popdist.init()
+    popdist.init()
+    assert popdist.isBackendInitialized()
+    with pytest.raises(popdist.popdist_error, match="registered already"):
+        popdist.registerDefaultBackend()
+    with pytest.raises(popdist.popdist_error, match="initialised already"):
+        popdist.initializeBackend()
+    popdist.finalizeBackend()
+    for call in (popdist.finalizeBackend, popdist.initializeBackend):
+        with pytest.raises(popdist.popdist_error):
+            call()
+    assert not backend._backend.registered
+
+
+def test_what_is_not_there_is_refused_by_name():
+    from podrun.errors import UnimplementedError
+
+    for name in ("allReduceSum", "allGather", "broadcast"):
+        with pytest.raises(UnimplementedError, match=name):
+            getattr(popdist, name)(1)
+
+
+def test_session_options(launched):
+    import podrun.popart as popart
+    from podrun.popdist.popart import configureSessionOptions
+
+    opts = configureSessionOptions(popart.SessionOptions())
+    assert not opts.enableReplicatedGraphs
+    launched(**environment(8, 4, instance=1))
+    configureSessionOptions(opts)
+    assert opts.enableReplicatedGraphs
+    assert opts.enableDistributedReplicatedGraphs
+    assert (opts.replicatedGraphCount, opts.globalReplicationFactor, opts.globalReplicaOffset) == (4, 8, 4)
+    launched(**environment(8, 1, instance=3))
+    configureSessionOptions(opts)
+    assert not opts.enableReplicatedGraphs
+    assert (opts.globalReplicationFactor, opts.globalReplicaOffset) == (8, 3)
