@@ -57,7 +57,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "allocator": "optimised",
     },
     "network": {
-        "mode": "train",
+        "mode": "inference",
         "micro_batch": 1,
         "gradient_accumulation": 1,
         "replicas": 1,

@@ -5,17 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from networks.vision import Maker, dense
+from networks.vision import Maker, dense, whiten
 
 
 def layer_norm(make: Maker, name: str, x: Any) -> Any:
     """Normalise the last dimension."""
-    import jax.numpy as jnp
-    from jax import lax
-
-    mean = jnp.mean(x, -1, keepdims=True)
-    square = jnp.mean(x * x, -1, keepdims=True)
-    whitened = (x - mean) * lax.rsqrt(square - mean * mean + 1e-5)
+    whitened = whiten(x, (x.ndim - 1,))
     return whitened * make.get(name + ".gamma", (x.shape[-1],)) + make.get(name + ".beta", (x.shape[-1],))
 
 

@@ -24,6 +24,7 @@ def reports(
     partials: str = "float32",
     proportion: float = 0.6,
     input_gradient: bool = False,
+    product_type: str | None = None,
 ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """Cost ``function(maker, inputs, key)`` on one chip: its forward, or its forward and backward in training."""
     import jax
@@ -48,7 +49,9 @@ def reports(
     if train:
         step = jax.grad(loss, (0, 1) if input_gradient and not integer else 0)
     jaxpr = jax.make_jaxpr(step)(weights, x, key)
-    report = cost_jaxpr(jaxpr, chip, partials_type=partials, available_memory_proportion=proportion)
+    report = cost_jaxpr(
+        jaxpr, chip, partials_type=partials, available_memory_proportion=proportion, product_type=product_type
+    )
     return report, shapes
 
 
@@ -70,6 +73,7 @@ def image_network(
     partials: str,
     proportion: float,
     group_size: int,
+    eight_bit: bool = False,
 ) -> tuple[dict[str, Any], int]:
     """Report and number of weights of an image network at one micro-batch."""
     depths = {"resnet18": 18, "resnet50": 50, "resnext101": 1011}
@@ -92,6 +96,7 @@ def image_network(
         dtype=dtype,
         partials=partials,
         proportion=proportion,
+        product_type="float8" if eight_bit else None,
     )
     return report, parameters(shapes)
 
@@ -108,6 +113,7 @@ def transformer_parts(
     train: bool,
     partials: str,
     proportion: float,
+    predicted: float = 0.15,
 ) -> dict[str, tuple[dict[str, Any], int]]:
     """Reports and numbers of weights of one encoder layer, the embedding and the prediction head."""
     common: dict[str, Any] = {"chip": chip, "train": train, "partials": partials, "proportion": proportion}
@@ -127,7 +133,7 @@ def transformer_parts(
         integer=True,
         **common,
     )
-    predictions = max(1, round(tokens * 0.15)) if train else 1
+    predictions = max(1, round(tokens * predicted)) if train else 1
     head = reports(
         lambda make, x, key: sequence.prediction_head(
             make, x, vocabulary=vocabulary, predictions=predictions

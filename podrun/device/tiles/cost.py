@@ -31,10 +31,11 @@ def cost_jaxpr(
     available_memory_proportion: float = 0.6,
     strict: bool = False,
     repeats: int = 1,
+    product_type: str | None = None,
 ) -> dict[str, Any]:
     """Cost a ``jax.core.ClosedJaxpr`` on one IPU of ``target`` (a chip's or system's name, or a Chip).
 
-    ``repeats``: how often the jaxpr runs in one step (accumulated micro-batches). The report is JSON-able:
+    ``product_type``: cost products as if their operands had this type (``float8``). ``repeats``: how often the jaxpr runs in one step (accumulated micro-batches). The report is JSON-able:
     ``step`` (cycles, seconds, and cycles by cause), ``by_operator`` and ``by_scope`` (cycles, largest first),
     ``memory`` (bytes: always live, peak of the rest, temporary, code, fullest tile, fits), ``bounds``
     (primitives that no planner knows, with count and cycles), ``target``, ``version``.
@@ -44,7 +45,7 @@ def cost_jaxpr(
         UnimplementedError: strict, and an equation that no planner knows.
     """
     chip = target if isinstance(target, Chip) else find_chip(target)
-    options = Options(partials_type, available_memory_proportion, strict)
+    options = Options(partials_type, available_memory_proportion, strict, product_type=product_type)
     flat = flatten(closed_jaxpr)
     steps = make_schedule(chip, flat, options)
     return report_of(chip, steps, measure(flat, steps), repeats)

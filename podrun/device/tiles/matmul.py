@@ -25,7 +25,7 @@ from podrun.errors import InvalidOptionError
 DEFAULT_PROPORTION = 0.6
 """availableMemoryProportion: share of a tile's memory that one operation may use for temporary data."""
 MAX_SPLITS = 28
-_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2}
+_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,13 @@ one size class; the views between them do not break it, any other equation does.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from podrun.device.target import Chip
 from podrun.device.tiles import families, products
 from podrun.device.tiles.elementwise import OPS, plan_chain
 from podrun.device.tiles.flatten import Equation, FlatJaxpr
+from podrun.device.tiles.fuse import absorb
 from podrun.device.tiles.matmul import DEFAULT_PROPORTION, plan_product
 from podrun.device.tiles.plan import Plan
 from podrun.device.tiles.primitives import PLANNERS, PRODUCTS, VIEWS
@@ -30,6 +31,7 @@ class Options:
     proportion: float = DEFAULT_PROPORTION
     strict: bool = False
     loop_trips: int = 1
+    product_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ def make_schedule(chip: Chip, flat: FlatJaxpr, options: Options) -> list[Step]:
     Raises:
         UnimplementedError: in strict mode, for an equation that no planner knows.
     """
+    flat = absorb(flat)
     last_use = _last_uses(flat)
     steps: list[Step] = []
     for position, group in _groups(flat):
@@ -119,7 +122,10 @@ def _single_step(chip: Chip, equation: Equation, options: Options) -> Step:
         return _loop_step(chip, equation, options, reads)
     if name in PRODUCTS:
         make = products.of_dot if name == "dot_general" else products.of_convolution
-        plan = plan_product(chip, make(equation, options.partials_type, options.proportion))
+        product = make(equation, options.partials_type, options.proportion)
+        if options.product_type:
+            product = replace(product, input_type=options.product_type)
+        plan = plan_product(chip, product)
     elif name in PLANNERS:
         plan = PLANNERS[name](chip, equation)
     elif options.strict:

@@ -18,6 +18,7 @@ VECTOR = {
     "bfloat16": 4,
     "int32": 2,
     "uint32": 2,
+    "float8": 8,
     "int8": 8,
     "uint8": 8,
     "bool": 8,
@@ -46,6 +47,10 @@ OP_CYCLES: dict[str, tuple[float, float]] = {
 }
 """Arithmetic cycles per vector for (FP32, FP16). Source: facts page 8.8 for the nonlinearities; the rest
 assumed."""
+
+
+REDUCE_CYCLES = 1.0
+"""Cycles per vector that a strided reduce loads, co-issued with the addition."""
 
 
 def vector_width(dtype: str) -> int:
@@ -113,8 +118,8 @@ def reduce_cycles(outputs: float, depth: float, dtype: str) -> float:
     if outputs / vector_width(dtype) < WORKERS and depth > 2 * WORKERS:
         vectors = math.ceil(outputs / vector_width(dtype))
         share = math.ceil(depth / WORKERS)
-        return 33.0 + WORKERS * (32.0 + vectors * (2.0 * share + 9.0) + vectors * 14.0)
-    return 33.0 + WORKERS * (20.0 + per_worker_vectors(outputs, dtype) * (2.0 * depth + 9.0))
+        return 33.0 + WORKERS * (32.0 + vectors * (REDUCE_CYCLES * share + 9.0) + vectors * 14.0)
+    return 33.0 + WORKERS * (20.0 + per_worker_vectors(outputs, dtype) * (REDUCE_CYCLES * depth + 9.0))
 
 
 def continuous_reduce_cycles(outputs: float, depth: float, dtype: str) -> float:

@@ -1,0 +1,130 @@
+"""From one micro-batch to one batch: pipeline, accumulation, weight update, all-reduce, streamed state, host input.
+
+Every second of a batch has a named cause. A batch of G micro-batches on P IPUs per replica:
+
+* each IPU holds a forward and a backward stage, so the pipeline has 2P - 1 stages and runs G + 2P - 2 steps;
+* a step takes its slowest IPU, plus the copy of activations and gradients to the neighbours, or the host's input if
+  that is slower (it is prefetched);
+* then once per batch: gradients all-reduced, weights updated, optimizer state streamed if it lives off chip.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from podrun.device.target import Chip
+from podrun.device.tiles import links, vertices
+from podrun.device.tiles.exchange import global_sync_cycles, launch_cycles
+from podrun.device.tiles.host import RELEASE_SECONDS, STREAM_BYTES_PER_SECOND, WAIT_SECONDS
+
+STREAMING_BYTES_PER_SECOND = 20e9
+"""Streaming memory of a machine, shared by its IPUs. Recalled, no measurement was found; DDR peak is 38.4e9."""
+IPUS_PER_MACHINE = 4
+DOMAIN_SECONDS = 2.5e-3
+"""Waiting of IPU-Link domains for each other, once a batch and per doubling of domains. Derived from two
+ResNet-50 rows, POD128 and POD256: GW-Link latency and the start of several hosts are not published apart."""
+DOMAIN_IPUS = 64
+UPDATE_PASSES = {"sgd": 2, "momentum": 3, "lars": 6, "adam": 10, "lamb": 14}
+"""Element-wise passes over the weights that an optimizer takes (its norms included)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the model needs to know of a batch.
+
+    ``stage_cycles``: cycles of one micro-batch on the slowest IPU, forward, backward and recomputation together.
+    ``boundary_bytes``: activations that cross to the next IPU. ``weights``: parameters on the fullest IPU, with
+    ``gradient_bytes`` and ``state_bytes`` each (state only if it is off chip). ``input_bytes``: of one micro-batch.
+    """
+
+    stage_cycles: float
+    stages: int = 1
+    accumulation: int = 1
+    replicas: int = 1
+    boundary_bytes: float = 0.0
+    weights: float = 0.0
+    gradient_bytes: float = 4.0
+    state_bytes: float = 0.0
+    optimizer: str = "momentum"
+    input_bytes: float = 0.0
+    training: bool = True
+
+
+def batch_seconds(chip: Chip, batch: Batch) -> dict[str, float]:
+    """Seconds of one batch by cause: compute, copies, ramp, host, update, all_reduce, state, sync."""
+    stage = batch.stage_cycles / chip.clock_hz
+    ipus = batch.stages * batch.replicas
+    copies = 0.0
+    if batch.stages > 1:
+        crossings = 2.0 if batch.training else 1.0
+        copies = crossings * links.neighbour_seconds(chip, batch.boundary_bytes)
+        copies += crossings * global_sync_cycles(chip, batch.stages) / chip.clock_hz
+    sharing = min(IPUS_PER_MACHINE, ipus) / (
+        batch.stages if batch.stages < IPUS_PER_MACHINE else IPUS_PER_MACHINE
+    )
+    host = batch.input_bytes * sharing / STREAM_BYTES_PER_SECOND
+    steady = max(stage + copies, host)
+    ramp = (2 * batch.stages - 2) if batch.training else (batch.stages - 1)
+    causes = {
+        "compute": batch.accumulation * stage,
+        "copies": batch.accumulation * copies,
+        "ramp": ramp * steady,
+        "host": batch.accumulation * (steady - stage - copies),
+        "sync": global_sync_cycles(chip, ipus) / chip.clock_hz,
+    }
+    if not batch.training:
+        causes["host"] += WAIT_SECONDS + RELEASE_SECONDS
+        return causes
+    per_tile = math.ceil(batch.weights / chip.tiles)
+    passes = UPDATE_PASSES[batch.optimizer]
+    each = vertices.scaled_add_cycles(per_tile, "float32") + launch_cycles(chip)
+    causes["update"] = passes * each / chip.clock_hz
+    causes["all_reduce"] = links.all_reduce_seconds(
+        chip, batch.replicas, batch.weights * batch.gradient_bytes, ipus_per_replica=batch.stages
+    )
+    domains = math.ceil(ipus / DOMAIN_IPUS)
+    causes["domains"] = DOMAIN_SECONDS * math.log2(domains) if domains > 1 else 0.0
+    streamed = 2.0 * batch.weights * batch.state_bytes * min(IPUS_PER_MACHINE, ipus)
+    causes["state"] = streamed / STREAMING_BYTES_PER_SECOND
+    return causes
+
+
+def slowest_stage(costs: Sequence[float], stages: int) -> float:
+    """Cut ``costs`` of consecutive layers into ``stages`` runs so that the dearest is cheapest; its cost."""
+    low, high = max(costs), sum(costs)
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        runs, held = 1, 0.0
+        for cost in costs:
+            if held + cost > middle:
+                runs, held = runs + 1, 0.0
+            held += cost
+        low, high = (low, middle) if runs <= stages else (middle, high)
+    return high
+
+
+WEIGHT_SHARE = 0.4
+"""Share of a chip's SRAM that weights and their accumulated gradients may take beside activations and code.
+Assumed; it is what keeps published layouts of BERT-Large on four IPUs at seven layers per IPU."""
+
+
+def tied_pipeline(
+    chip: Chip, layers: int, layer: float, ends: float, stages: int, layer_weights: float, end_weights: float
+) -> float:
+    """Cycles of the slowest IPU when embedding and head share a table and so stand on the first IPU.
+
+    The first IPU takes as many layers as its memory allows beside the table (two bytes for each weight and two for
+    its gradient); the rest are spread evenly over the others. ``ends``: cycles of embedding and head.
+    """
+    if stages <= 1:
+        return layers * layer + ends
+    room = chip.sram_bytes * WEIGHT_SHARE / 4.0
+    best = math.inf
+    for first in range(layers + 1):
+        others = math.ceil((layers - first) / (stages - 1))
+        heaviest = max(end_weights + first * layer_weights, others * layer_weights)
+        if heaviest <= room or first == 0:
+            best = min(best, max(first * layer + ends, others * layer))
+    return best
