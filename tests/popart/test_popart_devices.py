@@ -29,7 +29,9 @@ def test_a_process_cannot_have_more_than_there_is(manager):
         assert first.isAttached
         assert str(first.version) == "ipu2"
         assert manager.tryAcquireAvailableDevice(1) is None
-        with pytest.raises(popart.popart_exception, match=r"Failed to acquire device with 1 IPUs.*gc-monitor"):
+        with pytest.raises(
+            popart.popart_exception, match=r"Failed to acquire device with 1 IPUs.*gc-monitor"
+        ):
             manager.acquireAvailableDevice(1)
         with pytest.raises(popart.popart_exception, match="Failed to acquire device with id '0'"):
             manager.acquireDeviceById(0)
