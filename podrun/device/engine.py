@@ -17,7 +17,6 @@ import numpy as np
 
 from podrun.collectives import Group
 from podrun.device.buffers import Array, Buffers
-from podrun.device.check import check_executable
 from podrun.device.interpreter import Between, Interpreter
 from podrun.device.pieces import PieceCache
 from podrun.device.streams import Drain, Feed, OwnerArrays
@@ -61,7 +60,6 @@ class Engine:
         between: Between,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        check_executable(executable)
         self.executable = executable
         self.group = group
         self.batches_done = 0
@@ -108,14 +106,17 @@ class Engine:
                 found[name] = value[0] if self.executable.variables[name].per_replica else value
         return found
 
-    def run(self, batches: int, owners: Sequence[OwnerArrays]) -> Outcome:
-        """Run ``batches`` batches for all owners of this machine. All machines of the program run
-        together.
+    def run(self, batches: int, owners: Sequence[OwnerArrays], *, agreed: bool = False) -> Outcome:
+        """Run ``batches`` batches for all owners of this machine. All machines of the program run together.
+
+        ``agreed``: one owner holds the whole job, so all machines were asked for the same; they need not meet
+        before they start unless there is something to write.
         """
         import jax
 
         begin = self._clock()
-        self._agree(batches)
+        if not agreed or self._pending or self.buffers.unwritten:
+            self._agree(batches)
         feed, drain = Feed(self.executable, owners), Drain(self.executable, owners)
         with jax.enable_x64(True):
             for batch in range(batches):

@@ -8,21 +8,23 @@ group.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from podrun.collectives import Group, create, join
 from podrun.device.connection import IpuRange
-from podrun.device.trouble import host_sync_timeout
-from podrun.errors import ApplicationRuntimeError
+from podrun.device.trouble import different_programs, host_sync_timeout, span
+from podrun.errors import PoplarError
 
 
 @dataclass(slots=True)
 class _Offer:
     digest: str
     token: Mapping[str, Any]
+    abort: Callable[[Mapping[str, Any]], None]
     claimed: set[int] = field(default_factory=set)
+    error: PoplarError | None = None
 
 
 class OfferBook:
@@ -32,11 +34,23 @@ class OfferBook:
         self._changed = threading.Condition()
         self._offers: dict[IpuRange, _Offer] = {}
 
-    def publish(self, job: IpuRange, digest: str, token: Mapping[str, Any]) -> None:
-        """Offer a group for ``job``, instead of any before."""
+    def publish(
+        self,
+        job: IpuRange,
+        digest: str,
+        token: Mapping[str, Any],
+        abort: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        """Offer a group for ``job``, instead of any before. ``abort``: ends it for the ranks that are in it."""
         with self._changed:
-            self._offers[job] = _Offer(digest, token)
+            self._offers[job] = _Offer(digest, token, abort)
             self._changed.notify_all()
+
+    def fail(self, job: IpuRange, error: PoplarError) -> None:
+        """The group on offer has failed: ranks that still come for it are told why."""
+        with self._changed:
+            if job in self._offers:
+                self._offers[job].error = error
 
     def withdraw(self, job: IpuRange) -> None:
         """Offer no group for ``job`` any more."""
@@ -52,16 +66,16 @@ class OfferBook:
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self._open(job, rank) is not None, timeout):
-                raise host_sync_timeout(
-                    timeout, f"the first machine of IPUs {job.first}-{job.stop - 1} has loaded nothing"
-                )
+                raise host_sync_timeout(timeout, f"the first machine of {span(job)} has loaded nothing")
             offer = self._open(job, rank)
             assert offer is not None
+            if offer.error is not None:
+                offer.claimed.add(rank)
+                raise offer.error
             if offer.digest != digest:
-                raise ApplicationRuntimeError(
-                    "the instances load different programs on one job",
-                    hint="Compile the same program with the same options in every instance.",
-                )
+                error = different_programs()
+                offer.abort(error.to_dict())
+                raise error
             offer.claimed.add(rank)
             return offer.token
 
@@ -114,7 +128,7 @@ def form_group(
     if rank == 0:
         group, token = create(size, timeout=timeout)
         if size > 1:
-            book.publish(job, digest, token)
+            book.publish(job, digest, token, group.abort)
         return group
     return join(fabric.claim(first_machine, job, rank, digest, timeout), rank, timeout=timeout)
 

@@ -23,6 +23,7 @@ from podrun.executable import (
     AllGather,
     AllReduce,
     Compute,
+    Copy,
     Instruction,
     LoadStream,
     Receive,
@@ -124,6 +125,8 @@ class Interpreter:
                 mail[ipu, peer, tag] = buffers.operand(buffer, frame)
             case Receive(buffer, peer, tag):
                 frame.values[buffer] = mail.pop((peer, ipu, tag))
+            case Copy(source, destination):
+                frame.values[destination] = frame.values[source]
 
     def _compute(self, piece: Piece, frame: Frame) -> None:
         computation = piece.computation

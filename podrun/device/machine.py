@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from podrun.device.buffers import Array
+from podrun.device.check import check_executable
 from podrun.device.connection import AttachRequest, IpuRange
 from podrun.device.engine import Disagreement, Engine, Outcome, digest_of_array
 from podrun.device.fabric import Fabric, OfferBook, form_group
@@ -33,20 +34,27 @@ from podrun.device.job import (
 from podrun.device.meeting import Meeting
 from podrun.device.pieces import PieceCache
 from podrun.device.streams import OwnerArrays, check_inputs
-from podrun.device.trouble import as_poplar_error, host_sync_timeout, machine_lost, process_ended, span
-from podrun.device.usage import Usage
+from podrun.device.trouble import (
+    as_poplar_error,
+    different_programs,
+    host_sync_timeout,
+    machine_lost,
+    process_ended,
+    span,
+)
+from podrun.device.usage import Usage, Work
 from podrun.errors import ApplicationRuntimeError, PoplarError
 from podrun.executable import Executable
 from podrun.faults import FaultPoint, FaultSpec
 
-_GRACE = 5.0
-"""Machines wait this much longer for each other than for owners, so that whoever knows the missing one speaks
-first.
-"""
-
 
 class Machine:
-    """See the module docstring. Every public call may come from any thread."""
+    """See the module docstring. Every public call may come from any thread.
+
+    ``on_lost``: what happens when the machine is lost by a fault (None: it only refuses everything from then
+    on). ``grace``: seconds that machines wait longer for each other than for their own owners, so that
+    whoever knows the missing one speaks first.
+    """
 
     def __init__(
         self,
@@ -56,7 +64,9 @@ class Machine:
         *,
         on_lost: Callable[[], None] | None = None,
         wall_clock: Callable[[], float] = time.time,
+        grace: float = 5.0,
     ) -> None:
+        self._grace = grace
         self.place = place
         self.offers = OfferBook()
         self._fabric = fabric
@@ -71,6 +81,7 @@ class Machine:
         self._faults = FaultPoint(place.range, place.machine)
         self._lost: PoplarError | None = None
         self._batches = dict.fromkeys(place.range, 0)
+        self._work = {True: Work(), False: Work()}
 
     # --- Owners ---------------------------------------------------------------------------------------------
 
@@ -203,7 +214,13 @@ class Machine:
                 self._batches = dict.fromkeys(place.range, 0)
             if place.partition != self.place.partition or place.machine != self.place.machine:
                 self._faults = FaultPoint(place.range, place.machine)
+                self._work = {True: Work(), False: Work()}
             self.place = place
+
+    def work(self) -> Work:
+        """What was done since the machine took its place: training if there was any, else inference."""
+        with self._changed:
+            return self._work[True] if self._work[True].batches else self._work[False]
 
     def snapshot(self, read: Callable[[Health, Mapping[int, Owner], Mapping[int, int], float], Any]) -> Any:
         """``read(health, owner by IPU, batches done by IPU, now)`` under the machine's lock: for reports."""
@@ -295,14 +312,11 @@ class Machine:
             rank=self.place.machine - first,
             size=machines,
             digest=loads[0].digest,
-            timeout=job.timeout + _GRACE,
+            timeout=job.timeout + self._grace,
         )
         try:
             if any(load.digest != loads[0].digest for load in loads):
-                raise ApplicationRuntimeError(
-                    "the instances on one machine load different programs",
-                    hint="Compile the same program with the same options in every instance.",
-                )
+                raise different_programs()
             with self._changed:
                 self._health.reset_ipus(job.ipus)
                 condition = self._health.blocking(job.ipus)
@@ -312,10 +326,12 @@ class Machine:
             if condition is not None:
                 raise condition.error
             executable = loads[0].executable()
+            check_executable(executable)
             self._check_fit(executable, job, machines)
             engine = Engine(executable, group, self._pieces, self._between(job, executable))
         except BaseException as error:
             reason = self._explain(job, error)
+            self.offers.fail(job.range, reason)
             group.abort(reason.to_dict())
             group.close()
             with self._changed:
@@ -340,7 +356,13 @@ class Machine:
             begin = self._clock()
             before = engine.batches_done
             try:
-                outcome = engine.run(runs[0].batches, parts)
+                one = len(owners) == 1 and owners[0].request.owned == job.range
+                outcome = engine.run(runs[0].batches, parts, agreed=one)
+                with self._changed:
+                    kind = engine.executable.training
+                    self._work[kind] = self._work[kind].and_a_run(
+                        engine.executable, runs[0].batches, outcome.modelled_seconds, outcome.seconds
+                    )
             finally:
                 with self._changed:
                     for owner in owners:

@@ -30,8 +30,13 @@ def machine_report(machine: Machine, bare: MachineReport) -> MachineReport:
             for ipu in place.range
         )
 
+    work = machine.work()
     return replace(
         bare,
+        batches_done=work.batches,
+        samples_done=work.samples,
+        modelled_s=work.modelled_s,
+        emulation_s=work.emulation_s,
         partition=place.partition,
         machine_index=place.machine,
         endpoint=place.endpoint,

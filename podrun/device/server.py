@@ -29,7 +29,8 @@ class MachineServer:
     (`MachineControl.configure`).
 
     ``on_lost``: what the fault ``machine:N@step=S:lost`` does; by default this server ends without a word, so
-    that several machines can live in one process. ``environ``: where to find the cache of compiled code.
+    that several machines can live in one process. ``own_process``: nothing else computes in this one (see
+    `podrun.device.pieces.PieceCache`). ``environ``: where to find the cache of compiled code.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class MachineServer:
         target: str = "gc200",
         environ: Mapping[str, str] | None = None,
         on_lost: Callable[[], None] | None = None,
+        own_process: bool = False,
     ) -> None:
+        self._own_process = own_process
         self._environ = dict(os.environ if environ is None else environ)
         self._bare = MachineReport(
             agent_id=agent_id,
@@ -95,7 +98,8 @@ class MachineServer:
         from podrun.device.servicer import GrpcFabric
 
         fabric = GrpcFabric(lambda: machine.place)
-        machine = Machine(place, fabric, PieceCache(cache_directory(self._environ)), on_lost=self._on_lost)
+        pieces = PieceCache(cache_directory(self._environ), own_process=self._own_process)
+        machine = Machine(place, fabric, pieces, on_lost=self._on_lost)
         self._machine = machine
         return machine
 
@@ -124,7 +128,9 @@ class MachineActor:
         self, agent_id: str = "", target: str = "gc200", host: str = "127.0.0.1", **options: Any
     ) -> str:
         """Start the server; its endpoint."""
-        self._server = MachineServer(agent_id=agent_id, target=target, on_lost=_die, **options)
+        self._server = MachineServer(
+            agent_id=agent_id, target=target, on_lost=_die, own_process=True, **options
+        )
         return self._server.start(host)
 
     def stop(self) -> None:

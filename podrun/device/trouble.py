@@ -15,8 +15,11 @@ from podrun.errors import (
     ErrorCode,
     PodrunError,
     PoplarError,
+    UnimplementedError,
     UnknownRuntimeError,
     UnrecoverableRuntimeError,
+    UnsupportedError,
+    UsageError,
 )
 
 log = logging.getLogger("podrun.device")
@@ -66,6 +69,14 @@ def process_ended(who: str, ipus: Iterable[int], doing: str) -> ApplicationRunti
     )
 
 
+def different_programs() -> ApplicationRuntimeError:
+    """The instances of one job did not load equal Executables."""
+    return ApplicationRuntimeError(
+        "the instances load different programs on one job",
+        hint="Compile the same program with the same options in every instance.",
+    )
+
+
 def as_poplar_error(
     error: BaseException,
     *,
@@ -101,6 +112,8 @@ def as_poplar_error(
         )
     if isinstance(error, ClosedError):
         return ApplicationRuntimeError("the program is no longer loaded", hint="Load the program again.")
+    if isinstance(error, UsageError | UnsupportedError | UnimplementedError):
+        return ApplicationRuntimeError(error.message, hint=error.hint)
     if isinstance(error, PodrunError):
         return UnknownRuntimeError(error.message, hint=error.hint)
     log.error("unexpected error on a machine", exc_info=error)

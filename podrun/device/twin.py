@@ -26,7 +26,9 @@ DEFAULT_IPUS = 16
 class Twin:
     """``ipus`` emulated IPUs in this process: one machine of fewer than four, or machines of four."""
 
-    def __init__(self, ipus: int, pieces: PieceCache, faults: Sequence[FaultSpec] = ()) -> None:
+    def __init__(
+        self, ipus: int, pieces: PieceCache, faults: Sequence[FaultSpec] = (), *, grace: float = 5.0
+    ) -> None:
         if ipus < 1:
             raise UsageError(f"a device needs at least one IPU, not {ipus}")
         each = min(ipus, IPUS_PER_MACHINE)
@@ -34,7 +36,8 @@ class Twin:
         fabric = LocalFabric()
         endpoints = tuple("in process" for _ in range(count))
         self.machines = [
-            Machine(Place("", index, index * each, each, endpoints), fabric, pieces) for index in range(count)
+            Machine(Place("", index, index * each, each, endpoints), fabric, pieces, grace=grace)
+            for index in range(count)
         ]
         for index, machine in enumerate(self.machines):
             fabric.add(index, machine.offers)

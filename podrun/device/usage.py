@@ -1,8 +1,11 @@
-"""How busy something is: the share of time it computes."""
+"""How busy something is, and what it has done: for reports."""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
+
+from podrun.executable import Executable
 
 _WINDOW = 1.0
 _KEPT = 256
@@ -36,3 +39,31 @@ class Usage:
 
 def _percent(busy: float, whole: float) -> float:
     return min(max(100.0 * busy / whole, 0.0), 100.0) if whole > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a machine has done. ``samples``: on its replicas; None once a program did not say how many a
+    micro-batch holds. Modelled seconds are of the IPUs, emulation seconds of this host's clock.
+    """
+
+    batches: int = 0
+    samples: int | None = 0
+    modelled_s: float = 0.0
+    emulation_s: float = 0.0
+
+    def and_a_run(self, executable: Executable, batches: int, modelled_s: float, emulation_s: float) -> Work:
+        """This, and ``batches`` batches of a program."""
+        each = samples_per_batch(executable)
+        samples = None if each is None or self.samples is None else self.samples + batches * each
+        return Work(
+            self.batches + batches, samples, self.modelled_s + modelled_s, self.emulation_s + emulation_s
+        )
+
+
+def samples_per_batch(executable: Executable) -> int | None:
+    """Samples of one batch on one machine, if the front end says how many a micro-batch holds."""
+    each = executable.metadata.get("samples_per_micro_batch")
+    if not isinstance(each, int):
+        return None
+    return each * executable.accumulation_factor * executable.layout.replicas_per_machine

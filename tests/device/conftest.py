@@ -1,0 +1,74 @@
+"""What the device room's tests share: a cache of compiled pieces, and host processes played by threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from podrun.device.client import PortConnection
+from podrun.device.connection import AttachRequest, IpuRange
+from podrun.device.pieces import PieceCache
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="session")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> PieceCache:
+    """Compiled pieces, once for all tests."""
+    return PieceCache(Path(tmp_path_factory.mktemp("pieces")))
+
+
+@pytest.fixture
+def no_threads_left() -> Iterator[None]:
+    """Fails if a test leaves threads of ours behind."""
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("podrun"):
+            thread.join(5)
+    left = [t.name for t in threading.enumerate() if t not in before and t.name.startswith("podrun")]
+    assert not left
+
+
+def request(job: IpuRange, owned: IpuRange | None = None, *, pid: int | None = None) -> AttachRequest:
+    """An attach request of this process."""
+    return AttachRequest(job, owned or job, pid or os.getpid(), "tester", "train.py")
+
+
+def together(works: Sequence[Callable[[], T]], timeout: float = 60.0) -> list[T | BaseException]:
+    """Run each in a thread of its own; results, or what was raised, in order."""
+    results: list[Any] = [None] * len(works)
+
+    def run(index: int) -> None:
+        try:
+            results[index] = works[index]()
+        except BaseException as error:
+            results[index] = error
+
+    threads = [
+        threading.Thread(target=run, args=(i,), name=f"owner-{i}", daemon=True) for i in range(len(works))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout)
+        assert not thread.is_alive(), "an owner hangs"
+    return results
+
+
+def owners(
+    connect: Callable[[], PortConnection], total: int, count: int
+) -> list[tuple[PortConnection, IpuRange]]:
+    """``count`` connections that share ``total`` IPUs evenly, attached."""
+    share = total // count
+    found = []
+    for index in range(count):
+        connection, owned = connect(), IpuRange(index * share, share)
+        assert connection.try_attach(request(IpuRange(0, total), owned)) is None
+        found.append((connection, owned))
+    return found

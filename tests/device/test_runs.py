@@ -1,0 +1,249 @@
+"""Runs in process: right numbers, and the same bits however IPUs are spread over host processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from podrun.device.connection import IpuRange, RunResult
+from podrun.device.ipuof import connect
+from podrun.device.pieces import PieceCache
+from podrun.device.twin import Twin
+from podrun.errors import ApplicationRuntimeError
+from podrun.executable import Executable, Retrieval
+
+from .conftest import owners, request, together
+from .programs import data, first_weights, inference, linear, reference, state_per_replica, two_ipus
+
+pytestmark = pytest.mark.usefixtures("no_threads_left")
+
+
+def train(
+    executable: Executable, pieces: PieceCache, count: int, runs: int = 2, batches: int = 2
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Losses of all runs, of all owners together, and the weights at the end, equal for all owners."""
+    replicas = executable.layout.replicas
+    twin = Twin(executable.layout.ipus, pieces)
+    inputs = data(executable, runs * batches)
+
+    def work(connection: object, owned: IpuRange) -> tuple[list[RunResult], dict[str, np.ndarray]]:
+        with_ipus = connection
+        assert hasattr(with_ipus, "load")
+        with_ipus.load(executable)
+        with_ipus.write_variables(first_weights())
+        results = []
+        for run in range(runs):
+            part = {
+                n: a[run * batches : (run + 1) * batches, :, owned.first : owned.stop]
+                for n, a in inputs.items()
+            }
+            results.append(with_ipus.run(batches, part))
+        weights = with_ipus.read_variables(["w", "b"])
+        with_ipus.close()
+        return results, weights
+
+    connections = owners(lambda: twin.connect(threaded=True), replicas, count)
+    outcomes = together([lambda c=c, o=o: work(c, o) for c, o in connections])  # type: ignore[misc]
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    for _, weights in outcomes[1:]:
+        for name, value in weights.items():
+            np.testing.assert_array_equal(value, outcomes[0][1][name])
+    losses = [
+        np.concatenate([results[run].anchors["loss"] for results, _ in outcomes], axis=-1)
+        for run in range(runs)
+    ]
+    assert [r.batches_done for r in outcomes[0][0]] == [batches * (run + 1) for run in range(runs)]
+    assert outcomes[0][0][0].modelled_seconds == pytest.approx(batches * 1e-3)
+    return np.array(losses), outcomes[0][1]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "accumulation", "sliced"), [(1, 1, True), (4, 3, True), (16, 2, True), (8, 1, False)]
+)
+def test_training_equals_the_global_batch(
+    pieces: PieceCache, replicas: int, accumulation: int, sliced: bool
+) -> None:
+    executable = linear(replicas, accumulation=accumulation, sliced=sliced)
+    losses, weights = train(executable, pieces, 1)
+    expected, w, b = reference(executable, data(executable, 4))
+    np.testing.assert_allclose(losses.reshape(expected.shape), expected, rtol=2e-5)
+    np.testing.assert_allclose(weights["w"], w, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(weights["b"], b, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sliced", [True, False])
+def test_owners_do_not_change_a_bit(pieces: PieceCache, sliced: bool) -> None:
+    executable = linear(16, sliced=sliced)
+    losses, weights = train(executable, pieces, 1)
+    for count in (2, 4, 8, 16):
+        other_losses, other_weights = train(executable, pieces, count)
+        np.testing.assert_array_equal(other_losses, losses)
+        for name, value in weights.items():
+            np.testing.assert_array_equal(other_weights[name], value)
+
+
+def run_alone(
+    executable: Executable,
+    pieces: PieceCache,
+    batches: int,
+    inputs: dict[str, np.ndarray],
+    **more: np.ndarray,
+) -> RunResult:
+    connection = Twin(executable.layout.ipus, pieces).connect()
+    assert connection.try_attach(request(IpuRange(0, executable.layout.ipus))) is None
+    connection.load(executable)
+    if more:
+        connection.write_variables(more)
+    result = connection.run(batches, inputs)
+    connection.close()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("retrieval", "period", "shape"),
+    [(Retrieval.EVERY_N, 2, (3, 8)), (Retrieval.FINAL, 1, (8,)), (Retrieval.SUM, 1, (8,))],
+)
+def test_retrieval(pieces: PieceCache, retrieval: Retrieval, period: int, shape: tuple[int, ...]) -> None:
+    every = linear(8, accumulation=3)
+    inputs = data(every, 2)
+    all_losses = run_alone(every, pieces, 2, inputs, **first_weights()).anchors["loss"].reshape(6, 8)
+    chosen = linear(8, accumulation=3, retrieval=retrieval, period=period)
+    result = run_alone(chosen, pieces, 2, inputs, **first_weights()).anchors["loss"]
+    assert result.shape == shape
+    expected = {
+        Retrieval.EVERY_N: all_losses[1::2],
+        Retrieval.FINAL: all_losses[-1],
+        Retrieval.SUM: np.add.reduce(all_losses, axis=0),
+    }[retrieval]
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
+def test_broadcast_inputs_have_no_replica_axis(pieces: PieceCache) -> None:
+    x = np.arange(2 * 8 * 3, dtype=np.float32).reshape(2, 1, 8, 3)
+    factor = np.array([[[1, 2, 3]], [[4, 5, 6]]], np.float32)
+    result = run_alone(inference(8), pieces, 2, {"x": x, "factor": factor})
+    np.testing.assert_array_equal(result.anchors["y"], x * factor[:, :, None])
+
+
+def test_lists_of_two_ipus_meet_in_send_receive_and_sync(pieces: PieceCache) -> None:
+    x = np.arange(6, dtype=np.float32).reshape(1, 1, 2, 3)
+    result = run_alone(two_ipus(), pieces, 1, {"x": x})
+    np.testing.assert_array_equal(result.anchors["y"], x * 2 + 1 + np.array([0, 1])[:, None])
+
+
+def test_state_of_replicas_stays_their_own_and_the_host_sees_that_of_replica_0(pieces: PieceCache) -> None:
+    executable, twin = state_per_replica(8), Twin(8, pieces)
+    x = np.arange(16, dtype=np.float32).reshape(1, 1, 8, 2)
+
+    def work(connection: object, owned: IpuRange) -> dict[str, np.ndarray]:
+        assert hasattr(connection, "load")
+        connection.load(executable)
+        for _ in range(3):
+            connection.run(1, {"x": x[:, :, owned.first : owned.stop]})
+        values: dict[str, np.ndarray] = connection.read_variables(["seen"])
+        connection.close()
+        return values
+
+    connections = owners(lambda: twin.connect(threaded=True), 8, 2)
+    for values in together([lambda c=c, o=o: work(c, o) for c, o in connections]):  # type: ignore[misc]
+        assert isinstance(values, dict), values
+        np.testing.assert_array_equal(values["seen"], 1 + 3 * x[0, 0, 0])
+
+
+def test_a_twin_is_what_connect_gives_without_a_partition(tmp_path: Path) -> None:
+    connection = connect({"PODRUN_CACHE_DIR": str(tmp_path)}, standalone_ipus=4)
+    assert connection.total_ipus == 4
+    assert connection.try_attach(request(IpuRange(0, 4))) is None
+    connection.load(inference(4))
+    ones = np.ones((1, 1, 4, 3), np.float32)
+    np.testing.assert_array_equal(connection.run(1, {"x": ones, "factor": ones[:, :, 0]}).anchors["y"], ones)
+    connection.close()
+    assert list((tmp_path / "xla").glob("*.done")), "compiled pieces are kept for other processes"
+
+
+def test_writes_are_read_back_and_take_effect_with_the_next_run(pieces: PieceCache) -> None:
+    executable = linear(8)
+    connection = Twin(8, pieces).connect()
+    assert connection.try_attach(request(IpuRange(0, 8))) is None
+    connection.load(executable)
+    assert connection.read_variables(["b"])["b"] == 0.5
+    connection.write_variables({**first_weights(), "b": np.array([3.0], np.float32), "rate": np.float32(0)})
+    assert connection.read_variables(["b", "rate"]) == {"b": 3.0, "rate": 0.0}
+    losses = connection.run(1, data(executable, 1)).anchors["loss"]
+    assert connection.read_variables(["b"])["b"] == 3.0
+    connection.write_variables({"b": np.array([3.0], np.float32)})
+    np.testing.assert_array_equal(connection.run(1, data(executable, 1)).anchors["loss"], losses)
+    connection.close()
+
+
+def test_values_read_are_copies(pieces: PieceCache) -> None:
+    executable = linear(4)
+    connection = Twin(4, pieces).connect()
+    assert connection.try_attach(request(IpuRange(0, 4))) is None
+    connection.load(executable)
+    connection.write_variables(first_weights())
+    connection.run(1, data(executable, 1))
+    before = connection.read_variables(["w"])["w"]
+    kept = before.copy()
+    connection.run(1, data(executable, 1))
+    np.testing.assert_array_equal(before, kept)
+    connection.close()
+
+
+def test_wrong_arrays_are_named(pieces: PieceCache) -> None:
+    executable = linear(4)
+    connection = Twin(4, pieces).connect()
+    with pytest.raises(ApplicationRuntimeError, match="holds no IPUs"):
+        connection.load(executable)
+    assert connection.try_attach(request(IpuRange(0, 4))) is None
+    with pytest.raises(ApplicationRuntimeError, match="no program is loaded"):
+        connection.run(1, {})
+    connection.load(executable)
+    good = data(executable, 1)
+    with pytest.raises(ApplicationRuntimeError, match="variables have no value yet: w"):
+        connection.run(1, good)
+    with pytest.raises(ApplicationRuntimeError, match="no variable 'v'"):
+        connection.write_variables({"v": np.zeros(1)})
+    with pytest.raises(ApplicationRuntimeError, match=r"'w' is float32\[4, 1\], but float64\[1\]"):
+        connection.write_variables({"w": np.zeros(1)})
+    connection.write_variables(first_weights())
+    for bad, message in (
+        (
+            {**good, "x": good["x"][:, :, :2]},
+            r"input 'x' is float32\[1, 1, 2, 4, 4\]; float32\[1, 1, 4, 4, 4\]",
+        ),
+        ({**good, "x": good["x"].astype(np.float64)}, "input 'x' is float64"),
+        ({**good, "z": good["x"]}, "no input 'z'"),
+        ({"x": good["x"]}, "input 'y' was not given"),
+    ):
+        with pytest.raises(ApplicationRuntimeError, match=message):
+            connection.run(1, bad)
+    with pytest.raises(ApplicationRuntimeError, match="at least one batch"):
+        connection.run(0, good)
+    connection.run(1, good)
+    connection.close()
+
+
+def test_a_program_has_to_fit_its_device(pieces: PieceCache) -> None:
+    connection = Twin(8, pieces).connect()
+    assert connection.try_attach(request(IpuRange(0, 8))) is None
+    with pytest.raises(ApplicationRuntimeError, match="covers 4 IPUs on 1 machine"):
+        connection.load(linear(4))
+    connection.load(linear(8))
+    connection.close()
+
+
+def test_a_replica_over_machines_is_not_there_yet(pieces: PieceCache) -> None:
+    from dataclasses import replace
+
+    from podrun.executable import Layout
+
+    connection = Twin(8, pieces).connect()
+    assert connection.try_attach(request(IpuRange(0, 8))) is None
+    with pytest.raises(ApplicationRuntimeError, match="several machines, which is not there yet"):
+        connection.load(replace(linear(8), layout=Layout(1, 8, 2, 1)))
+    connection.close()
