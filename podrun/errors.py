@@ -97,7 +97,9 @@ class InternalError(PodrunError):
     """A state that cannot be. Please report it."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint or "This is a bug in podrun: please report it with the lines above.")
+        super().__init__(
+            message, hint=hint or "This is a bug in podrun: please report it with the lines above."
+        )
 
 
 # --- What the emulated system reports ---------------------------------------------------------------------------------
@@ -189,7 +191,9 @@ class GraphMemoryAllocationError(PoplarError):
     fault = Fault.USER
     type_name = "graph_memory_allocation_error"
 
-    def __init__(self, message: str, *, profile_path: str = "", where: str = "", hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, profile_path: str = "", where: str = "", hint: str | None = None
+    ) -> None:
         super().__init__(message, where=where, hint=hint)
         self.profile_path = profile_path
 

@@ -94,14 +94,18 @@ def test_fast_commands_import_nothing_heavy(module: str) -> None:
         "heavy = {'jax', 'jaxlib', 'onnx', 'ray', 'grpc', 'torch', 'numpy'} & set(sys.modules)\n"
         "print(*sorted(heavy))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == []
 
 
 def test_no_machine_paths_or_index_addresses_in_the_project() -> None:
     root = PACKAGE.parent
-    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=False).stdout.split()
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=False
+    ).stdout.split()
     if not listed:
         pytest.skip("not a git checkout")
     patterns = ["/" + "work/", "/" + "root/", "index" + "-url", "pypi.org" + "/simple"]
