@@ -1,0 +1,249 @@
+"""Faults on machines: the right error in every instance, the right state afterwards, and what clears it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podrun.device.client import PortConnection
+from podrun.device.connection import IpuRange
+from podrun.device.ipuof import connect
+from podrun.device.pieces import PieceCache
+from podrun.device.report import machine_report
+from podrun.device.twin import Twin
+from podrun.errors import (
+    ApplicationRuntimeError,
+    ErrorCode,
+    PoplarError,
+    RecoverableRuntimeError,
+    RecoveryAction,
+    UnknownRuntimeError,
+    UnrecoverableRuntimeError,
+)
+from podrun.faults import parse_faults
+from podrun.telemetry import MachineReport
+
+from .conftest import owners, request, together
+from .programs import data, first_weights, linear
+
+pytestmark = pytest.mark.usefixtures("no_threads_left")
+POD = IpuRange(0, 8)
+
+
+def fail(pieces: PieceCache, fault: str, count: int = 2) -> tuple[Twin, list[PortConnection], list[Any]]:
+    """Train on two machines with ``count`` owners until the fault strikes in the second run of two batches."""
+    executable, twin = linear(8), Twin(8, pieces)
+    for machine in twin.machines:
+        machine.plan_faults(parse_faults(fault))
+    connections = owners(lambda: twin.connect(threaded=True), 8, count)
+
+    def work(connection: PortConnection, owned: IpuRange) -> float:
+        connection.load(executable)
+        connection.write_variables(first_weights())
+        inputs = {n: a[:, :, owned.first : owned.stop] for n, a in data(executable, 2).items()}
+        assert connection.run(2, inputs).batches_done == 2
+        begin = time.monotonic()
+        try:
+            connection.run(2, inputs)
+        except PoplarError as error:
+            error.took = time.monotonic() - begin  # type: ignore[attr-defined]
+            raise
+        return time.monotonic() - begin
+
+    results = together([lambda c=c, o=o: work(c, o) for c, o in connections])  # type: ignore[misc]
+    return twin, [c for c, _ in connections], results
+
+
+def reload_and_run(connections: list[PortConnection]) -> list[Any]:
+    executable = linear(8)
+    share = 8 // len(connections)
+
+    def work(connection: PortConnection, first: int) -> int:
+        connection.load(executable)
+        connection.write_variables(first_weights())
+        inputs = {n: a[:, :, first : first + share] for n, a in data(executable, 1).items()}
+        return connection.run(1, inputs).batches_done
+
+    return together([lambda c=c, i=i: work(c, i * share) for i, c in enumerate(connections)])  # type: ignore[misc]
+
+
+CASES = [
+    ("ipu:5@step=3:tile-parity", RecoverableRuntimeError, ErrorCode.MEMORY_ERROR, RecoveryAction.IPU_RESET),
+    (
+        "ipu:1@step=2,instruction=6:soft-error",
+        RecoverableRuntimeError,
+        ErrorCode.IPUSOFTERR,
+        RecoveryAction.IPU_RESET,
+    ),
+    ("ipu:7@step=3:tile-exception", ApplicationRuntimeError, ErrorCode.INVALID_ADDRESS, None),
+    ("ipu:0@step=2:divide-by-zero", ApplicationRuntimeError, ErrorCode.FLOATING_POINT_DIVIDE_BY_ZERO, None),
+    ("link:2-3@step=3:down", RecoverableRuntimeError, ErrorCode.LINK_DOWN, RecoveryAction.PARTITION_RESET),
+    ("link:2-4@step=3:down", RecoverableRuntimeError, ErrorCode.LINK_DOWN, RecoveryAction.PARTITION_RESET),
+    ("machine:1@step=2:power", RecoverableRuntimeError, ErrorCode.UNKNOWN, RecoveryAction.FULL_RESET),
+    ("machine:0@step=2:unrecoverable", UnrecoverableRuntimeError, ErrorCode.UNKNOWN, None),
+    ("ipu:4@step=3:unknown", UnknownRuntimeError, ErrorCode.UNKNOWN, None),
+    ("machine:1@step=3:lost", UnrecoverableRuntimeError, ErrorCode.HOST_LINK_DOWN, None),
+]
+
+
+@pytest.mark.parametrize(("fault", "kind", "code", "action"), CASES)
+@pytest.mark.parametrize("count", [1, 8])
+def test_every_instance_gets_the_same_error_soon(
+    pieces: PieceCache,
+    fault: str,
+    kind: type[PoplarError],
+    code: ErrorCode,
+    action: RecoveryAction | None,
+    count: int,
+) -> None:
+    _, connections, results = fail(pieces, fault, count)
+    for result in results:
+        assert type(result) is kind, repr(result)
+        assert result.code is code
+        assert getattr(result, "recovery_action", None) is action
+        assert result.message == results[0].message or "lost" in fault
+        assert result.hint
+        assert result.took < 5
+    for connection in connections:
+        connection.close()
+
+
+def try_all(twin: Twin) -> str | None:
+    """Attach to the whole pod; why not."""
+    connection = twin.connect()
+    refusal = connection.try_attach(request(POD))
+    connection.close()
+    return refusal
+
+
+@pytest.mark.parametrize("fault", ["ipu:5@step=3:tile-parity", "ipu:5@step=3:tile-exception"])
+def test_loading_again_resets_an_ipu(pieces: PieceCache, fault: str) -> None:
+    twin, connections, _ = fail(pieces, fault)
+    state = machine_report(twin.machines[1], MachineReport("a")).ipus[1]
+    assert state.error_state.startswith("tile")
+    assert state.recovery_action == "IPU_RESET"
+    with pytest.raises(PoplarError, match=r"IPU 5"):
+        connections[1].run(1, {n: a[:, :, 4:] for n, a in data(linear(8), 1).items()})
+    assert reload_and_run(connections) == [1, 1], "steps count anew, and the fault has struck"
+    assert not machine_report(twin.machines[1], MachineReport("a")).ipus[1].has_error
+    for connection in connections:
+        connection.close()
+
+
+def test_an_ipu_in_error_is_not_given_away_before_its_reset(pieces: PieceCache) -> None:
+    twin, connections, _ = fail(pieces, "ipu:5@step=3:tile-parity")
+    for connection in connections:
+        connection.close()
+    refusal = try_all(twin)
+    assert refusal is not None
+    assert "IPUs 4-7 cannot be used (IPU_RESET needed): Memory parity error" in refusal
+    assert "gc-reset -d 5" in refusal
+    twin.machines[1].reset_ipus([4])
+    assert try_all(twin) is not None, "another IPU's reset does not help"
+    twin.machines[1].reset_ipus([5])
+    assert try_all(twin) is None
+
+
+def test_a_link_that_is_down_stays_down_until_the_partition_is_reset(pieces: PieceCache) -> None:
+    twin, connections, _ = fail(pieces, "link:2-4@step=3:down")
+    ends = [machine_report(machine, MachineReport("a")).ipus for machine in twin.machines]
+    assert ends[0][2].links_down == (4,)
+    assert ends[1][0].links_down == (2,)
+    results = reload_and_run(connections)
+    assert [type(r) for r in results] == [RecoverableRuntimeError] * 2, "loading again does not help"
+    for connection in connections:
+        connection.close()
+    for machine in twin.machines:
+        machine.reset_ipus(machine.place.range)
+    refusal = try_all(twin)
+    assert refusal is not None
+    assert "PARTITION_RESET" in refusal
+    for machine in twin.machines:
+        machine.reset_links()
+    assert try_all(twin) is None
+
+
+@pytest.mark.parametrize("fault", ["machine:1@step=2:power", "ipu:4@step=3:unknown"])
+def test_only_a_power_cycle_clears_what_asks_for_it(pieces: PieceCache, fault: str) -> None:
+    twin, connections, _ = fail(pieces, fault)
+    for connection in connections:
+        connection.close()
+    machine = twin.machines[1]
+    machine.reset_ipus(machine.place.range)
+    machine.reset_links()
+    assert try_all(twin) is not None
+    machine.power_cycle()
+    assert try_all(twin) is None
+
+
+@pytest.mark.parametrize("fault", ["machine:1@step=3:lost", "machine:1@step=3:unrecoverable"])
+def test_nothing_brings_a_failed_machine_back(pieces: PieceCache, fault: str) -> None:
+    twin, connections, _ = fail(pieces, fault)
+    for connection in connections:
+        connection.close()
+    machine = twin.machines[1]
+    machine.reset_ipus(machine.place.range)
+    machine.reset_links()
+    machine.power_cycle()
+    refusal = try_all(twin)
+    assert refusal is not None
+    assert "machine 1" in refusal or "IPU-M2000 1" in refusal
+
+
+def test_a_reset_takes_the_program_away(pieces: PieceCache) -> None:
+    twin, executable = Twin(4, pieces), linear(4)
+    connection = twin.connect()
+    assert connection.try_attach(request(IpuRange(0, 4))) is None
+    connection.load(executable)
+    connection.write_variables(first_weights())
+    connection.run(1, data(executable, 1))
+    twin.machines[0].reset_ipus([2])
+    with pytest.raises(ApplicationRuntimeError, match="IPU 2 was reset"):
+        connection.run(1, data(executable, 1))
+    connection.load(executable)
+    twin.machines[0].reset_links()
+    with pytest.raises(ApplicationRuntimeError, match="taken away by a reset"):
+        connection.load(executable)
+    connection.close()
+
+
+def test_a_standalone_script_takes_faults_from_its_environment(pieces: PieceCache, tmp_path: Any) -> None:
+    environ = {"PODRUN_FAULTS": "ipu:1@step=1:overflow", "PODRUN_CACHE_DIR": str(tmp_path)}
+    connection = connect(environ, standalone_ipus=2)
+    assert connection.try_attach(request(IpuRange(0, 2))) is None
+    connection.load(linear(2))
+    connection.write_variables(first_weights())
+    with pytest.raises(
+        ApplicationRuntimeError, match="Tiles in excepted state: IPU 1: TEXCPT_FP_OFLO in step 1"
+    ):
+        connection.run(2, data(linear(2), 2))
+    connection.close()
+
+
+def test_telemetry_says_who_holds_what(pieces: PieceCache) -> None:
+    now = [1000.0]
+    twin, executable = Twin(4, pieces), linear(2)
+    machine = twin.machines[0]
+    machine._clock = lambda: now[0]
+    connection = twin.connect()
+    assert connection.try_attach(request(IpuRange(0, 2), pid=4711)) is None
+    connection.load(executable)
+    connection.write_variables(first_weights())
+    connection.run(3, data(executable, 3))
+    now[0] += 2.0
+    report = machine_report(machine, MachineReport("agent0", target="bow"))
+    assert MachineReport.from_json_dict(report.to_json_dict()) == report
+    first, free = report.ipus[0], report.ipus[3]
+    assert first.process is not None
+    assert (first.process.pid, first.process.user, first.process.command) == (4711, "tester", "train.py")
+    assert first.batches_done == 3
+    assert first.clock_mhz == 1850.0
+    assert first.utilisation_percent is not None
+    assert free.process is None
+    assert free.batches_done == 0
+    assert np.isfinite(first.utilisation_session_percent or 0)
+    connection.close()
+    assert machine_report(machine, MachineReport("agent0")).ipus[0].process is None
