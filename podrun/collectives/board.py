@@ -261,7 +261,10 @@ class Board:
     # --- Failing --------------------------------------------------------------------------------------------
 
     def fail(self, error: Mapping[str, Any]) -> None:
-        """Write down the error that ends the group, unless one stands already, and wake everyone."""
+        """Write down the error that ends the group, unless one stands already, and wake everyone.
+
+        From a rank that has closed the group: nothing, it is no longer a member.
+        """
         payload = json.dumps(dict(error), default=str).encode()
         if len(payload) > _ERROR_BYTES:
             payload = json.dumps(
@@ -269,7 +272,7 @@ class Board:
             ).encode()
             if len(payload) > _ERROR_BYTES:
                 payload = json.dumps({k: str(error.get(k, ""))[:8000] for k in ("type", "message")}).encode()
-        with self._locked():
+        with contextlib.suppress(ClosedError), self._locked():
             if not self._error_length[0]:
                 self._error[: len(payload)] = payload
                 self._error_length[0] = len(payload)
@@ -331,9 +334,9 @@ class Board:
         """Alone among all ranks. Held for microseconds; a holder stopped by a debugger must not hang the
         others.
         """
-        if self.segment.fd < 0:
-            self._raise_failure()
         with self._mutex:
+            if self.segment.fd < 0:
+                raise ClosedError(f"rank {self.rank} has closed this group", hint="Make a new group.")
             deadline = time.monotonic() + timeout
             while True:
                 try:
@@ -363,4 +366,5 @@ class Board:
             self._ring_alarm()
         for watch in self._watches.values():
             watch.close()
-        self.segment.close()
+        with self._mutex:
+            self.segment.close()

@@ -81,7 +81,7 @@ class Registrar:
             member.buffer = bytearray(rest)
             try:
                 self._handle(member, json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 data = b""  # not one of ours: drop it
                 break
         if not data or len(member.buffer) > _MAX_LINE:

@@ -1,0 +1,128 @@
+"""``python -m podrun.collectives.perf``: an nccl-tests-shaped table of what collectives take, here and
+modelled.
+
+The columns *emulated* are wall time on this host; the columns *modelled* are the time the same collective
+takes an IPU-POD, by `podrun.collectives.timing`. The two have nothing to do with each other.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from podrun.collectives import links, measure, timing
+from podrun.errors import PodrunError, UsageError
+from podrun.executable import Reduction
+
+_UNITS = {"K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+def parse_size(text: str) -> int:
+    """``8``, ``64K``, ``16M``, ``1G`` in bytes. Raises UsageError for anything else."""
+    digits, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    if not digits.isdigit() or (unit and unit not in _UNITS) or int(digits) < 1:
+        raise UsageError(f"{text!r} is no size", hint="Write a number of bytes, or one with K, M or G: 64K.")
+    return int(digits) * _UNITS.get(unit, 1)
+
+
+def modelled(operation: str, nbytes: int, ranks: int, fabric: links.Fabric) -> timing.Estimate:
+    """The estimate for an operation by its name in `measure.OPERATIONS`."""
+    name = "gather" if operation == "scatter" else operation
+    estimate: timing.Estimate = getattr(timing, name)(nbytes, ranks, fabric)
+    return estimate
+
+
+def table_row(row: measure.Row, estimate: timing.Estimate, job: measure.Job) -> dict[str, Any]:
+    """One line of the table as plain data, units in the keys."""
+    algbw = row.bytes / row.seconds
+    factor = timing.bus_factor(job.operation, job.ranks)
+    return {
+        "bytes": row.bytes,
+        "count": row.count,
+        "dtype": job.dtype,
+        "reduction": job.reduction,
+        "emulated_seconds": row.seconds,
+        "emulated_algbw_gb_s": algbw / 1e9,
+        "emulated_busbw_gb_s": algbw * factor / 1e9,
+        "wrong": row.wrong if job.check else None,
+        "modelled_seconds": estimate.seconds,
+        "modelled_algbw_gb_s": estimate.algorithm_bandwidth / 1e9,
+        "modelled_busbw_gb_s": estimate.bus_bandwidth / 1e9,
+        "modelled_method": estimate.method.value,
+    }
+
+
+def render(rows: list[dict[str, Any]], job: measure.Job, target: str) -> str:
+    """The table as nccl-tests prints it."""
+    lines = [
+        f"# {job.operation} ({job.variant}), {job.ranks} ranks on {job.hosts} host(s), model: {target}",
+        f"#{'':38}{'emulated':^36}{'modelled':^48}".rstrip(),
+        f"#{'size':>11}{'count':>11}{'type':>9}{'redop':>7}"
+        f"{'time':>10}{'algbw':>9}{'busbw':>9}{'#wrong':>8}{'time':>10}{'algbw':>9}{'busbw':>9}  method",
+        f"#{'(B)':>11}{'(elements)':>11}{'':>16}"
+        f"{'(us)':>10}{'(GB/s)':>9}{'(GB/s)':>9}{'':>8}{'(us)':>10}{'(GB/s)':>9}{'(GB/s)':>9}",
+    ]
+    for row in rows:
+        wrong = "N/A" if row["wrong"] is None else row["wrong"]
+        lines.append(
+            f" {row['bytes']:>11}{row['count']:>11}{row['dtype']:>9}{row['reduction']:>7}"
+            f"{row['emulated_seconds'] * 1e6:>10.1f}{row['emulated_algbw_gb_s']:>9.2f}"
+            f"{row['emulated_busbw_gb_s']:>9.2f}{wrong:>8}{row['modelled_seconds'] * 1e6:>10.1f}"
+            f"{row['modelled_algbw_gb_s']:>9.2f}{row['modelled_busbw_gb_s']:>9.2f}  {row['modelled_method']}"
+        )
+    wrong_values = sum(row["wrong"] or 0 for row in rows)
+    average = sum(row["emulated_busbw_gb_s"] for row in rows) / max(len(rows), 1)
+    lines += [f"# Out of bounds values : {wrong_values} {'FAILED' if wrong_values else 'OK'}"]
+    lines += [f"# Avg bus bandwidth    : {average:.3f} GB/s (emulated)"]
+    return "\n".join(lines)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--operation", type=click.Choice(measure.OPERATIONS), default="all_reduce", show_default=True)
+@click.option("--variant", type=click.Choice(["array", "copy", "shared"]), default="array", show_default=True)
+@click.option("-g", "--ranks", type=int, default=4, show_default=True, help="Ranks, a process each.")
+@click.option(
+    "--hosts", type=int, default=1, show_default=True, help="Make believe so many hosts: TCP between."
+)
+@click.option("-b", "--minbytes", default="8", show_default=True)
+@click.option("-e", "--maxbytes", default="16M", show_default=True)
+@click.option("-f", "--stepfactor", type=click.IntRange(2), default=4, show_default=True)
+@click.option("-d", "--datatype", default="float32", show_default=True)
+@click.option("-o", "--op", type=click.Choice([r.value for r in Reduction]), default="sum", show_default=True)
+@click.option("-c", "--check/--no-check", default=True, show_default=True, help="Count wrong values.")
+@click.option("--seconds", default=0.2, show_default=True, help="Seconds for one loop of one size.")
+@click.option("--target", type=click.Choice(list(links.FABRICS)), default="gc200", show_default=True)
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write JSON here."
+)
+def main(
+    json_file: Path | None, target: str, minbytes: str, maxbytes: str, stepfactor: int, **options: Any
+) -> None:
+    """Measure collectives on this host and model them on an IPU-POD, as a table like that of nccl-tests."""
+    try:
+        sizes = [parse_size(minbytes)]
+        while sizes[-1] * stepfactor <= parse_size(maxbytes):
+            sizes.append(sizes[-1] * stepfactor)
+        options["dtype"], options["reduction"] = options.pop("datatype"), options.pop("op")
+        job = measure.Job(sizes=tuple(sizes), **options)
+        fabric = links.fabric(target)
+        rows = [
+            table_row(row, modelled(job.operation, row.bytes, job.ranks, fabric), job)
+            for row in measure.run(job)
+        ]
+    except PodrunError as error:
+        click.echo(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), err=True)
+        sys.exit(error.exit_code)
+    click.echo(render(rows, job, target))
+    if json_file is not None:
+        json_file.write_text(json.dumps({"schema": 1, "job": asdict(job), "rows": rows}, indent=1) + "\n")
+    sys.exit(1 if any(row["wrong"] for row in rows) else 0)
+
+
+if __name__ == "__main__":
+    main()
