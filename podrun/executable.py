@@ -291,7 +291,10 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send ``buffer`` to IPU ``peer`` of the same replica; ``tag`` pairs it with the Receive."""
+    """Send ``buffer`` to IPU ``peer`` of the same replica; ``tag`` pairs it with the Receive.
+
+    Does not wait for the Receive; tags are unique within a batch.
+    """
 
     buffer: str
     peer: int
@@ -307,13 +310,37 @@ class Receive:
     tag: int
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Let temporary ``destination`` hold what temporary ``source`` holds now: a pipeline's stash and its
+    restoring.
+
+    Later writes to ``source`` do not reach ``destination``. Costs an emulator nothing: it may copy the
+    reference.
+    """
+
+    source: str
+    destination: str
+
+
 Instruction = (
-    LoadStream | Compute | ReduceScatter | AllGather | AllReduce | StoreStream | Sync | Send | Receive
+    LoadStream | Compute | ReduceScatter | AllGather | AllReduce | StoreStream | Sync | Send | Receive | Copy
 )
 
 INSTRUCTION_TYPES: dict[str, type[Instruction]] = {
     kind.__name__: kind
-    for kind in (LoadStream, Compute, ReduceScatter, AllGather, AllReduce, StoreStream, Sync, Send, Receive)
+    for kind in (
+        LoadStream,
+        Compute,
+        ReduceScatter,
+        AllGather,
+        AllReduce,
+        StoreStream,
+        Sync,
+        Send,
+        Receive,
+        Copy,
+    )
 }
 """Every instruction by its name in the file."""
 

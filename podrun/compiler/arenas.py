@@ -10,7 +10,7 @@ them. Members begin at multiples of `ALIGNMENT` elements; so does every machine'
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,12 +73,15 @@ def trained(program: Program) -> tuple[TensorSpec, ...]:
     return tuple(p.spec for name, p in sorted(program.parameters.items()) if p.trainable)
 
 
-def plan_memory(program: Program, layout: Layout) -> Memory:
-    """Lay out every parameter, state and scalar. Raises UsageError for names that clash."""
+def plan_memory(program: Program, layout: Layout, homes: Mapping[str, int]) -> Memory:
+    """Lay out every parameter, state and scalar; ``homes`` gives the IPU of those that are not on IPU 0.
+
+    Raises UsageError for names that clash.
+    """
     groups: list[WeightGroup] = []
     arenas: dict[str, Arena] = {}
     variables: dict[str, Variable] = {}
-    for index, weights in enumerate(_grouped(program)):
+    for index, weights in enumerate(_grouped(program, homes)):
         assert program.update is not None
         groups.append(_group(index, weights, program.update, layout))
         arenas |= _group_arenas(groups[-1], program.update, layout)
@@ -112,7 +115,7 @@ def gradient_dtype(rule: UpdateRule, weight: TensorSpec) -> str:
     return weight.dtype if declared is None else str(declared(weight))
 
 
-def _grouped(program: Program) -> list[list[TensorSpec]]:
+def _grouped(program: Program, homes: Mapping[str, int]) -> list[list[TensorSpec]]:
     """Weights by what they must agree in to share a layout, in order of their first weight's name."""
     groups: dict[Any, list[TensorSpec]] = {}
     rule = program.update
@@ -122,7 +125,8 @@ def _grouped(program: Program) -> list[list[TensorSpec]]:
             (prefix, spec.dtype, initial) for prefix, (spec, initial) in sorted(rule.state(weight).items())
         )
         scalars = tuple(sorted(rule.scalars(weight.name)))
-        key = (rule.group_key(weight.name), weight.dtype, gradient_dtype(rule, weight), states, scalars)
+        dtypes = (weight.dtype, gradient_dtype(rule, weight))
+        key = (homes.get(weight.name, 0), rule.group_key(weight.name), dtypes, states, scalars)
         groups.setdefault(key, []).append(weight)
     return list(groups.values())
 

@@ -28,14 +28,23 @@ from podrun.executable import REPLICA_OFFSET, Layout, numpy_dtype
 Buffers = Mapping[str, Any]
 
 
+INPUT_PREFIX = "in:"
+"""``in:NAME`` is the buffer that a LoadStream of input NAME fills."""
+ANCHOR_PREFIX = "out:"
+"""``out:NAME`` is the buffer whose content a StoreStream hands over for anchor NAME."""
+KEYS = "keys"
+"""Key data ``[replicas, 2]`` of one micro-batch, where a piece is split and cannot move the seed on by
+itself."""
+
+
 def input_buffer(stream: str) -> str:
     """The buffer a LoadStream of this input fills."""
-    return f"in:{stream}"
+    return f"{INPUT_PREFIX}{stream}"
 
 
 def anchor_buffer(anchor: str) -> str:
     """The buffer whose content a StoreStream hands over for this anchor."""
-    return f"out:{anchor}"
+    return f"{ANCHOR_PREFIX}{anchor}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +73,11 @@ class ChunkBuilder:
         wanted = {anchor.subject for anchor in self.anchors if anchor.kind is AnchorKind.VALUE}
         return tuple(name for name in self.traced.inputs if name in self.traced.used or name in wanted)
 
-    def piece(self, name: str, micro_batches: int, *, accumulate: bool) -> Piece:
-        """A piece for ``micro_batches``; with ``accumulate`` it adds to the gradients that are there."""
+    def piece(self, name: str, micro_batches: int, *, accumulate: bool, split: bool = False) -> Piece:
+        """A piece for ``micro_batches``; with ``accumulate`` it adds to the gradients that are there.
+
+        ``split``: it takes its keys from `keys_piece` and leaves the seed alone.
+        """
         folded = Folded(
             self.traced,
             micro_batches,
@@ -76,15 +88,27 @@ class ChunkBuilder:
         outputs = [gradient_buffer(weight) for weight in self.weights]
         outputs += [anchor_buffer(anchor.name) for anchor in self.stored]
         outputs += sorted(self.program.state_updates)
-        if self.traced.uses_random:
+        if self.traced.uses_random and not split:
             outputs.append(seeds.SEED_VARIABLE)
 
         def run(values: Buffers) -> dict[str, Any]:
             return self._run(folded, values, accumulate)
 
-        return Piece(name, run, self._inputs(micro_batches, accumulate), tuple(outputs))
+        return Piece(name, run, self._inputs(micro_batches, accumulate, split), tuple(outputs))
 
-    def _inputs(self, micro_batches: int, accumulate: bool) -> dict[str, jax.ShapeDtypeStruct]:
+    def keys_piece(self) -> Piece:
+        """The keys of one micro-batch, and the seed moved on by it."""
+        replicas = self.layout.replicas_per_machine
+
+        def run(values: Buffers) -> dict[str, Any]:
+            seed = values[seeds.SEED_VARIABLE]
+            keys = seeds.folded_keys(seed, values[REPLICA_OFFSET], 1, replicas)
+            return {KEYS: keys, seeds.SEED_VARIABLE: seeds.advance(seed, 1)}
+
+        inputs = {seeds.SEED_VARIABLE: buffer((2,), "uint32"), REPLICA_OFFSET: buffer((), "int32")}
+        return Piece("keys", run, inputs, (KEYS, seeds.SEED_VARIABLE))
+
+    def _inputs(self, micro_batches: int, accumulate: bool, split: bool) -> dict[str, jax.ShapeDtypeStruct]:
         replicas = self.layout.replicas_per_machine
         found: dict[str, jax.ShapeDtypeStruct] = {}
         for name, variable in self.memory.variables.items():
@@ -98,7 +122,9 @@ class ChunkBuilder:
                 dtype = group.gradient_dtype
                 for weight in group.weights:
                     found[gradient_buffer(weight.name)] = buffer(weight.shape, dtype)
-        if self.traced.uses_random:
+        if split:
+            found[KEYS] = buffer((replicas, 2), "uint32")
+        elif self.traced.uses_random:
             found[seeds.SEED_VARIABLE] = buffer((2,), "uint32")
             found[REPLICA_OFFSET] = buffer((), "int32")
         return found
@@ -107,8 +133,8 @@ class ChunkBuilder:
         parameters = {name: buffers[name] for name in self.traced.parameters}
         inputs = folded.fold_inputs({name: buffers[input_buffer(name)] for name in self.loaded})
         results: dict[str, Any] = {}
-        keys = None
-        if self.traced.uses_random:
+        keys = buffers.get(KEYS)
+        if self.traced.uses_random and keys is None:
             seed = buffers[seeds.SEED_VARIABLE]
             keys = folded.keys(seed, buffers[REPLICA_OFFSET])
             results[seeds.SEED_VARIABLE] = seeds.advance(seed, folded.micro_batches)

@@ -12,24 +12,26 @@ import jax.numpy as jnp
 
 from podrun.compiler import seeds
 from podrun.compiler.abstract import abstract
-from podrun.compiler.anchors import AnchorKind, classify, unknown_tensor
+from podrun.compiler.anchors import Anchor, AnchorKind, classify, unknown_tensor
 from podrun.compiler.arenas import Memory, plan_memory
 from podrun.compiler.cache import cached
 from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, forward_piece
 from podrun.compiler.cost import tile_report
 from podrun.compiler.digest import digest
-from podrun.compiler.fold import Chunk, chunks
+from podrun.compiler.fold import chunks
 from podrun.compiler.layout import layout_of
-from podrun.compiler.pieces import Piece, export_piece
-from podrun.compiler.placement import check_placement
+from podrun.compiler.pieces import Piece, export_piece, export_traced
+from podrun.compiler.placement import Placement, placement_of
 from podrun.compiler.program import Program
 from podrun.compiler.schedule import schedule
-from podrun.compiler.trace import fixed_numerics, trace
+from podrun.compiler.sharding import Timetable, units
+from podrun.compiler.trace import Trace, fixed_numerics, trace
 from podrun.compiler.update import update_piece
 from podrun.errors import UnimplementedError, UsageError
 from podrun.executable import (
     Computation,
     Executable,
+    Instruction,
     Stream,
     StreamDirection,
     TensorSpec,
@@ -82,23 +84,30 @@ class _Compilation:
         self.layout = layout_of(program)
 
     @cached_property
-    def memory(self) -> Memory:
-        """The plan of memory."""
-        return plan_memory(self.program, self.layout)
+    def traced(self) -> Trace:
+        """The trace."""
+        with fixed_numerics():
+            return trace(self.program, self.anchors)
+
+    @cached_property
+    def anchors(self) -> tuple[Anchor, ...]:
+        """What each anchor is."""
+        return classify(self.program, plan_memory(self.program, self.layout, {}).variables)
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Where operators lie."""
+        return placement_of(self.traced, self.program.ipus_per_replica)
 
     @cached_property
     def builder(self) -> ChunkBuilder:
         """The trace, on the plan of memory."""
-        program, memory = self.program, self.memory
-        with fixed_numerics():
-            anchors = classify(program, memory.variables)
-            traced = trace(program, anchors)
-        check_placement(traced, program.ipus_per_replica)
-        if traced.uses_random:
+        memory = plan_memory(self.program, self.layout, self.placement.homes if self.placement.split else {})
+        if self.traced.uses_random:
             spec = TensorSpec(seeds.SEED_VARIABLE, "uint32", (2,))
             variables = memory.variables | {spec.name: Variable(spec, VariableRole.RANDOM_SEED, 0.0)}
             memory = replace(memory, variables=variables)
-        return ChunkBuilder(program, traced, anchors, self.layout, memory)
+        return ChunkBuilder(self.program, self.traced, self.anchors, self.layout, memory)
 
     @cached_property
     def updates(self) -> dict[str, Computation]:
@@ -114,9 +123,8 @@ class _Compilation:
 
     def digest(self) -> str:
         """What the cache files this program under."""
-        variables = [
-            asdict(variable) | {"role": variable.role.value} for variable in self.memory.variables.values()
-        ]
+        memory = plan_memory(self.program, self.layout, {})
+        variables = [asdict(item) | {"role": item.role.value} for item in memory.variables.values()]
         settings = {"chunk_bytes": self.options.chunk_bytes, "variables": variables}
         if self.options.program_digest is not None:
             return digest(self.program, self.target, settings, [self.options.program_digest.encode()])
@@ -128,9 +136,12 @@ class _Compilation:
     def executable(self) -> Executable:
         """All stages."""
         program, builder = self.program, self.builder
-        cut = chunks(program, builder.traced, self.layout.replicas_per_machine, self.options.chunk_bytes)
+        _check_pipeline(program, self.placement)
         with fixed_numerics():
-            computations, names = _chunk_computations(builder, cut)
+            if self.placement.split:
+                computations, instructions = _sharded(builder, self.placement)
+            else:
+                computations, instructions = _folded(builder, self.options.chunk_bytes)
             computations |= self.updates
             if any(anchor.kind is AnchorKind.UPDATED for anchor in builder.anchors):
                 computations["anchors.updated"] = export_piece(_updated_anchors(builder))
@@ -144,7 +155,7 @@ class _Compilation:
             variables=builder.memory.variables,
             arenas=builder.memory.arenas,
             computations=computations,
-            instructions=schedule(builder, cut, names, clear="clear" in computations),
+            instructions=instructions,
             target=self.target,
             tile_report=report,
             metadata=program.metadata,
@@ -165,10 +176,11 @@ def _check(program: Program) -> None:
         raise UsageError("A program with a loss and weights to train needs an optimizer.")
 
 
-def _chunk_computations(
-    builder: ChunkBuilder, cut: tuple[Chunk, ...]
-) -> tuple[dict[str, Computation], tuple[str, ...]]:
-    """The exported chunk pieces, and the name of the one that runs each chunk."""
+def _folded(
+    builder: ChunkBuilder, budget: int
+) -> tuple[dict[str, Computation], tuple[tuple[Instruction, ...], ...]]:
+    """Replicas whole: micro-batches in chunks, and their schedule."""
+    cut = chunks(builder.program, builder.traced, builder.layout.replicas_per_machine, budget)
     found: dict[str, Computation] = {}
     names = []
     accumulate = len(cut) > 1 and bool(builder.weights)
@@ -179,7 +191,38 @@ def _chunk_computations(
         names.append(name)
         if name not in found:
             found[name] = export_piece(builder.piece(name, chunk.count, accumulate=accumulate))
-    return found, tuple(names)
+    return found, schedule(builder, cut, names, clear=accumulate)
+
+
+def _sharded(
+    builder: ChunkBuilder, placement: Placement
+) -> tuple[dict[str, Computation], tuple[tuple[Instruction, ...], ...]]:
+    """Replicas in segments on their IPUs, and the schedule of these."""
+    pipelined = builder.program.pipelined
+    chain = units(builder, placement, pipelined=pipelined)
+    found: dict[str, Computation] = {}
+    accumulate = builder.program.accumulation_factor > 1 and bool(builder.weights)
+    if accumulate:
+        found["clear"] = export_piece(_clear(builder.memory))
+    found |= {unit.piece.name: export_traced(unit.piece) for unit in chain}
+    timetable = Timetable(builder, chain, pipelined=pipelined)
+    return found, timetable.instructions(placement.homes, clear=accumulate)
+
+
+def _check_pipeline(program: Program, placement: Placement) -> None:
+    if not program.pipelined:
+        return
+    if not placement.split or not placement.stages:
+        raise UsageError(
+            "Pipelining requires operators on more than one IPU.",
+            hint="Place operators with virtualGraph and pipelineStage, or switch pipelining off.",
+        )
+    if program.training and program.accumulation_factor == 1:
+        raise UnimplementedError(
+            "Pipelined training without gradient accumulation, where weights change while micro-batches "
+            "are in flight, is not there yet.",
+            hint="Use gradient accumulation.",
+        )
 
 
 def _clear(memory: Memory) -> Piece:

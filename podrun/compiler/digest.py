@@ -33,6 +33,7 @@ def digest(program: Program, target: str, settings: dict[str, Any], identity: It
         "inputs": {name: asdict(item) for name, item in program.inputs.items()},
         "anchors": [[item.name, item.retrieval.value, item.period] for item in program.anchors],
         "layout": [program.replicas, program.ipus_per_replica, program.accumulation_factor],
+        "pipelined": program.pipelined,
         "loss": [program.loss, program.loss_scaling, program.reduction.value],
         "state_updates": dict(program.state_updates),
         "metadata": dict(program.metadata),

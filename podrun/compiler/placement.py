@@ -1,39 +1,98 @@
-"""Placement: which IPU of a replica each equation of the trace belongs to.
+"""Placement: which IPU of a replica, and which pipeline stage, each operator belongs to.
 
-A front end places operators with name scopes ``ipu:i`` (`podrun.compiler.program.Forward`). Differentiation
-keeps them, wrapped: ``transpose(jvp(ipu:1))``. The innermost scope counts.
+A front end places operators with name scopes ``ipu:i`` and ``stage:s`` (`podrun.compiler.program.Forward`).
+Differentiation keeps them, wrapped: ``transpose(jvp(ipu:1))/stage:1``. The innermost scope of each kind
+counts.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Literal
 
 from podrun.compiler import jax_internals
+from podrun.compiler.split import Spot
 from podrun.compiler.trace import Trace
 from podrun.errors import UsageError
 
 _IPU = re.compile(r"\bipu:(\d+)\b")
+_STAGE = re.compile(r"\bstage:(\d+)\b")
 
 
-def ipu_of(equation: JaxprEqn) -> int | None:
-    """The IPU an equation was placed on; None if its operator has no place of its own."""
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where operators lie. ``stages``: the IPU of each pipeline stage; empty if operators have no stages.
+
+    ``homes``: the IPU of each parameter, which is that of the first operator that reads it.
+    """
+
+    stages: Mapping[int, int]
+    homes: Mapping[str, int]
+    split: bool
+    """True iff operators lie on more than one place, so that the work of a micro-batch is cut."""
+
+    def spot(self, equation: JaxprEqn) -> Spot | None:
+        """Stage and cycle of an equation if there are stages, else its IPU; None if it has no place.
+
+        Backward work of stage *s* comes in cycle ``2 * last - s``: the last stage goes forward and backward
+        in one.
+        """
+        if not self.stages:
+            ipu = _scope(equation, _IPU)
+            return None if ipu is None else Spot(ipu)
+        stage = _scope(equation, _STAGE)
+        if stage is None:
+            return None
+        backward = any("transpose(" in scope for scope in jax_internals.name_scopes(equation))
+        return Spot(stage, 2 * max(self.stages) - stage if backward else stage)
+
+    def ipu(self, place: int) -> int:
+        """The IPU of a place."""
+        return self.stages.get(place, 0) if self.stages else place
+
+
+def placement_of(traced: Trace, ipus_per_replica: int) -> Placement:
+    """Read the placement from the forward trace.
+
+    Raises UsageError that names an operator on an IPU that a replica does not have, a stage on two IPUs, or
+    an operator without a stage where others have one.
+    """
+    ipus: set[int] = set()
+    stages: dict[int, int] = {}
+    homes: dict[str, int] = {}
+    names = dict(zip(traced.jaxpr.jaxpr.invars, (*traced.parameters, *traced.inputs), strict=False))
+    for equation in traced.jaxpr.jaxpr.eqns:
+        ipu, stage = _scope(equation, _IPU), _scope(equation, _STAGE)
+        if stage is not None and ipu is None:
+            ipu = stage
+        if ipu is None:
+            continue
+        _check_ipu(equation, ipu, ipus_per_replica)
+        ipus.add(ipu)
+        if stage is not None and stages.setdefault(stage, ipu) != ipu:
+            raise UsageError(f"Pipeline stage {stage} lies on IPU {stages[stage]} and on IPU {ipu}.")
+        for variable in equation.invars:
+            if not isinstance(variable, Literal) and variable in names:
+                homes.setdefault(names[variable], ipu)
+    return Placement(dict(sorted(stages.items())), homes, len(ipus) > 1 or len(stages) > 1)
+
+
+def _scope(equation: JaxprEqn, kind: re.Pattern[str]) -> int | None:
     for scope in reversed(jax_internals.name_scopes(equation)):
-        found = _IPU.search(scope)
+        found = kind.search(scope)
         if found:
             return int(found[1])
     return None
 
 
-def check_placement(traced: Trace, ipus_per_replica: int) -> None:
-    """Raises UsageError that names an operator placed on an IPU that a replica does not have."""
-    for equation in traced.jaxpr.jaxpr.eqns:
-        ipu = ipu_of(equation)
-        if ipu is not None and ipu >= ipus_per_replica:
-            scopes = "/".join(jax_internals.name_scopes(equation))
-            raise UsageError(
-                f"{equation.primitive.name} in {scopes!r} is placed on IPU {ipu}, but a replica has "
-                f"{ipus_per_replica} IPU(s).",
-                hint=f"Place it on an IPU below {ipus_per_replica}, or give each replica more IPUs.",
-            )
+def _check_ipu(equation: JaxprEqn, ipu: int, ipus_per_replica: int) -> None:
+    if ipu >= ipus_per_replica:
+        scopes = "/".join(jax_internals.name_scopes(equation))
+        raise UsageError(
+            f"{equation.primitive.name} in {scopes!r} is placed on IPU {ipu}, but a replica has "
+            f"{ipus_per_replica} IPU(s).",
+            hint=f"Place it on an IPU below {ipus_per_replica}, or give each replica more IPUs.",
+        )

@@ -124,6 +124,8 @@ class Program:
     reduction: Reduction = Reduction.SUM
     state_updates: Mapping[str, str] = field(default_factory=dict)
     uses_random: bool = False
+    pipelined: bool = False
+    """Stages (scopes ``stage:s``) of a replica work on different micro-batches at the same time."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property

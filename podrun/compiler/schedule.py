@@ -46,12 +46,9 @@ def schedule(
         work += _stores(builder, chunk, last=chunk is chunks[-1])
     groups = builder.memory.groups
     for index, group in enumerate(groups):
-        work += _update(index, group)
-    updated = [anchor.name for anchor in builder.anchors if anchor.kind is AnchorKind.UPDATED]
-    if updated:
-        final = builder.program.accumulation_factor - 1
-        work.append(Compute("anchors.updated"))
-        work += [StoreStream(name, anchor_buffer(name), final, 1) for name in updated]
+        work += update_instructions(index, group)
+    if any(anchor.kind is AnchorKind.UPDATED for anchor in builder.anchors):
+        work += updated_anchors(builder)
     idle: tuple[Instruction, ...] = (Sync(SyncScope.HOST),)
     return (tuple(work), *([idle] * (builder.layout.ipus_per_replica - 1)))
 
@@ -65,8 +62,16 @@ def _stores(builder: ChunkBuilder, chunk: Chunk, *, last: bool) -> list[Instruct
     ]
 
 
-def _update(index: int, group: WeightGroup) -> list[Instruction]:
+def update_instructions(index: int, group: WeightGroup) -> list[Instruction]:
+    """Reduce a group's gradients over the machines, update, and let all see the new weights."""
     update = Compute(f"update.{index}")
     if group.elementwise:
         return [ReduceScatter(group.gradient_arena), update, AllGather(group.weight_arena)]
     return [AllReduce(group.gradient_arena), update]
+
+
+def updated_anchors(builder: ChunkBuilder) -> list[Instruction]:
+    """Hand over the weights after the update, as the last micro-batch of the batch."""
+    updated = [anchor.name for anchor in builder.anchors if anchor.kind is AnchorKind.UPDATED]
+    final = builder.program.accumulation_factor - 1
+    return [Compute("anchors.updated"), *(StoreStream(n, anchor_buffer(n), final, 1) for n in updated)]

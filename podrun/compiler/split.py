@@ -2,9 +2,9 @@
 
 Equations carry their place in their name scopes, and differentiation keeps it, so backward work lands where
 its forward work is. An equation without a place joins the latest of its producers that has one, else the
-first of its consumers. Segments are then cut greedily in program order: take the place of the first equation
-that is left and run everything of that place that can run. For a chain of stages 0, 1, 2 in training this
-gives 0, 1, 2 (forward and backward), 1, 0. What crosses between segments has a name of its own; between
+first of its consumers. Segments are then cut greedily: of the equations that can run, take the place of the
+one of lowest rank, and run everything of that place that can run. For a chain of stages 0, 1, 2 in training
+this gives 0, 1, 2 (forward and backward), 1, 0. What crosses between segments has a name of its own; between
 places it is what travels over IPU-Links, and what comes back to its own place later is the stash.
 """
 
@@ -14,25 +14,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from podrun.compiler import jax_internals
 from podrun.compiler.pieces import TracedPiece
 
-Place = Callable[[JaxprEqn], int | None]
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where and when: ``rank`` orders the work; None leaves it in program order."""
+
+    place: int
+    rank: int | None = None
+
+
+Place = Callable[[JaxprEqn], Spot | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a piece that runs on one place without a break."""
+    """A part of a piece that runs on one place without a break; ``rank`` is the lowest of its equations."""
 
     place: int
+    rank: int
     piece: TracedPiece
 
 
-def crossing_name(number: int) -> str:
-    """The temporary that holds a value that crosses between segments."""
-    return f"value:{number}"
+CROSSING_PREFIX = "value:"
+"""Temporaries that hold what crosses between segments begin with this; a number follows."""
 
 
 def split(piece: TracedPiece, place: Place) -> tuple[Segment, ...]:
@@ -49,48 +60,77 @@ class _Splitter:
         self.jaxpr = piece.jaxpr.jaxpr
         self.equations: list[JaxprEqn] = list(self.jaxpr.eqns)
         self.producer = {v: i for i, equation in enumerate(self.equations) for v in equation.outvars}
-        self.reads = [[v for v in e.invars if not isinstance(v, Literal)] for e in self.equations]
-        # Equations that read nothing (constants) are repeated wherever they are needed.
         arguments = set(self.jaxpr.invars)
-        self.constant = [not any(v in self.producer or v in arguments for v in r) for r in self.reads]
-        self.places = self._placed(place)
+        direct = [[v for v in e.invars if not isinstance(v, Literal)] for e in self.equations]
+        # Constants, and random keys (which have no form outside of a trace), are made anew wherever they are
+        # read.
+        self.repeated = [
+            not any(v in self.producer or v in arguments for v in reads) or _makes_keys(equation)
+            for equation, reads in zip(self.equations, direct, strict=True)
+        ]
+        self.reads: list[list[Var]] = []
+        for reads in direct:
+            self.reads.append([w for v in reads for w in self._behind(v)])
+        self.indices = [i for i in range(len(self.equations)) if not self.repeated[i]]
+        self.spots = self._placed(place)
 
-    def _placed(self, place: Place) -> list[int]:
-        """The place of every equation."""
-        found: list[int | None] = [place(equation) for equation in self.equations]
-        indices = [i for i in range(len(self.equations)) if not self.constant[i]]
-        for i in indices:
-            if found[i] is None:
-                found[i] = self._latest_producer(i, found)
+    def _behind(self, variable: Var) -> list[Var]:
+        """What has to be there to have ``variable``: itself, or what the equation reads that is made anew."""
+        made = self.producer.get(variable)
+        return [variable] if made is None or not self.repeated[made] else self.reads[made]
+
+    def _placed(self, place: Place) -> dict[int, tuple[int, int]]:
+        """Place and rank of every equation that is no constant."""
+        found: dict[int, tuple[int, int]] = {}
+        for i in self.indices:
+            spot = place(self.equations[i])
+            if spot is not None:
+                found[i] = (spot.place, i if spot.rank is None else spot.rank)
+            else:
+                self._follow(i, found)
         consumers: dict[int, list[int]] = {}
-        for i in indices:
+        for i in self.indices:
             for producer in self._producers(i):
                 consumers.setdefault(producer, []).append(i)
-        for i in reversed(indices):
-            if found[i] is None:
-                found[i] = next((found[c] for c in consumers.get(i, []) if found[c] is not None), None)
-        homes = argument_places(self.piece, found)
-        for i in indices:
-            if found[i] is None:
-                found[i] = self._latest_producer(i, found)
-            if found[i] is None:
-                found[i] = next((homes[v] for v in self.reads[i] if v in homes), None)
-        return [0 if value is None else value for value in found]
+        for i in reversed(self.indices):
+            if i not in found:
+                placed = [found[c] for c in consumers.get(i, []) if c in found]
+                if placed:
+                    found[i] = placed[0]
+        homes = self._homes(found)
+        for i in self.indices:
+            if i not in found:
+                self._follow(i, found)
+            if i not in found:
+                found[i] = next((homes[v] for v in self.reads[i] if v in homes), (0, 0))
+        return found
+
+    def _follow(self, index: int, found: dict[int, tuple[int, int]]) -> None:
+        """Give an equation the spot of the latest of its producers that has one."""
+        placed = [found[p] for p in self._producers(index) if p in found]
+        if placed:
+            found[index] = placed[-1]
+
+    def _homes(self, found: Mapping[int, tuple[int, int]]) -> dict[Var, tuple[int, int]]:
+        """The spot of the first placed equation that reads each argument."""
+        homes: dict[Var, tuple[int, int]] = {}
+        arguments = set(self.jaxpr.invars)
+        for i in self.indices:
+            for variable in self.reads[i]:
+                if i in found and variable in arguments:
+                    homes.setdefault(variable, found[i])
+        return homes
 
     def _producers(self, index: int) -> list[int]:
-        """Equations, other than constants, whose results an equation reads."""
-        found = {self.producer[v] for v in self.reads[index] if v in self.producer}
-        return sorted(i for i in found if not self.constant[i])
-
-    def _latest_producer(self, index: int, found: Sequence[int | None]) -> int | None:
-        return next((found[p] for p in reversed(self._producers(index)) if found[p] is not None), None)
+        """Equations whose results an equation reads, in program order."""
+        return sorted({self.producer[v] for v in self.reads[index] if v in self.producer})
 
     def segments(self) -> tuple[Segment, ...]:
         groups = self._groups()
         where = {i: number for number, group in enumerate(groups) for i in group}
         crossing = self._crossing(groups, where)
         outputs = self._outputs(groups, where)
-        names = {v: crossing_name(n) for n, v in enumerate(crossing)}
+        names = {v: f"{CROSSING_PREFIX}{n}" for n, v in enumerate(crossing)}
         found = []
         for number, group in enumerate(groups):
             made = {v for i in group for v in self.equations[i].outvars}
@@ -100,14 +140,15 @@ class _Splitter:
 
     def _groups(self) -> list[list[int]]:
         """Equations of each segment, in program order."""
-        left = [i for i in range(len(self.equations)) if not self.constant[i]]
+        left = list(self.indices)
         done: set[int] = set()
         groups: list[list[int]] = []
         while left:
-            place = self.places[left[0]]
+            ready = [i for i in left if all(p in done for p in self._producers(i))]
+            place, _ = self.spots[min(ready, key=lambda i: (self.spots[i][1], i))]
             group = []
             for i in left:
-                if self.places[i] == place and all(p in done for p in self._producers(i)):
+                if self.spots[i][0] == place and all(p in done for p in self._producers(i)):
                     group.append(i)
                     done.add(i)
             groups.append(group)
@@ -121,7 +162,7 @@ class _Splitter:
             for i in group:
                 for variable in self.reads[i]:
                     made = self.producer.get(variable)
-                    if made is not None and not self.constant[made] and where[made] != number:
+                    if made is not None and where[made] != number:
                         crossing[variable] = None
         order = {v: k for k, e in enumerate(self.equations) for v in e.outvars}
         return sorted(crossing, key=lambda v: (order[v], self.equations[order[v]].outvars.index(v)))
@@ -131,14 +172,14 @@ class _Splitter:
         found: list[list[tuple[str, Any]]] = [[] for _ in groups]
         for name, atom in zip(self.piece.outputs, self.jaxpr.outvars, strict=True):
             made = None if isinstance(atom, Literal) else self.producer.get(atom)
-            found[0 if made is None or self.constant[made] else where[made]].append((name, atom))
+            found[where.get(made, 0) if made is not None else 0].append((name, atom))
         return found
 
     def _segment(
         self, number: int, group: list[int], names: Mapping[Var, str], wanted: list[tuple[str, Any]]
     ) -> Segment:
         atoms = [atom for _, atom in wanted]
-        equations = self._with_constants(group, atoms)
+        equations = self._with_repeated(group, atoms)
         made = {v for equation in equations for v in equation.outvars}
         read = {v: None for e in equations for v in e.invars if not isinstance(v, Literal) and v not in made}
         read |= {v: None for v in atoms if not isinstance(v, Literal) and v not in made}
@@ -146,33 +187,28 @@ class _Splitter:
         inputs = [(name, v) for v, name in arguments.items() if v in read]
         inputs += [(name, v) for v, name in names.items() if v in read]
         closed = jax_internals.sub_jaxpr(self.piece.jaxpr, [v for _, v in inputs], equations, atoms)
-        place = self.places[group[0]] if group else 0
+        place, rank = min((self.spots[i] for i in group), key=lambda spot: spot[1], default=(0, 0))
         traced = TracedPiece(
             f"{self.piece.name}.{number}",
             closed,
             tuple(name for name, _ in inputs),
             tuple(name for name, _ in wanted),
         )
-        return Segment(place, traced)
+        return Segment(place, rank, traced)
 
-    def _with_constants(self, group: list[int], atoms: Sequence[Any]) -> list[JaxprEqn]:
-        """The group's equations with the constants they and the outputs read, in program order."""
+    def _with_repeated(self, group: list[int], atoms: Sequence[Any]) -> list[JaxprEqn]:
+        """The group's equations with those that are made anew for them and the outputs, in program order."""
         chosen = set(group)
-        wanted = [v for i in group for v in self.reads[i]] + [v for v in atoms if not isinstance(v, Literal)]
+        wanted = [v for i in group for v in self.equations[i].invars] + list(atoms)
         while wanted:
-            made = self.producer.get(wanted.pop())
-            if made is not None and self.constant[made] and made not in chosen:
+            atom = wanted.pop()
+            made = None if isinstance(atom, Literal) else self.producer.get(atom)
+            if made is not None and self.repeated[made] and made not in chosen:
                 chosen.add(made)
-                wanted += self.reads[made]
+                wanted += self.equations[made].invars
         return [self.equations[i] for i in sorted(chosen)]
 
 
-def argument_places(piece: TracedPiece, places: Sequence[int | None]) -> dict[Var, int]:
-    """Where each argument is first read by an equation that has a place."""
-    found: dict[Var, int] = {}
-    arguments = set(piece.jaxpr.jaxpr.invars)
-    for equation, place in zip(piece.jaxpr.jaxpr.eqns, places, strict=True):
-        for variable in equation.invars:
-            if place is not None and not isinstance(variable, Literal) and variable in arguments:
-                found.setdefault(variable, place)
-    return found
+def _makes_keys(equation: JaxprEqn) -> bool:
+    dtypes = (getattr(variable.aval, "dtype", np.dtype(bool)) for variable in equation.outvars)
+    return any(jax.numpy.issubdtype(dtype, jax.dtypes.extended) for dtype in dtypes)

@@ -18,11 +18,14 @@ from podrun.executable import (
     AllGather,
     AllReduce,
     Compute,
+    Copy,
     Executable,
     LoadStream,
+    Receive,
     ReduceScatter,
     Reduction,
     Retrieval,
+    Send,
     StoreStream,
     Stream,
     StreamDirection,
@@ -44,6 +47,7 @@ class Machine:
             for arena in executable.arenas.values()
             for member in arena.members
         }
+        self.frames: list[dict[str, np.ndarray]] = [{} for _ in executable.instructions]
         self.buffers: dict[str, np.ndarray] = {
             REPLICA_OFFSET: np.array(index * layout.replicas_per_machine, np.int32)
         }
@@ -59,7 +63,7 @@ class Machine:
         size = self.executable.arenas[arena].size // self.executable.layout.machines
         return slice(self.index * size, (self.index + 1) * size)
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, ipu: int = 0) -> np.ndarray:
         if name.startswith("arena:"):
             return self.arenas[name.removeprefix("arena:")]
         if name.startswith("arena_slice:"):
@@ -68,23 +72,23 @@ class Machine:
         if name in self.members:
             arena, offset, shape = self.members[name]
             return self.arenas[arena][offset : offset + int(np.prod(shape))].reshape(shape)
-        return self.buffers[name]
+        return self.buffers[name] if name in self.buffers else self.frames[ipu][name]
 
-    def write(self, name: str, value: np.ndarray) -> None:
+    def write(self, name: str, value: np.ndarray, ipu: int = 0) -> None:
         lasting = name.startswith(("arena:", "arena_slice:")) or name in self.members
         if lasting or name in self.executable.variables:
             target = self.read(name)
             assert target.shape == np.shape(value) or name in self.executable.variables, name
             target[...] = value
         else:
-            self.buffers[name] = np.asarray(value)
+            self.frames[ipu][name] = np.asarray(value)
 
-    def compute(self, name: str) -> None:
+    def compute(self, name: str, ipu: int) -> None:
         computation = self.executable.computations[name]
-        inputs = [np.array(self.read(buffer)) for buffer in computation.inputs]
+        inputs = [np.array(self.read(buffer, ipu)) for buffer in computation.inputs]
         results = _compiled(computation.stablehlo)(*inputs)
         for buffer, value in zip(computation.outputs, results, strict=True):
-            self.write(buffer, np.asarray(value))
+            self.write(buffer, np.asarray(value), ipu)
 
 
 _CACHE: dict[bytes, Any] = {}
@@ -92,7 +96,10 @@ _CACHE: dict[bytes, Any] = {}
 
 def _compiled(stablehlo: bytes) -> Any:
     if stablehlo not in _CACHE:
-        _CACHE[stablehlo] = jax.jit(jax.export.deserialize(bytearray(stablehlo)).call)
+        exported = jax.export.deserialize(bytearray(stablehlo))
+        # One thread, as on every machine: XLA divides some sums by the number of threads it has.
+        options = {"xla_cpu_multi_thread_eigen": False}
+        _CACHE[stablehlo] = jax.jit(exported.call).lower(*exported.in_avals).compile(compiler_options=options)
     return _CACHE[stablehlo]
 
 
@@ -137,27 +144,60 @@ class Pod:
             n: [None] * count for n, s in executable.streams.items() if s.direction is StreamDirection.TO_HOST
         }
         for batch in range(batches):
-            for ipu in executable.instructions:
-                for instruction in ipu:
-                    self._step(instruction, batch, inputs, seen)
+            self._run_batch(batch, inputs, seen)
         return {name: _retrieve(executable.streams[name], values) for name, values in seen.items()}
 
+    def _run_batch(self, batch: int, inputs: Mapping[str, Any], seen: dict[str, list[Any]]) -> None:
+        """Each list goes on until it must wait for another; all must come to an end, with no mail left."""
+        lists = self.executable.instructions
+        places, self.mail = [0] * len(lists), {}
+        for machine in self.machines:
+            machine.frames = [{} for _ in lists]
+        while any(place < len(work) for place, work in zip(places, lists, strict=True)):
+            moved = False
+            for ipu, work in enumerate(lists):
+                while places[ipu] < len(work) and not self._waits(work[places[ipu]], ipu, places):
+                    self._step(work[places[ipu]], ipu, batch, inputs, seen)
+                    places[ipu] += 1
+                    moved = True
+            assert moved, f"lists wait for each other at {places}"
+        assert not self.mail, f"sent and not received: {sorted(self.mail)}"
+
+    def _waits(self, instruction: Any, ipu: int, places: list[int]) -> bool:
+        if isinstance(instruction, Receive):
+            return (instruction.peer, ipu, instruction.tag) not in self.mail
+        if isinstance(instruction, Sync):
+            lists = self.executable.instructions
+            passed = [sum(isinstance(i, Sync) for i in w[:p]) for w, p in zip(lists, places, strict=True)]
+            at_sync = [p < len(w) and isinstance(w[p], Sync) for w, p in zip(lists, places, strict=True)]
+            mine = passed[ipu]
+            return any(n < mine or (n == mine and not at) for n, at in zip(passed, at_sync, strict=True))
+        return False
+
     def _step(
-        self, instruction: Any, batch: int, inputs: Mapping[str, Any], seen: dict[str, list[Any]]
+        self, instruction: Any, ipu: int, batch: int, inputs: Mapping[str, Any], seen: dict[str, list[Any]]
     ) -> None:
         match instruction:
             case Sync():
                 pass
             case LoadStream(stream, buffer, first, count):
                 for machine in self.machines:
-                    machine.buffers[buffer] = self._input(
-                        machine, stream, inputs[stream][batch], first, count
-                    )
+                    data = self._input(machine, stream, inputs[stream][batch], first, count)
+                    machine.frames[ipu][buffer] = data
             case Compute(name):
                 for machine in self.machines:
-                    machine.compute(name)
+                    machine.compute(name, ipu)
+            case Copy(source, destination):
+                for machine in self.machines:
+                    machine.frames[ipu][destination] = machine.frames[ipu][source]
+            case Send(buffer, peer, tag):
+                assert (ipu, peer, tag) not in self.mail
+                self.mail[ipu, peer, tag] = [machine.frames[ipu][buffer] for machine in self.machines]
+            case Receive(buffer, peer, tag):
+                for machine, value in zip(self.machines, self.mail.pop((peer, ipu, tag)), strict=True):
+                    machine.frames[ipu][buffer] = value
             case StoreStream(stream, buffer, first, count):
-                values = np.concatenate([machine.read(buffer) for machine in self.machines], axis=1)
+                values = np.concatenate([machine.read(buffer, ipu) for machine in self.machines], axis=1)
                 expected = (
                     count,
                     self.executable.layout.replicas,

@@ -15,6 +15,8 @@ from podrun.executable import Executable, Retrieval
 
 from .programs import Adam, Momentum, NormScaled, inputs_for, mlp, weights_for
 from .reference_interpreter import Pod
+from .test_sharding import ANCHORS as PIPED
+from .test_sharding import chain
 from .test_state_updates import normalised
 
 ANCHORS = [AnchorSpec("loss"), AnchorSpec("Gradient___w0"), AnchorSpec("w0", Retrieval.FINAL)]
@@ -46,8 +48,10 @@ def on_machines(
         mlp(replicas=8, update=NormScaled()),
         mlp(replicas=4, ipus_per_replica=2, accumulation_factor=5),
         normalised(replicas=8, accumulation_factor=2),
+        chain([0, 1, 2, 3], replicas=2, accumulation_factor=3, dropout=True, update=Momentum()),
+        chain([0, 1, 0, 1], replicas=4, accumulation_factor=9, dropout=True, pipelined=True, anchors=PIPED),
     ],
-    ids=["momentum", "adam", "whole weights", "two IPUs", "running statistics"],
+    ids=["momentum", "adam", "whole weights", "two IPUs", "running statistics", "sharded", "pipelined"],
 )
 @pytest.mark.parametrize("budget", [1, 1 << 27])
 def test_machines_equal_the_reference(program: Program, budget: int) -> None:

@@ -1,0 +1,186 @@
+"""Sharding and pipelining: a replica's micro-batch as segments on its IPUs, and the order in which they run.
+
+Both run the same segments, micro-batch by micro-batch, so they give the same bits. Without pipelining all
+segments of a micro-batch run before the next one starts. With it, segment *c* of the chain runs micro-batch
+``t - c`` in cycle *t*: the pipeline fills, runs full and flushes. What a segment made and a later one of the
+same IPU reads is stashed meanwhile, in a ring as long as the distance between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from podrun.compiler.anchors import AnchorKind
+from podrun.compiler.chunk import ANCHOR_PREFIX, INPUT_PREFIX, KEYS, ChunkBuilder
+from podrun.compiler.pieces import TracedPiece, trace_piece
+from podrun.compiler.placement import Placement
+from podrun.compiler.schedule import update_instructions, updated_anchors
+from podrun.compiler.split import CROSSING_PREFIX, Segment, split
+from podrun.errors import UsageError
+from podrun.executable import (
+    Compute,
+    Copy,
+    Instruction,
+    LoadStream,
+    Receive,
+    Retrieval,
+    Send,
+    StoreStream,
+    Sync,
+    SyncScope,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A segment at its place in the chain: on which IPU, and in which cycle after its micro-batch entered."""
+
+    piece: TracedPiece
+    ipu: int
+    cycle: int
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The temporaries it needs: streamed inputs, keys, and what other units made."""
+        return tuple(
+            n for n in self.piece.inputs if n.startswith((INPUT_PREFIX, CROSSING_PREFIX)) or n == KEYS
+        )
+
+
+def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tuple[Unit, ...]:
+    """The segments of one micro-batch in order, the random keys first.
+
+    Raises UsageError for stages that cannot be a pipeline.
+    """
+    accumulate = builder.program.accumulation_factor > 1 and bool(builder.weights)
+    whole = trace_piece(builder.piece("segment", 1, accumulate=accumulate, split=True))
+    segments = split(whole, placement.spot)
+    cycles = _cycles(segments, placement) if pipelined else range(len(segments))
+    found = [
+        Unit(segment.piece, placement.ipu(segment.place), cycle)
+        for segment, cycle in zip(segments, cycles, strict=True)
+    ]
+    if builder.traced.uses_random:
+        found.insert(0, Unit(trace_piece(builder.keys_piece()), found[0].ipu, 0))
+    return tuple(found)
+
+
+def _cycles(segments: Sequence[Segment], placement: Placement) -> list[int]:
+    """The cycle of each segment: its rank, which must go up along the chain."""
+    missing = sorted(set(range(max(placement.stages) + 1)) - set(placement.stages))
+    if missing:
+        raise UsageError(f"The pipeline has no work in stage {', '.join(map(str, missing))}.")
+    ranks = [segment.rank for segment in segments]
+    if ranks != sorted(set(ranks)):
+        order = ", ".join(str(segment.place) for segment in segments)
+        raise UsageError(
+            f"The pipeline's stages run in the order {order}: an operator reads what a later stage makes.",
+            hint="Give every operator a stage that is not before those of the operators it reads.",
+        )
+    return ranks
+
+
+class Timetable:
+    """Instruction lists for all IPUs of a replica, from units."""
+
+    def __init__(self, builder: ChunkBuilder, chain: Sequence[Unit], *, pipelined: bool) -> None:
+        self.builder = builder
+        self.chain = chain
+        self.pipelined = pipelined
+        self.lists: list[list[Instruction]] = [[] for _ in range(builder.layout.ipus_per_replica)]
+        self.maker = {name: unit for unit in chain for name in unit.piece.outputs}
+        self.readers: dict[tuple[str, int], list[Unit]] = {}
+        for unit in chain:
+            for name in unit.reads:
+                self.readers.setdefault((name, unit.ipu), []).append(unit)
+        self.retrievals = {spec.name: spec.retrieval for spec in builder.program.anchors}
+        self.tags: dict[tuple[str, int, int], int] = {}
+
+    def instructions(self, homes: Mapping[str, int], *, clear: bool) -> tuple[tuple[Instruction, ...], ...]:
+        """The lists of one batch; ``homes``: the IPU of each weight."""
+        self._everywhere(Sync(SyncScope.HOST))
+        if clear:
+            self.lists[0].append(Compute("clear"))
+            self._everywhere(Sync(SyncScope.MACHINE))
+        for unit, micro_batch in self._order():
+            self._emit(unit, micro_batch)
+        groups = self.builder.memory.groups
+        if groups:
+            self._everywhere(Sync(SyncScope.MACHINE))
+        for index, group in enumerate(groups):
+            self.lists[homes.get(group.weights[0].name, 0)] += update_instructions(index, group)
+        if any(anchor.kind is AnchorKind.UPDATED for anchor in self.builder.anchors):
+            self._everywhere(Sync(SyncScope.MACHINE))
+            self.lists[0] += updated_anchors(self.builder)
+        return tuple(tuple(work) for work in self.lists)
+
+    def _everywhere(self, instruction: Instruction) -> None:
+        for work in self.lists:
+            work.append(instruction)
+
+    def _order(self) -> Iterable[tuple[Unit, int]]:
+        total = self.builder.program.accumulation_factor
+        if not self.pipelined:
+            return [(unit, micro_batch) for micro_batch in range(total) for unit in self.chain]
+        length = max(unit.cycle for unit in self.chain) + 1
+        # Within a cycle older micro-batches go first: somebody upstream may wait for their gradients.
+        units = sorted(self.chain, key=lambda unit: -unit.cycle)
+        return [
+            (unit, cycle - unit.cycle)
+            for cycle in range(total + length - 1)
+            for unit in units
+            if 0 <= cycle - unit.cycle < total
+        ]
+
+    def _emit(self, unit: Unit, micro_batch: int) -> None:
+        work = self.lists[unit.ipu]
+        for name in unit.reads:
+            work += self._arrival(name, unit, micro_batch)
+        work.append(Compute(unit.piece.name))
+        for name in unit.piece.outputs:
+            if name.startswith(ANCHOR_PREFIX):
+                work += self._store(name.removeprefix(ANCHOR_PREFIX), micro_batch)
+            else:
+                work += self._departure(name, unit, micro_batch)
+
+    def _arrival(self, name: str, unit: Unit, micro_batch: int) -> list[Instruction]:
+        """How a temporary comes to the unit that reads it."""
+        maker = self.maker.get(name)
+        made_here = maker is not None and maker.ipu == unit.ipu
+        if made_here or self.readers[name, unit.ipu][0] is not unit:
+            return [Copy(self._slot(name, unit.ipu, micro_batch), name)] if self.pipelined else []
+        found: list[Instruction] = []
+        if maker is None:
+            found.append(LoadStream(name.removeprefix(INPUT_PREFIX), name, micro_batch, 1))
+        else:
+            found.append(Receive(name, maker.ipu, self._tag(name, unit.ipu, micro_batch)))
+        if self.pipelined and len(self.readers[name, unit.ipu]) > 1:
+            found.append(Copy(name, self._slot(name, unit.ipu, micro_batch)))
+        return found
+
+    def _departure(self, name: str, unit: Unit, micro_batch: int) -> list[Instruction]:
+        """What happens to a temporary when it was made."""
+        ipus = [ipu for read, ipu in self.readers if read == name]
+        found: list[Instruction] = [
+            Send(name, ipu, self._tag(name, ipu, micro_batch)) for ipu in sorted(ipus) if ipu != unit.ipu
+        ]
+        if self.pipelined and unit.ipu in ipus:
+            found.append(Copy(name, self._slot(name, unit.ipu, micro_batch)))
+        return found
+
+    def _slot(self, name: str, ipu: int, micro_batch: int) -> str:
+        """The place of a stashed temporary in its ring."""
+        readers = self.readers[name, ipu]
+        maker = self.maker.get(name)
+        begin = maker.cycle if maker is not None and maker.ipu == ipu else readers[0].cycle
+        return f"{name}#{micro_batch % (readers[-1].cycle - begin + 1)}"
+
+    def _tag(self, name: str, ipu: int, micro_batch: int) -> int:
+        return self.tags.setdefault((name, ipu, micro_batch), len(self.tags))
+
+    def _store(self, anchor: str, micro_batch: int) -> list[Instruction]:
+        last = micro_batch == self.builder.program.accumulation_factor - 1
+        if self.retrievals[anchor] is Retrieval.FINAL and not last:
+            return []
+        return [StoreStream(anchor, f"{ANCHOR_PREFIX}{anchor}", micro_batch, 1)]

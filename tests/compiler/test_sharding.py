@@ -1,0 +1,238 @@
+"""Models over several IPUs: the pieces together are the whole, and pipelined equals sequential to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podrun.compiler import seeds
+from podrun.compiler.compile import compile_program
+from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
+from podrun.errors import UnimplementedError, UsageError
+from podrun.executable import Compute, Copy, LoadStream, Retrieval, Send, TensorSpec
+
+from .oracle import train
+from .programs import Adam, Momentum, NormScaled, Sgd, inputs_for, weights_for
+from .reference_interpreter import Pod
+
+ANCHORS = (
+    AnchorSpec("loss"),
+    AnchorSpec("h1", Retrieval.FINAL),
+    AnchorSpec("Gradient___w0"),
+    AnchorSpec("Gradient___h1"),
+    AnchorSpec("w2"),
+    AnchorSpec("UpdatedVar___w1", Retrieval.FINAL),
+)
+
+
+def chain(
+    places: list[int],
+    *,
+    stages: bool = True,
+    tied: bool = False,
+    dropout: bool = False,
+    skip: bool = False,
+    ipus: int | None = None,
+    **more: Any,
+) -> Program:
+    """Dense layers 5-5, layer *i* on IPU ``places[i]`` and in stage *i*; cross entropy with the last.
+
+    ``tied``: the last layer uses the first one's weight. ``skip``: the last layer also reads the first one's
+    output.
+    """
+    layers = len(places)
+    weight = {i: "w0" if tied and i == layers - 1 else f"w{i}" for i in range(layers)}
+
+    def forward(p: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        x = inputs["x"]
+        for i, place in enumerate(places):
+            with jax.named_scope(f"ipu:{place}"), jax.named_scope(f"stage:{i}" if stages else "layer"):
+                if dropout:
+                    x = x * jax.random.bernoulli(jax.random.fold_in(key, i), 0.75, x.shape)
+                if skip and i == layers - 1:
+                    x = x + values["h0"]
+                x = values[f"h{i}"] = tap(f"h{i}", jnp.tanh(x @ p[weight[i]] + p[f"b{i}"]))
+                if i == layers - 1:
+                    chosen = jax.nn.one_hot(inputs["y"], 5)
+                    values["loss"] = -jnp.mean(jnp.sum(jax.nn.log_softmax(x) * chosen, axis=-1))
+        return values
+
+    names = sorted(set(weight.values()))
+    parameters = {n: ParameterSpec(TensorSpec(n, "float32", (5, 5)), True) for n in names}
+    parameters |= {f"b{i}": ParameterSpec(TensorSpec(f"b{i}", "float32", (5,)), True) for i in range(layers)}
+    fields: dict[str, Any] = {"loss": "loss", "update": Sgd(), "anchors": (AnchorSpec("loss"),)} | more
+    return Program(
+        name="chain",
+        forward=forward,
+        parameters=parameters,
+        inputs={
+            "x": InputSpec(TensorSpec("x", "float32", (4, 5))),
+            "y": InputSpec(TensorSpec("y", "int32", (4,))),
+        },
+        ipus_per_replica=ipus or 1 << (max(places)).bit_length(),
+        **fields,
+    )
+
+
+def run(program: Program, batches: int = 2) -> tuple[Pod, dict[str, np.ndarray]]:
+    pod = Pod(compile_program(program))
+    pod.write_variables(weights_for(program))
+    return pod, pod.run(batches, inputs_for(program, batches))
+
+
+def assert_same_bits(one: Program, other: Program) -> None:
+    (pod, anchors), (other_pod, other_anchors) = run(one), run(other)
+    for name, value in anchors.items():
+        np.testing.assert_array_equal(other_anchors[name], value, err_msg=name)
+    assert set(pod.executable.variables) == set(other_pod.executable.variables)
+    for name in pod.executable.variables:
+        np.testing.assert_array_equal(other_pod.read_variable(name), pod.read_variable(name), err_msg=name)
+
+
+@pytest.mark.parametrize("pipelined", [False, True], ids=["sharded", "pipelined"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"places": [0, 1]},
+        {"places": [0, 1, 2, 3], "replicas": 2},
+        {"places": [0, 0, 1]},
+        {"places": [0, 1, 0, 1]},
+        {"places": [0, 1, 2], "tied": True},
+        {"places": [0, 1, 2], "skip": True, "replicas": 3},
+        {"places": [0, 1], "replicas": 4, "update": Momentum()},
+        {"places": [0, 1], "update": Adam()},
+        {"places": [0, 1], "update": NormScaled()},
+        {"places": [0, 1, 2], "dropout": True, "replicas": 4},
+    ],
+    ids=str,
+)
+def test_training_equals_the_plain_program(options: dict[str, Any], pipelined: bool) -> None:
+    if options.get("replicas") == 3:
+        options = {**options, "replicas": 1}
+    program = chain(**options, accumulation_factor=5, pipelined=pipelined)
+    pod, anchors = run(program)
+    expected = train(program, weights_for(program), inputs_for(program, 2))
+    np.testing.assert_allclose(anchors["loss"], expected.losses, rtol=1e-5, atol=1e-6)
+    for name, weight in expected.weights.items():
+        np.testing.assert_allclose(pod.read_variable(name), weight, rtol=1e-4, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("accumulation", [2, 3, 7, 9])
+@pytest.mark.parametrize("dropout", [False, True], ids=["plain", "dropout"])
+def test_pipelined_equals_sequential_to_the_bit(accumulation: int, dropout: bool) -> None:
+    program = chain(
+        [0, 1, 2, 3],
+        dropout=dropout,
+        accumulation_factor=accumulation,
+        replicas=2,
+        anchors=ANCHORS,
+        update=Momentum(),
+    )
+    assert_same_bits(program, replace(program, pipelined=True))
+
+
+def test_stages_need_not_be_named_for_the_same_bits() -> None:
+    plain = chain([0, 1, 2], stages=False, accumulation_factor=4, anchors=ANCHORS)
+    named = chain([0, 1, 2], accumulation_factor=4, anchors=ANCHORS)
+    assert_same_bits(plain, named)
+    assert_same_bits(plain, replace(named, pipelined=True))
+
+
+def test_inference_in_a_pipeline() -> None:
+    more: dict[str, Any] = {"loss": None, "update": None, "anchors": (AnchorSpec("h2"), AnchorSpec("h0"))}
+    program = chain([0, 1, 2], accumulation_factor=3, **more)
+    assert_same_bits(program, replace(program, pipelined=True))
+    _, found = run(replace(program, pipelined=True), batches=1)
+    x, weights = inputs_for(program, 1)["x"], weights_for(program)
+    for i in range(3):
+        x = np.tanh(x @ weights[f"w{i}"] + weights[f"b{i}"])
+    np.testing.assert_allclose(found["h2"], x[0], rtol=1e-5, atol=1e-6)
+
+
+def test_work_lies_on_its_ipu_and_backward_with_forward() -> None:
+    executable = compile_program(chain([0, 1, 2], accumulation_factor=2))
+    runs = [[i.computation for i in work if isinstance(i, Compute)] for work in executable.instructions]
+    one = [["segment.0", "segment.4"], ["segment.1", "segment.3"], ["segment.2"], []]
+    expected = [work * 2 for work in one]
+    expected[0].insert(0, "clear")
+    for ipu in range(3):
+        expected[ipu].append(f"update.{ipu}")
+    assert runs == expected
+    homes = {v.spec.name: v.arena for v in executable.variables.values()}
+    assert homes["w0"] == homes["b0"] == "weights.0"
+    assert homes["w2"] == "weights.2"
+    loads = [{i.stream for i in work if isinstance(i, LoadStream)} for work in executable.instructions]
+    assert loads == [{"x"}, set(), {"y"}, set()]
+
+
+def test_the_pipeline_fills_runs_full_and_flushes() -> None:
+    executable = compile_program(chain([0, 1, 2], accumulation_factor=6, pipelined=True))
+    first = [i.computation for i in executable.instructions[0] if isinstance(i, Compute)][1:-1]
+    # Forward of five micro-batches before the first gradient is back; then one backward, one forward.
+    forward, backward = "segment.0", "segment.4"
+    assert first == [forward] * 4 + [backward, forward] * 2 + [backward] * 4
+    last = [i.computation for i in executable.instructions[2] if isinstance(i, Compute)][:-1]
+    assert last == ["segment.2"] * 6
+    slots = {
+        i.destination for i in executable.instructions[0] if isinstance(i, Copy) and "#" in i.destination
+    }
+    assert {int(slot.split("#")[1]) for slot in slots} == set(range(5))
+
+
+def test_only_activations_and_their_gradients_travel() -> None:
+    executable = compile_program(chain([0, 1], accumulation_factor=2))
+    for ipu, work in enumerate(executable.instructions):
+        sends = [i for i in work if isinstance(i, Send)]
+        assert len(sends) == 2  # One tensor for each of two micro-batches.
+        assert {i.peer for i in sends} == {1 - ipu}
+
+
+def test_refused_pipelines() -> None:
+    with pytest.raises(UsageError, match="more than one IPU"):
+        compile_program(chain([0], pipelined=True, accumulation_factor=2))
+    with pytest.raises(UnimplementedError, match="without gradient accumulation"):
+        compile_program(chain([0, 1], pipelined=True))
+    with pytest.raises(UsageError, match="no work in stage 0"):
+        compile_program(
+            replace(
+                _placed(["stage:1", "stage:2"]), pipelined=True, accumulation_factor=2, ipus_per_replica=4
+            )
+        )
+    with pytest.raises(UsageError, match="reads what a later stage makes"):
+        compile_program(
+            replace(
+                _placed(["stage:1", "stage:0"]), pipelined=True, accumulation_factor=2, ipus_per_replica=2
+            )
+        )
+    with pytest.raises(UsageError, match="stage 0 lies on IPU 0 and on IPU 1"):
+        compile_program(replace(_placed(["ipu:0/stage:0", "ipu:1/stage:0"]), ipus_per_replica=2))
+
+
+def _placed(scopes: list[str]) -> Program:
+    """A product with w0 in the first scope, one with w1 and the loss in the second."""
+
+    def forward(p: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
+        with jax.named_scope(scopes[0]):
+            x = inputs["x"] @ p["w0"]
+        with jax.named_scope(scopes[1]):
+            return {"loss": jnp.sum(x @ p["w1"])}
+
+    plain = chain([0, 1])
+    inputs = {"x": plain.inputs["x"]}
+    parameters = {n: plain.parameters[n] for n in ("w0", "w1")}
+    return replace(plain, forward=forward, inputs=inputs, parameters=parameters)
+
+
+def test_a_seed_moves_on_with_each_micro_batch() -> None:
+    program = chain([0, 1], dropout=True, accumulation_factor=3, pipelined=True)
+    pod, _ = run(program, batches=2)
+    np.testing.assert_array_equal(
+        pod.read_variable(seeds.SEED_VARIABLE), seeds.seed_words(seeds.advanced(0, 6))
+    )
