@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import onnx
 
@@ -225,7 +226,8 @@ def _environment(
     environment: Environment = {n: Tensor(n, x64, known=v) for n, v in constants.items()}
     for name, value in (*parameters.items(), *inputs.items()):
         if name not in environment:
-            environment[name] = Tensor(name, x64, traced=_tap(name, value) if name in inputs else value)
+            array = jnp.asarray(value) if isinstance(value, np.ndarray) else value
+            environment[name] = Tensor(name, x64, traced=_tap(name, array) if name in inputs else array)
     return environment
 
 

@@ -227,6 +227,7 @@ def _spline(degree: int, v: Array, k: Array) -> Array:
 
 
 @operator(GRAPHCORE, "SplineBasis")
+@rounds_once
 def spline_basis(ctx: Context, node: Node, pseudo: Array, kernel: Array, is_open: Array) -> tuple[Array, Array]:
     """Products of B-spline bases at ``pseudo [edges, dims]`` and the weights they go with, ``[edges, (degree+1)^dims]``."""
     degree = int(node["degree"])
@@ -249,6 +250,7 @@ def spline_basis(ctx: Context, node: Node, pseudo: Array, kernel: Array, is_open
 
 
 @operator(GRAPHCORE, "SplineWeighting")
+@rounds_once
 def spline_weighting(ctx: Context, node: Node, x: Array, weight: Array, basis: Array, index: Array) -> Array:
     """Sum over bases of basis * (x @ weight[index]): ``[edges, out]`` from ``[edges, in]`` and ``[kernels, in, out]``."""
     return jnp.einsum("es,ei,esio->eo", basis, x, weight[index])

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.popart.ops.common import Array, axis_in, ints, is_half, rounds_once, widen
+from podrun.popart.ops.common import Array, axis_in, ints, rounds_once, widen
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 
@@ -121,8 +121,8 @@ def layer_normalization(ctx: Context, node: Node, x: Array, scale: Array, bias: 
     epsilon = node.get("epsilon", 1e-5)
     wide = widen(x)
     y, mean, variance = _standardised(wide, axes, epsilon)
-    y = y.astype(x.dtype) * scale if is_half(x) and scale.dtype == x.dtype else y * widen(scale)
-    y = y + bias.astype(y.dtype) if bias is not None else y
+    y = y * widen(scale)
+    y = y if bias is None else y + widen(bias)
     return y.astype(x.dtype), mean, lax.rsqrt(variance + np.asarray(epsilon, wide.dtype))
 
 
@@ -133,7 +133,7 @@ def rms_normalization(ctx: Context, node: Node, x: Array, scale: Array) -> Array
     wide = widen(x)
     square = jnp.mean(jnp.square(wide), axis=tuple(range(axis, x.ndim)), keepdims=True)
     y = wide * lax.rsqrt(square + np.asarray(node.get("epsilon", 1e-5), wide.dtype))
-    return (y.astype(x.dtype) * scale).astype(scale.dtype)
+    return (y * widen(scale)).astype(scale.dtype)
 
 
 @operator(ONNX, "LpNormalization", since=(1, 22))

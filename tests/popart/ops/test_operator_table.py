@@ -94,6 +94,8 @@ def _check_gradient(example: table.Example) -> int:
 
         def scalar(inputs: dict[str, Any]) -> Any:
             made = lowered.forward(lowered.initial, {**inputs, **others}, key)
+            if example.model.graph.node[0].op_type == "BatchNormalization":
+                made = made[lowered.returns[0]]  # running statistics carry no gradient by intent
             leaves = [v for v in jax.tree.leaves(made) if jnp.issubdtype(v.dtype, jnp.floating)]
             rng = np.random.default_rng(3)
             return sum(jnp.sum(v.astype(jnp.float64) * rng.uniform(0.5, 1.5, v.shape)) for v in leaves)
@@ -129,7 +131,7 @@ def test_batching_is_doing_each(operator: tuple[str, str]) -> None:
             continue
         with jax.enable_x64(True):
             keys = jax.random.split(jax.random.key(0), 2)
-            second = {n: (v * np.asarray(0.9, v.dtype) if v.dtype == np.float32 else v) for n, v in free.items()}
+            second = {n: (v * np.asarray(0.5, v.dtype) if v.dtype == np.float32 else v) for n, v in free.items()}
             stacked = {n: np.stack([v, second[n]]) for n, v in free.items()}
             run = lambda inputs, key, low=lowered: low.forward(low.initial, inputs, key)
             together = jax.tree.leaves(jax.vmap(run)(stacked, keys))
