@@ -24,6 +24,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from fidelity_kinds import applications, kernels, machine  # noqa: E402
 from fidelity_kinds.record import DEFAULTS, NotPredicted, Record, make_record  # noqa: E402
+
 from podrun.errors import PodrunError  # noqa: E402
 
 Predictor = Callable[[Record], float]

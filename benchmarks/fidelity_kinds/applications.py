@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fidelity_kinds.record import TYPES, NotPredicted, Record
 from networks import trace
+
+from fidelity_kinds.record import TYPES, NotPredicted, Record
 from podrun.device.target import GC2
 from podrun.device.tiles.batch import Batch, batch_seconds, tied_pipeline
+from podrun.device.tiles.code import REPEATED
+from podrun.device.tiles.cost import TILE_IMBALANCE
 
 IMAGE_SIDE = {
     "resnet18": 224,
@@ -46,16 +49,18 @@ INFERENCE_PACKING = 1.7
 """Sequences per pack of a served model where text is packed."""
 GLOBAL_BATCH = {"mlperf": 3072, "other": 16384}
 """Sequences per weight update where a training record of text states none."""
-IPUS_PER_REPLICA = {"bert_large": 4, "bert_base": 4, "gpt_117m": 4, "efficientnet_b4": 1}
+IPUS_PER_REPLICA = {"bert_large": 4, "bert_base": 4, "gpt_117m": 4, "efficientnet_b4": 2}
 """IPUs that a training replica spans where the record does not say; 1 otherwise and for inference."""
 TRAINING_TOKENS = 1024
 """Tokens of a training micro-batch of text where the record does not say: what fits an IPU beside its weights."""
-TRAINING_IMAGES = {"resnet50": 20, "efficientnet_b0": 16, "efficientnet_b4": 6}
+TRAINING_IMAGES = {"resnet50": 20, "efficientnet_b0": 16, "efficientnet_b4": 3}
 """Images of a training micro-batch on a POD where the record does not say; 1 otherwise."""
+PIPELINE_IMBALANCE = 1.25
+"""Slowest stage over mean stage of an image network cut into a pipeline of whole blocks. Assumed."""
 OPTIMIZER = {"resnet50": "lars", "bert_base": "lamb", "bert_large": "lamb", "gpt_117m": "adam"}
 BATCHES_IN_FLIGHT = 4
 """Batches in flight when a serving harness measures latency."""
-LIBRARY_2018 = 1.35
+LIBRARY_2018 = 1.45
 """Cycles of the 2018 library on GC2 over those of the formulas, which describe the library of 2023. Fitted, once."""
 
 
@@ -143,7 +148,7 @@ def _image(record: Record, name: str) -> Workload:
     if record.chip is not GC2 and params["input_type"] != "fp32":
         partials = "float16"
     recompute = bool(params["recompute"]) or (train and record.ipus > 1)
-    report, weights = trace.image_network(
+    question = (
         name,
         record.chip.name,
         micro,
@@ -157,12 +162,18 @@ def _image(record: Record, name: str) -> Workload:
         int(params.get("norm_group_size") or 1),
         params["input_type"] == "fp8",
     )
+    report, weights = trace.image_network(*question)
+    cycles = float(report["step"]["cycles"])
+    if per > 1:
+        # Pipelined: stages recompute their forward pass, and whole blocks never split evenly.
+        again, _ = trace.image_network(*question[:4], False, *question[5:])
+        cycles = (cycles + again["step"]["cycles"]) * PIPELINE_IMBALANCE
     batch = Batch(
-        report["step"]["cycles"] / per,
+        cycles / per,
         per,
         _accumulation(record, micro, replicas),
         replicas,
-        boundary_bytes=micro * side * side / 256 * 256 * 2.0,
+        boundary_bytes=micro * side * side * 2.0,
         weights=weights / per,
         optimizer=OPTIMIZER.get(name, "momentum"),
         input_bytes=micro * side * side * 3 * (1.0 if train else 2.0),
@@ -227,7 +238,8 @@ def _transformer(record: Record, name: str) -> Workload:
         float(costs["embedding"][1]),
     )
     weights = costs["layer"][1] * layers + costs["embedding"][1]
-    large = name == "bert_large"
+    task = str(params.get("task"))
+    streamed = name == "bert_large" and task.startswith(("pretrain", "mlperf"))
     batch = Batch(
         slowest,
         per,
@@ -236,7 +248,7 @@ def _transformer(record: Record, name: str) -> Workload:
         boundary_bytes=micro * tokens * hidden * 2.0,
         weights=weights / per,
         gradient_bytes=2.0,
-        state_bytes=8.0 if large else 0.0,
+        state_bytes=8.0 if streamed else 0.0,
         optimizer=OPTIMIZER.get(name, "adam"),
         input_bytes=micro * tokens * 8.0,
         training=train,
@@ -255,10 +267,140 @@ def _lstm(record: Record) -> Workload:
     return Workload(micro, micro, batch)
 
 
+VERTEX_SHARES = {
+    "vertex_state": 0.34,
+    "edge_pointers": 0.236,
+    "copy_pointers": 0.134,
+    "vertex_padding": 0.0425,
+    "vector_descriptors": 0.0876,
+    "run_instructions": 0.161,
+}
+"""How vertex data divides on GC2. Derived from one profile of 2018."""
+EXECUTABLE_CODE_GC2 = 8192
+"""Bytes of vertex and runtime code on each tile with the library of 2018. Published: the same on every tile."""
+VERTEX_DATA_2018, EXCHANGE_CODE_2018, IMBALANCE_2018 = 1.7, 1.2, 1.15
+"""Vertex data, exchange code and fullest over mean tile of the 2018 library on GC2, over today's. Fitted: pointers
+were not packed and tile mappings less even."""
+INTERLEAVED_SHARE = {"train": 0.75, "inference": 0.4}
+"""Share of variables in interleaved memory. Derived from two profiles of 2018."""
+
+
 def memory(record: Record) -> float:
     """Bytes of a compiled network."""
-    raise NotPredicted("to do")
+    (name, category) = record.need("name", "category")
+    if record.metric != "bytes":
+        raise NotPredicted(f"metric {record.metric!r} of kind 'memory' is not modelled")
+    old = record.chip is GC2
+    parts = _transformer_memory(record, name) if name in TRANSFORMERS else _network_memory(record, name)
+    code = parts["code"]
+    vertex_data = code["vertex_state"] * (VERTEX_DATA_2018 if old else 1.0)
+    exchange = code["exchange_code"] * (EXCHANGE_CODE_2018 if old else 1.0)
+    executable = EXECUTABLE_CODE_GC2 * record.chip.tiles if old else code.get("vertex_code", 0.0)
+    control = 0.0 if old else code["control_code"]
+    variables = parts["always"] + parts["peak"]
+    total = variables + vertex_data + exchange + executable + control
+    interleaved = INTERLEAVED_SHARE["train" if _training(record) else "inference"]
+    figures = {
+        "total": total,
+        "total_including_gaps": total,
+        "total_excluding_gaps": total,
+        "mean_tile": total / record.chip.tiles,
+        "max_tile": total / record.chip.tiles * (IMBALANCE_2018 if old else TILE_IMBALANCE),
+        "variables": variables,
+        "variables_peak": variables,
+        "variables_interleaved": variables * interleaved,
+        "variables_non_interleaved": variables * (1.0 - interleaved),
+        "max_live": parts["always"] + parts["live"],
+        "vertex_data": vertex_data,
+        "vertex_state": vertex_data,
+        "vertex_code": code.get("vertex_code", 0.0),
+        "exchange_code": exchange,
+        "control_code": code["control_code"],
+        "executable_code": executable,
+    }
+    if old:
+        figures.update({part: share * vertex_data for part, share in VERTEX_SHARES.items()})
+    if category not in figures:
+        raise NotPredicted(f"memory category {category!r} is not modelled")
+    return float(figures[category])
 
 
-def _unused() -> Any:
-    return None
+def _network_memory(record: Record, name: str) -> dict[str, Any]:
+    """An image network or an LSTM stack, one IPU."""
+    params, train = record.params, _training(record)
+    if name == "lstm":
+        hidden, steps = record.need("hidden_size", "time_steps")
+        layers = int(params.get("layers") or 1)
+        report, _ = trace.lstm_network(
+            record.chip.name, int(params["micro_batch"]), int(steps), layers, int(hidden), train, "float32"
+        )
+    elif name in IMAGE_SIDE:
+        partials = "float32" if record.chip is GC2 else "float16"
+        report, _ = trace.image_network(
+            name,
+            record.chip.name,
+            int(params["micro_batch"]),
+            IMAGE_SIDE[name],
+            train,
+            params["norm"],
+            False,
+            "float16",
+            partials,
+            params["available_memory_proportion"],
+            int(params.get("norm_group_size") or 1),
+        )
+    else:
+        raise NotPredicted(f"network {name!r} is not among those podrun builds, or its size is not stated")
+    found = report["memory"]
+    return {
+        "always": found["always_live_bytes"],
+        "peak": found["not_always_live_peak_bytes"],
+        "live": found["activations_peak_bytes"],
+        "code": found["code"],
+    }
+
+
+def _transformer_memory(record: Record, name: str) -> dict[str, Any]:
+    """Encoder layers ``first_layer`` to ``last_layer`` of a transformer, or one operation of a layer."""
+    layers, hidden, heads, feed_forward, vocabulary = TRANSFORMERS[name]
+    tokens, train = sequence_length(record), _training(record)
+    costs = trace.transformer_parts(
+        record.chip.name,
+        int(record.params["micro_batch"]),
+        tokens,
+        hidden,
+        heads,
+        feed_forward,
+        vocabulary,
+        train,
+        "float16",
+        record.params["available_memory_proportion"],
+    )
+    first, last = record.params.get("first_layer"), record.params.get("last_layer")
+    held = layers if first is None or last is None else int(last) - int(first) + 1
+    starts = first in (None, 0)
+    layer, embedding = costs["layer"][0], costs["embedding"][0]
+    op = record.params.get("op")
+    if op is not None:
+        inside = [code for scope, code in layer["code_by_scope"].items() if scope.split("/")[0] == op]
+        if not inside:
+            raise NotPredicted(f"operation {op!r} is not one of the layer's")
+        summed = {part: float(sum(code[part] for code in inside)) for part in inside[0]}
+        return {"always": 0.0, "peak": 0.0, "live": 0.0, "code": {"vertex_code": 0.0, **summed}}
+    found, table = layer["memory"], embedding["memory"]
+    code = {
+        "vertex_code": max(found["code"]["vertex_code"], table["code"]["vertex_code"]),
+        "vertex_state": held * found["code"]["vertex_state"],
+        "exchange_code": found["code"]["exchange_code"] * (1.0 + REPEATED * (held - 1)),
+        "control_code": held * found["code"]["control_code"],
+    }
+    for part in ("vertex_state", "exchange_code", "control_code"):
+        code[part] += table["code"][part] if starts else 0.0
+    always = held * found["always_live_bytes"] + (table["always_live_bytes"] if starts else 0.0)
+    stash = found["activations_peak_bytes"] * (held - 1) if train else 0.0
+    return {
+        "always": always,
+        "peak": found["not_always_live_peak_bytes"] + stash,
+        "live": found["activations_peak_bytes"] + stash,
+        "code": code,
+    }

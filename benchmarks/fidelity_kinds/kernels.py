@@ -142,7 +142,7 @@ def grid_kernel(record: Record) -> float:
         record.need("sweeps")
         if record.params.get("sweeps") == 1 and phase == "total":
             raise NotPredicted("the number of sweeps is not stated")
-    traffic = grid.points * values * item * (spec["taps"] / 7.0) * 5.0
+    traffic = float(grid.points * values * item * spec["taps"])
     return record.rate(
         cycles * sweeps, flops=float(grid.points) * spec["flops"], points=grid.points, nbytes=traffic
     )
@@ -156,11 +156,12 @@ def _roofline(record: Record, grid: stencil.Grid, phases: dict[str, float]) -> f
 def _convolution(record: Record, width: int, height: int, channels: int, ipus: int) -> float:
     """The blur written as a grouped convolution with the library."""
     input_type = TYPES[record.params["data_type"]]
+    # Every output channel sees every input channel: a dense convolution with few channels.
     product = Product(
-        channels,
+        1,
         width * height // ipus,
-        1,
-        1,
+        channels,
+        channels,
         input_type,
         input_type,
         input_type,
@@ -204,30 +205,15 @@ def _conv_nx1(record: Record) -> float:
     """The kernel form of AMP on one tile; ``supervisor`` scope leaves the workers' time out."""
     names = ("batch", "height", "width", "in_channels", "out_channels", "kernel_h", "kernel_w", "stride")
     batch, height, width, inputs, outputs, kernel_h, kernel_w, stride = record.need(*names)
-    out_h, out_w = ((height - kernel_h) // stride + 1, (width - kernel_w) // stride + 1)
-    input_type = TYPES[record.params["input_type"]]
-    partials = TYPES[record.params["partials_type"]]
-    units = record.chip.conv_units(input_type, partials)
-    if record.params["scope"] in ("supervisor", "worker"):
-        return _nx1_supervisor(record, kernel_h * kernel_w, inputs, outputs)
-    cycles = amp.kernel_cycles(
-        batch * height,
-        width,
-        inputs,
-        outputs,
-        kernel_h * kernel_w,
-        input_type=input_type,
-        partials_type=partials,
-        units=units,
-    )
-    del out_h, out_w
-    return record.rate(float(cycles))
-
-
-def _nx1_supervisor(record: Record, kernel: int, inputs: int, outputs: int) -> float:
-    raise NotPredicted(
-        "the supervisor's own share of a trace depends on the plan, which the record does not give"
-    )
+    rows = batch * ((height - kernel_h) // stride + 1)
+    row_length = (width - kernel_w) // stride + 1
+    total, supervisor = amp.four_row_cycles(rows, row_length, inputs, outputs, kernel_h, kernel_w)
+    part = record.params["part"]
+    if part == "amp_call":
+        return record.rate(amp.FOUR_ROW_CALL)
+    if part != "total" or record.params["scope"] == "worker":
+        raise NotPredicted(f"part {part!r} of a trace is not separated")
+    return record.rate(supervisor if record.params["scope"] == "supervisor" else total)
 
 
 def _avg_pool(record: Record) -> float:

@@ -71,7 +71,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "phase": "total",
     },
     "memory": {
-        "mode": "train",
+        "mode": "inference",
         "micro_batch": 1,
         "ipus": 1,
         "input_type": "fp16",

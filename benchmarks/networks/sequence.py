@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from networks.vision import Maker, dense, whiten
+from networks.vision import Maker, dense, normalise
 
 
 def layer_norm(make: Maker, name: str, x: Any) -> Any:
     """Normalise the last dimension."""
-    whitened = whiten(x, (x.ndim - 1,))
-    return whitened * make.get(name + ".gamma", (x.shape[-1],)) + make.get(name + ".beta", (x.shape[-1],))
+    gamma, beta = make.get(name + ".gamma", (x.shape[-1],)), make.get(name + ".beta", (x.shape[-1],))
+    return normalise(x, gamma, beta, (x.ndim - 1,))
 
 
 def dropout(x: Any, key: Any, train: bool) -> Any:

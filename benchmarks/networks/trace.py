@@ -50,7 +50,12 @@ def reports(
         step = jax.grad(loss, (0, 1) if input_gradient and not integer else 0)
     jaxpr = jax.make_jaxpr(step)(weights, x, key)
     report = cost_jaxpr(
-        jaxpr, chip, partials_type=partials, available_memory_proportion=proportion, product_type=product_type
+        jaxpr,
+        chip,
+        partials_type=partials,
+        available_memory_proportion=proportion,
+        product_type=product_type,
+        results_stay=not train,
     )
     return report, shapes
 

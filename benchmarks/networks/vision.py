@@ -51,40 +51,71 @@ def norm(make: Maker, name: str, x: Any, kind: str, group_size: int = 16, train:
         return x + make.get(name + ".beta", (x.shape[-1],))
     gamma, beta = make.get(name + ".gamma", (x.shape[-1],)), make.get(name + ".beta", (x.shape[-1],))
     if kind == "group":
-        groups = max(1, x.shape[-1] // group_size)
-        shaped = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
-        return whiten(shaped, (1, 3)).reshape(x.shape) * gamma + beta
-    return whiten(x, (0, 1, 2)) * gamma + beta
+        groups = x.shape[-1] // math.gcd(x.shape[-1], group_size)
+        size = x.shape[-1] // groups
+        shaped = x.reshape(x.shape[0], -1, groups, size)
+        scaled = normalise(shaped, gamma.reshape(groups, size), beta.reshape(groups, size), (1, 3))
+        return scaled.reshape(x.shape)
+    return normalise(x, gamma, beta, (0, 1, 2))
 
 
-def whiten(x: Any, axes: tuple[int, ...]) -> Any:
-    """Zero mean and unit variance along ``axes``, with the library's own gradient: two sums and one pass."""
+def normalise(x: Any, gamma: Any, beta: Any, axes: tuple[int, ...]) -> Any:
+    """Zero mean and unit variance along ``axes``, scaled and shifted, with the library's own gradient.
+
+    It keeps the whitened values and nothing else of this size.
+    """
     import jax
     import jax.numpy as jnp
     from jax import lax
 
     count = math.prod(x.shape[axis] for axis in axes)
+    outer = tuple(range(x.ndim - gamma.ndim))
 
-    def statistics(x: Any) -> tuple[Any, Any]:
+    def whiten(x: Any) -> tuple[Any, Any]:
         mean = jnp.sum(x, axes, keepdims=True) * (1.0 / count)
         square = jnp.sum(x * x, axes, keepdims=True) * (1.0 / count)
-        return mean, lax.rsqrt(square - mean * mean + 1e-3)
+        scale = lax.rsqrt(square - mean * mean + 1e-3)
+        return (x - mean) * scale, scale
+
+    @jax.custom_vjp
+    def apply(x: Any, gamma: Any, beta: Any) -> Any:
+        return whiten(x)[0] * gamma + beta
+
+    def forward(x: Any, gamma: Any, beta: Any) -> Any:
+        whitened, scale = whiten(x)
+        return whitened * gamma + beta, (whitened, scale, gamma)
+
+    def backward(saved: Any, gradient: Any) -> Any:
+        whitened, scale, gamma = saved
+        product = gradient * whitened
+        for_gamma, for_beta = jnp.sum(product, outer), jnp.sum(gradient, outer)
+        if axes == outer:
+            first, second = for_beta * gamma, for_gamma * gamma
+        else:
+            first = jnp.sum(gradient * gamma, axes, keepdims=True)
+            second = jnp.sum(product * gamma, axes, keepdims=True)
+        through = (gradient * gamma - first * (1.0 / count) - whitened * second * (1.0 / count)) * scale
+        return through, for_gamma, for_beta
+
+    apply.defvjp(forward, backward)
+    return apply(x, gamma, beta)
+
+
+def relu(x: Any) -> Any:
+    """Rectifier in place: its gradient reads its own output."""
+    import jax
+    import jax.numpy as jnp
 
     @jax.custom_vjp
     def apply(x: Any) -> Any:
-        mean, scale = statistics(x)
-        return (x - mean) * scale
+        return jnp.maximum(x, 0)
 
     def forward(x: Any) -> Any:
-        mean, scale = statistics(x)
-        return (x - mean) * scale, (x, mean, scale)
+        y = jnp.maximum(x, 0)
+        return y, y
 
-    def backward(saved: Any, gradient: Any) -> Any:
-        x, mean, scale = saved
-        whitened = (x - mean) * scale
-        first = jnp.sum(gradient, axes, keepdims=True) * (1.0 / count)
-        second = jnp.sum(gradient * whitened, axes, keepdims=True) * (1.0 / count)
-        return ((gradient - first - whitened * second) * scale,)
+    def backward(y: Any, gradient: Any) -> Any:
+        return (jnp.where(y > 0, gradient, 0).astype(gradient.dtype),)
 
     apply.defvjp(forward, backward)
     return apply(x)
@@ -113,7 +144,7 @@ def resnet(make: Maker, images: Any, *, depth: int, kind: str, train: bool, reco
     bottleneck = depth >= 50
     groups, width = (32, 2) if depth == 1011 else (1, 1)
     with jax.named_scope("stem"):
-        x = jax.nn.relu(norm(make, "stem.norm", conv(make, "stem", images, 64, 7, 2), kind, train=train))
+        x = relu(norm(make, "stem.norm", conv(make, "stem", images, 64, 7, 2), kind, train=train))
         x = max_pool(x, 3, 2)
 
     def block(x: Any, name: str, channels: int, stride: int) -> Any:
@@ -128,12 +159,12 @@ def resnet(make: Maker, images: Any, *, depth: int, kind: str, train: bool, reco
             y = conv(make, f"{name}.conv{index}", y, features, kernel, step, grouped)
             y = norm(make, f"{name}.norm{index}", y, kind, train=train)
             if index < len(plan) - 1:
-                y = jax.nn.relu(y)
+                y = relu(y)
         if x.shape != y.shape:
             x = norm(
                 make, f"{name}.down.norm", conv(make, f"{name}.down", x, out, 1, stride), kind, train=train
             )
-        return jax.nn.relu(x + y)
+        return relu(x + y)
 
     for stage, count in enumerate(blocks):
         for index in range(count):
@@ -246,13 +277,11 @@ def alexnet(make: Maker, images: Any) -> Any:
         ((64, 11, 4, True), (192, 5, 1, True), (384, 3, 1, False), (256, 3, 1, False), (256, 3, 1, True))
     ):
         with jax.named_scope(f"conv{index}"):
-            x = jax.nn.relu(
-                conv(make, f"conv{index}", x, out, kernel, stride) + make.get(f"bias{index}", (out,))
-            )
+            x = relu(conv(make, f"conv{index}", x, out, kernel, stride) + make.get(f"bias{index}", (out,)))
             x = max_pool(x, 3, 2) if pool else x
     x = x.reshape(x.shape[0], -1)
     for index, out in enumerate((4096, 4096, 1000)):
         with jax.named_scope(f"fc{index}"):
             x = dense(make, f"fc{index}", x, out)
-            x = jax.nn.relu(x) if index < 2 else x
+            x = relu(x) if index < 2 else x
     return x

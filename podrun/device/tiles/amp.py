@@ -7,6 +7,8 @@ worker's own cycles times the number of workers where all of them are busy.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -122,6 +124,29 @@ def kernel_cycles(
     return np.asarray(109.0 + WORKERS * 19.0 + groups * (per_group + clear))
 
 
+def four_row_cycles(
+    rows: float, row_length: float, in_channels: int, out_channels: int, kernel_h: int, kernel_w: int
+) -> tuple[float, float]:
+    """AMP vertex whose weight block holds four kernel rows of four channels, FP16, on one tile: (all, supervisor).
+
+    One call for each block of four input channels, four kernel rows, one kernel column and eight output channels;
+    ``rows`` output rows of ``row_length`` pixels are shared by the workers. Source: facts page 8.4.
+    """
+    calls = math.ceil(in_channels / 4) * math.ceil(kernel_h / 4) * kernel_w * math.ceil(out_channels / 8)
+    in_groups, out_groups = math.ceil(in_channels / 4), math.ceil(out_channels / 8)
+    partitions = math.ceil(rows / WORKERS)
+    body = 34.0 + 4.0 * max(0.0, row_length - 3.0) - 9.0
+    worker = 18.0 + partitions * (3.0 + body)
+    loops = 109.0 + WORKERS * 18.0 + 16.0 + in_groups * (14.0 + out_groups * 14.0)
+    clear = out_groups * (17.0 + rows * row_length * 2.0)
+    supervisor = loops + calls * FOUR_ROW_CALL
+    return supervisor + calls * WORKERS * worker + clear, supervisor
+
+
+FOUR_ROW_CALL = 64.0 + 60.0 + WORKERS * 9.0
+"""Supervisor cycles of one call: weights loaded 64 bits at a time, set-up, and the workers' launch."""
+
+
 def slic_cycles(rows: ArrayLike, row_length: ArrayLike, channels: ArrayLike, kernel: ArrayLike) -> Cycles:
     """SLIC vertex: FP16 convolutions of up to four channels per group, weights of 1x4 in the unit.
 
@@ -141,10 +166,11 @@ def mac_cycles(
     8.6."""
     rows = np.asarray(rows, dtype=np.float64)
     outs = np.asarray(out_channels, dtype=np.float64)
-    dot = 3.0 * 1.0 + 4.0 + _ceil(in_channels, vector)
-    per_worker = _ceil(rows, WORKERS)
+    dot = 7.0 + _ceil(in_channels, vector)
+    # Outputs of all rows are shared by the workers.
+    per_worker = _ceil(rows * outs, WORKERS)
     kernel = np.asarray(kernel, dtype=np.float64)
-    return np.asarray(60.0 + WORKERS * (16.0 + kernel * (16.0 + per_worker * (7.0 + outs * dot))))
+    return np.asarray(60.0 + WORKERS * (16.0 + kernel * (16.0 + 7.0 + per_worker * dot)))
 
 
 def outer_product_cycles(width: ArrayLike, channels: ArrayLike, *, input_type: str = "float16") -> Cycles:

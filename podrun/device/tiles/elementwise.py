@@ -78,7 +78,7 @@ def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int]) ->
         flops=float(sum(e.results[0].size for e in chain)),
         temporary_bytes=moved,
         tiles=tiles,
-        vertices=6.0 if elements > 6 else 1.0,
-        fragments=0.0 if scalars else 4.0,
+        vertices=0.8,
+        fragments=0.0 if scalars else 3.0,
         detail="+".join(ops[:6]) + ("+..." if len(ops) > 6 else ""),
     )

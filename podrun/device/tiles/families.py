@@ -53,8 +53,8 @@ def plan_reduction(chip: Chip, equation: Equation) -> Plan:
         flops=float(source.size),
         temporary_bytes=outputs_here * 4.0 + moved,
         tiles=tiles,
-        vertices=float(stages),
-        fragments=min(256.0, float(partials)) if partials > 1 else 0.0,
+        vertices=0.8,
+        fragments=6.0 if partials > 1 else 0.0,
         detail=f"{result.size} outputs of {depth:.0f}",
     )
 
@@ -74,8 +74,8 @@ def plan_movement(chip: Chip, equation: Equation) -> Plan:
         exchanges=1,
         temporary_bytes=nbytes,
         tiles=tiles,
-        vertices=1.0,
-        fragments=min(64.0, 4.0 + nbytes / 64.0),
+        vertices=0.4,
+        fragments=10.0,
         detail=equation.primitive,
     )
 

@@ -29,8 +29,12 @@ class Liveness:
     contents: tuple[tuple[str, int], ...]
 
 
-def measure(flat: FlatJaxpr, steps: Sequence[Step]) -> Liveness:
-    """Liveness of ``steps`` made from ``flat``."""
+def measure(flat: FlatJaxpr, steps: Sequence[Step], *, results_stay: bool = True) -> Liveness:
+    """Liveness of ``steps`` made from ``flat``.
+
+    ``results_stay``: results are held to the end (gradients that are accumulated); otherwise each is used up as it
+    is made (gradients applied at once).
+    """
     owner: dict[int, int] = {}
     held: set[int] = {*flat.arguments, *flat.constants}
     last: dict[int, int] = {}
@@ -46,7 +50,7 @@ def measure(flat: FlatJaxpr, steps: Sequence[Step]) -> Liveness:
         for number in step.aliases:
             if step.primitive != "chain":
                 owner[number] = step.reads[0] if step.reads else number
-    for number in flat.results:
+    for number in flat.results if results_stay else ():
         last[root(number)] = len(steps)
     makers: dict[int, str] = {}
     deaths: dict[int, list[int]] = {}

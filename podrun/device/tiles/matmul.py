@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,13 @@ from podrun.errors import InvalidOptionError
 DEFAULT_PROPORTION = 0.6
 """availableMemoryProportion: share of a tile's memory that one operation may use for temporary data."""
 MAX_SPLITS = 28
+PRODUCT_FRAGMENTS = 37.0
+"""Exchange fragments of a product on each tile. Derived: 0.34 to 0.52 MB of exchange code per product of BERT's
+first layer on 1,472 tiles, at eight bytes each."""
+KERNEL_FRAGMENTS = 1.5
+"""Further fragments per kernel position, for the rims. Assumed."""
+WORKLIST_VERTICES = 1.3
+"""Work lists of the kernel form in units of a vertex's state: six workers, six bytes, per position."""
 _BYTES = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 
 
@@ -93,7 +100,10 @@ def _plan(chip_name: str, tiles: int, product: Product) -> Plan:
         return Plan("matmul")
     candidates = [_amp_plan(chip, product, tiles)]
     if product.kernel > 1:
-        candidates.append(_expanded_plan(chip, product, tiles))
+        side = round(math.sqrt(product.kernel))
+        candidates.append(_expanded_plan(chip, product, tiles, product.kernel))
+        if side * side == product.kernel:
+            candidates.append(_expanded_plan(chip, product, tiles, side))
     if product.k * product.kernel <= 64 or product.n <= 4:
         candidates.append(_vector_plan(chip, product, tiles))
     return min(candidates, key=lambda plan: plan.cycles(chip))
@@ -113,7 +123,7 @@ def _grid(chip: Chip, product: Product, tiles: int, grain_k: int, grain_n: int) 
     return [axis[fits] for axis in (pg, pm, pk, pn, used)]
 
 
-def _amp_plan(chip: Chip, product: Product, tiles: int) -> Plan:
+def _amp_plan(chip: Chip, product: Product, tiles: int, transform: float = 0.0, method: str = "amp") -> Plan:
     units = chip.conv_units(product.input_type, product.partials_type)
     grain_k = amp.in_group(product.input_type)
     pg, pm, pk, pn, used = _grid(chip, product, tiles, grain_k, units)
@@ -145,42 +155,31 @@ def _amp_plan(chip: Chip, product: Product, tiles: int) -> Plan:
             groups=groups,
         )
     halo = _halo(product, rows)
-    return _choose(chip, product, "amp", compute, groups, rows * halo, rows, k, n, (pm, pk, pn, used), 0.0)
+    return _choose(
+        chip, product, method, compute, groups, rows * halo, rows, k, n, (pm, pk, pn, used), transform
+    )
 
 
-def _expanded_plan(chip: Chip, product: Product, tiles: int) -> Plan:
-    """Kernel positions moved into K first: more bytes, fuller weight blocks. What pays for few input
-    channels."""
-    units = chip.conv_units(product.input_type, product.partials_type)
-    grain_k = amp.in_group(product.input_type)
-    flat = Product(
-        product.groups,
-        product.m,
-        product.k * product.kernel,
-        product.n,
-        product.input_type,
-        product.output_type,
-        product.partials_type,
-        proportion=product.proportion,
-        transposed=product.transposed,
+def _expanded_plan(chip: Chip, product: Product, tiles: int, positions: int) -> Plan:
+    """``positions`` of the kernel moved into K first: more bytes, fuller weight blocks.
+
+    All of the kernel, or one of its rows. It pays for few input channels.
+    """
+    flat = replace(
+        product,
+        k=product.k * positions,
+        kernel=product.kernel // positions,
+        stride=product.stride if product.kernel > positions else 1,
     )
-    pg, pm, pk, pn, used = _grid(chip, flat, tiles, grain_k, units)
-    rows = np.ceil(flat.m / pm)
-    k = np.ceil(flat.k / pk / grain_k) * grain_k
-    n = np.ceil(flat.n / pn / units) * units
-    groups = np.ceil(flat.groups / pg)
-    compute = amp.matmul_cycles(
-        rows,
-        k,
-        n,
-        input_type=flat.input_type,
-        partials_type=flat.partials_type,
-        units=units,
-        groups=groups,
-    )
-    copied = product.groups * product.m * product.k * product.kernel * _BYTES[product.input_type] / tiles
-    expand = 25.0 + copied / 2.0
-    return _choose(chip, flat, "amp-expanded", compute, groups, rows, rows, k, n, (pm, pk, pn, used), expand)
+    copied = product.groups * product.m * flat.k * _BYTES[product.input_type] / tiles
+    if flat.kernel > 1:
+        # Rows of the field stand once for each kernel row they meet: strided rows are shared.
+        copied = copied * product.stride
+    return _amp_plan(chip, flat, tiles, 25.0 + copied * EXPAND_CYCLES, "amp-expanded")
+
+
+EXPAND_CYCLES = 0.34
+"""Cycles per byte of expanding a field on its tile. Derived: the planner's figure for ResNet's first layer."""
 
 
 def _vector_plan(chip: Chip, product: Product, tiles: int) -> Plan:
@@ -248,7 +247,7 @@ def _choose(
     pm, pk, pn, used = split
     item, partial = float(_BYTES[product.input_type]), float(_BYTES[product.partials_type])
     in_bytes = groups * in_rows * k * item / np.minimum(in_rows, product.reuse)
-    weight_bytes = groups * k * n * item * (1 if method != "amp" else product.kernel)
+    weight_bytes = groups * k * n * item * product.kernel
     partial_bytes = groups * rows * n * partial
     # An operand shared by an even number of neighbours arrives at double width.
     in_rate = chip.exchange_bytes * np.where(pn % 2 == 0, 2.0, 1.0)
@@ -287,8 +286,8 @@ def _choose(
         flops=2.0 * product.macs,
         temporary_bytes=float(temporary[best]) / serial,
         tiles=int(used[best]),
-        vertices=float(groups[best]) + reductions,
-        fragments=float(min(256.0, 4.0 + k[best] / 16.0 + rows[best] / 8.0)),
+        vertices=2.0 + (WORKLIST_VERTICES * product.kernel if product.kernel > 1 else 0.0),
+        fragments=PRODUCT_FRAGMENTS + KERNEL_FRAGMENTS * product.kernel,
         detail=f"{method} {product.m}x{product.k}x{product.n} rows/{pm[best]:.0f} in/{pk[best]:.0f} "
         f"out/{pn[best]:.0f}",
     )
