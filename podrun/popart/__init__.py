@@ -12,7 +12,15 @@ from typing import Any
 from podrun.popart import enums as _enums
 from podrun.popart import errors as _errors
 from podrun.popart.builder import Builder
+from podrun.popart.custom import register_op
 from podrun.popart.dataflow import AnchorReturnType, DataFlow, InputSettings
+from podrun.popart.debug import (
+    DebugContext,
+    DebugInfo,
+    SourceLocation,
+    closePoplarDebugInfo,
+    initializePoplarDebugInfo,
+)
 from podrun.popart.device import DeviceInfo, DeviceManager, syncPatternFromString, syncPatternToString
 from podrun.popart.enums import *  # noqa: F403
 from podrun.popart.errors import (
@@ -31,6 +39,13 @@ from podrun.popart.errors import (
 )
 from podrun.popart.logger import Logger, configure_from_environment, getLogger
 from podrun.popart.names import ACCESSORS as _ACCESSORS
+from podrun.popart.operations import (
+    OpDefinition,
+    OperatorIdentifier,
+    getSupportedOperations,
+    getSupportedOperationsDefinition,
+    getUnsupportedOperations,
+)
 from podrun.popart.optimizers import (
     SGD,
     Adam,
@@ -66,6 +81,17 @@ globals().update(_ACCESSORS)
 configure_from_environment()
 
 __all__ = [
+    "DebugContext",
+    "DebugInfo",
+    "SourceLocation",
+    "closePoplarDebugInfo",
+    "initializePoplarDebugInfo",
+    "OpDefinition",
+    "OperatorIdentifier",
+    "getSupportedOperations",
+    "getSupportedOperationsDefinition",
+    "getUnsupportedOperations",
+    "register_op",
     "SGD",
     "AccumulateOuterFragmentSettings",
     "Adam",
@@ -140,18 +166,8 @@ def __getattr__(name: str) -> Any:
 
 _NOT_BUILT = frozenset(
     {
-        "DebugContext",
-        "DebugInfo",
         "NumericsReport",
-        "OpDefinition",
-        "OperatorIdentifier",
         "OutOfMemoryError",
-        "SourceLocation",
-        "closePoplarDebugInfo",
-        "getSupportedOperations",
-        "getSupportedOperationsDefinition",
-        "getUnsupportedOperations",
-        "initializePoplarDebugInfo",
     }
 )
 """PopART's public names without an implementation."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.compiler.program import InputSpec, ParameterSpec, Program
+from podrun.compiler.program import Forward, InputSpec, ParameterSpec, Program, Tensors
 from podrun.executable import TensorSpec, numpy_dtype
 from podrun.popart import loader, names
 from podrun.popart.builder import BROADCAST_KEY, VARIABLE_KEY
@@ -93,15 +93,15 @@ def build(
     )
     rule = optimizer.rule(context) if optimizer is not None else None
     infos = {tensor: _info(spec) for tensor, spec in lowered.tensors.items()}
-    _add_reserved(infos, lowered, trainable, rule, loss)
+    _add_reserved(infos, lowered, trainable, rule, loss, _loss_scaling(optimizer))
     _check_anchors(flow, infos)
     broadcast = set(metadata(model, BROADCAST_KEY, []))
     program = Program(
         name=name,
-        forward=lowered.forward,
+        forward=_aliasing(lowered, flow),
         parameters={n: ParameterSpec(spec, n in trainable) for n, spec in lowered.parameters.items()},
         inputs={n: InputSpec(spec, n in broadcast) for n, spec in lowered.inputs.items()},
-        anchors=tuple(flow.art(anchor).spec(anchor) for anchor in flow.anchors()),
+        anchors=tuple(flow.art(a).spec(anchor_alias(a, lowered.inputs)) for a in flow.anchors()),
         replicas=context.replicas,
         ipus_per_replica=ipus_per_replica,
         accumulation_factor=context.accumulation,
@@ -119,6 +119,26 @@ def build(
     built = BuiltModel(program, lowered, rule, infos, dict(lowered.initial), state)
     built.settings = _variable_settings(model, context.replicas)
     return built
+
+
+def anchor_alias(anchor: str, inputs: Container[str]) -> str:
+    """The name an anchor has in the Program: its own, but for inputs, whose names the streams to the device
+    have.
+    """
+    return f"Input___{anchor}" if anchor in inputs else anchor
+
+
+def _aliasing(lowered: Lowered, flow: DataFlow) -> Forward:
+    """The forward function that also gives anchored inputs, under their aliases."""
+    anchored = [anchor for anchor in flow.anchors() if anchor in lowered.inputs]
+    if not anchored:
+        return lowered.forward
+
+    def forward(parameters: Tensors, inputs: Tensors, key: Any) -> dict[str, Any]:
+        values = lowered.forward(parameters, inputs, key)
+        return values | {anchor_alias(name, lowered.inputs): inputs[name] for name in anchored}
+
+    return forward
 
 
 def _take_state(model: ModelProto) -> tuple[dict[str, np.ndarray], ModelProto]:
@@ -236,13 +256,20 @@ def _captured(node: Any) -> set[str]:
 
 
 def _add_reserved(
-    infos: dict[str, TensorInfo], lowered: Lowered, trainable: set[str], rule: Rule | None, loss: str | None
+    infos: dict[str, TensorInfo],
+    lowered: Lowered,
+    trainable: set[str],
+    rule: Rule | None,
+    loss: str | None,
+    loss_scaling: float | str,
 ) -> None:
     """Infos of gradients, updated weights, optimizer state and streamed scalars."""
     if loss is None:
         return
     for name in _differentiable(lowered, loss):
         infos[GRADIENT + name] = infos[name]
+    if isinstance(loss_scaling, str):
+        infos[loss_scaling] = TensorInfo("FLOAT", [])
     for name in trainable:
         infos[UPDATED + name] = infos[name]
         infos[names.PREFIXES["FinalReducedGrad"] + name] = infos[name]

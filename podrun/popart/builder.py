@@ -193,16 +193,30 @@ class Builder(NodeAttributes):
         name: str = "",
     ) -> list[str]:
         """A node of any domain. It runs if `podrun.popart.register_op` or PopART has the operator."""
-        from podrun.popart import graphcore_ops
+        known = "" if domain == "ai.onnx" else domain
+        version = self._scope.opsets.setdefault(known, opVersion)
+        if version != opVersion:
+            raise popart_exception(
+                f"This builder uses {domain} version {version} already, so version {opVersion} cannot be "
+                "used."
+            )
+        plain = {key: v.tolist() if isinstance(v, np.ndarray) else v for key, v in attributes.items()}
+        if known == "":
+            return self._add_onnx(opName, version, list(inputs), numOutputs, plain, name)
+        node = self._make_node(domain, opName, list(inputs), numOutputs, plain, name)
+        infos = self._infer_custom(node, version, plain)
+        self._scope.add_node(node, [*infos, *[None] * numOutputs][:numOutputs])
+        return list(node.output)
 
-        self._scope.opsets.setdefault("" if domain == "ai.onnx" else domain, opVersion)
-        plain = {
-            key: value.tolist() if isinstance(value, np.ndarray) else value
-            for key, value in attributes.items()
-        }
-        rule = graphcore_ops._unknown
-        op = GraphcoreOp(opName, rule=rule, outputs=numOutputs)
-        return self._add_node(domain, op, list(inputs), numOutputs, plain, name)
+    def _infer_custom(
+        self, node: Any, version: int, attributes: Mapping[str, Any]
+    ) -> list[TensorInfo | None]:
+        from podrun.popart import custom
+
+        if not custom.registered(node.domain, node.op_type):
+            return []
+        infos = [self._scope.info(tensor) if tensor else None for tensor in node.input]
+        return custom.infer(node.domain, node.op_type, version, infos, attributes)
 
     def reshape_const(
         self, aiOnnx: Any, args: Sequence[str], shape: Sequence[int], debugContext: Any = ""

@@ -175,6 +175,17 @@ def _check_unbuilt(options: SessionOptions) -> None:
         )
 
 
+def check_pipelined_training(options: SessionOptions, *, training: bool) -> None:
+    """popart_exception for pipelined training whose weights would change while micro-batches are in
+    flight."""
+    if training and options.enablePipelining and options.micro_batches == 1:
+        raise popart_unimplemented(
+            "Pipelined training without gradient accumulation changes weights while other micro-batches are "
+            "in the pipeline; podrun does not compute that yet.",
+            hint="Set enableGradientAccumulation and an accumulationFactor of at least the number of stages.",
+        )
+
+
 def check_recomputation(options: SessionOptions, annotated: bool) -> None:
     """popart_exception if recomputation is asked for both automatically and by hand."""
     if annotated and options.autoRecomputation not in (

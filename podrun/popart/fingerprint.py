@@ -13,14 +13,19 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 
-def fingerprint(model: ModelProto, built: BuiltModel) -> str:
-    """Equal digests, equal forward functions and update rules.
+def fingerprint(model: ModelProto, built: BuiltModel) -> str | None:
+    """Equal digests, equal forward functions and update rules. None where the model does not say it all: with
+    operators of the program's own.
 
     Values of weights are left out where the program does not bake them in, so training can go on from a
     checkpoint without compiling again.
     """
     from onnx import ModelProto
 
+    from podrun.popart import custom
+
+    if any(custom.registered(node.domain, node.op_type) for node in built.lowered.graph.nodes):
+        return None
     shape = ModelProto()
     shape.CopyFrom(model)
     baked = [tensor for tensor in shape.graph.initializer if tensor.name not in built.program.parameters]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from podrun.popart.errors import popart_exception
 from podrun.popart.tensor_info import InputShapeInfo
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
     from onnx import GraphProto, ModelProto
 
 OLDEST_IR = 3
@@ -50,6 +52,7 @@ def read_model(source: str | bytes | os.PathLike[str]) -> ModelProto:
             f"{error.message}.",
             hint=error.hint,
         ) from error
+    _check_text(model)
     if not model.opset_import:
         raise popart_exception(
             "Failed to load a ModelProto: it imports no operator set, so it is no ONNX model."
@@ -92,6 +95,22 @@ def check_model(model: ModelProto, info: InputShapeInfo) -> None:
         for kind in shapeless:
             kind.ClearField("shape")
     _check_names(model.graph)
+
+
+def _check_text(message: Message) -> None:
+    """popart_exception for names that are no UTF-8, which protobuf lets pass as bytes."""
+    for field, value in message.ListFields():
+        items = (
+            value if isinstance(value, (list, Sequence)) and not isinstance(value, (str, bytes)) else [value]
+        )
+        if field.type == field.TYPE_STRING and any(isinstance(item, bytes) for item in items):
+            raise popart_exception(
+                f"Failed to load a ModelProto: {field.full_name} holds {_shorten(repr(value))}, which is no "
+                "UTF-8."
+            )
+        if field.type == field.TYPE_MESSAGE:
+            for item in items:
+                _check_text(item)
 
 
 def _data_folder(source: object) -> Path | None:

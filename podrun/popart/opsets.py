@@ -83,7 +83,7 @@ def onnx_parameters(op_type: str, version: int) -> tuple[Parameter, ...]:
         if name in _NOT_OFFERED:
             continue
         attribute = schema.attributes[name]
-        kind = attribute.type.name
+        kind = str(attribute.type).rpartition(".")[2]
         required = attribute.required or (op_type in ("Constant", "ConstantOfShape") and name == "value")
         default = REQUIRED if required else _default(op_type, name, kind, attribute.default_value)
         found.append(Parameter(name, kind, default))
@@ -201,7 +201,7 @@ class AiOnnx(_OpFamily):
             guess = f" Did you mean {near[0]!r}?" if near else ""
             raise AttributeError(f"ai.onnx opset {self.version} has no operator {name!r}.{guess}")
         method = functools.partial(self._call, name, methods[name])
-        method.__doc__ = f"Add a {methods[name]} node (ai.onnx, opset {self.version})."  # type: ignore[attr-defined]
+        method.__doc__ = f"Add a {methods[name]} node (ai.onnx, opset {self.version})."
         return method
 
     def __dir__(self) -> list[str]:
@@ -303,7 +303,7 @@ class AiGraphcore(_OpFamily):
             guess = f" Did you mean {near[0]!r}?" if near else ""
             raise AttributeError(f"ai.graphcore has no operator {name!r}.{guess}")
         method = functools.partial(self._call, name, OPS[name])
-        method.__doc__ = f"Add a {OPS[name].op_type} node (ai.graphcore)."  # type: ignore[attr-defined]
+        method.__doc__ = f"Add a {OPS[name].op_type} node (ai.graphcore)."
         return method
 
     def __dir__(self) -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from podrun.executable import Executable, VariableRole
 from podrun.popart import checks, loader, placement
-from podrun.popart.build import BuiltModel, build
+from podrun.popart.build import BuiltModel, anchor_alias, build
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
 from podrun.popart.enums import DeviceType, ReplicatedStreamMode, SyntheticDataMode, VariableRetrievalMode
@@ -95,6 +95,7 @@ class Session(SessionFiles, SessionReports):
         per_replica = self._device.numIpus // self._options.local_replicas
         placement.place(placed, self._options, per_replica)
         placement.check_depth(placed, self._options, self._flow.batchesPerStep(), training=self._training)
+        checks.check_pipelined_training(self._options, training=self._training)
         self._placed = placed
         return build(
             placed, self._flow, self._options, shapes, per_replica, self._name, loss, self._optimizer
@@ -263,7 +264,7 @@ class Session(SessionFiles, SessionReports):
         result = self._run_on_device(data)
         if self._options.syntheticDataMode is SyntheticDataMode.Off:
             for name, tensor in outputs.items():
-                io.store(tensor, result.anchors[name])
+                io.store(tensor, result.anchors[anchor_alias(name, self._built.program.inputs)])
 
     def _run_on_device(self, data: Mapping[str, np.ndarray]) -> Any:
         from podrun.errors import PoplarError

@@ -191,3 +191,23 @@ def test_inference_without_anchors_is_refused(device):
     case = linear()
     with pytest.raises(popart.popart_exception, match="anchor"):
         popart.InferenceSession(case.model, popart.DataFlow(1, {}), device)
+
+
+def test_inputs_and_streamed_scalars_can_be_anchored(device):
+    case = linear()
+    optimizer = popart.SGD({"defaultLearningRate": (0.25, False), "lossScaling": (2.0, False)})
+    names = {
+        case.x: None,
+        popart.reservedGradientPrefix() + case.x: None,
+        "scaledLearningRate0___default___FLOAT": 0.125,
+        "lossScaling___default___FLOAT": 2.0,
+        popart.reservedGradientPrefix() + case.loss: 2.0,
+    }
+    session = training(case, list(names), device, optimizer=optimizer)
+    x = np.random.default_rng(8).standard_normal((MICRO_BATCH, INPUTS)).astype(np.float32)
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({case.x: x}, anchors))
+    np.testing.assert_array_equal(anchors[case.x], x)
+    for name, value in names.items():
+        if value is not None:
+            assert anchors[name].item() == value

@@ -10,10 +10,12 @@ from podrun.compat._excepthook import install as _install
 from podrun.popart import *  # noqa: F403
 from podrun.popart import __all__ as __all__
 from podrun.popart import session as session
+from podrun.popart.custom import explain_libraries as _explain_libraries
 from podrun.popart.version import POPART_VERSION
 
 __version__ = POPART_VERSION
 _install()
+_explain_libraries()
 sys.modules.setdefault("popart.session", session)
 
 

@@ -134,8 +134,7 @@ class Optimizer(abc.ABC):
         if any(group.maxNorm <= 0 for group in groups):
             raise popart_exception("The maxNorm of ClipNormSettings must be positive.")
 
-    # -- for the session
-    # ---------------------------------------------------------------------------------------
+    # -- for the session --------------------------------------------------------------------------
 
     def value(self, name: str, weight: str) -> OptimizerValue:
         """A hyper-parameter of a weight."""

@@ -1,0 +1,165 @@
+"""Custom operators in Python: what a program's own operator computes, as a JAX function.
+
+    import jax.numpy as jnp
+    from podrun.popart import register_op
+
+    def cube(x, *, scale=1.0):
+        return scale * x ** 3
+
+    register_op("custom.ops", "Cube", 1, cube)
+    (y,) = builder.customOp("Cube", 1, "custom.ops", [x], {"scale": 2.0})
+
+Operators compiled for the SDK (C++ libraries) cannot be loaded: they are code for another machine.
+`explain_libraries` makes the attempt say so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from podrun.popart.errors import popart_exception, popart_unsupported
+from podrun.popart.tensor_info import TensorInfo, data_type_of
+
+Function = Callable[..., Any]
+"""``function(*inputs, **attributes) -> array or tuple of arrays``, traceable by JAX."""
+
+Gradient = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Mapping[str, Any]], Sequence[Any]]
+"""``gradient(inputs, outputs, output_gradients, attributes) -> gradients of the inputs`` (None for one
+without).
+"""
+
+_RESERVED = ("", "ai.onnx", "ai.onnx.ml", "ai.graphcore")
+
+_registered: dict[tuple[str, str], dict[int, Function]] = {}
+
+
+def register_op(
+    domain: str, name: str, version: int, jax_function: Function, gradient: Gradient | None = None
+) -> None:
+    """Make operator ``name`` of ``domain`` known to builders and sessions, from ``version`` on.
+
+    Attributes of the node are keyword arguments of the function; inputs that are left out are None. The
+    gradient is JAX's unless one is given. popart_exception for PopART's own domains and for a version below
+    1.
+    """
+    if domain in _RESERVED:
+        raise popart_exception(
+            f"Operators of domain {domain!r} are PopART's own: register yours in another domain."
+        )
+    if not isinstance(version, int) or version < 1:
+        raise popart_exception(
+            f"The version of operator {domain}.{name} must be a positive number, not {version!r}."
+        )
+    if not callable(jax_function):
+        raise TypeError(f"register_op(): {jax_function!r} is not callable.")
+    function = jax_function if gradient is None else _with_gradient(jax_function, gradient)
+    from podrun.popart.ops.registry import operator
+
+    def run(context: Any, node: Any, *inputs: Any) -> Any:
+        results = function(*inputs, **_public(node.attributes))
+        return tuple(results) if isinstance(results, (list, tuple)) else results
+
+    run.__name__ = run.__qualname__ = f"{domain}.{name}"
+    operator(domain, name, since=(version,))(run)
+    _registered.setdefault((domain, name), {})[version] = function
+
+
+def _public(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes without PopART's own (placement and hints)."""
+    return {key: value for key, value in attributes.items() if not key.startswith("__")}
+
+
+def registered(domain: str, name: str) -> bool:
+    """True iff `register_op` knows the operator."""
+    return (domain, name) in _registered
+
+
+def infer(
+    domain: str, name: str, version: int, inputs: Sequence[TensorInfo | None], attributes: Mapping[str, Any]
+) -> list[TensorInfo | None]:
+    """Types and shapes of a registered operator's outputs, or an empty list where inputs are not known."""
+    versions = [v for v in _registered.get((domain, name), {}) if v <= version]
+    if not versions or any(info is None or not info.is_static for info in inputs):
+        return []
+    import jax
+
+    function = _registered[domain, name][max(versions)]
+    struct: Any = jax.ShapeDtypeStruct
+    known = [struct(tuple(i.shape()), i.numpy_dtype()) for i in inputs if i is not None]
+    try:
+        results = jax.eval_shape(functools.partial(function, **_public(attributes)), *known)
+    except (TypeError, ValueError) as error:
+        raise popart_exception(f"{domain}.{name} cannot take its inputs {list(inputs)}: {error}") from error
+    found = results if isinstance(results, (list, tuple)) else [results]
+    return [TensorInfo(data_type_of(item.dtype), item.shape) for item in found]
+
+
+def _with_gradient(function: Function, gradient: Gradient) -> Function:
+    """The function with the gradient that was given."""
+    import jax
+    import jax.numpy as jnp
+
+    def with_attributes(*inputs: Any, **attributes: Any) -> Any:
+        @jax.custom_vjp
+        def call(*values: Any) -> Any:
+            return function(*values, **attributes)
+
+        def forward(*values: Any) -> tuple[Any, Any]:
+            outputs = function(*values, **attributes)
+            return outputs, (values, outputs)
+
+        def backward(kept: tuple[Any, Any], incoming: Any) -> tuple[Any, ...]:
+            values, outputs = kept
+            several = isinstance(outputs, (list, tuple))
+            found = gradient(
+                values, outputs if several else [outputs], incoming if several else [incoming], attributes
+            )
+            return tuple(
+                jnp.zeros_like(value) if item is None else jnp.asarray(item, value.dtype)
+                for value, item in zip(values, found, strict=True)
+            )
+
+        call.defvjp(forward, backward)
+        return call(*inputs)
+
+    return with_attributes
+
+
+_SDK_LIBRARIES = (
+    "libpopart",
+    "libpoplar",
+    "libpoplibs",
+    "libpopops",
+    "libpoputil",
+    "libsnap",
+    "libpoprithms",
+)
+
+
+def explain_libraries() -> None:
+    """Let loading a library that needs the SDK's own libraries fail with a message that says what to do
+    instead.
+    """
+    if getattr(ctypes.CDLL.__init__, "_podrun", False):
+        return
+    original = ctypes.CDLL.__init__
+
+    @functools.wraps(original)
+    def load(self: ctypes.CDLL, name: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            original(self, name, *args, **kwargs)
+        except OSError as error:
+            if any(library in str(error) for library in _SDK_LIBRARIES):
+                raise popart_unsupported(
+                    f"{name}: a custom operator library compiled for the SDK cannot be loaded here, because "
+                    f"it holds code for the IPU and its libraries ({error}).",
+                    hint="Give what the operator computes as a JAX function: podrun.popart.register_op(domain, name, "
+                    "version, function).",
+                ) from error
+            raise
+
+    load._podrun = True  # type: ignore[attr-defined]
+    ctypes.CDLL.__init__ = load  # type: ignore[method-assign]

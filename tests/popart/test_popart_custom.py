@@ -1,0 +1,101 @@
+"""Custom operators in Python, and what loading a compiled one says."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import podrun.popart as popart
+from podrun.popart.custom import explain_libraries
+from podrun.popart.ops import registry
+
+DOMAIN = "test.ops"
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """Leave the operator tables as they were."""
+    from podrun.popart import custom
+
+    monkeypatch.setattr(custom, "_registered", {})
+    monkeypatch.setattr(registry, "_table", dict(registry._table))
+
+
+def cube(x, *, scale=1.0):
+    return scale * x**3
+
+
+def train(device, outputs=1):
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [4])
+    y, *_ = builder.customOp("Cube", 1, DOMAIN, [x], {"scale": 2.0}, outputs)
+    loss = builder.aiGraphcore.identityloss([y], popart.ReductionType.Sum)
+    gradient = popart.reservedGradientPrefix() + x
+    session = popart.TrainingSession(
+        builder.getModelProto(), popart.DataFlow(1, [y, gradient]), loss, popart.ConstSGD(0.1), device
+    )
+    session.prepareDevice()
+    session.weightsFromHost()
+    data = np.array([-1, 0, 2, 3], np.float32)
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({x: data}, anchors))
+    return builder, y, data, anchors[y], anchors[gradient]
+
+
+def test_an_operator_and_its_gradient_by_jax(device):
+    popart.register_op(DOMAIN, "Cube", 1, cube)
+    builder, y, data, got, gradient = train(device)
+    assert builder.getTensorShape(y) == [4]
+    np.testing.assert_allclose(got, 2 * data**3)
+    np.testing.assert_allclose(gradient, 6 * data**2)
+
+
+def test_a_gradient_that_is_given(device):
+    def backward(inputs, outputs, incoming, attributes):
+        assert attributes == {"scale": 2.0}
+        return [incoming[0] * inputs[0] * 0 + 7.0]
+
+    popart.register_op(DOMAIN, "Cube", 1, cube, gradient=backward)
+    *_, gradient = train(device)
+    np.testing.assert_array_equal(gradient, 7)
+
+
+def test_several_outputs_and_versions(device):
+    popart.register_op(DOMAIN, "Cube", 2, lambda x, scale: pytest.fail("a later version"))
+    popart.register_op(DOMAIN, "Cube", 1, lambda x, scale: (cube(x, scale=scale), jnp.sum(x)))
+    _, _, data, got, _ = train(device, outputs=2)
+    np.testing.assert_allclose(got, 2 * data**3)
+
+
+def test_what_is_not_registered_is_refused_with_the_way_out(device):
+    with pytest.raises(popart.popart_exception, match="Cube") as caught:
+        train(device)
+    assert "register_op" in str(caught.value.hint)
+    with pytest.raises(popart.popart_exception, match="PopART's own"):
+        popart.register_op("ai.onnx", "Relu", 1, cube)
+    with pytest.raises(popart.popart_exception, match="positive"):
+        popart.register_op(DOMAIN, "Cube", 0, cube)
+    popart.register_op(DOMAIN, "Cube", 1, lambda x, scale: jnp.dot(x, jnp.ones((7, 2))))
+    with pytest.raises(popart.popart_exception, match="cannot take its inputs"):
+        train(device)
+
+
+def test_compiled_libraries_say_what_to_do(tmp_path, monkeypatch):
+    """A library that needs libpopart.so, which is not there: the loader's own message, explained."""
+    monkeypatch.setattr(ctypes.CDLL, "__init__", ctypes.CDLL.__init__)
+    explain_libraries()
+    explain_libraries()
+    with pytest.raises(popart.popart_exception, match="cannot be loaded here") as caught:
+        ctypes.cdll.LoadLibrary(str(tmp_path / "libpopart_custom.so"))
+    assert "register_op" in str(caught.value.hint)
+    with pytest.raises(OSError, match="nothing"):
+        ctypes.CDLL("libnothing.so")
+    code = "import podrun.compat.popart, ctypes; ctypes.CDLL('libpoplar.so')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "register_op" in done.stderr
