@@ -108,3 +108,7 @@ def _ipu(device: Device) -> dict[str, Any]:
 def main() -> None:
     """Entry point of `gc-monitor`."""
     sys.exit(run(gc_monitor))
+
+
+if __name__ == "__main__":
+    main()

@@ -41,3 +41,7 @@ def gc_reset(device: int, api_host: str | None, api_port: int | None) -> None:
 def main() -> None:
     """Entry point of `gc-reset`."""
     sys.exit(run(gc_reset))
+
+
+if __name__ == "__main__":
+    main()

@@ -164,8 +164,9 @@ def error_table(view: View) -> str | None:
 
 def _error_cells(view: View, device: Device) -> list[str] | None:
     ipu, name = device.ipu, view.info.name
-    if device.machine.state == "lost":
-        return [str(device.id), "machine lost", f"vipu-admin restart agent {device.machine.agent_id}"]
+    if device.machine.state in ("lost", "no answer"):
+        restart = f"vipu-admin restart agent {device.machine.agent_id}, then vipu reset partition {name}"
+        return [str(device.id), f"machine {device.machine.state}", restart]
     if not ipu.has_error:
         return None
     state = ipu.error_state

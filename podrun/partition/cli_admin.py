@@ -163,3 +163,7 @@ _verb("inject", "Make something go wrong.", inject_fault, "faults")
 def main() -> None:
     """Entry point of `vipu-admin`."""
     sys.exit(run(vipu_admin))
+
+
+if __name__ == "__main__":
+    main()

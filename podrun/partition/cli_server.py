@@ -6,12 +6,18 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from podrun.partition.cli_common import run
+
+if TYPE_CHECKING:
+    from podrun.partition.discovery import Entry, Registry
+    from podrun.partition.ray_session import RaySession
 
 NAMES = {"help_option_names": ["-h", "--help"]}
 
@@ -59,41 +65,74 @@ def _serve(cluster: Any, options: dict[str, Any]) -> int:
     registry = Registry()
     registry.sweep()
     stop = _stop_on_signals()
-    pool = _pool(cluster, options)
-    state = None if options["no_state"] else options["state_file"] or default_state_file(cluster.name)
-    service = Service(cluster, Store(state, cluster.name), pool)
+    # Published before it listens, for what it starts; where it listens follows.
+    notice = _Notice(registry, Entry(VIPU_SERVER, "", 0, this_process(), cluster.name))
     try:
-        port = service.start(options["host"], options["port"])
-    except BaseException:
-        service.stop(grace=0)
-        raise
-    reachable = "127.0.0.1" if options["host"] in ("0.0.0.0", "::") else options["host"]
-    publication = registry.publish(Entry(VIPU_SERVER, reachable, port, this_process(), cluster.name))
-    try:
-        click.echo(
-            f"V-IPU server of {cluster.name} ({cluster.ipu_count} IPUs, {len(cluster.agents)} "
-            f"{cluster.machine_model}) listens on {options['host']}:{port}"
-        )
-        if options["prestart"] and not stop.is_set():
-            pool.prestart([agent.id for agent in cluster.agents])
-            click.echo(f"{len(cluster.agents)} machines are up")
-        sys.stdout.flush()
-        stop.wait()
-        click.echo("stopping", err=True)
+        state = None if options["no_state"] else options["state_file"] or default_state_file(cluster.name)
+        pool = _pool(cluster, options, notice.add)
+        service = Service(cluster, Store(state, cluster.name), pool)
+        try:
+            _run(service, pool, notice, stop, options)
+        finally:
+            service.stop()
     finally:
-        service.stop()
-        publication.withdraw()
+        notice.withdraw()
     return 0
 
 
-def _pool(cluster: Any, options: dict[str, Any]) -> Any:
+def _run(service: Any, pool: Any, notice: _Notice, stop: threading.Event, options: dict[str, Any]) -> None:
+    """Listen until ``stop``."""
+    port = service.start(options["host"], options["port"])
+    notice.listens("127.0.0.1" if options["host"] in ("0.0.0.0", "::") else options["host"], port)
+    cluster = service.cluster
+    click.echo(
+        f"V-IPU server of {cluster.name} ({cluster.ipu_count} IPUs, {len(cluster.agents)} "
+        f"{cluster.machine_model}) listens on {options['host']}:{port}"
+    )
+    if options["prestart"] and not stop.is_set():
+        pool.prestart([agent.id for agent in cluster.agents])
+        click.echo(f"{len(cluster.agents)} machines are up")
+    sys.stdout.flush()
+    stop.wait()
+    click.echo("stopping", err=True)
+
+
+class _Notice:
+    """The server's entry in the runtime directory as it grows: first what it starts, then where it listens."""
+
+    def __init__(self, registry: Registry, entry: Entry) -> None:
+        self._lock = threading.Lock()
+        self._registry = registry
+        self._publication = registry.publish(entry)
+
+    def listens(self, host: str, port: int) -> None:
+        """Say where."""
+        with self._lock:
+            old = self._publication
+            self._publication = self._registry.publish(replace(old.entry, host=host, port=port))
+            if old.path != self._publication.path:
+                old.withdraw()
+
+    def add(self, session: RaySession) -> None:
+        """Say what must go when the server is gone."""
+        directories = () if session.directory is None else (str(session.directory),)
+        with self._lock:
+            self._publication.update(processes=session.processes, directories=directories)
+
+    def withdraw(self) -> None:
+        """Say nothing any more."""
+        with self._lock:
+            self._publication.withdraw()
+
+
+def _pool(cluster: Any, options: dict[str, Any], on_session: Callable[[RaySession], None]) -> Any:
     if options["in_process"]:
         from podrun.partition.machine_pool import LocalMachinePool
 
         return LocalMachinePool(cluster, keep_spares=True)
     from podrun.partition.ray_pool import RayMachinePool
 
-    return RayMachinePool(cluster, address=options["ray_address"], keep_spares=True)
+    return RayMachinePool(cluster, address=options["ray_address"], keep_spares=True, on_session=on_session)
 
 
 def _stop_on_signals() -> threading.Event:
@@ -119,3 +158,7 @@ def default_state_file(cluster: str) -> Path:
 def main() -> None:
     """Entry point of `vipu-server`."""
     sys.exit(run(vipu_server))
+
+
+if __name__ == "__main__":
+    main()

@@ -250,3 +250,7 @@ add_user_commands(vipu)
 def main() -> None:
     """Entry point of `vipu`."""
     sys.exit(run(vipu))
+
+
+if __name__ == "__main__":
+    main()

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from podrun.errors import UsageError
-from podrun.partition.guardian import SCRATCH_PREFIX, marked_processes, remove_tree
+from podrun.partition.guardian import SCRATCH_PREFIX, end_writers, marked_processes, remove_tree
 
 VIPU_SERVER = "vipu-server"
 """Kind of an entry: a partition service that stays (`vipu-server`)."""
@@ -181,8 +181,9 @@ def scratch_directory(parent: Path | None = None) -> Path:
 
 
 def remove_scratch(path: Path) -> None:
-    """Remove a scratch directory of ours; anything else is left alone."""
+    """Remove a scratch directory of ours, and end what still writes there; anything else is left alone."""
     if path.name.startswith(SCRATCH_PREFIX) and path.is_dir() and path.lstat().st_uid == os.getuid():
+        end_writers(str(path))
         remove_tree(str(path))
 
 

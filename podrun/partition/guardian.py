@@ -117,8 +117,42 @@ def _guard() -> None:
             with contextlib.suppress(ProcessLookupError):  # It ended by itself in the meantime.
                 os.kill(pid, signal.SIGKILL)
     for path in directories:
-        if os.path.basename(path).startswith(SCRATCH_PREFIX) and os.path.isdir(path):
+        if os.path.basename(path).startswith(SCRATCH_PREFIX):
+            end_writers(path)
             remove_tree(path)
+
+
+def writers(directory: str) -> list[int]:
+    """Processes, other than this one, that have a file in a directory open for writing.
+
+    How helper processes are found that nobody recorded: they write logs there, whatever they call themselves.
+    """
+    prefix = directory.rstrip("/") + "/"
+    others = (name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid())
+    return [int(name) for name in others if _writes_under(name, prefix)]
+
+
+def _writes_under(pid: str, prefix: str) -> bool:
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            if os.readlink(f"/proc/{pid}/fd/{fd}").startswith(prefix):
+                with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as file:
+                    flags = next(int(line.split()[1], 8) for line in file if line.startswith("flags:"))
+                if flags & os.O_ACCMODE != os.O_RDONLY:
+                    return True
+    except OSError:
+        return False  # It ended meanwhile, or belongs to somebody else.
+    return False
+
+
+def end_writers(directory: str, patience: float = 3.0) -> None:
+    """End the processes that write to a directory, and those that they start while they are being ended."""
+    end = time.monotonic() + patience
+    while (found := writers(directory)) and time.monotonic() < end:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def remove_tree(path: str, patience: float = 3.0) -> None:

@@ -12,7 +12,6 @@ Ray actor.
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 
 from podrun.cluster import Cluster
 from podrun.errors import PodrunError, ServiceError
+from podrun.partition.watch import Watcher, listens
 from podrun.telemetry import MachineReport
 
 OnLost = Callable[[str, str], None]
@@ -87,6 +87,9 @@ class MachinePool(Protocol):
     def release(self, seats: Iterable[Seat]) -> None:
         """Take machines back; a machine that cannot be used again is ended."""
 
+    def check(self, seat: Seat) -> None:
+        """Somebody got no answer from a machine: tell `OnLost` if it is gone."""
+
     def stop_agent(self, agent: str) -> None:
         """End every process of an agent, at once and without a word to `OnLost`."""
 
@@ -119,6 +122,7 @@ class BasePool:
         self._spares: dict[str, _Machine] = {}
         self._on_lost: OnLost = lambda agent, reason: None
         self._closed = False
+        self._watcher = Watcher()
 
     # A subclass provides these three.
 
@@ -138,7 +142,7 @@ class BasePool:
 
     def _watch(self, machine: _Machine) -> Callable[[], None]:
         """Have `_gone` called when the machine ends; returns how to stop watching."""
-        return watch_endpoint(machine.endpoint, partial(self._gone, machine))
+        return self._watcher.watch(machine.endpoint, partial(self._gone, machine))
 
     def open(self, on_lost: OnLost) -> None:
         """See MachinePool."""
@@ -233,6 +237,16 @@ class BasePool:
             machine.watch = self._watch(machine)
         return machines
 
+    def check(self, seat: Seat) -> None:
+        """See MachinePool."""
+        with self._lock:
+            machine = self._seated.get(seat)
+        if machine is not None and not self._listens(machine):
+            self._gone(machine)
+
+    def _listens(self, machine: _Machine) -> bool:
+        return listens(machine.endpoint)
+
     def _gone(self, machine: _Machine) -> None:
         """The connection to a machine broke: tell, unless it was ended on purpose."""
         with self._lock:
@@ -257,47 +271,6 @@ def _clean(control: Control) -> bool:
     except PodrunError:
         return False
     return True
-
-
-def watch_endpoint(endpoint: str, gone: Callable[[], None]) -> Callable[[], None]:
-    """Call ``gone`` once, from a thread, when nobody listens at a gRPC endpoint any more; returns how to stop
-    watching.
-
-    A connection is held open; when it breaks, a plain TCP connection decides between a hiccup and the end.
-    """
-    import grpc
-
-    channel = grpc.insecure_channel(endpoint, options=(("grpc.enable_http_proxy", 0),))
-    state = {"told": False}
-    lock = threading.Lock()
-
-    def changed(connectivity: Any) -> None:
-        if connectivity not in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.IDLE):
-            return
-        with lock:
-            if state["told"] or listens(endpoint):
-                return
-            state["told"] = True
-        threading.Thread(target=gone, name=f"podrun-lost-{endpoint}", daemon=True).start()
-
-    def stop() -> None:
-        with lock:
-            state["told"] = True
-        channel.unsubscribe(changed)
-        channel.close()
-
-    channel.subscribe(changed, try_to_connect=True)
-    return stop
-
-
-def listens(endpoint: str, timeout: float = 1.0) -> bool:
-    """True iff somebody accepts connections at host:port."""
-    host, _, port = endpoint.rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), timeout=timeout):
-            return True
-    except OSError:
-        return False
 
 
 class LocalMachinePool(BasePool):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from podrun.cluster import IPUS_PER_MACHINE, Cluster
@@ -24,7 +24,8 @@ CPU_SHARE = 0.01
 class RayMachinePool(BasePool):
     """A pool of Ray actors. ``address``: somebody's Ray cluster to use; None: a private one on this host.
 
-    ``start_timeout``: seconds that machines started together may take. ``options`` go to each machine.
+    ``on_session`` is told of Ray once it runs. ``start_timeout``: seconds that machines started together may
+    take. ``options`` go to each machine.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class RayMachinePool(BasePool):
         *,
         address: str | None = None,
         keep_spares: bool = False,
+        on_session: Callable[[RaySession], None] = lambda session: None,
         start_timeout: float = 120.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(cluster, keep_spares=keep_spares)
         self._address = address
         self._start_timeout = start_timeout
+        self._on_session = on_session
         self._options = dict(options or {})
         self._session: RaySession | None = None
         self._session_lock = threading.Lock()
@@ -56,6 +59,7 @@ class RayMachinePool(BasePool):
         with self._session_lock:
             if self._session is None:
                 self._session = RaySession(self._address)
+                self._on_session(self._session)
             return self._session
 
     def close(self) -> None:

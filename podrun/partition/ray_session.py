@@ -200,8 +200,8 @@ def _import_ray() -> Any:
 def _keep_off_the_terminal(ray: Any) -> None:
     """Send what Ray's node has to say (such as a paragraph for each process that ended) to the log.
 
-    Ray prints it to standard output, where a program's own output is, and has no option against it. The service
-    reports lost machines itself.
+    Ray prints it to standard output, where a program's own output is, and has no option against it. The
+    service reports lost machines itself.
     """
     worker = ray._private.worker
 

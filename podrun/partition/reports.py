@@ -67,7 +67,9 @@ class Reporter:
             report = self._pool.control(seat).telemetry()
         except PodrunError as error:
             log.warning("machine %s does not report: %s", seat.agent_id, error.message)
-            return replace(known, state="no answer")
+            self._pool.check(seat)
+            silent = tuple(replace(ipu, error_state="no answer") for ipu in known.ipus)
+            return replace(known, state="no answer", ipus=silent)
         ipus = tuple(replace(ipu, partition_ipu=first + ipu.ipu) for ipu in report.ipus[:count])
         return replace(
             report,

@@ -317,6 +317,7 @@ class Service:
             except PodrunError as error:
                 if isinstance(error, UsageError):
                     raise
+                self.pool.check(seat)
                 raise ServiceError(f"machine {seat.agent_id}: {error.message}", hint=error.hint) from error
 
     def _machine_lost(self, agent: str, reason: str) -> None:

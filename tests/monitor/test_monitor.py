@@ -1,7 +1,5 @@
 """gc-monitor and gc-reset: published shapes, and what a second terminal sees."""
 
-# ruff: noqa: E501  Recorded tables are as wide as they are.
-
 from __future__ import annotations
 
 import json

@@ -105,6 +105,9 @@ class FakePool(BasePool):
     def _connect(self, endpoint: str) -> Any:
         return next(machine for machine in self.started if machine.endpoint == endpoint)
 
+    def _listens(self, machine: Any) -> bool:
+        return bool(machine.handle.alive)
+
     def _watch(self, machine: Any) -> Callable[[], None]:
         machine.handle.gone = lambda: self._gone(machine)
         return lambda: None

@@ -65,6 +65,33 @@ def test_entries_of_dead_owners_are_swept_with_what_they_left(registry: Registry
     assert registry.sweep() == []
 
 
+WRITER = "import sys; f = open(sys.argv[1], sys.argv[2]); print(flush=True); sys.stdin.read()"
+
+
+def test_whoever_writes_to_a_swept_directory_is_ended_and_readers_are_not(
+    registry: Registry, tmp_path: Path
+) -> None:
+    scratch = scratch_directory(tmp_path)
+    (scratch / "log").touch()
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(scratch / "log"), mode],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for mode in ("a", "r")
+    ]
+    for child in children:
+        assert child.stdout is not None
+        child.stdout.readline()
+    registry.publish(Entry(LAUNCHER, "h", 1, ProcessId(os.getpid(), 1), directories=(str(scratch),)))
+    registry.sweep()
+    assert children[0].wait(timeout=20) == -9
+    assert children[1].poll() is None
+    assert not scratch.exists()
+    children[1].communicate(timeout=20)
+
+
 def test_a_process_of_the_same_number_is_not_touched(registry: Registry) -> None:
     dead = ProcessId(os.getpid(), 1)
     other = ProcessId(os.getpid(), 2)

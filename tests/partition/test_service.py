@@ -182,6 +182,14 @@ def test_lost_machine_needs_agent_restart_then_partition_reset(pod16: Pod) -> No
     assert pod16.pool.machine("ipum2", "p").configured["machine_index"] == 1
 
 
+def test_a_loss_that_nobody_noticed_is_found_when_asked(pod16: Pod) -> None:
+    pod16.active("p", 8)
+    pod16.pool.machine("ipum2", "p").alive = False
+    assert pod16.client.machine_reports("p")[1].ipus[0].error_state == "no answer"
+    assert pod16.client.wait_for_state("p", {S.ERROR}, 20) is S.ERROR
+    assert "machine ipum2 is lost" in pod16.client.get_partition("p").error
+
+
 def test_power_cycle(pod16: Pod) -> None:
     pod16.active("p", 4)
     pod16.client.power_cycle_agent("ipum1")

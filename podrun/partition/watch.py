@@ -1,0 +1,130 @@
+"""Notices at once when a process that listens on a TCP port is gone.
+
+An idle connection to the port is held open; the kernel breaks it when the process ends, however it ends. Then
+a new connection decides: refused means gone, accepted means it was only that connection. (A process that is
+being killed may accept one more, which breaks in turn.) Servers that close connections on which nothing is
+said, as gRPC's do after two minutes, are simply connected to again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def listens(endpoint: str, timeout: float = 1.0) -> bool:
+    """True iff somebody accepts connections at host:port."""
+    connection = _connect(endpoint, timeout)
+    if connection is None:
+        return False
+    connection.close()
+    return True
+
+
+def _connect(endpoint: str, timeout: float = 1.0) -> socket.socket | None:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
+    except OSError:
+        return None
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setblocking(False)
+    return connection
+
+
+@dataclass(eq=False, slots=True)
+class _Watched:
+    endpoint: str
+    gone: Callable[[], None]
+    connection: socket.socket | None = None
+
+
+class Watcher:
+    """Watches any number of endpoints with one thread, which runs while there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: set[_Watched] = set()
+        self._selector = selectors.DefaultSelector()
+        self._wake_up, self._woken = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread: threading.Thread | None = None
+
+    def watch(self, endpoint: str, gone: Callable[[], None]) -> Callable[[], None]:
+        """Call ``gone`` once, from the thread, when nobody listens there any more; returns how to stop
+        watching.
+        """
+        entry = _Watched(endpoint, gone, _connect(endpoint))
+        with self._lock:
+            self._watched.add(entry)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="podrun-watch", daemon=True)
+                self._thread.start()
+        self._wake_up.send(b".")
+        return lambda: self._forget(entry)
+
+    def _forget(self, entry: _Watched) -> None:
+        with self._lock:
+            self._watched.discard(entry)
+        with contextlib.suppress(OSError):
+            self._wake_up.send(b".")
+
+    def _run(self) -> None:
+        """Wait for connections to break. Only this thread touches the selector."""
+        while self._settle():
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    self._woken.recv(64)
+                elif _broken(key.data.connection):
+                    self._reconnect(key.data)
+
+    def _settle(self) -> bool:
+        """Bring the selector in line with what is watched; False, and no thread any more, if nothing is."""
+        with self._lock:
+            watched = set(self._watched)
+            known = {key.data for key in self._selector.get_map().values() if key.data is not None}
+            if not watched and not known:
+                self._thread = None
+                return False
+        for entry in known - watched:
+            self._drop(entry)
+        for entry in watched - known:
+            if entry.connection is None:
+                self._tell(entry)
+            else:
+                self._selector.register(entry.connection, selectors.EVENT_READ, entry)
+        return True
+
+    def _drop(self, entry: _Watched) -> None:
+        if entry.connection is not None:
+            self._selector.unregister(entry.connection)
+            entry.connection.close()
+            entry.connection = None
+
+    def _reconnect(self, entry: _Watched) -> None:
+        self._drop(entry)
+        entry.connection = _connect(entry.endpoint)
+        # `_settle` registers the new connection, or tells that there is none.
+
+    def _tell(self, entry: _Watched) -> None:
+        with self._lock:
+            watched = entry in self._watched
+            self._watched.discard(entry)
+        if watched:
+            threading.Thread(target=entry.gone, name=f"podrun-lost-{entry.endpoint}", daemon=True).start()
+
+
+def _broken(connection: socket.socket | None) -> bool:
+    """True iff the other side ended the connection; what it says is thrown away."""
+    if connection is None:
+        return False
+    try:
+        return not connection.recv(4096)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

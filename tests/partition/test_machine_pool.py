@@ -1,0 +1,73 @@
+"""Machines in threads of this process: the real server and the real control, without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from podrun.cluster import load_cluster
+from podrun.errors import ServiceError
+from podrun.partition.client import VipuClient
+from podrun.partition.machine_pool import LocalMachinePool, Seat
+from podrun.partition.service import Service
+from podrun.partition.store import Store
+from podrun.partition.types import PartitionState
+from podrun.partition.watch import listens
+
+S = PartitionState
+
+
+@pytest.fixture
+def pool() -> Iterator[LocalMachinePool]:
+    pool = LocalMachinePool(load_cluster("pod16"))
+    yield pool
+    pool.close()
+
+
+def test_seats_are_machines_of_their_own(pool: LocalMachinePool) -> None:
+    one, two = Seat("ipum1", "p"), Seat("ipum1", "q")
+    where = pool.acquire([one, two])
+    assert where[one] != where[two]
+    assert pool.acquire([one]) == {one: where[one]}
+    assert pool.running_agents() == {"ipum1"}
+    pool.release([one])
+    assert not listens(where[one])
+    assert listens(where[two])
+    with pytest.raises(ServiceError, match="no machine at agent ipum1"):
+        pool.control(one)
+    pool.close()
+    pool.close()
+    assert not listens(where[two])
+
+
+def test_the_service_on_real_machines(pool: LocalMachinePool) -> None:
+    service = Service(pool.cluster, Store(None, "pod16"), pool)
+    port = service.start("127.0.0.1", 0)
+    try:
+        with VipuClient("127.0.0.1", port, timeout=30) as client:
+            client.create_partition("p", 8, reconfigurable=True, faults=["machine:1@step=3:lost"])
+            client.wait_for_state("p", {S.ACTIVE}, 30)
+            reports = client.machine_reports("p")
+            assert [report.state for report in reports] == ["up", "up"]
+            assert [ipu.partition_ipu for report in reports for ipu in report.ipus] == list(range(8))
+            assert all(ipu.error_state == "no errors" for report in reports for ipu in report.ipus)
+            client.reset_partition("p")
+            client.wait_for_state("p", {S.ACTIVE}, 30)
+            client.reset_ipu("p", 5)
+            client.power_cycle_agent("ipum2")
+            assert client.partition_state("p")[0] is S.ERROR
+            client.reset_partition("p")
+            client.wait_for_state("p", {S.ACTIVE}, 30)
+            # The server of a machine ends without a word, as if its process had been killed.
+            pool._seated[Seat("ipum2", "p")].handle._vanish()
+            assert client.wait_for_state("p", {S.ERROR}, 30) is S.ERROR
+            assert "machine ipum2 is lost" in client.get_partition("p").error
+            client.restart_agent("ipum2")
+            client.reset_partition("p")
+            client.wait_for_state("p", {S.ACTIVE}, 30)
+            client.remove_partition("p")
+            client.wait_for_state("p", {S.REMOVED}, 30)
+            assert pool.running_agents() == set()
+    finally:
+        service.stop(grace=0)

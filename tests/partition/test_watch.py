@@ -1,0 +1,71 @@
+"""An endpoint's end is noticed, and only its end."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent import futures
+
+import grpc
+
+from podrun.partition.watch import Watcher, listens
+
+LISTENER = """
+import socket, time
+s = socket.create_server(("127.0.0.1", 0))
+print(s.getsockname()[1], flush=True)
+time.sleep(99)
+"""
+
+
+def test_a_grpc_server_that_stops() -> None:
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    watcher, gone, other = Watcher(), threading.Event(), threading.Event()
+    watcher.watch(f"127.0.0.1:{port}", gone.set)
+    watcher.watch(f"127.0.0.1:{port}", other.set)()  # Stopped at once: says nothing later.
+    assert listens(f"127.0.0.1:{port}")
+    assert not gone.is_set()
+    server.stop(grace=None).wait(20)
+    assert gone.wait(20)
+    assert not other.is_set()
+    assert not listens(f"127.0.0.1:{port}")
+
+
+def test_a_process_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", LISTENER], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        gone = threading.Event()
+        Watcher().watch(f"127.0.0.1:{int(child.stdout.readline())}", gone.set)
+        assert not gone.is_set()
+        child.send_signal(signal.SIGKILL)
+        assert gone.wait(20)
+
+
+def test_a_closed_connection_is_made_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        gone = threading.Event()
+        stop = Watcher().watch(f"127.0.0.1:{server.getsockname()[1]}", gone.set)
+        for _ in range(3):
+            server.settimeout(20)
+            connection, _ = server.accept()
+            connection.sendall(b"something")
+            connection.close()
+        assert not gone.is_set()
+        stop()
+
+
+def test_nobody_there_from_the_start_is_told_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+    told: queue.Queue[str] = queue.Queue()
+    watcher = Watcher()
+    watcher.watch(endpoint, lambda: told.put("first"))
+    assert told.get(timeout=20) == "first"
+    watcher.watch(endpoint, lambda: told.put("second"))
+    assert told.get(timeout=20) == "second"
