@@ -58,6 +58,7 @@ class Product:
     proportion: float = DEFAULT_PROPORTION
     transposed: bool = False
     reuse: int = 1
+    rows_resident: bool = False
 
     @property
     def macs(self) -> float:
@@ -252,7 +253,11 @@ def _choose(
     # An operand shared by an even number of neighbours arrives at double width.
     in_rate = chip.exchange_bytes * np.where(pn % 2 == 0, 2.0, 1.0)
     weight_rate = chip.exchange_bytes * np.where((pm % 2 == 0) & (pn % 2 == 1), 2.0, 1.0)
-    gather = in_bytes * (1.0 - 1.0 / used) / in_rate + weight_bytes * (1.0 - 1.0 / pm) / weight_rate
+    if product.rows_resident:
+        stay_rows, stay_weights = 1.0 / pn, 1.0 / used
+    else:
+        stay_rows, stay_weights = 1.0 / used, 1.0 / pm
+    gather = in_bytes * (1.0 - stay_rows) / in_rate + weight_bytes * (1.0 - stay_weights) / weight_rate
     spread = np.where(pk > 1, partial_bytes * (1.0 - 1.0 / pk) / chip.exchange_bytes + PHASE_CYCLES, 0.0)
     outputs = groups * rows * n / pk
     vector = vertices.vector_width(product.partials_type)

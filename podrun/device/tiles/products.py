@@ -24,7 +24,8 @@ def of_dot(equation: Equation, partials_type: str, proportion: float) -> Product
     m = math.prod(s for d, s in enumerate(left.shape) if d not in (*contract_l, *batch_l))
     n = math.prod(s for d, s in enumerate(right.shape) if d not in (*contract_r, *batch_r))
     transposed = bool(left.shape) and len(left.shape) - 1 not in contract_l
-    if n > m and groups == 1:
+    swapped = n > m and groups == 1
+    if swapped:
         # The planner may swap sides: the longer one feeds rows.
         m, n = n, m
     input_type = _type(left.dtype)
@@ -38,6 +39,7 @@ def of_dot(equation: Equation, partials_type: str, proportion: float) -> Product
         partials_type if input_type == "float16" else "float32",
         proportion=proportion,
         transposed=transposed,
+        rows_resident=swapped,
     )
 
 
