@@ -81,6 +81,8 @@ class Commands:
             "PODRUN_RUNTIME_DIR": str(self.runtime),
             "XDG_STATE_HOME": str(self.home / "state"),
             "TMPDIR": str(self.scratch),
+            # Nobody listens there: whatever server this host has at the usual port, tests leave it alone.
+            "IPUOF_VIPU_API_PORT": "1",
             MARK: self.mark,
         }
         return kept | dict(extra or {})

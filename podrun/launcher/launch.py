@@ -5,12 +5,13 @@ it all.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -18,7 +19,7 @@ from podrun.errors import NotFoundError, PodrunError
 from podrun.launcher.dry_run import describe
 from podrun.launcher.environment import PartitionAddress, instance_environment
 from podrun.launcher.hosts import LOCAL_HOST
-from podrun.launcher.log import Log, error_text
+from podrun.launcher.log import Log, LogHandler, error_text
 from podrun.launcher.output import Channel, OutputMixer
 from podrun.launcher.partition import Closed, PartitionSession, find_server
 from podrun.launcher.plan import fit_to_pod
@@ -83,6 +84,7 @@ class _Launch:
     def __enter__(self) -> _Launch:
         before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
         self._undo.callback(_restore_signals, before)
+        self._undo.callback(_send_logs_to(self.log))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -295,6 +297,23 @@ def write_bytes(channel: Channel, data: bytes) -> None:
     except BrokenPipeError:
         # The reader has gone (podrun ... | head). Instances must not be lost for that; their output is.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _send_logs_to(log: Log) -> Callable[[], None]:
+    """Let podrun's own service, which uses Python's logging, speak through ``log``; returns how to undo
+    it."""
+    logger, handler = logging.getLogger("podrun"), LogHandler(log)
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG if log.verbosity >= 2 else logging.WARNING)
+    logger.propagate = False
+
+    def undo() -> None:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+    return undo
 
 
 def _restore_signals(before: Mapping[signal.Signals, object]) -> None:

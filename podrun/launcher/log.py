@@ -7,6 +7,7 @@ Log lines appear with -v (I) and -vv (D), warnings (W) always; progress lines un
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -74,6 +75,22 @@ class Log:
     def _line(self, level: str, text: str) -> None:
         stamp = self._now().strftime("%H:%M:%S.%f")[:-3]
         self.write(f"{stamp} {os.getpid()} {TAG} [{level}] {text}\n")
+
+
+class LogHandler(logging.Handler):
+    """Hands what podrun's services log to a Log: warnings as warnings, the rest with -vv."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        text = self.format(record)
+        if record.levelno >= logging.WARNING:
+            self._log.warning(text)
+        else:
+            self._log.debug(text)
 
 
 def error_text(error: PodrunError) -> str:

@@ -8,9 +8,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from podrun.errors import ConflictError, NotFoundError, PodrunError, ServiceError, UsageError
 from podrun.launcher.environment import PartitionAddress, target_options
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from podrun.partition.client import VipuClient
     from podrun.partition.types import PartitionInfo
     from podrun.telemetry import MachineReport
+
+Number = TypeVar("Number", int, float)
 
 LOCAL = "127.0.0.1"
 REMOVE_SECONDS = 20.0
@@ -44,9 +46,10 @@ def find_server(server: ServerSpec, environ: Mapping[str, str]) -> ServerAddress
     """The server to use, or None if podrun is to start one. A place named by the user is not tried here.
 
     In this order: --vipu-server-host, $IPUOF_VIPU_API_HOST, a `vipu-server` of this user on this host,
-    $VIPU_CLI_API_HOST, whatever answers as a V-IPU server at the default port of this host.
+    $VIPU_CLI_API_HOST, whatever answers as a V-IPU server at the default port of this host. The port is
+    that of --vipu-server-port, else of $IPUOF_VIPU_API_PORT, else 8090.
     """
-    port = server.port or int(environ.get("IPUOF_VIPU_API_PORT") or PORT_DEFAULT)
+    port = server.port or _environment_port(environ) or PORT_DEFAULT
     if server.host:
         return ServerAddress(server.host, port, "--vipu-server-host")
     if host := environ.get("IPUOF_VIPU_API_HOST"):
@@ -55,9 +58,20 @@ def find_server(server: ServerSpec, environ: Mapping[str, str]) -> ServerAddress
     if found is not None:
         return found
     if host := environ.get("VIPU_CLI_API_HOST"):
-        return ServerAddress(host, server.port or PORT_DEFAULT, "$VIPU_CLI_API_HOST")
-    default = ServerAddress(LOCAL, server.port or PORT_DEFAULT, "the default port")
+        return ServerAddress(host, port, "$VIPU_CLI_API_HOST")
+    default = ServerAddress(LOCAL, port, "the default port")
     return default if _answers(default, server.cluster) else None
+
+
+def _environment_port(environ: Mapping[str, str]) -> int | None:
+    text = environ.get("IPUOF_VIPU_API_PORT")
+    if not text:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise UsageError(
+            f"IPUOF_VIPU_API_PORT is {text!r}; it can be 1 to 65535", hint="Unset it, or correct it."
+        )
+    return int(text)
 
 
 def _published(server: ServerSpec) -> ServerAddress | None:
@@ -110,6 +124,7 @@ class PartitionSession:
     _client: Any = None
     _service: Any = None
     _info: Any = None
+    _before: Sequence[MachineReport] = ()
     _closing: threading.Event = field(default_factory=threading.Event)
     _waiting: threading.Lock = field(default_factory=threading.Lock)
 
@@ -225,8 +240,10 @@ class PartitionSession:
                     raise
                 self.log.warning(f"attempt {attempt} of {self.wanted.attempts}: {error.message}")
                 self._try_again()
-        if self.wanted.faults and not self.created:
-            self.client.inject_faults(self.name, self.wanted.faults)
+        if not self.created:
+            self._before = self.client.machine_reports(self.name)
+            if self.wanted.faults:
+                self.client.inject_faults(self.name, self.wanted.faults)
         self.log.info(f"final state of {self.name}: PS_ACTIVE after {time.monotonic() - started:.1f} s")
 
     def _pause(self, seconds: float) -> None:
@@ -251,9 +268,9 @@ class PartitionSession:
         )
 
     def reports(self) -> list[MachineReport]:
-        """What the machines of the partition say at the end; empty if they cannot be asked."""
+        """What the machines of the partition have done in this launch; empty if they cannot be asked."""
         try:
-            return self.client.machine_reports(self.name)
+            return [work_since(self._before, report) for report in self.client.machine_reports(self.name)]
         except PodrunError as error:
             self.log.debug(f"no machine reports: {error.message}")
             return []
@@ -354,3 +371,23 @@ class PartitionSession:
                         f"partition {info.name} is in use by {who}",
                         hint="Wait until it is done (gc-monitor), or use another: --vipu-partition NAME",
                     )
+
+
+def work_since(before: Sequence[MachineReport], report: MachineReport) -> MachineReport:
+    """The report with the work that its machine had already done ``before`` taken off."""
+    from dataclasses import replace
+
+    for earlier in before:
+        if earlier.agent_id == report.agent_id and earlier.batches_done <= report.batches_done:
+            return replace(
+                report,
+                batches_done=report.batches_done - earlier.batches_done,
+                samples_done=_less(report.samples_done, earlier.samples_done),
+                modelled_s=_less(report.modelled_s, earlier.modelled_s),
+                emulation_s=_less(report.emulation_s, earlier.emulation_s),
+            )
+    return report
+
+
+def _less(now: Number | None, before: Number | None) -> Number | None:
+    return None if now is None or before is None else now - before

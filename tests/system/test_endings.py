@@ -1,0 +1,152 @@
+"""Scripts that end badly, and commands that are ended: nothing stays behind, and the partition stays
+usable."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Commands, tagged, wait_until
+from tests.system.conftest import PARTITION, PROGRAMS
+
+pytestmark = pytest.mark.system
+
+SMALL = PROGRAMS / "small.py"
+RUN = ("podrun", "--num-replicas=16", "--num-instances=2", "--vipu-partition", PARTITION)
+
+
+def until_stepping(process: object) -> None:
+    stdout = process.stdout  # type: ignore[attr-defined]
+    while "stepping" not in (line := stdout.readline()):
+        assert line, process.communicate()  # type: ignore[attr-defined]
+
+
+def detached(pod: Commands) -> bool:
+    return "small.py" not in pod.run("gc-monitor").stdout
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [
+        ("raise-before", 1, "ValueError: ends raise-before"),
+        pytest.param("exit-before", 9, "instance 1 ended with exit code 9", marks=pytest.mark.slow),
+        pytest.param("raise-during", 1, "ValueError: ends raise-during", marks=pytest.mark.slow),
+        ("kill-during", 137, "instance 1 ended with signal SIGKILL"),
+        pytest.param("exit-after", 9, "instance 1 ended with exit code 9", marks=pytest.mark.slow),
+    ],
+)
+def test_scripts_that_end_badly(pod: Commands, how: str, code: int, said: str) -> None:
+    before = time.monotonic()
+    done = pod.run(*RUN, SMALL, "100000", how) if how != "exit-after" else pod.run(*RUN, SMALL, "5", how)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert time.monotonic() - before < 40
+    wait_until(lambda: detached(pod), 5, "the machines notice that the processes are gone")
+
+
+def test_ctrl_c_while_stepping(pod: Commands) -> None:
+    process = pod.start(*RUN, SMALL, "1000000")
+    until_stepping(process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=15)
+    assert process.returncode == 130
+    assert "SIGINT: all instances were ended" in err
+    wait_until(lambda: detached(pod), 5, "the machines notice that the processes are gone")
+
+
+def test_a_partition_in_use_is_not_taken_away(pod: Commands) -> None:
+    process = pod.start(*RUN, SMALL, "1000000")
+    until_stepping(process)
+    refused = pod.run(*RUN, SMALL)
+    assert refused.returncode == 2
+    assert f"partition {PARTITION} is in use by process" in refused.stderr
+    process.terminate()
+    process.communicate(timeout=15)
+    assert process.returncode == 143
+
+
+def test_partition_rules(pod: Commands) -> None:
+    misfit = pod.run("podrun", "--num-replicas=8", SMALL)
+    assert misfit.returncode == 2
+    assert f"partition {PARTITION} has 16 IPUs; the run needs 8" in misfit.stderr
+    assert "--update-partition=yes" in misfit.stderr
+    full = pod.run("podrun", "--num-replicas=8", "--vipu-partition=other", SMALL)
+    assert full.returncode == 2
+    assert PARTITION in full.stderr
+    large = pod.run("podrun", "--num-replicas=32", SMALL)
+    assert large.returncode == 2
+    assert "needs 32 IPUs; pod16 has 16" in large.stderr
+    pod64 = pod.run("podrun", "--num-replicas=32", "--cluster=pod64", "--dry-run", SMALL)
+    assert pod64.returncode == 0, pod64.stderr
+    assert "podrun starts one for the run" in pod64.stdout
+
+
+@pytest.mark.slow
+def test_update_creates_the_partition_anew_and_remove_takes_only_what_podrun_made(pod: Commands) -> None:
+    kept = pod.run(
+        "podrun", "--num-replicas=8", "--update-partition=yes", "--remove-partition=no", SMALL, "3"
+    )
+    assert kept.returncode == 0, kept.stderr
+    assert " 8 " in pod.run("vipu", "list", "partitions").stdout
+    own = pod.run("podrun", "--num-replicas=8", "--vipu-partition=mine", SMALL, "3")
+    assert own.returncode == 0, own.stderr
+    listed = pod.run("vipu", "list", "partitions").stdout
+    assert "mine" not in listed
+    assert PARTITION in listed
+    again = pod.run(*RUN, "--update-partition=yes", "--remove-partition=no", SMALL, "3")
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_port_that_is_taken(commands: Commands, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = commands.run("podrun", f"--vipu-server-port={port}", "true")
+    assert done.returncode == 2, done.stderr
+    assert str(port) in done.stderr
+    assert "taken" in done.stderr
+
+
+def test_a_server_that_is_named_must_answer(commands: Commands) -> None:
+    done = commands.run("podrun", "--vipu-server-host=127.0.0.1", "--vipu-server-port=1", "true")
+    assert done.returncode == 1
+    assert "no V-IPU server answers at 127.0.0.1:1" in done.stderr
+
+
+def test_cold_run_and_everything_is_gone(commands: Commands) -> None:
+    done = commands.run("podrun", "--num-replicas=4", SMALL, "5", timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert tagged(done.stdout, 0)[-1] == "done"
+    assert "1 machine" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_cold_run_ended(commands: Commands, number: int) -> None:
+    process = commands.start("podrun", "--num-replicas=4", "--num-instances=2", SMALL, "1000000")
+    until_stepping(process)
+    before = time.monotonic()
+    process.send_signal(number)
+    process.communicate(timeout=20)
+    commands.wait_until_gone(8.0)
+    assert time.monotonic() - before < 10
+    if number == signal.SIGKILL:
+        assert commands.run("podrun", "--offline-mode=1", "true").returncode == 0
+    else:
+        assert process.returncode == 130
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_machines_start(commands: Commands) -> None:
+    process = commands.start("podrun", "-v", "--num-replicas=16", SMALL)
+    assert process.stderr is not None
+    while "creating partition" not in (line := process.stderr.readline()):
+        assert line
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130

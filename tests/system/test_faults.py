@@ -1,0 +1,107 @@
+"""One fault of each class, from the command line to the recovery action that its error names."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.conftest import Commands, tagged
+from tests.system.conftest import PARTITION, PROGRAMS
+
+pytestmark = pytest.mark.system
+
+SMALL = PROGRAMS / "small.py"
+RUN = ("podrun", "--num-replicas=16", "--vipu-partition", PARTITION)
+
+
+def machine_errors(pod: Commands) -> str:
+    """What gc-monitor shows."""
+    shown = pod.run("gc-monitor")
+    assert shown.returncode == 0, shown.stderr
+    return shown.stdout
+
+
+def usable(pod: Commands) -> bool:
+    """Whether a program can use the partition as it stands."""
+    done = pod.run(*RUN, "--reset-partition=no", SMALL, "2")
+    assert (done.returncode == 0) == ("done" in done.stdout)
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "action", "shown", "too_weak", "right"),
+    [
+        (
+            "ipu:5@step=17:tile-parity",
+            "poplar_recoverable_runtime_error",
+            "IPU_RESET",
+            "parity",
+            [("gc-reset", "-d", "4")],
+            [("gc-reset", "-d", "5")],
+        ),
+        (
+            "link:2-3@step=17:down",
+            "poplar_recoverable_runtime_error",
+            "PARTITION_RESET",
+            "link",
+            [("gc-reset", "-d", "2"), ("gc-reset", "-d", "3")],
+            [("vipu", "reset", "partition", PARTITION)],
+        ),
+        (
+            "machine:1@step=17:lost",
+            "poplar_unrecoverable_runtime_error",
+            "none",
+            "lost",
+            [("vipu", "reset", "partition", PARTITION)],
+            [("vipu-admin", "restart", "agent", "ipum2"), ("vipu", "reset", "partition", PARTITION)],
+        ),
+    ],
+    ids=["tile-parity", "link-down", "machine-lost"],
+)
+def test_fault(
+    pod: Commands,
+    fault: str,
+    kind: str,
+    action: str,
+    shown: str,
+    too_weak: list[tuple[str, ...]],
+    right: list[tuple[str, ...]],
+) -> None:
+    done = pod.run(*RUN, "--num-instances=2", "--fault", fault, SMALL)
+    assert done.returncode == 1
+    for instance in range(2):
+        said = [line for line in tagged(done.stdout, instance) if line.startswith("step ")]
+        assert len(said) == 1, done.stdout + done.stderr
+        step, name, what, seconds = re.fullmatch(r"step (\d+) (\w+) (\w+) ([\d.]+)", said[0]).groups()  # type: ignore[union-attr]
+        assert (step, name, what) == ("17", kind, action)
+        assert float(seconds) < 5
+    assert kind in done.stderr.splitlines()[-1] or kind in done.stderr.splitlines()[-2]
+    assert shown in machine_errors(pod).lower()
+    assert not usable(pod)
+    for words in too_weak:
+        pod.run(*words)
+        assert not usable(pod)
+    for words in right:
+        done = pod.run(*words)
+        assert done.returncode == 0, done.stderr
+    assert usable(pod)
+    assert shown not in machine_errors(pod).lower()
+
+
+def test_monitor_sees_the_partition_and_the_attached_processes(pod: Commands) -> None:
+    process = pod.start(*RUN, "--num-instances=2", SMALL, "1000000")
+    assert process.stdout is not None
+    while "stepping" not in (line := process.stdout.readline()):
+        assert line, process.communicate()
+    seen = pod.run("gc-monitor", "--json")
+    assert seen.returncode == 0, seen.stderr
+    data = json.loads(seen.stdout)
+    text = pod.run("gc-monitor").stdout
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert [p["name"] for p in data["partitions"]] == [PARTITION]
+    assert seen.stdout.count('"PID"') == 16
+    assert "small.py" in text
