@@ -97,7 +97,7 @@ class _Compilation:
     @cached_property
     def placement(self) -> Placement:
         """Where operators lie."""
-        return placement_of(self.traced, self.program.ipus_per_replica)
+        return placement_of(self.traced, self.program.ipus_per_replica, pipelined=self.program.pipelined)
 
     @cached_property
     def builder(self) -> ChunkBuilder:
@@ -145,7 +145,7 @@ class _Compilation:
             computations |= self.updates
             if any(anchor.kind is AnchorKind.UPDATED for anchor in builder.anchors):
                 computations["anchors.updated"] = export_piece(_updated_anchors(builder))
-            report = tile_report(program, builder.traced, self.target)
+            report = tile_report(program, self.traced, self.placement, builder.memory, self.target)
         return Executable(
             name=program.name,
             layout=self.layout,

@@ -1,28 +1,77 @@
-"""The seam to the tile model: what one batch holds and takes on the tiles of an IPU.
+"""The modelled time and memory of one batch: the seam between the compiler and the tile model.
 
-The model reads the jaxpr of one replica and one micro-batch (forward and backward, not folded) and that of
-the update.
+The model reads the jaxpr of one replica and one micro-batch (forward and backward, not folded), cut into the
+same segments as the program, and that of the update on each IPU. Here they are put in order: without
+pipelining one segment after the other; with it, cycle by cycle, each as long as its slowest IPU. Copies
+between neighbouring IPUs and the all-reduce over replicas take their time from the link model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr
 
 from podrun.compiler import jax_internals
 from podrun.compiler.abstract import abstract, buffer
-from podrun.compiler.arenas import trained
-from podrun.compiler.program import Program
+from podrun.compiler.arenas import Memory, WeightGroup, scalar_dtype
+from podrun.compiler.pieces import TracedPiece
+from podrun.compiler.placement import Placement
+from podrun.compiler.program import Program, UpdateRule
+from podrun.compiler.split import CROSSING_PREFIX, Segment, split
 from podrun.compiler.trace import Trace, evaluate
+from podrun.device.target import Chip, chip
+from podrun.device.tiles.cost import cost_jaxpr
+from podrun.device.tiles.links import all_reduce_seconds, neighbour_seconds
+from podrun.executable import numpy_dtype
 
 
-def micro_batch_jaxpr(program: Program, traced: Trace) -> ClosedJaxpr:
-    """Forward, and backward if there is a loss, of one micro-batch on one replica. Arguments as in
-    `Trace`."""
-    weights = [spec.name for spec in trained(program)]
+def tile_report(
+    program: Program, traced: Trace, placement: Placement, memory: Memory, target: str
+) -> dict[str, Any]:
+    """The report of one batch, plain JSON-able data.
+
+    ``step``: cycles and seconds, and seconds by cause (compute, copies, update, all_reduce). ``segments``:
+    for each segment of a micro-batch its IPU, the cycle of the pipeline it runs in, and the tile model's
+    report of it; ``update``: the same for each IPU that has weights. ``pipelined``, ``version``.
+
+    Raises InvalidOptionError for an unknown target.
+    """
+    model = chip(target)
+    segments = [
+        _segment_cost(segment, placement, target)
+        for segment in micro_batch_segments(program, traced, placement)
+    ]
+    updates = _update_reports(program, placement, memory, target)
+    causes = _micro_batches(program, segments, model)
+    causes["update"] = max((report["step"]["seconds"] for report in updates.values()), default=0.0)
+    causes["all_reduce"] = _all_reduce(program, placement, memory, model)
+    seconds = sum(causes.values())
+    return {
+        "version": 1,
+        "step": {"cycles": round(seconds * model.clock_hz), "seconds": seconds, "seconds_by_cause": causes},
+        "pipelined": program.pipelined,
+        "segments": [
+            {"ipu": s.ipu, "cycle": s.cycle, "sent_bytes": s.sent_bytes, "report": s.report} for s in segments
+        ],
+        "update": [{"ipu": ipu, "report": report} for ipu, report in updates.items()],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _SegmentCost:
+    ipu: int
+    cycle: int
+    sent_bytes: int
+    report: dict[str, Any]
+
+
+def micro_batch_segments(program: Program, traced: Trace, placement: Placement) -> tuple[Segment, ...]:
+    """Forward, and backward if there is a loss, of one micro-batch on one replica, as segments."""
+    weights = [name for name in traced.parameters if program.parameters[name].trainable and program.update]
     names = (*traced.parameters, *traced.inputs)
 
     def run(*arguments: Any) -> Any:
@@ -32,53 +81,96 @@ def micro_batch_jaxpr(program: Program, traced: Trace) -> ClosedJaxpr:
             values = evaluate(traced, [*(named | chosen).values(), arguments[-1]], {})
             return values[program.loss] if program.loss else jnp.float32(0), values
 
-        if not weights:
-            return forward({})[1]
+        if program.loss is None or not weights:
+            return list(forward({})[1].values())
         loss, pull_back, values = jax.vjp(forward, {n: named[n] for n in weights}, has_aux=True)
-        return values, pull_back(jnp.ones_like(loss))
+        return [*values.values(), *pull_back(jnp.ones_like(loss))[0].values()]
 
     specs = [abstract(program.parameters[n].spec) for n in traced.parameters]
     specs += [abstract(program.inputs[n].spec) for n in traced.inputs]
-    return jax_internals.pruned(jax.make_jaxpr(run)(*specs, buffer((2,), "uint32")))
+    closed = jax_internals.pruned(jax.make_jaxpr(run)(*specs, buffer((2,), "uint32")))
+    results = tuple(f"result:{i}" for i in range(len(closed.jaxpr.outvars)))
+    piece = TracedPiece("micro_batch", closed, (*names, "key"), results)
+    if not placement.split:
+        return (Segment(0, 0, piece),)
+    return split(piece, placement.spot)
 
 
-def update_jaxpr(program: Program) -> ClosedJaxpr | None:
-    """The update of every weight, on one replica; None if there is none."""
+def _segment_cost(segment: Segment, placement: Placement, target: str) -> _SegmentCost:
+    outputs = zip(segment.piece.outputs, segment.piece.jaxpr.out_avals, strict=True)
+    sent = sum(a.size * a.dtype.itemsize for name, a in outputs if name.startswith(CROSSING_PREFIX))
+    report = cost_jaxpr(segment.piece.jaxpr, target)
+    return _SegmentCost(placement.ipu(segment.place), segment.rank, sent, report)
+
+
+def _micro_batches(program: Program, segments: Sequence[_SegmentCost], model: Chip) -> dict[str, float]:
+    """Seconds of all micro-batches of a batch: computing, and copying between IPUs.
+
+    What a segment leaves for a later one of its own IPU is counted with what it sends: an upper bound.
+    """
+    total = program.accumulation_factor
+    compute = [segment.report["step"]["seconds"] for segment in segments]
+    copies = [neighbour_seconds(model, segment.sent_bytes) for segment in segments]
+    if not program.pipelined:
+        return {"compute": total * sum(compute), "copies": total * sum(copies)}
+    length = max(segment.cycle for segment in segments) + 1
+    found = {"compute": 0.0, "copies": 0.0}
+    for cycle in range(total + length - 1):
+        busy: dict[int, float] = {}
+        slowest_copy = 0.0
+        for segment, seconds, copy in zip(segments, compute, copies, strict=True):
+            if 0 <= cycle - segment.cycle < total:
+                busy[segment.ipu] = busy.get(segment.ipu, 0.0) + seconds
+                slowest_copy = max(slowest_copy, copy)
+        found["compute"] += max(busy.values())
+        found["copies"] += slowest_copy
+    return found
+
+
+def _update_reports(
+    program: Program, placement: Placement, memory: Memory, target: str
+) -> dict[int, dict[str, Any]]:
+    """The tile model's report of the update on each IPU that has weights."""
     rule = program.update
-    weights = trained(program)
-    if rule is None or not weights:
-        return None
+    found = {}
+    for ipu, groups in _groups_by_ipu(placement, memory).items():
+        assert rule is not None
+        found[ipu] = cost_jaxpr(_update_jaxpr(rule, groups), target)
+    return found
 
-    def run(weights_now: Any, gradients: Any, states: Any, scalars: Any) -> Any:
+
+def _groups_by_ipu(placement: Placement, memory: Memory) -> dict[int, list[WeightGroup]]:
+    found: dict[int, list[WeightGroup]] = {}
+    for group in memory.groups:
+        ipu = placement.homes.get(group.weights[0].name, 0) if placement.split else 0
+        found.setdefault(ipu, []).append(group)
+    return dict(sorted(found.items()))
+
+
+def _update_jaxpr(rule: UpdateRule, groups: Sequence[WeightGroup]) -> Any:
+    """The update of every weight of the groups, on one replica."""
+    weights = [(weight, group.gradient_dtype) for group in groups for weight in group.weights]
+
+    def run(now: Any, gradients: Any, states: Any, scalars: Any) -> Any:
         return [
             rule.apply(spec.name, w, g, s, {n: scalars[n] for n in rule.scalars(spec.name)})
-            for spec, w, g, s in zip(weights, weights_now, gradients, states, strict=True)
+            for (spec, _), w, g, s in zip(weights, now, gradients, states, strict=True)
         ]
 
-    tensors = [abstract(spec) for spec in weights]
-    states = [{p: abstract(s) for p, (s, _) in sorted(rule.state(spec).items())} for spec in weights]
-    names = sorted({name for spec in weights for name in rule.scalars(spec.name)})
-    scalars = {name: buffer((), "float32") for name in names}
-    return jax.make_jaxpr(run)(tensors, tensors, states, scalars)
+    now = [abstract(spec) for spec, _ in weights]
+    gradients = [buffer(spec.shape, dtype) for spec, dtype in weights]
+    states = [{p: abstract(s) for p, (s, _) in sorted(rule.state(spec).items())} for spec, _ in weights]
+    names = sorted({name for spec, _ in weights for name in rule.scalars(spec.name)})
+    scalars = {name: buffer((), scalar_dtype(name)) for name in names}
+    return jax.make_jaxpr(run)(now, gradients, states, scalars)
 
 
-def tile_report(program: Program, traced: Trace, target: str) -> dict[str, Any]:
-    """The report of ``podrun.device.tiles`` for one batch, or a report that says that there is no model
-    yet."""
-    try:
-        from podrun.device.tiles.cost import cost_jaxpr
-    except ModuleNotFoundError as missing:
-        if missing.name is None or not missing.name.startswith("podrun.device"):
-            raise
-        return {"step": {"cycles": None, "seconds": None}, "note": "This build has no tile model."}
-    pieces = {"micro_batch": (micro_batch_jaxpr(program, traced), program.accumulation_factor)}
-    update = update_jaxpr(program)
-    if update is not None:
-        pieces["update"] = (update, 1)
-    reports = {name: cost_jaxpr(jaxpr, target) for name, (jaxpr, _) in pieces.items()}
-    counts = {name: count for name, (_, count) in pieces.items()}
-    step = {
-        key: sum(counts[name] * report["step"][key] for name, report in reports.items())
-        for key in ("cycles", "seconds")
-    }
-    return {"step": step, "pieces": reports, "counts": counts}
+def _all_reduce(program: Program, placement: Placement, memory: Memory, model: Chip) -> float:
+    """Seconds to reduce the gradients over all replicas; IPUs of a replica do theirs side by side."""
+    if not memory.groups:
+        return 0.0
+    nbytes = [
+        sum(group.size * numpy_dtype(group.gradient_dtype).itemsize for group in groups)
+        for groups in _groups_by_ipu(placement, memory).values()
+    ]
+    return all_reduce_seconds(model, program.replicas, max(nbytes), ipus_per_replica=program.ipus_per_replica)

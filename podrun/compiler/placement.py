@@ -33,6 +33,8 @@ class Placement:
     homes: Mapping[str, int]
     split: bool
     """True iff operators lie on more than one place, so that the work of a micro-batch is cut."""
+    inferred: bool = False
+    """True iff stages are IPUs, because a pipelined program named none."""
 
     def spot(self, equation: JaxprEqn) -> Spot | None:
         """Stage and cycle of an equation if there are stages, else its IPU; None if it has no place.
@@ -43,7 +45,7 @@ class Placement:
         if not self.stages:
             ipu = _scope(equation, _IPU)
             return None if ipu is None else Spot(ipu)
-        stage = _scope(equation, _STAGE)
+        stage = _scope(equation, _IPU if self.inferred else _STAGE)
         if stage is None:
             return None
         backward = any("transpose(" in scope for scope in jax_internals.name_scopes(equation))
@@ -54,8 +56,8 @@ class Placement:
         return self.stages.get(place, 0) if self.stages else place
 
 
-def placement_of(traced: Trace, ipus_per_replica: int) -> Placement:
-    """Read the placement from the forward trace.
+def placement_of(traced: Trace, ipus_per_replica: int, *, pipelined: bool) -> Placement:
+    """Read the placement from the forward trace. A pipelined program without stages has one on each IPU.
 
     Raises UsageError that names an operator on an IPU that a replica does not have, a stage on two IPUs, or
     an operator without a stage where others have one.
@@ -77,7 +79,10 @@ def placement_of(traced: Trace, ipus_per_replica: int) -> Placement:
         for variable in equation.invars:
             if not isinstance(variable, Literal) and variable in names:
                 homes.setdefault(names[variable], ipu)
-    return Placement(dict(sorted(stages.items())), homes, len(ipus) > 1 or len(stages) > 1)
+    inferred = pipelined and not stages and len(ipus) > 1
+    if inferred:
+        stages = {ipu: ipu for ipu in ipus}
+    return Placement(dict(sorted(stages.items())), homes, len(ipus) > 1 or len(stages) > 1, inferred)
 
 
 def _scope(equation: JaxprEqn, kind: re.Pattern[str]) -> int | None:

@@ -143,6 +143,7 @@ def test_stages_need_not_be_named_for_the_same_bits() -> None:
     named = chain([0, 1, 2], accumulation_factor=4, anchors=ANCHORS)
     assert_same_bits(plain, named)
     assert_same_bits(plain, replace(named, pipelined=True))
+    assert_same_bits(plain, replace(plain, pipelined=True))
 
 
 def test_inference_in_a_pipeline() -> None:

@@ -1,0 +1,71 @@
+"""The modelled step: its parts add up, pipelines overlap, and nothing about the emulation enters it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from podrun.compiler.compile import CompileOptions, compile_program
+from podrun.compiler.program import AnchorSpec
+from podrun.errors import InvalidOptionError
+
+from .programs import mlp
+from .test_sharding import chain
+
+
+def report(program: Any, target: str = "gc200", **options: Any) -> dict[str, Any]:
+    return dict(compile_program(program, target=target, options=CompileOptions(**options)).tile_report)
+
+
+def test_causes_add_up_and_the_report_is_plain_data() -> None:
+    found = report(mlp(replicas=8, accumulation_factor=3))
+    step = found["step"]
+    assert step["seconds"] == pytest.approx(sum(step["seconds_by_cause"].values()))
+    assert all(value >= 0 for value in step["seconds_by_cause"].values())
+    assert step["cycles"] > 0
+    assert step["seconds_by_cause"]["all_reduce"] > 0
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_micro_batches_cost_alike_and_the_update_once() -> None:
+    one, four = (report(mlp(accumulation_factor=n))["step"]["seconds_by_cause"] for n in (1, 4))
+    assert four["compute"] == pytest.approx(4 * one["compute"])
+    assert four["update"] == one["update"]
+    assert one["all_reduce"] == one["copies"] == 0
+
+
+def test_folding_does_not_enter_the_model() -> None:
+    program = mlp(replicas=16, accumulation_factor=4)
+    assert report(program) == report(program, chunk_bytes=1)
+
+
+def test_a_full_pipeline_is_faster_than_its_stages_in_turn() -> None:
+    program = chain([0, 1, 2, 3], accumulation_factor=64)
+    in_turn = report(program)["step"]["seconds_by_cause"]["compute"]
+    overlapped = report(replace(program, pipelined=True))["step"]["seconds_by_cause"]["compute"]
+    assert in_turn / 4 < overlapped < in_turn / 2
+    # A pipeline of one micro-batch cannot overlap anything.
+    short = chain([0, 1, 2, 3], accumulation_factor=1, loss=None, update=None, anchors=(AnchorSpec("h3"),))
+    assert report(replace(short, pipelined=True))["step"]["seconds"] == pytest.approx(
+        report(short)["step"]["seconds"]
+    )
+
+
+def test_segments_name_their_ipus() -> None:
+    found = report(chain([0, 1, 2], accumulation_factor=2, pipelined=True))
+    assert [(s["ipu"], s["cycle"]) for s in found["segments"]] == [(0, 0), (1, 1), (2, 2), (1, 3), (0, 4)]
+    assert all(s["sent_bytes"] > 0 for s in found["segments"][:-1])
+    assert [u["ipu"] for u in found["update"]] == [0, 1, 2]
+
+
+def test_a_faster_clock_takes_less_time() -> None:
+    slow, fast = report(mlp())["step"], report(mlp(), target="bow")["step"]
+    assert fast["seconds"] < slow["seconds"]
+
+
+def test_unknown_targets_are_refused() -> None:
+    with pytest.raises(InvalidOptionError, match="gc2000"):
+        compile_program(mlp(), target="gc2000")
