@@ -80,7 +80,8 @@ class MachineReport:
     process is gone). ``machine_index`` counts machines within the partition. ``versions`` maps software to
     version; the known keys are "IPUoF server", "ICU firmware", "IPU-M software", "driver".
 
-    Work since the partition became active: ``batches_done`` weight updates (or inference batches),
+    Work since the machine joined the partition, of training programs if any ran, else of inference:
+    ``batches_done`` weight updates (or inference batches),
     ``samples_done`` samples on this machine's replicas (None if the program does not say how many a micro-batch
     holds), ``modelled_s`` seconds the model gives for them on the IPUs, ``emulation_s`` seconds of wall clock in
     runs. They outlive the process that attached.
