@@ -1,0 +1,72 @@
+"""The conformance suite of the onnx wheel through our backend: a spread of cases by default, all of them when slow.
+
+``record.json`` lists every case that does not pass, with its reason; the slow test asserts that it is exact.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_suite
+import pytest
+
+import podrun.onnx_backend as backend
+
+SPREAD = 25
+"""One case in so many runs by default."""
+LEAST_PASSING = 1900
+RECORD = json.loads(Path(__file__).with_name("record.json").read_text())
+REASONS: dict[str, str] = {name: reason for reason, names in RECORD["not_passing"].items() for name in names}
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def _outcome(case: object) -> onnx_suite.Outcome:
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return onnx_suite.run_case(case, onnx_suite.prepare_podrun)  # type: ignore[arg-type]
+
+
+def test_a_spread_of_cases_passes() -> None:
+    spread = [c for i, c in enumerate(onnx_suite.cases()) if i % SPREAD == 0]
+    outcomes = [_outcome(c) for c in spread]
+    assert [o for o in outcomes if o.result != "pass" and o.name not in REASONS] == []
+    assert len(outcomes) > 70
+
+
+def test_the_record_is_of_this_onnx() -> None:
+    if onnx.__version__ != RECORD["onnx"]:
+        pytest.skip(f"the record was made with onnx {RECORD['onnx']}")
+    assert RECORD["cases"] == len(onnx_suite.cases())
+    assert RECORD["passing"] == RECORD["cases"] - len(REASONS) >= LEAST_PASSING
+
+
+@pytest.mark.slow
+def test_all_cases_are_as_recorded() -> None:
+    """Every case passes or is on the list; no case on the list passes; none that runs is wrong beyond those listed."""
+    if onnx.__version__ != RECORD["onnx"]:
+        pytest.skip(f"the record was made with onnx {RECORD['onnx']}")
+    outcomes = {o.name: o for o in map(_outcome, onnx_suite.cases())}
+    failing = {name: o.reason for name, o in outcomes.items() if o.result != "pass"}
+    assert {n: r for n, r in failing.items() if n not in REASONS} == {}
+    assert sorted(n for n in REASONS if n not in failing) == []
+    wrong = {n for n, o in outcomes.items() if o.result == "wrong"}
+    assert wrong == {n for reason in onnx_suite.DIFFERS for n in RECORD["not_passing"].get(reason, ())}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", onnx_suite.cases(("real",)), ids=lambda c: c.name)
+def test_real_architectures_equal_onnxruntime(case: object) -> None:
+    """The nine real-model architectures in the wheel give what onnxruntime gives, within 1e-4."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = onnx_suite.light_model(case)  # type: ignore[arg-type]
+    inputs = onnx_suite.random_inputs(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = session.run(None, inputs)
+    got = backend.prepare(model).run(inputs)
+    for want, have in zip(expected, got, strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-4 * max(1.0, float(np.abs(want).max())))
