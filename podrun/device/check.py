@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from podrun.device.memory import tensor_dtype
 from podrun.errors import ApplicationRuntimeError, UnimplementedError
 from podrun.executable import (
     REPLICA_OFFSET,
@@ -19,7 +20,6 @@ from podrun.executable import (
     Send,
     StoreStream,
     StreamDirection,
-    numpy_dtype,
 )
 
 IPUS_PER_MACHINE = 4
@@ -34,7 +34,7 @@ def check_executable(executable: Executable) -> None:
         _check_arena(arena, executable)
     for name, variable in executable.variables.items():
         _require(variable.spec.name == name, f"variable {name!r} is filed under another name")
-        _check_dtype(variable.spec.dtype)
+        tensor_dtype(variable.spec.dtype)
         if variable.arena is not None:
             members = executable.arenas[variable.arena].members if variable.arena in executable.arenas else ()
             found = any(m.name == name and m.shape == variable.spec.shape for m in members)
@@ -43,7 +43,7 @@ def check_executable(executable: Executable) -> None:
                 f"variable {name!r} has no place in arena {variable.arena!r}",
             )
     for stream in executable.streams.values():
-        _check_dtype(stream.spec.dtype)
+        tensor_dtype(stream.spec.dtype)
         _require(stream.period >= 1, f"stream {stream.spec.name!r} has period {stream.period}")
     for ipu, instructions in enumerate(executable.instructions):
         for index, instruction in enumerate(instructions):
@@ -78,17 +78,8 @@ def _check_layout(executable: Executable) -> None:
     )
 
 
-def _check_dtype(dtype: str) -> None:
-    try:
-        numpy_dtype(dtype)
-    except (TypeError, AttributeError) as error:
-        raise ApplicationRuntimeError(
-            f"the Executable names a dtype that does not exist: {dtype!r}"
-        ) from error
-
-
 def _check_arena(arena: Arena, executable: Executable) -> None:
-    _check_dtype(arena.dtype)
+    tensor_dtype(arena.dtype)
     machines = executable.layout.machines
     _require(
         arena.size >= 1 and arena.size % machines == 0,

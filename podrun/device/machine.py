@@ -401,12 +401,12 @@ class Machine:
         return between
 
     def _strike(self, spec: FaultSpec) -> None:
+        if spec.kind == "lost":
+            self._lost = machine_lost(self.place.endpoint, self.place.machine, self.place.first_ipu)
+            if self._on_lost is not None:
+                self._on_lost()
+            raise self._lost
         with self._changed:
-            if spec.kind == "lost":
-                self._lost = machine_lost(self.place.endpoint, self.place.machine, self.place.first_ipu)
-                if self._on_lost is not None:
-                    self._on_lost()
-                raise self._lost
             raise self._health.record(spec)
 
     # --- Helpers --------------------------------------------------------------------------------------------

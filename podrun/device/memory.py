@@ -86,11 +86,24 @@ def open_region(name: RegionName) -> np.ndarray[Any, np.dtype[np.uint8]]:
         os.close(fd)
 
 
+def tensor_dtype(name: str) -> np.dtype[Any]:
+    """The dtype of a tensor by its name; ApplicationRuntimeError for none of fixed size, such as Python
+    objects.
+    """
+    try:
+        kind = numpy_dtype(name)
+    except (TypeError, AttributeError) as error:
+        raise ApplicationRuntimeError(f"there is no dtype {name!r}") from error
+    if kind.hasobject or kind.itemsize == 0 or kind.names is not None or kind.subdtype is not None:
+        raise ApplicationRuntimeError(f"tensors cannot have dtype {name!r}")
+    return kind
+
+
 def view(data: Array, offset: int, dtype: str, shape: tuple[int, ...]) -> Array:
     """The tensor at ``offset`` of ``data`` (bytes). Raises ApplicationRuntimeError if it does not
     lie inside.
     """
-    kind = numpy_dtype(dtype)
+    kind = tensor_dtype(dtype)
     if any(size < 0 for size in shape):
         raise ApplicationRuntimeError(f"a tensor cannot have shape {list(shape)}")
     size = kind.itemsize

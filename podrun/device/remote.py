@@ -102,10 +102,14 @@ class _Stream:
 
 
 class RemotePort:
-    """A machine behind a gRPC endpoint: see `podrun.device.ports.Port`."""
+    """A machine behind a gRPC endpoint: see `podrun.device.ports.Port`.
 
-    def __init__(self, site: Site) -> None:
+    ``probe``: offer shared memory, which is used if the machine sees it; otherwise tensors travel inline.
+    """
+
+    def __init__(self, site: Site, *, probe: bool = True) -> None:
         self._site = site
+        self._probe = probe
         self._stream: _Stream | None = None
         self._shared = False
         self._io: _RunMemory | None = None
@@ -127,7 +131,7 @@ class RemotePort:
             command=request.command,
             host=socket.gethostname(),
             started=_process_start(request.pid),
-            probe_region=wire.region_to_wire(probe.name),
+            probe_region=wire.region_to_wire(probe.name) if self._probe else None,
             probe=token,
         )
         self._stream = _Stream(self._site, max(self._site.ipus.first, request.owned.first))

@@ -108,7 +108,10 @@ class MachineServer:
         with self._lock:
             server, self._server = self._server, None
         if server is not None:
-            server.stop(grace=None)
+            # From a thread of its own: it waits for calls that may wait for the one that came here.
+            threading.Thread(
+                target=lambda: server.stop(grace=None), name="podrun-vanish", daemon=True
+            ).start()
 
 
 def _die() -> None:

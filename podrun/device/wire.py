@@ -12,7 +12,7 @@ import numpy as np
 
 from podrun.device.buffers import Array
 from podrun.device.connection import AttachRequest, IpuRange
-from podrun.device.memory import RegionName, open_region, view
+from podrun.device.memory import RegionName, open_region, tensor_dtype, view
 from podrun.errors import (
     ApplicationRuntimeError,
     ConfigError,
@@ -26,7 +26,6 @@ from podrun.errors import (
     UsageError,
     error_from_dict,
 )
-from podrun.executable import numpy_dtype
 from podrun.protos import ipuof_pb2 as pb
 
 MESSAGE_BYTES = 1 << 30
@@ -127,12 +126,6 @@ def tensors_from_wire(messages: Iterable[pb.Tensor], region: Array | None) -> di
     found = {}
     for message in messages:
         shape = tuple(message.shape)
-        try:
-            numpy_dtype(message.dtype)
-        except (TypeError, AttributeError) as error:
-            raise ApplicationRuntimeError(
-                f"tensor {message.name!r} has no dtype: {message.dtype!r}"
-            ) from error
         if region is not None:
             found[message.name] = view(region, message.offset, message.dtype, shape)
         else:
@@ -148,7 +141,7 @@ def empty_tensors(messages: Iterable[pb.Tensor]) -> dict[str, Array]:
     """New arrays of the shapes that ``messages`` describe, at most `MESSAGE_BYTES` in all."""
     found, total = {}, 0
     for message in messages:
-        size = numpy_dtype(message.dtype).itemsize
+        size = tensor_dtype(message.dtype).itemsize
         for extent in message.shape:
             size *= extent
         total += size
@@ -157,7 +150,7 @@ def empty_tensors(messages: Iterable[pb.Tensor]) -> dict[str, Array]:
                 f"anchors of more than {MESSAGE_BYTES} bytes cannot be sent to another host in one run",
                 hint="Use fewer batches per step, or return fewer tensors.",
             )
-        found[message.name] = np.empty(tuple(message.shape), numpy_dtype(message.dtype))
+        found[message.name] = np.empty(tuple(message.shape), tensor_dtype(message.dtype))
     return found
 
 

@@ -1,0 +1,101 @@
+"""Machines behind gRPC for tests: in threads of this process, or in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from podrun.device.client import PortConnection
+from podrun.device.connection import IpuRange
+from podrun.device.control import MachineControl
+from podrun.device.remote import RemotePort
+from podrun.device.server import MachineServer
+from podrun.device.split import Site
+
+SERVER = """
+import sys
+from podrun.device.server import MachineServer, _die
+server = MachineServer(agent_id=sys.argv[1], on_lost=_die, own_process=True)
+print(server.start(), flush=True)
+sys.stdin.read()
+server.stop()
+"""
+
+
+@dataclass
+class Pod:
+    """Machines of four IPUs, configured as one partition."""
+
+    endpoints: list[str]
+    controls: list[MachineControl]
+    processes: list[subprocess.Popen[str]]
+
+    @property
+    def ipus(self) -> IpuRange:
+        return IpuRange(0, 4 * len(self.endpoints))
+
+    def connect(self, *, shared: bool = True) -> PortConnection:
+        """A connection over gRPC; not ``shared``: as from another host."""
+        sites = [Site(i, endpoint, IpuRange(4 * i, 4)) for i, endpoint in enumerate(self.endpoints)]
+
+        def port(site: Site, machines: int) -> RemotePort:
+            return RemotePort(site, probe=shared)
+
+        return PortConnection(sites, port)
+
+    def configure(self) -> None:
+        for index, control in enumerate(self.controls):
+            control.configure(
+                partition="p", first_ipu=4 * index, machine_index=index, endpoints=self.endpoints
+            )
+
+
+@contextlib.contextmanager
+def threads(machines: int, cache: Path) -> Iterator[Pod]:
+    """Servers in threads of this process."""
+    environ = {"PODRUN_CACHE_DIR": str(cache)}
+    servers = [MachineServer(agent_id=f"agent{i}", environ=environ) for i in range(machines)]
+    pod = Pod([server.start() for server in servers], [], [])
+    pod.controls = [MachineControl(endpoint) for endpoint in pod.endpoints]
+    try:
+        pod.configure()
+        yield pod
+    finally:
+        for control in pod.controls:
+            control.close()
+        for server in servers:
+            server.stop()
+
+
+@contextlib.contextmanager
+def processes(machines: int, cache: Path) -> Iterator[Pod]:
+    """Each machine a process, ended when its standard input closes, as an actor ends with its owner."""
+    environ = {**os.environ, "PODRUN_CACHE_DIR": str(cache)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", SERVER, f"agent{i}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+        for i in range(machines)
+    ]
+    pod = Pod([], [], started)
+    try:
+        for process in started:
+            assert process.stdout is not None
+            pod.endpoints.append(process.stdout.readline().strip())
+        pod.controls = [MachineControl(endpoint) for endpoint in pod.endpoints]
+        pod.configure()
+        yield pod
+    finally:
+        for control in pod.controls:
+            control.close()
+        for process in started:
+            process.communicate(timeout=20)

@@ -1,0 +1,316 @@
+"""Machines behind gRPC: the same bits as in process, the same errors, and nothing hostile gets through."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from podrun import executable_file
+from podrun.device import wire
+from podrun.device.connection import IpuRange
+from podrun.device.control import MachineControl
+from podrun.device.memory import SharedRegion
+from podrun.device.pieces import PieceCache
+from podrun.device.server import MachineServer
+from podrun.device.twin import Twin
+from podrun.errors import (
+    ApplicationRuntimeError,
+    ConflictError,
+    PoplarError,
+    RecoverableRuntimeError,
+    ServiceError,
+    UnrecoverableRuntimeError,
+    UsageError,
+)
+from podrun.protos import ipuof_pb2 as pb
+from podrun.protos import ipuof_pb2_grpc as stubs
+
+from .conftest import owners, request, together
+from .pods import Pod, threads
+from .programs import data, first_weights, linear
+
+PAIR = IpuRange(0, 8)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(tmp_path_factory.mktemp("pieces"))
+
+
+@pytest.fixture
+def pod(cache: Path) -> Iterator[Pod]:
+    with threads(2, cache) as pod:
+        yield pod
+
+
+def train(connection: Any, owned: IpuRange) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    executable = linear(8, accumulation=2)
+    connection.load(executable)
+    connection.write_variables(first_weights())
+    losses = []
+    for batches in (1, 3, 1):
+        inputs = {n: a[:, :, owned.first : owned.stop] for n, a in data(executable, batches).items()}
+        losses.append(connection.run(batches, inputs).anchors["loss"])
+    weights = connection.read_variables(["w", "b", "rate"])
+    connection.close()
+    return np.concatenate(losses), weights
+
+
+@pytest.mark.parametrize(("count", "shared"), [(1, True), (1, False), (2, True), (4, False), (8, True)])
+def test_the_same_bits_as_in_process(pod: Pod, pieces: PieceCache, count: int, shared: bool) -> None:
+    twin = Twin(8, pieces).connect()
+    assert twin.try_attach(request(PAIR)) is None
+    losses, weights = train(twin, PAIR)
+    connections = owners(lambda: pod.connect(shared=shared), 8, count)
+    results = together([lambda c=c, o=o: train(c, o) for c, o in connections])  # type: ignore[misc]
+    for result in results:
+        assert isinstance(result, tuple), repr(result)
+        for name, value in weights.items():
+            np.testing.assert_array_equal(result[1][name], value)
+    np.testing.assert_array_equal(np.concatenate([r[0] for r in results], axis=2), losses)  # type: ignore[index]
+
+
+def test_attach_says_who_is_there(pod: Pod) -> None:
+    first, second = pod.connect(), pod.connect()
+    assert first.try_attach(request(IpuRange(4, 4), pid=os.getpid())) is None
+    refusal = second.try_attach(request(PAIR))
+    assert refusal is not None
+    assert f"IPUs 4-7 attached by process {os.getpid()}" in refusal
+    process = pod.controls[1].telemetry().ipus[0].process
+    assert process is not None
+    assert process.host == socket.gethostname()
+    assert process.start_time_s is not None
+    first.close()
+    assert second.try_attach(request(PAIR)) is None, "detaching is done when close returns"
+    second.close()
+
+
+def test_errors_cross_as_they_are(pod: Pod) -> None:
+    connection = pod.connect()
+    assert connection.try_attach(request(PAIR)) is None
+    executable = linear(8)
+    connection.load(executable)
+    with pytest.raises(ApplicationRuntimeError, match="variables have no value yet: w"):
+        connection.run(1, data(executable, 1))
+    with pytest.raises(ApplicationRuntimeError, match="no variable 'v'"):
+        connection.read_variables(["v"])
+    for control in pod.controls:
+        control.inject(["ipu:6@step=0:soft-error"])
+    connection.write_variables(first_weights())
+    with pytest.raises(RecoverableRuntimeError, match=r"CIUERRVR\.IPUSOFTERR error on IPU 6"):
+        connection.run(1, data(executable, 1))
+    state = pod.controls[1].telemetry().ipus[2]
+    assert (state.error_state, state.recovery_action) == ("SoC soft error", "IPU_RESET")
+    pod.controls[1].reset_ipus([2])
+    assert not pod.controls[1].telemetry().ipus[2].has_error
+    with pytest.raises(PoplarError):
+        connection.run(1, data(executable, 1))
+    connection.load(executable)
+    connection.write_variables(first_weights())
+    assert connection.run(1, data(executable, 1)).batches_done == 1
+    connection.close()
+
+
+def test_a_lost_machine_is_named_with_its_endpoint(pod: Pod) -> None:
+    connections = owners(pod.connect, 8, 2)
+    for control in pod.controls:
+        control.inject(["machine:1@step=1:lost"])
+
+    def work(connection: Any, owned: IpuRange) -> None:
+        executable = linear(8)
+        connection.load(executable)
+        connection.write_variables(first_weights())
+        connection.run(2, {n: a[:, :, owned.first : owned.stop] for n, a in data(executable, 2).items()})
+
+    for result in together([lambda c=c, o=o: work(c, o) for c, o in connections]):  # type: ignore[misc]
+        assert isinstance(result, UnrecoverableRuntimeError), repr(result)
+        assert "Fabric error: connection not established" in result.message
+        assert pod.endpoints[1] in result.message
+        assert "machine 1" in result.message
+    with pytest.raises(ServiceError, match="does not answer"):
+        MachineControl(pod.endpoints[1], timeout=2.0).telemetry()
+    for connection, _ in connections:
+        connection.close()
+
+
+def test_a_server_that_stops_ends_runs(pod: Pod, cache: Path) -> None:
+    connection = pod.connect()
+    assert connection.try_attach(request(PAIR)) is None
+    connection.load(linear(8))
+    connection.write_variables(first_weights())
+    pod.controls[0].stop()
+
+    def run_on() -> None:
+        for _ in range(1000):
+            connection.run(1, data(linear(8), 1))
+
+    with pytest.raises(UnrecoverableRuntimeError):
+        run_on()
+    connection.close()
+
+
+def test_configured_anew_takes_ipus_away(pod: Pod) -> None:
+    connection = pod.connect()
+    assert connection.try_attach(request(PAIR)) is None
+    pod.configure()
+    with pytest.raises(ApplicationRuntimeError, match="taken away by a reset"):
+        connection.load(linear(8))
+    connection.close()
+    assert connection.try_attach(request(PAIR)) is None
+    connection.close()
+
+
+def test_a_machine_in_no_partition(cache: Path) -> None:
+    server = MachineServer(agent_id="agent9", environ={"PODRUN_CACHE_DIR": str(cache)})
+    control = MachineControl(server.start())
+    report = control.telemetry()
+    assert (report.agent_id, report.ipus, report.pid) == ("agent9", (), os.getpid())
+    control.power_cycle()
+    with pytest.raises(ApplicationRuntimeError, match="in no partition"):
+        control.reset_ipus([0])
+    with pytest.raises(ApplicationRuntimeError, match="in no partition"):
+        Pod([server.endpoint], [], []).connect().try_attach(request(IpuRange(0, 4)))
+    control.configure(partition="p", first_ipu=0, machine_index=0, endpoints=[server.endpoint])
+    with pytest.raises(UsageError, match="tile-party"):
+        control.inject(["ipu:0@step=0:tile-party"])
+    control.close()
+    server.stop()
+    server.stop()
+
+
+def test_a_port_that_is_taken() -> None:
+    server = MachineServer()
+    port = int(server.start().rpartition(":")[2])
+    with pytest.raises(ConflictError, match=f"cannot listen on 127.0.0.1:{port}"):
+        MachineServer().start(port=port)
+    server.stop()
+
+
+# --- Hostile clients ----------------------------------------------------------------------------------------
+
+
+class Raw:
+    """A session spoken by hand."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.channel = grpc.insecure_channel(endpoint, options=wire.CHANNEL_OPTIONS)
+
+    def ask(self, *requests: pb.HostRequest) -> list[pb.MachineReply]:
+        replies = stubs.IpuofStub(self.channel).Session(iter(requests), timeout=20)
+        return list(replies)
+
+    def errors(self, *requests: pb.HostRequest) -> list[str]:
+        return [json.loads(r.error_json)["message"] if r.error_json else "" for r in self.ask(*requests)]
+
+
+def attach(first: int = 0, count: int = 4, *, job: int = 4) -> pb.HostRequest:
+    return pb.HostRequest(
+        attach=pb.AttachRequest(
+            job=pb.IpuRange(first=0, count=job), owned=pb.IpuRange(first=first, count=count), pid=1
+        )
+    )
+
+
+def test_requests_out_of_turn_are_refused(pod: Pod) -> None:
+    raw = Raw(pod.endpoints[0])
+    empty = pb.HostRequest()
+    assert raw.errors(
+        empty,
+        pb.HostRequest(run=pb.RunRequest(batches=1)),
+        pb.HostRequest(write=pb.WriteRequest()),
+        attach(),
+        attach(),
+    ) == [
+        "a request says nothing that this machine understands",
+        "this process holds no IPUs of this machine",
+        "this process holds no IPUs of this machine",
+        "",
+        "this process is attached already",
+    ]
+    errors = raw.errors(
+        attach(), pb.HostRequest(run=pb.RunRequest(batches=1)), pb.HostRequest(detach=pb.Empty())
+    )
+    assert errors == ["", "a run came without saying where its tensors lie", ""]
+
+
+def test_ranges_from_nowhere_are_refused(pod: Pod) -> None:
+    raw = Raw(pod.endpoints[0])
+    for first, count, job in ((0, 0, 4), (4, 4, 8), (0, 1 << 31, 1 << 31), (3, 2, 4)):
+        assert raw.errors(attach(first, count, job=job))[0].startswith("machine 0 (IPUs 0-3) cannot attach")
+
+
+def test_programs_that_are_none_are_refused(pod: Pod) -> None:
+    raw = Raw(pod.endpoints[0])
+    good = executable_file.dumps(linear(4))
+    for data_ in (b"", b"junk", good[:-1], good[:100] + b"\0" + good[101:]):
+        load = pb.LoadRequest(digest="d", executable=pb.Blob(inline=data_), timeout_seconds=5)
+        errors = raw.errors(attach(), pb.HostRequest(load=load))
+        assert "Executable" in errors[1] or "checksum" in errors[1]
+
+
+def region_requests(region: SharedRegion, **changes: Any) -> pb.HostRequest:
+    name = region.name
+    values = {"pid": name.pid, "fd": name.fd, "inode": name.inode, "size": name.size, **changes}
+    tensor = pb.Tensor(name="w", dtype="float32", shape=[4, 1], offset=0)
+    return pb.HostRequest(write=pb.WriteRequest(region=pb.Region(**values), tensors=[tensor]))
+
+
+def test_memory_that_is_not_what_it_says_is_refused(pod: Pod, tmp_path: Path) -> None:
+    raw = Raw(pod.endpoints[0])
+    load = pb.LoadRequest(
+        digest="d", executable=pb.Blob(inline=executable_file.dumps(linear(4))), timeout_seconds=5
+    )
+    ready = [attach(), pb.HostRequest(load=load)]
+    region = SharedRegion(4096)
+    with (tmp_path / "file").open("w+b") as file:
+        file.truncate(4096)
+        status = os.fstat(file.fileno())
+        plain = {"fd": file.fileno(), "inode": status.st_ino}
+        cases = [
+            (region_requests(region), ""),
+            (region_requests(region, size=8192), "is not the shared memory it announced"),
+            (region_requests(region, inode=region.name.inode + 1), "is not the shared memory it announced"),
+            (region_requests(region, fd=9999), "cannot be opened"),
+            (region_requests(region, pid=1 << 30), "cannot be opened"),
+            (region_requests(region, **plain), "is not sealed shared memory"),
+        ]
+        errors = raw.errors(*ready, *(case for case, _ in cases))[2:]
+    for error, (_, message) in zip(errors, cases, strict=True):
+        assert (message in error) if message else error == ""
+    region.close()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (pb.Tensor(name="w", dtype="float32", shape=[1 << 62, 1 << 62]), "does not lie in its"),
+        (pb.Tensor(name="w", dtype="float32", shape=[4, 1], offset=1 << 63), "does not lie in its"),
+        (pb.Tensor(name="w", dtype="object", shape=[1]), "cannot have dtype"),
+        (pb.Tensor(name="w", dtype="no such", shape=[1]), "there is no dtype"),
+        (pb.Tensor(name="w", dtype="float32", shape=[4, 1], inline=b"1234"), "does not lie in its"),
+        (pb.Tensor(name="w", dtype="float32", shape=[1], inline=b"12345678"), "comes with 8 bytes"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(tensor: pb.Tensor, message: str) -> None:
+    with pytest.raises(ApplicationRuntimeError, match=message):
+        wire.tensors_from_wire([tensor], None)
+
+
+def test_objects_cannot_be_smuggled_in() -> None:
+    """A tensor of Python objects would be pointers of the sender's choice."""
+    region = np.zeros(64, np.uint8)
+    with pytest.raises(ApplicationRuntimeError, match="cannot have dtype"):
+        wire.tensors_from_wire([pb.Tensor(name="w", dtype="O", shape=[1])], region)
+
+
+def test_huge_anchors_from_afar_are_refused() -> None:
+    with pytest.raises(ApplicationRuntimeError, match="cannot be sent to another host"):
+        wire.empty_tensors([pb.Tensor(name="a", dtype="float32", shape=[1 << 40])])
