@@ -150,7 +150,7 @@ class RaySession:
             environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         self._set(environment)
         self.ray = _import_ray()
-        with _quiet_ray(), _only_what_machines_need(), _shielded_from_ctrl_c():
+        with _quiet_ray(), _only_what_machines_need(), _shielded_from_ctrl_c(), _keeping_sigterm():
             self.ray.init(
                 address="local",
                 num_cpus=num_cpus,
@@ -302,3 +302,22 @@ def _quiet_ray() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _keeping_sigterm() -> Iterator[None]:
+    """Keep the process's own way of handling SIGTERM: Ray's core replaces it by one that prints a stack
+    trace.
+
+    Done below Python, sigaction(2), since Python changes handlers from its main thread only.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    action = ctypes.create_string_buffer(512)  # Larger than any platform's struct sigaction.
+    known = libc.sigaction(signal.SIGTERM, None, action) == 0
+    try:
+        yield
+    finally:
+        if known:
+            libc.sigaction(signal.SIGTERM, action, None)
