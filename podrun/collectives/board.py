@@ -6,7 +6,7 @@ Python does not have. What more than one rank may write (the table of arenas, th
 is written under ``flock`` on the segment, which the kernel lets go of when its holder dies.
 
 `Board.meet` is the barrier. The last rank to come finds all columns full and rings the *bell*, a futex on
-which the others sleep. Waiting is a short spin if the host has a core for every rank, then sleep: hosts are
+which the others sleep. Waiting is a short spin that gives up the core at every turn, then sleep: hosts are
 oversubscribed, and a spinning rank takes the core from the one it waits for. Two ranks may both think
 themselves last (harmless) or, in the few nanoseconds of a store's way to memory, neither: sleep is in slices,
 so that costs one slice, never a hang.
@@ -50,7 +50,8 @@ _ERROR_BYTES = 64 * 1024
 _TABLE_BYTES = 4 * 1024 * 1024  # never touched, never there: memfd pages appear when written
 _ABSENT, _JOINED, _LEFT = 0, 1, 2
 _FIRST_SLICE, _LAST_SLICE = 0.002, 0.05  # seconds between two looks at peers' processes
-_SPIN = 50e-6  # seconds; with a core for each of two ranks a meeting then takes 4 us instead of 30
+_SPIN = 200e-6  # seconds: longer than it takes to wake a sleeping core
+_SPINNING_RANKS_PER_CORE = 2  # with more, those who spin only take the core from those who are late
 
 
 def label(text: str) -> bytes:
@@ -91,7 +92,8 @@ class Board:
         self._meetings = 0
         self._mutex = threading.Lock()  # flock does not part the threads of one holder
         self._watches: dict[int, Watch] = {}
-        self._spin = _SPIN if ranks <= len(os.sched_getaffinity(0)) else 0.0
+        crowded = ranks > _SPINNING_RANKS_PER_CORE * len(os.sched_getaffinity(0))
+        self._spin = 0.0 if crowded else _SPIN
         self._closed = False
 
     @classmethod
@@ -181,6 +183,7 @@ class Board:
             while time.monotonic() < limit:
                 if ready():
                     return
+                os.sched_yield()
         pause = _FIRST_SLICE
         next_look = began + pause
         while True:

@@ -95,7 +95,7 @@ def render(rows: list[dict[str, Any]], job: measure.Job, target: str) -> str:
 @click.option("-d", "--datatype", default="float32", show_default=True)
 @click.option("-o", "--op", type=click.Choice([r.value for r in Reduction]), default="sum", show_default=True)
 @click.option("-c", "--check/--no-check", default=True, show_default=True, help="Count wrong values.")
-@click.option("--seconds", default=0.2, show_default=True, help="Seconds for one loop of one size.")
+@click.option("--seconds", default=0.05, show_default=True, help="Seconds for one loop of one size.")
 @click.option("--target", type=click.Choice(list(links.FABRICS)), default="gc200", show_default=True)
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write JSON here."

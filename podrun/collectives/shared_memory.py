@@ -53,6 +53,21 @@ class _Arena:
     rows: tuple[Array, ...]
     whole: Array
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One reduction over an arena: labels of its two meetings, and the views that it works on."""
+
+    begin: bytes
+    end: bytes
+    own: slice
+    mine: Array
+    whole: Array
+    slice: Array
+    parts: list[Array]
+    posts: list[tuple[Array, list[Array]]]
+    """Of a small all-reduce, for each of the two posting sets: where this rank posts, and where all do."""
     private: Array
     """Where this rank alone keeps a small result."""
 
@@ -67,7 +82,8 @@ class SharedMemoryGroup:
         self._size = board.ranks
         self._arenas: dict[str, _Arena] = {}
         self._segments: list[Segment] = []
-        self._labels: dict[tuple[str, str, Reduction | None, int | None], bytes] = {}
+        self._plans: dict[tuple[str, str, int, int | None], _Plan] = {}
+        self._labels: dict[tuple[str, str], bytes] = {}
         self._pattern_labels: dict[Pattern, bytes] = {}
         self._posts: tuple[list[ByteArray], list[ByteArray]] | tuple[()] = ()
         self._turn = 0
@@ -111,8 +127,7 @@ class SharedMemoryGroup:
         kind = numpy_dtype(dtype)
         step = pages(size * kind.itemsize)
         rows = [segment.array(kind, size, at) for at in range(0, segment.nbytes, step)]
-        private = np.empty(min(size, SMALL_BYTES // kind.itemsize), kind)
-        return _Arena(tuple(rows[:-1]), rows[-1], text, private)
+        return _Arena(tuple(rows[:-1]), rows[-1], text)
 
     def _segment(self, arena: str, text: str, dtype: str, size: int, *, rows: int) -> Segment:
         """The arena's memory: made by whichever rank asks first, opened by the others."""
@@ -184,49 +199,78 @@ class SharedMemoryGroup:
         settle: bool = True,
         count: int | None = None,
     ) -> Array:
-        found, used = self._reducible(arena, "reduce_scatter", reduction, count)
-        own = slice_of(self._rank, self._size, used)
+        plan = self._plan("reduce_scatter", arena, reduction, count)
         if reduction is Reduction.LOCAL:
-            return found.rows[self._rank][own]
-        self._meet("reduce_scatter", arena, reduction, found, count)
-        result = found.whole[own]
-        reduce_into(result, [row[own] for row in found.rows], reduction)
+            return plan.mine[plan.own]
+        self._board.meet(plan.begin, self._timeout)
+        reduce_into(plan.slice, plan.parts, reduction)
         if settle:
-            self._meet("end of reduce_scatter", arena, reduction, found, count)
-        return result
+            self._board.meet(plan.end, self._timeout)
+        return plan.slice
 
     def all_reduce(
         self, arena: str, reduction: Reduction = Reduction.SUM, *, count: int | None = None
     ) -> Array:
-        found, used = self._reducible(arena, "all_reduce", reduction, count)
+        plan = self._plan("all_reduce", arena, reduction, count)
         if reduction is Reduction.LOCAL:
-            return found.rows[self._rank][:used]
-        if used * found.whole.itemsize <= SMALL_BYTES:
-            return self._all_reduce_small(arena, reduction, found, used, count)
-        self._meet("all_reduce", arena, reduction, found, count)
-        own = slice_of(self._rank, self._size, used)
-        reduce_into(found.whole[own], [row[own] for row in found.rows], reduction)
-        self._meet("end of all_reduce", arena, reduction, found, count)
-        return found.whole[:used]
+            return plan.mine
+        if plan.posts:
+            # One meeting instead of two: everyone copies its values out and reduces all of them by itself.
+            self._turn ^= 1
+            posted, parts = plan.posts[self._turn]
+            np.copyto(posted, plan.mine)
+            self._board.meet(plan.begin, self._timeout)
+            reduce_into(plan.private, parts, reduction)
+            return plan.private
+        self._board.meet(plan.begin, self._timeout)
+        reduce_into(plan.slice, plan.parts, reduction)
+        self._board.meet(plan.end, self._timeout)
+        return plan.whole
 
-    def _all_reduce_small(
-        self, arena: str, reduction: Reduction, found: _Arena, used: int, count: int | None
-    ) -> Array:
-        """One meeting instead of two: everyone copies its values out and reduces all of them by itself."""
-        mine = found.rows[self._rank][:used]
-        rows = self._post(mine.view(np.uint8))
-        self._meet("all_reduce", arena, reduction, found, count)
-        result = found.private[:used]
-        reduce_into(result, [row[: mine.nbytes].view(mine.dtype) for row in rows], reduction)
-        return result
+    def _plan(self, operation: str, arena: str, reduction: Reduction, count: int | None) -> _Plan:
+        """Views and labels of one reduction, made on its first use: small ones are as slow as their Python."""
+        key = (operation, arena, id(reduction), count)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) > 1000:
+                self._plans.clear()
+            plan = self._plans[key] = self._make_plan(operation, arena, reduction, count)
+        return plan
+
+    def _make_plan(self, operation: str, arena: str, reduction: Reduction, count: int | None) -> _Plan:
+        found = self._find(arena)
+        if not found.rows:
+            raise wrong_kind(arena, operation)
+        check_reduction(found.whole.dtype, reduction)
+        used = first_elements(arena, found.whole.size, count)
+        own = slice_of(self._rank, self._size, used)
+        part = f"[:{count}]" if count is not None else ""
+        text = f"{operation}({arena!r}{part}: {found.text}, {reduction.value})"
+        nbytes = used * found.whole.itemsize
+        posts = []
+        if operation == "all_reduce" and nbytes <= SMALL_BYTES:
+            for rows in self.posting_rows(self._size):
+                parts = [row[:nbytes].view(found.whole.dtype) for row in rows]
+                posts.append((parts[self._rank], parts))
+        return _Plan(
+            begin=label(text),
+            end=label(f"end of {text}"),
+            own=own,
+            mine=found.rows[self._rank][:used],
+            whole=found.whole[:used],
+            slice=found.whole[own],
+            parts=[row[own] for row in found.rows],
+            posts=posts,
+            private=np.empty(used if posts else 0, found.whole.dtype),
+        )
 
     def all_gather(self, arena: str) -> Array:
         found = self._find(arena)
-        self._meet("all_gather", arena, None, found)
+        self._meet("all_gather", arena, found)
         if found.rows:
             own = slice_of(self._rank, self._size, found.whole.size)
             found.whole[own] = found.rows[self._rank][own]
-            self._meet("end of all_gather", arena, None, found)
+            self._meet("end of all_gather", arena, found)
         return found.whole
 
     # --- Moving data ----------------------------------------------------------------------------------------
@@ -312,37 +356,20 @@ class SharedMemoryGroup:
     def close(self) -> None:
         self._board.close()
         self._arenas.clear()
+        self._plans.clear()
+        self._posts = ()
         while self._segments:
             self._segments.pop().close()
-
-    def _reducible(
-        self, arena: str, operation: str, reduction: Reduction, count: int | None
-    ) -> tuple[_Arena, int]:
-        found = self._find(arena)
-        if not found.rows:
-            raise wrong_kind(arena, operation)
-        check_reduction(found.whole.dtype, reduction)
-        return found, first_elements(arena, found.whole.size, count)
 
     def _find(self, arena: str) -> _Arena:
         found = self._arenas.get(arena)
         if found is None:
-            failure = self._board.failure()
-            raise failure if failure is not None else unknown_arena(arena, list(self._arenas))
+            self._board.check()
+            raise unknown_arena(arena, list(self._arenas))
         return found
 
-    def _meet(
-        self,
-        operation: str,
-        arena: str,
-        reduction: Reduction | None,
-        found: _Arena,
-        count: int | None = None,
-    ) -> None:
-        key = (operation, arena, reduction, count)
-        text = self._labels.get(key)
+    def _meet(self, operation: str, arena: str, found: _Arena) -> None:
+        text = self._labels.get((operation, arena))
         if text is None:
-            how = f", {reduction.value}" if reduction else ""
-            part = f"[:{count}]" if count is not None else ""
-            text = self._labels[key] = label(f"{operation}({arena!r}{part}: {found.text}{how})")
+            text = self._labels[operation, arena] = label(f"{operation}({arena!r}: {found.text})")
         self._board.meet(text, self._timeout)

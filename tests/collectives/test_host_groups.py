@@ -241,7 +241,7 @@ def test_strangers_are_not_let_in() -> None:
 
 
 def test_a_taken_rank_and_a_taken_port_are_refused() -> None:
-    group, token = create(3, address="127.0.0.1", timeout=2)
+    group, token = create(3, address="127.0.0.1", timeout=0.5)
     first, second = join(token, 1), join(token, 1)
     refusals = [e for e in on_all([first, second], lambda g: g.barrier()) if isinstance(e, GroupError)]
     assert any("rank 1 of the group was already taken" in str(error) for error in refusals)
