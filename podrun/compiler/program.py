@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from podrun.executable import Reduction, Retrieval, TensorSpec
 
@@ -96,6 +96,31 @@ class UpdateRule(Protocol):
     ) -> tuple[Any, dict[str, Any]]:
         """New weight and state. ``gradient`` is the sum over replicas and micro-batches of the loss-scaled
         gradients."""
+
+
+@runtime_checkable
+class JointRule(UpdateRule, Protocol):
+    """A rule whose update of one weight depends on other weights' gradients or states (clipping by a norm
+    over several weights). If ``joint`` is true, all weights are updated by one call of `apply_joint`;
+    ``elementwise`` must be false then.
+    """
+
+    @property
+    def joint(self) -> bool: ...
+
+    def apply_joint(
+        self,
+        weights: Mapping[str, Any],
+        gradients: Mapping[str, Any],
+        states: Mapping[str, Mapping[str, Any]],
+        scalars: Mapping[str, Any],
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """New weights and states by weight; ``scalars`` has those of all weights (and may have more)."""
+
+
+def joint(rule: UpdateRule | None) -> JointRule | None:
+    """The rule if it updates all weights at once, else None."""
+    return rule if isinstance(rule, JointRule) and rule.joint else None
 
 
 @dataclass(frozen=True, slots=True)

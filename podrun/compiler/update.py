@@ -17,11 +17,15 @@ import numpy as np
 
 from podrun.compiler.abstract import buffer
 from podrun.compiler.arenas import ALIGNMENT, Memory, WeightGroup, gradient_buffer, scalar_dtype
+from podrun.compiler.layout import holders
 from podrun.compiler.pieces import Piece
-from podrun.compiler.program import UpdateRule
+from podrun.compiler.program import JointRule, UpdateRule
 from podrun.executable import REPLICA_OFFSET, Layout
 
 Buffers = Mapping[str, Any]
+
+JOINT_UPDATE = "update.joint"
+"""Name of the Computation that updates all weights at once."""
 
 
 def update_piece(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout) -> Piece:
@@ -35,7 +39,7 @@ def update_piece(index: int, group: WeightGroup, memory: Memory, rule: UpdateRul
 def _sliced(
     name: str, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout, scalars: Buffers
 ) -> Piece:
-    count = group.size // layout.machines
+    count = group.size // holders(layout)
     weights, gradients = f"arena_slice:{group.weight_arena}", f"arena_slice:{group.gradient_arena}"
     inputs: dict[str, Any] = {
         weights: buffer((count,), group.weights[0].dtype),
@@ -76,6 +80,36 @@ def _sliced(
         return results | {buffers[p]: _like(after[p], state[p]) for p in buffers}
 
     return Piece(name, run, inputs, (weights, *buffers.values()))
+
+
+def joint_piece(memory: Memory, rule: JointRule) -> Piece:
+    """The piece that updates all weights at once, for rules whose update of one weight depends on others
+    (clipping by a norm over several). Every machine does it whole.
+    """
+    inputs: dict[str, Any] = {}
+    outputs: list[str] = []
+    states_of: dict[str, dict[str, str]] = {}
+    for group in memory.groups:
+        inputs |= {name: buffer((), scalar_dtype(name)) for name in group.scalars}
+        for weight in group.weights:
+            inputs[weight.name] = buffer(weight.shape, weight.dtype)
+            inputs[gradient_buffer(weight.name)] = buffer(weight.shape, group.gradient_dtype)
+            specs = {prefix: spec for prefix, (spec, _) in sorted(rule.state(weight).items())}
+            states_of[weight.name] = {prefix: spec.name for prefix, spec in specs.items()}
+            inputs |= {s.name: buffer(s.shape, s.dtype) for s in specs.values()}
+            outputs += [weight.name, *states_of[weight.name].values()]
+
+    def run(values: Buffers) -> dict[str, Any]:
+        weights = {name: values[name] for name in states_of}
+        gradients = {name: values[gradient_buffer(name)] for name in states_of}
+        states = {name: {p: values[b] for p, b in buffers.items()} for name, buffers in states_of.items()}
+        new_weights, new_states = rule.apply_joint(weights, gradients, states, values)
+        results = {name: _like(new_weights[name], values[name]) for name in states_of}
+        for name, buffers in states_of.items():
+            results |= {b: _like(new_states[name][p], values[b]) for p, b in buffers.items()}
+        return results
+
+    return Piece(JOINT_UPDATE, run, inputs, tuple(outputs))
 
 
 def _blocks(group: WeightGroup, memory: Memory, machine: Any, count: int) -> Any:

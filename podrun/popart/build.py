@@ -19,7 +19,12 @@ from podrun.executable import TensorSpec, numpy_dtype
 from podrun.popart import loader, names
 from podrun.popart.builder import BROADCAST_KEY, VARIABLE_KEY
 from podrun.popart.dataflow import DataFlow
-from podrun.popart.enums import CommGroupType, ReductionType, VariableRetrievalMode
+from podrun.popart.enums import (
+    AccumulateOuterFragmentSchedule,
+    CommGroupType,
+    ReductionType,
+    VariableRetrievalMode,
+)
 from podrun.popart.errors import popart_exception, popart_unimplemented
 from podrun.popart.optimizers.base import Optimizer, UpdateContext
 from podrun.popart.options import SessionOptions
@@ -92,6 +97,7 @@ def build(
         mean=options.accumulationAndReplicationReductionType is ReductionType.Mean,
     )
     rule = optimizer.rule(context) if optimizer is not None else None
+    _check_clipping(optimizer, trainable, options)
     infos = {tensor: _info(spec) for tensor, spec in lowered.tensors.items()}
     _add_reserved(infos, lowered, trainable, rule, loss, _loss_scaling(optimizer))
     _check_anchors(flow, infos)
@@ -105,6 +111,7 @@ def build(
         replicas=context.replicas,
         ipus_per_replica=ipus_per_replica,
         accumulation_factor=context.accumulation,
+        pipelined=options.enablePipelining,
         loss=loss,
         update=rule,
         loss_scaling=_loss_scaling(optimizer),
@@ -119,6 +126,27 @@ def build(
     built = BuiltModel(program, lowered, rule, infos, dict(lowered.initial), state)
     built.settings = _variable_settings(model, context.replicas)
     return built
+
+
+def _check_clipping(optimizer: Optimizer | None, trainable: set[str], options: SessionOptions) -> None:
+    """popart_exception for clipping of weights that are not trained, or with a schedule that has no place
+    for it.
+    """
+    if optimizer is None or not optimizer.clip_norm_settings:
+        return
+    for settings in optimizer.clip_norm_settings:
+        for name in settings.weightIds:
+            if name not in trainable:
+                raise popart_exception(
+                    f"ClipNormSettings: could not find a varupdate for {name!r}; the weights that are "
+                    f"trained are {sorted(trainable)}."
+                )
+    schedule = options.accumulateOuterFragmentSettings.schedule
+    if options.enablePipelining and schedule is AccumulateOuterFragmentSchedule.Serial:
+        raise popart_exception(
+            "Gradient clipping of a pipelined program needs another accumulateOuterFragmentSettings.schedule "
+            "than Serial."
+        )
 
 
 def anchor_alias(anchor: str, inputs: Container[str]) -> str:

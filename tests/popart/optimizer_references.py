@@ -84,3 +84,9 @@ def adaptive(
         else:
             w = w - lr * (x + decay)
         yield w
+
+
+def clipped(tensors: dict[str, np.ndarray], bound: float) -> dict[str, np.ndarray]:
+    """Tensors scaled so that their common 2-norm is at most ``bound``."""
+    norm = np.sqrt(sum((value**2).sum() for value in tensors.values()))
+    return {name: value * (bound / max(norm, bound)) for name, value in tensors.items()}

@@ -1,4 +1,6 @@
-"""The digits example as a user runs it: it learns, saves what others can run, and does not depend on how it was cut."""
+"""The digits example as a user runs it: it learns, saves what others can run, and does not depend on how it
+was cut.
+"""
 
 from __future__ import annotations
 

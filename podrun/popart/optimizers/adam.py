@@ -15,7 +15,7 @@ from typing import Any
 from podrun.executable import TensorSpec
 from podrun.popart.enums import AdamMode, DataType, WeightDecayMode
 from podrun.popart.optimizers.base import Optimizer, UpdateContext
-from podrun.popart.optimizers.rules import Compound, Rule, chosen_type, state_spec
+from podrun.popart.optimizers.rules import Clip, Compound, Rule, chosen_type, state_spec
 from podrun.popart.optimizers.values import ClipNormSettings, OptimizerValueMap
 
 _LAMB = (AdamMode.Lamb, AdamMode.LambNoBias)
@@ -109,7 +109,7 @@ class AdamRule(Rule):
 
     def __init__(self, optimizer: Adam, context: UpdateContext) -> None:
         super().__init__(optimizer, context)
-        self.elementwise = optimizer.mode not in _LAMB
+        self.elementwise = self.elementwise and optimizer.mode not in _LAMB
 
     def compounds(self, weight: str) -> Sequence[Compound]:
         norm = (_plain("maxWeightNorm", "maxWeightNorm"),) if self.optimizer.mode in _LAMB else ()
@@ -128,7 +128,13 @@ class AdamRule(Rule):
         return chosen_type(weight, self.optimizer.accum_type)
 
     def update(
-        self, name: str, weight: Any, gradient: Any, state: Mapping[str, Any], factors: Mapping[str, Any]
+        self,
+        name: str,
+        weight: Any,
+        gradient: Any,
+        state: Mapping[str, Any],
+        factors: Mapping[str, Any],
+        clip: Clip,
     ) -> tuple[Any, dict[str, Any]]:
         import jax.numpy as jnp
 
@@ -140,6 +146,7 @@ class AdamRule(Rule):
         g = gradient * (kept / (loss_scaling * self.context.divisor))
         if self.optimizer.weight_decay_mode is WeightDecayMode.L2Regularization:
             g = g + kept * decay * weight
+        g = clip(g)
         m = b1 * state["Accl1___"] + (1 - b1) * g
         if mode is AdamMode.AdaMax:
             v = jnp.maximum(b2 * state["Accl2___"], jnp.abs(g))

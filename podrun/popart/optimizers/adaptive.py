@@ -16,7 +16,7 @@ from podrun.executable import TensorSpec
 from podrun.popart.enums import AdaptiveMode, DataType, WeightDecayMode
 from podrun.popart.errors import popart_exception
 from podrun.popart.optimizers.base import Optimizer, UpdateContext
-from podrun.popart.optimizers.rules import Compound, Rule, chosen_type, state_spec
+from podrun.popart.optimizers.rules import Clip, Compound, Rule, chosen_type, state_spec
 from podrun.popart.optimizers.values import OptimizerValueMap
 
 _RMS = (AdaptiveMode.RMSProp, AdaptiveMode.CenteredRMSProp)
@@ -133,7 +133,13 @@ class AdaptiveRule(Rule):
         return chosen_type(weight, self.optimizer.accum_type)
 
     def update(
-        self, name: str, weight: Any, gradient: Any, state: Mapping[str, Any], factors: Mapping[str, Any]
+        self,
+        name: str,
+        weight: Any,
+        gradient: Any,
+        state: Mapping[str, Any],
+        factors: Mapping[str, Any],
+        clip: Clip,
     ) -> tuple[Any, dict[str, Any]]:
         tf = self.optimizer.rmsprop_tf_variant
         rate, decay, alpha = factors["learningRate"], factors["weightDecay"], factors["adaptiveAlpha"]

@@ -11,8 +11,10 @@ Types. Weights and state are widened to float32, updated, and rounded once to th
 from __future__ import annotations
 
 import abc
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from podrun.executable import TensorSpec
@@ -41,6 +43,14 @@ class Scalar:
     streamed: str | None
 
 
+Clip = Callable[[Any], Any]
+"""Scales the tensor that gradient clipping acts on; which one that is depends on the optimizer."""
+
+
+def _unclipped(value: Any) -> Any:
+    return value
+
+
 class Rule(abc.ABC):
     """Base of the update rules. ``COMPOUNDS`` are the scalars it works with.
 
@@ -52,6 +62,8 @@ class Rule(abc.ABC):
     def __init__(self, optimizer: Optimizer, context: UpdateContext) -> None:
         self.optimizer = optimizer
         self.context = context
+        self.joint = bool(optimizer.clip_norm_settings)
+        self.elementwise = not self.joint
 
     @abc.abstractmethod
     def compounds(self, weight: str) -> Sequence[Compound]:
@@ -130,24 +142,76 @@ class Rule(abc.ABC):
         scalars: Mapping[str, Any],
     ) -> tuple[Any, dict[str, Any]]:
         """New weight and state (see the contract); widens and rounds around `update`."""
+        return self._apply(weight_name, weight, gradient, state, scalars, _unclipped)
+
+    def _apply(
+        self,
+        name: str,
+        weight: Any,
+        gradient: Any,
+        state: Mapping[str, Any],
+        scalars: Mapping[str, Any],
+        clip: Clip,
+    ) -> tuple[Any, dict[str, Any]]:
         import jax.numpy as jnp
 
         wide = {prefix: value.astype(jnp.float32) for prefix, value in state.items()}
         new_weight, new_state = self.update(
-            weight_name,
+            name,
             weight.astype(jnp.float32),
             gradient.astype(jnp.float32),
             wide,
-            self.factors(weight_name, scalars),
+            self.factors(name, scalars),
+            clip,
         )
         rounded = {prefix: value.astype(state[prefix].dtype) for prefix, value in new_state.items()}
         return new_weight.astype(weight.dtype), rounded
 
+    def apply_joint(
+        self,
+        weights: Mapping[str, Any],
+        gradients: Mapping[str, Any],
+        states: Mapping[str, Mapping[str, Any]],
+        scalars: Mapping[str, Any],
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """All weights at once, the tensors that `update` clips scaled to their group's bound (see the
+        contract).
+
+        The factor is ``maxNorm / max(norm, maxNorm)`` with the norm over all tensors of the group.
+        """
+        import jax.numpy as jnp
+
+        clipped: dict[str, Any] = {}
+        for name, weight in weights.items():
+
+            def keep(value: Any, name: str = name) -> Any:
+                clipped[name] = value
+                return value
+
+            self._apply(name, weight, gradients[name], states[name], scalars, keep)
+        factor_of: dict[str, Any] = {}
+        for settings in self.optimizer.clip_norm_settings:
+            members = sorted(weights) if settings.all_weights else settings.weightIds
+            norm = jnp.sqrt(sum(jnp.sum(clipped[name] * clipped[name]) for name in members))
+            bound = jnp.float32(settings.maxNorm)
+            factor_of |= dict.fromkeys(members, bound / jnp.maximum(norm, bound))
+        results = {}
+        for name, weight in weights.items():
+            clip = partial(operator.mul, factor_of[name]) if name in factor_of else _unclipped
+            results[name] = self._apply(name, weight, gradients[name], states[name], scalars, clip)
+        return {n: new for n, (new, _) in results.items()}, {n: after for n, (_, after) in results.items()}
+
     @abc.abstractmethod
     def update(
-        self, name: str, weight: Any, gradient: Any, state: Mapping[str, Any], factors: Mapping[str, Any]
+        self,
+        name: str,
+        weight: Any,
+        gradient: Any,
+        state: Mapping[str, Any],
+        factors: Mapping[str, Any],
+        clip: Clip,
     ) -> tuple[Any, dict[str, Any]]:
-        """The formula, in float32."""
+        """The formula, in float32. What gradient clipping scales goes through ``clip``, once."""
 
 
 def state_spec(prefix: str, weight: TensorSpec, dtype: DataType = DataType.UNDEFINED) -> TensorSpec:

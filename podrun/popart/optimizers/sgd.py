@@ -8,7 +8,9 @@ dampening and velocity scaling:
   + mm v``.
 
 `SGDAccumulatorAndMomentum.Combined` keeps one state ``Accl___w``, which holds the momentum and weight decay
-terms of the *next* step already; `Separate` keeps ``Accl1___w`` = v.
+terms of the *next* step already; `Separate` keeps ``Accl1___w`` = v. Clipping acts on the gradient as it is
+(scaled and not averaged), with momentum on the velocity that enters the step; the velocity that is kept is
+not clipped.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from podrun.executable import TensorSpec
 from podrun.popart.enums import DataType, SGDAccumulatorAndMomentum
 from podrun.popart.errors import popart_exception
 from podrun.popart.optimizers.base import Optimizer, UpdateContext
-from podrun.popart.optimizers.rules import Compound, Rule, chosen_type, state_spec
+from podrun.popart.optimizers.rules import Clip, Compound, Rule, chosen_type, state_spec
 from podrun.popart.optimizers.values import ClipNormSettings, OptimizerValueMap
 
 
@@ -207,21 +209,27 @@ class SgdRule(Rule):
         return chosen_type(weight, self.optimizer.accumType) if separate else weight.dtype
 
     def update(
-        self, name: str, weight: Any, gradient: Any, state: Mapping[str, Any], factors: Mapping[str, Any]
+        self,
+        name: str,
+        weight: Any,
+        gradient: Any,
+        state: Mapping[str, Any],
+        factors: Mapping[str, Any],
+        clip: Clip,
     ) -> tuple[Any, dict[str, Any]]:
         form = self.form(name)
         rate, decay, *rest = factors.values()
         if form == 0:
-            return weight * decay - rate * gradient, {}
+            return weight * decay - rate * clip(gradient), {}
         momentum, scale = rest
         if form == 1:
             velocity = state["Accl___"] + scale * gradient
             step = (
                 scale * gradient + decay * weight + momentum * velocity if self.nesterov(name) else velocity
             )
-            updated = weight - rate * step
+            updated = weight - rate * clip(step)
             return updated, {"Accl___": momentum * velocity + decay * updated}
         driven = scale * gradient + decay * weight
         velocity = momentum * state["Accl1___"] + driven
         step = driven + momentum * velocity if self.nesterov(name) else velocity
-        return weight - rate * step, {"Accl1___": velocity}
+        return weight - rate * clip(step), {"Accl1___": velocity}
