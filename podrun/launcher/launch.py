@@ -241,6 +241,8 @@ class _Launch:
     # ----------------------------------------------------------------------------------------------
 
     def _report(self, outcome: Outcome, mixer: OutputMixer) -> None:
+        decisive = outcome.failed if outcome.error is None and outcome.interrupted is None else None
+        mixer.release_all(but=None if decisive is None else decisive.instance)
         if outcome.error is not None:
             self.log.write(error_text(outcome.error))
         elif outcome.interrupted is not None:

@@ -8,6 +8,8 @@ shown last.
 from __future__ import annotations
 
 import enum
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ MAX_LINE_BYTES = 1 << 20
 REMEMBERED_LINES = 400
 LAST_LINES = 20
 """Shown of a failing instance that printed no traceback."""
+HOLD_SECONDS = 1.5
 TRACEBACK = b"Traceback (most recent call last):"
 _CHAINED = (
     b"During handling of the above exception, another exception occurred:",
@@ -72,6 +75,9 @@ class OutputMixer:
     ``write(channel, data)`` puts bytes on podrun's own standard output or error. ``only`` suppresses all
     instances but one. ``directory``: copies, untagged, in ``DIR/1/rank.N/stdout`` and ``stderr`` as mpirun
     writes them.
+
+    A traceback is held back for a moment (`HOLD_SECONDS`): if its instance ends with it, and is the one
+    that fails the launch, it comes last on the screen, once, instead of between what the others print.
     """
 
     def __init__(
@@ -81,11 +87,14 @@ class OutputMixer:
         *,
         only: int | None = None,
         directory: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._write = write
         self._only = only
+        self._clock = clock
         self._assemblers = {(i, channel): LineAssembler() for i in range(instances) for channel in Channel}
         self._errors: list[deque[bytes]] = [deque(maxlen=REMEMBERED_LINES) for _ in range(instances)]
+        self._held: dict[int, tuple[float, list[bytes]]] = {}
         self._written = 0
         self._last_error_at = [-1] * instances
         self._files = _open_files(directory, instances) if directory else {}
@@ -95,15 +104,42 @@ class OutputMixer:
         if file := self._files.get((instance, channel)):
             file.write(chunk)
             file.flush()
-        self._emit(instance, channel, self._assemblers[instance, channel].feed(chunk))
+        self._take(instance, channel, self._assemblers[instance, channel].feed(chunk))
 
     def finish(self, instance: int) -> None:
         """The instance has ended: what it left without a line end comes out."""
         for channel in Channel:
-            self._emit(instance, channel, self._assemblers[instance, channel].finish())
+            self._take(instance, channel, self._assemblers[instance, channel].finish())
+
+    @property
+    def holding(self) -> bool:
+        """True iff `release_due` will have something to do."""
+        return bool(self._held)
+
+    def release(self, instance: int) -> None:
+        """Write what is held back of an instance."""
+        if instance in self._held:
+            self._emit(instance, Channel.STDERR, self._held.pop(instance)[1])
+
+    def keep(self, instance: int) -> None:
+        """This instance's failure decides: what is held back of it waits for `show_failure`."""
+        if instance in self._held:
+            self._held[instance] = (math.inf, self._held[instance][1])
+
+    def release_due(self) -> None:
+        """Write what has been held back long enough: its instance goes on after all."""
+        due = self._clock() - HOLD_SECONDS
+        for instance in [i for i, (since, _) in self._held.items() if since <= due]:
+            self.release(instance)
+
+    def release_all(self, *, but: int | None = None) -> None:
+        """Write what is held back of all instances, perhaps but one."""
+        for instance in sorted(self._held.keys() - {but}):
+            self.release(instance)
 
     def close(self) -> None:
-        """Close the files."""
+        """Write what is held back and close the files."""
+        self.release_all()
         for file in self._files.values():
             file.close()
         self._files = {}
@@ -113,16 +149,19 @@ class OutputMixer:
 
         Nothing is repeated if nothing came after it.
         """
-        lines = last_words(self._errors[instance])
+        held = self._held.pop(instance, None)
+        lines = last_words(self._errors[instance]) if held is None else held[1]
         if not lines:
             return False
-        if self._last_error_at[instance] != self._written:
+        if held is not None or self._last_error_at[instance] != self._written:
             self._write(Channel.STDERR, b"".join(tag(instance, Channel.STDERR, line) for line in lines))
+            self._written += 1
+            self._last_error_at[instance] = self._written
         return True
 
     def explains_itself(self, instance: int) -> bool:
-        """True iff the instance's last words are a traceback or an error of Python's (SyntaxError has no
-        traceback)."""
+        """True iff the instance's last words are a traceback or an error of Python's (SyntaxError has
+        none)."""
         lines = self._errors[instance]
         return bool(last_traceback(lines)) or (bool(lines) and b"Error: " in lines[-1])
 
@@ -130,16 +169,34 @@ class OutputMixer:
         """Something else was written to the screen."""
         self._written += 1
 
-    def _emit(self, instance: int, channel: Channel, lines: Sequence[bytes]) -> None:
-        if not lines:
-            return
-        shown = self._only is None or self._only == instance
-        if shown:
-            self._write(channel, b"".join(tag(instance, channel, line) for line in lines))
-            self._written += 1
-        if channel is Channel.STDERR:
+    def _take(self, instance: int, channel: Channel, lines: Sequence[bytes]) -> None:
+        if channel is Channel.STDERR and lines:
             self._errors[instance].extend(lines)
-            self._last_error_at[instance] = self._written if shown else -1
+            lines = self._hold(instance, list(lines))
+        self._emit(instance, channel, lines)
+
+    def _hold(self, instance: int, lines: list[bytes]) -> list[bytes]:
+        """Keep a traceback and what follows it; returns the lines that are not to be kept."""
+        held = self._held.get(instance)
+        if held is None:
+            start = next((i for i, line in enumerate(lines) if line.startswith(TRACEBACK)), len(lines))
+            lines, kept = lines[:start], lines[start:]
+            if kept:
+                self._held[instance] = (self._clock(), kept)
+            return lines
+        held[1].extend(lines)
+        if len(held[1]) > REMEMBERED_LINES:
+            self.release(instance)
+        return []
+
+    def _emit(self, instance: int, channel: Channel, lines: Sequence[bytes]) -> None:
+        shown = self._only is None or self._only == instance
+        if not lines or not shown:
+            return
+        self._write(channel, b"".join(tag(instance, channel, line) for line in lines))
+        self._written += 1
+        if channel is Channel.STDERR:
+            self._last_error_at[instance] = self._written
 
 
 def last_words(lines: Sequence[bytes]) -> list[bytes]:

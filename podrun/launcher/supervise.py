@@ -115,6 +115,7 @@ class Supervisor:
             self._read_mail()
             for event in self._poll():
                 self._handle(event)
+            self._mixer.release_due()
             if self._clock() >= self._deadline and not self._escalate():
                 break
         return Outcome(self._failed, self._interrupted, self._error)
@@ -124,7 +125,7 @@ class Supervisor:
 
     def _poll(self) -> list[Event]:
         first, *others = self._runners
-        wait = min(max(self._deadline - self._clock(), 0.0), 1.0)
+        wait = min(max(self._deadline - self._clock(), 0.0), 0.2 if self._mixer.holding else 1.0)
         events = first.poll(wait)
         for runner in others:
             events += runner.poll(0)
@@ -139,6 +140,7 @@ class Supervisor:
                 self._log.debug(f"instance {instance} ended with exit code {code}")
                 if code and self._failed is None and self._phase is Phase.RUNNING:
                     self._failed = event
+                    self._mixer.keep(instance)
                     self._enter(Phase.SETTLING, SETTLE_SECONDS)
 
     def _read_mail(self) -> None:

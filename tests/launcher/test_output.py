@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.launcher.output import Channel, LineAssembler, OutputMixer, last_traceback
+from podrun.launcher.output import HOLD_SECONDS, Channel, LineAssembler, OutputMixer, last_traceback
 
 OUT, ERR = Channel.STDOUT, Channel.STDERR
 
@@ -66,18 +66,54 @@ def test_only_one_instance_is_shown_but_a_failing_one_still_is() -> None:
     assert screen.text.endswith("[1,1]<stderr>:ValueError: x\n")
 
 
-def test_a_traceback_that_is_last_already_is_not_repeated() -> None:
+TRACE = b"Traceback (most recent call last):\nValueError: x\n"
+TAGGED = "[1,1]<stderr>:Traceback (most recent call last):\n[1,1]<stderr>:ValueError: x\n"
+
+
+def test_the_traceback_that_decides_comes_once_and_last() -> None:
     screen = Screen()
     mixer = OutputMixer(2, screen)
-    mixer.feed(1, ERR, b"Traceback (most recent call last):\nValueError: x\n")
+    mixer.feed(1, ERR, b"before\n" + TRACE)
+    mixer.feed(0, OUT, b"meanwhile\n")
+    mixer.keep(1)
+    mixer.release_all(but=1)
+    assert mixer.show_failure(1)
+    assert screen.text == "[1,1]<stderr>:before\n[1,0]<stdout>:meanwhile\n" + TAGGED
     assert mixer.show_failure(1)
     assert screen.text.count("ValueError") == 1
     mixer.feed(0, OUT, b"later\n")
     assert mixer.show_failure(1)
-    assert screen.text.endswith(
-        "[1,1]<stderr>:Traceback (most recent call last):\n[1,1]<stderr>:ValueError: x\n"
-    )
+    assert screen.text.endswith("later\n" + TAGGED)
     assert not mixer.show_failure(0)
+
+
+def test_a_traceback_of_an_instance_that_goes_on_is_written_soon() -> None:
+    now = [0.0]
+    screen = Screen()
+    mixer = OutputMixer(2, screen, clock=lambda: now[0])
+    mixer.feed(1, ERR, TRACE)
+    mixer.release_due()
+    assert screen.text == ""
+    assert mixer.holding
+    now[0] = HOLD_SECONDS
+    mixer.release_due()
+    assert screen.text == TAGGED
+    assert not mixer.holding
+    mixer.feed(1, ERR, TRACE)
+    mixer.keep(1)
+    now[0] = 100.0
+    mixer.release_due()
+    assert screen.text == TAGGED
+    mixer.close()
+    assert screen.text == TAGGED * 2
+
+
+def test_an_endless_traceback_is_not_held_for_ever() -> None:
+    screen = Screen()
+    mixer = OutputMixer(1, screen)
+    mixer.feed(0, ERR, TRACE)
+    mixer.feed(0, ERR, b"more\n" * 500)
+    assert screen.text.count("more") == 500
 
 
 def test_chained_tracebacks_belong_together() -> None:
