@@ -116,3 +116,17 @@ def _view(
         for ipu in report.ipus
     )
     return View(info, configs[0], reports, devices, active)
+
+
+def attributes_of(view: View) -> list[dict[str, str]]:
+    """Attributes of every IPU of a partition, by device: id and target first, the rest by name."""
+    from podrun.partition.attributes import hardware_attributes, live_attributes, partition_attributes
+
+    result = []
+    for device in view.devices:
+        values = hardware_attributes(device.machine, device.number) | live_attributes(device.ipu)
+        values |= partition_attributes(view.info, device.ipu.partition_ipu, device.host)
+        if device.machine.state == "lost":
+            values["ipu error state"] = "machine lost"
+        result.append({"id": str(device.id), "target": "Fabric"} | dict(sorted(values.items())))
+    return result

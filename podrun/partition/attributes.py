@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from podrun import __version__
-from podrun.cluster import ipu_number
-from podrun.partition.types import ClusterInfo, IpuofConfig, PartitionInfo
+from podrun.partition.types import ClusterInfo, PartitionInfo
 from podrun.telemetry import IpuReport, MachineReport
 
 HEXOPT_BYTES = 268435456
@@ -113,27 +112,14 @@ def ipu_attributes(cluster: ClusterInfo, reports: Iterable[MachineReport]) -> li
     return result
 
 
-def device_attributes(
-    info: PartitionInfo, config: IpuofConfig, reports: Iterable[MachineReport], hosts: Mapping[str, str]
-) -> list[dict[str, str]]:
-    """Attributes of every IPU of a partition, in partition order; ``hosts`` maps agents to their modelled
-    addresses.
-    """
-    numbers = {device.partition_ipu: device.ipu_number for device in config.devices}
-    result: list[dict[str, str]] = []
-    for report in reports:
-        for ipu in report.ipus:
-            number = numbers.get(ipu.partition_ipu, ipu_number(ipu.ipu))
-            values = hardware_attributes(report, number) | live_attributes(ipu)
-            values |= {
-                "ipuof host": hosts.get(report.agent_id, report.agent_id),
-                "ipuof partition id": info.name,
-                "ipuof routing id": str(ipu.partition_ipu),
-                "ipuof routing type": info.ild_routing,
-                "number of replicas": "1",
-                "partition sync type": info.sync_type.value,
-                "reconfigurable partition": str(info.reconfigurable).lower(),
-            }
-            first = {"id": str(ipu.partition_ipu), "target": "Fabric"}
-            result.append(first | dict(sorted(values.items())))
-    return result
+def partition_attributes(info: PartitionInfo, routing_id: int, host: str) -> dict[str, str]:
+    """What an IPU has from the partition that holds it; ``routing_id`` is its index there."""
+    return {
+        "ipuof host": host,
+        "ipuof partition id": info.name,
+        "ipuof routing id": str(routing_id),
+        "ipuof routing type": info.ild_routing,
+        "number of replicas": "1",
+        "partition sync type": info.sync_type.value,
+        "reconfigurable partition": str(info.reconfigurable).lower(),
+    }

@@ -65,6 +65,7 @@ class Service:
         self.cluster, self.store, self.pool = cluster, store, machine_pool
         self._clock = clock
         self._lock = threading.RLock()
+        self._agents_lock = threading.RLock()
         self._allocator = Allocator(
             cluster,
             allocations=store.allocations(),
@@ -207,9 +208,21 @@ class Service:
 
     def handle(self, event: ev.Event) -> None:
         """Let the allocator take in an event, write what changed, and start what is to be done."""
+        if isinstance(event, ev.MachineLost | ev.RequestRestart | ev.RequestPowerCycle):
+            # Ending and starting the machines of agents happens in the order it was decided, but not under the lock
+            # that everybody needs.
+            with self._agents_lock:
+                for step in self._decide(event):
+                    self._carry_out_on_agent(step)
+        else:
+            self._decide(event)
+
+    def _decide(self, event: ev.Event) -> list[ev.Instruction]:
         with self._lock:
-            for step in self._allocator.handle(event):
+            steps = self._allocator.handle(event)
+            for step in steps:
                 self._carry_out(step)
+            return steps
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until no partition is between two states; for tests and clean starts. False on time-out."""
@@ -237,10 +250,15 @@ class Service:
                 self.store.save_lost(self._allocator.lost)
             case ev.Provision() | ev.Reset() | ev.Release():
                 self._submit(self._in_turn, step)
+            case ev.StopMachines() | ev.RestartMachines() | ev.PowerCycle():
+                pass  # See _carry_out_on_agent.
+
+    def _carry_out_on_agent(self, step: ev.Instruction) -> None:
+        """What a request waits for: when it returns, the fresh machine is there."""
+        match step:
             case ev.StopMachines(agent):
-                self._submit(self.pool.stop_agent, agent)
+                self.pool.stop_agent(agent)
             case ev.RestartMachines(agent, partitions):
-                # Done while the request waits: when it returns, the fresh machine is there.
                 self.pool.stop_agent(agent)
                 self.pool.acquire([Seat(agent, name) for name in partitions])
             case ev.PowerCycle(agent):

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from podrun.cluster import load_cluster
 from podrun.monitor.boxes import fit
 from podrun.monitor.device_ids import device_sets
+from podrun.monitor.gc_info import gc_info
+from podrun.monitor.gc_info import main as gc_info_main
+from podrun.monitor.gc_inventory import gc_inventory
 from podrun.monitor.gc_monitor import gc_monitor
 from podrun.monitor.gc_reset import gc_reset
 from podrun.monitor.monitor_tables import device_table, duration, process_table, whole
 from podrun.monitor.source import Device, View
 from podrun.partition.cli_common import run
-from podrun.partition.discovery import LAUNCHER, Entry, Registry, this_process
 from podrun.partition.types import IpuofConfig, PartitionInfo, PartitionState
-from podrun.telemetry import AttachedProcess, IpuReport, MachineReport
+from podrun.telemetry import ATTRIBUTES, AttachedProcess, IpuReport, MachineReport
 from tests.partition.conftest import Pod
 
 VERSIONS = {"IPUoF server": "1.11.0", "ICU firmware": "2.5.9", "IPU-M software": "2.6.0-028"}
@@ -136,18 +136,6 @@ def test_device_ids_of_a_reconfigurable_partition() -> None:
 # --- commands -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
-    for name in ("VIPU_CLI_API_HOST", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PARTITION_ID"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
-    pod = Pod()
-    publication = Registry().publish(Entry(LAUNCHER, "127.0.0.1", pod.port, this_process(), "pod16"))
-    yield pod
-    publication.withdraw()
-    pod.stop()
-
-
 def test_a_second_terminal_just_sees_it(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(gc_monitor, []) == 2
     assert "no active partition" in capsys.readouterr().err
@@ -199,3 +187,85 @@ def test_the_environment_chooses_the_active_partition(
 def test_unknown_options_get_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(gc_monitor, ["--all-partition"]) == 2
     assert "--all-partitions" in capsys.readouterr().err
+
+
+# --- gc-info and gc-inventory -------------------------------------------------------------------------------
+
+LISTING = """\
+Graphcore device listing:
+
+Partition: p [active]
+-+- Id: [0], target: [Fabric], IPU-M host: [10.1.1.1], IPU#: [3]
+-+- Id: [1], target: [Fabric], IPU-M host: [10.1.1.1], IPU#: [2]
+-+- Id: [2], target: [Fabric], IPU-M host: [10.1.1.1], IPU#: [1]
+-+- Id: [3], target: [Fabric], IPU-M host: [10.1.1.1], IPU#: [0]
+-+- Id: [4], target: [Multi IPU]
+ |--- Id: [0], DNC Id: [0], IPU-M host: [10.1.1.1], IPU#: [3]
+ |--- Id: [1], DNC Id: [1], IPU-M host: [10.1.1.1], IPU#: [2]
+-+- Id: [5], target: [Multi IPU]
+ |--- Id: [2], DNC Id: [0], IPU-M host: [10.1.1.1], IPU#: [1]
+ |--- Id: [3], DNC Id: [1], IPU-M host: [10.1.1.1], IPU#: [0]
+-+- Id: [6], target: [Multi IPU]
+ |--- Id: [0], DNC Id: [0], IPU-M host: [10.1.1.1], IPU#: [3]
+ |--- Id: [1], DNC Id: [1], IPU-M host: [10.1.1.1], IPU#: [2]
+ |--- Id: [2], DNC Id: [2], IPU-M host: [10.1.1.1], IPU#: [1]
+ |--- Id: [3], DNC Id: [3], IPU-M host: [10.1.1.1], IPU#: [0]
+"""
+
+
+def test_the_list_of_devices(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    pod.active("p", 4, reconfigurable=True)
+    assert run(gc_info, ["--list-devices"]) == 0
+    assert capsys.readouterr().out == LISTING
+    pod.active("q", 2)
+    assert run(gc_info, ["-l", "--all-partitions"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(LISTING)
+    assert "\nPartition: q\n-+- Id: [4], target: [Fabric], IPU-M host: [10.1.1.2], IPU#: [3]\n" in out
+
+
+def test_device_info(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    pod.active("p", 4, reconfigurable=True)
+    pod.pool.machine("ipum1", "p").process = AttachedProcess(77, "me", "python", 1637621208.0)
+    assert run(gc_info, ["-d", "1", "--device-info"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["Device Info:", "  id: 1", "  target: Fabric"]
+    assert lines[3:] == sorted(lines[3:], key=lambda line: line.split(":")[0])
+    for line in (
+        "remote buffers supported: 1",
+        "ipu error state: no errors",
+        "user process id: 77",
+        "ipu power: N/A",
+    ):
+        assert f"  {line}" in lines
+    assert "  process start time: 20211122T224648Z" in lines
+    assert run(gc_info, ["-d", "6", "-i"]) == 0
+    assert "  target: Multi IPU" in capsys.readouterr().out
+    for options, answer in (("--ipu-arch", "ipu2"), ("--tile-clock-speed", "1330MHz"), ("--ipu-count", "4")):
+        assert run(gc_info, [options]) == 0
+        assert capsys.readouterr().out == f"{answer}\n"
+    assert run(gc_info, ["-d", "7", "-i"]) == 2
+
+
+def test_inventory(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    pod.active("p", 4)
+    assert run(gc_inventory, ["-j"]) == 0
+    devices = json.loads(capsys.readouterr().out)["devices"]
+    assert [device["id"] for device in devices] == ["0", "1", "2", "3"]
+    assert all(isinstance(value, str) for device in devices for value in device.values())
+    assert int(devices[0]["hexoatt total size (bytes)"]) + int(devices[0]["hexopt total size (bytes)"]) == (
+        (32 << 30) - (8 << 20)
+    )
+    assert {key for device in devices for key in device} <= {attribute.key for attribute in ATTRIBUTES}
+    assert run(gc_inventory, []) == 0
+    assert capsys.readouterr().out.count("Device:\n") == 4
+
+
+def test_registers_are_refused_by_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gc-info", "--tile-status", "-"])
+    with pytest.raises(SystemExit) as ended:
+        gc_info_main()
+    assert ended.value.code == 2
+    assert "--tile-status reads registers" in capsys.readouterr().err

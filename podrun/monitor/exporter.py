@@ -1,0 +1,158 @@
+"""Metrics for Prometheus: one page with what all machines of the POD report.
+
+    python -m podrun.monitor.exporter --port 2112      # http://127.0.0.1:2112/metrics
+
+Names of families follow the V-IPU exporter where they are known (``exporter_ticks``, ``ipu_attached``,
+``ipu_tile_clk_speed``, ``ipum_hardware_info``); those that start with ``podrun_`` are ours. What is unknown
+is left out, never written as zero.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+import click
+
+from podrun.partition.cli_common import run
+from podrun.telemetry import NO_ERRORS, IpuReport, MachineReport
+
+if TYPE_CHECKING:
+    from podrun.partition.client import VipuClient
+    from podrun.partition.types import PartitionInfo
+
+NAMES = {"help_option_names": ["-h", "--help"]}
+
+
+@dataclass(slots=True)
+class Family:
+    """One metric with its samples: labels and value."""
+
+    name: str
+    kind: str
+    help: str
+    samples: list[tuple[dict[str, str], float]] = field(default_factory=list)
+
+    def add(self, value: float | None, **labels: str) -> None:
+        """A sample; None is left out."""
+        if value is not None:
+            self.samples.append((labels, value))
+
+    def lines(self) -> Iterator[str]:
+        """The family in Prometheus' text format."""
+        yield f"# HELP {self.name} {self.help}"
+        yield f"# TYPE {self.name} {self.kind}"
+        for labels, value in self.samples:
+            inner = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
+            yield f"{self.name}{{{inner}}} {value:g}" if inner else f"{self.name} {value:g}"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def metrics(partitions: Iterable[PartitionInfo], reports: Iterable[MachineReport], ticks: int) -> str:
+    """The page."""
+    tick = Family("exporter_ticks", "counter", "Times this page was made.")
+    tick.add(ticks)
+    info = Family("ipum_hardware_info", "gauge", "1 for each IPU-Machine.")
+    up = Family("podrun_machine_up", "gauge", "1 if the machine's process answers.")
+    state = Family("podrun_partition_state", "gauge", "1 for the state that a partition is in.")
+    size = Family("podrun_partition_ipus", "gauge", "IPUs of a partition.")
+    for partition in partitions:
+        state.add(1, partition=partition.name, state=partition.state.name)
+        size.add(partition.size, partition=partition.name)
+    ipus = _IpuFamilies()
+    for report in reports:
+        info.add(1, agent=report.agent_id, serial=report.serial, target=report.target)
+        up.add(float(report.state == "up"), agent=report.agent_id, partition=report.partition)
+        for ipu in report.ipus:
+            ipus.add(report, ipu)
+    families = [tick, info, up, state, size, *ipus.all]
+    return "\n".join(line for family in families for line in family.lines()) + "\n"
+
+
+class _IpuFamilies:
+    """Families with a sample for each IPU of a partition."""
+
+    def __init__(self) -> None:
+        self.attached = Family("ipu_attached", "gauge", "1 if a process holds the IPU.")
+        self.clock = Family("ipu_tile_clk_speed", "gauge", "Tile clock in MHz.")
+        self.error = Family("podrun_ipu_error", "gauge", "1 if the IPU or one of its links is in error.")
+        self.busy = Family(
+            "podrun_ipu_utilisation_percent", "gauge", "Share of the last second spent computing."
+        )
+        self.batches = Family("podrun_ipu_batches", "gauge", "Batches done since the program was loaded.")
+        self.all = (self.attached, self.clock, self.error, self.busy, self.batches)
+
+    def add(self, report: MachineReport, ipu: IpuReport) -> None:
+        """The samples of one IPU."""
+        labels = {"partition": report.partition, "ipu": str(ipu.partition_ipu), "agent": report.agent_id}
+        self.attached.add(float(ipu.process is not None), **labels)
+        self.clock.add(ipu.clock_mhz, **labels)
+        self.error.add(float(ipu.has_error), **labels, state=ipu.error_state if ipu.has_error else NO_ERRORS)
+        self.busy.add(ipu.utilisation_percent, **labels)
+        self.batches.add(ipu.batches_done, **labels)
+
+
+def make_server(client: VipuClient, host: str, port: int) -> ThreadingHTTPServer:
+    """An HTTP server that answers /metrics; the caller runs ``serve_forever``."""
+    ticks = iter(range(1, sys.maxsize))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            from podrun.errors import PodrunError
+
+            if self.path.split("?")[0] != "/metrics":
+                self.send_error(404, "There is only /metrics.")
+                return
+            try:
+                page = metrics(client.list_partitions(), client.machine_reports(), next(ticks))
+            except PodrunError as error:
+                self.send_error(503, error.message)
+                return
+            body = page.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing: a scrape every few seconds is no news."""
+
+    return ThreadingHTTPServer((host, port), Handler)
+
+
+@click.command(context_settings=NAMES)
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1].")
+@click.option("--port", type=click.IntRange(0, 65535), default=2112, help="Port; 0 for a free one [2112].")
+@click.option("--api-host", "-H", metavar="HOST", help="Server [environment, else a running one].")
+@click.option("--api-port", type=click.IntRange(1, 65535), metavar="PORT", help="Port of the server.")
+def exporter(host: str, port: int, api_host: str | None, api_port: int | None) -> None:
+    """Serve metrics of the POD for Prometheus until Ctrl-C."""
+    from podrun.errors import ConflictError
+    from podrun.monitor.source import connect
+
+    with connect(api_host, api_port) as client:
+        try:
+            server = make_server(client, host, port)
+        except OSError as error:
+            raise ConflictError(
+                f"cannot listen on {host}:{port}: {error.strerror}", hint="Use another port: --port 2113"
+            ) from error
+        with server:
+            click.echo(f"http://{host}:{server.server_address[1]}/metrics")
+            server.serve_forever()
+
+
+def main() -> None:
+    """Entry point."""
+    sys.exit(run(exporter))
+
+
+if __name__ == "__main__":
+    main()

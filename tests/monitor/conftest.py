@@ -1,0 +1,23 @@
+"""A service on pretended machines that the tools find by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from podrun.partition.discovery import LAUNCHER, Entry, Registry, this_process
+from tests.partition.conftest import Pod
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
+    for name in ("VIPU_CLI_API_HOST", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PARTITION_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
+    pod = Pod()
+    publication = Registry().publish(Entry(LAUNCHER, "127.0.0.1", pod.port, this_process(), "pod16"))
+    yield pod
+    publication.withdraw()
+    pod.stop()

@@ -1,0 +1,120 @@
+"""gcipuinfo as its clients use it, and the exporter as Prometheus reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from podrun.errors import UsageError
+from podrun.monitor import gcipuinfo
+from podrun.monitor.exporter import make_server
+from podrun.telemetry import AttachedProcess
+from tests.partition.conftest import Pod
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcipuinfo, "_mode_in_use", [])
+
+
+def test_devices_of_this_process(pod: Pod) -> None:
+    pod.active("p", 8)
+    info = gcipuinfo.gcipuinfo()
+    assert [device["id"] for device in info.getDevices()] == [str(i) for i in range(8)]
+    pod.pool.machine("ipum1", "p").process = AttachedProcess(4711, "me", "python", 1.0)
+    assert not any("user process id" in device for device in info.getDevices())
+    info.setUpdateMode(True)
+    mine = [device for device in info.getDevices() if device.get("user process id") == "4711"]
+    assert [device["id"] for device in mine] == ["0", "1", "2", "3"]
+    assert float(mine[0]["clock"][:-3]) == 1330.0
+    assert info.getNamedAttributeForAll(gcipuinfo.IpuPower) == ["N/A"] * 8
+    assert info.getNamedAttributeForAll(gcipuinfo.LABELS["UserProcessId"])[4:] == ["N/A"] * 4
+    assert json.loads(info.getDevicesAsJSON()) == info.getDevices()
+
+
+def test_without_a_partition_there_are_no_devices(pod: Pod) -> None:
+    assert gcipuinfo.gcipuinfo().getDevices() == []
+
+
+def test_a_service_that_went_away_leaves_the_snapshot(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod.active("p", 1)
+    info = gcipuinfo.gcipuinfo()
+    monkeypatch.setenv("IPUOF_VIPU_API_HOST", "127.0.0.1")
+    monkeypatch.setenv("IPUOF_VIPU_API_PORT", "1")
+    assert info.updateData() is False
+    assert len(info.getDevices()) == 1
+    assert "no V-IPU server" in info.checkHealthOfDevices()
+
+
+def test_all_partitions_and_no_mixing(pod: Pod) -> None:
+    pod.active("p", 4)
+    pod.active("q", 4)
+    info = gcipuinfo.gcipuinfo(gcipuinfo.DiscoverAllPartitionIPUs)
+    assert {device["ipuof partition id"] for device in info.getDevices()} == {"p", "q"}
+    with pytest.raises(UsageError, match="cannot be mixed"):
+        gcipuinfo.gcipuinfo()
+
+
+def test_health(pod: Pod) -> None:
+    pod.active("p", 8)
+    info = gcipuinfo.gcipuinfo()
+    assert info.checkHealthOfDevices() == "{}"
+    pod.pool.machine("ipum1", "p").ipu_errors[2] = "tile parity error"
+    entry = {"error": "device", "id": "2", "partition": "p", "board ipu index": "1"}
+    assert json.loads(info.checkHealthOfDevices()) == {"hosts": {"10.1.1.1": [entry]}}
+    pod.pool.machine("ipum2", "p").die()
+    errors = json.loads(info.checkHealthOfDevices())["hosts"]["10.1.1.2"]
+    assert [e["error"] for e in errors] == ["connection"] * 4
+
+
+def test_event_records(pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = gcipuinfo.gcipuinfo()
+    assert info.getLastAppEventRecord() == {}
+    (tmp_path / gcipuinfo.EVENT_FILE).write_text('{"severity": "error", "pid": 4711}')
+    record = info.getLastAppEventRecord(str(tmp_path))
+    assert (record["severity"], record["pid"]) == ("error", "4711")
+    monkeypatch.setenv("IPU_APP_EVENT_RECORD_PATH", str(tmp_path))
+    assert json.loads(info.getLastAppEventRecordAsJSON()) == record
+
+
+def test_labels() -> None:
+    assert gcipuinfo.IpuPower == "ipu power"
+    assert gcipuinfo.label_name("ipu utilisation (session)") == "IpuUtilisationSession"
+    assert vars(gcipuinfo)["AverageDieTemp"] == "average die temp"
+
+
+SAMPLE = re.compile(r'[a-z_]+(\{([a-z_]+="(\\.|[^"\\])*",?)+\})? -?[0-9.e+-]+')
+
+
+def test_the_metrics_page(pod: Pod) -> None:
+    pod.active("p", 8)
+    pod.pool.machine("ipum1", "p").process = AttachedProcess(4711, "me", "python", 1.0)
+    pod.pool.machine("ipum2", "p").ipu_errors[0] = 'odd "state"'
+    with make_server(pod.client, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        where = f"http://127.0.0.1:{server.server_address[1]}"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            page = opener.open(f"{where}/metrics", timeout=20).read().decode()
+            with pytest.raises(urllib.error.HTTPError):
+                opener.open(f"{where}/other", timeout=20)
+        finally:
+            server.shutdown()
+            thread.join()
+    lines = page.splitlines()
+    for line in lines:
+        assert line.startswith("# ") or SAMPLE.fullmatch(line), line
+    assert "exporter_ticks 1" in lines
+    assert 'ipu_attached{partition="p",ipu="0",agent="ipum1"} 1' in lines
+    assert 'ipu_attached{partition="p",ipu="4",agent="ipum2"} 0' in lines
+    assert 'podrun_ipu_error{partition="p",ipu="4",agent="ipum2",state="odd \\"state\\""} 1' in lines
+    assert 'podrun_partition_state{partition="p",state="ACTIVE"} 1' in lines
+    assert sum(line.startswith("ipum_hardware_info{") for line in lines) == 4
+    assert "podrun_ipu_utilisation_percent{" not in page  # Unknown here, so left out.
