@@ -2,9 +2,10 @@
 
 ``python benchmarks/fidelity.py [--measurements FILE] [--json FILE] [--markdown FILE] [--holdout SEED]``
 
-Predicts every record that describes something podrun models, from its kind, target and parameters alone, and prints
-predicted, published and error; by kind and confidence the count, median and worst error; and for each record without
-a prediction, why. ``--holdout`` reports a random third of the rows apart (constants were fitted on the others).
+Predicts every record that describes something podrun models, from its kind, target and parameters alone,
+and prints predicted, published and error; by kind and confidence the count, median and worst error; and for
+each record without a prediction, why. ``--holdout`` reports a random third of the rows apart (constants
+were fitted on the others).
 """
 
 from __future__ import annotations
@@ -79,6 +80,11 @@ def predict(raw: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]]) -> f
         value = PREDICTORS[record.kind](record)
     except PodrunError as error:
         raise NotPredicted(str(error)) from error
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        # A record of another file may hold parameters that no model here was made for: one row less, and said so.
+        raise NotPredicted(
+            f"the model does not take these parameters: {type(error).__name__}: {error}"
+        ) from error
     if not math.isfinite(value) or value <= 0.0:
         raise NotPredicted("the model gives no positive figure for these parameters")
     return value

@@ -1,7 +1,8 @@
 """Records about whole networks: rates, step times and memory.
 
-A network is traced as a JAX function, costed on tiles, and put on the system by `podrun.device.tiles.batch`. What a
-record leaves open is filled from the tables here: one layout per network, one length per task.
+A network is traced as a JAX function, costed on tiles, and put on the system by
+`podrun.device.tiles.batch`. What a record leaves open is filled from the tables here: one layout per
+network, one length per task.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ IMAGE_SIDE = {
     "alexnet": 224,
     "efficientnet_b0": 224,
     "efficientnet_b4": 380,
+    "swin_t": 224,
+    "swin_l": 384,
 }
 """Image networks and the side of their input where a record does not say."""
 TRANSFORMERS = {
@@ -52,7 +55,8 @@ GLOBAL_BATCH = {"mlperf": 3072, "other": 16384}
 IPUS_PER_REPLICA = {"bert_large": 4, "bert_base": 4, "gpt_117m": 4, "efficientnet_b4": 2}
 """IPUs that a training replica spans where the record does not say; 1 otherwise and for inference."""
 TRAINING_TOKENS = 1024
-"""Tokens of a training micro-batch of text where the record does not say: what fits an IPU beside its weights."""
+"""Tokens of a training micro-batch of text where the record does not say: what fits an IPU beside its
+weights."""
 TRAINING_IMAGES = {"resnet50": 20, "efficientnet_b0": 16, "efficientnet_b4": 3}
 """Images of a training micro-batch on a POD where the record does not say; 1 otherwise."""
 PIPELINE_IMBALANCE = 1.25
@@ -61,7 +65,8 @@ OPTIMIZER = {"resnet50": "lars", "bert_base": "lamb", "bert_large": "lamb", "gpt
 BATCHES_IN_FLIGHT = 4
 """Batches in flight when a serving harness measures latency."""
 LIBRARY_2018 = 1.45
-"""Cycles of the 2018 library on GC2 over those of the formulas, which describe the library of 2023. Fitted, once."""
+"""Cycles of the 2018 library on GC2 over those of the formulas, which describe the library of 2023. Fitted,
+once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +282,11 @@ VERTEX_SHARES = {
 }
 """How vertex data divides on GC2. Derived from one profile of 2018."""
 EXECUTABLE_CODE_GC2 = 8192
-"""Bytes of vertex and runtime code on each tile with the library of 2018. Published: the same on every tile."""
+"""Bytes of vertex and runtime code on each tile with the library of 2018. Published: the same on every
+tile."""
 VERTEX_DATA_2018, EXCHANGE_CODE_2018, IMBALANCE_2018 = 1.7, 1.2, 1.15
-"""Vertex data, exchange code and fullest over mean tile of the 2018 library on GC2, over today's. Fitted: pointers
-were not packed and tile mappings less even."""
+"""Vertex data, exchange code and fullest over mean tile of the 2018 library on GC2, over today's. Fitted:
+pointers were not packed and tile mappings less even."""
 INTERLEAVED_SHARE = {"train": 0.75, "inference": 0.4}
 """Share of variables in interleaved memory. Derived from two profiles of 2018."""
 

@@ -12,6 +12,7 @@ from podrun.device.tiles.matmul import Product, plan_product
 STENCILS: dict[str, dict[str, Any]] = {
     "gaussian_blur_3x3": {"taps": 9, "flops": 18, "values": 4, "code": None},
     "stencil_2d_32b": {"taps": 5, "flops": 10, "values": 8, "code": "scalar"},
+    "lbm_d2q9": {"taps": 14, "flops": 15, "values": 9, "code": "scalar"},
     "heat_2d": {"taps": 5, "flops": 6, "values": 1, "code": "optimised_vertex"},
     "heat_3d": {"taps": 7, "flops": 8, "values": 1, "code": "optimised_vertex"},
     "diffusion_3d": {"taps": 13, "flops": 15, "values": 1, "code": "generated"},
@@ -70,7 +71,8 @@ def _matrix_vector(record: Record, m: int, k: int, n: int) -> float:
 
 
 CPP_MAC = 2.33
-"""Issue slots per element of a compiled dot product: two loads, a co-issued multiply-add, a third of a branch."""
+"""Issue slots per element of a compiled dot product: two loads, a co-issued multiply-add, a third of a
+branch."""
 LINEAR_FRAGMENTS = 1.1
 """Schedule length over word bound when a linearly mapped matrix moves to row-wise vertices. Derived."""
 
@@ -78,7 +80,8 @@ LINEAR_FRAGMENTS = 1.1
 def _one_tile(
     chip: Any, m: int, k: int, n: int, input_type: str, partials: str, splits: int, variant: str
 ) -> float:
-    """A product on one tile with a serial split: slices and outputs are rearranged in every turn of the loop."""
+    """A product on one tile with a serial split: slices and outputs are rearranged in every turn of the
+    loop."""
     part = math.ceil(k / splits)
     item = 2.0 if input_type == "float16" else 4.0
     units = chip.conv_units(input_type, partials)
@@ -127,7 +130,7 @@ def grid_kernel(record: Record) -> float:
         radius,
         code,
         ipus,
-        arranged=spec["code"] is None or name == "stencil_2d_32b",
+        arranged=spec["code"] is None or name in ("stencil_2d_32b", "lbm_d2q9"),
     )
     phases = stencil.sweep(chip, grid)
     phases["compute"] *= stretch
@@ -149,7 +152,8 @@ def grid_kernel(record: Record) -> float:
 
 
 def _roofline(record: Record, grid: stencil.Grid, phases: dict[str, float]) -> float:
-    """Share of the vector unit's roofline: intensity 0.55 (FP32 0.275) FLOP per byte against 16 B per cycle."""
+    """Share of the vector unit's roofline: intensity 0.55 (FP32 0.275) FLOP per byte against 16 B per
+    cycle."""
     raise NotPredicted("the source's roofline counts operations in a way the record does not say")
 
 

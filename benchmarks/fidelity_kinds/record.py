@@ -1,4 +1,5 @@
-"""A published measurement, what a prediction may use of it, and the one default for each parameter left open."""
+"""A published measurement, what a prediction may use of it, and the one default for each parameter left
+open."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 """By kind: the value a parameter takes where the record leaves it open. One default per parameter."""
 
 MK2_CHIP: dict[str, Chip] = {"gemm": BOW}
-"""The chip taken for ``mk2`` (GC200 or Bow not stated) where a time or rate needs a clock; GC200 elsewhere."""
+"""The chip taken for ``mk2`` (GC200 or Bow not stated) where a time or rate needs a clock; GC200
+elsewhere."""
 
 TYPES = {"fp8": "float8", "fp16": "float16", "fp32": "float32", "int32": "int32"}
 BYTES = {"fp8": 1, "fp16": 2, "fp32": 4, "int32": 4}
@@ -128,6 +130,8 @@ class Record:
             return SYSTEMS[name].chip
         if name in ("mk2", "mk2-pod4"):
             return MK2_CHIP.get(self.kind, GC200)
+        if name == "ipu":
+            return CHIPS["gc2"]
         if name == "c600-or-bow":
             return CHIPS["c600"]
         raise NotPredicted(f"target {self.target!r} does not say which chip")

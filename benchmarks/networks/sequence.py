@@ -100,3 +100,60 @@ def lstm(make: Maker, x: Any, *, layers: int, hidden: int) -> Any:
         with jax.named_scope(f"lstm{layer}"):
             _, x = jax.lax.scan(step, (zero, zero), x)
     return x
+
+
+SWIN = {
+    "swin_t": ((2, 2, 6, 2), 96, 3),
+    "swin_l": ((2, 2, 18, 2), 192, 6),
+}
+"""Blocks of each stage, width and heads of the first (Liu et al.)."""
+
+
+def swin(make: Maker, images: Any, *, variant: str) -> Any:
+    """Swin transformer on [batch, side, side, channels] images; windows of 7, or 12 for 384 pixels."""
+    import jax
+    import jax.numpy as jnp
+
+    depths, width, heads = SWIN[variant]
+    window = 12 if images.shape[1] % 12 == 0 and images.shape[1] >= 384 else 7
+    batch, side = images.shape[0], images.shape[1] // 4
+    x = images.reshape(batch, side, 4, side, 4, -1).transpose(0, 1, 3, 2, 4, 5).reshape(batch, side, side, -1)
+    x = layer_norm(make, "patch.norm", x @ make.get("patch", (x.shape[-1], width)))
+    for stage, depth in enumerate(depths):
+        if stage:
+            side //= 2
+            x = x.reshape(batch, side, 2, side, 2, -1).transpose(0, 1, 3, 2, 4, 5)
+            x = layer_norm(make, f"merge{stage}.norm", x.reshape(batch, side, side, -1))
+            x = x @ make.get(f"merge{stage}", (x.shape[-1], x.shape[-1] // 2))
+        for index in range(depth):
+            name = f"stage{stage}.block{index}"
+            with jax.named_scope(name):
+                shift = window // 2 if index % 2 else 0
+                x = _swin_block(make, name, x, heads * 2**stage, window, shift)
+    return dense(make, "head", jnp.mean(layer_norm(make, "norm", x), (1, 2)), 1000)
+
+
+def _swin_block(make: Maker, name: str, x: Any, heads: int, window: int, shift: int) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    batch, side, _, hidden = x.shape
+    count, tokens, size = side // window, window * window, hidden // heads
+    y = layer_norm(make, name + ".norm0", x)
+    if shift:
+        y = jnp.roll(y, (-shift, -shift), (1, 2))
+    y = y.reshape(batch, count, window, count, window, hidden).transpose(0, 1, 3, 2, 4, 5)
+    rows = y.reshape(-1, hidden)
+    qkv = dense(make, name + ".qkv", rows, 3 * hidden).reshape(-1, tokens, 3, heads, size)
+    q, k, v = (qkv[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
+    bias = make.get(name + ".bias", (heads, tokens, tokens))
+    weights = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k) * (1.0 / math.sqrt(size)) + bias)
+    y = jnp.einsum("bhqk,bhkd->bhqd", weights, v).transpose(0, 2, 1, 3).reshape(-1, hidden)
+    y = dense(make, name + ".out", y, hidden).reshape(batch, count, count, window, window, hidden)
+    y = y.transpose(0, 1, 3, 2, 4, 5).reshape(x.shape)
+    if shift:
+        y = jnp.roll(y, (shift, shift), (1, 2))
+    x = x + y
+    y = layer_norm(make, name + ".norm1", x).reshape(-1, hidden)
+    y = dense(make, name + ".ff2", jax.nn.gelu(dense(make, name + ".ff1", y, 4 * hidden)), hidden)
+    return x + y.reshape(x.shape)

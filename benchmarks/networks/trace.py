@@ -26,7 +26,8 @@ def reports(
     input_gradient: bool = False,
     product_type: str | None = None,
 ) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
-    """Cost ``function(maker, inputs, key)`` on one chip: its forward, or its forward and backward in training."""
+    """Cost ``function(maker, inputs, key)`` on one chip: its forward, or its forward and backward in
+    training."""
     import jax
     import jax.numpy as jnp
 
@@ -87,6 +88,8 @@ def image_network(
         del key
         if name in depths:
             return vision.resnet(make, x, depth=depths[name], kind=kind, train=train, recompute=recompute)
+        if name in sequence.SWIN:
+            return sequence.swin(make, x, variant=name)
         if name == "alexnet":
             return vision.alexnet(make, x)
         variant = name.removeprefix("efficientnet_")

@@ -1,7 +1,7 @@
 """Convolutional networks: ResNet, EfficientNet, AlexNet; NHWC activations, HWIO weights.
 
-A network is a function ``(parameters, images) -> logits`` and a dict of parameter shapes, made together by a `Maker`
-that records each weight the first time it is asked for.
+A network is a function ``(parameters, images) -> logits`` and a dict of parameter shapes, made together by
+a `Maker` that records each weight the first time it is asked for.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def conv(make: Maker, name: str, x: Any, out: int, kernel: int, stride: int = 1,
 
 
 def norm(make: Maker, name: str, x: Any, kind: str, group_size: int = 16, train: bool = True) -> Any:
-    """Batch or group normalisation, or none. In inference batch norm is folded into the convolution before it."""
+    """Batch or group normalisation, or none. In inference batch norm is folded into the convolution before
+    it."""
     if kind == "none" or (kind == "batch" and not train):
         return x + make.get(name + ".beta", (x.shape[-1],))
     gamma, beta = make.get(name + ".gamma", (x.shape[-1],)), make.get(name + ".beta", (x.shape[-1],))
@@ -200,7 +201,8 @@ def _maybe_checkpoint(make: Maker, function: Callable[[Any], Any], x: Any, recom
 def efficientnet(
     make: Maker, images: Any, *, variant: str, kind: str, train: bool, group_size: int = 1
 ) -> Any:
-    """EfficientNet-B0 or B4 (Tan and Le); ``group_size`` of the depthwise convolutions as on the IPU (1 or 16)."""
+    """EfficientNet-B0 or B4 (Tan and Le); ``group_size`` of the depthwise convolutions as on the IPU (1 or
+    16)."""
     import jax
     import jax.numpy as jnp
 

@@ -127,10 +127,12 @@ def kernel_cycles(
 def four_row_cycles(
     rows: float, row_length: float, in_channels: int, out_channels: int, kernel_h: int, kernel_w: int
 ) -> tuple[float, float]:
-    """AMP vertex whose weight block holds four kernel rows of four channels, FP16, on one tile: (all, supervisor).
+    """AMP vertex whose weight block holds four kernel rows of four channels, FP16, on one tile: (all,
+    supervisor).
 
-    One call for each block of four input channels, four kernel rows, one kernel column and eight output channels;
-    ``rows`` output rows of ``row_length`` pixels are shared by the workers. Source: facts page 8.4.
+    One call for each block of four input channels, four kernel rows, one kernel column and eight output
+    channels; ``rows`` output rows of ``row_length`` pixels are shared by the workers. Source: facts page
+    8.4.
     """
     calls = math.ceil(in_channels / 4) * math.ceil(kernel_h / 4) * kernel_w * math.ceil(out_channels / 8)
     in_groups, out_groups = math.ceil(in_channels / 4), math.ceil(out_channels / 8)

@@ -1,7 +1,8 @@
 """How fast a loop streams through a tile's memory, by how it is written.
 
-A compiled loop body of a triad takes about six issue slots (two loads, multiply-add, store, address and branch); it
-handles one element when naive and one 64-bit vector when written for it. A hand-written loop is bound by the ports.
+A compiled loop body of a triad takes about six issue slots (two loads, multiply-add, store, address and
+branch); it handles one element when naive and one 64-bit vector when written for it. A hand-written loop is
+bound by the ports.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ LOOP_SLOTS = 6.3
 COISSUE_EFFICIENCY = 0.991
 """What remains of the ports' rate after loop set-up in hand-written loops. Published: facts page 3."""
 COMPILED_LOAD_SLOTS = 2.0
-"""Slots of a compiled load loop per 64-bit load. Derived: plain loops reach about a quarter of the ceiling."""
+"""Slots of a compiled load loop per 64-bit load. Derived: plain loops reach about a quarter of the
+ceiling."""
 
 
 def bytes_per_cycle(chip: Chip, pattern: str, implementation: str, dtype: str) -> float:

@@ -1,9 +1,11 @@
-"""From one micro-batch to one batch: pipeline, accumulation, weight update, all-reduce, streamed state, host input.
+"""From one micro-batch to one batch: pipeline, accumulation, weight update, all-reduce, streamed state,
+host input.
 
 Every second of a batch has a named cause. A batch of G micro-batches on P IPUs per replica:
 
 * each IPU holds a forward and a backward stage, so the pipeline has 2P - 1 stages and runs G + 2P - 2 steps;
-* a step takes its slowest IPU, plus the copy of activations and gradients to the neighbours, or the host's input if
+* a step takes its slowest IPU, plus the copy of activations and gradients to the neighbours, or the host's
+input if
   that is slower (it is prefetched);
 * then once per batch: gradients all-reduced, weights updated, optimizer state streamed if it lives off chip.
 """
@@ -20,7 +22,8 @@ from podrun.device.tiles.exchange import global_sync_cycles, launch_cycles
 from podrun.device.tiles.host import RELEASE_SECONDS, STREAM_BYTES_PER_SECOND, WAIT_SECONDS
 
 STREAMING_BYTES_PER_SECOND = 20e9
-"""Streaming memory of a machine, shared by its IPUs. Recalled, no measurement was found; DDR peak is 38.4e9."""
+"""Streaming memory of a machine, shared by its IPUs. Recalled, no measurement was found; DDR peak is
+38.4e9."""
 IPUS_PER_MACHINE = 4
 DOMAIN_SECONDS = 2.5e-3
 """Waiting of IPU-Link domains for each other, once a batch and per doubling of domains. Derived from two
@@ -34,9 +37,11 @@ UPDATE_PASSES = {"sgd": 2, "momentum": 3, "lars": 6, "adam": 10, "lamb": 14}
 class Batch:
     """What the model needs to know of a batch.
 
-    ``stage_cycles``: cycles of one micro-batch on the slowest IPU, forward, backward and recomputation together.
-    ``boundary_bytes``: activations that cross to the next IPU. ``weights``: parameters on the fullest IPU, with
-    ``gradient_bytes`` and ``state_bytes`` each (state only if it is off chip). ``input_bytes``: of one micro-batch.
+    ``stage_cycles``: cycles of one micro-batch on the slowest IPU, forward, backward and recomputation
+    together.
+    ``boundary_bytes``: activations that cross to the next IPU. ``weights``: parameters on the fullest IPU,
+    with ``gradient_bytes`` and ``state_bytes`` each (state only if it is off chip). ``input_bytes``: of one
+    micro-batch.
     """
 
     stage_cycles: float
@@ -71,7 +76,7 @@ def batch_seconds(chip: Chip, batch: Batch) -> dict[str, float]:
         "compute": batch.accumulation * stage,
         "copies": batch.accumulation * copies,
         "ramp": ramp * steady,
-        "host": batch.accumulation * (steady - stage - copies),
+        "host": batch.accumulation * max(0.0, host - stage - copies),
         "sync": global_sync_cycles(chip, ipus) / chip.clock_hz,
     }
     if not batch.training:
@@ -115,8 +120,9 @@ def tied_pipeline(
 ) -> float:
     """Cycles of the slowest IPU when embedding and head share a table and so stand on the first IPU.
 
-    The first IPU takes as many layers as its memory allows beside the table (two bytes for each weight and two for
-    its gradient); the rest are spread evenly over the others. ``ends``: cycles of embedding and head.
+    The first IPU takes as many layers as its memory allows beside the table (two bytes for each weight and
+    two for its gradient); the rest are spread evenly over the others. ``ends``: cycles of embedding and
+    head.
     """
     if stages <= 1:
         return layers * layer + ends

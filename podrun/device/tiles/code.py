@@ -22,8 +22,8 @@ FRAGMENT_CODE = 8
 CONTROL_CODE = 20
 """Bytes of control code per compute set or exchange on each tile. Derived: 0.9 KB per BERT layer."""
 REPEATED = 0.28
-"""Share of its exchange code that an equation needs again when one just like it came before. Derived: BERT's first
-layer holds 3.7 MB, each later one 1.0 MB."""
+"""Share of its exchange code that an equation needs again when one just like it came before. Derived:
+BERT's first layer holds 3.7 MB, each later one 1.0 MB."""
 
 
 def code_bytes(chip: Chip, plans: Sequence[Plan]) -> dict[str, float]:

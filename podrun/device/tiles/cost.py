@@ -38,11 +38,11 @@ def cost_jaxpr(
     """Cost a ``jax.core.ClosedJaxpr`` on one IPU of ``target`` (a chip's or system's name, or a Chip).
 
     ``product_type``: cost products as if their operands had this type (``float8``). ``repeats``: how
-    often the jaxpr runs in one step (accumulated micro-batches). ``results_stay``: results are held to the end
-    (accumulated gradients), or used up as they are made. The report is JSON-able:
-    ``step`` (cycles, seconds, and cycles by cause), ``by_operator`` and ``by_scope`` (cycles, largest first),
-    ``memory`` (bytes: always live, peak of the rest, temporary, code, fullest tile, fits), ``bounds``
-    (primitives that no planner knows, with count and cycles), ``target``, ``version``.
+    often the jaxpr runs in one step (accumulated micro-batches). ``results_stay``: results are held to the
+    end (accumulated gradients), or used up as they are made. The report is JSON-able: ``step`` (cycles,
+    seconds, and cycles by cause), ``by_operator`` and ``by_scope`` (cycles, largest first), ``memory``
+    (bytes: always live, peak of the rest, temporary, code, fullest tile, fits), ``bounds`` (primitives that
+    no planner knows, with count and cycles), ``target``, ``version``.
 
     Raises:
         InvalidOptionError: unknown target, or an impossible proportion.

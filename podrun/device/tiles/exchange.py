@@ -63,9 +63,11 @@ HALO_FRAGMENTS = 1.2
 LOADED_LATENCY = 0.24
 """Growth of tile-to-tile latency under full load. Published for GC2."""
 COUNTER_READ = 14.0
-"""Cycles between two counter reads beside the barrier itself. Derived: mean gap 90 against a barrier of 76."""
+"""Cycles between two counter reads beside the barrier itself. Derived: mean gap 90 against a barrier of
+76."""
 ARRANGE_PER_BYTE = 2.1
-"""Cycles per byte of element-wise rearrangement on a tile. Derived: GC2 stencil's pre- and post-arrange phases."""
+"""Cycles per byte of element-wise rearrangement on a tile. Derived: GC2 stencil's pre- and post-arrange
+phases."""
 ARRANGE_PER_PIECE = 14.0
 """Cycles per piece of such a rearrangement. Derived: the same."""
 PHASES = {"implicit": 1, "two_wave_copies": 2, "grouped_directions": 4, "many_tensors": 1}

@@ -1,7 +1,8 @@
 """What the library's reductions do on the way: casts and squares of their input never reach memory.
 
-JAX sums float16 by casting to float32 first; the IPU's reduce vertices accumulate in float32 as they load, and have a
-form that squares. Equations that only feed a sum that way are taken out of the list and the sum reads their source.
+JAX sums float16 by casting to float32 first; the IPU's reduce vertices accumulate in float32 as they load,
+and have a form that squares. Equations that only feed a sum that way are taken out of the list and the sum
+reads their source.
 """
 
 from __future__ import annotations

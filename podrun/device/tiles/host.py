@@ -1,7 +1,8 @@
 """What the host adds: synchronous stream copies, program calls, prefetch.
 
-A synchronous copy waits for the host, moves its bytes and waits for the host's release; the waits are far longer than
-the transfer of a small tensor. Streams that are prefetched or overlapped with compute hide all but the transfer.
+A synchronous copy waits for the host, moves its bytes and waits for the host's release; the waits are far
+longer than the transfer of a small tensor. Streams that are prefetched or overlapped with compute hide all
+but the transfer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ STREAM_BYTES_PER_SECOND = 8.0e9
 CALL_SECONDS = 0.8e-3
 """Fixed cost of one session call seen from the host. Published: two notebooks with a trivial model."""
 REMOTE_ROUNDS = 5
-"""Gateway rounds per micro-batch of a program with remote variables: data in, weights in twice, state in and out.
+"""Gateway rounds per micro-batch of a program with remote variables: data in, weights in twice, state in
+and out.
 Assumed."""
 
 

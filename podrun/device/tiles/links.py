@@ -1,4 +1,5 @@
-"""Time on IPU-Links as the tile model needs it: neighbour copies, and the collectives of `podrun.collectives`.
+"""Time on IPU-Links as the tile model needs it: neighbour copies, and the collectives of
+`podrun.collectives`.
 
 The link figures, the choice of algorithm and its time live in `podrun.collectives`; here they meet chips and
 systems.

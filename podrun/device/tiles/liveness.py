@@ -32,8 +32,8 @@ class Liveness:
 def measure(flat: FlatJaxpr, steps: Sequence[Step], *, results_stay: bool = True) -> Liveness:
     """Liveness of ``steps`` made from ``flat``.
 
-    ``results_stay``: results are held to the end (gradients that are accumulated); otherwise each is used up as it
-    is made (gradients applied at once).
+    ``results_stay``: results are held to the end (gradients that are accumulated); otherwise each is used
+    up as it is made (gradients applied at once).
     """
     owner: dict[int, int] = {}
     held: set[int] = {*flat.arguments, *flat.constants}

@@ -26,8 +26,8 @@ DEFAULT_PROPORTION = 0.6
 """availableMemoryProportion: share of a tile's memory that one operation may use for temporary data."""
 MAX_SPLITS = 28
 PRODUCT_FRAGMENTS = 37.0
-"""Exchange fragments of a product on each tile. Derived: 0.34 to 0.52 MB of exchange code per product of BERT's
-first layer on 1,472 tiles, at eight bytes each."""
+"""Exchange fragments of a product on each tile. Derived: 0.34 to 0.52 MB of exchange code per product of
+BERT's first layer on 1,472 tiles, at eight bytes each."""
 KERNEL_FRAGMENTS = 1.5
 """Further fragments per kernel position, for the rims. Assumed."""
 WORKLIST_VERTICES = 1.3
@@ -180,7 +180,8 @@ def _expanded_plan(chip: Chip, product: Product, tiles: int, positions: int) -> 
 
 
 EXPAND_CYCLES = 0.34
-"""Cycles per byte of expanding a field on its tile. Derived: the planner's figure for ResNet's first layer."""
+"""Cycles per byte of expanding a field on its tile. Derived: the planner's figure for ResNet's first
+layer."""
 
 
 def _vector_plan(chip: Chip, product: Product, tiles: int) -> Plan:
@@ -296,3 +297,8 @@ def _choose(
         detail=f"{method} {product.m}x{product.k}x{product.n} rows/{pm[best]:.0f} in/{pk[best]:.0f} "
         f"out/{pn[best]:.0f}",
     )
+
+
+def forget() -> None:
+    """Drop all kept plans, for measurements of planning itself."""
+    _plan.cache_clear()

@@ -1,4 +1,5 @@
-"""Structured grids on tiles: a block of the grid per tile, a rim from its neighbours, copies around the exchange.
+"""Structured grids on tiles: a block of the grid per tile, a rim from its neighbours, copies around the
+exchange.
 
 Each sweep: barrier, exchange of the rims (between chips too), pre-arrange of the block with its rim, compute,
 post-arrange. Compute is taps times what one tap costs for the way the codelet is written.
@@ -19,19 +20,21 @@ TAP_CYCLES = {
     "optimised_vertex": 1.75,
     "generated": 4.1,
 }
-"""Tile cycles per tap and value. Derived: compiled scalar and half4 codelets of the GC2 blur (103.6 and 31 cycles per
-four-channel point of nine taps), a 3D kernel before and after co-issue (27 and 16 cycles per point, less its copies),
-code generated from a symbolic description."""
+"""Tile cycles per tap and value. Derived: compiled scalar and half4 codelets of the GC2 blur (103.6 and 31
+cycles per four-channel point of nine taps), a 3D kernel before and after co-issue (27 and 16 cycles per
+point, less its copies), code generated from a symbolic description."""
 SWEEP_CYCLES = 500.0
-"""Start of one sweep's compute set: workers, loop set-up, row hand-out. Derived: intercept of the blur's compute."""
+"""Start of one sweep's compute set: workers, loop set-up, row hand-out. Derived: intercept of the blur's
+compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A grid of ``width`` x ``height`` x ``depth`` points of ``values`` values of ``item`` bytes on ``ipus`` chips.
+    """A grid of ``width`` x ``height`` x ``depth`` points of ``values`` values of ``item`` bytes on
+    ``ipus`` chips.
 
-    ``taps`` per value; ``radius`` of the stencil; ``code`` is a key of `TAP_CYCLES`; ``arranged``: the codelet wants
-    its block and rim in one region, so copies surround the exchange.
+    ``taps`` per value; ``radius`` of the stencil; ``code`` is a key of `TAP_CYCLES`; ``arranged``: the
+    codelet wants its block and rim in one region, so copies surround the exchange.
     """
 
     width: int
@@ -82,4 +85,5 @@ def sweep(chip: Chip, grid: Grid) -> dict[str, float]:
 POST_SHARE = 0.84
 """Post-arrange over pre-arrange: what is sent is less than block and rim together. Derived: GC2 blur."""
 GLOBAL_SKEW = 200.0
-"""Cycles by which chips wait for each other in a global barrier beside its latency. Derived: 501 to 642 on 16 GC2."""
+"""Cycles by which chips wait for each other in a global barrier beside its latency. Derived: 501 to 642 on
+16 GC2."""

@@ -160,15 +160,16 @@ def random_cycles(elements: float, dtype: str) -> float:
 def pool_rows_cycles(outputs: float, window: float, channels: float, dtype: str) -> float:
     """Pooling on one tile, row by row: 15 worker cycles per output, kernel position and vector of channels.
 
-    Start-up of the call and its work lists takes 246 per worker. Derived: facts page 8.10 (3 per vector + 13 per
-    row when a row is one vector) and three simulator points, which share slope and intercept.
+    Start-up of the call and its work lists takes 246 per worker. Derived: facts page 8.10 (3 per vector +
+    13 per row when a row is one vector) and three simulator points, which share slope and intercept.
     """
     vectors = math.ceil(channels / vector_width(dtype))
     return WORKERS * (246.0 + math.ceil(outputs / WORKERS) * window * vectors * 15.0)
 
 
 def two_stage_reduce_cycles(outputs: float, depth: float, dtype: str) -> tuple[float, float]:
-    """A reduction on one tile split over its workers, then the six partial results joined (facts page 8.7)."""
+    """A reduction on one tile split over its workers, then the six partial results joined (facts page
+    8.7)."""
     vectors = math.ceil(outputs / vector_width(dtype))
     share = math.ceil(depth / WORKERS)
     first = 33.0 + WORKERS * (20.0 + vectors * 2.0 * share)
@@ -177,7 +178,8 @@ def two_stage_reduce_cycles(outputs: float, depth: float, dtype: str) -> tuple[f
 
 
 def last_stage_cycles(outputs: float, partials: float, *, continuous: bool) -> float:
-    """The last stage of a reduction: ``partials`` values into each of ``outputs`` on one tile (facts page 8.7)."""
+    """The last stage of a reduction: ``partials`` values into each of ``outputs`` on one tile (facts page
+    8.7)."""
     if continuous:
         share = math.ceil(outputs / WORKERS)
         return WORKERS * (17.0 + share * (partials / 2.0 + 10.0))
@@ -185,6 +187,6 @@ def last_stage_cycles(outputs: float, partials: float, *, continuous: bool) -> f
 
 
 def supervisor_loop_cycles(iterations: float) -> float:
-    """A loop on a volatile counter in the supervisor: load, add, store, load, compare, taken branch, a slot of six
-    cycles each, and half a cycle for the loop's own stalls; 255 around it with the timing block."""
+    """A loop on a volatile counter in the supervisor: load, add, store, load, compare, taken branch, a slot
+    of six cycles each, and half a cycle for the loop's own stalls; 255 around it with the timing block."""
     return 255.0 + 36.5 * iterations

@@ -1,0 +1,143 @@
+"""docs/fidelity.md from the rows of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+TARGETS = {
+    "amp_tile": ("all", 0.02, 0.05),
+    "memory_bandwidth": ("all", 0.10, 0.30),
+    "exchange": ("all", 0.10, 0.30),
+    "sync": ("all", 0.10, 0.30),
+    "host_stream": ("all", 0.20, 0.50),
+    "session_call": ("all", 0.20, 0.50),
+    "vertex": ("60 %", 0.15, None),
+    "all_reduce": ("all with bytes", 0.15, 0.40),
+    "ipu_link": ("all with bytes", 0.15, 0.40),
+    "gemm": ("all", 0.15, 0.40),
+    "stencil": ("60 %", 0.20, None),
+    "memory": ("80 %", 0.15, 0.50),
+    "network": ("80 %", 0.15, 0.40),
+    "scaling_ratio": ("all", 0.07, None),
+}
+"""What the model aims at: coverage, median and worst error on high and medium confidence."""
+
+INTRODUCTION = """# Fidelity
+
+How far podrun's modelled time and memory can be trusted: every published measurement in
+`benchmarks/data/measurements.json` that describes something podrun models, predicted from its kind, target
+and parameters alone, and held against the published figure. This page is generated:
+
+    python benchmarks/fidelity.py --json fidelity.json --markdown docs/fidelity.md
+
+Errors are predicted over published, less one. The table takes one vote per row of the source (records of
+one row are one piece of evidence): a row's vote is the median of its records; *worst* is the worst single
+record.
+
+Constants fitted to measurements are few; each stands beside its name in the code with what it was derived
+from: `podrun/device/target.py`, `podrun/device/tiles/*.py`, and for what belongs to a benchmark's set-up
+(layouts, library version) `benchmarks/fidelity_kinds/`. They were derived with the open records in view, so
+the errors below are those of a fit as much as of a prediction. Of the terms nothing is published about,
+GW-Link latency matters most: see *Sensitivity*.
+"""
+
+SENSITIVITY = """## Sensitivity
+
+Terms beyond what is published, and what they move:
+
+* **Waiting between IPU-Link domains** (`batch.DOMAIN_SECONDS`, 2.5 ms per batch and doubling of domains,
+taken from two
+  ResNet-50 rows): with 0 instead, ResNet-50 is predicted 20 % faster on POD256 and 13 % on Bow Pod128,
+  EfficientNet-B4 11 % and BERT-Large 1 % on Bow Pod256. Systems of at most 64 IPUs do not depend on it.
+* **Streaming memory** (`batch.STREAMING_BYTES_PER_SECOND`, 20 GB/s per machine, recalled): with 38.4 GB/s
+(the DDR peak)
+  BERT-Large pretraining with off-chip optimizer state is predicted 1 % (2,048 micro-batches per batch) to
+  20 % (36 micro-batches) faster.
+* **The library of 2018 on GC2** (`LIBRARY_2018` and the like in
+`benchmarks/fidelity_kinds/applications.py`): scale every
+  network row of GC2, none of the others.
+"""
+
+
+def page(rows: Sequence[Mapping[str, Any]], by_kind: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """The whole page."""
+    parts = [INTRODUCTION, "## By kind (high and medium confidence)\n", _summary(by_kind)]
+    parts += [
+        "## Low confidence\n",
+        _low(by_kind),
+        SENSITIVITY,
+        "## Defaults for what a record leaves open\n",
+    ]
+    parts += [_defaults(defaults), "## Every record\n"]
+    for kind in sorted({str(row["kind"]) for row in rows}):
+        parts += [f"### {kind}\n", _records([row for row in rows if row["kind"] == kind])]
+    parts += ["## Not predicted, and why\n", _missing(rows)]
+    return "\n".join(parts)
+
+
+def _percent(value: float | None, *, sign: bool = False) -> str:
+    if value is None:
+        return "-"
+    return f"{value:+.1%}" if sign else f"{value:.1%}"
+
+
+def _summary(by_kind: Mapping[str, Any]) -> str:
+    lines = [
+        "| kind | records | rows | predicted | median error | aim | worst | aim |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind, groups in by_kind.items():
+        found = groups.get("high+medium")
+        if not found:
+            continue
+        _, middle, worst = TARGETS.get(kind, ("", None, None))
+        lines.append(
+            f"| {kind} | {found['records']} | {found['rows']} | {found['coverage']:.0%} "
+            f"| {_percent(found['median_error'])} | {_percent(middle)} "
+            f"| {_percent(found['worst_error'])} | {_percent(worst)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _low(by_kind: Mapping[str, Any]) -> str:
+    lines = ["| kind | records | predicted | median error |", "|---|---|---|---|"]
+    for kind, groups in by_kind.items():
+        found = groups.get("low")
+        if found:
+            lines.append(
+                f"| {kind} | {found['records']} | {found['coverage']:.0%} | {_percent(found['median_error'])} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _defaults(defaults: Mapping[str, Any]) -> str:
+    lines = []
+    for kind, values in defaults.items():
+        listed = ", ".join(f"{name} = {value}" for name, value in values.items())
+        lines.append(f"* **{kind}**: {listed}")
+    lines.append(
+        "* **target** `mk2`: GC200, and Bow for whole matrix products; `c600-or-bow`: C600. Layouts, sequence lengths "
+        "and micro-batches by network stand at the top of `benchmarks/fidelity_kinds/applications.py`."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _records(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = ["| record | confidence | predicted | published | error |", "|---|---|---|---|---|"]
+    for row in rows:
+        if row["predicted"] is not None:
+            lines.append(
+                f"| {row['id']} | {row['confidence']} | {row['predicted']:.6g} | {row['published']:.6g} "
+                f"| {_percent(row['error'], sign=True)} |"
+            )
+    return ("\n".join(lines) if len(lines) > 2 else "None is predicted.") + "\n"
+
+
+def _missing(rows: Sequence[Mapping[str, Any]]) -> str:
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row["reason"]:
+            reasons.setdefault(str(row["reason"]), []).append(str(row["id"]))
+    lines = [f"* {reason}: {', '.join(ids)}" for reason, ids in sorted(reasons.items())]
+    return "\n".join(lines) + "\n"

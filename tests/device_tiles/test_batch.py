@@ -1,0 +1,70 @@
+"""From a micro-batch to a batch: every second has a cause, and layouts behave as layouts do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podrun.device.target import BOW, GC200
+from podrun.device.tiles.batch import Batch, batch_seconds, slowest_stage, tied_pipeline
+
+PIPELINE = Batch(
+    1e7, stages=4, accumulation=16, replicas=4, boundary_bytes=3e6, weights=8e7, optimizer="lamb"
+)
+
+
+def test_a_pipeline_of_p_ipus_ramps_over_2p_minus_2_steps() -> None:
+    causes = batch_seconds(GC200, PIPELINE)
+    step = (causes["compute"] + causes["copies"]) / 16
+    assert causes["ramp"] == pytest.approx(6 * step)
+
+
+def test_more_accumulation_amortises_what_comes_once() -> None:
+    def rate(accumulation: int) -> float:
+        return accumulation / sum(batch_seconds(GC200, replace(PIPELINE, accumulation=accumulation)).values())
+
+    assert rate(16) < rate(64) < rate(256)
+
+
+def test_bow_speeds_up_tiles_and_not_links() -> None:
+    slow, fast = batch_seconds(GC200, PIPELINE), batch_seconds(BOW, PIPELINE)
+    assert slow["compute"] / fast["compute"] == pytest.approx(1.85 / 1.33)
+    assert slow["state"] == fast["state"]
+    assert slow["all_reduce"] / fast["all_reduce"] < 1.2
+
+
+def test_off_chip_state_costs_its_bytes_both_ways() -> None:
+    causes = batch_seconds(GC200, replace(PIPELINE, state_bytes=8.0))
+    assert causes["state"] == pytest.approx(2 * 8e7 * 8 * 4 / 20e9)
+
+
+def test_one_replica_reduces_nothing() -> None:
+    assert batch_seconds(GC200, Batch(1e6, weights=1e6))["all_reduce"] == 0
+
+
+def test_a_slow_host_holds_up_the_step() -> None:
+    causes = batch_seconds(GC200, Batch(1e4, accumulation=4, input_bytes=8e6, training=True))
+    assert causes["host"] > 0
+    assert causes["host"] + causes["compute"] == pytest.approx(4 * 8e6 / 8e9, rel=0.01)
+
+
+@given(st.lists(st.floats(1, 100), min_size=1, max_size=30), st.integers(1, 8))
+def test_the_slowest_stage_lies_between_mean_and_sum(costs: list[float], stages: int) -> None:
+    found = slowest_stage(costs, stages)
+    assert max(max(costs), sum(costs) / stages) <= found * (1 + 1e-9)
+    assert found <= sum(costs) * (1 + 1e-9)
+
+
+def test_bert_large_on_four_ipus_has_seven_layers_on_one() -> None:
+    slowest = tied_pipeline(GC200, 24, 1.0, 0.4, 4, 12.6e6, 31.8e6)
+    assert slowest == pytest.approx(7.0)
+    assert tied_pipeline(GC200, 24, 1.0, 0.4, 8, 12.6e6, 31.8e6) == pytest.approx(3.4)
+
+
+@given(st.integers(1, 64), st.integers(1, 8))
+def test_all_causes_are_there_and_none_is_negative(accumulation: int, replicas: int) -> None:
+    causes = batch_seconds(BOW, replace(PIPELINE, accumulation=accumulation, replicas=replicas))
+    assert min(causes.values()) >= 0

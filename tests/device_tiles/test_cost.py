@@ -1,0 +1,126 @@
+"""Costing traced functions: what the report holds, that it adds up, and that it never changes by itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from podrun.device.tiles.cost import cost_jaxpr
+from podrun.device.tiles.primitives import known
+from podrun.errors import InvalidOptionError, UnimplementedError
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def _half(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float16)
+
+
+def _perceptron(weights: list[Any], x: Any) -> Any:
+    for index, weight in enumerate(weights):
+        with jax.named_scope(f"layer{index}"):
+            x = jax.nn.relu(x @ weight)
+    return jnp.sum(x)
+
+
+def _training_step() -> Any:
+    weights = [_half(784, 512), _half(512, 512), _half(512, 10)]
+
+    def step(weights: list[Any], x: Any) -> Any:
+        loss, gradients = jax.value_and_grad(_perceptron)(weights, x)
+        return loss, [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)]
+
+    return jax.make_jaxpr(step)(weights, _half(32, 784))
+
+
+def _convolution() -> Any:
+    def run(image: Any, weight: Any) -> Any:
+        out = jax.lax.conv_general_dilated(
+            image, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jax.lax.reduce_window(out, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+    return jax.make_jaxpr(run)(_half(4, 28, 28, 32), _half(3, 3, 32, 64))
+
+
+@pytest.mark.parametrize(("name", "make"), [("perceptron", _training_step), ("convolution", _convolution)])
+def test_golden_reports_are_byte_identical(name: str, make: Any, request: pytest.FixtureRequest) -> None:
+    text = json.dumps(cost_jaxpr(make(), "gc200"), indent=1, sort_keys=True) + "\n"
+    assert (GOLDEN / f"{name}.json").read_text(encoding="utf-8") == text
+
+
+def test_causes_and_operators_add_up() -> None:
+    report = cost_jaxpr(_training_step(), "bow")
+    total = report["step"]["cycles"]
+    assert sum(report["step"]["by_cause"].values()) == pytest.approx(total, abs=5)
+    assert sum(entry["cycles"] for entry in report["by_operator"].values()) == pytest.approx(total, abs=9)
+    assert sum(report["by_scope"].values()) == pytest.approx(total, abs=25)
+    assert report["step"]["seconds"] == pytest.approx(total / 1.85e9, rel=1e-4)
+    assert report["bounds"] == {}
+    assert any("layer1" in scope and "transpose" in scope for scope in report["by_scope"])
+
+
+def test_memory_holds_weights_and_fits() -> None:
+    memory = cost_jaxpr(_training_step(), "gc200")["memory"]
+    weights = 2 * (784 * 512 + 512 * 512 + 512 * 10)
+    assert memory["always_live_bytes"] >= weights
+    assert memory["fits"]
+    assert memory["max_tile_bytes"] * 1472 >= memory["total_bytes"]
+    assert min(memory["code"].values()) >= 0
+    assert memory["largest"] == sorted(memory["largest"], key=lambda item: -item["bytes"])
+
+
+def test_a_program_too_large_does_not_fit() -> None:
+    closed = jax.make_jaxpr(lambda x: jnp.sin(x) + 1)(_half(600_000_000))
+    assert not cost_jaxpr(closed, "gc200")["memory"]["fits"]
+
+
+def test_a_scan_costs_its_body_each_turn() -> None:
+    def body(turns: int) -> Any:
+        def run(x: Any, w: Any) -> Any:
+            return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=turns)[0]
+
+        return cost_jaxpr(jax.make_jaxpr(run)(_half(16, 256), _half(256, 256)), "gc200")
+
+    assert body(20)["step"]["cycles"] == pytest.approx(10 * body(2)["step"]["cycles"], rel=0.01)
+
+
+def test_repeats_scale_time_and_not_memory() -> None:
+    once, often = cost_jaxpr(_convolution(), "gc200"), cost_jaxpr(_convolution(), "gc200", repeats=8)
+    assert often["step"]["cycles"] == pytest.approx(8 * once["step"]["cycles"], abs=8)
+    assert often["memory"] == once["memory"]
+
+
+def test_an_unknown_equation_is_bounded_and_counted_or_refused() -> None:
+    closed = jax.make_jaxpr(lambda x: jnp.linalg.qr(x)[0])(jax.ShapeDtypeStruct((64, 64), jnp.float32))
+    names = {eqn.primitive.name for eqn in closed.jaxpr.eqns}
+    report = cost_jaxpr(closed, "gc200")
+    assert report["bounds"], f"nothing unknown among {names}"
+    assert not any(known(name) for name in report["bounds"])
+    assert all(entry["count"] >= 1 and entry["cycles"] > 0 for entry in report["bounds"].values())
+    with pytest.raises(UnimplementedError, match=next(iter(report["bounds"]))):
+        cost_jaxpr(closed, "gc200", strict=True)
+
+
+def test_casts_and_squares_before_a_sum_cost_nothing() -> None:
+    plain = jax.make_jaxpr(lambda x: jnp.sum(x, 0))(_half(4096, 512))
+    squared = jax.make_jaxpr(lambda x: jnp.sum(x * x, 0))(_half(4096, 512))
+    assert cost_jaxpr(plain, "gc200")["step"]["cycles"] == cost_jaxpr(squared, "gc200")["step"]["cycles"]
+
+
+def test_bad_input_is_refused_by_name() -> None:
+    with pytest.raises(InvalidOptionError, match="gc300"):
+        cost_jaxpr(_convolution(), "gc300")
+    with pytest.raises(InvalidOptionError, match="availableMemoryProportion"):
+        cost_jaxpr(_convolution(), "gc200", available_memory_proportion=1.2)
+
+
+def test_results_used_at_once_hold_less() -> None:
+    stay = cost_jaxpr(_training_step(), "gc200")["memory"]["activations_peak_bytes"]
+    used = cost_jaxpr(_training_step(), "gc200", results_stay=False)["memory"]["activations_peak_bytes"]
+    assert used < stay
