@@ -125,12 +125,12 @@ def _defaults(defaults: Mapping[str, Any]) -> str:
 
 def _records(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = ["| record | confidence | predicted | published | error |", "|---|---|---|---|---|"]
-    for row in rows:
-        if row["predicted"] is not None:
-            lines.append(
-                f"| {row['id']} | {row['confidence']} | {row['predicted']:.6g} | {row['published']:.6g} "
-                f"| {_percent(row['error'], sign=True)} |"
-            )
+    lines += [
+        f"| {row['id']} | {row['confidence']} | {row['predicted']:.6g} | {row['published']:.6g} "
+        f"| {_percent(row['error'], sign=True)} |"
+        for row in rows
+        if row["predicted"] is not None
+    ]
     return ("\n".join(lines) if len(lines) > 2 else "None is predicted.") + "\n"
 
 

@@ -7,6 +7,7 @@ micro-batches, update and all-reduce.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from podrun.device.target import chip as find_chip
 from podrun.device.tiles.code import code_bytes
 from podrun.device.tiles.flatten import flatten
 from podrun.device.tiles.liveness import Liveness, measure
+from podrun.device.tiles.mapping import by_tile
 from podrun.device.tiles.plan import Plan
 from podrun.device.tiles.schedule import Options, Step, make_schedule
 
@@ -138,6 +140,9 @@ def memory_report(chip: Chip, steps: Sequence[Step], liveness: Liveness) -> dict
         if held > peak:
             peak, where = held, index
     total = liveness.always + peak + sum(code.values())
+    busiest = steps[where].plan if steps else None
+    live = liveness.curve[where] if steps else 0
+    intervals = by_tile(chip, plans, liveness.always, live, busiest, code["vertex_code"])
     fullest = total / chip.tiles * TILE_IMBALANCE
     return {
         "always_live_bytes": liveness.always,
@@ -150,8 +155,29 @@ def memory_report(chip: Chip, steps: Sequence[Step], liveness: Liveness) -> dict
         "tile_bytes": chip.tile_bytes,
         "fits": fullest <= chip.tile_bytes,
         "peak_step": where,
+        "by_tile": [
+            {
+                "first": interval.first,
+                "last": interval.last,
+                "bytes": {name: round(size) for name, size in sorted(interval.content.items())},
+            }
+            for interval in intervals
+        ],
+        "by_time": _thinned(liveness.curve),
         "largest": [{"scope": scope, "bytes": size} for scope, size in liveness.contents],
     }
+
+
+TIME_POINTS = 256
+"""Most points of the liveness curve that a report keeps."""
+
+
+def _thinned(curve: Sequence[int]) -> list[int]:
+    """The curve, or the largest value of each of `TIME_POINTS` equal parts of it."""
+    if len(curve) <= TIME_POINTS:
+        return list(curve)
+    edges = [index * len(curve) // TIME_POINTS for index in range(TIME_POINTS + 1)]
+    return [max(curve[first:last]) for first, last in itertools.pairwise(edges)]
 
 
 __all__ = ["CHIPS", "cost_jaxpr", "leaves", "memory_report", "report_of"]

@@ -28,6 +28,8 @@ MAX_SPLITS = 28
 PRODUCT_FRAGMENTS = 37.0
 """Exchange fragments of a product on each tile. Derived: 0.34 to 0.52 MB of exchange code per product of
 BERT's first layer on 1,472 tiles, at eight bytes each."""
+GROUPED_FRAGMENTS = 15.0
+"""The same for many small products, each on few tiles: attention's hold 0.2 to 0.34 MB."""
 KERNEL_FRAGMENTS = 1.5
 """Further fragments per kernel position, for the rims. Assumed."""
 WORKLIST_VERTICES = 1.3
@@ -293,7 +295,8 @@ def _choose(
         temporary_bytes=float(temporary[best]) / serial,
         tiles=int(used[best]),
         vertices=2.0 + (WORKLIST_VERTICES * product.kernel if product.kernel > 1 else 0.0),
-        fragments=PRODUCT_FRAGMENTS + KERNEL_FRAGMENTS * product.kernel,
+        fragments=(PRODUCT_FRAGMENTS if product.groups == 1 else GROUPED_FRAGMENTS)
+        + KERNEL_FRAGMENTS * product.kernel,
         detail=f"{method} {product.m}x{product.k}x{product.n} rows/{pm[best]:.0f} in/{pk[best]:.0f} "
         f"out/{pn[best]:.0f}",
     )
