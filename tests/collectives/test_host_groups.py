@@ -6,6 +6,7 @@ Hosts are made by name: ranks that give different host names share no memory and
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import socket
 import threading
 import time
@@ -258,3 +259,35 @@ def test_no_thread_is_left() -> None:
     with hosts("AABB") as groups:
         on_all(groups, lambda group: group.barrier())
     assert threading.active_count() == before
+
+
+def _remote_rank(token: dict[str, Any], pipe: Any) -> None:
+    """Rank 1 on a host of its own: joins, sums once, says so, and waits to be killed."""
+    group = join(token, 1, host="B")
+    group.allocate("x", "float32", 1000)[:] = 1
+    pipe.send(float(group.all_reduce("x")[0]))
+    pipe.recv()
+
+
+@pytest.mark.system
+def test_a_killed_remote_process_is_named_and_the_group_can_be_made_again() -> None:
+    spawn = multiprocessing.get_context("spawn")
+    for _ in range(2):
+        group, token = create(2, address="127.0.0.1", timeout=20, host="A")
+        ours, theirs = spawn.Pipe()
+        peer = spawn.Process(target=_remote_rank, args=(token, theirs))
+        peer.start()
+        group.allocate("x", "float32", 1000)[:] = 2
+        assert float(group.all_reduce("x")[0]) == 3.0
+        assert ours.poll(20)
+        assert ours.recv() == 3.0
+        peer.kill()
+        began = time.monotonic()
+        with pytest.raises(RankLostError, match=r"rank 1 .*in all_reduce\('x'"):
+            group.all_reduce("x")
+        assert time.monotonic() - began < 5
+        peer.join(20)
+        group.close()
+        peer.close()
+        for end in (ours, theirs):
+            end.close()

@@ -1,0 +1,178 @@
+"""All-reduce between two hosts against a plain socket stream between them. Needs root and ``ip``.
+
+    sudo python benchmarks/collectives_hosts.py [--gbit 10] [--json FILE]
+
+The hosts are two network namespaces joined by a virtual cable, so the ranks share no memory and all data
+goes by TCP.
+``--gbit`` limits the cable both ways, as a network card would; without it the host's cores are the limit,
+and an all-reduce, which moves its bytes both ways and adds them, cannot keep up with a stream that does one
+of these.
+
+JSON keys, bytes per second: ``stream`` (one way), ``duplex`` (each way, both at once), ``all_reduce``
+(algorithm bandwidth of 64 MiB); ``vs_stream`` and ``vs_duplex`` are its shares of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from podrun.collectives import create, join
+
+ADDRESSES = ("10.213.0.1", "10.213.0.2")
+BYTES = 64 * 1024 * 1024
+
+
+@contextlib.contextmanager
+def two_hosts(gbit: float | None) -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a cable; gone at the end."""
+    names = tuple(f"podrun{os.getpid()}{side}" for side in "ab")
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+        cable = [f"v{os.getpid()}{side}" for side in "ab"]
+        _ip(
+            "link",
+            "add",
+            cable[0],
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            cable[1],
+            "netns",
+            names[1],
+        )
+        for name, end, address in zip(names, cable, ADDRESSES, strict=True):
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
+            _ip("-n", name, "link", "set", end, "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+            if gbit:
+                shape = ["root", "tbf", "rate", f"{gbit}gbit", "burst", "2mb", "latency", "20ms"]
+                _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", end, *shape)
+        yield names[0], names[1]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def _ip(*arguments: str) -> None:
+    _run("ip", *arguments)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def on_both(names: tuple[str, str], job: str) -> dict[str, float]:
+    """Run this script's ``job`` in both namespaces; what side 0 prints."""
+    sides = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, __file__, "--job", job, "--side", str(side)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for side, name in enumerate(names)
+    ]
+    assert sides[0].stdout is not None
+    assert sides[1].stdin is not None
+    sides[1].stdin.write(sides[0].stdout.readline())  # where side 0 listens
+    sides[1].stdin.close()
+    result: dict[str, float] = json.loads(sides[0].stdout.readline())
+    for side in sides:
+        side.wait(60)
+    return result
+
+
+def stream_job(side: int, both_ways: bool) -> None:
+    """Move bytes through one socket for a while."""
+    if side == 0:
+        with socket.create_server((ADDRESSES[0], 0)) as server:
+            print(json.dumps({"port": server.getsockname()[1]}), flush=True)
+            sock = server.accept()[0]
+    else:
+        sock = socket.create_connection((ADDRESSES[0], json.loads(sys.stdin.readline())["port"]))
+    data, count = np.ones(1 << 20, np.uint8), 1024
+    sending = threading.Thread(target=lambda: [sock.sendall(data.data) for _ in range(count)])
+    began = time.perf_counter()
+    if both_ways or side == 1:
+        sending.start()
+    if both_ways or side == 0:
+        received, room = 0, np.empty(1 << 20, np.uint8)
+        while received < count << 20:
+            received += sock.recv_into(room)
+    seconds = time.perf_counter() - began
+    if both_ways or side == 1:
+        sending.join()
+    if side == 0:
+        print(json.dumps({"rate": (count << 20) / seconds}), flush=True)
+    sock.close()
+
+
+def reduce_job(side: int) -> None:
+    """All-reduce a vector of `BYTES`, rewritten each round and checked."""
+    if side == 0:
+        group, token = create(2, address=ADDRESSES[0])
+        print(json.dumps(token), flush=True)
+    else:
+        group = join(json.loads(sys.stdin.readline()), 1)
+    mine = group.allocate("gradients", "float32", BYTES // 4)
+    best = float("inf")
+    for turn in range(12):
+        mine[:] = turn + side
+        group.barrier()
+        began = time.perf_counter()
+        result = group.all_reduce("gradients")
+        best = min(best, time.perf_counter() - began)
+        assert (result == 2 * turn + 1).all()
+    group.barrier()
+    if side == 0:
+        print(json.dumps({"rate": BYTES / best}), flush=True)
+    group.close()
+
+
+def main() -> None:
+    """Parse options; measure, or do one side of a measurement."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gbit", type=float)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--job", choices=["stream", "duplex", "reduce"], help=argparse.SUPPRESS)
+    parser.add_argument("--side", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job == "reduce":
+        reduce_job(options.side)
+    elif options.job:
+        stream_job(options.side, options.job == "duplex")
+    else:
+        result: dict[str, Any] = {"schema": 1, "gbit": options.gbit}
+        with two_hosts(options.gbit) as names:
+            for key, job in (("stream", "stream"), ("duplex", "duplex"), ("all_reduce", "reduce")):
+                result[key] = max(on_both(names, job)["rate"] for _ in range(2))
+        result["vs_stream"] = result["all_reduce"] / result["stream"]
+        result["vs_duplex"] = result["all_reduce"] / result["duplex"]
+        print(json.dumps(result, indent=1))
+        if options.json:
+            options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
