@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from podrun.partition.discovery import Entry, Registry
     from podrun.partition.ray_session import RaySession
 
+PRESTART_PATIENCE_S = 120.0
 NAMES = {"help_option_names": ["-h", "--help"]}
 
 
@@ -90,7 +91,10 @@ def _run(service: Any, pool: Any, notice: _Notice, stop: threading.Event, option
         f"{cluster.machine_model}) listens on {options['host']}:{port}"
     )
     if options["prestart"] and not stop.is_set():
-        pool.prestart([agent.id for agent in cluster.agents])
+        service.wait_idle(
+            PRESTART_PATIENCE_S
+        )  # Partitions of the last time come first, with machines of their own.
+        pool.prestart([agent.id for agent in cluster.agents if agent.id not in pool.running_agents()])
         click.echo(f"{len(cluster.agents)} machines are up")
     sys.stdout.flush()
     stop.wait()
@@ -157,7 +161,10 @@ def default_state_file(cluster: str) -> Path:
 
 def main() -> None:
     """Entry point of `vipu-server`."""
-    sys.exit(run(vipu_server))
+    code = run(vipu_server)
+    sys.stdout.flush()
+    # All is stopped and removed by now. Ray's own farewell at exit could wait a minute for processes that are gone.
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,11 @@ class RayMachinePool(BasePool):
     def session(self) -> RaySession:
         """The Ray behind the pool, started if need be."""
         with self._session_lock:
+            if self._session is not None and not self._session.alive:
+                # Somebody ended Ray under us; its machines ended with it. A fresh one is for those that are restarted.
+                self._session.close()
+                self._session = None
+                self._groups.clear()
             if self._session is None:
                 self._session = RaySession(self._address)
                 self._on_session(self._session)

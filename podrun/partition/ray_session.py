@@ -57,6 +57,7 @@ class RaySession:
         self.directory: Path | None = None
         self.processes: tuple[ProcessId, ...] = ()
         self._core: tuple[ProcessId, ...] = ()
+        self._gcs: tuple[ProcessId, ...] = ()
         self._owned = False
         self._guardian: Guardian | None = None
         self._saved: dict[str, str | None] = {}
@@ -84,7 +85,8 @@ class RaySession:
         if not self._owned:
             return
         self._owned = False
-        if _initialized() and self.alive:
+        # With its GCS gone, Ray would wait a minute for it and then end this process.
+        if _initialized() and all(process.alive for process in self._gcs):
             with _quiet_ray(), contextlib.suppress(Exception):  # Processes are ended below, whatever it says.
                 self.ray.shutdown()
         _end(self.processes)
@@ -167,6 +169,7 @@ class RaySession:
         self.address = self.ray.get_runtime_context().gcs_address
         self.processes = tuple(_descendants())
         self._core = tuple(p for p in self.processes if _name(p) in ("gcs_server", "raylet"))
+        self._gcs = tuple(p for p in self._core if _name(p) == "gcs_server")
         for process in self.processes:
             self._guardian.watch_process(process.pid, process.start_ticks)
 
