@@ -10,6 +10,7 @@ it on all, with the same error.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 from podrun.device.buffers import Array
 from podrun.device.check import check_executable
 from podrun.device.connection import AttachRequest, IpuRange
+from podrun.device.cores import core_for, on_core
 from podrun.device.engine import Disagreement, Engine, Outcome, digest_of_array
 from podrun.device.fabric import Fabric, OfferBook, form_group
 from podrun.device.health import Health
@@ -65,7 +67,9 @@ class Machine:
         on_lost: Callable[[], None] | None = None,
         wall_clock: Callable[[], float] = time.time,
         grace: float = 5.0,
+        own_cores: bool = False,
     ) -> None:
+        self._cores = sorted(os.sched_getaffinity(0)) if own_cores else []
         self._grace = grace
         self.place = place
         self.offers = OfferBook()
@@ -357,7 +361,10 @@ class Machine:
             before = engine.batches_done
             try:
                 one = len(owners) == 1 and owners[0].request.owned == job.range
-                outcome = engine.run(runs[0].batches, parts, agreed=one)
+                here = engine.group.host_ranks
+                core = core_for(here.index(engine.group.rank), len(here), self._cores)
+                with on_core(core):
+                    outcome = engine.run(runs[0].batches, parts, agreed=one)
                 with self._changed:
                     kind = engine.executable.training
                     self._work[kind] = self._work[kind].and_a_run(

@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 
 from podrun.device import wire
+from podrun.device.bell import BLOCK_BYTES, Bell, deadline
 from podrun.device.buffers import Array
 from podrun.device.client import PortConnection
 from podrun.device.connection import AttachRequest, IpuRange
@@ -34,6 +35,10 @@ from podrun.protos import ipuof_pb2_grpc as stubs
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 
 T = TypeVar("T")
+_PATIENCE = 30.0
+"""Seconds for answers that need no work."""
+_LOOK_AROUND = 0.1
+"""Seconds after which a wait for a run looks whether the machine is still there."""
 
 ON_THEIR_WAY = ("PENDING", "PROVISIONING", "RESETTING")
 """States of a partition that is about to become ACTIVE: programs may start before their machines are up."""
@@ -65,6 +70,11 @@ class _Stream:
             raise self._lost
         self._requests.put(request)
         return self._receive
+
+    def check(self) -> None:
+        """Raises UnrecoverableRuntimeError if the machine is gone."""
+        if self._lost is not None:
+            raise self._lost
 
     def close(self) -> None:
         """End the stream; the machine lets the IPUs go."""
@@ -136,7 +146,7 @@ class RemotePort:
         )
         self._stream = _Stream(self._site, max(self._site.ipus.first, request.owned.first))
         try:
-            reply = self._send(pb.HostRequest(attach=message))(30.0).attach
+            reply = self._send(pb.HostRequest(attach=message))(_PATIENCE).attach
         except BaseException:
             self.close()
             raise
@@ -215,15 +225,15 @@ class RemotePort:
             return self._run_inline(arrays)
         if self._io is None or not self._io.fits(arrays):
             self._io = _RunMemory(arrays)
-            self._send(pb.HostRequest(bind=self._io.bind))(30.0)
+            self._send(pb.HostRequest(bind=self._io.bind))(_PATIENCE)
         memory = self._io
         memory.take_inputs(arrays)
-        wait = self._send(memory.run)
+        number = memory.bell.ring()
 
         def finish(seconds: float | None) -> Outcome:
-            reply = wait(seconds).run
+            outcome = self._answer(memory.bell, number, deadline(seconds))
             memory.give_outputs(arrays)
-            return Outcome(reply.batches_done, reply.modelled_seconds, reply.seconds)
+            return outcome
 
         return finish
 
@@ -234,6 +244,22 @@ class RemotePort:
                 stream.send(pb.HostRequest(detach=pb.Empty()))
             stream.close()
         self._io = None
+
+    def _answer(self, bell: Bell, number: int, end: float) -> Outcome:
+        """The answer to a ring; the stream tells if the machine is gone."""
+        while not bell.answered(number, _LOOK_AROUND):
+            if self._stream is None:
+                raise InternalError(f"machine {self._site.machine} was let go during a run")
+            self._stream.check()
+            if time.monotonic() > end:
+                raise DeadlineError(
+                    f"machine {self._site.machine} at {self._site.endpoint} did not end its run in time"
+                )
+        result = bell.result()
+        if isinstance(result, str):
+            wire.raise_error(result)
+            raise InternalError("a machine answered with an error that says nothing")
+        return result
 
     def _run_inline(self, arrays: RunArrays) -> Wait[Outcome]:
         outputs = [wire.tensor_to_wire(n, a, offset=0) for n, a in arrays.outputs.items()]
@@ -273,8 +299,10 @@ class _RunMemory:
     def __init__(self, arrays: RunArrays) -> None:
         self._shape = _shape_of(arrays)
         tensors = [*arrays.inputs.items(), *arrays.outputs.items()]
-        offsets, size = lay_out(array.nbytes for _, array in tensors)
+        offsets, size = lay_out([BLOCK_BYTES, *(array.nbytes for _, array in tensors)])
+        offsets = offsets[1:]
         self._region = SharedRegion(size)
+        self.bell = Bell(self._region.bytes[:BLOCK_BYTES])
         views = [
             view(self._region.bytes, offset, str(array.dtype), array.shape)
             for (_, array), offset in zip(tensors, offsets, strict=True)
@@ -288,8 +316,8 @@ class _RunMemory:
             region=wire.region_to_wire(self._region.name),
             inputs=wires[:count],
             outputs=wires[count:],
+            bell=True,
         )
-        self.run = pb.HostRequest(run=pb.RunRequest(batches=arrays.batches))
 
     def fits(self, arrays: RunArrays) -> bool:
         """True iff the run has the shape this memory was made for."""

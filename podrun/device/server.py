@@ -99,7 +99,7 @@ class MachineServer:
 
         fabric = GrpcFabric(lambda: machine.place)
         pieces = PieceCache(cache_directory(self._environ), own_process=self._own_process)
-        machine = Machine(place, fabric, pieces, on_lost=self._on_lost)
+        machine = Machine(place, fabric, pieces, on_lost=self._on_lost, own_cores=self._own_process)
         self._machine = machine
         return machine
 

@@ -14,10 +14,12 @@ import grpc
 
 from podrun import executable_file
 from podrun.device import wire
+from podrun.device.bell import BLOCK_BYTES, Bell
 from podrun.device.buffers import Array
 from podrun.device.connection import IpuRange
 from podrun.device.job import Place
 from podrun.device.machine import Machine
+from podrun.device.memory import view
 from podrun.device.report import machine_report
 from podrun.errors import (
     ApplicationRuntimeError,
@@ -33,6 +35,8 @@ from podrun.telemetry import MachineReport
 
 log = logging.getLogger("podrun.device")
 
+_LISTEN = 1.0
+"""Seconds after which a thread that waits for a bell looks whether the bell still hangs."""
 MakeMachine = Callable[[Place], Machine]
 
 
@@ -81,6 +85,7 @@ class Session:
         self._machine: Machine | None = None
         self._owner: int | None = None
         self._bound: tuple[int, dict[str, Array], dict[str, Array]] | None = None
+        self._bell: Bell | None = None
         self._lock = threading.Lock()
         self._ended = False
 
@@ -105,6 +110,7 @@ class Session:
         with self._lock:
             self._ended = True
             owner, self._owner = self._owner, None
+        self._hang(None)
         if owner is not None and self._machine is not None:
             self._machine.detach(owner, died=died)
 
@@ -153,10 +159,20 @@ class Session:
         return pb.MachineReply(read=pb.ReadReply())
 
     def _bind(self, message: pb.BindRequest) -> pb.MachineReply:
-        self._hold()
+        machine, owner = self._hold()
         region = wire.region_bytes(message.region)
+        self._hang(None)
         inputs = wire.tensors_from_wire(message.inputs, region)
         self._bound = (message.batches, inputs, wire.tensors_from_wire(message.outputs, region))
+        if message.bell:
+            bell = Bell(view(region, 0, "uint8", (BLOCK_BYTES,)))
+            self._hang(bell)
+            threading.Thread(
+                target=self._listen,
+                args=(bell, machine, owner, *self._bound),
+                name="podrun-bell",
+                daemon=True,
+            ).start()
         return _DONE
 
     def _run(self, message: pb.RunRequest) -> pb.MachineReply:
@@ -177,6 +193,35 @@ class Session:
         if message.inline:
             reply.outputs.extend(wire.inline_tensors(outputs))
         return pb.MachineReply(run=reply)
+
+    def _hang(self, bell: Bell | None) -> None:
+        """Listen to this bell from now on, and not to the one before."""
+        with self._lock:
+            before, self._bell = self._bell, bell
+        if before is not None:
+            before.wake()
+
+    def _listen(
+        self,
+        bell: Bell,
+        machine: Machine,
+        owner: int,
+        batches: int,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+    ) -> None:
+        """The thread of a bell: runs when it rings, until another one hangs."""
+        while self._bell is bell:
+            if not bell.rung(_LISTEN) or self._bell is not bell:
+                continue
+            try:
+                bell.answer(machine.run(owner, batches, inputs, outputs))
+            except PodrunError as error:
+                bell.answer(wire.error_to_json(error))
+            except Exception as error:
+                log.exception("a run failed")
+                reason = UnknownRuntimeError(f"the machine failed on a run: {type(error).__name__}: {error}")
+                bell.answer(wire.error_to_json(reason))
 
     def _detach(self, message: pb.Empty) -> pb.MachineReply:
         self.end(died=False)

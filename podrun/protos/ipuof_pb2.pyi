@@ -127,16 +127,18 @@ class ReadReply(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
 
 class BindRequest(_message.Message):
-    __slots__ = ("batches", "region", "inputs", "outputs")
+    __slots__ = ("batches", "region", "inputs", "outputs", "bell")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    BELL_FIELD_NUMBER: _ClassVar[int]
     batches: int
     region: Region
     inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
-    def __init__(self, batches: _Optional[int] = ..., region: _Optional[_Union[Region, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+    bell: bool
+    def __init__(self, batches: _Optional[int] = ..., region: _Optional[_Union[Region, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., bell: _Optional[bool] = ...) -> None: ...
 
 class RunRequest(_message.Message):
     __slots__ = ("batches", "inline", "inputs", "outputs")
