@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
-from podrun.errors import NotFoundError, PodrunError
+from podrun.errors import NotFoundError, PodrunError, UnimplementedError
 from podrun.launcher.dry_run import describe
 from podrun.launcher.environment import PartitionAddress, instance_environment
 from podrun.launcher.hosts import LOCAL_HOST
@@ -101,6 +101,7 @@ class _Launch:
             return 128 + stop.number
 
     def _run(self) -> int:
+        self._check_hosts()
         residue = Residue.begin(self.log)
         self._undo.callback(residue.end)
         address, beside = self._prepare_partition(residue)
@@ -122,8 +123,19 @@ class _Launch:
         self._report(outcome, mixer)
         return outcome.exit_code
 
-    # --- the partition
-    # ----------------------------------------------------------------------------------------
+    # --- the partition ----------------------------------------------------------------------------------------
+
+    def _check_hosts(self) -> None:
+        """Refuse what cannot work yet: IPUs from hosts that cannot reach the machines."""
+        others = [host for host in self.spec.layout.hosts if not is_this_host(host)]
+        if others and self.spec.partition is not None:
+            raise UnimplementedError(
+                f"instances on other hosts ({', '.join(others)}) cannot reach the IPUs yet: machines listen on "
+                "127.0.0.1 of this one",
+                hint="Leave out --host, or add --offline-mode=yes for work without IPUs.",
+            )
+        if self.spec.host_subnet:
+            self.log.debug(f"--host-subnet {self.spec.host_subnet} has no effect: Ray connects the hosts")
 
     def _prepare_partition(self, residue: Residue) -> tuple[PartitionAddress | None, bool]:
         """Where instances find their IPUs, and whether these are still on their way."""
@@ -163,8 +175,7 @@ class _Launch:
 
         threading.Thread(target=watch, name="podrun-partition-watch", daemon=True).start()
 
-    # --- instances
-    # --------------------------------------------------------------------------------------------
+    # --- instances --------------------------------------------------------------------------------------------
 
     def _start_instances(
         self, runners: list[Runner], residue: Residue, address: PartitionAddress | None, cache: str
@@ -237,8 +248,7 @@ class _Launch:
                 hint="Name another --output-filename.",
             ) from error
 
-    # --- the end
-    # ----------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------------------
 
     def _report(self, outcome: Outcome, mixer: OutputMixer) -> None:
         decisive = outcome.failed if outcome.error is None and outcome.interrupted is None else None
@@ -253,7 +263,7 @@ class _Launch:
         elif self.spec.verbosity >= 0:
             reports = self.session.reports() if self.session else []
             for line in summary(self.spec.layout, reports, time.monotonic() - self.started):
-                self.log.write(f"podrun: {line}\n")
+                self.log.progress(line)
 
     def _report_failure(self, outcome: Outcome, mixer: OutputMixer) -> None:
         """The failing instance's own traceback comes last; what podrun has to say about it comes before."""

@@ -21,7 +21,8 @@ TAG = "POPRUN"
 
 
 class Log:
-    """Writes whole lines, from any thread. ``verbosity``: -1 quiet, 0 usual, 1 verbose, 2 very verbose."""
+    """Writes whole lines, from any thread; progress in colour on a terminal. ``verbosity``: -1 quiet, 0
+    usual, 1 verbose, 2 very verbose."""
 
     def __init__(
         self,
@@ -56,7 +57,17 @@ class Log:
         if self.verbosity >= 1:
             self._line("I", text)
         elif self.verbosity == 0:
-            self.write(f"podrun: {text}\n")
+            self.write(self._styled(text) if self._stream.isatty() else f"podrun: {text}\n")
+
+    def _styled(self, text: str) -> str:
+        """The line as a terminal shows it, as wide as the terminal."""
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(file=self._stream)
+        with console.capture() as capture:
+            console.print(Text.assemble(("podrun: ", "bold cyan"), text), soft_wrap=True)
+        return capture.get()
 
     def error(self, error: PodrunError) -> None:
         """Message and hint, always."""

@@ -150,8 +150,7 @@ class PartitionSession:
         """True iff the server runs inside this process and ends with it."""
         return self._service is not None
 
-    # --- the server
-    # -------------------------------------------------------------------------------------------
+    # --- the server -------------------------------------------------------------------------------------------
 
     def connect(self) -> PodFacts:
         """Find the server or start one; the POD it has. Raises ServiceError if a server that is named does
@@ -192,8 +191,7 @@ class PartitionSession:
         self.log.info(f"V-IPU server {self.address} for {cluster.name}")
         return self.pod
 
-    # --- the partition
-    # ----------------------------------------------------------------------------------------
+    # --- the partition ----------------------------------------------------------------------------------------
 
     def prepare(self) -> bool:
         """Choose or ask for the partition. True if it is on its way and `wait_active` may run beside the
@@ -293,8 +291,7 @@ class PartitionSession:
             if self._service is not None:
                 self._service.stop()
 
-    # --- inside
-    # -----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------------------
 
     def _choose_name(self, existing: Mapping[str, PartitionInfo]) -> str:
         if self.wanted.name:

@@ -152,8 +152,7 @@ class ProcessRunner:
         os.close(self._wake_read)
         os.close(self._wake_write)
 
-    # --- inside
-    # -----------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------------------
 
     def _drain_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):

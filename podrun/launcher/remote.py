@@ -159,8 +159,10 @@ def connect_hosts(
     ServiceError if there is no such cluster, DeadlineError if a host's actor does not start."""
     from podrun.partition.ray_session import RaySession
 
+    address = ray_address(environ)
     try:
-        ray = RaySession(ray_address(environ)).ray
+        _check_listening(address)
+        ray = RaySession(address).ray
     except ServiceError as error:
         raise NotFoundError(
             f"instances on {', '.join(hosts)} need a Ray cluster, and there is none: {error.message}",
@@ -183,6 +185,20 @@ def connect_hosts(
         raise DeadlineError(f"hosts that did not answer within {START_SECONDS:g} s: {names}")
     log.debug(f"hosts ready: {', '.join(hosts)} ({len(ready)})")
     return [RemoteRunner(ray, actor, host, wake, log) for host, actor in actors.items()]
+
+
+def _check_listening(address: str) -> None:
+    """Raises ServiceError if nobody listens at host:port: Ray itself would try for more than a minute."""
+    import socket
+
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        with socket.create_connection((host, int(port)), timeout=5.0):
+            return
+    except OSError as error:
+        raise ServiceError(f"nobody answers at {address} ({error.strerror or error})") from error
 
 
 def names_of(node: Mapping[str, Any]) -> set[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Commands, marked_processes, script, tagged, wait_until
+from tests.conftest import BIN, Commands, marked_processes, script, tagged, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -244,3 +246,22 @@ def test_help_and_version(commands: Commands) -> None:
     assert shown.stdout.startswith("Usage: podrun [options] program")
     assert commands.run("podrun", "--version").stdout.startswith("podrun ")
     assert '"jax": ' in commands.run("podrun", "--version", "--version-format=full-json").stdout
+
+
+def test_progress_has_colour_on_a_terminal_and_none_in_a_pipe(commands: Commands) -> None:
+    here, there = pty.openpty()
+    process = subprocess.Popen(
+        [str(BIN / "podrun"), *OFFLINE[1:], "true"],
+        env=commands.environment({"TERM": "xterm"}),
+        stdin=subprocess.DEVNULL,
+        stderr=there,
+    )
+    os.close(there)
+    assert process.wait(20) == 0
+    shown = os.read(here, 4096).decode()
+    os.close(here)
+    assert "\x1b[" in shown
+    assert "1 replica, 1 instance" in shown
+    plain = commands.run(*OFFLINE, "true")
+    assert "\x1b[" not in plain.stderr
+    assert "podrun: 1 replica, 1 instance" in plain.stderr
