@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "partition": FOUNDATION | {"faults", "device"},
     "monitor": FOUNDATION | {"partition"},
     "launcher": FOUNDATION | {"faults", "partition"},
+    "report": BASE | {"executable", "device.target"},
     "compat": BASE | {"popart", "popdist", "monitor"},
 }
 

@@ -106,10 +106,32 @@ def report_of(chip: Chip, steps: Sequence[Step], liveness: Liveness, repeats: in
             {name: {"cycles": round(c), "count": int(n)} for name, (c, n) in by_family.items()}
         ),
         "by_scope": dict(sorted(((s, round(c)) for s, c in by_scope.items()), key=lambda i: (-i[1], i[0]))),
+        "timeline": timeline(chip, steps),
         "memory": memory_report(chip, steps, liveness),
         "code_by_scope": code_by_scope(chip, steps),
         "bounds": {name: {"cycles": round(c), "count": int(n)} for name, (c, n) in sorted(bounds.items())},
     }
+
+
+def timeline(chip: Chip, steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """BSP steps in order, neighbours of one scope and family joined: cycles of compute, exchange (copies around
+    it included) and sync (launches included), and how many steps are in it."""
+    entries: list[dict[str, Any]] = []
+    for step in leaves(steps):
+        plan = step.plan
+        if plan.family == "view":
+            continue
+        launch, sync = plan.overhead(chip)
+        last = entries[-1] if entries else None
+        if last is None or last["scope"] != step.scope or last["operator"] != plan.family:
+            last = {"scope": step.scope, "operator": plan.family, "steps": 0}
+            last |= {"compute": 0, "exchange": 0, "sync": 0}
+            entries.append(last)
+        last["steps"] += 1
+        last["compute"] += round(plan.compute)
+        last["exchange"] += round(plan.exchange + plan.rearrange)
+        last["sync"] += round(launch + sync)
+    return entries
 
 
 def code_by_scope(chip: Chip, steps: Sequence[Step]) -> dict[str, dict[str, int]]:
