@@ -13,6 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Hosts that run tests are often busy: how long an example takes says nothing about the code.
+settings.register_profile("podrun", deadline=None)
+settings.load_profile("podrun")
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent

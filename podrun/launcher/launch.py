@@ -82,7 +82,9 @@ class _Launch:
         self._finishing = False
 
     def __enter__(self) -> _Launch:
-        before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        # What the caller ignores (nohup, a job in the background of a script) stays ignored.
+        heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, self._on_signal) for number in heard}
         self._undo.callback(_restore_signals, before)
         self._undo.callback(_send_logs_to(self.log))
         return self

@@ -265,3 +265,10 @@ def test_progress_has_colour_on_a_terminal_and_none_in_a_pipe(commands: Commands
     plain = commands.run(*OFFLINE, "true")
     assert "\x1b[" not in plain.stderr
     assert "podrun: 1 replica, 1 instance" in plain.stderr
+
+
+def test_a_signal_that_is_ignored_outside_stays_ignored(commands: Commands) -> None:
+    words = "trap '' HUP; podrun --offline-mode=1 sh -c 'kill -HUP $PPID; sleep 0.2; echo alive'"
+    done = commands.run("sh", "-c", words)
+    assert done.returncode == 0
+    assert tagged(done.stdout, 0) == ["alive"]

@@ -118,11 +118,17 @@ def test_a_server_that_is_named_must_answer(commands: Commands) -> None:
     assert "no V-IPU server answers at 127.0.0.1:1" in done.stderr
 
 
-def test_cold_run_and_everything_is_gone(commands: Commands) -> None:
-    done = commands.run("podrun", "--num-replicas=4", SMALL, "5", timeout=90)
-    assert done.returncode == 0, done.stderr
-    assert tagged(done.stdout, 0)[-1] == "done"
-    assert "1 machine" in done.stderr
+def test_cold_run_seen_by_the_monitor_and_everything_is_gone(commands: Commands) -> None:
+    process = commands.start("podrun", "--num-replicas=4", SMALL, "3000")
+    until_stepping(process)
+    seen = commands.run("gc-monitor", "--json")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert seen.returncode == 0, seen.stderr
+    assert seen.stdout.count('"PID"') == 4
+    assert tagged(out, 0)[-1] == "done"
+    assert "1 machine" in err
+    assert "emulation: 3000 steps" in err
 
 
 @pytest.mark.slow
