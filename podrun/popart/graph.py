@@ -20,7 +20,7 @@ from podrun.popart.tensor_info import TensorInfo
 from podrun.popart.tensor_proto import info_from_type, to_array, to_proto, type_proto
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, NodeProto, TensorProto
+    from onnx import GraphProto, NodeProto, TensorProto, TypeProto
 
 ONNX_DOMAINS = ("", "ai.onnx")
 GRAPHCORE_DOMAIN = "ai.graphcore"
@@ -133,12 +133,12 @@ class Scope:
 
         popart_exception where the node cannot be: inputs that do not fit together.
         """
-        from onnx import TypeProto, defs, helper, shape_inference
+        from onnx import TypeProto, shape_inference
 
         if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
             return [TensorInfo(to_array(node.attribute[0].t))]
-        schema = defs.get_schema(node.op_type, version, "")
-        types, data = {}, {}
+        types: dict[str, TypeProto] = {}
+        data: dict[str, TensorProto] = {}
         for tensor in node.input:
             info = self.info(tensor) if tensor else None
             types[tensor] = TypeProto() if info is None else type_proto(info)
@@ -148,9 +148,7 @@ class Scope:
         if any(attribute.HasField("g") for attribute in node.attribute):
             return self._infer_control(node)
         try:
-            found = shape_inference.infer_node_outputs(
-                schema, node, types, data, opset_imports=[helper.make_opsetid("", version)], ir_version=4
-            )
+            found = _infer(node, version, types, data)
         except (shape_inference.InferenceError, RuntimeError) as error:
             inputs = ", ".join(f"{name!r} {self.info(name)}" for name in node.input if name)
             raise popart_exception(f"{node.op_type} cannot take its inputs ({inputs}): {error}") from error
@@ -200,6 +198,39 @@ class Scope:
                     value.type.CopyFrom(type_proto(info))
                 field_.append(value)
         return graph
+
+
+def _infer(
+    node: NodeProto, version: int, types: dict[str, TypeProto], data: dict[str, TensorProto]
+) -> dict[str, TypeProto]:
+    """ONNX's inference for one node, without its limits on element types, which are narrower than PopART's.
+
+    PopART takes UINT32 indices, for example: they are taken for INT32 where ONNX does not know them.
+    """
+    from onnx import TensorProto, checker, defs, helper, shape_inference
+
+    schema = defs.get_schema(node.op_type, version, "")
+    opsets = [helper.make_opsetid("", version)]
+
+    def infer(known: dict[str, TypeProto]) -> dict[str, TypeProto]:
+        found: dict[str, TypeProto] = shape_inference.infer_node_outputs(
+            schema, node, known, data, opset_imports=opsets, ir_version=4
+        )
+        return found
+
+    try:
+        return infer(types)
+    except checker.ValidationError:
+        widened = {}
+        for name, kind in types.items():
+            widened[name] = type(kind)()
+            widened[name].CopyFrom(kind)
+            if kind.tensor_type.elem_type == TensorProto.UINT32:
+                widened[name].tensor_type.elem_type = TensorProto.INT32
+    try:
+        return infer(widened)
+    except checker.ValidationError:
+        return {}
 
 
 def scope_from_graph(graph: GraphProto, opsets: dict[str, int], known: Mapping[str, Any]) -> Scope:

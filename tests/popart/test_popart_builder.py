@@ -155,6 +155,19 @@ def test_shapes_and_types_are_known_while_building(builder):
         assert builder.getTensorDtypeString(tensor) == dtype
 
 
+def test_types_that_popart_takes_and_onnx_does_not(builder, device):
+    """UINT32 indices, as PopART's language models have them."""
+    table = builder.addInitializedInputTensor(np.arange(8, dtype=np.float32).reshape(4, 2))
+    ids = builder.addInputTensor("UINT32", [3])
+    rows = builder.aiOnnx.gather([table, ids])
+    assert builder.getTensorShape(rows) == [3, 2]
+    session = popart.InferenceSession(builder.getModelProto(), popart.DataFlow(1, [rows]), device)
+    session.prepareDevice()
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({ids: np.array([3, 0, 1], np.uint32)}, anchors))
+    np.testing.assert_array_equal(anchors[rows], [[6, 7], [0, 1], [2, 3]])
+
+
 def test_what_is_not_known_says_so(builder):
     x = builder.addInputTensor("FLOAT", ["batch", 3])
     assert builder.getTensorShape(builder.aiOnnx.relu([x])) == ["batch", 3]
