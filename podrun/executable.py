@@ -47,8 +47,8 @@ EXECUTABLE_VERSION = 1
 
 REPLICA_OFFSET = "machine:replica_offset"
 """Reserved buffer that each machine fills: an int32 scalar, the global index of its first replica
-(``machine * replicas_per_machine``). All machines run the same Executable; where replicas differ (random
-numbers), they differ by this."""
+(``machine // machines_per_replica * replicas_per_machine``). All machines run the same Executable; where
+replicas differ (random numbers), they differ by this."""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -135,7 +135,8 @@ class Variable:
     run). ``arena`` names the arena it lives in, or None if it has a buffer of its own.
     ``per_replica``: the exception to "equal on all replicas" (running statistics). Every replica keeps its
     own value: the buffer is ``[replicas_per_machine, *shape]``; a host write goes to all replicas, a host
-    read gives that of the job's replica 0. Such a variable is in no arena.
+    read gives that of the job's replica 0. Such a variable is in no arena. ``position``: as of an `Arena`, for
+    variables that have none (those with an arena lie where it lies).
     """
 
     spec: TensorSpec
@@ -143,6 +144,7 @@ class Variable:
     initial: float | None = None
     arena: str | None = None
     per_replica: bool = False
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,9 @@ class Arena:
     single copy.
     ``sliced`` (optimizer state): machine *m* reads and writes only its slice *m*, and no AllGather follows.
     Whoever wants such an arena whole takes each slice from its owner; in a shared copy it simply is there.
+    ``position``: where a replica spans several machines, the one of its machines that holds the arena; then
+    the arena's collectives and slices are among the machines at that position, one for each replica, in order
+    of replicas, and ``size`` is a multiple of their number. None: every machine holds it.
     """
 
     name: str
@@ -172,6 +177,7 @@ class Arena:
     members: tuple[ArenaMember, ...]
     shared: bool = True
     sliced: bool = False
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,12 +358,18 @@ class Layout:
     ``replicas`` in all; ``ipus_per_replica`` each; ``machines`` in all, each holding ``replicas_per_machine``
     of them. IPU *k* of replica *r* is partition IPU ``r * ipus_per_replica + k``; machine *m* holds partition
     IPUs ``[4m, 4m+4)`` (fewer on a partition smaller than a machine).
+
+    A replica of more than four IPUs spans ``machines_per_replica`` machines; then ``replicas_per_machine`` is 1.
+    Machine *m* is at position ``m % machines_per_replica`` of replica ``m // machines_per_replica`` and interprets
+    the lists of IPUs ``[4p, 4p+4)``, *p* its position; Send and Receive go between machines where the peer's
+    list is on another one.
     """
 
     replicas: int
     ipus_per_replica: int
     machines: int
     replicas_per_machine: int
+    machines_per_replica: int = 1
 
     @property
     def ipus(self) -> int:

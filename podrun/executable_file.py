@@ -224,6 +224,10 @@ def _typed(value: Any, kind: type[T]) -> T:
     return value
 
 
+def _optional_int(value: Any) -> int | None:
+    return None if value is None else _typed(value, int)
+
+
 def _strings(value: Any) -> tuple[str, ...]:
     return tuple(_typed(item, str) for item in value)
 
@@ -259,6 +263,7 @@ def _variable(item: Mapping[str, Any]) -> Variable:
         initial=None if initial is None else _typed(initial, float),
         arena=None if arena is None else _typed(arena, str),
         per_replica=_typed(item["per_replica"], bool),
+        position=_optional_int(item["position"]),
     )
 
 
@@ -278,6 +283,7 @@ def _arena(item: Mapping[str, Any]) -> Arena:
         members=members,
         shared=_typed(item["shared"], bool),
         sliced=_typed(item["sliced"], bool),
+        position=_optional_int(item["position"]),
     )
 
 

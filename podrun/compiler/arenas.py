@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from podrun.compiler.layout import holders, position_of
 from podrun.compiler.program import Program, UpdateRule
 from podrun.errors import UnimplementedError, UsageError
 from podrun.executable import Arena, ArenaMember, Layout, TensorSpec, Variable, VariableRole
@@ -35,6 +36,8 @@ class StateField:
     initial: float
     scalar: bool
     arena: str
+    gathered: bool = False
+    """True iff every machine needs all of it after an update: somebody anchors it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class WeightGroup:
     elementwise: bool
     size: int
     """Elements of the weight, gradient and element-wise state arenas."""
+    home: int
+    """The IPU of a replica that holds the weights and updates them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,34 +83,12 @@ def plan_memory(program: Program, layout: Layout, homes: Mapping[str, int]) -> M
 
     Raises UsageError for names that clash.
     """
-    groups: list[WeightGroup] = []
-    arenas: dict[str, Arena] = {}
-    variables: dict[str, Variable] = {}
-    for index, weights in enumerate(_grouped(program, homes)):
-        assert program.update is not None
-        groups.append(_group(index, weights, program.update, layout))
-        arenas |= _group_arenas(groups[-1], program.update, layout)
-        variables |= _group_variables(groups[-1], program.update)
-    for arena, members in _untrained(program, layout):
-        arenas[arena.name] = arena
-        variables |= {s.name: Variable(s, VariableRole.WEIGHT, None, arena.name) for s in members}
-    for name in sorted(program.state_updates):
-        variables[name] = Variable(program.parameters[name].spec, VariableRole.WEIGHT, per_replica=True)
-    variables |= _scalar_variables(program, groups)
-    clash = sorted(set(variables) & set(program.inputs))
+    planner = _Planner(program, layout, homes)
+    memory = planner.plan()
+    clash = sorted(set(memory.variables) & set(program.inputs))
     if clash:
         raise UsageError(f"Both a variable and an input are called: {', '.join(clash)}.")
-    return Memory(tuple(groups), arenas, variables)
-
-
-def _untrained(program: Program, layout: Layout) -> Iterable[tuple[Arena, list[TensorSpec]]]:
-    """Arenas of the parameters that the program never writes, by dtype."""
-    written = {spec.name for spec in trained(program)} | set(program.state_updates)
-    specs = [p.spec for name, p in sorted(program.parameters.items()) if name not in written]
-    for dtype in sorted({spec.dtype for spec in specs}):
-        chosen = [spec for spec in specs if spec.dtype == dtype]
-        members = _members((spec.name, spec.shape) for spec in chosen)
-        yield Arena(f"constants.{dtype}", dtype, _padded(members, layout), members), chosen
+    return memory
 
 
 def gradient_dtype(rule: UpdateRule, weight: TensorSpec) -> str:
@@ -115,64 +98,124 @@ def gradient_dtype(rule: UpdateRule, weight: TensorSpec) -> str:
     return weight.dtype if declared is None else str(declared(weight))
 
 
-def _grouped(program: Program, homes: Mapping[str, int]) -> list[list[TensorSpec]]:
-    """Weights by what they must agree in to share a layout, in order of their first weight's name."""
-    groups: dict[Any, list[TensorSpec]] = {}
-    rule = program.update
-    for weight in trained(program):
-        assert rule is not None
-        states = tuple(
-            (prefix, spec.dtype, initial) for prefix, (spec, initial) in sorted(rule.state(weight).items())
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    program: Program
+    layout: Layout
+    homes: Mapping[str, int]
+
+    def plan(self) -> Memory:
+        groups: list[WeightGroup] = []
+        arenas: dict[str, Arena] = {}
+        variables: dict[str, Variable] = {}
+        for index, weights in enumerate(self._grouped()):
+            rule = self.program.update
+            assert rule is not None
+            groups.append(self._group(index, weights, rule))
+            arenas |= self._group_arenas(groups[-1], rule)
+            variables |= _group_variables(groups[-1], rule)
+        for arena, members in self._untrained():
+            arenas[arena.name] = arena
+            variables |= {s.name: Variable(s, VariableRole.WEIGHT, None, arena.name) for s in members}
+        for name in sorted(self.program.state_updates):
+            spec, position = self.program.parameters[name].spec, self._position(self._home(name))
+            variables[name] = Variable(spec, VariableRole.WEIGHT, per_replica=True, position=position)
+        return Memory(tuple(groups), arenas, variables | _scalar_variables(self.program, groups))
+
+    def _home(self, name: str) -> int:
+        return self.homes.get(name, 0)
+
+    def _position(self, home: int) -> int | None:
+        return position_of(self.layout, home)
+
+    def _grouped(self) -> list[list[TensorSpec]]:
+        """Weights by what they must agree in to share a layout, in order of their first weight's name."""
+        groups: dict[Any, list[TensorSpec]] = {}
+        rule = self.program.update
+        for weight in trained(self.program):
+            assert rule is not None
+            states = tuple(
+                (p, spec.dtype, initial) for p, (spec, initial) in sorted(rule.state(weight).items())
+            )
+            scalars = tuple(sorted(rule.scalars(weight.name)))
+            dtypes = (weight.dtype, gradient_dtype(rule, weight))
+            key = (self._home(weight.name), rule.group_key(weight.name), dtypes, states, scalars)
+            groups.setdefault(key, []).append(weight)
+        return list(groups.values())
+
+    def _group(self, index: int, weights: list[TensorSpec], rule: UpdateRule) -> WeightGroup:
+        first = weights[0]
+        return WeightGroup(
+            weights=tuple(weights),
+            weight_arena=f"weights.{index}",
+            gradient_arena=f"gradients.{index}",
+            gradient_dtype=gradient_dtype(rule, first),
+            states=tuple(self._field(index, p, weights, rule) for p in sorted(rule.state(first))),
+            scalars=tuple(sorted(rule.scalars(first.name))),
+            elementwise=rule.elementwise,
+            size=self._padded(_members((weight.name, weight.shape) for weight in weights)),
+            home=self._home(first.name),
         )
-        scalars = tuple(sorted(rule.scalars(weight.name)))
-        dtypes = (weight.dtype, gradient_dtype(rule, weight))
-        key = (homes.get(weight.name, 0), rule.group_key(weight.name), dtypes, states, scalars)
-        groups.setdefault(key, []).append(weight)
-    return list(groups.values())
 
-
-def _group(index: int, weights: list[TensorSpec], rule: UpdateRule, layout: Layout) -> WeightGroup:
-    first = weights[0]
-    fields = []
-    for prefix, (spec, initial) in sorted(rule.state(first).items()):
-        shapes = [(rule.state(weight)[prefix][0].shape, weight.shape) for weight in weights]
-        whole = all(state == weight for state, weight in shapes)
-        if rule.elementwise and not whole and any(state != () for state, _ in shapes):
+    def _field(self, index: int, prefix: str, weights: list[TensorSpec], rule: UpdateRule) -> StateField:
+        specs = [rule.state(weight)[prefix] for weight in weights]
+        spec, initial = specs[0]
+        whole = all(state.shape == weight.shape for (state, _), weight in zip(specs, weights, strict=True))
+        if rule.elementwise and not whole and any(state.shape != () for state, _ in specs):
             raise UnimplementedError(
                 f"Optimizer state {spec.name!r} has the shape {list(spec.shape)}; an element-wise "
                 f"rule can have states of the weight's shape or scalars only."
             )
-        scalar = rule.elementwise and not whole
-        fields.append(StateField(prefix, spec.dtype, initial, scalar, f"state.{index}.{prefix}"))
-    return WeightGroup(
-        weights=tuple(weights),
-        weight_arena=f"weights.{index}",
-        gradient_arena=f"gradients.{index}",
-        gradient_dtype=gradient_dtype(rule, first),
-        states=tuple(fields),
-        scalars=tuple(sorted(rule.scalars(first.name))),
-        elementwise=rule.elementwise,
-        size=_padded(_members((weight.name, weight.shape) for weight in weights), layout),
-    )
-
-
-def _group_arenas(group: WeightGroup, rule: UpdateRule, layout: Layout) -> dict[str, Arena]:
-    """The arenas of a group. Only what every machine updates alike by slices can be one shared copy."""
-    weights = _members((weight.name, weight.shape) for weight in group.weights)
-    gradients = _members((gradient_buffer(weight.name), weight.shape) for weight in group.weights)
-    dtype = group.weights[0].dtype
-    arenas = [
-        Arena(group.weight_arena, dtype, group.size, weights, shared=group.elementwise),
-        Arena(group.gradient_arena, group.gradient_dtype, group.size, gradients, shared=False),
-    ]
-    for field in group.states:
-        specs = [rule.state(weight)[field.prefix][0] for weight in group.weights]
-        members = _members(((s.name, s.shape) for s in specs), alignment=1 if field.scalar else ALIGNMENT)
-        sliced = group.elementwise and not field.scalar
-        arenas.append(
-            Arena(field.arena, field.dtype, _padded(members, layout), members, shared=sliced, sliced=sliced)
+        anchored = {anchor.name for anchor in self.program.anchors}
+        return StateField(
+            prefix,
+            spec.dtype,
+            initial,
+            scalar=rule.elementwise and not whole,
+            arena=f"state.{index}.{prefix}",
+            gathered=any(state.name in anchored for state, _ in specs),
         )
-    return {arena.name: arena for arena in arenas}
+
+    def _group_arenas(self, group: WeightGroup, rule: UpdateRule) -> dict[str, Arena]:
+        """The arenas of a group. Only what every machine updates alike by slices can be one shared copy."""
+        position = self._position(group.home)
+        weights = _members((weight.name, weight.shape) for weight in group.weights)
+        gradients = _members((gradient_buffer(weight.name), weight.shape) for weight in group.weights)
+        dtype = group.weights[0].dtype
+        arenas = [
+            Arena(group.weight_arena, dtype, group.size, weights, group.elementwise, position=position),
+            Arena(
+                group.gradient_arena, group.gradient_dtype, group.size, gradients, False, position=position
+            ),
+        ]
+        for field in group.states:
+            specs = [rule.state(weight)[field.prefix][0] for weight in group.weights]
+            members = _members(((s.name, s.shape) for s in specs), alignment=1 if field.scalar else ALIGNMENT)
+            by_slices = group.elementwise and not field.scalar
+            sliced = by_slices and not field.gathered
+            size = self._padded(members)
+            arenas.append(Arena(field.arena, field.dtype, size, members, by_slices, sliced, position))
+        return {arena.name: arena for arena in arenas}
+
+    def _untrained(self) -> Iterable[tuple[Arena, list[TensorSpec]]]:
+        """Arenas of the parameters that the program never writes, by position and dtype."""
+        written = {spec.name for spec in trained(self.program)} | set(self.program.state_updates)
+        chosen: dict[tuple[int, str], list[TensorSpec]] = {}
+        for name, parameter in sorted(self.program.parameters.items()):
+            if name not in written:
+                place = self._position(self._home(name)) or 0
+                chosen.setdefault((place, parameter.spec.dtype), []).append(parameter.spec)
+        for (place, dtype), specs in sorted(chosen.items()):
+            members = _members((spec.name, spec.shape) for spec in specs)
+            spanning = self.layout.machines_per_replica > 1
+            name = f"constants.{place}.{dtype}" if spanning else f"constants.{dtype}"
+            position = place if spanning else None
+            yield Arena(name, dtype, self._padded(members), members, position=position), specs
+
+    def _padded(self, members: tuple[ArenaMember, ...]) -> int:
+        """Elements of an arena with these members, so that every machine's slice is aligned."""
+        last = members[-1]
+        return _round_up(last.offset + math.prod(last.shape), ALIGNMENT * holders(self.layout))
 
 
 def _group_variables(group: WeightGroup, rule: UpdateRule) -> dict[str, Variable]:
@@ -213,12 +256,6 @@ def _members(
         members.append(ArenaMember(name, offset, shape))
         offset += _round_up(max(1, math.prod(shape)), alignment)
     return tuple(members)
-
-
-def _padded(members: tuple[ArenaMember, ...], layout: Layout) -> int:
-    """Elements of an arena with these members, so that every machine's slice is aligned."""
-    last = members[-1]
-    return _round_up(last.offset + math.prod(last.shape), ALIGNMENT * layout.machines)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -67,6 +67,11 @@ class ChunkBuilder:
         """The anchors that chunks give a value (the others get theirs after the update)."""
         return tuple(anchor for anchor in self.anchors if anchor.kind is not AnchorKind.UPDATED)
 
+    def updated(self, home: int) -> tuple[Anchor, ...]:
+        """The anchors of weights of IPU ``home`` after the update."""
+        here = {weight.name for group in self.memory.groups if group.home == home for weight in group.weights}
+        return tuple(a for a in self.anchors if a.kind is AnchorKind.UPDATED and a.subject in here)
+
     @property
     def loaded(self) -> tuple[str, ...]:
         """The inputs that chunks read."""

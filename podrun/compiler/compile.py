@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from podrun.compiler.pieces import Piece, export_piece, export_traced
 from podrun.compiler.placement import Placement, placement_of
 from podrun.compiler.program import Program, joint
 from podrun.compiler.schedule import schedule
-from podrun.compiler.sharding import Timetable, units
+from podrun.compiler.sharding import Timetable, Unit, homes_of, units
 from podrun.compiler.trace import Trace, fixed_numerics, trace
 from podrun.compiler.update import JOINT_UPDATE, joint_piece, update_piece
 from podrun.errors import UnimplementedError, UsageError
@@ -57,6 +57,7 @@ class CompileOptions:
     cache_directory: Path | None = None
     program_digest: str | None = None
     cache_wait: float = 600.0
+    spanning_replicas: bool = False
 
 
 def compile_program(
@@ -100,9 +101,20 @@ class _Compilation:
         return placement_of(self.traced, self.program.ipus_per_replica, pipelined=self.program.pipelined)
 
     @cached_property
+    def chain(self) -> tuple[Unit, ...]:
+        """The segments of a micro-batch, of a program that lies on several IPUs; else none."""
+        if not self.placement.split:
+            return ()
+        with fixed_numerics():
+            return units(self._builder({}), self.placement, pipelined=self.program.pipelined)
+
+    @cached_property
     def builder(self) -> ChunkBuilder:
         """The trace, on the plan of memory."""
-        memory = plan_memory(self.program, self.layout, self.placement.homes if self.placement.split else {})
+        return self._builder(homes_of(self._builder({}), self.chain))
+
+    def _builder(self, homes: Mapping[str, int]) -> ChunkBuilder:
+        memory = plan_memory(self.program, self.layout, homes)
         if self.traced.uses_random:
             spec = TensorSpec(seeds.SEED_VARIABLE, "uint32", (2,))
             variables = memory.variables | {spec.name: Variable(spec, VariableRole.RANDOM_SEED, 0.0)}
@@ -141,14 +153,22 @@ class _Compilation:
         """All stages."""
         program, builder = self.program, self.builder
         _check_pipeline(program, self.placement)
+        if self.layout.machines_per_replica > 1 and not self.options.spanning_replicas:
+            raise UnimplementedError(
+                f"A replica of {program.ipus_per_replica} IPUs lies on several machines, which emulated machines "
+                f"cannot run yet.",
+                hint="Use at most 4 IPUs per replica.",
+            )
         with fixed_numerics():
             if self.placement.split:
-                computations, instructions = _sharded(builder, self.placement)
+                computations, instructions = _sharded(builder, self.chain)
             else:
                 computations, instructions = _folded(builder, self.options.chunk_bytes)
             computations |= self.updates
-            if any(anchor.kind is AnchorKind.UPDATED for anchor in builder.anchors):
-                computations["anchors.updated"] = export_piece(_updated_anchors(builder))
+            for home in sorted({group.home for group in builder.memory.groups}):
+                if builder.updated(home):
+                    piece = _updated_anchors(builder, home)
+                    computations[piece.name] = export_piece(piece)
             report = tile_report(program, self.traced, self.placement, builder.memory, self.target)
         return Executable(
             name=program.name,
@@ -189,7 +209,7 @@ def _folded(
     names = []
     accumulate = len(cut) > 1 and bool(builder.weights)
     if accumulate:
-        found["clear"] = export_piece(_clear(builder.memory))
+        found["clear"] = export_piece(_clear(builder.memory, "clear"))
     for chunk in cut:
         name = f"micro_batches.{chunk.count}"
         names.append(name)
@@ -199,18 +219,18 @@ def _folded(
 
 
 def _sharded(
-    builder: ChunkBuilder, placement: Placement
+    builder: ChunkBuilder, chain: Sequence[Unit]
 ) -> tuple[dict[str, Computation], tuple[tuple[Instruction, ...], ...]]:
     """Replicas in segments on their IPUs, and the schedule of these."""
-    pipelined = builder.program.pipelined
-    chain = units(builder, placement, pipelined=pipelined)
-    found: dict[str, Computation] = {}
     accumulate = builder.program.accumulation_factor > 1 and bool(builder.weights)
+    pieces = []
     if accumulate:
-        found["clear"] = export_piece(_clear(builder.memory))
+        homes = sorted({group.home for group in builder.memory.groups})
+        pieces = [_clear(builder.memory, f"clear.{home}", home) for home in homes]
+    found = {piece.name: export_piece(piece) for piece in pieces}
     found |= {unit.piece.name: export_traced(unit.piece) for unit in chain}
-    timetable = Timetable(builder, chain, pipelined=pipelined)
-    return found, timetable.instructions(placement.homes, clear=accumulate)
+    timetable = Timetable(builder, chain, pipelined=builder.program.pipelined)
+    return found, timetable.instructions(clear=accumulate)
 
 
 def _check_pipeline(program: Program, placement: Placement) -> None:
@@ -229,19 +249,20 @@ def _check_pipeline(program: Program, placement: Placement) -> None:
         )
 
 
-def _clear(memory: Memory) -> Piece:
-    """Zeros for all gradient accumulators, so that every chunk can add to them."""
-    arenas = {f"arena:{g.gradient_arena}": (g.size, numpy_dtype(g.gradient_dtype)) for g in memory.groups}
+def _clear(memory: Memory, name: str, home: int | None = None) -> Piece:
+    """Zeros for the gradient accumulators of an IPU (None: of all), so that every chunk can add to them."""
+    groups = [group for group in memory.groups if home is None or group.home == home]
+    arenas = {f"arena:{g.gradient_arena}": (g.size, numpy_dtype(g.gradient_dtype)) for g in groups}
 
     def run(_: Mapping[str, Any]) -> dict[str, Any]:
         return {name: jnp.zeros(size, dtype) for name, (size, dtype) in arenas.items()}
 
-    return Piece("clear", run, {}, tuple(arenas))
+    return Piece(name, run, {}, tuple(arenas))
 
 
-def _updated_anchors(builder: ChunkBuilder) -> Piece:
-    """The weights after the update, once for each replica of the machine."""
-    anchors = [anchor for anchor in builder.anchors if anchor.kind is AnchorKind.UPDATED]
+def _updated_anchors(builder: ChunkBuilder, home: int) -> Piece:
+    """The weights of IPU ``home`` after the update, once for each replica of the machine."""
+    anchors = builder.updated(home)
     replicas = builder.layout.replicas_per_machine
 
     def run(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,7 +270,8 @@ def _updated_anchors(builder: ChunkBuilder) -> Piece:
         return {anchor_buffer(n): jnp.broadcast_to(v, (1, replicas, *v.shape)) for n, v in found.items()}
 
     inputs = {a.subject: abstract(builder.program.parameters[a.subject].spec) for a in anchors}
-    return Piece("anchors.updated", run, inputs, tuple(anchor_buffer(anchor.name) for anchor in anchors))
+    outputs = tuple(anchor_buffer(anchor.name) for anchor in anchors)
+    return Piece(f"anchors.updated.{home}", run, inputs, outputs)
 
 
 def _streams(builder: ChunkBuilder) -> dict[str, Stream]:

@@ -45,10 +45,10 @@ def tile_report(
         _segment_cost(segment, placement, target)
         for segment in micro_batch_segments(program, traced, placement)
     ]
-    updates = _update_reports(program, placement, memory, target)
+    updates = _update_reports(program, memory, target)
     causes = _micro_batches(program, segments, model)
     causes["update"] = max((report["step"]["seconds"] for report in updates.values()), default=0.0)
-    causes["all_reduce"] = _all_reduce(program, placement, memory, model)
+    causes["all_reduce"] = _all_reduce(program, memory, model)
     seconds = sum(causes.values())
     return {
         "version": 1,
@@ -127,23 +127,20 @@ def _micro_batches(program: Program, segments: Sequence[_SegmentCost], model: Ch
     return found
 
 
-def _update_reports(
-    program: Program, placement: Placement, memory: Memory, target: str
-) -> dict[int, dict[str, Any]]:
+def _update_reports(program: Program, memory: Memory, target: str) -> dict[int, dict[str, Any]]:
     """The tile model's report of the update on each IPU that has weights."""
     rule = program.update
     found = {}
-    for ipu, groups in _groups_by_ipu(placement, memory).items():
+    for ipu, groups in _groups_by_ipu(memory).items():
         assert rule is not None
         found[ipu] = cost_jaxpr(_update_jaxpr(rule, groups), target)
     return found
 
 
-def _groups_by_ipu(placement: Placement, memory: Memory) -> dict[int, list[WeightGroup]]:
+def _groups_by_ipu(memory: Memory) -> dict[int, list[WeightGroup]]:
     found: dict[int, list[WeightGroup]] = {}
     for group in memory.groups:
-        ipu = placement.homes.get(group.weights[0].name, 0) if placement.split else 0
-        found.setdefault(ipu, []).append(group)
+        found.setdefault(group.home, []).append(group)
     return dict(sorted(found.items()))
 
 
@@ -165,12 +162,12 @@ def _update_jaxpr(rule: UpdateRule, groups: Sequence[WeightGroup]) -> Any:
     return jax.make_jaxpr(run)(now, gradients, states, scalars)
 
 
-def _all_reduce(program: Program, placement: Placement, memory: Memory, model: Chip) -> float:
+def _all_reduce(program: Program, memory: Memory, model: Chip) -> float:
     """Seconds to reduce the gradients over all replicas; IPUs of a replica do theirs side by side."""
     if not memory.groups:
         return 0.0
     nbytes = [
         sum(group.size * numpy_dtype(group.gradient_dtype).itemsize for group in groups)
-        for groups in _groups_by_ipu(placement, memory).values()
+        for groups in _groups_by_ipu(memory).values()
     ]
     return all_reduce_seconds(model, program.replicas, max(nbytes), ipus_per_replica=program.ipus_per_replica)

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-from jax._src import source_info_util
+from jax._src import config, source_info_util
 from jax._src.export import _export
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax  # type: ignore[attr-defined]
 from jax._src.lib.mlir import passmanager  # type: ignore[attr-defined]
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var
 from jax.interpreters import partial_eval
+
+
+def plain_errors() -> AbstractContextManager[None]:
+    """Errors raised inside a trace come out as they are, without JAX's note about its own frames."""
+    context: AbstractContextManager[None] = config.traceback_filtering("off")
+    return context
 
 
 def evaluate(

@@ -1,13 +1,13 @@
 """Where replicas lie: Program -> Layout.
 
-A machine has four IPUs; replicas fill machines in order and never straddle two of them. All machines of a
-program hold equally many replicas, because they run one Executable in lock-step.
+A machine has four IPUs; replicas fill machines in order, and a larger replica fills several whole ones. All
+machines of a program hold equally many replicas, because they run one Executable in lock-step.
 """
 
 from __future__ import annotations
 
 from podrun.compiler.program import Program
-from podrun.errors import UnimplementedError, UsageError
+from podrun.errors import UsageError
 from podrun.executable import Layout
 
 IPUS_PER_MACHINE = 4
@@ -17,8 +17,7 @@ IPUS_PER_MACHINE = 4
 def layout_of(program: Program) -> Layout:
     """The Layout for ``program.replicas`` replicas of ``program.ipus_per_replica`` IPUs.
 
-    Raises UsageError if they cannot fill machines evenly, UnimplementedError for a replica over several
-    machines.
+    Raises UsageError if they cannot fill machines evenly.
     """
     replicas, ipus = program.replicas, program.ipus_per_replica
     if replicas < 1 or ipus < 1:
@@ -29,10 +28,9 @@ def layout_of(program: Program) -> Layout:
             hint=f"Give each replica {1 << ipus.bit_length()} IPUs.",
         )
     if ipus > IPUS_PER_MACHINE:
-        raise UnimplementedError(
-            f"A replica of {ipus} IPUs lies on several machines ({IPUS_PER_MACHINE} IPUs each), "
-            f"which is not there yet.",
-            hint=f"Use at most {IPUS_PER_MACHINE} IPUs per replica.",
+        spanned = ipus // IPUS_PER_MACHINE
+        return Layout(
+            replicas, ipus, replicas * spanned, replicas_per_machine=1, machines_per_replica=spanned
         )
     total = replicas * ipus
     if total <= IPUS_PER_MACHINE:
@@ -46,3 +44,13 @@ def layout_of(program: Program) -> Layout:
         )
     machines = total // IPUS_PER_MACHINE
     return Layout(replicas, ipus, machines, replicas // machines)
+
+
+def position_of(layout: Layout, ipu: int) -> int | None:
+    """The machine of a replica that holds its IPU ``ipu``; None if a replica lies on one machine."""
+    return ipu // IPUS_PER_MACHINE if layout.machines_per_replica > 1 else None
+
+
+def holders(layout: Layout) -> int:
+    """How many machines hold an arena, and so have a slice of it."""
+    return layout.machines // layout.machines_per_replica

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jax.extend.core import JaxprEqn, Literal
+from jax.extend.core import JaxprEqn
 
 from podrun.compiler import jax_internals
 from podrun.compiler.split import Spot
@@ -24,13 +24,9 @@ _STAGE = re.compile(r"\bstage:(\d+)\b")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where operators lie. ``stages``: the IPU of each pipeline stage; empty if operators have no stages.
-
-    ``homes``: the IPU of each parameter, which is that of the first operator that reads it.
-    """
+    """Where operators lie. ``stages``: the IPU of each pipeline stage; empty if operators have no stages."""
 
     stages: Mapping[int, int]
-    homes: Mapping[str, int]
     split: bool
     """True iff operators lie on more than one place, so that the work of a micro-batch is cut."""
     inferred: bool = False
@@ -64,8 +60,6 @@ def placement_of(traced: Trace, ipus_per_replica: int, *, pipelined: bool) -> Pl
     """
     ipus: set[int] = set()
     stages: dict[int, int] = {}
-    homes: dict[str, int] = {}
-    names = dict(zip(traced.jaxpr.jaxpr.invars, (*traced.parameters, *traced.inputs), strict=False))
     for equation in traced.jaxpr.jaxpr.eqns:
         ipu, stage = _scope(equation, _IPU), _scope(equation, _STAGE)
         if stage is not None and ipu is None:
@@ -76,13 +70,10 @@ def placement_of(traced: Trace, ipus_per_replica: int, *, pipelined: bool) -> Pl
         ipus.add(ipu)
         if stage is not None and stages.setdefault(stage, ipu) != ipu:
             raise UsageError(f"Pipeline stage {stage} lies on IPU {stages[stage]} and on IPU {ipu}.")
-        for variable in equation.invars:
-            if not isinstance(variable, Literal) and variable in names:
-                homes.setdefault(names[variable], ipu)
     inferred = pipelined and not stages and len(ipus) > 1
     if inferred:
         stages = {ipu: ipu for ipu in ipus}
-    return Placement(dict(sorted(stages.items())), homes, len(ipus) > 1 or len(stages) > 1, inferred)
+    return Placement(dict(sorted(stages.items())), len(ipus) > 1 or len(stages) > 1, inferred)
 
 
 def _scope(equation: JaxprEqn, kind: re.Pattern[str]) -> int | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from podrun.compiler.anchors import AnchorKind
 from podrun.compiler.arenas import WeightGroup
 from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, input_buffer
 from podrun.compiler.fold import Chunk
@@ -52,8 +51,7 @@ def schedule(
     else:
         for index, group in enumerate(groups):
             work += update_instructions(index, group)
-    if any(anchor.kind is AnchorKind.UPDATED for anchor in builder.anchors):
-        work += updated_anchors(builder)
+    work += updated_anchors(builder, 0)
     idle: tuple[Instruction, ...] = (Sync(SyncScope.HOST),)
     return (tuple(work), *([idle] * (builder.layout.ipus_per_replica - 1)))
 
@@ -71,12 +69,18 @@ def update_instructions(index: int, group: WeightGroup) -> list[Instruction]:
     """Reduce a group's gradients over the machines, update, and let all see the new weights."""
     update = Compute(f"update.{index}")
     if group.elementwise:
-        return [ReduceScatter(group.gradient_arena), update, AllGather(group.weight_arena)]
+        gathered = [AllGather(field.arena) for field in group.states if field.gathered and not field.scalar]
+        return [ReduceScatter(group.gradient_arena), update, AllGather(group.weight_arena), *gathered]
     return [AllReduce(group.gradient_arena), update]
 
 
-def updated_anchors(builder: ChunkBuilder) -> list[Instruction]:
-    """Hand over the weights after the update, as the last micro-batch of the batch."""
-    updated = [anchor.name for anchor in builder.anchors if anchor.kind is AnchorKind.UPDATED]
+def updated_anchors(builder: ChunkBuilder, home: int) -> list[Instruction]:
+    """Hand over the weights of IPU ``home`` after the update, as the last micro-batch of the batch."""
+    updated = [anchor.name for anchor in builder.updated(home)]
+    if not updated:
+        return []
     final = builder.program.accumulation_factor - 1
-    return [Compute("anchors.updated"), *(StoreStream(n, anchor_buffer(n), final, 1) for n in updated)]
+    return [
+        Compute(f"anchors.updated.{home}"),
+        *(StoreStream(n, anchor_buffer(n), final, 1) for n in updated),
+    ]

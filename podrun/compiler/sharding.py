@@ -8,20 +8,18 @@ same IPU reads is stashed meanwhile, in a ring as long as the distance between t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from podrun.compiler.anchors import AnchorKind
+from podrun.compiler.arenas import Memory, gradient_buffer
 from podrun.compiler.chunk import ANCHOR_PREFIX, INPUT_PREFIX, KEYS, ChunkBuilder
+from podrun.compiler.layout import IPUS_PER_MACHINE, position_of
 from podrun.compiler.pieces import TracedPiece, trace_piece
 from podrun.compiler.placement import Placement
-from podrun.compiler.program import joint
 from podrun.compiler.schedule import update_instructions, updated_anchors
 from podrun.compiler.split import CROSSING_PREFIX, Segment, split
-from podrun.compiler.update import JOINT_UPDATE
-from podrun.errors import UsageError
+from podrun.errors import UnimplementedError, UsageError
 from podrun.executable import (
-    AllReduce,
     Compute,
     Copy,
     Instruction,
@@ -65,8 +63,38 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
         for segment, cycle in zip(segments, cycles, strict=True)
     ]
     if builder.traced.uses_random:
-        found.insert(0, Unit(trace_piece(builder.keys_piece()), found[0].ipu, 0))
+        found.insert(0, Unit(trace_piece(builder.keys_piece()), 0, 0))
+    _check_states(builder, found, pipelined=pipelined)
     return tuple(found)
+
+
+def homes_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
+    """The IPU that holds each parameter: the one that makes its gradient or replaces it, else the first that
+    reads it."""
+    homes: dict[str, int] = {}
+    for unit in chain:
+        for name in unit.piece.inputs:
+            if name in builder.program.parameters:
+                homes.setdefault(name, unit.ipu)
+    made = {name: unit.ipu for unit in chain for name in unit.piece.outputs}
+    for name in builder.program.parameters:
+        for output in (gradient_buffer(name), name):
+            if output in made:
+                homes[name] = made[output]
+    return homes
+
+
+def _check_states(builder: ChunkBuilder, chain: Sequence[Unit], *, pipelined: bool) -> None:
+    """A parameter that a micro-batch replaces is read only before that, and where micro-batches overlap
+    nowhere else."""
+    for name in sorted(builder.program.state_updates):
+        writer = next(k for k, unit in enumerate(chain) if name in unit.piece.outputs)
+        readers = [k for k, unit in enumerate(chain) if name in unit.piece.inputs]
+        if any(k > writer or (pipelined and k != writer) for k in readers):
+            raise UnimplementedError(
+                f"{name!r} is replaced on IPU {chain[writer].ipu} and read again by another part of the replica, which "
+                f"is not there yet."
+            )
 
 
 def _cycles(segments: Sequence[Segment], placement: Placement) -> list[int]:
@@ -100,29 +128,48 @@ class Timetable:
         self.retrievals = {spec.name: spec.retrieval for spec in builder.program.anchors}
         self.tags: dict[tuple[str, int, int], int] = {}
 
-    def instructions(self, homes: Mapping[str, int], *, clear: bool) -> tuple[tuple[Instruction, ...], ...]:
-        """The lists of one batch; ``homes``: the IPU of each weight."""
+    def instructions(self, *, clear: bool) -> tuple[tuple[Instruction, ...], ...]:
+        """The lists of one batch. ``clear``: gradient accumulators start at zero."""
+        groups = self.builder.memory.groups
+        homes = sorted({group.home for group in groups})
         self._everywhere(Sync(SyncScope.HOST))
         if clear:
-            self.lists[0].append(Compute("clear"))
+            for home in homes:
+                self.lists[home].append(Compute(f"clear.{home}"))
             self._everywhere(Sync(SyncScope.MACHINE))
+        self._send_variables()
         for unit, micro_batch in self._order():
             self._emit(unit, micro_batch)
-        groups = self.builder.memory.groups
         if groups:
             self._everywhere(Sync(SyncScope.MACHINE))
-        if groups and joint(self.builder.program.update):
-            for group in groups:
-                self.lists[homes.get(group.weights[0].name, 0)].append(AllReduce(group.gradient_arena))
-            self._everywhere(Sync(SyncScope.MACHINE))
-            self.lists[0].append(Compute(JOINT_UPDATE))
-        else:
-            for index, group in enumerate(groups):
-                self.lists[homes.get(group.weights[0].name, 0)] += update_instructions(index, group)
-        if any(anchor.kind is AnchorKind.UPDATED for anchor in self.builder.anchors):
-            self._everywhere(Sync(SyncScope.MACHINE))
-            self.lists[0] += updated_anchors(self.builder)
+        for index, group in enumerate(groups):
+            self.lists[group.home] += update_instructions(index, group)
+        for home in homes:
+            self.lists[home] += updated_anchors(self.builder, home)
         return tuple(tuple(work) for work in self.lists)
+
+    def _send_variables(self) -> None:
+        """Where a replica spans machines: give what lies on one of them to units of others, once a batch."""
+        memory, layout = self.builder.memory, self.builder.layout
+        sent: set[tuple[str, int]] = set()
+        for unit in self.chain:
+            for name in unit.piece.inputs:
+                home = self.home_of(name, memory)
+                if home is None or position_of(layout, home) == position_of(layout, unit.ipu):
+                    continue
+                if (name, unit.ipu) not in sent:
+                    sent.add((name, unit.ipu))
+                    tag = self._tag(name, unit.ipu, 0)
+                    self.lists[home].append(Send(name, unit.ipu, tag))
+                    self.lists[unit.ipu].append(Receive(name, home, tag))
+
+    def home_of(self, name: str, memory: Memory) -> int | None:
+        """The IPU that holds a variable; None for what every machine has, and for what is no variable."""
+        variable = memory.variables.get(name)
+        if variable is None:
+            return None
+        position = memory.arenas[variable.arena].position if variable.arena else variable.position
+        return None if position is None else position * IPUS_PER_MACHINE
 
     def _everywhere(self, instruction: Instruction) -> None:
         for work in self.lists:

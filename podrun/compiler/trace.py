@@ -33,6 +33,7 @@ def fixed_numerics() -> Iterator[None]:
         stack.enter_context(jax.numpy_dtype_promotion("standard"))
         stack.enter_context(jax.default_matmul_precision("highest"))
         stack.enter_context(jax.debug_nans(False))
+        stack.enter_context(jax_internals.plain_errors())
         yield
 
 

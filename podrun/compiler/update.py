@@ -17,6 +17,7 @@ import numpy as np
 
 from podrun.compiler.abstract import buffer
 from podrun.compiler.arenas import ALIGNMENT, Memory, WeightGroup, gradient_buffer, scalar_dtype
+from podrun.compiler.layout import holders
 from podrun.compiler.pieces import Piece
 from podrun.compiler.program import JointRule, UpdateRule
 from podrun.executable import REPLICA_OFFSET, Layout
@@ -38,7 +39,7 @@ def update_piece(index: int, group: WeightGroup, memory: Memory, rule: UpdateRul
 def _sliced(
     name: str, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout, scalars: Buffers
 ) -> Piece:
-    count = group.size // layout.machines
+    count = group.size // holders(layout)
     weights, gradients = f"arena_slice:{group.weight_arena}", f"arena_slice:{group.gradient_arena}"
     inputs: dict[str, Any] = {
         weights: buffer((count,), group.weights[0].dtype),

@@ -30,6 +30,7 @@ from podrun.executable import (
     Stream,
     StreamDirection,
     Sync,
+    VariableRole,
     numpy_dtype,
 )
 
@@ -39,29 +40,40 @@ class Machine:
 
     def __init__(self, executable: Executable, index: int) -> None:
         self.executable = executable
-        self.index = index
         layout = executable.layout
-        self.arenas = {a.name: np.zeros(a.size, numpy_dtype(a.dtype)) for a in executable.arenas.values()}
+        self.replica_group, self.position = divmod(index, layout.machines_per_replica)
+        self.holders = layout.machines // layout.machines_per_replica
+        held = [a for a in executable.arenas.values() if a.position in (None, self.position)]
+        self.arenas = {a.name: np.zeros(a.size, numpy_dtype(a.dtype)) for a in held}
         self.members = {
             member.name: (arena.name, member.offset, member.shape)
-            for arena in executable.arenas.values()
+            for arena in held
             for member in arena.members
         }
+        ipus = len(executable.instructions) // layout.machines_per_replica
+        self.lists = range(self.position * ipus, (self.position + 1) * ipus)
         self.frames: list[dict[str, np.ndarray]] = [{} for _ in executable.instructions]
         self.buffers: dict[str, np.ndarray] = {
-            REPLICA_OFFSET: np.array(index * layout.replicas_per_machine, np.int32)
+            REPLICA_OFFSET: np.array(self.replica_group * layout.replicas_per_machine, np.int32)
         }
         for variable in executable.variables.values():
             shape = variable.spec.shape
+            if variable.arena is not None and variable.spec.name not in self.members:
+                continue
+            if variable.position not in (None, self.position):
+                continue
             if variable.arena is None:
                 shape = (layout.replicas_per_machine, *shape) if variable.per_replica else shape
                 self.buffers[variable.spec.name] = np.zeros(shape, numpy_dtype(variable.spec.dtype))
             if variable.initial is not None:
                 self.write(variable.spec.name, np.full(shape, variable.initial))
 
+    def holds(self, variable: str) -> bool:
+        return variable in self.members or variable in self.buffers
+
     def slice_of(self, arena: str) -> slice:
-        size = self.executable.arenas[arena].size // self.executable.layout.machines
-        return slice(self.index * size, (self.index + 1) * size)
+        size = self.executable.arenas[arena].size // self.holders
+        return slice(self.replica_group * size, (self.replica_group + 1) * size)
 
     def read(self, name: str, ipu: int = 0) -> np.ndarray:
         if name.startswith("arena:"):
@@ -76,7 +88,7 @@ class Machine:
 
     def write(self, name: str, value: np.ndarray, ipu: int = 0) -> None:
         lasting = name.startswith(("arena:", "arena_slice:")) or name in self.members
-        if lasting or name in self.executable.variables:
+        if lasting or name in self.buffers:
             target = self.read(name)
             assert target.shape == np.shape(value) or name in self.executable.variables, name
             target[...] = value
@@ -114,23 +126,24 @@ class Pod:
         for machine in self.machines:
             for name, value in values.items():
                 assert name in self.executable.variables, name
-                machine.write(name, np.asarray(value))
+                if machine.holds(name):
+                    machine.write(name, np.asarray(value))
 
     def read_variable(self, name: str) -> np.ndarray:
         """The value on replica 0, after checking that all machines that must hold it do so to the bit."""
         variable = self.executable.variables[name]
+        machines = [machine for machine in self.machines if machine.holds(name)]
         if variable.per_replica:
-            return self.machines[0].read(name)[0]
+            return machines[0].read(name)[0]
         if variable.arena is not None and self.executable.arenas[variable.arena].sliced:
-            return self._assembled(variable.arena, name)
-        values = [machine.read(name) for machine in self.machines]
+            parts = [machine.arenas[variable.arena][machine.slice_of(variable.arena)] for machine in machines]
+            _, offset, shape = machines[0].members[name]
+            return np.concatenate(parts)[offset : offset + int(np.prod(shape))].reshape(shape)
+        if variable.role is VariableRole.RANDOM_SEED:
+            return machines[0].read(name)  # Only the first machine of a replica moves it on.
+        values = [machine.read(name) for machine in machines]
         assert all(value.tobytes() == values[0].tobytes() for value in values), name
         return np.array(values[0])
-
-    def _assembled(self, arena: str, name: str) -> np.ndarray:
-        whole = np.concatenate([machine.arenas[arena][machine.slice_of(arena)] for machine in self.machines])
-        _, offset, shape = self.machines[0].members[name]
-        return whole[offset : offset + int(np.prod(shape))].reshape(shape)
 
     def run(self, batches: int, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """``inputs[name]``: ``[batches, accumulation, replicas, *shape]``, broadcast without the replica
@@ -153,6 +166,8 @@ class Pod:
         places, self.mail = [0] * len(lists), {}
         for machine in self.machines:
             machine.frames = [{} for _ in lists]
+        ipus = len(lists) // self.executable.layout.machines_per_replica
+        self.together = [range(k // ipus * ipus, (k // ipus + 1) * ipus) for k in range(len(lists))]
         while any(place < len(work) for place, work in zip(places, lists, strict=True)):
             moved = False
             for ipu, work in enumerate(lists):
@@ -167,37 +182,40 @@ class Pod:
         if isinstance(instruction, Receive):
             return (instruction.peer, ipu, instruction.tag) not in self.mail
         if isinstance(instruction, Sync):
+            # Lists of one machine meet; HOST and MACHINE are the only scopes that compilers write.
             lists = self.executable.instructions
-            passed = [sum(isinstance(i, Sync) for i in w[:p]) for w, p in zip(lists, places, strict=True)]
-            at_sync = [p < len(w) and isinstance(w[p], Sync) for w, p in zip(lists, places, strict=True)]
-            mine = passed[ipu]
-            return any(n < mine or (n == mine and not at) for n, at in zip(passed, at_sync, strict=True))
+            passed = {k: sum(isinstance(i, Sync) for i in lists[k][: places[k]]) for k in self.together[ipu]}
+            waiting = {
+                k for k in passed if places[k] < len(lists[k]) and isinstance(lists[k][places[k]], Sync)
+            }
+            return any(n < passed[ipu] or (n == passed[ipu] and k not in waiting) for k, n in passed.items())
         return False
 
     def _step(
         self, instruction: Any, ipu: int, batch: int, inputs: Mapping[str, Any], seen: dict[str, list[Any]]
     ) -> None:
+        machines = [machine for machine in self.machines if ipu in machine.lists]
         match instruction:
             case Sync():
                 pass
             case LoadStream(stream, buffer, first, count):
-                for machine in self.machines:
+                for machine in machines:
                     data = self._input(machine, stream, inputs[stream][batch], first, count)
                     machine.frames[ipu][buffer] = data
             case Compute(name):
-                for machine in self.machines:
+                for machine in machines:
                     machine.compute(name, ipu)
             case Copy(source, destination):
-                for machine in self.machines:
+                for machine in machines:
                     machine.frames[ipu][destination] = machine.frames[ipu][source]
             case Send(buffer, peer, tag):
                 assert (ipu, peer, tag) not in self.mail
-                self.mail[ipu, peer, tag] = [machine.frames[ipu][buffer] for machine in self.machines]
+                self.mail[ipu, peer, tag] = [np.array(machine.read(buffer, ipu)) for machine in machines]
             case Receive(buffer, peer, tag):
-                for machine, value in zip(self.machines, self.mail.pop((peer, ipu, tag)), strict=True):
+                for machine, value in zip(machines, self.mail.pop((peer, ipu, tag)), strict=True):
                     machine.frames[ipu][buffer] = value
             case StoreStream(stream, buffer, first, count):
-                values = np.concatenate([machine.read(buffer, ipu) for machine in self.machines], axis=1)
+                values = np.concatenate([machine.read(buffer, ipu) for machine in machines], axis=1)
                 expected = (
                     count,
                     self.executable.layout.replicas,
@@ -207,18 +225,18 @@ class Pod:
                 begin = batch * self.executable.accumulation_factor + first
                 seen[stream][begin : begin + count] = list(values)
             case ReduceScatter(arena, reduction):
-                total = self._reduced(arena, reduction)
-                for machine in self.machines:
+                total = self._reduced(machines, arena, reduction)
+                for machine in machines:
                     part = machine.slice_of(arena)
                     machine.arenas[arena][:] = np.nan  # What was not reduced here must not be read.
                     machine.arenas[arena][part] = total[part]
             case AllReduce(arena, reduction):
-                total = self._reduced(arena, reduction)
-                for machine in self.machines:
+                total = self._reduced(machines, arena, reduction)
+                for machine in machines:
                     machine.arenas[arena][:] = total
             case AllGather(arena):
-                parts = [machine.arenas[arena][machine.slice_of(arena)].copy() for machine in self.machines]
-                for machine in self.machines:
+                parts = [machine.arenas[arena][machine.slice_of(arena)].copy() for machine in machines]
+                for machine in machines:
                     machine.arenas[arena][:] = np.concatenate(parts)
             case _:
                 raise NotImplementedError(instruction)
@@ -228,12 +246,12 @@ class Pod:
         if self.executable.streams[stream].broadcast:
             return chosen
         replicas = self.executable.layout.replicas_per_machine
-        return chosen[:, machine.index * replicas : (machine.index + 1) * replicas]
+        return chosen[:, machine.replica_group * replicas : (machine.replica_group + 1) * replicas]
 
-    def _reduced(self, arena: str, reduction: Reduction) -> np.ndarray:
+    def _reduced(self, machines: list[Machine], arena: str, reduction: Reduction) -> np.ndarray:
         assert reduction is Reduction.SUM
-        total = self.machines[0].arenas[arena].copy()
-        for machine in self.machines[1:]:
+        total = machines[0].arenas[arena].copy()
+        for machine in machines[1:]:
             total += machine.arenas[arena]
         return total
 

@@ -27,6 +27,7 @@ from .programs import mlp
         (2, 2, Layout(2, 2, 1, 2)),
         (8, 2, Layout(8, 2, 4, 2)),
         (16, 4, Layout(16, 4, 16, 1)),
+        (2, 8, Layout(2, 8, 4, 1, 2)),
     ],
 )
 def test_layouts(replicas: int, ipus: int, layout: Layout) -> None:

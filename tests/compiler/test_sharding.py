@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from podrun.compiler import seeds
-from podrun.compiler.compile import compile_program
+from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
 from podrun.errors import UnimplementedError, UsageError
 from podrun.executable import Compute, Copy, LoadStream, Retrieval, Send, TensorSpec
@@ -29,6 +29,8 @@ ANCHORS = (
     AnchorSpec("w2"),
     AnchorSpec("UpdatedVar___w1", Retrieval.FINAL),
 )
+
+SPANNED = (*ANCHORS[:4], AnchorSpec("w1"), AnchorSpec("Gradient___x"), AnchorSpec("h0"))
 
 
 def chain(
@@ -81,8 +83,11 @@ def chain(
     )
 
 
+SPANNING = CompileOptions(spanning_replicas=True)
+
+
 def run(program: Program, batches: int = 2) -> tuple[Pod, dict[str, np.ndarray]]:
-    pod = Pod(compile_program(program))
+    pod = Pod(compile_program(program, options=SPANNING))
     pod.write_variables(weights_for(program))
     return pod, pod.run(batches, inputs_for(program, batches))
 
@@ -162,9 +167,8 @@ def test_work_lies_on_its_ipu_and_backward_with_forward() -> None:
     runs = [[i.computation for i in work if isinstance(i, Compute)] for work in executable.instructions]
     one = [["segment.0", "segment.4"], ["segment.1", "segment.3"], ["segment.2"], []]
     expected = [work * 2 for work in one]
-    expected[0].insert(0, "clear")
     for ipu in range(3):
-        expected[ipu].append(f"update.{ipu}")
+        expected[ipu] = [f"clear.{ipu}", *expected[ipu], f"update.{ipu}"]
     assert runs == expected
     homes = {v.spec.name: v.arena for v in executable.variables.values()}
     assert homes["w0"] == homes["b0"] == "weights.0"
@@ -179,7 +183,7 @@ def test_the_pipeline_fills_runs_full_and_flushes() -> None:
     # Forward of five micro-batches before the first gradient is back; then one backward, one forward.
     forward, backward = "segment.0", "segment.4"
     assert first == [forward] * 4 + [backward, forward] * 2 + [backward] * 4
-    last = [i.computation for i in executable.instructions[2] if isinstance(i, Compute)][:-1]
+    last = [i.computation for i in executable.instructions[2] if isinstance(i, Compute)][1:-1]
     assert last == ["segment.2"] * 6
     slots = {
         i.destination for i in executable.instructions[0] if isinstance(i, Copy) and "#" in i.destination
@@ -237,3 +241,43 @@ def test_a_seed_moves_on_with_each_micro_batch() -> None:
     np.testing.assert_array_equal(
         pod.read_variable(seeds.SEED_VARIABLE), seeds.seed_words(seeds.advanced(0, 6))
     )
+
+
+@pytest.mark.parametrize("pipelined", [False, True], ids=["sharded", "pipelined"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"replicas": 3, "dropout": True},
+        {"tied": True, "replicas": 2},
+        {"skip": True, "update": Momentum()},
+        {"update": Adam(), "replicas": 2},
+        {"update": NormScaled(), "replicas": 2},
+    ],
+    ids=str,
+)
+def test_replicas_over_several_machines_give_the_same_bits(options: dict[str, Any], pipelined: bool) -> None:
+    """The same three stages on IPUs 0, 1, 2 of one machine and on three of two, then four, machines."""
+    more: dict[str, Any] = {**options, "accumulation_factor": 6, "pipelined": pipelined, "anchors": SPANNED}
+    (pod, anchors) = run(chain([0, 1, 2], **more))
+    for places, ipus, machines in (([0, 4, 5], 8, 2), ([1, 6, 12], 16, 4)):
+        other, other_anchors = run(chain(places, ipus=ipus, **more))
+        assert other.executable.layout.machines_per_replica == machines
+        assert other.executable.layout.machines == machines * options.get("replicas", 1)
+        for name, value in anchors.items():
+            np.testing.assert_array_equal(other_anchors[name], value, err_msg=name)
+        for name in pod.executable.variables:
+            np.testing.assert_array_equal(other.read_variable(name), pod.read_variable(name), err_msg=name)
+
+
+def test_machines_of_a_replica_hold_only_their_weights() -> None:
+    executable = compile_program(chain([0, 4, 5], ipus=8, accumulation_factor=2), options=SPANNING)
+    positions = {m.name: a.position for a in executable.arenas.values() for m in a.members}
+    assert {n: p for n, p in positions.items() if n.startswith("w")} == {"w0": 0, "w1": 1, "w2": 1}
+    sizes = {a.size for a in executable.arenas.values()}
+    assert sizes == {128}  # One replica, so one holder of each: w and b, each at a multiple of 64.
+
+
+def test_replicas_over_several_machines_are_refused_until_machines_run_them() -> None:
+    with pytest.raises(UnimplementedError, match="several machines"):
+        compile_program(chain([0, 4], ipus=8))
