@@ -112,9 +112,37 @@ def _read(folder: str, what: str, types: list[onnx.TypeProto]) -> list[Any]:
     return values
 
 
-def light_model(case: TestCase) -> onnx.ModelProto:
-    """The model of a real architecture in the wheel; its weights are made by ConstantOfShape, all of one value."""
-    return onnx.load(os.path.join(os.path.dirname(onnx.__file__), "..", case.url))
+def light_model(case: TestCase, seed: int = 0) -> onnx.ModelProto:
+    """The model of a real architecture in the wheel, with weights.
+
+    The wheel's files make all large weights of one value by ConstantOfShape; here they become initializers of normal
+    numbers scaled by their fan-in (variances: positive), so that outputs depend on every weight.
+    """
+    model = onnx.load(os.path.join(os.path.dirname(onnx.__file__), "..", case.url))
+    model.ir_version = max(model.ir_version, 4)  # initializers need not be inputs
+    graph, rng = model.graph, np.random.default_rng(seed)
+    shapes = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer}
+    kept = []
+    for node in graph.node:
+        if node.op_type != "ConstantOfShape" or node.input[0] not in shapes:
+            kept.append(node)
+            continue
+        shape = tuple(int(d) for d in shapes[node.input[0]])
+        spread = np.sqrt(2 / max(int(np.prod(shape[1:])), 1)) if len(shape) > 1 else 0.1
+        values = rng.normal(scale=spread, size=shape)
+        if len(shape) == 1 and any(part in node.output[0] for part in ("var", "scale", "_w_", "gamma", "riv")):
+            values = 1 + np.abs(values)
+        graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.float32), node.output[0]))
+    del graph.node[:]
+    graph.node.extend(kept)
+    used = {i for n in kept for i in n.input}
+    weights = [t for t in graph.initializer if t.name in used]
+    names = {t.name for t in weights}
+    inputs = [v for v in graph.input if v.name in used and v.name not in names]
+    for field, left in ((graph.initializer, weights), (graph.input, inputs)):
+        del field[:]
+        field.extend(left)
+    return model
 
 
 def random_inputs(model: onnx.ModelProto, seed: int = 0) -> dict[str, np.ndarray]:

@@ -2,11 +2,11 @@
 
 XLA on CPUs is slow where groups are many, and slowest in their weight gradients (design, 3.1). So:
 
-* one group: XLA's own convolution;
+* one group: XLA's own convolution, or a matrix product where the kernel is a single position (half the time);
 * depthwise (one input channel a group): a sum over kernel positions of shifted products;
-* grouped: shifted patches of all kernel positions stacked, then one batched matrix product.
+* two groups: two convolutions; more: shifted patches of all kernel positions stacked, then one batched matrix product.
 
-All three differentiate and batch by JAX's own rules: under ``vmap`` with unbatched weights the batch folds into N.
+All differentiate and batch by JAX's own rules: under ``vmap`` with unbatched weights the batch folds into N.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def convolve(node: Node, x: Array, w: Array, bias: Array = None) -> Array:
 
 def correlate(x: Array, w: Array, groups: int, window: Window) -> Array:
     """``[N, C, *in]`` with ``[M, C/groups, *kernel]``, the formulation picked by the number of groups."""
+    if groups == 1 and max(window.kernel) == 1 and not any(map(any, window.pads)):
+        return _pointwise(x, w, window)
     if groups == 1:
         return lax.conv_general_dilated(
             x,
@@ -63,7 +65,17 @@ def correlate(x: Array, w: Array, groups: int, window: Window) -> Array:
         )
     if w.shape[1] == 1:
         return _depthwise(x, w, groups, window)
+    if groups == 2:
+        parts = zip(jnp.split(x, 2, axis=1), jnp.split(w, 2, axis=0), strict=True)
+        return jnp.concatenate([correlate(a, b, 1, window) for a, b in parts], axis=1)
     return _grouped(x, w, groups, window)
+
+
+def _pointwise(x: Array, w: Array, window: Window) -> Array:
+    """A kernel of one position: a matrix product over channels."""
+    x = lax.slice(x, (0,) * x.ndim, x.shape, (1, 1, *window.strides))
+    y = jnp.matmul(w.reshape(w.shape[:2]), x.reshape(*x.shape[:2], -1))
+    return y.reshape(x.shape[0], w.shape[0], *x.shape[2:])
 
 
 def _layout(rank: int) -> lax.ConvDimensionNumbers:
