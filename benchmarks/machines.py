@@ -1,0 +1,74 @@
+"""Machine processes for benchmarks: started, configured as one partition, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from podrun.device.client import PortConnection
+from podrun.device.connection import AttachRequest, IpuRange
+from podrun.device.control import MachineControl
+from podrun.device.remote import RemotePort
+from podrun.device.split import Site
+
+_SERVER = """
+import sys
+from podrun.device.server import MachineServer
+server = MachineServer(agent_id=sys.argv[1], own_process=True)
+print(server.start(), flush=True)
+sys.stdin.read()
+server.stop()
+"""
+
+
+@dataclass
+class Machines:
+    """Machine processes of four IPUs each."""
+
+    processes: list[subprocess.Popen[str]]
+    endpoints: list[str]
+
+    def attach(self) -> PortConnection:
+        """A connection of this process that holds all IPUs."""
+        sites = [Site(i, endpoint, IpuRange(4 * i, 4)) for i, endpoint in enumerate(self.endpoints)]
+        connection = PortConnection(sites, lambda site, machines: RemotePort(site))
+        everything = IpuRange(0, 4 * len(sites))
+        refusal = connection.try_attach(
+            AttachRequest(everything, everything, os.getpid(), "benchmark", sys.argv[0])
+        )
+        if refusal is not None:
+            raise RuntimeError(refusal)
+        return connection
+
+
+@contextlib.contextmanager
+def machines(count: int) -> Iterator[Machines]:
+    """Start ``count`` machines; end them afterwards."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _SERVER, f"agent{i}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(count)
+    ]
+    try:
+        endpoints = []
+        for process in processes:
+            assert process.stdout is not None
+            endpoints.append(process.stdout.readline().strip())
+        for index, endpoint in enumerate(endpoints):
+            control = MachineControl(endpoint)
+            control.configure(
+                partition="benchmark", first_ipu=4 * index, machine_index=index, endpoints=endpoints
+            )
+            control.close()
+        yield Machines(processes, endpoints)
+    finally:
+        for process in processes:
+            process.communicate(timeout=30)
