@@ -51,6 +51,19 @@ def test_exit_codes_and_last_lines(tmp_path, error, code, last):
     assert (done.stderr.strip().splitlines() or [""])[-1].endswith(last)
 
 
+def test_tracebacks_show_the_script_and_not_what_is_below(tmp_path, monkeypatch):
+    text = "import popart\ndef load():\n    popart.Builder(b'nothing')\nload()\n"
+    shown = run(tmp_path, text).stderr.splitlines()
+    assert shown[0] == "Traceback (most recent call last):"
+    assert [line.strip() for line in shown if line.startswith("    ") and "^" not in line] == [
+        "load()",
+        "popart.Builder(b'nothing')",
+    ]
+    assert "popart_exception: Failed to load a ModelProto" in shown[-1]
+    monkeypatch.setenv("PODRUN_TRACEBACK", "full")
+    assert "model_loader.py" in run(tmp_path, text).stderr
+
+
 def test_a_script_that_is_missing():
     done = subprocess.run(
         [sys.executable, "-m", "podrun.compat", "missing.py"], capture_output=True, text=True, timeout=60

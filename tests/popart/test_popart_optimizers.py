@@ -14,7 +14,7 @@ import podrun.popart as popart
 from podrun.executable import TensorSpec, numpy_dtype
 from podrun.popart.optimizers import UpdateContext
 
-STEPS = 60
+STEPS = 40
 SHAPE = (5, 3)
 TOLERANCE = {"float32": 2e-5, "float16": 2e-2}
 
