@@ -116,6 +116,7 @@ def _server(environment: Mapping[str, str]) -> Iterator[None]:
         [str(BIN / "vipu-server"), "--cluster=pod16", "--port=0", "--no-state", "--prestart"],
         env=environment,
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
         _entry(environment)
