@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "partition": FOUNDATION | {"faults", "device"},
     "monitor": FOUNDATION | {"partition"},
     "launcher": FOUNDATION | {"faults", "partition"},
+    "estimate": BASE | {"executable", "popart", "device.target", "device.tiles"},
     "report": BASE | {"executable", "device.target"},
     "compat": BASE | {"popart", "popdist", "monitor"},
 }

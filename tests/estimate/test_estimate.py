@@ -1,0 +1,117 @@
+"""Offline estimates: sensible answers, their trends, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from podrun.device.target import GC200, system
+from podrun.errors import InvalidOptionError, UsageError
+from podrun.estimate import Layout, Traced, estimate, scan
+from podrun.estimate.__main__ import main
+from podrun.estimate.model import trace
+
+
+def _perceptron(width: int = 256, layers: int = 4) -> onnx.ModelProto:
+    nodes, weights, name = [], [], "x"
+    for index in range(layers):
+        value = np.zeros((width, width), np.float16)
+        weights.append(numpy_helper.from_array(value, f"w{index}"))
+        nodes.append(helper.make_node("MatMul", [name, f"w{index}"], [f"m{index}"], name=f"dense{index}"))
+        nodes.append(helper.make_node("Relu", [f"m{index}"], [f"r{index}"], name=f"relu{index}"))
+        name = f"r{index}"
+    graph = helper.make_graph(
+        nodes,
+        "perceptron",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT16, ["batch", width])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT16, ["batch", width])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)])
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return trace(_perceptron(), GC200, Layout(micro_batch=16), train=True)
+
+
+def test_training_costs_more_than_inference(traced: Traced) -> None:
+    assert traced.step["step"]["cycles"] > 1.5 * traced.forward["step"]["cycles"]
+    assert traced.weights == 4 * 256 * 256
+    assert traced.input_bytes == 16 * 256 * 2
+
+
+def test_more_ipus_are_faster_and_recomputing_is_not(traced: Traced) -> None:
+    def rate(name: str, **changes: object) -> float:
+        layout = Layout(**{"micro_batch": 16, "accumulation": 64, **changes})  # type: ignore[arg-type]
+        return estimate(traced, system(name), layout, train=True).samples_per_second
+
+    assert rate("pod64") > rate("pod16") > rate("pod4")
+    assert rate("bow-pod16") > rate("pod16")
+    assert rate("pod16", recompute=True) < rate("pod16")
+
+
+def test_state_off_chip_saves_tiles_and_costs_time(traced: Traced) -> None:
+    on, off = (
+        estimate(traced, system("pod16"), Layout(16, optimizer="adam", state_off_chip=flag), train=True)
+        for flag in (False, True)
+    )
+    assert off.max_tile_bytes < on.max_tile_bytes
+    assert off.seconds["state"] > on.seconds["state"] == 0
+
+
+def test_a_model_too_large_for_one_ipu_needs_more() -> None:
+    large = trace(_perceptron(8192, 8), GC200, Layout(micro_batch=1), train=False)
+    one = estimate(large, system("pod16"), Layout(), train=False)
+    eight = estimate(large, system("pod16"), Layout(ipus_per_replica=8), train=False)
+    assert not one.fits
+    assert eight.fits
+
+
+def test_a_scan_lists_what_fits_first_and_the_fastest_first() -> None:
+    found = scan(_perceptron(), system("pod4"), Layout(), train=True, micro_batches=(1, 4), global_batch=64)
+    assert all(one.layout.micro_batch * one.layout.accumulation * one.replicas == 64 for one in found)
+    keys = [(not one.fits, -one.samples_per_second) for one in found]
+    assert keys == sorted(keys)
+    assert {one.layout.ipus_per_replica for one in found} == {1, 2, 4}
+
+
+def test_command_answers_in_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_perceptron(64, 2), str(path))
+    assert main([str(path), "--target", "bow-pod16", "--train", "--micro-batch", "4"]) == 0
+    assert "samples/s on 16 replicas" in capsys.readouterr().out
+    assert main([str(path), "--format", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["version"] == 1
+    assert answer["estimates"][0]["fits"] is True
+
+
+def test_bad_input_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], traced: Traced
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_perceptron(64, 2), str(path))
+    for arguments, word in (
+        ([str(path), "--target", "pod17"], "pod17"),
+        ([str(tmp_path / "none.onnx")], "none.onnx"),
+        ([str(path), "--available-memory-proportion", "0"], "availableMemoryProportion"),
+        ([str(path), "--ipus-per-replica", "3"], "3 IPUs per replica"),
+        ([str(path), "--optimizer", "magic"], "magic"),
+    ):
+        assert main(arguments) == 2
+        assert word in capsys.readouterr().err
+    with pytest.raises(InvalidOptionError):
+        estimate(traced, system("pod16"), Layout(ipus_per_replica=32), train=True)
+
+
+def test_open_dimensions_beside_the_batch_are_refused() -> None:
+    model = _perceptron(64, 1)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "width"
+    with pytest.raises(UsageError, match="'x'"):
+        trace(model, GC200, Layout(), train=False)
