@@ -38,7 +38,8 @@ from podrun.executable import (
 class Machine:
     """One machine's memory: arenas, buffers of variables, temporaries."""
 
-    def __init__(self, executable: Executable, index: int) -> None:
+    def __init__(self, executable: Executable, index: int, as_machines: bool) -> None:
+        self.as_machines = as_machines
         self.executable = executable
         layout = executable.layout
         self.replica_group, self.position = divmod(index, layout.machines_per_replica)
@@ -98,29 +99,38 @@ class Machine:
     def compute(self, name: str, ipu: int) -> None:
         computation = self.executable.computations[name]
         inputs = [np.array(self.read(buffer, ipu)) for buffer in computation.inputs]
-        results = _compiled(computation.stablehlo)(*inputs)
+        results = _compiled(computation.stablehlo, self.as_machines)(*inputs)
         for buffer, value in zip(computation.outputs, results, strict=True):
             self.write(buffer, np.asarray(value), ipu)
 
 
-_CACHE: dict[bytes, Any] = {}
+AS_MACHINES: dict[str, bool | int] = {"xla_cpu_multi_thread_eigen": False}
+"""One thread, as on every machine: XLA divides some sums by the number of threads it has."""
+QUICK: dict[str, bool | int] = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}
+_CACHE: dict[tuple[bytes, bool], Any] = {}
 
 
-def _compiled(stablehlo: bytes) -> Any:
-    if stablehlo not in _CACHE:
+def _compiled(stablehlo: bytes, as_machines: bool) -> Any:
+    key = (stablehlo, as_machines)
+    if key not in _CACHE:
         exported = jax.export.deserialize(bytearray(stablehlo))
-        # One thread, as on every machine: XLA divides some sums by the number of threads it has.
-        options = {"xla_cpu_multi_thread_eigen": False}
-        _CACHE[stablehlo] = jax.jit(exported.call).lower(*exported.in_avals).compile(compiler_options=options)
-    return _CACHE[stablehlo]
+        lowered = jax.jit(exported.call).lower(*exported.in_avals)
+        _CACHE[key] = lowered.compile(compiler_options=AS_MACHINES | ({} if as_machines else QUICK))
+    return _CACHE[key]
 
 
 class Pod:
-    """All machines of one program, run in lock-step."""
+    """All machines of one program, run in lock-step. ``as_machines``: with machines' compiler options, to the
+    bit."""
 
-    def __init__(self, executable: Executable) -> None:
+    def __init__(self, executable: Executable, *, as_machines: bool = False) -> None:
         self.executable = executable
-        self.machines = [Machine(executable, index) for index in range(executable.layout.machines)]
+        self.machines = [
+            Machine(executable, index, as_machines) for index in range(executable.layout.machines)
+        ]
 
     def write_variables(self, values: Mapping[str, Any]) -> None:
         for machine in self.machines:

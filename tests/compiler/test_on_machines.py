@@ -53,11 +53,11 @@ def on_machines(
     ],
     ids=["momentum", "adam", "whole weights", "two IPUs", "running statistics", "sharded", "pipelined"],
 )
-@pytest.mark.parametrize("budget", [1, 1 << 27])
+@pytest.mark.parametrize("budget", [1, pytest.param(1 << 27, marks=pytest.mark.slow)])
 def test_machines_equal_the_reference(program: Program, budget: int) -> None:
     executable = compile_program(program, options=CompileOptions(chunk_bytes=budget))
     anchors, variables = on_machines(executable, program, batches=3)
-    pod = Pod(executable)
+    pod = Pod(executable, as_machines=True)
     pod.write_variables(weights_for(program))
     for name, expected in pod.run(3, inputs_for(program, 3)).items():
         np.testing.assert_array_equal(anchors[name].reshape(expected.shape), expected, err_msg=name)

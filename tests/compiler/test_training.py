@@ -46,18 +46,18 @@ def assert_equal_training(program: Program, options: CompileOptions | None = Non
 @pytest.mark.parametrize(
     "update", [Sgd(), Sgd(own_group=frozenset({"w1"})), Momentum(), Adam(), NormScaled()], ids=str
 )
-@pytest.mark.parametrize("replicas", [2, 8])
+@pytest.mark.parametrize("replicas", [8, pytest.param(2, marks=pytest.mark.slow)])
 def test_rules(update: Any, replicas: int) -> None:
     assert_equal_training(mlp(replicas=replicas, accumulation_factor=2, update=update))
 
 
-@pytest.mark.parametrize(("replicas", "ipus"), [(1, 1), (4, 1), (3, 1), (1, 4), (4, 2), (2, 4), (16, 1)])
+@pytest.mark.parametrize(("replicas", "ipus"), [(1, 1), (3, 1), (2, 4), (16, 1)])
 def test_layouts(replicas: int, ipus: int) -> None:
     pod = assert_equal_training(mlp(replicas=replicas, ipus_per_replica=ipus))
     assert pod.executable.layout.machines == max(1, replicas * ipus // 4)
 
 
-@pytest.mark.parametrize("accumulation", [2, 5, 7])
+@pytest.mark.parametrize("accumulation", [5, 6])
 def test_accumulation_in_chunks(accumulation: int) -> None:
     program = mlp(replicas=2, accumulation_factor=accumulation)
     whole = compile_program(program)
@@ -154,7 +154,7 @@ LAYOUTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(drawn=LAYOUTS)
 def test_generated_layouts(drawn: dict[str, Any]) -> None:
     replicas, ipus = drawn["layout"]
