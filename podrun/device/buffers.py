@@ -215,6 +215,11 @@ class Buffers:
         except KeyError:
             raise InternalError(f"the program reads buffer {name!r} before anything wrote it") from None
 
+    def value(self, name: str, frame: Frame) -> Any:
+        """What buffer ``name`` holds now, unchanged by later writes: temporaries never change, the rest is copied."""
+        held = self.operand(name, frame)
+        return held if self.is_temporary(name) else np.array(held)
+
     def prepare_writes(self, computation: Computation) -> None:
         """Before outputs are stored: arenas of which only part is written keep the rest of what they held."""
         for arena in self.arenas_written_by(computation):

@@ -8,6 +8,7 @@ whether all host processes wrote equal values, before anything is changed.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from podrun.device.interpreter import Between, Interpreter
 from podrun.device.pieces import PieceCache
 from podrun.device.streams import Drain, Feed, OwnerArrays
 from podrun.errors import ApplicationRuntimeError
-from podrun.executable import Computation, Executable
+from podrun.executable import Computation, Copy, Executable, Receive, Send, StoreStream
 
 _CONTROL = "podrun:control"
 _CONTROL_ROW = 64
@@ -123,6 +124,7 @@ class Engine:
                 self._interpreter.run_batch(self.batches_done, batch, feed, drain)
                 self.batches_done += 1
         self._publish_first_replica()
+        self._gather_slices()
         return Outcome(self.batches_done, batches * self._modelled_seconds, self._clock() - begin)
 
     def close(self) -> None:
@@ -158,11 +160,23 @@ class Engine:
                 value = self.group.all_gather(arena)[: value.size].reshape(value.shape)
             self._first_replica[name] = np.array(value, copy=True)
 
+    def _gather_slices(self) -> None:
+        """Where machines share no memory, bring together what each updates its own slice of: the host may read it."""
+        if len(self.group.host_ranks) < self.group.size:
+            for name, arena in self.executable.arenas.items():
+                if arena.sliced:
+                    self.buffers.all_gather(name)
+
     def _donated(self, computation: Computation) -> tuple[int, ...]:
-        """Positions of operands that may be used up: temporaries that a Computation made (never the host's
-        arrays).
+        """Positions of operands that may be used up: temporaries that a Computation made and nothing else refers to
+        (the host's arrays, stashes and what is under way between IPUs are not).
         """
         made = {name for c in self.executable.computations.values() for name in c.outputs}
+        for instruction in itertools.chain(*self.executable.instructions):
+            if isinstance(instruction, Copy):
+                made -= {instruction.source, instruction.destination}
+            elif isinstance(instruction, Send | Receive | StoreStream):
+                made.discard(instruction.buffer)
         return tuple(
             position
             for position, name in enumerate(computation.inputs)

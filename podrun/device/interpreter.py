@@ -122,7 +122,7 @@ class Interpreter:
                 if scope is SyncScope.ALL and ipu == len(self._lists) - 1:
                     self._group.barrier()
             case Send(buffer, peer, tag):
-                mail[ipu, peer, tag] = buffers.operand(buffer, frame)
+                mail[ipu, peer, tag] = buffers.value(buffer, frame)
             case Receive(buffer, peer, tag):
                 frame.values[buffer] = mail.pop((peer, ipu, tag))
             case Copy(source, destination):
