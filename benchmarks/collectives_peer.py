@@ -1,8 +1,10 @@
-"""One rank of a peer library's all-reduce, for ``benchmarks/collectives.py``: Open MPI (mpi4py) or gloo (torch).
+"""One rank of a peer library's all-reduce, for ``benchmarks/collectives.py``: Open MPI (mpi4py) or gloo
+(torch).
 
-Run by that script under ``mpiexec``, or once a rank, with an interpreter that has the library. Needs nothing of
-podrun. The loop is the one of ``podrun.collectives.measure``: rewrite the buffer, reduce, and take off the time of the
-rewriting alone; of each the slowest rank counts, and the best of a few loops. Rank 0 prints one line of JSON.
+Run by that script under ``mpiexec``, or once a rank, with an interpreter that has the library. Needs
+nothing of podrun. The loop is the one of ``podrun.collectives.measure``: rewrite the buffer, reduce, and
+take off the time of the rewriting alone; of each the slowest rank counts, and the best of a few loops. Rank
+0 prints one line of JSON.
 """
 
 from __future__ import annotations

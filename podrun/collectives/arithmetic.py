@@ -7,6 +7,7 @@ and maximum hand on NaN. The mean is the sum divided by the number of ranks, in 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,10 @@ BLOCK_BYTES = 128 * 1024
 """Work proceeds in blocks of this many bytes of the wide type, so that a block's running result stays in
 L2."""
 
+_CACHE_BYTES = 1024 * 1024
+"""What the blocks of all ranks together may take when they are overwritten in place: half of a usual L2."""
+_LEAST_BLOCK = 16 * 1024
+
 _UFUNCS: dict[Reduction, Any] = {
     Reduction.SUM: np.add,
     Reduction.MEAN: np.add,
@@ -29,6 +34,7 @@ _UFUNCS: dict[Reduction, Any] = {
 }
 
 
+@functools.cache
 def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which values of ``dtype`` are combined: float32 for floats narrower than that."""
     narrow_float = dtype.itemsize < 4 and (dtype.kind == "f" or dtype.name.startswith(("bfloat", "float")))
@@ -61,6 +67,9 @@ def reduce_into(out: Array, parts: Sequence[Array], reduction: Reduction) -> Non
     """
     wide = wide_dtype(out.dtype)
     step = BLOCK_BYTES // wide.itemsize
+    if out.size <= step and wide == out.dtype:
+        _reduce_block(out, parts, reduction)
+        return
     scratch = np.empty((2, min(step, out.size)), wide) if wide != out.dtype else None
     for start in range(0, out.size, step):
         block = slice(start, min(start + step, out.size))
@@ -68,6 +77,22 @@ def reduce_into(out: Array, parts: Sequence[Array], reduction: Reduction) -> Non
             _reduce_block(out[block], [part[block] for part in parts], reduction)
         else:
             _reduce_narrow(out[block], [part[block] for part in parts], reduction, scratch)
+
+
+def reduce_in_place(parts: Sequence[Array], reduction: Reduction) -> None:
+    """Every part becomes what `reduce_into` would give, block by block: the values are still in the cache when
+    they are overwritten, so this costs little more than reading them once.
+    """
+    step = max(_LEAST_BLOCK, _CACHE_BYTES // (len(parts) + 1)) // parts[0].itemsize
+    size = parts[0].size
+    total = np.empty(min(step, size), parts[0].dtype)
+    for start in range(0, size, step):
+        block = slice(start, min(start + step, size))
+        here = total[: block.stop - start]
+        views = [part[block] for part in parts]
+        reduce_into(here, views, reduction)
+        for view in views:
+            view[:] = here
 
 
 def finish_mean(total: Array, count: int) -> None:

@@ -161,7 +161,7 @@ class Board:
         if self._bell.value != ring and not self._error_length[0]:
             self._bell.value = ring
             self._bell.wake()
-        if labels != what * self.ranks:
+        if bytes(labels) != what * self.ranks:  # as bytes: a memoryview compares element by element
             self._mismatch(bytes(labels))
 
     def wait_until(

@@ -98,17 +98,23 @@ class Group(Protocol):
 
         The result stands until the next collective on the arena. With ``settle`` no rank reads this rank's
         buffer any more on return. Without it, which saves a barrier, that is so after the next all_gather,
-        all_reduce or barrier. ``Reduction.LOCAL``: this rank's slice of its own buffer.
+        all_reduce or barrier. ``Reduction.LOCAL``: this rank's slice of its own buffer. ``count``: only the
+        first so many elements, which are then what is sliced.
         """
 
     def all_reduce(
-        self, arena: str, reduction: Reduction = Reduction.SUM, *, count: int | None = None
+        self,
+        arena: str,
+        reduction: Reduction = Reduction.SUM,
+        *,
+        count: int | None = None,
+        in_place: bool = False,
     ) -> Array:
-        """Reduce an allocated arena over all ranks; returns the whole result, which all ranks of a host
-        share.
+        """Reduce an allocated arena over all ranks; returns the whole result, which ranks of a host may share.
 
         Do not write to it; it stands until the next collective on the arena. The rank's own buffer is free on
-        return. ``Reduction.LOCAL``: this rank's own buffer.
+        return. ``Reduction.LOCAL``: this rank's own buffer. ``count``: only the first so many elements.
+        ``in_place``: the result comes into each rank's own buffer instead, and is the rank's to write to.
         """
 
     def all_gather(self, arena: str) -> Array:

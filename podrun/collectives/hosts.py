@@ -135,10 +135,21 @@ class HostsGroup:
         return whole[slice_of(self._rank, self._size, used)]
 
     def all_reduce(
-        self, arena: str, reduction: Reduction = Reduction.SUM, *, count: int | None = None
+        self,
+        arena: str,
+        reduction: Reduction = Reduction.SUM,
+        *,
+        count: int | None = None,
+        in_place: bool = False,
     ) -> Array:
-        whole, used = self._reduce("all_reduce", arena, reduction, count, settle=True, everywhere=True)
-        return whole[:used]
+        operation = "all_reduce in place" if in_place else "all_reduce"
+        whole, used = self._reduce(operation, arena, reduction, count, settle=True, everywhere=True)
+        if not in_place:
+            return whole[:used]
+        local = self._ready()
+        mine = local.arena(arena)[0][local.rank][:used]
+        mine[:] = whole[:used]
+        return mine
 
     def _reduce(
         self,

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from podrun.collectives.arithmetic import check_reduction, reduce_into
+from podrun.collectives.arithmetic import check_reduction, reduce_in_place, reduce_into
 from podrun.collectives.board import Board, label
 from podrun.collectives.channel import Channel, segment_bytes
 from podrun.collectives.errors import MismatchError, RankLostError
@@ -209,9 +209,14 @@ class SharedMemoryGroup:
         return plan.slice
 
     def all_reduce(
-        self, arena: str, reduction: Reduction = Reduction.SUM, *, count: int | None = None
+        self,
+        arena: str,
+        reduction: Reduction = Reduction.SUM,
+        *,
+        count: int | None = None,
+        in_place: bool = False,
     ) -> Array:
-        plan = self._plan("all_reduce", arena, reduction, count)
+        plan = self._plan("all_reduce in place" if in_place else "all_reduce", arena, reduction, count)
         if reduction is Reduction.LOCAL:
             return plan.mine
         if plan.posts:
@@ -220,12 +225,16 @@ class SharedMemoryGroup:
             posted, parts = plan.posts[self._turn]
             np.copyto(posted, plan.mine)
             self._board.meet(plan.begin, self._timeout)
-            reduce_into(plan.private, parts, reduction)
-            return plan.private
+            result = plan.mine if in_place else plan.private
+            reduce_into(result, parts, reduction)
+            return result
         self._board.meet(plan.begin, self._timeout)
-        reduce_into(plan.slice, plan.parts, reduction)
+        if in_place:
+            reduce_in_place(plan.parts, reduction)
+        else:
+            reduce_into(plan.slice, plan.parts, reduction)
         self._board.meet(plan.end, self._timeout)
-        return plan.whole
+        return plan.mine if in_place else plan.whole
 
     def _plan(self, operation: str, arena: str, reduction: Reduction, count: int | None) -> _Plan:
         """Views and labels of one reduction, made on its first use: small ones are as slow as their Python."""
@@ -248,7 +257,7 @@ class SharedMemoryGroup:
         text = f"{operation}({arena!r}{part}: {found.text}, {reduction.value})"
         nbytes = used * found.whole.itemsize
         posts = []
-        if operation == "all_reduce" and nbytes <= SMALL_BYTES:
+        if operation != "reduce_scatter" and nbytes <= SMALL_BYTES:
             for rows in self.posting_rows(self._size):
                 parts = [row[:nbytes].view(found.whole.dtype) for row in rows]
                 posts.append((parts[self._rank], parts))

@@ -74,7 +74,12 @@ class SoloGroup:
         return self._reduce(arena, "reduce_scatter", reduction, count)
 
     def all_reduce(
-        self, arena: str, reduction: Reduction = Reduction.SUM, *, count: int | None = None
+        self,
+        arena: str,
+        reduction: Reduction = Reduction.SUM,
+        *,
+        count: int | None = None,
+        in_place: bool = False,
     ) -> Array:
         return self._reduce(arena, "all_reduce", reduction, count)
 

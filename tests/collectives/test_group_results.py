@@ -74,7 +74,12 @@ def test_reductions_equal_numpy_to_the_bit(size: int, members: int, dtype: str, 
         mine = group.allocate("gradients", dtype, size)
         mine[:] = parts[group.rank]
         scattered = bits(group.reduce_scatter("gradients", reduction))
-        return scattered, bits(group.all_reduce("gradients", reduction))
+        reduced = bits(group.all_reduce("gradients", reduction))
+        assert bits(mine) == bits(parts[group.rank]) or members == 1
+        own = group.all_reduce("gradients", reduction, in_place=True)
+        assert bits(own) == reduced
+        assert np.shares_memory(own, mine)
+        return scattered, reduced
 
     with ranks(members) as groups:
         for rank, (scattered, reduced) in enumerate(on_all(groups, work)):

@@ -79,6 +79,8 @@ def test_same_bits_as_on_one_host(names: str, size: int, dtype: str, reduction: 
             weights[own] = scattered
             assert bits(group.all_gather("weights")) == bits(want)
         assert bits(group.all_reduce("gradients", reduction)) == bits(want)
+        assert bits(group.all_reduce("gradients", reduction, in_place=True)) == bits(want)
+        assert bits(mine) == bits(want)
         group.barrier()
 
     with hosts(names) as groups:
