@@ -117,7 +117,7 @@ def _defaults(defaults: Mapping[str, Any]) -> str:
         listed = ", ".join(f"{name} = {value}" for name, value in values.items())
         lines.append(f"* **{kind}**: {listed}")
     lines.append(
-        "* **target** `mk2`: GC200, and Bow for whole matrix products; `c600-or-bow`: C600. Layouts, sequence lengths "
+        "* **target** `mk2`: GC200, and Bow for the rates of whole matrix products; `c600-or-bow`: C600. Layouts, sequence lengths "
         "and micro-batches by network stand at the top of `benchmarks/fidelity_kinds/applications.py`."
     )
     return "\n".join(lines) + "\n"

@@ -95,7 +95,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """By kind: the value a parameter takes where the record leaves it open. One default per parameter."""
 
-MK2_CHIP: dict[str, Chip] = {"gemm": BOW}
+MK2_CHIP: dict[tuple[str, str], Chip] = {("gemm", "tflops"): BOW}
 """The chip taken for ``mk2`` (GC200 or Bow not stated) where a time or rate needs a clock; GC200
 elsewhere."""
 
@@ -129,7 +129,7 @@ class Record:
         if name in SYSTEMS:
             return SYSTEMS[name].chip
         if name in ("mk2", "mk2-pod4"):
-            return MK2_CHIP.get(self.kind, GC200)
+            return MK2_CHIP.get((self.kind, self.metric), GC200)
         if name == "ipu":
             return CHIPS["gc2"]
         if name == "c600-or-bow":
