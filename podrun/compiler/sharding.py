@@ -16,10 +16,13 @@ from podrun.compiler.chunk import ANCHOR_PREFIX, INPUT_PREFIX, KEYS, ChunkBuilde
 from podrun.compiler.layout import IPUS_PER_MACHINE, position_of
 from podrun.compiler.pieces import TracedPiece, trace_piece
 from podrun.compiler.placement import Placement
+from podrun.compiler.program import joint
 from podrun.compiler.schedule import update_instructions, updated_anchors
 from podrun.compiler.split import CROSSING_PREFIX, Segment, split
+from podrun.compiler.update import JOINT_UPDATE
 from podrun.errors import UnimplementedError, UsageError
 from podrun.executable import (
+    AllReduce,
     Compute,
     Copy,
     Instruction,
@@ -142,11 +145,28 @@ class Timetable:
             self._emit(unit, micro_batch)
         if groups:
             self._everywhere(Sync(SyncScope.MACHINE))
-        for index, group in enumerate(groups):
-            self.lists[group.home] += update_instructions(index, group)
+        if groups and joint(self.builder.program.update):
+            self._update_jointly()
+        else:
+            for index, group in enumerate(groups):
+                self.lists[group.home] += update_instructions(index, group)
         for home in homes:
             self.lists[home] += updated_anchors(self.builder, home)
         return tuple(tuple(work) for work in self.lists)
+
+    def _update_jointly(self) -> None:
+        """All weights in one piece, on IPU 0, between the reduction of all gradients and whatever comes
+        after."""
+        if self.builder.layout.machines_per_replica > 1:
+            raise UnimplementedError(
+                "An optimizer that looks at all weights at once (gradient clipping) is not there yet for replicas over "
+                "several machines."
+            )
+        for group in self.builder.memory.groups:
+            self.lists[group.home].append(AllReduce(group.gradient_arena))
+        self._everywhere(Sync(SyncScope.MACHINE))
+        self.lists[0].append(Compute(JOINT_UPDATE))
+        self._everywhere(Sync(SyncScope.MACHINE))
 
     def _send_variables(self) -> None:
         """Where a replica spans machines: give what lies on one of them to units of others, once a batch."""

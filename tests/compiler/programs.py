@@ -111,6 +111,38 @@ class NormScaled:
         return w - self.rate * g * jnp.sqrt(jnp.sum(w * w)) / (norm + 1e-6), {"Norm___": norm}
 
 
+@dataclass(frozen=True)
+class Clipped:
+    """w - rate * g / max(1, |all g|): one factor for all weights together."""
+
+    rate: float = 0.1
+    elementwise: bool = False
+    joint: bool = True
+
+    def group_key(self, weight: str) -> tuple[Any, ...]:
+        return (weight,)
+
+    def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
+        return {}
+
+    def scalars(self, weight: str) -> dict[str, float]:
+        return {RATE: self.rate}
+
+    def apply(self, name: str, w: Any, g: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]) -> Any:
+        return w - scalars[RATE] * g, {}
+
+    def apply_joint(
+        self,
+        weights: Mapping[str, Any],
+        gradients: Mapping[str, Any],
+        states: Any,
+        scalars: Mapping[str, Any],
+    ) -> Any:
+        norm = jnp.sqrt(sum(jnp.sum(g * g) for g in gradients.values()))
+        factor = scalars[RATE] / jnp.maximum(1.0, norm)
+        return {n: w - factor * gradients[n] for n, w in weights.items()}, {n: {} for n in weights}
+
+
 def mlp(
     *,
     sizes: Sequence[int] = (6, 5, 3),

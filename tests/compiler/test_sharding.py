@@ -18,7 +18,7 @@ from podrun.errors import UnimplementedError, UsageError
 from podrun.executable import Compute, Copy, LoadStream, Retrieval, Send, TensorSpec
 
 from .oracle import train
-from .programs import Adam, Momentum, NormScaled, Sgd, inputs_for, weights_for
+from .programs import Adam, Clipped, Momentum, NormScaled, Sgd, inputs_for, weights_for
 from .reference_interpreter import Pod
 
 ANCHORS = (
@@ -280,3 +280,23 @@ def test_machines_of_a_replica_hold_only_their_weights() -> None:
 def test_replicas_over_several_machines_are_refused_until_machines_run_them() -> None:
     with pytest.raises(UnimplementedError, match="several machines"):
         compile_program(chain([0, 4], ipus=8))
+
+
+@pytest.mark.parametrize("pipelined", [False, True], ids=["sharded", "pipelined"])
+def test_one_update_of_all_weights_together(pipelined: bool) -> None:
+    program = chain([0, 1], replicas=4, accumulation_factor=2, update=Clipped(), pipelined=pipelined)
+    pod, found = run(program, batches=1)
+    assert found["loss"].shape == (2, 4)
+    each = train(program, weights_for(program), inputs_for(program, 1)).gradients
+    total = {n: sum(g[n] for micro in each for g in micro) for n in program.parameters}
+    norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in total.values()))
+    assert norm > 1
+    for name, start in weights_for(program).items():
+        np.testing.assert_allclose(
+            pod.read_variable(name), start - 0.1 * total[name] / norm, rtol=1e-4, atol=1e-6
+        )
+
+
+def test_one_update_of_all_weights_needs_them_on_one_machine() -> None:
+    with pytest.raises(UnimplementedError, match="all weights at once"):
+        compile_program(chain([0, 4], ipus=8, update=Clipped()), options=SPANNING)
