@@ -86,7 +86,8 @@ def main() -> None:
         rows[name] = row = measure(case, options.repeats)
         print(
             f"{name:14} ours {row['ours_ms']:8.1f} ms  onnxruntime {row['onnxruntime_ms']:8.1f} ms  "
-            f"ratio {row['ratio']:5.2f}  compile {row['compile_s']:5.1f} s  difference {row['greatest_difference']:.1e}",
+            f"ratio {row['ratio']:5.2f}  compile {row['compile_s']:5.1f} s  "
+            f"difference {row['greatest_difference']:.1e}",
             flush=True,
         )
     mean = math.exp(sum(math.log(r["ratio"]) for r in rows.values()) / len(rows))

@@ -34,7 +34,9 @@ COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """One compiled form: for inputs of certain shapes and types, and for certain values of the specialised ones."""
+    """One compiled form: for inputs of certain shapes and types, and for certain values of the specialised
+    ones.
+    """
 
     lowered: Lowered
     fixed: Mapping[str, Any]
@@ -65,7 +67,7 @@ def _host_value(value: Any) -> Any:
     return np.asarray(value)
 
 
-class PodrunBackendRep(BackendRep):  # type: ignore[misc]
+class PodrunBackendRep(BackendRep):
     """A model ready to run; compiled forms are kept by input shapes and types."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -135,7 +137,7 @@ def _to_host(value: Any) -> Any:
     return np.asarray(value)
 
 
-class PodrunBackend(Backend):  # type: ignore[misc]
+class PodrunBackend(Backend):
     """`onnx.backend.base.Backend` on podrun's operators."""
 
     @classmethod
@@ -178,7 +180,9 @@ class PodrunBackend(Backend):  # type: ignore[misc]
         outputs_info: Sequence[tuple[np.dtype[Any], tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Run one node on arrays given in the order of its (non-empty) inputs. ``opset_version`` picks the opset."""
+        """Run one node on arrays given in the order of its (non-empty) inputs. ``opset_version`` picks the
+        opset.
+        """
         version = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
         names = [name for name in dict.fromkeys(node.input) if name]
         arrays = [np.asarray(value) for value in inputs]

@@ -19,7 +19,7 @@ from podrun.errors import UsageError
 
 MOST_MODEL_BYTES = 2**31 - 1
 """Protobuf's own limit on one message; larger models keep their weights in external files."""
-MOST_DEPTH = 32
+MOST_DEPTH = 16
 """Subgraphs within subgraphs, and functions calling functions, at most."""
 MOST_RANK = 64
 """Axes of a tensor, at most: NumPy's own limit."""
@@ -45,8 +45,9 @@ def read_model(source: str | os.PathLike[str] | bytes, *, folder: Path | None = 
         data, label = source, "the bytes given"
     else:
         path = Path(source)
-        label, folder = f"'{path}'", path.resolve().parent
+        label = repr(os.fspath(source))
         data = _read(path, label)
+        folder = path.resolve().parent
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)

@@ -1,4 +1,5 @@
-"""One runner for every backend: the cases that ship in the onnx wheel, run the same way, counted the same way.
+"""One runner for every backend: the cases that ship in the onnx wheel, run the same way, counted the same
+way.
 
     python tests/conformance/onnx_suite.py podrun            # or onnxruntime, reference
     python tests/conformance/onnx_suite.py podrun --kinds node --match conv --verbose
@@ -115,8 +116,8 @@ def _read(folder: str, what: str, types: list[onnx.TypeProto]) -> list[Any]:
 def light_model(case: TestCase, seed: int = 0) -> onnx.ModelProto:
     """The model of a real architecture in the wheel, with weights.
 
-    The wheel's files make all large weights of one value by ConstantOfShape; here they become initializers of normal
-    numbers scaled by their fan-in (variances: positive), so that outputs depend on every weight.
+    The wheel's files make all large weights of one value by ConstantOfShape; here they become initializers
+    of normal numbers scaled by their fan-in (variances: positive), so that outputs depend on every weight.
     """
     model = onnx.load(os.path.join(os.path.dirname(onnx.__file__), "..", case.url))
     model.ir_version = max(model.ir_version, 4)  # initializers need not be inputs
@@ -130,7 +131,9 @@ def light_model(case: TestCase, seed: int = 0) -> onnx.ModelProto:
         shape = tuple(int(d) for d in shapes[node.input[0]])
         spread = np.sqrt(2 / max(int(np.prod(shape[1:])), 1)) if len(shape) > 1 else 0.1
         values = rng.normal(scale=spread, size=shape)
-        if len(shape) == 1 and any(part in node.output[0] for part in ("var", "scale", "_w_", "gamma", "riv")):
+        if len(shape) == 1 and any(
+            part in node.output[0] for part in ("var", "scale", "_w_", "gamma", "riv")
+        ):
             values = 1 + np.abs(values)
         graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.float32), node.output[0]))
     del graph.node[:]
@@ -163,7 +166,11 @@ def run_case(case: TestCase, prepare: Prepare) -> Outcome:
         run = prepare(model)
         got = [(list(run(inputs)), expected) for inputs, expected in data_of(case, model)]
     except Exception as error:  # whatever a backend raises is a refusal; the reason is kept
-        return Outcome(case.name, "refused", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        return Outcome(
+            case.name,
+            "refused",
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+        )
     try:
         for outputs, expected in got:
             compare(expected, outputs, case.rtol, case.atol)
@@ -219,7 +226,9 @@ BACKENDS: dict[str, Prepare] = {
 
 def main() -> None:
     """Run cases and print the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("backend", choices=BACKENDS)
     parser.add_argument("--kinds", nargs="*", default=KINDS)
     parser.add_argument("--match", default="")
@@ -238,7 +247,9 @@ def main() -> None:
         if options.verbose and outcome.result != "pass":
             print(f"{outcome.result:8} {outcome.name}: {outcome.reason}", flush=True)
     counts = collections.Counter(o.result for o in outcomes)
-    print(f"{options.backend}: {len(outcomes)} cases, {dict(counts)}, {time.process_time() - started:.0f} s of CPU")
+    print(
+        f"{options.backend}: {len(outcomes)} cases, {dict(counts)}, {time.process_time() - started:.0f} s of CPU"
+    )
     if options.record:
         write_record(outcomes)
 
@@ -257,7 +268,6 @@ def write_record(outcomes: list[Outcome]) -> None:
         "not_passing": {reason: sorted(names) for reason, names in sorted(reasons.items())},
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
-
 
 
 if __name__ == "__main__":

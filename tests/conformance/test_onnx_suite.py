@@ -1,4 +1,5 @@
-"""The conformance suite of the onnx wheel through our backend: a spread of cases by default, all of them when slow.
+"""The conformance suite of the onnx wheel through our backend: a spread of cases by default, all of them
+when slow.
 
 ``record.json`` lists every case that does not pass, with its reason; the slow test asserts that it is exact.
 """
@@ -47,7 +48,9 @@ def test_the_record_is_of_this_onnx() -> None:
 
 @pytest.mark.slow
 def test_all_cases_are_as_recorded() -> None:
-    """Every case passes or is on the list; no case on the list passes; none that runs is wrong beyond those listed."""
+    """Every case passes or is on the list; no case on the list passes; none that runs is wrong beyond
+    those listed.
+    """
     if onnx.__version__ != RECORD["onnx"]:
         pytest.skip(f"the record was made with onnx {RECORD['onnx']}")
     outcomes = {o.name: o for o in map(_outcome, onnx_suite.cases())}

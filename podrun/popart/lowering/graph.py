@@ -20,7 +20,8 @@ class TensorType:
     """Declared type of a graph input or output.
 
     ``shape`` is None if the rank is unknown; a dimension is None if it has no number. ``kind`` is ``tensor``,
-    ``sequence``, ``optional`` or ``sparse``; for the others than tensors dtype and shape are those inside, if any.
+    ``sequence``, ``optional`` or ``sparse``; for the others than tensors dtype and shape are those inside,
+    if any.
     """
 
     dtype: np.dtype[Any] | None
@@ -31,7 +32,9 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A graph or subgraph. ``inputs`` are those that are fed: initializers that are also inputs are left out."""
+    """A graph or subgraph. ``inputs`` are those that are fed: initializers that are also inputs are left
+    out.
+    """
 
     name: str
     nodes: tuple[Node, ...]
@@ -75,7 +78,15 @@ def read_model(model: onnx.ModelProto) -> Graph:
             model = onnx.inliner.inline_local_functions(model)
         model = _expand(model)
         return _read(model)
-    except (RuntimeError, TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError) as error:
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        KeyError,
+        IndexError,
+        OverflowError,
+        AttributeError,
+    ) as error:
         # onnx's own readers raise these for protobufs that are well formed but make no sense
         raise UsageError(f"the model cannot be read: {error}") from error
 
@@ -119,7 +130,9 @@ def _has_body(domain: str, op_type: str, version: int) -> bool:
         schema = onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
         return False
-    return bool(schema.has_function or schema.has_context_dependent_function)
+    return bool(
+        getattr(schema, "has_function", False) or getattr(schema, "has_context_dependent_function", False)
+    )
 
 
 def _read_graph(proto: onnx.GraphProto, opsets: Mapping[str, int]) -> Graph:
@@ -168,7 +181,9 @@ def _read_node(proto: onnx.NodeProto, opsets: Mapping[str, int], position: str) 
 
 @functools.cache
 def schema_defaults(domain: str, op_type: str, opset: int) -> Mapping[str, Any]:
-    """Default attribute values of an operator, from ONNX's own schema; empty for domains that ONNX does not define."""
+    """Default attribute values of an operator, from ONNX's own schema; empty for domains that ONNX does
+    not define.
+    """
     try:
         schema = onnx.defs.get_schema(op_type, opset, "" if domain == ONNX else domain)
     except onnx.defs.SchemaError:
@@ -216,13 +231,17 @@ def _text(value: bytes) -> str:
 
 
 def tensor_value(proto: onnx.TensorProto) -> np.ndarray:
-    """A tensor's value. String tensors come as object arrays: they are refused when an operator wants to use them."""
+    """A tensor's value. String tensors come as object arrays: they are refused when an operator wants to
+    use them.
+    """
     value = onnx.numpy_helper.to_array(proto)
     return np.asarray(value)
 
 
 def _dense(proto: onnx.SparseTensorProto) -> np.ndarray:
-    """A sparse tensor written out: ``dims`` filled with 0 but for ``values`` at ``indices`` (linear or per axis)."""
+    """A sparse tensor written out: ``dims`` filled with 0 but for ``values`` at ``indices`` (linear or per
+    axis).
+    """
     values = tensor_value(proto.values)
     indices = tensor_value(proto.indices)
     dims = tuple(proto.dims)

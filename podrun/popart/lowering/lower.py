@@ -1,4 +1,6 @@
-"""`lower`: an ONNX model as one JAX function of (parameters, inputs, key), with the specs of all its tensors."""
+"""`lower`: an ONNX model as one JAX function of (parameters, inputs, key), with the specs of all its
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from podrun.compiler.program import tap
 from podrun.errors import UnsupportedError, UsageError
 from podrun.executable import TensorSpec
 from podrun.popart.lowering.graph import Graph, read_model, subgraphs
-from podrun.popart.lowering.trace import Environment, Session, Tensor, run_graph, to_device
+from podrun.popart.lowering.trace import (
+    Environment,
+    Session,
+    Tensor,
+    TooWide,
+    misfit,
+    run_graph,
+    to_device,
+)
 from podrun.popart.ops.common import device_dtype
 from podrun.popart.ops.registry import Node
 
@@ -24,12 +34,16 @@ from podrun.popart.ops.registry import Node
 class Lowered:
     """A model ready for the compiler. `forward` is a `podrun.compiler.program.Forward`.
 
-    ``inputs`` and ``parameters`` are what `forward` takes, with device types (inputs that nothing needs are left out); ``initial`` holds the parameters' values
-    from the model. Initializers that decide shapes are baked in: they are in ``constants``, not in ``parameters``.
-    ``returns`` names what `forward` returns, ``outputs`` those of it that are tensors (not sequences), ``tensors`` every
-    tensor of the main graph (pruned to what the
-    outputs need), parameters and inputs among them. ``specialised`` are inputs whose given values were baked in.
-    ``state_updates`` names, for each parameter that the forward pass itself replaces, the tensor that replaces it.
+    ``inputs`` and ``parameters`` are what `forward` takes, with device types (inputs that nothing needs
+    are left out); ``initial`` holds the parameters' values
+    from the model. Initializers that decide shapes are baked in: they are in ``constants``, not in
+    ``parameters``.
+    ``returns`` names what `forward` returns, ``outputs`` those of it that are tensors (not sequences),
+    ``tensors`` every tensor of the main graph (pruned to what the
+    outputs need), parameters and inputs among them. ``specialised`` are inputs whose given values were
+    baked in.
+    ``state_updates`` names, for each parameter that the forward pass itself replaces, the tensor that
+    replaces it.
     """
 
     graph: Graph
@@ -49,8 +63,8 @@ class Lowered:
     def forward(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
         """One micro-batch on one replica: what ``returns`` names.
 
-        Pure and traceable. Every input and every operator's output goes through `podrun.compiler.program.tap`, so
-        gradients of all of them can be anchored.
+        Pure and traceable. Every input and every operator's output goes through
+        `podrun.compiler.program.tap`, so gradients of all of them can be anchored.
         """
         session = Session(training=self.training, x64=self.x64, tap=_tap)
         environment = _environment(self.constants, parameters, inputs, self.x64)
@@ -70,13 +84,17 @@ def lower(
 ) -> Lowered:
     """Read a model and trace it abstractly once, which checks it and finds every shape and type.
 
-    ``outputs``: names of tensors to return (default: the graph's outputs); nodes that they do not need are left out.
-    ``input_shapes``: shapes of inputs, overriding the model's. ``input_values``: values of inputs that may be baked in
-    if they decide shapes (also gives their shapes and types). ``x64``: compute 64-bit types as such; trace and run
-    `forward` inside ``jax.enable_x64(True)`` then. ``casting`` False refuses 64-bit integers instead of narrowing them
-    (PopART's ``enableSupportedDataTypeCasting``).
+    ``outputs``: names of tensors to return (default: the graph's outputs); nodes that they do not need are
+    left out.
+    ``input_shapes``: shapes of inputs, overriding the model's. ``input_values``: values of inputs that may
+    be baked in
+    if they decide shapes (also gives their shapes and types). ``x64``: compute 64-bit types as such; trace
+    and run
+    `forward` inside ``jax.enable_x64(True)`` then. ``casting`` False refuses 64-bit integers instead of
+    narrowing them (PopART's ``enableSupportedDataTypeCasting``).
 
-    Raises `UnimplementedError` for an operator that is not there, `UnsupportedError` for what is refused by intent
+    Raises `UnimplementedError` for an operator that is not there, `UnsupportedError` for what is refused
+    by intent
     (strings, dynamic shapes, DOUBLE), `UsageError` for a model that cannot be right; all name the node.
     """
     graph = read_model(model)
@@ -93,7 +111,7 @@ def lower(
                 break
             baked |= session.demanded
     needed = {*wanted, *(i for node in graph.nodes for i in _reads(node))}
-    parameters = {n: _spec(n, v) for n, v in initial.items() if n not in baked}
+    parameters = {n: _spec(n, v) for n, v in initial.items() if n not in baked and not misfit(v, n, x64)}
     return Lowered(
         graph=graph,
         training=training,
@@ -114,7 +132,9 @@ def lower(
 
 
 def prune(graph: Graph, wanted: Sequence[str]) -> Graph:
-    """The graph with only the nodes, inputs and initializers that ``wanted`` needs. `UsageError` for unknown names."""
+    """The graph with only the nodes, inputs and initializers that ``wanted`` needs. `UsageError` for
+    unknown names.
+    """
     makers: dict[str, Node] = {o: node for node in graph.nodes for o in node.outputs if o}
     sources = {*graph.inputs, *graph.initializers}
     for name in wanted:
@@ -169,7 +189,9 @@ def _cast_checked(name: str, dtype: np.dtype[Any], x64: bool, casting: bool) -> 
 def _input_specs(
     graph: Graph, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any], x64: bool, casting: bool
 ) -> dict[str, Any]:
-    """Specs of the graph's inputs; for sequences and optionals, which only come as values, the values' structure."""
+    """Specs of the graph's inputs; for sequences and optionals, which only come as values, the values'
+    structure.
+    """
     specs: dict[str, Any] = {}
     for name in graph.inputs:
         kind = graph.types[name]
@@ -246,7 +268,9 @@ def _discover(
     training: bool,
     x64: bool,
 ) -> tuple[Session, dict[str, TensorSpec]]:
-    """Trace abstractly, with everything that could be known known: what is demanded, and every tensor's spec."""
+    """Trace abstractly, with everything that could be known known: what is demanded, and every tensor's
+    spec.
+    """
     session = Session(training=training, x64=x64)
 
     def probe(arrays: Mapping[str, Any], key: Any) -> dict[str, Any]:
@@ -257,22 +281,31 @@ def _discover(
             if name in baked:
                 environment[name] = Tensor(name, x64, known=value)
             elif value is not None and not isinstance(value, (tuple, list)):
-                environment[name] = Tensor(name, x64, arrays[name], known=value, origins=frozenset((name,)))
+                traced = arrays.get(name)
+                if traced is None:
+                    traced = TooWide(str(misfit(value, name, x64)), value.shape, value.dtype)
+                environment[name] = Tensor(name, x64, traced, known=value, origins=frozenset((name,)))
             else:
                 environment[name] = Tensor(name, x64, arrays.get(name))
         run_graph(graph, environment, session, lambda: key)
-        return {n: (t.known if t.at_hand else t.traced) for n, t in environment.items()}
+        made = {n: (t.known if t.at_hand else t.traced) for n, t in environment.items()}
+        return {n: v for n, v in made.items() if not isinstance(v, TooWide)}
 
     arrays = {
-        n: jax.ShapeDtypeStruct(s.shape, s.dtype) if isinstance(s, TensorSpec) else s
+        n: _abstract(s.shape, s.dtype) if isinstance(s, TensorSpec) else s
         for n, s in specs.items()
         if n not in baked
     }
-    arrays.update({n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in initial.items() if n not in baked})
+    fitting = {n: v for n, v in initial.items() if n not in baked and not misfit(v, n, x64)}
+    arrays.update({n: _abstract(v.shape, v.dtype) for n, v in fitting.items()})
     shapes = jax.eval_shape(probe, arrays, jax.eval_shape(lambda: jax.random.key(0)))
     found = {n: _spec(n, s) for n, s in shapes.items() if hasattr(s, "dtype")}
     _check_sizes(found)
     return session, found
+
+
+def _abstract(shape: tuple[int, ...], dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
 
 
 MOST_TENSOR_BYTES = 2**38

@@ -2,13 +2,14 @@
 
 Every tensor is held twice where possible: *traced* (a JAX array, usually a tracer) and *known* (its NumPy value, worked
 out only if an operator asks for it: the target of a Reshape, the axes of a reduction). What a known value rests on,
-initializers or inputs by name, is remembered as its *origins*: when an operator asks for the value, those must be fixed
-at compile time, so the caller bakes them in and traces again.
+initializers or inputs by name, is remembered as its *origins*: when an operator asks for the value, those
+must be fixed at compile time, so the caller bakes them in and traces again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,8 +27,27 @@ NO_ORIGINS: frozenset[str] = frozenset()
 UNKNOWN = object()
 
 
+@dataclass(frozen=True, slots=True)
+class TooWide:
+    """Stands for a traced value whose integers do not fit the device. Operators may have it as an input whose value
+    they only take while tracing (the ends of a Slice); computing with it is refused in the words kept here."""
+
+    reason: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
 class Tensor:
-    """One tensor of a running graph: its traced value, its known value if there is one, and what that rests on.
+    """One tensor of a running graph: its traced value, its known value if there is one, and what that
+    rests on.
 
     Sequences are tuples of arrays, an empty optional is None; both are traced values.
     """
@@ -49,9 +69,9 @@ class Tensor:
         self._traced = traced
         self._known = known
         self._work = work
-        if known is UNKNOWN and work is None and isinstance(traced, (np.ndarray, jax.Array)):
-            if not isinstance(traced, jax.core.Tracer):
-                self._known = np.asarray(traced)
+        concrete = isinstance(traced, (np.ndarray, jax.Array)) and not isinstance(traced, jax.core.Tracer)
+        if known is UNKNOWN and work is None and concrete:
+            self._known = np.asarray(traced)
 
     @property
     def is_known(self) -> bool:
@@ -79,9 +99,20 @@ class Tensor:
             self._traced = lift(self._known, self.name, self.x64)
         return self._traced
 
+    @property
+    def operand(self) -> Any:
+        """`traced`, or `TooWide` if the value does not fit the device."""
+        if self._traced is UNKNOWN and isinstance(self._known, np.ndarray):
+            reason = misfit(self._known, self.name, self.x64)
+            if reason:
+                return TooWide(reason, self._known.shape, self._known.dtype)
+        return self.traced
+
 
 def lift(value: Any, name: str, x64: bool) -> Any:
-    """A NumPy value (or sequence) as JAX values of device type. Refuses strings, and integers that do not fit."""
+    """A NumPy value (or sequence) as JAX values of device type. Refuses strings, and integers that do not
+    fit.
+    """
     if value is None:
         return None
     if isinstance(value, (tuple, list)):
@@ -90,22 +121,33 @@ def lift(value: Any, name: str, x64: bool) -> Any:
 
 
 def to_device(value: np.ndarray, name: str, x64: bool) -> np.ndarray:
-    """The array in its device type: INT64 as INT32. Raises `UnsupportedError` if a value does not fit or is a string."""
+    """The array in its device type: INT64 as INT32. Raises `UnsupportedError` if a value does not fit or
+    is a string.
+    """
     if value.dtype.kind in "OUS":
         raise UnsupportedError(f"tensor '{name}' holds strings, which are not computed on IPUs")
     try:
         dtype = device_dtype(value.dtype, x64)
     except UnsupportedError as error:
         raise UnsupportedError(f"tensor '{name}': {error}") from None
+    reason = misfit(value, name, x64)
+    if reason:
+        raise UnsupportedError(reason)
+    return value.astype(dtype, copy=False)
+
+
+def misfit(value: np.ndarray, name: str, x64: bool) -> str | None:
+    """Why an integer array does not fit its device type, or None if it does."""
+    if value.dtype.kind not in "iu":
+        return None
+    dtype = device_dtype(value.dtype, x64)
     if dtype == value.dtype:
-        return value
+        return None
     bounds = np.iinfo(dtype)
     if value.size and (value.max() > bounds.max or value.min() < bounds.min):
         worst = value.max() if value.max() > bounds.max else value.min()
-        raise UnsupportedError(
-            f"tensor '{name}' holds {worst}, which does not fit {dtype.name.upper()} on the device"
-        )
-    return value.astype(dtype)
+        return f"tensor '{name}' holds {worst}, which does not fit {dtype.name.upper()} on the device"
+    return None
 
 
 @dataclass(slots=True)
@@ -213,6 +255,10 @@ def _value(tensor: Tensor) -> Any:
 def _as_tensor(name: str, value: Any, x64: bool) -> Tensor:
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, TooWide):
+        raise UnsupportedError(value.reason)
+    if isinstance(value, np.generic):
+        value = np.asarray(value)
     if isinstance(value, np.ndarray):
         return Tensor(name, x64, known=value)
     return Tensor(name, x64, traced=value)
@@ -225,13 +271,21 @@ def add_constants(graph: Graph, environment: Environment, x64: bool) -> None:
 
 
 def run_graph(graph: Graph, environment: Environment, session: Session, key: Callable[[], Any]) -> None:
-    """Run all nodes of a graph in order; their outputs enter ``environment``. ``key()`` gives the graph's random key."""
+    """Run all nodes of a graph in order; their outputs enter ``environment``. ``key()`` gives the graph's
+    random key.
+    """
     for index, node in enumerate(graph.nodes):
-        run_node(node, environment, session, lambda index=index: jax.random.fold_in(key(), index))
+        run_node(node, environment, session, functools.partial(_folded, key, index))
+
+
+def _folded(key: Callable[[], Any], index: int) -> Any:
+    return jax.random.fold_in(key(), index)
 
 
 def run_node(node: Node, environment: Environment, session: Session, key: Callable[[], Any]) -> None:
-    """Run one node: fold it if all it needs is at hand, else trace it, under the scopes of its name and its place."""
+    """Run one node: fold it if all it needs is at hand, else trace it, under the scopes of its name and
+    its place.
+    """
     operator = lookup(node)
     tensors = tuple(_input(node, name, environment) for name in node.inputs)
     there = [t for t in tensors if t is not None]
@@ -242,7 +296,7 @@ def run_node(node: Node, environment: Environment, session: Session, key: Callab
         xp = np if fold else jnp
         context = NodeContext(session, node, environment, tensors, key, xp)
         results = _call(
-            operator, context, [None if t is None else (t.known if fold else t.traced) for t in tensors]
+            operator, context, [None if t is None else (t.known if fold else t.operand) for t in tensors]
         )
     if len(results) < len([o for o in node.outputs if o]):
         raise UsageError(f"{node.describe()} asks for {len(node.outputs)} outputs, but gets {len(results)}")
@@ -292,7 +346,9 @@ def _scopes(node: Node) -> list[str]:
 
 
 def _call(operator: Operator, context: NodeContext, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Call an operator's function; what it or JAX says against the inputs becomes an error that names the node."""
+    """Call an operator's function; what it or JAX says against the inputs becomes an error that names the
+    node.
+    """
     node = context.node
     try:
         results = operator.function(context, node, *values)
@@ -302,7 +358,10 @@ def _call(operator: Operator, context: NodeContext, values: Sequence[Any]) -> tu
         raise UnsupportedError(
             f"{node.describe()} depends on data in a way that has no static shape: {error}"
         ) from error
-    except (TypeError, ValueError, IndexError, ArithmeticError) as error:
+    except (TypeError, ValueError, IndexError, ArithmeticError, AttributeError) as error:
+        wide = next((v for v in values if isinstance(v, TooWide)), None)
+        if wide is not None:
+            raise UnsupportedError(f"{wide.reason}; {node.describe()} computes with it") from error
         raise UsageError(f"{node.describe()} cannot take {_forms(values)}: {error}") from error
     except (KeyError, NotImplementedError) as error:
         missing = (
@@ -331,7 +390,9 @@ def _later(
     tensors: tuple[Tensor | None, ...],
     position: int,
 ) -> Callable[[], Any]:
-    """Work that finds a node's output in NumPy (or, if it does not fold, by JAX outside the trace), 64-bit exact."""
+    """Work that finds a node's output in NumPy (or, if it does not fold, by JAX outside the trace), 64-bit
+    exact.
+    """
 
     def work() -> Any:
         values = [None if t is None else t.known for t in tensors]

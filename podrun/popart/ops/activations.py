@@ -31,7 +31,9 @@ def leaky_relu(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(ONNX, "PRelu", since=(1, 6, 7, 9, 16))
 def prelu(ctx: Context, node: Node, x: Array, slope: Array) -> Array:
-    """x, times ``slope`` where negative; slope is broadcast, before version 7 along the channels (ONNX PRelu)."""
+    """x, times ``slope`` where negative; slope is broadcast, before version 7 along the channels (ONNX
+    PRelu).
+    """
     if node.opset < 7 and slope.ndim == 1 and x.ndim > 1 and slope.size > 1:
         slope = slope.reshape((1, -1) + (1,) * (x.ndim - 2))
     return jnp.where(x < 0, x * slope, x)

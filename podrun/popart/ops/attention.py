@@ -1,4 +1,6 @@
-"""Attention and what goes with it. Scores, softmax and states of halves are float32; results are rounded once."""
+"""Attention and what goes with it. Scores, softmax and states of halves are float32; results are rounded
+once.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def _heads(x: Array, count: int | None) -> Array:
 
 
 def _allowed(node: Node, queries: int, keys: int, offset: Array) -> Array | None:
-    """Which keys the causal rule and the windows let each query see: ``[..., queries, keys]``, or None for all."""
+    """Which keys the causal rule and the windows let each query see: ``[..., queries, keys]``, or None for
+    all.
+    """
     left, right = node.get("left_window_size", -1), node.get("right_window_size", -1)
     causal = bool(node.get("is_causal", 0))
     if not causal and left < 0 and right < 0:
@@ -75,14 +79,19 @@ def attention(
     past_value: Array = None,
     valid: Array = None,
 ) -> tuple[Array, ...]:
-    """softmax(scale * Q K^T + masks) V with grouped heads, causal masks, windows and key-value caches (ONNX Attention).
+    """softmax(scale * Q K^T + masks) V with grouped heads, causal masks, windows and key-value caches
+    (ONNX Attention).
 
     A query that may see no key gives zeros. Outputs: Y, the present keys and values, and the scores as
     ``qk_matmul_output_mode`` says.
     """
     packed = q.ndim == 3
     kind = q.dtype
-    q, k, v = _heads(q, node.get("q_num_heads")), _heads(k, node.get("kv_num_heads")), _heads(v, node.get("kv_num_heads"))
+    q, k, v = (
+        _heads(q, node.get("q_num_heads")),
+        _heads(k, node.get("kv_num_heads")),
+        _heads(v, node.get("kv_num_heads")),
+    )
     past = 0 if past_key is None else past_key.shape[2]
     k = k if past_key is None else jnp.concatenate([past_key, k], axis=2)
     v = v if past_value is None else jnp.concatenate([past_value, v], axis=2)
@@ -124,9 +133,11 @@ def linear_attention(
     decay: Array = None,
     beta: Array = None,
 ) -> tuple[Array, Array]:
-    """A state per head updated at every step and read by the query (ONNX LinearAttention): ``update_rule`` says how.
+    """A state per head updated at every step and read by the query (ONNX LinearAttention): ``update_rule``
+    says how.
 
-    ``linear``: S + k v^T; ``gated``: S decays by exp(g) first; ``delta``: v less what S gives for k, times beta.
+    ``linear``: S + k v^T; ``gated``: S decays by exp(g) first; ``delta``: v less what S gives for k, times
+    beta.
     """
     rule = node.get("update_rule", "gated_delta")
     heads, groups = node["q_num_heads"], node["kv_num_heads"]
@@ -161,8 +172,12 @@ def linear_attention(
 
 
 @operator(ONNX, "RotaryEmbedding", since=(23,))
-def rotary_embedding(ctx: Context, node: Node, x: Array, cos: Array, sin: Array, position: Array = None) -> Array:
-    """The first ``rotary_embedding_dim`` elements of each head rotated by its position's angles (ONNX RotaryEmbedding)."""
+def rotary_embedding(
+    ctx: Context, node: Node, x: Array, cos: Array, sin: Array, position: Array = None
+) -> Array:
+    """The first ``rotary_embedding_dim`` elements of each head rotated by its position's angles (ONNX
+    RotaryEmbedding).
+    """
     packed = x.ndim == 3
     heads = _heads(x, node.get("num_heads")) if packed else x
     turned = node.get("rotary_embedding_dim", 0) or heads.shape[-1]

@@ -39,14 +39,17 @@ def bit_cast(ctx: Context, node: Node, x: Array) -> Array:
 
 def is_eight_bit_float(dtype: Any) -> bool:
     """True for the float8 types but e8m0, which has a rule of its own."""
-    return np.dtype(dtype).name.startswith("float8") and np.dtype(dtype).name != "float8_e8m0fnu"
+    name = str(np.dtype(dtype).name)
+    return name.startswith("float8") and name != "float8_e8m0fnu"
 
 
-def convert(ctx: Context, x: Array, dtype: np.dtype[Any], saturate: bool = True, round_mode: str = "up") -> Array:
+def convert(
+    ctx: Context, x: Array, dtype: np.dtype[Any], saturate: bool = True, round_mode: str = "up"
+) -> Array:
     """x as ``dtype``: floats truncate toward zero to integers; to bool, anything but 0 is true.
 
-    To float8, what is too large becomes the largest finite value (``saturate``) or NaN or infinity, as the type has it.
-    To 4 and 2 bit integers the low bits of the truncated value count.
+    To float8, what is too large becomes the largest finite value (``saturate``) or NaN or infinity, as the
+    type has it. To 4 and 2 bit integers the low bits of the truncated value count.
     """
     xp = ctx.xp
     if x.dtype == dtype:
@@ -68,10 +71,10 @@ def convert(ctx: Context, x: Array, dtype: np.dtype[Any], saturate: bool = True,
 
 
 def to_float8(xp: Any, x: Array, dtype: np.dtype[Any], saturate: bool) -> Array:
-    """Nearest float8. Infinities saturate too; without ``saturate`` overflow gives NaN, or infinity where it exists."""
-    import ml_dtypes
-
-    greatest = float(ml_dtypes.finfo(dtype).max)
+    """Nearest float8. Infinities saturate too; without ``saturate`` overflow gives NaN, or infinity where
+    it exists.
+    """
+    greatest = float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
     wide = x.astype(np.float32)
     if saturate:
         return xp.clip(wide, -greatest, greatest).astype(dtype)
@@ -79,7 +82,9 @@ def to_float8(xp: Any, x: Array, dtype: np.dtype[Any], saturate: bool) -> Array:
 
 
 def to_float8_exponent(x: Array, saturate: bool, round_mode: str) -> Array:
-    """A power of two without sign (e8m0): the exponent of x, rounded up, down, or to the nearest by its mantissa."""
+    """A power of two without sign (e8m0): the exponent of x, rounded up, down, or to the nearest by its
+    mantissa.
+    """
     bits = lax.bitcast_convert_type(jnp.abs(x.astype(jnp.float32)), jnp.uint32)
     exponent = (bits >> 23) & 0xFF
     mantissa = bits & 0x7FFFFF

@@ -37,10 +37,11 @@ def widen(x: Array) -> Array:
 
 
 def rounds_once(function: F) -> F:
-    """Compute in float32 what comes in float16 or bfloat16, and round each result once to the first input's type.
+    """Compute in float32 what comes in float16 or bfloat16, and round each result once to the first
+    input's type.
 
-    This is how the hardware computes composite functions: float32 inside, one rounding at the end. Float32 results
-    become the half type of the first half input; results of other types (masks, indices) stay.
+    This is how the hardware computes composite functions: float32 inside, one rounding at the end. Float32
+    results become the half type of the first half input; results of other types (masks, indices) stay.
     """
 
     @functools.wraps(function)
@@ -96,7 +97,9 @@ def same_dtype(*inputs: Array) -> None:
 
 
 def onnx_dtype(element_type: int, ctx: Any) -> np.dtype[Any]:
-    """The NumPy dtype of an ONNX element type as it is computed here. Refuses strings and, on the device, DOUBLE."""
+    """The NumPy dtype of an ONNX element type as it is computed here. Refuses strings and, on the device,
+    DOUBLE.
+    """
     import onnx
 
     if element_type == onnx.TensorProto.STRING:
@@ -106,7 +109,9 @@ def onnx_dtype(element_type: int, ctx: Any) -> np.dtype[Any]:
 
 
 def device_dtype(dtype: np.dtype[Any], x64: bool) -> np.dtype[Any]:
-    """What a host type becomes on the device: 64-bit integers narrow to 32 bits; float64 and complex128 are refused."""
+    """What a host type becomes on the device: 64-bit integers narrow to 32 bits; float64 and complex128
+    are refused.
+    """
     if x64:
         return dtype
     if dtype in (np.dtype(np.float64), np.dtype(np.complex128)):

@@ -1,8 +1,11 @@
 """Control flow: If, Loop, Scan, and PopART's call.
 
-What is known while tracing is decided while tracing: an If with a known condition is its branch, a Loop that no data can
-end early is a ``lax.scan`` (and so has gradients). A Loop that data may end runs as a ``lax.scan`` of its trip count
-whose later iterations change nothing if the trip count is known, else as a ``lax.while_loop``, which has no gradients.
+What is known while tracing is decided while tracing: an If with a known condition is its branch, a Loop
+that no data can
+end early is a ``lax.scan`` (and so has gradients). A Loop that data may end runs as a ``lax.scan`` of its
+trip count
+whose later iterations change nothing if the trip count is known, else as a ``lax.while_loop``, which has
+no gradients.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ _VERSIONS = (1, 11, 13, 16, 19, 21, 23, 24, 25)
 def if_(ctx: Context, node: Node, condition: Array) -> tuple[Any, ...]:
     """The outputs of ``then_branch`` if the boolean scalar holds, else of ``else_branch`` (ONNX If).
 
-    Unless the condition is known while tracing both branches must give equal shapes and types. Under ``vmap`` with a
-    condition per replica both are computed and one is selected.
+    Unless the condition is known while tracing both branches must give equal shapes and types. Under
+    ``vmap`` with a condition per replica both are computed and one is selected.
     """
     branches = (node["else_branch"], node["then_branch"])
     known = ctx.known(0)
@@ -87,7 +90,9 @@ def _initial(condition: Array | None) -> Array:
 
 
 def _always(ctx: Context, body: Any, condition: Array | None, carried: tuple[Any, ...]) -> bool | None:
-    """True iff the body's condition is a constant true, or the loop's own passed on and known; None: cannot tell."""
+    """True iff the body's condition is a constant true, or the loop's own passed on and known; None:
+    cannot tell.
+    """
     if any(isinstance(c, tuple) or c is None for c in carried):
         return None
     start = True if condition is None else None
@@ -110,7 +115,9 @@ def _counter(ctx: Context) -> Any:
     return jnp.int64 if ctx.x64 else jnp.int32
 
 
-def _step(ctx: Context, body: Any, i: Array, condition: Array, carried: Any) -> tuple[Array, tuple[Any, ...], tuple[Any, ...]]:
+def _step(
+    ctx: Context, body: Any, i: Array, condition: Array, carried: Any
+) -> tuple[Array, tuple[Any, ...], tuple[Any, ...]]:
     """One run of the body: new condition, new carried values, values to stack."""
     results = _arrays(ctx.run(body, (i, condition, *carried), iteration=i))
     return results[0].reshape(()), results[1 : 1 + len(carried)], results[1 + len(carried) :]
@@ -145,7 +152,9 @@ def _scanned(
     return (*values, *stacked)
 
 
-def _while(ctx: Context, body: Any, count: Array | None, condition: Array | None, carried: Any) -> tuple[Any, ...]:
+def _while(
+    ctx: Context, body: Any, count: Array | None, condition: Array | None, carried: Any
+) -> tuple[Any, ...]:
     def more(state: Any) -> Array:
         i, going, _ = state
         return going if count is None else going & (i < count.reshape(()).astype(i.dtype))
@@ -163,8 +172,12 @@ MOST_TRIPS = 10_000
 """A loop unrolled while tracing is refused beyond this."""
 
 
-def _unrolled(ctx: Context, node: Node, count: Array | None, condition: Array | None, carried: Any) -> tuple[Any, ...]:
-    """The loop written out, for bodies that change shapes or carry sequences; its end must be known while tracing."""
+def _unrolled(
+    ctx: Context, node: Node, count: Array | None, condition: Array | None, carried: Any
+) -> tuple[Any, ...]:
+    """The loop written out, for bodies that change shapes or carry sequences; its end must be known while
+    tracing.
+    """
     body = node["body"]
     trips = MOST_TRIPS if count is None else int(ctx.constant(0).reshape(()))
     going = True if condition is None else bool(ctx.constant(1).reshape(()))
@@ -176,15 +189,25 @@ def _unrolled(ctx: Context, node: Node, count: Array | None, condition: Array | 
         results = ctx.run(body, (counter, np.asarray(going), *values), iteration=index)
         known = ctx.static(results[0])
         if known is None:
-            raise UnsupportedError(f"{node.describe()} ends when data say so, and its outputs' shapes depend on when")
+            raise UnsupportedError(
+                f"{node.describe()} ends when data say so, and its outputs' shapes depend on when"
+            )
         going = bool(known.reshape(()))
         values = results[1 : 1 + len(carried)]
         for stack, value in zip(stacks, results[1 + len(carried) :], strict=True):
             stack.append(value)
         index += 1
         if index == MOST_TRIPS:
-            raise UnsupportedError(f"{node.describe()} runs for more than {MOST_TRIPS} iterations while tracing")
-    return (*values, *(jnp.stack(_arrays(tuple(s))) if s else _nothing(ctx, body, k, carried) for k, s in enumerate(stacks)))
+            raise UnsupportedError(
+                f"{node.describe()} runs for more than {MOST_TRIPS} iterations while tracing"
+            )
+    return (
+        *values,
+        *(
+            jnp.stack(_arrays(tuple(s))) if s else _nothing(ctx, body, k, carried)
+            for k, s in enumerate(stacks)
+        ),
+    )
 
 
 def _nothing(ctx: Context, body: Any, index: int, carried: Any) -> Array:
@@ -265,4 +288,3 @@ def _scan(
 def call(ctx: Context, node: Node, *inputs: Any) -> tuple[Any, ...]:
     """The outputs of the subgraph ``callee`` on the inputs (PopART Call)."""
     return ctx.run(node["callee"], inputs)
-

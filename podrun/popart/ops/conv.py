@@ -4,7 +4,8 @@ XLA on CPUs is slow where groups are many, and slowest in their weight gradients
 
 * one group: XLA's own convolution, or a matrix product where the kernel is a single position (half the time);
 * depthwise (one input channel a group): a sum over kernel positions of shifted products;
-* two groups: two convolutions; more: shifted patches of all kernel positions stacked, then one batched matrix product.
+* two groups: two convolutions; more: shifted patches of all kernel positions stacked, then one batched
+matrix product.
 
 All differentiate and batch by JAX's own rules: under ``vmap`` with unbatched weights the batch folds into N.
 """
@@ -23,7 +24,9 @@ from podrun.popart.ops.windows import Window, padded, shifted, window_of
 
 @operator(ONNX, "Conv", since=(1, 11, 22))
 def conv(ctx: Context, node: Node, x: Array, w: Array, bias: Array = None) -> Array:
-    """Convolution (correlation) of ``[N, C, *in]`` with ``[M, C/group, *kernel]`` to ``[N, M, *out]`` (ONNX Conv)."""
+    """Convolution (correlation) of ``[N, C, *in]`` with ``[M, C/group, *kernel]`` to ``[N, M, *out]``
+    (ONNX Conv).
+    """
     same_dtype(*(t for t in (x, w, bias) if t is not None))
     return convolve(node, x, w, bias)
 
@@ -84,7 +87,9 @@ def _layout(rank: int) -> lax.ConvDimensionNumbers:
 
 
 def _depthwise(x: Array, w: Array, groups: int, window: Window) -> Array:
-    """Sum over kernel positions of shifted input times one weight per channel; ``M/groups`` outputs per channel."""
+    """Sum over kernel positions of shifted input times one weight per channel; ``M/groups`` outputs per
+    channel.
+    """
     x = padded(x, window, jnp.zeros((), x.dtype))
     multiplier = w.shape[0] // groups
     if multiplier > 1:
@@ -98,7 +103,9 @@ def _depthwise(x: Array, w: Array, groups: int, window: Window) -> Array:
 
 
 def _grouped(x: Array, w: Array, groups: int, window: Window, half: bool = False) -> Array:
-    """Patches ``[N, groups, C/groups * positions, out]`` times weights ``[groups, M/groups, C/groups * positions]``."""
+    """Patches ``[N, groups, C/groups * positions, out]`` times weights ``[groups, M/groups, C/groups *
+    positions]``.
+    """
     x = padded(x, window, jnp.zeros((), x.dtype))
     patches = jnp.stack([shifted(x, window, position) for position in window.positions()], axis=2)
     batch, channels, count, *out = patches.shape

@@ -16,7 +16,11 @@ from podrun.popart.ops.windows import window_of
 
 
 def _transposed_pads(
-    node: Node, sizes: tuple[int, ...], extents: tuple[int, ...], strides: tuple[int, ...], extra: tuple[int, ...]
+    node: Node,
+    sizes: tuple[int, ...],
+    extents: tuple[int, ...],
+    strides: tuple[int, ...],
+    extra: tuple[int, ...],
 ) -> tuple[tuple[int, int], ...]:
     """What is cut from the full transposed convolution (ONNX ConvTranspose: pads, output_shape, auto_pad)."""
     rank = len(sizes)
@@ -58,7 +62,13 @@ def conv_transpose(ctx: Context, node: Node, x: Array, w: Array, bias: Array = N
 
     def one(part: Array, weights: Array) -> Array:
         return lax.conv_general_dilated(
-            part, weights, (1,) * rank, pads, lhs_dilation=strides, rhs_dilation=dilations, dimension_numbers=layout
+            part,
+            weights,
+            (1,) * rank,
+            pads,
+            lhs_dilation=strides,
+            rhs_dilation=dilations,
+            dimension_numbers=layout,
         )
 
     if groups == 1:
@@ -71,9 +81,11 @@ def conv_transpose(ctx: Context, node: Node, x: Array, w: Array, bias: Array = N
 
 @operator(GRAPHCORE, "MultiConv")
 def multi_conv(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
-    """Several convolutions at once: (x, w) or (x, w, bias) after one another; attributes one list per convolution.
+    """Several convolutions at once: (x, w) or (x, w, bias) after one another; attributes one list per
+    convolution.
 
-    PopART flattens the lists of ``strides``, ``dilations`` and ``pads``, and keeps lengths by the inputs' ranks.
+    PopART flattens the lists of ``strides``, ``dilations`` and ``pads``, and keeps lengths by the inputs'
+    ranks.
     """
     groups = _triples(node, inputs)
     at = {"strides": 0, "dilations": 0, "pads": 0}
@@ -109,7 +121,9 @@ def _triples(node: Node, inputs: tuple[Array, ...]) -> list[tuple[Array, Array, 
 def causal_conv_with_state(
     ctx: Context, node: Node, x: Array, w: Array, bias: Array = None, past: Array = None
 ) -> tuple[Array, Array]:
-    """Depthwise convolution over past and present only; also the last k - 1 positions (ONNX CausalConvWithState)."""
+    """Depthwise convolution over past and present only; also the last k - 1 positions (ONNX
+    CausalConvWithState).
+    """
     width = w.shape[-1]
     before = jnp.zeros((*x.shape[:2], width - 1), x.dtype) if past is None else past
     line = jnp.concatenate([before, x], axis=2)
@@ -123,7 +137,9 @@ def causal_conv_with_state(
 
 
 def bilinear(image: Array, position: tuple[Array, ...]) -> Array:
-    """``image [C, *spatial]`` at fractional positions, linear along each axis, 0 outside: ``[C, *positions]``."""
+    """``image [C, *spatial]`` at fractional positions, linear along each axis, 0 outside: ``[C,
+    *positions]``.
+    """
     total: Any = 0
     floors = [jnp.floor(p) for p in position]
     for corner in np.ndindex(*(2,) * len(position)):
@@ -144,7 +160,9 @@ def bilinear(image: Array, position: tuple[Array, ...]) -> Array:
 def deform_conv(
     ctx: Context, node: Node, x: Array, w: Array, offset: Array, bias: Array = None, mask: Array = None
 ) -> Array:
-    """Convolution whose sampling positions are moved by ``offset`` and weighted by ``mask`` (ONNX DeformConv)."""
+    """Convolution whose sampling positions are moved by ``offset`` and weighted by ``mask`` (ONNX
+    DeformConv).
+    """
     window = window_of(node, x.shape[2:], w.shape[2:])
     groups, offset_groups = node.get("group", 1), node.get("offset_group", 1)
     rank, out = x.ndim - 2, window.output(x.shape[2:])
@@ -152,13 +170,15 @@ def deform_conv(
     offset = offset.reshape(x.shape[0], offset_groups, count, rank, *out)
     weights = None if mask is None else mask.reshape(x.shape[0], offset_groups, count, *out)
     base = np.meshgrid(
-        *(np.arange(o) * s - b for o, s, (b, _) in zip(out, window.strides, window.pads, strict=True)), indexing="ij"
+        *(np.arange(o) * s - b for o, s, (b, _) in zip(out, window.strides, window.pads, strict=True)),
+        indexing="ij",
     )
     steps = np.asarray(list(window.positions())) * np.asarray(window.dilations)
 
     def sample(image: Array, moved: Array) -> Array:
         places = tuple(
-            jnp.asarray(base[a][None] + steps[:, a].reshape((-1,) + (1,) * rank), x.dtype) + moved[:, a] for a in range(rank)
+            jnp.asarray(base[a][None] + steps[:, a].reshape((-1,) + (1,) * rank), x.dtype) + moved[:, a]
+            for a in range(rank)
         )
         return bilinear(image, places)
 

@@ -25,7 +25,9 @@ def _cumulate(ctx: Context, node: Node, x: Array, run: Callable[..., Any], start
 @operator(ONNX, "CumSum", since=(11, 14))
 @rounds_once
 def cum_sum(ctx: Context, node: Node, x: Array, axis: Array) -> Array:
-    """Running sum along an axis, ``exclusive`` of the element itself or not, from the end with ``reverse``."""
+    """Running sum along an axis, ``exclusive`` of the element itself or not, from the end with
+    ``reverse``.
+    """
     return _cumulate(ctx, node, x, lax.cumsum, 0)
 
 

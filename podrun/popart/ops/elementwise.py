@@ -96,7 +96,8 @@ def _comparison(name: str, since: tuple[int, ...], function: str, sign: str) -> 
     operator(ONNX, name, since, folds=True)(apply)
 
 
-for _name, _since, _function, _sign in (
+_Comparison = tuple[str, tuple[int, ...], str, str]
+_comparisons: tuple[_Comparison, ...] = (
     ("Equal", (1, 7, 11, 13, 19), "equal", "=="),
     ("Greater", (1, 7, 9, 13), "greater", ">"),
     ("GreaterOrEqual", (12, 16), "greater_equal", ">="),
@@ -105,8 +106,9 @@ for _name, _since, _function, _sign in (
     ("And", (1, 7), "logical_and", "and"),
     ("Or", (1, 7), "logical_or", "or"),
     ("Xor", (1, 7), "logical_xor", "xor"),
-):
-    _comparison(_name, _since, _function, _sign)
+)
+for _title, _versions, _function, _sign in _comparisons:
+    _comparison(_title, _versions, _function, _sign)
 
 
 @operator(ONNX, "Not", since=(1,), folds=True)

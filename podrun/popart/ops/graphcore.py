@@ -57,13 +57,17 @@ def copy_var_update(ctx: Context, node: Node, variable: Array, value: Array) -> 
 @operator(GRAPHCORE, "IncrementMod")
 def increment_mod(ctx: Context, node: Node, x: Array) -> Array:
     """(x + ``increment``) modulo ``modulus`` (PopART IncrementMod)."""
-    return jnp.mod(x + np.asarray(node["increment"]).astype(x.dtype), np.asarray(node["modulus"]).astype(x.dtype))
+    return jnp.mod(
+        x + np.asarray(node["increment"]).astype(x.dtype), np.asarray(node["modulus"]).astype(x.dtype)
+    )
 
 
 @operator(GRAPHCORE, "NormalizeImage")
 @rounds_once
 def normalize_image(ctx: Context, node: Node, x: Array, offsets: Array, scales: Array) -> Array:
-    """(x * ``scale`` - offsets) * scales over the 3 channels of the last axis, padded to 4 with 0 (popops)."""
+    """(x * ``scale`` - offsets) * scales over the 3 channels of the last axis, padded to 4 with 0
+    (popops).
+    """
     if x.shape[-1] != 3:
         raise ValueError(f"the last axis holds {x.shape[-1]} channels, not 3")
     kind = offsets.dtype
@@ -93,18 +97,28 @@ def packed_data_block(ctx: Context, node: Node, *inputs: Array) -> Any:
 
 
 @operator(GRAPHCORE, "CtcBeamSearchDecoder")
-def ctc_beam_search_decoder(ctx: Context, node: Node, log_p: Array, lengths: Array) -> tuple[Array, Array, Array]:
+def ctc_beam_search_decoder(
+    ctx: Context, node: Node, log_p: Array, lengths: Array
+) -> tuple[Array, Array, Array]:
     """The ``top_paths`` best label sequences by prefix beam search: scores, lengths, labels (PopART).
 
-    ``log_p [time, batch, classes]``, ``lengths [batch]``; gives ``[batch, paths]`` twice and ``[batch, paths, time]``,
-    labels beyond a length being ``blank``.
+    ``log_p [time, batch, classes]``, ``lengths [batch]``; gives ``[batch, paths]`` twice and ``[batch,
+    paths, time]``, labels beyond a length being ``blank``.
     """
     blank, width, paths = node.get("blank", 0), node.get("beam_width", 100), node.get("top_paths", 1)
     if paths > width:
         raise ValueError(f"top_paths {paths} is more than beam_width {width}")
-    search = jax.vmap(lambda p, n: _beam_search(p, n, blank, width), in_axes=(1, 0))
+
+    def one(p: Array, n: Array) -> tuple[Array, Array, Array]:
+        return _beam_search(p, n, blank, width)
+
+    search = jax.vmap(one, in_axes=(1, 0))
     scores, counts, labels = search(widen(log_p), lengths.astype(jnp.int32))
-    return scores[:, :paths].astype(log_p.dtype), counts[:, :paths].astype(jnp.uint32), labels[:, :paths].astype(jnp.uint32)
+    return (
+        scores[:, :paths].astype(log_p.dtype),
+        counts[:, :paths].astype(jnp.uint32),
+        labels[:, :paths].astype(jnp.uint32),
+    )
 
 
 _NEVER = -1e30
@@ -112,7 +126,9 @@ _NEVER = -1e30
 
 
 def _beam_search(log_p: Array, length: Array, blank: int, width: int) -> tuple[Array, Array, Array]:
-    """One sequence ``[time, classes]``: beams of equal prefixes merged, the best ``width`` kept at every step."""
+    """One sequence ``[time, classes]``: beams of equal prefixes merged, the best ``width`` kept at every
+    step.
+    """
     steps, classes = log_p.shape
     labels = jnp.full((width, steps), blank, jnp.int32)
     counts = jnp.zeros(width, jnp.int32)
@@ -124,10 +140,14 @@ def _beam_search(log_p: Array, length: Array, blank: int, width: int) -> tuple[A
         t, p = each
         labels, counts, with_blank, with_label = state
         total = jnp.logaddexp(with_blank, with_label)
-        last = jnp.where(counts > 0, jnp.take_along_axis(labels, jnp.maximum(counts - 1, 0)[:, None], 1)[:, 0], -1)
+        last = jnp.where(
+            counts > 0, jnp.take_along_axis(labels, jnp.maximum(counts - 1, 0)[:, None], 1)[:, 0], -1
+        )
         stay_blank = total + p[blank]
         stay_label = jnp.where(last >= 0, with_label + p[last], _NEVER)
-        grown = jnp.where(others[None] == last[:, None], with_blank[:, None], total[:, None]) + p[others][None]
+        grown = (
+            jnp.where(others[None] == last[:, None], with_blank[:, None], total[:, None]) + p[others][None]
+        )
         new = jnp.broadcast_to(labels[:, None], (width, len(others), steps))
         place = jnp.arange(steps)[None, None] == counts[:, None, None]
         new = jnp.where(place, others[None, :, None], new).reshape(-1, steps)
@@ -152,8 +172,11 @@ def _beam_search(log_p: Array, length: Array, blank: int, width: int) -> tuple[A
 
 
 @operator(GRAPHCORE, "Ctc")
-def ctc_loss(ctx: Context, node: Node, log_p: Array, targets: Array, lengths: Array, target_lengths: Array) -> Array:
-    """Connectionist temporal classification: ``log_p [time, batch, classes]``, ``targets [batch, most]`` (as torch).
+def ctc_loss(
+    ctx: Context, node: Node, log_p: Array, targets: Array, lengths: Array, target_lengths: Array
+) -> Array:
+    """Connectionist temporal classification: ``log_p [time, batch, classes]``, ``targets [batch, most]``
+    (as torch).
 
     ``reduction`` Mean divides each loss by its target's length (at least 1) and averages over the batch.
     ``zeroInfinity`` turns losses without any alignment (and their gradients) into 0.
@@ -168,10 +191,11 @@ def ctc_loss(ctx: Context, node: Node, log_p: Array, targets: Array, lengths: Ar
         int(node.get("blank", 0)),
     )
     impossible = losses > -_NEVER / 2
-    if node.get("zeroInfinity", 0):
-        losses = jnp.where(impossible, 0, losses)
-    else:
-        losses = jnp.where(impossible, jnp.inf, losses)
+    losses = (
+        jnp.where(impossible, 0, losses)
+        if node.get("zeroInfinity", 0)
+        else jnp.where(impossible, jnp.inf, losses)
+    )
     how = reduction_of(node)
     if how == "Mean":
         losses = jnp.mean(losses / jnp.maximum(target_lengths, 1).astype(losses.dtype))
@@ -183,7 +207,9 @@ def ctc_loss(ctx: Context, node: Node, log_p: Array, targets: Array, lengths: Ar
 
 
 def _ctc_one(log_p: Array, target: Array, length: Array, target_length: Array, blank: int) -> Array:
-    """Minus the log-probability of all alignments of one target, by the forward recursion over ``2 * most + 1`` states."""
+    """Minus the log-probability of all alignments of one target, by the forward recursion over ``2 * most
+    + 1`` states.
+    """
     most = target.shape[0]
     states = jnp.full(2 * most + 1, blank, jnp.int32).at[1::2].set(target)
     skips = jnp.concatenate([jnp.zeros(2, bool), (states[2:] != states[:-2]) & (states[2:] != blank)])
@@ -194,7 +220,9 @@ def _ctc_one(log_p: Array, target: Array, length: Array, target_length: Array, b
     def step(alpha: Array, each: Any) -> tuple[Array, None]:
         t, p = each
         one = jnp.concatenate([jnp.full(1, _NEVER, alpha.dtype), alpha[:-1]])
-        two = jnp.where(skips, jnp.concatenate([jnp.full(2, _NEVER, alpha.dtype), alpha[:-2]])[: alpha.size], _NEVER)
+        two = jnp.where(
+            skips, jnp.concatenate([jnp.full(2, _NEVER, alpha.dtype), alpha[:-2]])[: alpha.size], _NEVER
+        )
         new = jnp.maximum(jnp.logaddexp(jnp.logaddexp(alpha, one), two) + p[states], _NEVER)
         return jnp.where(t < length, new, alpha), None
 
@@ -204,14 +232,15 @@ def _ctc_one(log_p: Array, target: Array, length: Array, target_length: Array, b
     return -jnp.logaddexp(last, before)
 
 
-# --- splines (torch-spline-conv) --------------------------------------------------------------------------------------
+# --- splines (torch-spline-conv)
+# --------------------------------------------------------------------------------------
 
 
 def _spline(degree: int, v: Array, k: Array) -> Array:
     """Basis function k of a B-spline of a degree at the fraction v."""
     match degree:
         case 1:
-            pieces = (1 - v, v)
+            pieces: tuple[Array, ...] = (1 - v, v)
         case 2:
             pieces = (0.5 * v * v - v + 0.5, -v * v + v + 0.5, 0.5 * v * v)
         case 3:
@@ -228,8 +257,12 @@ def _spline(degree: int, v: Array, k: Array) -> Array:
 
 @operator(GRAPHCORE, "SplineBasis")
 @rounds_once
-def spline_basis(ctx: Context, node: Node, pseudo: Array, kernel: Array, is_open: Array) -> tuple[Array, Array]:
-    """Products of B-spline bases at ``pseudo [edges, dims]`` and the weights they go with, ``[edges, (degree+1)^dims]``."""
+def spline_basis(
+    ctx: Context, node: Node, pseudo: Array, kernel: Array, is_open: Array
+) -> tuple[Array, Array]:
+    """Products of B-spline bases at ``pseudo [edges, dims]`` and the weights they go with, ``[edges,
+    (degree+1)^dims]``.
+    """
     degree = int(node["degree"])
     edges, dims = pseudo.shape
     count = (degree + 1) ** dims
@@ -252,5 +285,7 @@ def spline_basis(ctx: Context, node: Node, pseudo: Array, kernel: Array, is_open
 @operator(GRAPHCORE, "SplineWeighting")
 @rounds_once
 def spline_weighting(ctx: Context, node: Node, x: Array, weight: Array, basis: Array, index: Array) -> Array:
-    """Sum over bases of basis * (x @ weight[index]): ``[edges, out]`` from ``[edges, in]`` and ``[kernels, in, out]``."""
+    """Sum over bases of basis * (x @ weight[index]): ``[edges, out]`` from ``[edges, in]`` and ``[kernels,
+    in, out]``.
+    """
     return jnp.einsum("es,ei,esio->eo", basis, x, weight[index])

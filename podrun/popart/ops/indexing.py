@@ -19,7 +19,9 @@ def from_front(indices: Array, size: int) -> Array:
 
 @operator(ONNX, "Gather", since=(1, 11, 13), folds=True)
 def gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
-    """Slices of x along ``axis`` at the indices: ``x.shape[:axis] + indices.shape + x.shape[axis+1:]`` (ONNX Gather)."""
+    """Slices of x along ``axis`` at the indices: ``x.shape[:axis] + indices.shape + x.shape[axis+1:]``
+    (ONNX Gather).
+    """
     axis = axis_in(node.get("axis", 0), x.ndim)
     if ctx.xp is np:
         return np.take(x, indices, axis=axis)
@@ -28,16 +30,16 @@ def gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
 
 def _grid(indices: Array, axis: int) -> tuple[Any, ...]:
     """For each axis the index of every element of ``indices``; along ``axis`` the indices themselves."""
-    grid: list[Any] = [
-        jax.lax.broadcasted_iota(indices.dtype, indices.shape, a) for a in range(indices.ndim)
-    ]
+    grid: list[Any] = [jax.lax.broadcasted_iota(indices.dtype, indices.shape, a) for a in range(indices.ndim)]
     grid[axis] = indices
     return tuple(grid)
 
 
 @operator(ONNX, "GatherElements", since=(11, 13))
 def gather_elements(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
-    """For each place, the element of x at that place but for ``axis``, where indices say (ONNX GatherElements)."""
+    """For each place, the element of x at that place but for ``axis``, where indices say (ONNX
+    GatherElements).
+    """
     axis = axis_in(node.get("axis", 0), x.ndim)
     return x[_grid(from_front(indices, x.shape[axis]), axis)]
 
@@ -49,7 +51,9 @@ def _nd(indices: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
 
 @operator(ONNX, "GatherND", since=(11, 12, 13))
 def gather_nd(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
-    """Slices of x at the index tuples in the last axis of indices, within ``batch_dims`` leading axes (ONNX GatherND)."""
+    """Slices of x at the index tuples in the last axis of indices, within ``batch_dims`` leading axes
+    (ONNX GatherND).
+    """
 
     def pick(data: Array, at: Array) -> Array:
         return data[_nd(at, data.shape)]
@@ -60,7 +64,9 @@ def gather_nd(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
 
 
 def combine(x: Array, at: Any, updates: Array, reduction: str) -> Array:
-    """x with updates put at (added to, multiplied into, ...) the places ``at``; ValueError for unknown reductions."""
+    """x with updates put at (added to, multiplied into, ...) the places ``at``; ValueError for unknown
+    reductions.
+    """
     place = x.at[at]
     match reduction:
         case "none":
@@ -95,7 +101,9 @@ def scatter_nd(ctx: Context, node: Node, x: Array, indices: Array, updates: Arra
 
 @operator(ONNX, "TensorScatter", since=(24,))
 def tensor_scatter(ctx: Context, node: Node, past: Array, update: Array, write: Array = None) -> Array:
-    """A cache with new entries written along ``axis`` at each batch's write index, wrapping if ``circular``."""
+    """A cache with new entries written along ``axis`` at each batch's write index, wrapping if
+    ``circular``.
+    """
     axis = axis_in(node.get("axis", -2), past.ndim)
     size, count = past.shape[axis], update.shape[axis]
     start = jnp.zeros(past.shape[0], jnp.int32) if write is None else write
@@ -114,13 +122,17 @@ def one_hot(ctx: Context, node: Node, indices: Array, depth: Array, values: Arra
     axis = axis_in(node.get("axis", -1), indices.ndim + 1)
     whole = indices.astype(jnp.int32) if jnp.issubdtype(indices.dtype, jnp.floating) else indices
     hot = jnp.expand_dims(from_front(whole, size), axis)
-    counter = jax.lax.broadcasted_iota(hot.dtype, tuple(size if a == axis else 1 for a in range(hot.ndim)), axis)
+    counter = jax.lax.broadcasted_iota(
+        hot.dtype, tuple(size if a == axis else 1 for a in range(hot.ndim)), axis
+    )
     return jnp.where(hot == counter, values[1], values[0])
 
 
 @operator(ONNX, "Compress", since=(9, 11, 28))
 def compress(ctx: Context, node: Node, x: Array, condition: Array) -> Array:
-    """Slices of x along ``axis`` (or elements of x flattened) where the condition, known while tracing, holds."""
+    """Slices of x along ``axis`` (or elements of x flattened) where the condition, known while tracing,
+    holds.
+    """
     keep = np.nonzero(ctx.constant(1))[0]
     if "axis" not in node.attributes:
         return x.reshape(-1)[keep]
@@ -143,7 +155,8 @@ def reverse_sequence(ctx: Context, node: Node, x: Array, lengths: Array) -> Arra
     return reversed_within(x, lengths, node.get("batch_axis", 1), node.get("time_axis", 0))
 
 
-# --- ai.graphcore -----------------------------------------------------------------------------------------------------
+# --- ai.graphcore
+# -----------------------------------------------------------------------------------------------------
 
 REDUCTIONS = {0: "add", 1: "max", 2: "min", 3: "mul", 4: "none"}
 """popart.ScatterReduction by value."""
@@ -170,7 +183,9 @@ def _identity(reduction: str, dtype: Any) -> Array:
     return np.asarray(info.min if reduction == "max" else info.max, dtype)
 
 
-def _scatter_reduce(source: Array, index: Array, base: Array | None, size: int, axis: int, reduction: str) -> Array:
+def _scatter_reduce(
+    source: Array, index: Array, base: Array | None, size: int, axis: int, reduction: str
+) -> Array:
     if index.ndim == 1 and source.ndim > 1:
         shape = [1] * source.ndim
         shape[axis] = -1
@@ -190,7 +205,8 @@ def _scatter_reduce(source: Array, index: Array, base: Array | None, size: int, 
 
 @operator(GRAPHCORE, "ScatterReduce")
 def scatter_reduce(ctx: Context, node: Node, source: Array, index: Array, base: Array = None) -> Array:
-    """Elements of source reduced into ``axis_size`` places along ``axis`` where index says (PopART ScatterReduce).
+    """Elements of source reduced into ``axis_size`` places along ``axis`` where index says (PopART
+    ScatterReduce).
 
     Places that nothing goes to are 0, or what the optional third input holds. An index vector is broadcast.
     """
@@ -199,7 +215,9 @@ def scatter_reduce(ctx: Context, node: Node, source: Array, index: Array, base: 
 
 
 @operator(GRAPHCORE, "GroupedScatterReduce")
-def grouped_scatter_reduce(ctx: Context, node: Node, source: Array, index: Array, base: Array = None) -> Array:
+def grouped_scatter_reduce(
+    ctx: Context, node: Node, source: Array, index: Array, base: Array = None
+) -> Array:
     """`scatter_reduce` in each of ``group_size`` groups, which the leading axis of all inputs counts."""
     groups = node.get("group_size", 1)
     if source.shape[0] != groups:
@@ -215,10 +233,14 @@ def grouped_scatter_reduce(ctx: Context, node: Node, source: Array, index: Array
 
 @operator(GRAPHCORE, "GroupedGather")
 def grouped_gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
-    """Gather in each of ``group_size`` groups, which the leading axis of both inputs counts (PopART GroupedGather)."""
+    """Gather in each of ``group_size`` groups, which the leading axis of both inputs counts (PopART
+    GroupedGather).
+    """
     axis = axis_in(node.get("axis", 0), x.ndim)
     axis = max(axis - 1, 0)
-    return jax.vmap(lambda d, i: jnp.take(d, from_front(i, d.shape[axis]), axis=axis, mode="clip"))(x, indices)
+    return jax.vmap(lambda d, i: jnp.take(d, from_front(i, d.shape[axis]), axis=axis, mode="clip"))(
+        x, indices
+    )
 
 
 def _offsets(offset: Array, axes: tuple[int, ...], rank: int) -> list[Any]:
@@ -275,7 +297,13 @@ def dynamic_zero(ctx: Context, node: Node, x: Array, offset: Array) -> Array:
 
 @operator(GRAPHCORE, "SequenceSlice")
 def sequence_slice(
-    ctx: Context, node: Node, source: Array, destination: Array, counts: Array, source_at: Array, destination_at: Array
+    ctx: Context,
+    node: Node,
+    source: Array,
+    destination: Array,
+    counts: Array,
+    source_at: Array,
+    destination_at: Array,
 ) -> Array:
     """destination with, for each i, ``counts[i]`` rows copied from ``source_at[i]`` to ``destination_at[i]``.
 
@@ -290,5 +318,7 @@ def sequence_slice(
         moved = jnp.take(source, jnp.clip(rows - to + first, 0, source.shape[0] - 1), axis=0)
         return jnp.where(here.reshape((-1,) + (1,) * (destination.ndim - 1)), moved, result), None
 
-    result, _ = jax.lax.scan(copy, result, (counts.reshape(-1), source_at.reshape(-1), destination_at.reshape(-1)))
+    result, _ = jax.lax.scan(
+        copy, result, (counts.reshape(-1), source_at.reshape(-1), destination_at.reshape(-1))
+    )
     return result

@@ -16,7 +16,9 @@ REDUCTIONS = {0: "Sum", 1: "Mean", 2: "None"}
 
 
 def reduction_of(node: Node) -> str:
-    """``Sum``, ``Mean`` or ``None`` (NoReduction) from the attribute ``reduction``. ValueError for anything else."""
+    """``Sum``, ``Mean`` or ``None`` (NoReduction) from the attribute ``reduction``. ValueError for
+    anything else.
+    """
     given = node.get("reduction", "Mean")
     name = REDUCTIONS.get(given, str(given))
     name = {"NoReduction": "None", "none": "None", "sum": "Sum", "mean": "Mean"}.get(name, name)
@@ -51,8 +53,10 @@ def identity_loss(ctx: Context, node: Node, x: Array) -> Array:
 def nllloss(ctx: Context, node: Node, p: Array, label: Array) -> Array:
     """-log of the probability of the label, ``p [..., classes]`` and ``label [...]`` (PopART Nll).
 
-    Probabilities are bounded below by 1e-7 (float32) or 6.1e-5 (float16). ``inputIsLogProbability``: p is a logarithm
-    already. Labels equal to ``ignoreIndex`` give neither loss nor gradient, and Mean divides by the others (at least 1).
+    Probabilities are bounded below by 1e-7 (float32) or 6.1e-5 (float16). ``inputIsLogProbability``: p is
+    a logarithm
+    already. Labels equal to ``ignoreIndex`` give neither loss nor gradient, and Mean divides by the others
+    (at least 1).
     """
     if not jnp.issubdtype(label.dtype, jnp.integer):
         raise TypeError(f"labels must be integers, not {label.dtype}")
@@ -80,7 +84,9 @@ def nllloss(ctx: Context, node: Node, p: Array, label: Array) -> Array:
 
 
 def _nll(ctx: Context, node: Node, log_p: Array, target: Array, weight: Array | None) -> Array:
-    """Losses of ``log_p [N, C, ...]`` at classes ``target [N, ...]``, weighted by class, reduced (ONNX's rule)."""
+    """Losses of ``log_p [N, C, ...]`` at classes ``target [N, ...]``, weighted by class, reduced (ONNX's
+    rule).
+    """
     ignored = node.get("ignore_index")
     keep = jnp.ones(target.shape, bool) if ignored is None else target != ignored
     safe = jnp.where(keep, target, 0)
@@ -99,13 +105,19 @@ def _nll(ctx: Context, node: Node, log_p: Array, target: Array, weight: Array | 
 @operator(ONNX, "NegativeLogLikelihoodLoss", since=(12, 13, 22))
 @rounds_once
 def negative_log_likelihood(ctx: Context, node: Node, x: Array, target: Array, weight: Array = None) -> Array:
-    """Minus the log-probability of the target class; ``mean`` is weighted (ONNX NegativeLogLikelihoodLoss)."""
+    """Minus the log-probability of the target class; ``mean`` is weighted (ONNX
+    NegativeLogLikelihoodLoss).
+    """
     return _nll(ctx, node, x, target, weight)
 
 
 @operator(ONNX, "SoftmaxCrossEntropyLoss", since=(12, 13))
 @rounds_once
-def softmax_cross_entropy(ctx: Context, node: Node, x: Array, target: Array, weight: Array = None) -> tuple[Array, Array]:
-    """Negative log-likelihood of log-softmax over axis 1, and the log-probabilities (ONNX SoftmaxCrossEntropyLoss)."""
+def softmax_cross_entropy(
+    ctx: Context, node: Node, x: Array, target: Array, weight: Array = None
+) -> tuple[Array, Array]:
+    """Negative log-likelihood of log-softmax over axis 1, and the log-probabilities (ONNX
+    SoftmaxCrossEntropyLoss).
+    """
     log_p = jax.nn.log_softmax(x, axis=1)
     return _nll(ctx, node, log_p, target, weight), log_p

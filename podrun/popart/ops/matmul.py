@@ -13,7 +13,9 @@ from podrun.popart.ops.registry import ONNX, Context, Node, operator
 
 
 def product(node: Node, a: Array, b: Array) -> Array:
-    """``a @ b`` with partials as the hardware keeps them: float32 for halves (rounded once), exact for integers."""
+    """``a @ b`` with partials as the hardware keeps them: float32 for halves (rounded once), exact for
+    integers.
+    """
     if is_half(a):
         partials = node.get("__partials_type", "FLOAT")
         if partials == "HALF":
@@ -23,7 +25,9 @@ def product(node: Node, a: Array, b: Array) -> Array:
 
 
 AMP_TERMS = 16
-"""Products that the accumulating matrix product unit sums before it rounds a half partial (float16 inputs)."""
+"""Products that the accumulating matrix product unit sums before it rounds a half partial (float16
+inputs).
+"""
 
 
 def half_partials(a: Array, b: Array) -> Array:
@@ -60,8 +64,11 @@ def gemm(ctx: Context, node: Node, a: Array, b: Array, c: Array = None) -> Array
     if node.get("__partials_type") == "HALF" and is_half(a):
         y = half_partials(a, b.T if node.get("transB", 0) else b).astype(wide)
     elif node.get("transB", 0):
-        # B A^T transposed: XLA on CPUs takes fifteen times as long for A B^T where A has one row and K is large
-        y = lax.dot_general(b, a, (((1,), (1,)), ((), ())), preferred_element_type=wide if is_float(a) else None).T
+        # B A^T transposed: XLA on CPUs takes fifteen times as long for A B^T where A has one row and K is
+        # large
+        y = lax.dot_general(
+            b, a, (((1,), (1,)), ((), ())), preferred_element_type=wide if is_float(a) else None
+        ).T
     else:
         y = jnp.matmul(a, b, preferred_element_type=wide if is_float(a) else None)
     alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)

@@ -23,8 +23,12 @@ def _standardised(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Arra
     return (x - mean) * lax.rsqrt(variance + np.asarray(epsilon, x.dtype)), mean, variance
 
 
-def _batch_training(node: Node, ctx: Any, x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> tuple[Array, ...]:
-    """Normalise by the batch; running statistics are old * momentum + batch * (1 - momentum), variance biased."""
+def _batch_training(
+    node: Node, ctx: Any, x: Array, scale: Array, bias: Array, mean: Array, var: Array
+) -> tuple[Array, ...]:
+    """Normalise by the batch; running statistics are old * momentum + batch * (1 - momentum), variance
+    biased.
+    """
     rank = x.ndim
     axes = (0, *range(2, rank))
     y, batch_mean, batch_var = _standardised(widen(x), axes, node.get("epsilon", 1e-5))
@@ -33,7 +37,9 @@ def _batch_training(node: Node, ctx: Any, x: Array, scale: Array, bias: Array, m
     batch_mean, batch_var = batch_mean.reshape(-1), batch_var.reshape(-1)
     wide_mean, wide_var = widen(mean), widen(var)
     momentum = momentum.astype(wide_mean.dtype)
-    running_mean = wide_mean * momentum + lax.stop_gradient(batch_mean).astype(wide_mean.dtype) * (1 - momentum)
+    running_mean = wide_mean * momentum + lax.stop_gradient(batch_mean).astype(wide_mean.dtype) * (
+        1 - momentum
+    )
     running_var = wide_var * momentum + lax.stop_gradient(batch_var).astype(wide_var.dtype) * (1 - momentum)
     ctx.state_update(3, 1)
     ctx.state_update(4, 2)
@@ -55,10 +61,11 @@ def _batch_inference(node: Node, x: Array, scale: Array, bias: Array, mean: Arra
 def batch_normalization(
     ctx: Context, node: Node, x: Array, scale: Array, bias: Array, mean: Array, var: Array
 ) -> Array | tuple[Array, ...]:
-    """Normalise each channel of ``[N, C, ...]`` (ONNX BatchNormalization before 14; PopART's has the same form).
+    """Normalise each channel of ``[N, C, ...]`` (ONNX BatchNormalization before 14; PopART's has the same
+    form).
 
-    Five outputs mean training: by the batch's statistics, the second and third outputs are the running statistics,
-    which replace the inputs; one output means inference, by the given statistics.
+    Five outputs mean training: by the batch's statistics, the second and third outputs are the running
+    statistics, which replace the inputs; one output means inference, by the given statistics.
     """
     if len([o for o in node.outputs if o]) > 1:
         return _batch_training(node, ctx, x, scale, bias, mean, var)
@@ -94,7 +101,9 @@ def _groups(x: Array, groups: int, epsilon: float) -> tuple[Array, Array, Array]
 @operator(ONNX, "GroupNormalization", since=(18, 21))
 @rounds_once
 def group_normalization(ctx: Context, node: Node, x: Array, scale: Array, bias: Array) -> Array:
-    """Normalise groups of channels; scale and bias per group (18) or per channel (21) (ONNX GroupNormalization)."""
+    """Normalise groups of channels; scale and bias per group (18) or per channel (21) (ONNX
+    GroupNormalization).
+    """
     groups = node["num_groups"]
     y, _, _ = _groups(x, groups, node.get("epsilon", 1e-5))
     if node.opset < 21:
@@ -104,8 +113,12 @@ def group_normalization(ctx: Context, node: Node, x: Array, scale: Array, bias: 
 
 @operator(GRAPHCORE, "GroupNormalization")
 @rounds_once
-def graphcore_group_normalization(ctx: Context, node: Node, x: Array, scale: Array, bias: Array) -> tuple[Array, ...]:
-    """Normalise groups of channels, scale and bias per channel; also mean and inverse deviation (PopART GroupNorm)."""
+def graphcore_group_normalization(
+    ctx: Context, node: Node, x: Array, scale: Array, bias: Array
+) -> tuple[Array, ...]:
+    """Normalise groups of channels, scale and bias per channel; also mean and inverse deviation (PopART
+    GroupNorm).
+    """
     epsilon = node.get("epsilon", 1e-5)
     y, mean, variance = _groups(x, node["num_groups"], epsilon)
     y = y * _per_channel(scale, x.ndim) + _per_channel(bias, x.ndim)
@@ -114,7 +127,9 @@ def graphcore_group_normalization(ctx: Context, node: Node, x: Array, scale: Arr
 
 
 @operator(ONNX, "LayerNormalization", since=(17,))
-def layer_normalization(ctx: Context, node: Node, x: Array, scale: Array, bias: Array = None) -> tuple[Array, ...]:
+def layer_normalization(
+    ctx: Context, node: Node, x: Array, scale: Array, bias: Array = None
+) -> tuple[Array, ...]:
     """Normalise over the axes from ``axis`` on; also mean and inverse deviation (ONNX LayerNormalization)."""
     axis = axis_in(node.get("axis", -1), x.ndim)
     axes = tuple(range(axis, x.ndim))
@@ -128,7 +143,9 @@ def layer_normalization(ctx: Context, node: Node, x: Array, scale: Array, bias: 
 
 @operator(ONNX, "RMSNormalization", since=(23,))
 def rms_normalization(ctx: Context, node: Node, x: Array, scale: Array) -> Array:
-    """x over the root of its mean square over the axes from ``axis`` on, times scale (ONNX RMSNormalization)."""
+    """x over the root of its mean square over the axes from ``axis`` on, times scale (ONNX
+    RMSNormalization).
+    """
     axis = axis_in(node.get("axis", -1), x.ndim)
     wide = widen(x)
     square = jnp.mean(jnp.square(wide), axis=tuple(range(axis, x.ndim)), keepdims=True)
@@ -162,7 +179,9 @@ def mean_variance_normalization(ctx: Context, node: Node, x: Array) -> Array:
 @operator(ONNX, "LRN", since=(1, 13))
 @rounds_once
 def lrn(ctx: Context, node: Node, x: Array) -> Array:
-    """x over (bias + alpha / size * sum of squares over ``size`` neighbouring channels) ** beta (ONNX LRN)."""
+    """x over (bias + alpha / size * sum of squares over ``size`` neighbouring channels) ** beta (ONNX
+    LRN).
+    """
     size = node["size"]
     before = (size - 1) // 2
     config = [(0, 0, 0)] * x.ndim

@@ -1,4 +1,6 @@
-"""Pooling. Max-pooling has a gradient of its own: XLA's derived one is many times slower on CPUs (design, 3.1)."""
+"""Pooling. Max-pooling has a gradient of its own: XLA's derived one is many times slower on CPUs (design,
+3.1).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def _window_max(x: Array, window: Window) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def maximum_of_windows(x: Array, window: Window) -> Array:
-    """Max over each window: ``[N, C, *in] -> [N, C, *out]``. The gradient goes to the first maximum of a window."""
+    """Max over each window: ``[N, C, *in] -> [N, C, *out]``. The gradient goes to the first maximum of a
+    window.
+    """
     return _window_max(x, window)
 
 
@@ -42,7 +46,9 @@ def _maximum_forward(x: Array, window: Window) -> tuple[Array, tuple[Array, Arra
 
 
 def _maximum_backward(window: Window, saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
-    """For each kernel position, what flows to the elements under it is the gradient where they are the maximum."""
+    """For each kernel position, what flows to the elements under it is the gradient where they are the
+    maximum.
+    """
     x, y = saved
     wide = padded(x, window, _lowest(x.dtype))
     total: Any = None
@@ -75,7 +81,8 @@ maximum_of_windows.defvjp(_maximum_forward, _maximum_backward)
 
 @operator(ONNX, "MaxPool", since=(1, 8, 10, 11, 12, 22))
 def max_pool(ctx: Context, node: Node, x: Array) -> Array | tuple[Array, Array]:
-    """Maximum over windows of ``[N, C, *in]``; the second output, if asked for, says where each came from (ONNX MaxPool).
+    """Maximum over windows of ``[N, C, *in]``; the second output, if asked for, says where each came from
+    (ONNX MaxPool).
 
     Indices count through the whole input, rows first, or columns first with ``storage_order``.
     """
@@ -109,7 +116,9 @@ def _max_with_indices(ctx: Context, node: Node, x: Array, window: Window) -> tup
 @operator(ONNX, "AveragePool", since=(1, 7, 10, 11, 19, 22))
 @rounds_once
 def average_pool(ctx: Context, node: Node, x: Array) -> Array:
-    """Mean over windows of ``[N, C, *in]``; padding counts only with ``count_include_pad`` (ONNX AveragePool)."""
+    """Mean over windows of ``[N, C, *in]``; padding counts only with ``count_include_pad`` (ONNX
+    AveragePool).
+    """
     window = window_of(node, x.shape[2:], ints(node["kernel_shape"]))
     total = sum_of_windows(x, window)
     counted = np.ones((1, 1, *x.shape[2:]), np.float32)
@@ -119,7 +128,9 @@ def average_pool(ctx: Context, node: Node, x: Array) -> Array:
 
 
 def _counts(ones: np.ndarray, window: Window, with_pads: bool) -> np.ndarray:
-    """How many elements each window averages, in NumPy: real ones, and padding if it counts (never ceil_mode's extra)."""
+    """How many elements each window averages, in NumPy: real ones, and padding if it counts (never
+    ceil_mode's extra).
+    """
     spatial = [(b, a) for b, a in window.pads]
     wide = np.pad(ones, [(0, 0), (0, 0), *spatial], constant_values=1.0 if with_pads else 0.0)
     wide = np.pad(wide, [(0, 0), (0, 0), *((0, e) for e in window.extra)])
@@ -132,7 +143,7 @@ def _counts(ones: np.ndarray, window: Window, with_pads: bool) -> np.ndarray:
             )
         )
         counts = counts + wide[(slice(None), slice(None), *cut)]
-    return np.maximum(counts, 1)
+    return np.asarray(np.maximum(counts, 1))
 
 
 def sum_of_windows(x: Array, window: Window) -> Array:

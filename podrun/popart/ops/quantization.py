@@ -24,8 +24,10 @@ def _range(dtype: np.dtype[Any]) -> tuple[int, int]:
 
 
 def _spread(v: Array, x: Array, axis: int, block: int) -> Array:
-    """A scale or zero point for each element: one for all, one per index of ``axis``, or one per block along it."""
-    if v.ndim == 0 or v.size == 1 and v.ndim <= 1:
+    """A scale or zero point for each element: one for all, one per index of ``axis``, or one per block
+    along it.
+    """
+    if v.ndim == 0 or (v.size == 1 and v.ndim <= 1):
         return v.reshape(())
     if block:
         return jnp.repeat(v, block, axis=axis)[tuple(slice(0, d) for d in x.shape)]
@@ -36,8 +38,11 @@ def _spread(v: Array, x: Array, axis: int, block: int) -> Array:
 
 def _target(ctx: Context, node: Node, zero: Array | None) -> np.dtype[Any]:
     if zero is not None:
-        return np.dtype(zero.dtype)
-    return onnx_dtype(node["output_dtype"], ctx) if node.get("output_dtype") else np.dtype(np.uint8)
+        kind: np.dtype[Any] = np.dtype(zero.dtype)
+        return kind
+    if node.get("output_dtype"):
+        return onnx_dtype(node["output_dtype"], ctx)
+    return np.dtype(np.uint8)
 
 
 _QUANTIZE = (10, 13, 19, 21, 23, 24, 25, 28)
@@ -56,9 +61,7 @@ def quantize_linear(ctx: Context, node: Node, x: Array, scale: Array, zero: Arra
     ratio = x.astype(precision) / by.astype(precision)
     if target.name.startswith("float4") or target.name.startswith("float6"):
         ratio = ratio + _spread(zero, x, axis, block).astype(precision) if zero is not None else ratio
-        import ml_dtypes
-
-        limit = float(ml_dtypes.finfo(target).max)
+        limit = float(jnp.finfo(target).max)  # type: ignore[no-untyped-call]
         return jnp.clip(ratio, -limit, limit).astype(target)
     if is_eight_bit_float(target):
         return to_float8(jnp, ratio, target, bool(node.get("saturate", 1)))
@@ -84,7 +87,9 @@ def dequantize_linear(ctx: Context, node: Node, x: Array, scale: Array, zero: Ar
 
 @operator(ONNX, "DynamicQuantizeLinear", since=(11,))
 def dynamic_quantize_linear(ctx: Context, node: Node, x: Array) -> tuple[Array, Array, Array]:
-    """x as uint8 over its own range widened to hold 0; the scale; the zero point (ONNX DynamicQuantizeLinear)."""
+    """x as uint8 over its own range widened to hold 0; the scale; the zero point (ONNX
+    DynamicQuantizeLinear).
+    """
     high, low = jnp.maximum(jnp.max(x), 0), jnp.minimum(jnp.min(x), 0)
     scale = jnp.where(high == low, 1.0, high - low).astype(x.dtype) / np.asarray(255, x.dtype)
     zero = jnp.round(jnp.clip(-low / scale, 0, 255))
@@ -104,7 +109,9 @@ def _rows(zero: Array | None, like: Array, row_axis: int) -> Array:
 
 
 @operator(ONNX, "MatMulInteger", since=(10,))
-def matmul_integer(ctx: Context, node: Node, a: Array, b: Array, a_zero: Array = None, b_zero: Array = None) -> Array:
+def matmul_integer(
+    ctx: Context, node: Node, a: Array, b: Array, a_zero: Array = None, b_zero: Array = None
+) -> Array:
     """Product of 8-bit matrices less their zero points, in int32 (ONNX MatMulInteger)."""
     return jnp.matmul(_rows(a_zero, a, 0), _rows(b_zero, b, 1), preferred_element_type=jnp.int32)
 
@@ -151,7 +158,9 @@ def _integer_conv(node: Node, x: Array, w: Array, x_zero: Array | None, w_zero: 
 
 
 @operator(ONNX, "ConvInteger", since=(10,))
-def conv_integer(ctx: Context, node: Node, x: Array, w: Array, x_zero: Array = None, w_zero: Array = None) -> Array:
+def conv_integer(
+    ctx: Context, node: Node, x: Array, w: Array, x_zero: Array = None, w_zero: Array = None
+) -> Array:
     """Convolution of 8-bit tensors less their zero points, in int32 (ONNX ConvInteger)."""
     return _integer_conv(node, x, w, x_zero, w_zero)
 
@@ -170,7 +179,9 @@ def qlinear_conv(
     y_zero: Array,
     bias: Array = None,
 ) -> Array:
-    """Convolution of quantised tensors, quantised anew; the int32 bias has scale x_scale * w_scale (ONNX QLinearConv)."""
+    """Convolution of quantised tensors, quantised anew; the int32 bias has scale x_scale * w_scale (ONNX
+    QLinearConv).
+    """
     total = _integer_conv(node, x, w, x_zero, w_zero)
     channels = (1, -1) + (1,) * (x.ndim - 2)
     if bias is not None:
@@ -178,4 +189,3 @@ def qlinear_conv(
     factor = x_scale * w_scale / y_scale
     factor = factor.reshape(channels) if factor.size > 1 else factor.reshape(())
     return _requantized(total, factor, y_zero.reshape(()), np.dtype(y_zero.dtype))
-

@@ -1,7 +1,8 @@
-"""Random operators. Every number comes from the node's own key, so a seed gives the same numbers on every machine.
+"""Random operators. Every number comes from the node's own key, so a seed gives the same numbers on every
+machine.
 
-Values are not those of torch, NumPy or an IPU. The attribute ``seed`` is refused, as PopART does: the session's seed
-decides.
+Values are not those of torch, NumPy or an IPU. The attribute ``seed`` is refused, as PopART does: the
+session's seed decides.
 """
 
 from __future__ import annotations
@@ -81,12 +82,18 @@ def bernoulli(ctx: Context, node: Node, p: Array) -> Array:
 def multinomial(ctx: Context, node: Node, logits: Array) -> Array:
     """``sample_size`` classes drawn for each row of unnormalised log-probabilities (ONNX Multinomial)."""
     count = node.get("sample_size", 1)
-    drawn = jax.random.categorical(_key(ctx, node), logits.astype(jnp.float32), axis=-1, shape=(count, logits.shape[0]))
+    drawn = jax.random.categorical(
+        _key(ctx, node), logits.astype(jnp.float32), axis=-1, shape=(count, logits.shape[0])
+    )
     return drawn.T.astype(_dtype(ctx, node))
 
 
-def _drop(ctx: Context, node: Node, x: Array, ratio: Array | float, mask_shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """x with elements zeroed with probability ``ratio`` and the others scaled by 1 / (1 - ratio); and what was kept."""
+def _drop(
+    ctx: Context, node: Node, x: Array, ratio: Array | float, mask_shape: tuple[int, ...]
+) -> tuple[Array, Array]:
+    """x with elements zeroed with probability ``ratio`` and the others scaled by 1 / (1 - ratio); and what
+    was kept.
+    """
     wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
     rate = jnp.asarray(ratio, jnp.float32)
     keep = jax.random.uniform(_key(ctx, node), mask_shape, jnp.float32) >= rate
@@ -104,7 +111,9 @@ def _ratio(node: Node) -> float:
 
 @operator(ONNX, "Dropout", since=(1, 6, 7, 10))
 def dropout(ctx: Context, node: Node, x: Array) -> tuple[Array, Array]:
-    """In training, elements dropped with probability ``ratio``; in inference x itself (ONNX Dropout before 12)."""
+    """In training, elements dropped with probability ``ratio``; in inference x itself (ONNX Dropout before
+    12).
+    """
     ratio = _ratio(node)
     training = ctx.training and not node.get("is_test", 0)
     if not training or ratio == 0:
@@ -115,7 +124,9 @@ def dropout(ctx: Context, node: Node, x: Array) -> tuple[Array, Array]:
 
 
 @operator(ONNX, "Dropout", since=(12, 13, 22))
-def dropout_inputs(ctx: Context, node: Node, x: Array, ratio: Array = None, training: Array = None) -> tuple[Array, Array]:
+def dropout_inputs(
+    ctx: Context, node: Node, x: Array, ratio: Array = None, training: Array = None
+) -> tuple[Array, Array]:
     """`dropout` whose ratio and training mode are inputs, both known while tracing (ONNX Dropout 12)."""
     wanted = ctx.training if training is None else bool(ctx.constant(2).reshape(()))
     rate = 0.5 if ratio is None else float(ctx.constant(1).reshape(()))

@@ -1,12 +1,15 @@
-"""RNN, GRU and LSTM as ``lax.scan`` over time: inputs projected for all steps at once, one matrix product a step.
+"""RNN, GRU and LSTM as ``lax.scan`` over time: inputs projected for all steps at once, one matrix product
+a step.
 
-Shapes (ONNX, ``layout`` 0): X ``[time, batch, input]``, W ``[directions, gates*hidden, input]``, R ``[directions,
-gates*hidden, hidden]``, B ``[directions, 2*gates*hidden]``, states ``[directions, batch, hidden]``. With layout 1
-batch comes first. Halves are computed in float32 and rounded once.
+Shapes (ONNX, ``layout`` 0): X ``[time, batch, input]``, W ``[directions, gates*hidden, input]``, R
+``[directions,
+gates*hidden, hidden]``, B ``[directions, 2*gates*hidden]``, states ``[directions, batch, hidden]``. With
+layout 1 batch comes first. Halves are computed in float32 and rounded once.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +25,7 @@ from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 Activation = Callable[[Array], Array]
 
-_ACTIVATIONS: dict[str, Callable[[Array, float | None, float | None], Array]] = {
+_ACTIVATIONS: dict[str, Callable[..., Array]] = {
     "relu": lambda x, a, b: jnp.maximum(x, 0),
     "tanh": lambda x, a, b: jnp.tanh(x),
     "sigmoid": lambda x, a, b: jax.nn.sigmoid(x),
@@ -60,7 +63,7 @@ def _cells(node: Node, directions: int, defaults: tuple[str, ...]) -> list[Cell]
             raise UnsupportedError(f"activation '{name}' of {node.describe()} is not known")
         a = alphas.pop(0) if name in _WITH_ALPHA and alphas else None
         b = betas.pop(0) if name in _WITH_BETA and betas else None
-        made.append(lambda x, f=_ACTIVATIONS[name], a=a, b=b: f(x, a, b))
+        made.append(functools.partial(_ACTIVATIONS[name], a=a, b=b))
     limit = node.get("clip")
 
     def clip(x: Array) -> Array:
@@ -74,8 +77,12 @@ Step = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
 """From the projected input of a step and the state to the new state, whose first part is the output."""
 
 
-def _run_direction(x: Array, lengths: Array | None, state: tuple[Array, ...], step: Step) -> tuple[Array, tuple[Array, ...]]:
-    """Scan a step over projected inputs ``[time, batch, ...]``: outputs (0 beyond each length) and the final state."""
+def _run_direction(
+    x: Array, lengths: Array | None, state: tuple[Array, ...], step: Step
+) -> tuple[Array, tuple[Array, ...]]:
+    """Scan a step over projected inputs ``[time, batch, ...]``: outputs (0 beyond each length) and the
+    final state.
+    """
 
     def body(carry: tuple[Array, ...], each: Any) -> Any:
         t, projected = each
@@ -100,7 +107,9 @@ def _recurrent(
     make_step: Callable[[int, Cell], Step],
     hidden: int,
 ) -> tuple[Array, ...]:
-    """Run all directions: Y ``[time, directions, batch, hidden]`` and each final state ``[directions, batch, hidden]``."""
+    """Run all directions: Y ``[time, directions, batch, hidden]`` and each final state ``[directions,
+    batch, hidden]``.
+    """
     direction = node.get("direction", "forward")
     if direction not in ("forward", "reverse", "bidirectional"):
         raise ValueError(f"direction '{direction}' is none of forward, reverse, bidirectional")
@@ -140,7 +149,14 @@ def _hidden(node: Node, r: Array) -> int:
 @operator(ONNX, "RNN", since=(1, 7, 14, 22))
 @rounds_once
 def rnn(
-    ctx: Context, node: Node, x: Array, w: Array, r: Array, b: Array = None, lengths: Array = None, h: Array = None
+    ctx: Context,
+    node: Node,
+    x: Array,
+    w: Array,
+    r: Array,
+    b: Array = None,
+    lengths: Array = None,
+    h: Array = None,
 ) -> tuple[Array, ...]:
     """h = f(W x + Wb + R h + Rb) (ONNX RNN): all outputs and the last."""
     n = _hidden(node, r)
@@ -158,9 +174,18 @@ def rnn(
 @operator(ONNX, "GRU", since=(1, 7, 14, 22))
 @rounds_once
 def gru(
-    ctx: Context, node: Node, x: Array, w: Array, r: Array, b: Array = None, lengths: Array = None, h: Array = None
+    ctx: Context,
+    node: Node,
+    x: Array,
+    w: Array,
+    r: Array,
+    b: Array = None,
+    lengths: Array = None,
+    h: Array = None,
 ) -> tuple[Array, ...]:
-    """Update gate z, reset gate r, candidate h (ONNX GRU): ``linear_before_reset`` as cuDNN and PyTorch have it."""
+    """Update gate z, reset gate r, candidate h (ONNX GRU): ``linear_before_reset`` as cuDNN and PyTorch
+    have it.
+    """
     n = _hidden(node, r)
     after = bool(node.get("linear_before_reset", 0))
 
@@ -215,7 +240,11 @@ def lstm(
 
     def make(d: int, cell: Cell) -> Step:
         f, g, out = cell.activations
-        look = [jnp.zeros((), x.dtype)] * 3 if peepholes is None else [peepholes[d, k * n : (k + 1) * n] for k in range(3)]
+        look = (
+            [jnp.zeros((), x.dtype)] * 3
+            if peepholes is None
+            else [peepholes[d, k * n : (k + 1) * n] for k in range(3)]
+        )
 
         def step(p: Array, s: tuple[Array, ...]) -> tuple[Array, ...]:
             state, memory = s
@@ -232,8 +261,11 @@ def lstm(
 
 @operator(GRAPHCORE, "LSTM")
 @rounds_once
-def graphcore_lstm(ctx: Context, node: Node, x: Array, weights: Array, bias: Array = None, state: Array = None) -> Any:
-    """poplibs' LSTM: x ``[time, batch, input]``, weights ``[4, input + hidden, hidden]``, gates forget, input, cell, output.
+def graphcore_lstm(
+    ctx: Context, node: Node, x: Array, weights: Array, bias: Array = None, state: Array = None
+) -> Any:
+    """poplibs' LSTM: x ``[time, batch, input]``, weights ``[4, input + hidden, hidden]``, gates forget,
+    input, cell, output.
 
     bias ``[4, hidden]``, initial state ``[2, batch, hidden]`` (output, cell). Returns all outputs (or, with
     ``outputFullSequence=0``, the last) and the last cell state (PopART LSTM).
@@ -253,4 +285,3 @@ def graphcore_lstm(ctx: Context, node: Node, x: Array, weights: Array, bias: Arr
 
     y, (last, cell) = _run_direction(projected, None, (start[0], start[1]), step)
     return (y if node.get("outputFullSequence", 1) else last), cell
-

@@ -13,7 +13,9 @@ from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 
 def _axes(ctx: Context, node: Node, x: Array) -> tuple[int, ...] | None:
-    """The axes to reduce (attribute, or input from opset 18 on, 13 for ReduceSum); None means: nothing to do."""
+    """The axes to reduce (attribute, or input from opset 18 on, 13 for ReduceSum); None means: nothing to
+    do.
+    """
     if "axes" in node.attributes:
         given = ints(node["axes"])
     elif len(node.inputs) > 1 and node.inputs[1]:
@@ -104,7 +106,9 @@ for _name, _since, _meaning, _reduce, _folds in (
 
 @operator(GRAPHCORE, "ReduceMedian")
 def reduce_median(ctx: Context, node: Node, x: Array) -> tuple[Array, Array]:
-    """Lower median over ``axes`` and its index in the reduced part flattened (PopART ReduceMedian, as torch.median)."""
+    """Lower median over ``axes`` and its index in the reduced part flattened (PopART ReduceMedian, as
+    torch.median).
+    """
     axes = _axes(ctx, node, x) or ()
     keep = bool(node.get("keepdims", 1))
     kept = [a for a in range(x.ndim) if a not in axes]

@@ -4,9 +4,10 @@
     def relu(ctx, node, x):
         return jnp.maximum(x, 0)
 
-``since`` names the versions (of the operator's own history in ONNX) that the function implements; a version whose
-meaning differs has a function of its own. `lookup` picks as ONNX does: the greatest version not above the opset that
-the model imports.
+``since`` names the versions (of the operator's own history in ONNX) that the function implements; a
+version whose
+meaning differs has a function of its own. `lookup` picks as ONNX does: the greatest version not above the
+opset that the model imports.
 """
 
 from __future__ import annotations
@@ -62,11 +63,12 @@ F = TypeVar("F", bound=Function)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator of a graph. ``attributes`` are Python values (subgraphs: `podrun.popart.lowering.graph.Graph`).
+    """One operator of a graph. ``attributes`` are Python values (subgraphs:
+    `podrun.popart.lowering.graph.Graph`).
 
-    Attributes that the model leaves out have their default from the ONNX schema; those without one are absent.
-    ``opset`` is the version of ``domain`` that the model imports. An empty name among ``inputs`` or ``outputs`` stands
-    for an optional one that is left out.
+    Attributes that the model leaves out have their default from the ONNX schema; those without one are
+    absent. ``opset`` is the version of ``domain`` that the model imports. An empty name among ``inputs`` or
+    ``outputs`` stands for an optional one that is left out.
     """
 
     op_type: str
@@ -121,13 +123,19 @@ class Context(Protocol):
         """The value of input ``index``, which must be known while tracing; refused by name otherwise."""
 
     def known(self, index: int) -> np.ndarray | None:
-        """The value of input ``index`` if it happens to be known while tracing without fixing anything, else None."""
+        """The value of input ``index`` if it happens to be known while tracing without fixing anything,
+        else None.
+        """
 
     def run(self, graph: Any, inputs: Sequence[Any], iteration: Any = None) -> tuple[Any, ...]:
-        """Run a subgraph attribute on arrays; it also sees the tensors around the node. Returns its outputs."""
+        """Run a subgraph attribute on arrays; it also sees the tensors around the node. Returns its
+        outputs.
+        """
 
     def state_update(self, index: int, output: int) -> None:
-        """Say that input ``index``, if it is a parameter, is replaced by ``output`` after each micro-batch."""
+        """Say that input ``index``, if it is a parameter, is replaced by ``output`` after each
+        micro-batch.
+        """
 
     def static(self, value: Any) -> np.ndarray | None:
         """The NumPy value of an array that a subgraph returned, if known while tracing."""
@@ -135,7 +143,9 @@ class Context(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A registered function. ``folds``: also computes on NumPy arrays (through ``ctx.xp``), used for shapes."""
+    """A registered function. ``folds``: also computes on NumPy arrays (through ``ctx.xp``), used for
+    shapes.
+    """
 
     domain: str
     name: str
@@ -181,7 +191,9 @@ def find(domain: str, name: str, opset: int) -> Operator | None:
 
 
 def lookup(node: Node) -> Operator:
-    """The operator of a node. Raises `UnimplementedError` naming operator, version and place if it is not there."""
+    """The operator of a node. Raises `UnimplementedError` naming operator, version and place if it is not
+    there.
+    """
     found = find(node.domain, node.op_type, node.opset)
     if found is None:
         raise UnimplementedError(

@@ -45,13 +45,13 @@ def _source(node: Node, scale: float, size: int, count: int, roi: tuple[float, f
 def _nearest(places: np.ndarray, mode: str) -> np.ndarray:
     match mode:
         case "round_prefer_floor":
-            return np.ceil(places - 0.5)
+            return np.asarray(np.ceil(places - 0.5))
         case "round_prefer_ceil":
-            return np.floor(places + 0.5)
+            return np.asarray(np.floor(places + 0.5))
         case "floor":
-            return np.floor(places)
+            return np.asarray(np.floor(places))
         case "ceil":
-            return np.ceil(places)
+            return np.asarray(np.ceil(places))
     raise ValueError(f"nearest_mode '{mode}' is not known")
 
 
@@ -63,7 +63,9 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
 
 
 def _weights(node: Node, places: np.ndarray, scale: float, size: int) -> np.ndarray:
-    """The matrix ``[out, in]`` of linear or cubic interpolation, outside indices clamped (or excluded) as ONNX says."""
+    """The matrix ``[out, in]`` of linear or cubic interpolation, outside indices clamped (or excluded) as
+    ONNX says.
+    """
     shrink = min(scale, 1.0) if node.get("antialias", 0) else 1.0
     cubic = node.get("mode", "nearest") == "cubic"
     reach = (2 if cubic else 1) / shrink
@@ -71,10 +73,9 @@ def _weights(node: Node, places: np.ndarray, scale: float, size: int) -> np.ndar
     taps = int(np.ceil(2 * reach)) + 2
     index = low[:, None] + np.arange(taps)[None, :]
     distance = (index - places[:, None]) * shrink
-    if cubic:
-        weight = _cubic(distance, node.get("cubic_coeff_a", -0.75))
-    else:
-        weight = np.clip(1 - np.abs(distance), 0, 1)
+    weight = (
+        _cubic(distance, node.get("cubic_coeff_a", -0.75)) if cubic else np.clip(1 - np.abs(distance), 0, 1)
+    )
     if node.get("exclude_outside", 0):
         weight = np.where((index < 0) | (index >= size), 0, weight)
     if node.get("exclude_outside", 0) or node.get("antialias", 0):
@@ -127,7 +128,9 @@ def _resize(
 @operator(ONNX, "Upsample", since=(9, 10))
 @rounds_once
 def resize_10(ctx: Context, node: Node, x: Array, scales: Array) -> Array:
-    """x resized by scales, nearest or linear, with asymmetric coordinates rounded down (ONNX Resize 10, Upsample 9)."""
+    """x resized by scales, nearest or linear, with asymmetric coordinates rounded down (ONNX Resize 10,
+    Upsample 9).
+    """
     return _scaled(node, x, [float(s) for s in ctx.constant(1)])
 
 
@@ -150,7 +153,9 @@ def _scaled(node: Node, x: Array, scales: list[float]) -> Array:
 
 @operator(ONNX, "Resize", since=(11, 13, 18, 19))
 @rounds_once
-def resize(ctx: Context, node: Node, x: Array, roi: Array = None, scales: Array = None, sizes: Array = None) -> Array:
+def resize(
+    ctx: Context, node: Node, x: Array, roi: Array = None, scales: Array = None, sizes: Array = None
+) -> Array:
     """x resized by scales or to sizes along ``axes``: nearest, linear or cubic (ONNX Resize)."""
     axes = tuple(axis_in(a, x.ndim) for a in ints(node.get("axes") or range(x.ndim)))
     given = ctx.constant(2) if scales is not None else np.zeros(0)
@@ -173,7 +178,8 @@ def resize(ctx: Context, node: Node, x: Array, roi: Array = None, scales: Array 
     return _resize(node, x, axes, counts, by, crop)
 
 
-# --- sampling at positions found while running ------------------------------------------------------------------------
+# --- sampling at positions found while running
+# ------------------------------------------------------------------------
 
 
 def _reflected(p: Array, low: float, high: float) -> Array:
@@ -240,8 +246,12 @@ def _sample(image: Array, grid: Array, mode: str, padding: str, align: bool) -> 
 @operator(ONNX, "GridSample", since=(16, 20, 22))
 @rounds_once
 def grid_sample(ctx: Context, node: Node, x: Array, grid: Array) -> Array:
-    """``[N, C, *in]`` at normalised positions ``[N, *out, rank]``: nearest, linear or cubic (ONNX GridSample)."""
-    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(node.get("mode", "linear"), node.get("mode", "linear"))
+    """``[N, C, *in]`` at normalised positions ``[N, *out, rank]``: nearest, linear or cubic (ONNX
+    GridSample).
+    """
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(
+        node.get("mode", "linear"), node.get("mode", "linear")
+    )
     if mode not in ("nearest", "linear", "cubic"):
         raise ValueError(f"mode '{mode}' is not known")
     padding, align = node.get("padding_mode", "zeros"), bool(node.get("align_corners", 0))
@@ -251,12 +261,12 @@ def grid_sample(ctx: Context, node: Node, x: Array, grid: Array) -> Array:
 @operator(ONNX, "AffineGrid", since=(20,))
 @rounds_once
 def affine_grid(ctx: Context, node: Node, theta: Array, size: Array) -> Array:
-    """Normalised positions moved by affine maps ``[N, rank, rank + 1]``: ``[N, *out, rank]`` (ONNX AffineGrid)."""
+    """Normalised positions moved by affine maps ``[N, rank, rank + 1]``: ``[N, *out, rank]`` (ONNX
+    AffineGrid).
+    """
     spatial = ints(ctx.constant(1))[2:]
     align = bool(node.get("align_corners", 0))
-    lines = [
-        np.linspace(-1, 1, n) if align and n > 1 else (np.arange(n) * 2 + 1) / n - 1 for n in spatial
-    ]
+    lines = [np.linspace(-1, 1, n) if align and n > 1 else (np.arange(n) * 2 + 1) / n - 1 for n in spatial]
     mesh = np.meshgrid(*lines, indexing="ij")
     points = np.stack([*reversed(mesh), np.ones(spatial)], axis=-1).astype(theta.dtype)
     return jnp.einsum("nij,...j->n...i", theta, jnp.asarray(points))
@@ -270,7 +280,9 @@ def _align_points(start: Array, size: Array, bins: int, samples: int) -> Array:
 
 
 def _roi_pick(image: Array, y: Array, x: Array, mode: str) -> Array:
-    """Bilinear samples of ``[C, H, W]`` at rows ``[bh, sh]`` and columns ``[bw, sw]``, pooled to ``[C, bh, bw]``."""
+    """Bilinear samples of ``[C, H, W]`` at rows ``[bh, sh]`` and columns ``[bw, sw]``, pooled to ``[C, bh,
+    bw]``.
+    """
     height, width = image.shape[1:]
 
     def sides(p: Array, size: int) -> tuple[Array, Array, Array, Array]:
@@ -304,7 +316,8 @@ def _roi_pick(image: Array, y: Array, x: Array, mode: str) -> Array:
 def roi_align(ctx: Context, node: Node, x: Array, rois: Array, batch: Array) -> Array:
     """Regions ``[R, 4]`` of images ``[N, C, H, W]`` sampled and pooled to ``[R, C, oh, ow]`` (ONNX RoiAlign).
 
-    With ``sampling_ratio`` 0 the number of samples depends on each region, so regions must be known while tracing.
+    With ``sampling_ratio`` 0 the number of samples depends on each region, so regions must be known while
+    tracing.
     """
     scale = node.get("spatial_scale", 1.0)
     bins = node.get("output_height", 1), node.get("output_width", 1)
@@ -334,7 +347,9 @@ def roi_align(ctx: Context, node: Node, x: Array, rois: Array, batch: Array) -> 
 
 @operator(ONNX, "MaxRoiPool", since=(1, 22))
 def max_roi_pool(ctx: Context, node: Node, x: Array, rois: Array) -> Array:
-    """The maximum over each cell of a grid laid on each region (batch, x1, y1, x2, y2) (ONNX MaxRoiPool, as Caffe)."""
+    """The maximum over each cell of a grid laid on each region (batch, x1, y1, x2, y2) (ONNX MaxRoiPool,
+    as Caffe).
+    """
     height, width = x.shape[2:]
     rows, columns = ints(node["pooled_shape"])
     scale = node.get("spatial_scale", 1.0)

@@ -1,4 +1,6 @@
-"""Sequences and optionals: tuples of arrays, and None. They live while tracing; on the device there are only tensors."""
+"""Sequences and optionals: tuples of arrays, and None. They live while tracing; on the device there are
+only tensors.
+"""
 
 from __future__ import annotations
 
@@ -80,15 +82,22 @@ def split_to_sequence(ctx: Context, node: Node, x: Array, split: Array = None) -
 
 def split_sizes_of(total: int, size: int) -> tuple[int, ...]:
     """Pieces of ``size``, the last one smaller if it does not fit."""
-    return tuple(split_sizes(total, -(-total // size))) if total % size == 0 else (*(size,) * (total // size), total % size)
+    return (
+        tuple(split_sizes(total, -(-total // size)))
+        if total % size == 0
+        else (*(size,) * (total // size), total % size)
+    )
 
 
 @operator(ONNX, "SequenceMap", since=(17,))
 def sequence_map(ctx: Context, node: Node, *inputs: Any) -> tuple[Any, ...]:
-    """``body`` on each element of the first input (and the like elements of other sequences), outputs as sequences."""
+    """``body`` on each element of the first input (and the like elements of other sequences), outputs as
+    sequences.
+    """
     body = node["body"]
     results = [
-        ctx.run(body, [x[k] if isinstance(x, tuple) else x for x in inputs], iteration=k) for k in range(len(inputs[0]))
+        ctx.run(body, [x[k] if isinstance(x, tuple) else x for x in inputs], iteration=k)
+        for k in range(len(inputs[0]))
     ]
     return tuple(tuple(r[o] for r in results) for o in range(len(body.outputs)))
 
@@ -111,4 +120,3 @@ def optional_get_element(ctx: Context, node: Node, x: Any) -> tuple[Any]:
     if x is None:
         raise ValueError("the optional is empty")
     return (x,)
-

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -33,7 +35,9 @@ def reshape_attribute(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(ONNX, "Reshape", since=(5, 13, 14, 19, 21, 23, 24, 25), folds=True)
 def reshape(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
-    """x in another shape: 0 copies a dimension (unless ``allowzero``), one -1 is worked out (ONNX Reshape)."""
+    """x in another shape: 0 copies a dimension (unless ``allowzero``), one -1 is worked out (ONNX
+    Reshape).
+    """
     return _reshaped(x, ints(ctx.constant(1)), bool(node.get("allowzero", 0)))
 
 
@@ -117,8 +121,7 @@ def tile(ctx: Context, node: Node, x: Array, repeats: Array) -> Array:
 def split_sizes(total: int, parts: int) -> list[int]:
     """``parts`` sizes as equal as ONNX makes them: all alike but the last, which may be smaller."""
     chunk = -(-total // parts)
-    sizes = [min(chunk, max(total - chunk * i, 0)) for i in range(parts)]
-    return sizes
+    return [min(chunk, max(total - chunk * i, 0)) for i in range(parts)]
 
 
 @operator(ONNX, "Split", since=(1, 2, 11, 13, 18), folds=True)
@@ -138,12 +141,16 @@ def split(ctx: Context, node: Node, x: Array, sizes: Array = None) -> tuple[Arra
         raise ValueError(f"split sizes {parts} do not add up to dimension {x.shape[axis]} of axis {axis}")
     edges = np.cumsum([0, *parts])
     before = (slice(None),) * axis
-    return tuple(x[(*before, slice(int(a), int(b)))] for a, b in zip(edges[:-1], edges[1:], strict=True))
+    return tuple(x[(*before, slice(int(a), int(b)))] for a, b in itertools.pairwise(edges))
 
 
-def _sliced(x: Array, starts: tuple[int, ...], ends: tuple[int, ...], axes: tuple[int, ...], steps: tuple[int, ...]) -> Array:
+def _sliced(
+    x: Array, starts: tuple[int, ...], ends: tuple[int, ...], axes: tuple[int, ...], steps: tuple[int, ...]
+) -> Array:
     if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise ValueError(f"starts, ends, axes and steps have {len(starts)}, {len(ends)}, {len(axes)}, {len(steps)} elements")
+        raise ValueError(
+            f"starts, ends, axes and steps have {len(starts)}, {len(ends)}, {len(axes)}, {len(steps)} elements"
+        )
     cuts = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step == 0:
@@ -204,7 +211,9 @@ def pad(ctx: Context, node: Node, x: Array, *rest: Array) -> Array:
     Negative pads cut off. From opset 11 on pads and the constant are inputs.
     """
     pads = _pads(ctx, node, x.ndim)
-    cuts = tuple(slice(-b if b < 0 else 0, d + a if a < 0 else d) for (b, a), d in zip(pads, x.shape, strict=True))
+    cuts = tuple(
+        slice(-b if b < 0 else 0, d + a if a < 0 else d) for (b, a), d in zip(pads, x.shape, strict=True)
+    )
     x = x[cuts]
     grow = [(max(b, 0), max(a, 0)) for b, a in pads]
     mode = node.get("mode", "constant")
@@ -219,7 +228,9 @@ def pad(ctx: Context, node: Node, x: Array, *rest: Array) -> Array:
 
 @operator(ONNX, "DepthToSpace", since=(1, 11, 13, 28))
 def depth_to_space(ctx: Context, node: Node, x: Array) -> Array:
-    """``[N, C, H, W]`` to ``[N, C/b/b, H*b, W*b]``: blocks of channels become squares of pixels (ONNX DepthToSpace)."""
+    """``[N, C, H, W]`` to ``[N, C/b/b, H*b, W*b]``: blocks of channels become squares of pixels (ONNX
+    DepthToSpace).
+    """
     n, c, h, w = x.shape
     b = node["blocksize"]
     if c % (b * b):

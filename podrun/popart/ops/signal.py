@@ -21,7 +21,9 @@ def _pairs(z: Array, dtype: Any) -> Array:
 
 
 def _dft(ctx: Context, node: Node, x: Array, axis: int, length: int | None) -> Array:
-    """The transform in x's type; forward, where 64-bit types are to be had, computed in them and rounded once."""
+    """The transform in x's type; forward, where 64-bit types are to be had, computed in them and rounded
+    once.
+    """
     if ctx.x64 and x.dtype == jnp.float32 and not node.get("inverse", 0):
         return _dft(ctx, node, x.astype(jnp.float64), axis, length).astype(x.dtype)
     onesided, inverse = bool(node.get("onesided", 0)), bool(node.get("inverse", 0))
@@ -40,7 +42,9 @@ def _dft(ctx: Context, node: Node, x: Array, axis: int, length: int | None) -> A
 @operator(ONNX, "DFT", since=(17,))
 @rounds_once
 def dft_attribute(ctx: Context, node: Node, x: Array, length: Array = None) -> Array:
-    """Discrete Fourier transform along the attribute ``axis``; complex numbers in the last axis (ONNX DFT 17)."""
+    """Discrete Fourier transform along the attribute ``axis``; complex numbers in the last axis (ONNX DFT
+    17).
+    """
     count = None if length is None else int(ctx.constant(1).reshape(()))
     return _dft(ctx, node, x, axis_in(node.get("axis", 1), x.ndim), count)
 
@@ -56,7 +60,9 @@ def dft(ctx: Context, node: Node, x: Array, length: Array = None, axis: Array = 
 
 @operator(ONNX, "STFT", since=(17,))
 @rounds_once
-def stft(ctx: Context, node: Node, x: Array, step: Array, window: Array = None, length: Array = None) -> Array:
+def stft(
+    ctx: Context, node: Node, x: Array, step: Array, window: Array = None, length: Array = None
+) -> Array:
     """Fourier transforms of windows ``step`` apart: ``[N, frames, bins, 2]`` (ONNX STFT)."""
     hop = int(ctx.constant(1).reshape(()))
     if length is not None:
@@ -80,7 +86,9 @@ def _window(name: str, terms: tuple[float, ...]) -> None:
         made = sum(a * np.cos(2 * np.pi * k * n / over) for k, a in enumerate(terms))
         return jnp.asarray(np.asarray(made), onnx_dtype(node.get("output_datatype", 1), ctx))
 
-    apply.__doc__ = f"The {name} of a size known while tracing: a sum of cosines with weights {terms} (ONNX {name})."
+    apply.__doc__ = (
+        f"The {name} of a size known while tracing: a sum of cosines with weights {terms} (ONNX {name})."
+    )
     apply.__name__ = name.lower()
     operator(ONNX, name, since=(17,))(apply)
 
@@ -94,7 +102,9 @@ _window("BlackmanWindow", (0.42, -0.5, 0.08))
 def mel_weight_matrix(
     ctx: Context, node: Node, bins: Array, length: Array, rate: Array, low: Array, high: Array
 ) -> Array:
-    """Triangular weights from spectrogram bins to mel bins ``[length / 2 + 1, bins]`` (ONNX MelWeightMatrix)."""
+    """Triangular weights from spectrogram bins to mel bins ``[length / 2 + 1, bins]`` (ONNX
+    MelWeightMatrix).
+    """
     count, size, sample, first, last = (float(ctx.constant(i).reshape(())) for i in range(5))
     mels = [2595 * np.log10(1 + f / 700) for f in (first, last)]
     points = np.arange(int(count) + 2) * ((mels[1] - mels[0]) / (count + 2)) + mels[0]

@@ -1,4 +1,6 @@
-"""Softmax and its kin. Before opset 13 they work on the input made a matrix at ``axis``; from 13 on along one axis."""
+"""Softmax and its kin. Before opset 13 they work on the input made a matrix at ``axis``; from 13 on along
+one axis.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def bucketize(ctx: Context, node: Node, x: Array, boundaries: Array) -> Array:
 
 
 @operator(ONNX, "Unique", since=(11, 28))
-def unique(ctx: Context, node: Node, x: Array) -> tuple[Array, Array, Array, Array]:
+def unique(ctx: Context, node: Node, x: Array) -> tuple[Array, ...]:
     """Distinct elements (or slices along ``axis``), first places, places in them, counts (ONNX Unique).
 
     x must be known while tracing, since it decides the shape.
@@ -86,11 +86,15 @@ def non_max_suppression(
     overlap: Array = None,
     least_score: Array = None,
 ) -> Array:
-    """Boxes kept when those overlapping a better one are dropped: rows (batch, class, box) (ONNX NonMaxSuppression).
+    """Boxes kept when those overlapping a better one are dropped: rows (batch, class, box) (ONNX
+    NonMaxSuppression).
 
     All inputs must be known while tracing, since they decide how many rows there are.
     """
-    values = [None if t is None else ctx.constant(i) for i, t in enumerate((boxes, scores, most, overlap, least_score))]
+    values = [
+        None if t is None else ctx.constant(i)
+        for i, t in enumerate((boxes, scores, most, overlap, least_score))
+    ]
     all_boxes, all_scores = np.asarray(values[0]), np.asarray(values[1])
     limit = 0 if values[2] is None else int(values[2].reshape(()))
     iou = 0.0 if values[3] is None else float(values[3].reshape(()))
@@ -113,7 +117,9 @@ def _corners(boxes: np.ndarray, centered: bool) -> np.ndarray:
     return np.concatenate([np.minimum(a, b), np.maximum(a, b)], axis=-1)
 
 
-def _suppress(boxes: np.ndarray, scores: np.ndarray, limit: int, iou: float, threshold: float | None) -> list[int]:
+def _suppress(
+    boxes: np.ndarray, scores: np.ndarray, limit: int, iou: float, threshold: float | None
+) -> list[int]:
     kept: list[int] = []
     for candidate in np.argsort(-scores, kind="stable"):
         if len(kept) >= limit or (threshold is not None and scores[candidate] <= threshold):

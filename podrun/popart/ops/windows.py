@@ -1,4 +1,6 @@
-"""Sliding windows over the spatial axes, shared by convolution and pooling: padding rules and shifted views."""
+"""Sliding windows over the spatial axes, shared by convolution and pooling: padding rules and shifted
+views.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ from podrun.popart.ops.registry import Node
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Kernel, strides, dilations and padding over the spatial axes; ``pads`` are (before, after) for each axis.
+    """Kernel, strides, dilations and padding over the spatial axes; ``pads`` are (before, after) for each
+    axis.
 
-    ``extra`` is what ``ceil_mode`` adds after each axis beyond the padding: windows there see no real elements of it.
+    ``extra`` is what ``ceil_mode`` adds after each axis beyond the padding: windows there see no real
+    elements of it.
     """
 
     kernel: tuple[int, ...]
@@ -44,7 +48,8 @@ class Window:
 
 
 def window_of(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> Window:
-    """The window of a convolution or pooling node over an input of spatial ``sizes`` (ONNX: auto_pad, ceil_mode).
+    """The window of a convolution or pooling node over an input of spatial ``sizes`` (ONNX: auto_pad,
+    ceil_mode).
 
     Raises ValueError if attributes do not fit the number of spatial axes.
     """
@@ -95,7 +100,9 @@ def _same(size: int, extent: int, stride: int, upper: bool) -> tuple[int, int]:
 
 
 def _ceil_extra(size: int, pads: tuple[int, int], extent: int, stride: int) -> int:
-    """What must be added for a last, partial window; none if it would start in the padding after (ONNX, PyTorch)."""
+    """What must be added for a last, partial window; none if it would start in the padding after (ONNX,
+    PyTorch).
+    """
     span = size + sum(pads) - extent
     windows = -(-span // stride) + 1
     if (windows - 1) * stride >= size + pads[0]:
@@ -104,7 +111,9 @@ def _ceil_extra(size: int, pads: tuple[int, int], extent: int, stride: int) -> i
 
 
 def shifted(x: Array, window: Window, position: Sequence[int]) -> Array:
-    """The elements of padded ``x`` ``[N, C, *spatial]`` under kernel ``position`` of every window: ``[N, C, *out]``."""
+    """The elements of padded ``x`` ``[N, C, *spatial]`` under kernel ``position`` of every window: ``[N,
+    C, *out]``.
+    """
     sizes = x.shape[2:]
     starts = [p * d for p, d in zip(position, window.dilations, strict=True)]
     counts = [(n - e) // s + 1 for n, e, s in zip(sizes, window.extents(), window.strides, strict=True)]

@@ -1,7 +1,8 @@
-"""One table of examples for every registered operator, so that a new operator cannot miss the tests made from it.
+"""One table of examples for every registered operator, so that a new operator cannot miss the tests made
+from it.
 
-ONNX's own node cases give the examples of its operators; those of ai.graphcore, and the few that the suite leaves out,
-are written here. `examples` covers the registry or fails.
+ONNX's own node cases give the examples of its operators; those of ai.graphcore, and the few that the suite
+leaves out, are written here. `examples` covers the registry or fails.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper
+from onnx_suite import cases, data_of
 
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, operators
-from onnx_suite import cases, data_of
 
 MOST = 2
 """Examples of one operator taken from ONNX's suite, the smallest ones."""
@@ -31,21 +32,67 @@ class Example:
 
 
 NOT_DIFFERENTIABLE = {
-    "integers or booleans come out": (
-        "And Or Xor Not Equal Greater GreaterOrEqual Less LessOrEqual IsInf IsNaN ArgMax ArgMin NonZero Shape Size "
-        "BitShift BitwiseAnd BitwiseOr BitwiseXor BitwiseNot BitwiseXnor MatMulInteger ConvInteger QLinearMatMul "
-        "QLinearConv QuantizeLinear DynamicQuantizeLinear NonMaxSuppression Bucketize OptionalHasElement "
-        "CtcBeamSearchDecoder IncrementMod BitCast OneHot"
-    ).split(),
-    "constant almost everywhere": "Floor Ceil Round NearbyInt Sign Hardmax".split(),
-    "made from shapes or constants alone": (
-        "Constant ConstantOfShape EyeLike Range Init HannWindow HammingWindow BlackmanWindow MelWeightMatrix"
-    ).split(),
-    "random": (
-        "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Bernoulli Multinomial Dropout ShapedDropout"
-    ).split(),
+    "integers or booleans come out": [
+        "And",
+        "Or",
+        "Xor",
+        "Not",
+        "Equal",
+        "Greater",
+        "GreaterOrEqual",
+        "Less",
+        "LessOrEqual",
+        "IsInf",
+        "IsNaN",
+        "ArgMax",
+        "ArgMin",
+        "NonZero",
+        "Shape",
+        "Size",
+        "BitShift",
+        "BitwiseAnd",
+        "BitwiseOr",
+        "BitwiseXor",
+        "BitwiseNot",
+        "BitwiseXnor",
+        "MatMulInteger",
+        "ConvInteger",
+        "QLinearMatMul",
+        "QLinearConv",
+        "QuantizeLinear",
+        "DynamicQuantizeLinear",
+        "NonMaxSuppression",
+        "Bucketize",
+        "OptionalHasElement",
+        "CtcBeamSearchDecoder",
+        "IncrementMod",
+        "BitCast",
+        "OneHot",
+    ],
+    "constant almost everywhere": ["Floor", "Ceil", "Round", "NearbyInt", "Sign", "Hardmax"],
+    "made from shapes or constants alone": [
+        "Constant",
+        "ConstantOfShape",
+        "EyeLike",
+        "Range",
+        "Init",
+        "HannWindow",
+        "HammingWindow",
+        "BlackmanWindow",
+        "MelWeightMatrix",
+    ],
+    "random": [
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Bernoulli",
+        "Multinomial",
+        "Dropout",
+        "ShapedDropout",
+    ],
     "stops gradients by its meaning": ["Detach"],
-    "refused by name": "ReplicatedAllReduce ReplicatedReduceScatter Abort PackedDataBlock".split(),
+    "refused by name": ["ReplicatedAllReduce", "ReplicatedReduceScatter", "Abort", "PackedDataBlock"],
     "its inputs decide a shape, so they are constants": ["Unique"],
 }
 """Operators without gradients, by reason."""
@@ -80,11 +127,14 @@ def _from_suite() -> dict[tuple[str, str], list[Example]]:
         example = Example(case.name, model, tuple(inputs))
         found.setdefault((node.domain or ONNX, node.op_type), []).append((size, example))
     return {
-        key: [e for _, e in sorted(rows, key=lambda row: (row[0], row[1].name))[:MOST]] for key, rows in found.items()
+        key: [e for _, e in sorted(rows, key=lambda row: (row[0], row[1].name))[:MOST]]
+        for key, rows in found.items()
     }
 
 
-def example(domain: str, op_type: str, inputs: list[Any], outputs: int = 1, opset: int = 1, **attributes: Any) -> Example:
+def example(
+    domain: str, op_type: str, inputs: list[Any], outputs: int = 1, opset: int = 1, **attributes: Any
+) -> Example:
     """An example of one node on the given arrays."""
     names_in = [f"x{i}" for i in range(len(inputs))]
     names_out = [f"y{i}" for i in range(outputs)]
@@ -112,7 +162,8 @@ def _ints(*values: int) -> np.ndarray:
 def _model(nodes: list[Any], inputs: dict[str, np.ndarray], outputs: list[str], opset: int = 13) -> Example:
     """An example of several nodes."""
     declared = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in inputs.items()
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for n, v in inputs.items()
     ]
     made = [helper.make_empty_tensor_value_info(n) for n in outputs]
     graph = helper.make_graph(nodes, nodes[0].op_type, declared, made)
@@ -187,7 +238,9 @@ def _window(name: str) -> Example:
 def _mel() -> Example:
     numbers = {"bins": 8, "length": 16, "rate": 8192}
     nodes = [helper.make_node("Constant", [], [n], value_int=v) for n, v in numbers.items()]
-    nodes += [helper.make_node("Constant", [], [n], value_float=v) for n, v in (("low", 0.0), ("high", 4096.0))]
+    nodes += [
+        helper.make_node("Constant", [], [n], value_float=v) for n, v in (("low", 0.0), ("high", 4096.0))
+    ]
     nodes.append(helper.make_node("MelWeightMatrix", [*numbers, "low", "high"], ["y"]))
     return _model(nodes, {}, ["y"], 17)
 
@@ -206,7 +259,10 @@ def _written() -> dict[tuple[str, str], list[Example]]:
     g = functools.partial(example, GRAPHCORE)
     ctc_targets = np.asarray([[1, 2, 2], [3, 1, 0]], np.int32)
     rows = [
-        *(g(op, [x]) for op in ("Gelu", "GeluErf", "Swish", "Expm1", "Round", "NearbyInt", "Nop", "TensorRemap")),
+        *(
+            g(op, [x])
+            for op in ("Gelu", "GeluErf", "Swish", "Expm1", "Round", "NearbyInt", "Nop", "TensorRemap")
+        ),
         *(g(op, [x]) for op in ("Detach", "PrintTensor")),
         g("Log1p", [np.abs(x)]),
         *(g(op, [x, _random(2, 3, seed=1, low=0.5, high=2.0)]) for op in ("Atan2", "Fmod", "Remainder")),
@@ -220,7 +276,13 @@ def _written() -> dict[tuple[str, str], list[Example]]:
             [np.log(_random(7, 2, 5, low=0.1)), ctc_targets, _ints(7, 6), _ints(3, 2)],
             reduction="Mean",
         ),
-        g("CtcBeamSearchDecoder", [np.log(_random(4, 2, 3, low=0.1)), _ints(4, 3)], 3, beam_width=8, top_paths=2),
+        g(
+            "CtcBeamSearchDecoder",
+            [np.log(_random(4, 2, 3, low=0.1)), _ints(4, 3)],
+            3,
+            beam_width=8,
+            top_paths=2,
+        ),
         g("GroupNormalization", [image, _random(4), _random(4, seed=1)], 3, num_groups=2),
         g(
             "BatchNormalization",
@@ -243,8 +305,18 @@ def _written() -> dict[tuple[str, str], list[Example]]:
         g("DynamicUpdate", [image, np.asarray([1], np.uint32), _random(2, 2, 5, 5)], axes=[1], sizes=[2]),
         g("DynamicAdd", [image, np.asarray([1], np.uint32), _random(2, 2, 5, 5)], axes=[1], sizes=[2]),
         g("DynamicZero", [image, np.asarray([1], np.uint32)], axes=[1], sizes=[2]),
-        g("SequenceSlice", [_random(5, 2), _random(6, 2), _ints(2, 1), _ints(0, 3), _ints(1, 4)], zeroUnused=1),
-        g("ScatterReduce", [x, np.asarray([[0, 1, 0], [2, 2, 1]], np.int32)], axis_size=4, axis=1, reduction=0),
+        g(
+            "SequenceSlice",
+            [_random(5, 2), _random(6, 2), _ints(2, 1), _ints(0, 3), _ints(1, 4)],
+            zeroUnused=1,
+        ),
+        g(
+            "ScatterReduce",
+            [x, np.asarray([[0, 1, 0], [2, 2, 1]], np.int32)],
+            axis_size=4,
+            axis=1,
+            reduction=0,
+        ),
         g(
             "GroupedScatterReduce",
             [_random(2, 3, 2), np.asarray([[0, 1, 0], [2, 2, 1]], np.int32)],
@@ -256,20 +328,47 @@ def _written() -> dict[tuple[str, str], list[Example]]:
         g("LSTM", [_random(4, 2, 3), _random(4, 5, 2), _random(4, 2)], 2),
         g("MultiConv", [image, _random(3, 4, 3, 3), image, _random(4, 2, 1, 1)], 2),
         g("ShapedDropout", [x], shape=[2, 1], ratio=0.25),
-        g("SplineBasis", [_random(3, 2, low=0.1, high=0.9), _ints(4, 4), np.asarray([1, 0], np.uint8)], 2, degree=2),
+        g(
+            "SplineBasis",
+            [_random(3, 2, low=0.1, high=0.9), _ints(4, 4), np.asarray([1, 0], np.uint8)],
+            2,
+            degree=2,
+        ),
         g(
             "SplineWeighting",
-            [_random(3, 2), _random(5, 2, 4), _random(3, 2, seed=1), np.asarray([[0, 1], [4, 2], [3, 3]], np.int32)],
+            [
+                _random(3, 2),
+                _random(5, 2, 4),
+                _random(3, 2, seed=1),
+                np.asarray([[0, 1], [4, 2], [3, 3]], np.int32),
+            ],
         ),
         g("Call", [x, _random(2, 3, seed=1)], callee=_subgraph("Mul", 2)),
-        *(g(op, [_ints(5, 3), _ints(6, 1)]) for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseXnor")),
+        *(
+            g(op, [_ints(5, 3), _ints(6, 1)])
+            for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseXnor")
+        ),
         g("BitwiseNot", [_ints(5, 3)]),
         example(ONNX, "Gemm", [x, m, _random(4)], opset=13, alpha=0.5, beta=2.0),
-        example(ONNX, "Conv", [_random(2, 4, 6, 6), _random(6, 2, 3, 3)], opset=11, group=2, pads=[1, 1, 1, 1]),
+        example(
+            ONNX, "Conv", [_random(2, 4, 6, 6), _random(6, 2, 3, 3)], opset=11, group=2, pads=[1, 1, 1, 1]
+        ),
         example(ONNX, "Conv", [_random(2, 4, 6, 6), _random(8, 1, 3, 3)], opset=11, group=4, strides=[2, 2]),
-        example(ONNX, "Upsample", [_random(1, 1, 2, 3), np.asarray([1, 1, 2, 2], np.float32)], opset=9, mode="linear"),
+        example(
+            ONNX,
+            "Upsample",
+            [_random(1, 1, 2, 3), np.asarray([1, 1, 2, 2], np.float32)],
+            opset=9,
+            mode="linear",
+        ),
         example(ONNX, "GlobalLpPool", [np.abs(_random(2, 3, 4, 4)) + 0.1], opset=2),
-        example(ONNX, "MaxRoiPool", [_random(1, 2, 6, 6), np.asarray([[0, 0, 0, 3, 3]], np.float32)], opset=1, pooled_shape=[2, 2]),
+        example(
+            ONNX,
+            "MaxRoiPool",
+            [_random(1, 2, 6, 6), np.asarray([[0, 0, 0, 3, 3]], np.float32)],
+            opset=1,
+            pooled_shape=[2, 2],
+        ),
         example(ONNX, "Scatter", [_random(3, 3), np.asarray([[0, 1]], np.int64), _random(1, 2)], opset=9),
         example(ONNX, "RandomNormal", [], opset=1, shape=[3]),
         example(ONNX, "RandomNormalLike", [x], opset=1),
@@ -279,7 +378,10 @@ def _written() -> dict[tuple[str, str], list[Example]]:
         example(ONNX, "Cast", [x], opset=13, to=onnx.TensorProto.DOUBLE),
         example(ONNX, "CastLike", [x, x], opset=15),
         example(ONNX, "Trilu", [_random(3, 4)], opset=14, upper=0),
-        *(example(ONNX, op, [_random(2, 3, low=0.5)], opset=11, axes=[1]) for op in ("ReduceLogSum", "ReduceLogSumExp")),
+        *(
+            example(ONNX, op, [_random(2, 3, low=0.5)], opset=11, axes=[1])
+            for op in ("ReduceLogSum", "ReduceLogSumExp")
+        ),
         *(example(ONNX, op, [x], opset=11, axes=[1]) for op in ("ReduceMin", "ReduceMax")),
         example(ONNX, "Acosh", [_random(2, 3, low=1.2, high=3.0)], opset=9),
         example(ONNX, "Pow", [_random(2, 3, low=0.5, high=2.0), x], opset=7),

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import operator_table as table
 import pytest
 
 from podrun.errors import UnimplementedError, UnsupportedError
 from podrun.popart.lowering import Lowered, lower
 from podrun.popart.ops.registry import operators
-import operator_table as table
 
 ALL = table.names()
 SMOOTH_STEP = 1e-6
@@ -22,7 +22,9 @@ QUICK = 12
 
 
 def _sampled(rows: list[Any]) -> list[Any]:
-    return [row if i % QUICK == 0 else pytest.param(row, marks=pytest.mark.slow) for i, row in enumerate(rows)]
+    return [
+        row if i % QUICK == 0 else pytest.param(row, marks=pytest.mark.slow) for i, row in enumerate(rows)
+    ]
 
 
 def _label(row: Any) -> str:
@@ -30,7 +32,9 @@ def _label(row: Any) -> str:
 
 
 def test_every_operator_has_an_example() -> None:
-    without = [n for n in ALL if not table.examples(*n) and table.reason_without_gradient(n[1]) != "refused by name"]
+    without = [
+        n for n in ALL if not table.examples(*n) and table.reason_without_gradient(n[1]) != "refused by name"
+    ]
     assert without == []
 
 
@@ -46,7 +50,11 @@ def test_every_function_says_what_it_means() -> None:
 def _values(example: table.Example, kind: Any, jitter: float = 0.0) -> dict[str, Any]:
     """Inputs by name, floats as ``kind`` and moved a little off points where functions have corners."""
     rng = np.random.default_rng(7)
-    named = [i.name for i in example.model.graph.input if i.name not in {t.name for t in example.model.graph.initializer}]
+    named = [
+        i.name
+        for i in example.model.graph.input
+        if i.name not in {t.name for t in example.model.graph.initializer}
+    ]
     values: dict[str, Any] = {}
     for name, value in zip(named, example.inputs, strict=False):
         values[name] = _converted(value, kind, jitter, rng)
@@ -56,10 +64,13 @@ def _values(example: table.Example, kind: Any, jitter: float = 0.0) -> dict[str,
 def _converted(value: Any, kind: Any, jitter: float, rng: np.random.Generator) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(_converted(v, kind, jitter, rng) for v in value)
-    if value is None or value.dtype.kind != "f" and value.dtype.name != "bfloat16":
+    if value is None or (value.dtype.kind != "f" and value.dtype.name != "bfloat16"):
         return value
     wide = value.astype(np.float64)
-    return (wide * (1 - jitter * rng.uniform(0.2, 1, wide.shape)) + jitter * 0.01 * rng.uniform(0.2, 1, wide.shape)).astype(kind)
+    return (
+        wide * (1 - jitter * rng.uniform(0.2, 1, wide.shape))
+        + jitter * 0.01 * rng.uniform(0.2, 1, wide.shape)
+    ).astype(kind)
 
 
 def _split(lowered: Lowered, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -131,14 +142,23 @@ def test_batching_is_doing_each(operator: tuple[str, str]) -> None:
             continue
         with jax.enable_x64(True):
             keys = jax.random.split(jax.random.key(0), 2)
-            second = {n: (v * np.asarray(0.5, v.dtype) if v.dtype == np.float32 else v) for n, v in free.items()}
+            second = {
+                n: (v * np.asarray(0.5, v.dtype) if v.dtype == np.float32 else v) for n, v in free.items()
+            }
             stacked = {n: np.stack([v, second[n]]) for n, v in free.items()}
-            run = lambda inputs, key, low=lowered: low.forward(low.initial, inputs, key)
+
+            def run(inputs, key, low=lowered):
+                return low.forward(low.initial, inputs, key)
+
             together = jax.tree.leaves(jax.vmap(run)(stacked, keys))
             for k, each in enumerate((free, second)):
                 for a, b in zip(together, jax.tree.leaves(run(each, keys[k])), strict=True):
                     np.testing.assert_allclose(
-                        np.asarray(a[k], np.float64), np.asarray(b, np.float64), rtol=2e-4, atol=1e-5, err_msg=example.name
+                        np.asarray(a[k], np.float64),
+                        np.asarray(b, np.float64),
+                        rtol=2e-4,
+                        atol=1e-5,
+                        err_msg=example.name,
                     )
 
 
@@ -169,5 +189,11 @@ def test_halves_are_rounded_once(operator: tuple[str, str]) -> None:
                     continue
                 want = np.asarray(b, np.float16)
                 ulp = np.spacing(np.abs(want))
-                far = np.abs(np.asarray(a, np.float64) - want.astype(np.float64)) > 1.01 * ulp.astype(np.float64)
-                assert not np.any(far & np.isfinite(want)), (example.name, np.asarray(a)[far][:4], want[far][:4])
+                far = np.abs(np.asarray(a, np.float64) - want.astype(np.float64)) > 1.01 * ulp.astype(
+                    np.float64
+                )
+                assert not np.any(far & np.isfinite(want)), (
+                    example.name,
+                    np.asarray(a)[far][:4],
+                    want[far][:4],
+                )
