@@ -10,6 +10,7 @@ from podrun.device.connection import AttachRequest, IpuRange
 from podrun.device.engine import Engine
 from podrun.device.meeting import Meeting
 from podrun.device.streams import anchor_shape, anchors_of
+from podrun.device.trouble import span
 from podrun.device.usage import Usage
 from podrun.errors import ApplicationRuntimeError, PoplarError
 from podrun.executable import Executable
@@ -123,6 +124,7 @@ def check_agreement(owners: Sequence[Owner], runs: Sequence[RunCall]) -> None:
 
 
 def check_outputs(executable: Executable, batches: int, replicas: int, outputs: Mapping[str, Any]) -> None:
+    """Raises ApplicationRuntimeError if there is no array of the right shape for some anchor."""
     for name, stream in anchors_of(executable).items():
         shape = anchor_shape(executable, stream, batches, replicas)
         if name not in outputs or outputs[name].shape != shape:
@@ -130,3 +132,70 @@ def check_outputs(executable: Executable, batches: int, replicas: int, outputs: 
             raise ApplicationRuntimeError(
                 f"the buffer for anchor {name!r} is {found}; {list(shape)} was expected"
             )
+
+
+def owned_part(place: Place, request: AttachRequest) -> IpuRange:
+    """The owned IPUs that lie on a machine. Raises ApplicationRuntimeError for ranges that cannot be right."""
+    mine, job, owned = place.range, request.job, request.owned
+    first, stop = max(owned.first, mine.first), min(owned.stop, mine.stop)
+    total = place.ipus * max(len(place.endpoints), 1)
+    if not (0 <= job.first <= owned.first < owned.stop <= job.stop <= total) or first >= stop:
+        raise ApplicationRuntimeError(
+            f"machine {place.machine} (IPUs {mine.first}-{mine.stop - 1}) cannot attach IPUs "
+            f"{owned.first}-"
+            f"{owned.stop - 1} of a job on IPUs {job.first}-{job.stop - 1}"
+        )
+    inside = job.first // place.ipus == (job.stop - 1) // place.ipus
+    if not inside and (job.first % place.ipus or job.count % place.ipus):
+        raise ApplicationRuntimeError(
+            f"a job on IPUs {job.first}-{job.stop - 1} neither fits in one machine nor fills machines of "
+            f"{place.ipus} IPUs"
+        )
+    return IpuRange(first, stop - first)
+
+
+def machines_of(place: Place, job: IpuRange) -> tuple[int, int]:
+    """The first machine of a job and how many it has."""
+    first, last = job.first // place.ipus, (job.stop - 1) // place.ipus
+    return first, last - first + 1
+
+
+def part_of(place: Place, job: IpuRange) -> IpuRange:
+    """The IPUs of a job that lie on a machine."""
+    first, stop = max(job.first, place.first_ipu), min(job.stop, place.range.stop)
+    return IpuRange(first, stop - first)
+
+
+def check_fit(executable: Executable, job: Job, machines: int) -> None:
+    """Raises ApplicationRuntimeError if a program is not for the IPUs of a job, or an owner holds parts of replicas."""
+    layout = executable.layout
+    if layout.machines != machines or layout.ipus != job.range.count:
+        raise ApplicationRuntimeError(
+            f"the program covers {layout.ipus} IPUs on {layout.machines} machine(s), but its "
+            "device is IPUs "
+            f"{job.range.first}-{job.range.stop - 1} on {machines} machine(s)"
+        )
+    for owner in job.owners.values():
+        if (owner.ipus.first - job.ipus.first) % layout.ipus_per_replica or (
+            owner.ipus.count % layout.ipus_per_replica
+        ):
+            raise ApplicationRuntimeError(
+                f"{owner.who} holds {span(owner.ipus)}, which are not whole replicas of "
+                f"{layout.ipus_per_replica} IPUs"
+            )
+
+
+def replicas_of(executable: Executable, owner: Owner, job: Job) -> tuple[int, int]:
+    """The machine-local replicas of an owner: first and count."""
+    each = executable.layout.ipus_per_replica
+    return (owner.ipus.first - job.ipus.first) // each, owner.ipus.count // each
+
+
+def who_is_missing(job: Job, meeting: Meeting, doing: str) -> str:
+    """In words: owners that did not come to a meeting, and IPUs that nobody holds."""
+    late = [o for o in job.owners.values() if o.id not in meeting.arrivals]
+    names = [f"{o.who} with {span(o.ipus)} did not {doing}" for o in late]
+    nobody = [ipu for ipu in job.missing(meeting.arrivals) if all(ipu not in o.ipus for o in late)]
+    if nobody:
+        names.append(f"no process attached {span(nobody)}")
+    return "; ".join(names)

@@ -227,7 +227,7 @@ def test_telemetry_says_who_holds_what(pieces: PieceCache) -> None:
     now = [1000.0]
     twin, executable = Twin(4, pieces), linear(2)
     machine = twin.machines[0]
-    machine._clock = lambda: now[0]
+    machine._here.clock = lambda: now[0]
     connection = twin.connect()
     assert connection.try_attach(request(IpuRange(0, 2), pid=4711)) is None
     connection.load(executable)

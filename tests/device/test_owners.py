@@ -196,13 +196,13 @@ def test_an_owner_that_leaves_ends_the_run_of_the_others(pieces: PieceCache) -> 
     inputs = {n: a[:, :, owned.first : owned.stop] for n, a in data(executable, 1).items()}
     running = threading.Event()
     machine = twin.machines[0]
-    wait_for: Callable[..., bool] = machine._changed.wait_for
+    wait_for: Callable[..., bool] = machine._here.changed.wait_for
 
     def noticed(*arguments: Any) -> bool:
         running.set()
         return wait_for(*arguments)
 
-    machine._changed.wait_for = noticed  # type: ignore[method-assign]
+    machine._here.changed.wait_for = noticed  # type: ignore[method-assign]
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.extend(together([lambda: stays.run(1, inputs)])))
     thread.start()

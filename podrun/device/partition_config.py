@@ -1,0 +1,80 @@
+"""Asks the partition service where the machines of a partition are."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Mapping
+
+import grpc
+
+from podrun.device import wire
+from podrun.device.client import PortConnection
+from podrun.device.connection import IpuRange
+from podrun.device.remote import RemotePort
+from podrun.device.split import Site
+from podrun.errors import NotFoundError, ServiceError, UsageError
+from podrun.protos import vipu_pb2, vipu_pb2_grpc
+
+
+def sites_of(config: vipu_pb2.PartitionConfig) -> list[Site]:
+    """The machines behind a partition's configuration. Raises ServiceError for one that makes no sense."""
+    machines: dict[int, list[vipu_pb2.IpuofDevice]] = {}
+    for device in config.devices:
+        machines.setdefault(device.machine, []).append(device)
+    sites = []
+    for index, devices in sorted(machines.items()):
+        ipus = sorted(device.partition_ipu for device in devices)
+        endpoints = {f"{device.ip}:{device.server_port}" for device in devices}
+        if ipus != list(range(ipus[0], ipus[0] + len(ipus))) or len(endpoints) != 1:
+            raise ServiceError(f"the partition service describes machine {index} of the partition with gaps")
+        sites.append(Site(index, endpoints.pop(), IpuRange(ipus[0], len(ipus))))
+    return sites
+
+
+def connect_partition(environ: Mapping[str, str]) -> PortConnection:
+    """See `podrun.device.ipuof.connect`."""
+    host, partition = environ["IPUOF_VIPU_API_HOST"], environ["IPUOF_VIPU_API_PARTITION_ID"]
+    port, gcd = _number(environ, "IPUOF_VIPU_API_PORT", 8090), _number(environ, "IPUOF_VIPU_API_GCD_ID", 0)
+    timeout = _number(environ, "IPUOF_VIPU_API_TIMEOUT", 120)
+    where = f"{host}:{port}"
+    request = vipu_pb2.GetPartitionIpuofConfigRequest(partition_id=partition, gcd_id=vipu_pb2.GcdId(id=gcd))
+    end = time.monotonic() + timeout
+    with grpc.insecure_channel(where, options=wire.CHANNEL_OPTIONS) as channel:
+        stub = vipu_pb2_grpc.UserServiceStub(channel)  # type: ignore[no-untyped-call]
+        while True:
+            try:
+                config = stub.GetPartitionIpuofConfig(request, timeout=timeout).ipuof_config
+            except grpc.RpcError as error:
+                raise _no_config(error, where, partition) from error
+            if config.state not in ON_THEIR_WAY or time.monotonic() >= end:
+                break
+            time.sleep(POLL_SECONDS)
+    if config.state != "ACTIVE" or not config.devices:
+        why = config.attributes.get("Error", "")
+        raise ServiceError(
+            f"partition {partition} is {config.state or 'not ready'}: its IPUs cannot be reached"
+            + (f": {why}" if why else ""),
+            hint=f"vipu get partition {partition}",
+        )
+    connection = PortConnection(sites_of(config), lambda site, machines: RemotePort(site))
+    # Machines are to be able to tell a process that ends from one that dies.
+    atexit.register(connection.close)
+    return connection
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name) or str(default)
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{name} is {text!r}; a number was expected") from None
+
+
+def _no_config(error: Exception, where: str, partition: str) -> ServiceError | NotFoundError:
+    status, details = wire.status_of(error)
+    if status == "NOT_FOUND":
+        return NotFoundError(details, hint="vipu list partitions")
+    return ServiceError(
+        f"the partition service at {where} gave no configuration of partition {partition}: {details}",
+        hint="Is it running? vipu --server-version",
+    )
