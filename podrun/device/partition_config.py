@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 from collections.abc import Mapping
 
 import grpc
@@ -14,6 +15,10 @@ from podrun.device.remote import RemotePort
 from podrun.device.split import Site
 from podrun.errors import NotFoundError, ServiceError, UsageError
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
+
+ON_THEIR_WAY = ("PENDING", "PROVISIONING", "RESETTING")
+"""States of a partition that is about to become ACTIVE: programs may start before their machines are up."""
+POLL_SECONDS = 0.05
 
 
 def sites_of(config: vipu_pb2.PartitionConfig) -> list[Site]:

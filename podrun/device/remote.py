@@ -37,10 +37,6 @@ _PATIENCE = 30.0
 _LOOK_AROUND = 0.1
 """Seconds after which a wait for a run looks whether the machine is still there."""
 
-ON_THEIR_WAY = ("PENDING", "PROVISIONING", "RESETTING")
-"""States of a partition that is about to become ACTIVE: programs may start before their machines are up."""
-POLL_SECONDS = 0.05
-
 
 class _Stream:
     """Requests out, replies in order. A reader thread hands each reply to whoever waits for it."""

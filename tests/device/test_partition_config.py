@@ -36,7 +36,7 @@ class Service(vipu_pb2_grpc.UserServiceServicer):
         if request.partition_id == "none":
             context.abort(grpc.StatusCode.NOT_FOUND, "there is no partition none")
         if request.partition_id == "empty":
-            config = vipu_pb2.PartitionConfig(state="RESETTING")
+            config = vipu_pb2.PartitionConfig(state="REMOVING")
         else:
             config = devices((0, "127.0.0.1:7", range(4)), (1, "127.0.0.1:8", range(4, 8)))
         assert request.gcd_id.id == 3
@@ -67,7 +67,7 @@ def test_the_partition_that_the_environment_names(environ: Callable[[str], dict[
 
 @pytest.mark.parametrize(
     ("partition", "kind", "message"),
-    [("none", NotFoundError, "no partition none"), ("empty", ServiceError, "partition empty is RESETTING")],
+    [("none", NotFoundError, "no partition none"), ("empty", ServiceError, "partition empty is REMOVING")],
 )
 def test_partitions_that_cannot_be_used(
     environ: Callable[[str], dict[str, str]], partition: str, kind: type[PodrunError], message: str
