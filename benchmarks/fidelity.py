@@ -194,6 +194,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--measurements", type=Path, default=HERE / "data" / "measurements.json")
     parser.add_argument("--json", type=Path, help="write rows and by_kind here")
     parser.add_argument("--markdown", type=Path, help="write the page docs/fidelity.md here")
+    parser.add_argument("--held-out", type=Path, help="results of fidelity_holdout.py --json, for the page")
     parser.add_argument("--kind", help="only records of this kind")
     parser.add_argument("--holdout", type=int, metavar="SEED", help="report a random third of the rows apart")
     parser.add_argument("--quiet", action="store_true", help="only the table by kind")
@@ -209,11 +210,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     by_kind = summarise(rows)
     print_report(rows, by_kind, verbose=not options.quiet)
     if options.holdout is not None:
-        fitted, held = split_rows(rows, options.holdout)
+        fitted, apart = split_rows(rows, options.holdout)
         print("\nfitted rows")
         print_report(fitted, summarise(fitted), verbose=False)
         print("\nheld-out rows")
-        print_report(held, summarise(held), verbose=False)
+        print_report(apart, summarise(apart), verbose=False)
     if options.json:
         options.json.write_text(
             json.dumps({"rows": rows, "by_kind": by_kind}, indent=1) + "\n", encoding="utf-8"
@@ -221,7 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.markdown:
         from fidelity_kinds.page import page
 
-        options.markdown.write_text(page(rows, by_kind, DEFAULTS), encoding="utf-8")
+        held = json.loads(options.held_out.read_text(encoding="utf-8")) if options.held_out else None
+        options.markdown.write_text(page(rows, by_kind, DEFAULTS, held), encoding="utf-8")
     return 0
 
 

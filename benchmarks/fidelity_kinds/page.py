@@ -29,7 +29,8 @@ How far podrun's modelled time and memory can be trusted: every published measur
 `benchmarks/data/measurements.json` that describes something podrun models, predicted from its kind, target
 and parameters alone, and held against the published figure. This page is generated:
 
-    python benchmarks/fidelity.py --json fidelity.json --markdown docs/fidelity.md
+    python benchmarks/fidelity_holdout.py --json holdout.json
+    python benchmarks/fidelity.py --json fidelity.json --held-out holdout.json --markdown docs/fidelity.md
 
 Errors are predicted over published, less one. The table takes one vote per row of the source (records of
 one row are one piece of evidence): a row's vote is the median of its records; *worst* is the worst single
@@ -60,8 +61,13 @@ taken from two
 """
 
 
-def page(rows: Sequence[Mapping[str, Any]], by_kind: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """The whole page."""
+def page(
+    rows: Sequence[Mapping[str, Any]],
+    by_kind: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    held: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
+    """The whole page; ``held``: results of ``fidelity_holdout.py``."""
     parts = [INTRODUCTION, "## By kind (high and medium confidence)\n", _summary(by_kind)]
     parts += [
         "## Low confidence\n",
@@ -100,6 +106,22 @@ def _summary(by_kind: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _held_out(results: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        "For each seed a random third of the rows is held out, the fitted constants are fitted again on the rest from",
+        "values half as large again, and both parts are predicted (`python benchmarks/fidelity_holdout.py`).",
+        "Medians of the errors, fitted / held out:",
+        "",
+        "| kind | " + " | ".join(f"seed {result['seed']}" for result in results) + " |",
+        "|---|" + "---|" * len(results),
+    ]
+    kinds = sorted({kind for result in results for part in ("fitted", "held_out") for kind in result[part]})
+    for kind in kinds:
+        cells = (f"{_percent(r['fitted'].get(kind))} / {_percent(r['held_out'].get(kind))}" for r in results)
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def _low(by_kind: Mapping[str, Any]) -> str:
     lines = ["| kind | records | predicted | median error |", "|---|---|---|---|"]
     for kind, groups in by_kind.items():
@@ -117,7 +139,8 @@ def _defaults(defaults: Mapping[str, Any]) -> str:
         listed = ", ".join(f"{name} = {value}" for name, value in values.items())
         lines.append(f"* **{kind}**: {listed}")
     lines.append(
-        "* **target** `mk2`: GC200, and Bow for the rates of whole matrix products; `c600-or-bow`: C600. Layouts, sequence lengths "
+        "* **target** `mk2`: GC200, and Bow for the rates of whole matrix products; `c600-or-bow`: C600. "
+        "Layouts, sequence lengths "
         "and micro-batches by network stand at the top of `benchmarks/fidelity_kinds/applications.py`."
     )
     return "\n".join(lines) + "\n"
