@@ -11,6 +11,7 @@ from podrun.collectives.communicator import Communicator, check_groups
 from podrun.collectives.errors import ClosedError, GroupError, MismatchError, RankLostError, RankMissingError
 from podrun.collectives.group import DEFAULT_TIMEOUT, Group, Token, slice_of
 from podrun.collectives.rendezvous import create, in_process, join
+from podrun.collectives.replica_groups import GroupKind, replica_groups
 from podrun.executable import Reduction
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Communicator",
     "Group",
     "GroupError",
+    "GroupKind",
     "MismatchError",
     "RankLostError",
     "RankMissingError",
@@ -28,5 +30,6 @@ __all__ = [
     "create",
     "in_process",
     "join",
+    "replica_groups",
     "slice_of",
 ]

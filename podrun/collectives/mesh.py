@@ -26,6 +26,8 @@ from podrun.collectives.wire import Frame, FrameKind, Link, dial
 _HELLO = struct.Struct("<I32s")
 _GRACE = 0.3
 """Seconds in which the reason why a peer closed its connection may still come from rank 0."""
+_LOOK = 0.1
+"""Seconds between two looks, while waiting to be connected to, at whether the group still stands."""
 _NOTHING: ByteArray = np.empty(0, np.uint8)
 
 
@@ -59,23 +61,33 @@ class Mesh:
             self.links[peer] = Link(peer, sock)
         awaited = {rank for rank in remote if rank > self._rank}
         while awaited:
-            listener.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                sock, _ = listener.accept()
-                sock.settimeout(5.0)
-                peer, offered = _HELLO.unpack(sock.recv(_HELLO.size, socket.MSG_WAITALL))
-            except (TimeoutError, struct.error) as error:
-                if time.monotonic() >= deadline:
-                    ranks = tuple(sorted(awaited))
-                    raise RankMissingError(
-                        f"rank {ranks} did not connect to rank {self._rank}", ranks=ranks
-                    ) from error
-                continue
-            if hmac.compare_digest(offered, key) and peer in awaited:
-                awaited.remove(peer)
-                self.links[peer] = Link(peer, sock)
-            else:
-                sock.close()
+            self._check(0.0)
+            if time.monotonic() >= deadline:
+                ranks = tuple(sorted(awaited))
+                named = ", ".join(map(str, ranks))
+                raise RankMissingError(f"rank {named} did not connect to rank {self._rank}", ranks=ranks)
+            admitted = self._admit(listener, key, awaited)
+            if admitted is not None:
+                awaited.remove(admitted)
+
+    def _admit(self, listener: socket.socket, key: bytes, awaited: set[int]) -> int | None:
+        """Let one awaited rank in, if one comes soon and shows the key."""
+        listener.settimeout(_LOOK)
+        try:
+            sock, _ = listener.accept()
+        except TimeoutError:
+            return None
+        try:
+            sock.settimeout(5.0)
+            peer, offered = _HELLO.unpack(sock.recv(_HELLO.size, socket.MSG_WAITALL))
+        except (OSError, struct.error):
+            sock.close()
+            return None
+        if not hmac.compare_digest(offered, key) or peer not in awaited:
+            sock.close()
+            return None
+        self.links[peer] = Link(peer, sock)
+        return int(peer)
 
     def post(
         self,

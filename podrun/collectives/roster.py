@@ -160,6 +160,7 @@ class Member:
         self._news = threading.Condition()
         self._heard: dict[str, Any] = {}
         self._closing = False
+        self._telling = threading.Lock()
         port = int(self.listener.getsockname()[1])
         entry = {
             "key": token["key"],
@@ -193,7 +194,8 @@ class Member:
             self._tell({"abort": dict(error)})
 
     def _tell(self, message: Mapping[str, Any]) -> None:
-        _say(self._socket, message)
+        with self._telling:  # `abort` may come from any thread
+            _say(self._socket, message)
 
     def _hear(self, what: str, deadline: float, whom: str) -> Any:
         with self._news:

@@ -1,4 +1,4 @@
-"""Groups for tests: every rank a thread of the test's process."""
+"""Groups for tests: every rank a thread of the test's process, on one host or on several made-believe ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from podrun.collectives import Group, in_process
+from podrun.collectives import Group, create, in_process, join
 
 
 @contextlib.contextmanager
@@ -19,6 +19,20 @@ def ranks(size: int, timeout: float = 20.0) -> Iterator[list[Group]]:
     finally:
         for group in groups:
             group.close()
+
+
+@contextlib.contextmanager
+def hosts(names: str, timeout: float = 10.0, absent: tuple[int, ...] = ()) -> Iterator[list[Group]]:
+    """A group of ``len(names)`` ranks, rank *r* on the host called ``names[r]``; closed at the end."""
+    first, token = create(len(names), address="127.0.0.1", timeout=timeout, host=names[0])
+    groups = [first]
+    try:
+        here = [rank for rank in range(1, len(names)) if rank not in absent]
+        groups += [join(token, rank, host=names[rank]) for rank in here]
+        yield groups
+    finally:
+        with ThreadPoolExecutor(len(groups)) as pool:  # a rank's last data may need another to take it
+            list(pool.map(lambda group: group.close(), reversed(groups)))
 
 
 def on_all(groups: list[Group], work: Callable[[Group], Any]) -> list[Any]:

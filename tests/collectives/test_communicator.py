@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_ranks import on_all, ranks
+from collective_ranks import hosts, on_all, ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -191,34 +191,38 @@ def test_wrong_arrays_are_refused_before_anything_is_sent() -> None:
 
 
 @pytest.mark.slow
-def test_soak() -> None:
-    """10,000 collectives over random groups and sizes, every one checked."""
+@pytest.mark.parametrize(("over_hosts", "rounds"), [(False, 20), (True, 4)])
+def test_soak(over_hosts: bool, rounds: int) -> None:
+    """500 collectives a round over random groups and sizes, every one checked: 10,000 on one host."""
     plan = np.random.default_rng(11)
-    for _ in range(20):
+    for _ in range(rounds):
         members = int(plan.integers(2, 6))
         seed = int(plan.integers(1 << 30))
+        names = "".join(plan.choice(["A", "B", "C"], members))
+        with hosts(names, timeout=60) if over_hosts else ranks(members, timeout=60) as groups:
+            results = on_all(groups, lambda group, seed=seed: _soak(group, seed))
+            assert results == [500] * members
 
-        def work(group: Group, seed: int = seed, members: int = members) -> int:
-            random, comm = np.random.default_rng(seed), Communicator(group)
-            subgroups: dict[int, Communicator] = {}
-            for _ in range(500):
-                subset = int(random.integers(3))
-                if subset and subset not in subgroups:
-                    order = [int(r) for r in random.permutation(members)]
-                    cut = members // 2
-                    part = comm.split([order[:cut], order[cut:]])
-                    assert part is not None
-                    subgroups[subset] = part
-                where = subgroups[subset] if subset else comm
-                size = int(2 ** random.uniform(0, 18))
-                _check_one(where, int(random.integers(4)), size, int(random.integers(100)))
-            for part in subgroups.values():
-                part.barrier()
-                part.close()
-            return 500
 
-        with ranks(members, timeout=5) as groups:
-            assert on_all(groups, work) == [500] * members
+def _soak(group: Group, seed: int) -> int:
+    random, comm = np.random.default_rng(seed), Communicator(group)
+    subgroups: dict[int, Communicator] = {}
+    for _ in range(500):
+        subset = int(random.integers(3))
+        if subset and subset not in subgroups:
+            order = [int(r) for r in random.permutation(group.size)]
+            cut = group.size // 2
+            part = comm.split([order[:cut], order[cut:]])
+            assert part is not None
+            subgroups[subset] = part
+        where = subgroups[subset] if subset else comm
+        size = int(2 ** random.uniform(0, 18))
+        _check_one(where, int(random.integers(4)), size, int(random.integers(100)))
+    for part in subgroups.values():
+        part.barrier()
+        part.close()
+    group.barrier()
+    return 500
 
 
 def _check_one(comm: Communicator, operation: int, size: int, salt: int) -> None:

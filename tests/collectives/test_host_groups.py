@@ -5,18 +5,15 @@ Hosts are made by name: ranks that give different host names share no memory and
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from collective_ranks import on_all
+from collective_ranks import hosts, on_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_group_results import NUMPY, bits, expected, values
@@ -35,21 +32,6 @@ from podrun.collectives import (
 )
 from podrun.collectives.lanes import Layout
 from podrun.errors import ConflictError
-
-
-@contextlib.contextmanager
-def hosts(names: str, timeout: float = 10.0, absent: tuple[int, ...] = ()) -> Iterator[list[Group]]:
-    """A group of ``len(names)`` ranks, rank *r* on the host called ``names[r]``; closed at the end."""
-    first, token = create(len(names), address="127.0.0.1", timeout=timeout, host=names[0])
-    groups = [first]
-    try:
-        here = [rank for rank in range(1, len(names)) if rank not in absent]
-        groups += [join(token, rank, host=names[rank]) for rank in here]
-        yield groups
-    finally:
-        with ThreadPoolExecutor(len(groups)) as pool:  # a rank's last data may need another to take it
-            list(pool.map(lambda group: group.close(), reversed(groups)))
-
 
 LAYOUTS = ["AB", "AABB", "ABC", "ABAB", "AAB", "ABBA", "AABBCC"]
 
