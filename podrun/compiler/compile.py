@@ -27,7 +27,7 @@ from podrun.compiler.schedule import schedule
 from podrun.compiler.sharding import Timetable, Unit, homes_of, units
 from podrun.compiler.trace import Trace, fixed_numerics, trace
 from podrun.compiler.update import JOINT_UPDATE, joint_piece, update_piece
-from podrun.errors import UnimplementedError, UsageError
+from podrun.errors import UnimplementedError, UnsupportedError, UsageError
 from podrun.executable import (
     Computation,
     Executable,
@@ -39,6 +39,8 @@ from podrun.executable import (
     VariableRole,
     numpy_dtype,
 )
+
+_WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,14 @@ class _Compilation:
 def _check(program: Program) -> None:
     if program.accumulation_factor < 1:
         raise UsageError(f"The accumulation factor must be at least 1, not {program.accumulation_factor}.")
+    specs = [parameter.spec for parameter in program.parameters.values()]
+    specs += [item.spec for item in program.inputs.values()]
+    for spec in specs:
+        if spec.dtype in _WIDE:
+            raise UnsupportedError(
+                f"{spec.name!r} is {spec.dtype}; an IPU has no 64-bit types.",
+                hint="Give it as a 32-bit type.",
+            )
     for name in program.state_updates:
         if name not in program.parameters:
             raise unknown_tensor(name, program.parameters)

@@ -11,7 +11,7 @@ import pytest
 from podrun.compiler.compile import compile_program
 from podrun.compiler.layout import layout_of
 from podrun.compiler.program import InputSpec, ParameterSpec
-from podrun.errors import UnimplementedError, UsageError
+from podrun.errors import UnimplementedError, UnsupportedError, UsageError
 from podrun.executable import Layout, TensorSpec
 
 from .programs import mlp
@@ -63,6 +63,13 @@ def test_losses() -> None:
         compile_program(replace(mlp(), update=None))
     with pytest.raises(UsageError, match="accumulation factor"):
         compile_program(mlp(accumulation_factor=0))
+
+
+def test_wide_types() -> None:
+    program = mlp()
+    wide = {**program.inputs, "y": InputSpec(TensorSpec("y", "int64", (4,)))}
+    with pytest.raises(UnsupportedError, match="'y' is int64"):
+        compile_program(replace(program, inputs=wide))
 
 
 def test_names_that_clash() -> None:
