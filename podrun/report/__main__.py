@@ -7,52 +7,51 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from podrun.errors import ConfigError, PodrunError
+from podrun.report.document import SCHEMA, from_json, to_json
 from podrun.report.html import page
-from podrun.report.read import Profile, read_report
+from podrun.report.model import Profile
+from podrun.report.read import profile_of, read_report
 from podrun.report.text import compare, summary
-from podrun.report.trace import chrome_trace
+from podrun.report.trace import to_trace
 
 
 def load(path: Path) -> Profile:
-    """The profile in a file: a program that podrun compiled, or a tile report as JSON.
+    """The profile in a file: a program that podrun compiled, a profile.json, or a tile report as JSON.
 
     Raises:
-        ConfigError: there is no such file, or it holds neither.
+        ConfigError: there is no such file, or it holds none of these.
     """
-    return read_report(_raw(path))
-
-
-def _raw(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
-    if path.suffix == ".json":
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigError(f"{path} is not JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise ConfigError(f"{path} holds no tile report: an object was expected")
-        return found
-    from podrun.executable_file import read
+    if path.suffix != ".json":
+        from podrun.executable_file import read
 
-    return dict(read(path).tile_report)
+        return profile_of(read(path))
+    text = path.read_text(encoding="utf-8")
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no report: an object was expected")
+    return from_json(text, source=str(path)) if found.get("schema") == SCHEMA else read_report(found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the summary; write the files that are asked for. 0, or 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m podrun.report", description=__doc__)
-    parser.add_argument("program", type=Path, help="a compiled program, or its tile report as .json")
+    parser.add_argument(
+        "program", type=Path, help="a compiled program, a profile.json, or a tile report as .json"
+    )
     parser.add_argument("--html", type=Path, help="write one self-contained page")
-    parser.add_argument("--json", type=Path, help="write the tile report")
+    parser.add_argument("--json", type=Path, help="write the profile as JSON")
     parser.add_argument("--trace", type=Path, help="write a trace for Perfetto or chrome://tracing")
     parser.add_argument("--compare", type=Path, help="another program: show what changed from it")
     options = parser.parse_args(argv)
     try:
-        raw = _raw(options.program)
-        profile = read_report(raw)
+        profile = load(options.program)
         other = load(options.compare) if options.compare else None
     except PodrunError as error:
         print(f"error: {error}" + (f"\n{error.hint}" if error.hint else ""), file=sys.stderr)
@@ -61,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.html:
         options.html.write_text(page(profile, title=options.program.name, other=other), encoding="utf-8")
     if options.json:
-        options.json.write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(to_json(profile), encoding="utf-8")
     if options.trace:
-        options.trace.write_text(json.dumps(chrome_trace(profile)) + "\n", encoding="utf-8")
+        options.trace.write_text(to_trace(profile), encoding="utf-8")
     return 0
 
 

@@ -1,8 +1,8 @@
-"""The report keys of ``POPLAR_ENGINE_OPTIONS``: which reports a program asks for, and where they go.
+"""POPLAR_ENGINE_OPTIONS and SessionOptions.engineOptions: which reports are written where, and what else counts.
 
-The variable holds one JSON object of strings, as for the SDK: ``{"autoReport.all": "true", "autoReport.directory":
-"./report"}``. Options of the engine that podrun accepts without a meaning here are listed too, so that a misspelt
-one is refused.
+Names are those of Poplar's Engine. What concerns reports and memory is honoured; the others are accepted, because
+programs set them, and change nothing here. A name that Poplar does not have is an error. The environment comes
+before the program.
 """
 
 from __future__ import annotations
@@ -15,113 +15,198 @@ from pathlib import Path
 
 from podrun.errors import InvalidOptionError
 
-REPORTS = {
-    "autoReport.outputExecutionProfile": "trace",
-    "autoReport.outputGraphProfile": "profile",
-    "autoReport.outputLoweredVars": "memory",
-    "autoReport.outputArchive": "archive",
-    "autoReport.outputSerializedGraph": "graph",
-    "autoReport.outputDebugInfo": "debug",
-    "autoReport.outputLoweredVarsCompressed": "memory",
-}
-"""Report keys and what each makes podrun write beside the profile."""
-OTHERS = frozenset(
-    {
-        "autoReport.all",
-        "autoReport.directory",
-        "autoReport.executionProfileProgramRunCount",
-        "autoReport.streamAtEachRun",
-        "debug.allowOutOfMemory",
-        "debug.instrument",
-        "debug.instrumentCompute",
-        "debug.instrumentControlFlow",
-        "debug.instrumentExternalExchange",
-        "debug.computeInstrumentationLevel",
-        "debug.branchRecordTile",
-        "debug.retainDebugInformation",
-        "debug.cpuMultiThreadExecutor",
-        "debug.floatPointOpException",
-        "debug.outputAllSymbols",
-        "exchange.enablePrefetch",
-        "exchange.streamBufferOverlap",
-        "opt.enableInlining",
-        "opt.enableMultiAccessCopies",
-        "opt.internalExchangeOptimisationTarget",
-        "opt.maxComputeSetsPerLoopOnChip",
-        "opt.maxCopyMergeSize",
-        "prng.seed",
-        "profiler.perTensorPlacementReport",
-        "streamCallbacks.multiThreadMode",
-        "streamCallbacks.maxLookahead",
-        "streamCallbacks.numWorkerThreads",
-        "target.deterministicWorkers",
-        "target.gatewayMode",
-        "target.gatewayWriteCombining",
-        "target.hostSyncTimeout",
-        "target.saveArchive",
-        "target.syncReplicasIndependently",
-        "target.syncPollPeriodUs",
-    }
+VARIABLE = "POPLAR_ENGINE_OPTIONS"
+"""The environment variable: a JSON object of option names and values."""
+
+FLAGS = (
+    "autoReport.all",
+    "autoReport.outputGraphProfile",
+    "autoReport.outputExecutionProfile",
+    "debug.allowOutOfMemory",
 )
-"""Further options that are known. Those without a meaning for a model are accepted and change nothing."""
-_TRUE, _FALSE = ("true", "1", "on", "yes"), ("false", "0", "off", "no")
+"""Honoured options that are true or false."""
+DIRECTORY = "autoReport.directory"
+RUN_COUNT = "autoReport.executionProfileProgramRunCount"
+ACCEPTED = (
+    "autoReport.outputArchive",
+    "autoReport.outputDebugInfo",
+    "autoReport.outputLoweredVars",
+    "autoReport.outputLoweredVarsCompressed",
+    "autoReport.outputSerializedGraph",
+    "autoReport.streamAtEachRun",
+    "debug.branchRecordTile",
+    "debug.checkForVertexNaNs",
+    "debug.computeInstrumentationLevel",
+    "debug.cpuMultiThreadExecution",
+    "debug.cpuMultiThreadExecutor",
+    "debug.exceptOnSOCError",
+    "debug.executionProfile",
+    "debug.externalExchangeInstrumentationLevel",
+    "debug.floatPointOpException",
+    "debug.graphReportDestination",
+    "debug.instrument",
+    "debug.instrumentCompute",
+    "debug.instrumentControlFlow",
+    "debug.instrumentExternalExchange",
+    "debug.loweredVarDumpFile",
+    "debug.nanOverflowException",
+    "debug.outputAllSymbols",
+    "debug.profilingTile",
+    "debug.retainDebugInformation",
+    "debug.runtimeVerify",
+    "debug.supervisorStackSizeInBytes",
+    "debug.trace",
+    "debug.traceFile",
+    "debug.verify",
+    "debug.workerStackSizeInBytes",
+    "exchange.enablePrefetch",
+    "exchange.multicastPolicy",
+    "exchange.streamBufferOverlap",
+    "opt.enableInlining",
+    "opt.enableMultiAccessCopies",
+    "opt.enableSwSyncs",
+    "opt.internalExchangeOptimisationTarget",
+    "opt.maxCompilationThreads",
+    "opt.maxComputeSetsPerLoopOnChip",
+    "opt.maxCopyMergeSize",
+    "opt.maxLinkerThreads",
+    "prng.enableStochasticRounding",
+    "prng.seed",
+    "profiler.blocks.filter",
+    "profiler.format",
+    "profiler.includeCycleEstimates",
+    "profiler.includeFlopEstimates",
+    "profiler.perExecutionStreamCopyCycles",
+    "profiler.perTensorPlacementReport",
+    "profiler.programs.filter",
+    "profiler.replicaToProfile",
+    "streamCallbacks.maxLookahead",
+    "streamCallbacks.multiThreadMode",
+    "streamCallbacks.numWorkerThreads",
+    "streamCallbacks.numaAware",
+    "target.deterministicWorkers",
+    "target.exceptionPollPeriodUs",
+    "target.extendedMemory",
+    "target.firstRuntimeReplica",
+    "target.gatewayMode",
+    "target.gatewayWriteCombining",
+    "target.hostSyncTimeout",
+    "target.maxStreamCallbackThreadsPerNumaNode",
+    "target.numberRuntimeReplica",
+    "target.saveArchive",
+    "target.supervisorStackSizeInBytes",
+    "target.syncMethod",
+    "target.syncPollPeriodUs",
+    "target.syncReplicasIndependently",
+    "target.textSectionSizeInBytes",
+    "target.workerStackSizeInBytes",
+)
+"""Options of Poplar's Engine that change nothing here."""
+KNOWN = tuple(sorted((*FLAGS, DIRECTORY, RUN_COUNT, *ACCEPTED)))
 
 
 @dataclass(frozen=True, slots=True)
-class ReportOptions:
-    """Where to write which reports. ``out_of_memory``: still report when the program does not fit."""
+class EngineOptions:
+    """What engine options ask for. ``directory`` holds one folder of report files for each session, by name.
 
-    directory: Path
-    reports: frozenset[str]
-    out_of_memory: bool = False
+    ``graph_profile``: profile.json, profile.html and summary.txt; ``execution_profile``: trace.json as well.
+    """
+
+    directory: Path = Path(".")
+    graph_profile: bool = False
+    execution_profile: bool = False
+    allow_out_of_memory: bool = False
 
     @property
-    def wanted(self) -> bool:
-        """True iff any report is asked for."""
-        return bool(self.reports)
+    def reports(self) -> bool:
+        """True iff any report is written."""
+        return self.graph_profile or self.execution_profile
 
 
-def report_options(environ: Mapping[str, str]) -> ReportOptions:
-    """What ``POPLAR_ENGINE_OPTIONS`` of ``environ`` asks for; nothing if it is not set.
+def engine_options(program: Mapping[str, str], environ: Mapping[str, str]) -> EngineOptions:
+    """What a program's options and the environment's ask for.
+
+    Under ``podrun`` the directory gets ``__instance_<i>``, so that instances do not write over each other's.
 
     Raises:
-        InvalidOptionError: not JSON, an option that does not exist, or a value it cannot have.
+        InvalidOptionError: a name that is no engine option, or a value it cannot have.
     """
-    text = environ.get("POPLAR_ENGINE_OPTIONS", "").strip()
-    options = _parse(text) if text else {}
-    for name in options:
-        if name not in REPORTS and name not in OTHERS:
-            raise InvalidOptionError(f"unknown engine option {name!r}", hint=_nearest(name))
-    everything = _flag(options, "autoReport.all")
-    wanted = {made for name, made in REPORTS.items() if _flag(options, name, default=everything)}
-    directory = Path(options.get("autoReport.directory", "."))
-    return ReportOptions(directory, frozenset(wanted), _flag(options, "debug.allowOutOfMemory"))
+    given = {**_checked(program, "engineOptions"), **_checked(_from_environment(environ), VARIABLE)}
+    everything = _flag(given, "autoReport.all", False)
+    _check_run_count(given)
+    return EngineOptions(
+        directory=_directory(given.get(DIRECTORY, "."), environ),
+        graph_profile=_flag(given, "autoReport.outputGraphProfile", everything),
+        execution_profile=_flag(given, "autoReport.outputExecutionProfile", everything),
+        allow_out_of_memory=_flag(given, "debug.allowOutOfMemory", False),
+    )
 
 
-def _parse(text: str) -> dict[str, str]:
+def _from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
+    text = environ.get(VARIABLE, "")
+    if not text.strip():
+        return {}
+    example = f'As in {VARIABLE}=\'{{"autoReport.all": "true"}}\''
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise InvalidOptionError(f"POPLAR_ENGINE_OPTIONS is not JSON: {error}") from error
+        raise InvalidOptionError(f"{VARIABLE} is no JSON: {error}", hint=example) from error
     if not isinstance(found, dict):
-        raise InvalidOptionError("POPLAR_ENGINE_OPTIONS must be one JSON object of option names and values")
-    return {
-        str(name): value if isinstance(value, str) else json.dumps(value) for name, value in found.items()
-    }
+        raise InvalidOptionError(f"{VARIABLE} is no JSON object", hint=example)
+    return found
 
 
-def _flag(options: Mapping[str, str], name: str, *, default: bool = False) -> bool:
-    if name not in options:
+def _checked(options: Mapping[str, object], source: str) -> dict[str, str]:
+    found = {}
+    for name, value in options.items():
+        if name not in KNOWN:
+            raise _unknown(name, source)
+        # JSON's true, and numbers, are taken as the strings that Poplar wants.
+        if isinstance(value, (dict, list)) or value is None:
+            raise InvalidOptionError(f"{source}: {name} is {value!r}; an option's value is a string")
+        found[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
+
+
+def _unknown(name: str, source: str) -> InvalidOptionError:
+    close = difflib.get_close_matches(name, KNOWN, n=1)
+    family = name.partition(".")[0] + "."
+    valid = [known for known in KNOWN if known.startswith(family)] or list(KNOWN)
+    meant = f" Did you mean {close[0]!r}?" if close else ""
+    return InvalidOptionError(
+        f"Unrecognised engine option {name!r} in {source}.{meant}", hint=f"Valid: {', '.join(valid)}."
+    )
+
+
+def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
+    value = given.get(name)
+    if value is None:
         return default
-    value = options[name].lower()
-    if value not in (*_TRUE, *_FALSE):
-        raise InvalidOptionError(
-            f"engine option {name!r} cannot be {options[name]!r}", hint="Give true or false."
-        )
-    return value in _TRUE
+    if value not in ("true", "false"):
+        raise InvalidOptionError(f"Engine option {name} is {value!r}; it can be 'true' or 'false'.")
+    return value == "true"
 
 
-def _nearest(name: str) -> str:
-    known = sorted((*REPORTS, *OTHERS))
-    close = difflib.get_close_matches(name, known, n=3)
-    return f"Did you mean {', '.join(close)}?" if close else f"Known: {', '.join(known)}."
+def _check_run_count(given: Mapping[str, str]) -> None:
+    count = given.get(RUN_COUNT)
+    if count is not None and not (count.isdecimal() and int(count) > 0):
+        raise InvalidOptionError(f"Engine option {RUN_COUNT} is {count!r}; it is a whole number above 0.")
+
+
+def _directory(text: str, environ: Mapping[str, str]) -> Path:
+    instance = instance_index(environ)
+    path = Path(text).expanduser()
+    if instance is None:
+        return path
+    # A directory without a name of its own (".") cannot take a suffix: a folder in it does.
+    return (
+        path.with_name(f"{path.name}__instance_{instance}") if path.name else path / f"__instance_{instance}"
+    )
+
+
+def instance_index(environ: Mapping[str, str]) -> int | None:
+    """Which instance of a podrun launch this process is; None outside of one."""
+    if "POPDIST_NUM_TOTAL_REPLICAS" not in environ:
+        return None
+    text = environ.get("OMPI_COMM_WORLD_RANK", "0")
+    return int(text) if text.isdecimal() else 0

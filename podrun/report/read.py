@@ -1,4 +1,4 @@
-"""The tile report of a program as values: stages on IPUs, what they cost, what the tiles hold.
+"""From the tile report of an `Executable` to a `Profile`.
 
 The compiler's report holds ``segments`` (pieces of one micro-batch: IPU, place in the pipeline, the tile model's
 report) and ``update`` (the same for the weight update of each IPU). A report of one function (`cost_jaxpr`) is read
@@ -7,107 +7,77 @@ as a program of one segment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from podrun.device.target import chip
 from podrun.errors import ConfigError
-
-CAUSES = ("compute", "exchange", "rearrange", "launch", "sync")
-"""Causes of cycles within a stage, in the order they are shown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One piece of work on one IPU. ``cycle``: its place in the pipeline; ``report``: of `podrun.device.tiles`."""
-
-    name: str
-    ipu: int
-    cycle: int
-    sent_bytes: int
-    report: Mapping[str, Any]
-
-    @property
-    def cycles(self) -> int:
-        """Cycles of one execution."""
-        return int(self.report["step"]["cycles"])
+from podrun.executable import Executable
+from podrun.report.model import BspStep, Content, MemoryUse, Profile, Share, Stage, TileInterval
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """A program's modelled time and memory. ``seconds_by_cause`` adds up to ``seconds`` of one batch."""
-
-    target: str
-    cycles: int
-    seconds: float
-    seconds_by_cause: Mapping[str, float]
-    stages: tuple[Stage, ...]
-    updates: tuple[Stage, ...]
-    pipelined: bool
-
-    @property
-    def ipus(self) -> tuple[int, ...]:
-        """IPUs of a replica that have work."""
-        return tuple(sorted({stage.ipu for stage in (*self.stages, *self.updates)}))
-
-    def causes(self) -> dict[str, int]:
-        """Cycles of one micro-batch by cause, over all stages."""
-        return {
-            cause: sum(int(s.report["step"]["by_cause"].get(cause, 0)) for s in self.stages)
-            for cause in CAUSES
-        }
-
-    def operators(self) -> dict[str, int]:
-        """Cycles of one micro-batch by family of operations, largest first."""
-        found: dict[str, int] = {}
-        for stage in self.stages:
-            for name, entry in stage.report["by_operator"].items():
-                found[name] = found.get(name, 0) + int(entry["cycles"])
-        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
-
-    def scopes(self) -> dict[str, int]:
-        """Cycles of one micro-batch by named scope (layer), largest first."""
-        found: dict[str, int] = {}
-        for stage in self.stages:
-            for name, cycles in stage.report["by_scope"].items():
-                found[name] = found.get(name, 0) + int(cycles)
-        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
-
-    def fullest(self) -> Stage:
-        """The stage whose tiles hold most."""
-        return max(self.stages, key=lambda stage: (stage.report["memory"]["max_tile_bytes"], -stage.ipu))
-
-    def bounds(self) -> dict[str, tuple[int, int]]:
-        """Equations that no planner knew: how often, and the cycles of their bound."""
-        found: dict[str, tuple[int, int]] = {}
-        for stage in self.stages:
-            for name, entry in stage.report.get("bounds", {}).items():
-                count, cycles = found.get(name, (0, 0))
-                found[name] = (count + int(entry["count"]), cycles + int(entry["cycles"]))
-        return found
+def profile_of(executable: Executable) -> Profile:
+    """The Profile of a compiled program. Raises ConfigError as `read_report`."""
+    return read_report(
+        executable.tile_report,
+        name=executable.name,
+        replicas=executable.layout.replicas,
+        ipus_per_replica=executable.layout.ipus_per_replica,
+        accumulation_factor=executable.accumulation_factor,
+        samples_per_micro_batch=executable.metadata.get("samples_per_micro_batch"),
+    )
 
 
-def read_report(report: Mapping[str, Any]) -> Profile:
-    """The Profile of a tile report.
+def read_report(
+    report: Mapping[str, Any],
+    *,
+    name: str = "program",
+    replicas: int = 1,
+    ipus_per_replica: int | None = None,
+    accumulation_factor: int = 1,
+    samples_per_micro_batch: int | None = None,
+) -> Profile:
+    """The Profile of a tile report; ``samples_per_micro_batch`` is what one replica sees in one micro-batch.
+
+    ``ipus_per_replica``: None for those that have work.
 
     Raises:
         ConfigError: it is not a tile report, or there is no tile model of this program in it.
     """
+    samples = samples_per_micro_batch
     if "step" not in report:
         raise ConfigError(
             "this is not a tile report: it has no 'step'", hint="Give a program that podrun compiled."
         )
+    try:
+        profile = _profile(report)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ConfigError(
+            f"the tile report is not as it should be: {type(error).__name__} at {error}",
+            hint="Compile the program again with this version.",
+        ) from error
+    return dataclasses.replace(
+        profile,
+        name=name,
+        replicas=replicas,
+        ipus_per_replica=ipus_per_replica or profile.ipus_per_replica,
+        accumulation_factor=accumulation_factor,
+        samples_per_batch=None if samples is None else samples * accumulation_factor * replicas,
+    )
+
+
+def _profile(report: Mapping[str, Any]) -> Profile:
     step = report["step"]
     if "segments" in report:
         stages = tuple(
-            Stage(f"segment {index}", int(s["ipu"]), int(s["cycle"]), int(s["sent_bytes"]), s["report"])
+            _stage(f"segment {index}", s["report"], s["ipu"], s["cycle"], s["sent_bytes"])
             for index, s in enumerate(report["segments"])
         )
-        updates = tuple(Stage("update", int(u["ipu"]), 0, 0, u["report"]) for u in report.get("update", ()))
+        updates = tuple(_stage("update", u["report"], u["ipu"]) for u in report.get("update", ()))
         causes = {name: float(seconds) for name, seconds in step.get("seconds_by_cause", {}).items()}
-        pipelined = bool(report.get("pipelined", False))
     elif "memory" in report:
-        stages, updates, pipelined = (Stage("program", 0, 0, 0, report),), (), False
+        stages, updates = (_stage("program", report),), ()
         causes = {"compute": float(step["seconds"])}
     else:
         raise ConfigError(
@@ -115,5 +85,65 @@ def read_report(report: Mapping[str, Any]) -> Profile:
         )
     if not stages:
         raise ConfigError("the tile report holds no segments")
-    target = str(stages[0].report["target"])
-    return Profile(target, int(step["cycles"]), float(step["seconds"]), causes, stages, updates, pipelined)
+    first = report["segments"][0]["report"] if "segments" in report else report
+    return Profile(
+        name="program",
+        target=str(first["target"]),
+        clock_hz=float(chip(str(first["target"])).clock_hz),
+        replicas=1,
+        ipus_per_replica=1 + max(stage.ipu for stage in stages),
+        accumulation_factor=1,
+        samples_per_batch=None,
+        pipelined=bool(report.get("pipelined", False)),
+        cycles=int(step["cycles"]),
+        seconds=float(step["seconds"]),
+        seconds_by_cause=causes,
+        stages=stages,
+        updates=updates,
+    )
+
+
+def _stage(
+    name: str, report: Mapping[str, Any], ipu: int = 0, pipeline_cycle: int = 0, sent_bytes: int = 0
+) -> Stage:
+    step = report["step"]
+    return Stage(
+        name=name,
+        ipu=int(ipu),
+        pipeline_cycle=int(pipeline_cycle),
+        sent_bytes=int(sent_bytes),
+        cycles=int(step["cycles"]),
+        seconds=float(step["seconds"]),
+        flops=int(step.get("flops", 0)),
+        cycles_by_cause={cause: int(value) for cause, value in step["by_cause"].items()},
+        operators=_shares(report["by_operator"].items()),
+        layers=tuple(Share(scope, int(cycles), 0) for scope, cycles in report["by_scope"].items()),
+        timeline=tuple(
+            BspStep(e["scope"], e["operator"], e["steps"], e["sync"], e["exchange"], e["compute"])
+            for e in report["timeline"]
+        ),
+        memory=_memory(report["memory"]),
+        bounds=_shares(report.get("bounds", {}).items()),
+    )
+
+
+def _shares(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Share, ...]:
+    return tuple(Share(name, int(entry["cycles"]), int(entry["count"])) for name, entry in entries)
+
+
+def _memory(memory: Mapping[str, Any]) -> MemoryUse:
+    return MemoryUse(
+        always_live_bytes=int(memory["always_live_bytes"]),
+        not_always_live_peak_bytes=int(memory["not_always_live_peak_bytes"]),
+        code_bytes_by_category={name: int(size) for name, size in memory["code"].items()},
+        total_bytes=int(memory["total_bytes"]),
+        max_tile_bytes=int(memory["max_tile_bytes"]),
+        tile_capacity_bytes=int(memory["tile_bytes"]),
+        fits=bool(memory["fits"]),
+        by_tile=tuple(
+            TileInterval(int(i["first"]), int(i["last"]), {n: int(b) for n, b in i["bytes"].items()})
+            for i in memory["by_tile"]
+        ),
+        over_time_bytes=tuple(int(size) for size in memory["by_time"]),
+        largest=tuple(Content(str(item["scope"]), int(item["bytes"])) for item in memory["largest"]),
+    )

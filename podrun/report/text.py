@@ -2,72 +2,95 @@
 
 from __future__ import annotations
 
-from podrun.report.read import Profile
+from collections.abc import Mapping
+
+from podrun.report.model import Profile
 
 TRUST = "Modelled, not measured: docs/fidelity.md holds the model against published measurements."
 
 
 def summary(profile: Profile, *, top: int = 8) -> str:
     """Time by cause, operators, layers and memory, most first; ends with a newline."""
-    lines = [
-        f"Target {profile.target}, {len(profile.ipus)} IPU{'s' * (len(profile.ipus) != 1)} per replica"
-        + (", pipelined" if profile.pipelined else ""),
-        f"One batch: {profile.seconds * 1e3:,.3f} ms, {profile.cycles:,} cycles",
-    ]
-    for cause, seconds in profile.seconds_by_cause.items():
-        lines.append(f"  {cause:<12}{seconds * 1e3:>14,.3f} ms {_share(seconds, profile.seconds)}")
     total = sum(profile.causes().values())
+    lines = [
+        headline(profile),
+        f"One batch ({profile.replicas} replicas x {profile.accumulation_factor} micro-batches): "
+        f"{profile.seconds * 1e3:,.3f} ms, {profile.cycles:,} cycles",
+    ]
+    if profile.samples_per_second is not None:
+        lines.append(f"  {profile.samples_per_second:,.1f} samples/s; bottleneck: {profile.bottleneck}")
+    for cause, seconds in profile.seconds_by_cause.items():
+        lines.append(f"  {cause:<14}{seconds * 1e3:>14,.3f} ms {share(seconds, profile.seconds)}")
     lines.append(f"One micro-batch on tiles: {total:,} cycles")
-    lines += [f"  {name:<12}{value:>14,} {_share(value, total)}" for name, value in profile.causes().items()]
-    lines.append("By operator")
-    lines += [f"  {n:<14}{v:>12,} {_share(v, total)}" for n, v in list(profile.operators().items())[:top]]
-    lines.append("By layer")
-    lines += [f"  {v:>14,} {_share(v, total)}  {n}" for n, v in list(profile.scopes().items())[:top]]
+    lines += _ranks(profile.causes(), total, len(profile.causes()))
+    lines += ["By operator", *_ranks(profile.operators(), total, top)]
+    lines += ["By layer", *_ranks(profile.layers(), total, top)]
     lines += _memory(profile)
     for name, (count, cycles) in profile.bounds().items():
         lines.append(f"Bounded, no planner: {name} x {count}, {cycles:,} cycles")
     return "\n".join([*lines, TRUST]) + "\n"
 
 
+def headline(profile: Profile) -> str:
+    """Name, target and size in one line."""
+    ipus = f"{profile.ipus_per_replica} IPU{'s' * (profile.ipus_per_replica != 1)} per replica"
+    return f"{profile.name} on {profile.target}, {ipus}" + (", pipelined" if profile.pipelined else "")
+
+
+def _ranks(values: Mapping[str, int], total: int, top: int) -> list[str]:
+    return [f"  {value:>16,} {share(value, total)}  {name}" for name, value in list(values.items())[:top]]
+
+
 def _memory(profile: Profile) -> list[str]:
     lines = ["Memory"]
     for ipu in profile.ipus:
-        reports = [stage.report["memory"] for stage in profile.stages if stage.ipu == ipu]
-        if not reports:
+        found = [stage.memory for stage in profile.stages if stage.ipu == ipu]
+        if not found:
             continue
-        worst = max(reports, key=lambda memory: memory["max_tile_bytes"])
-        used, room = worst["max_tile_bytes"], worst["tile_bytes"]
-        verdict = "fits" if worst["fits"] else "DOES NOT FIT"
-        lines.append(f"  IPU {ipu}: fullest tile {used:,} of {room:,} B {_share(used, room)} {verdict}")
-    memory = profile.fullest().report["memory"]
-    lines.append(f"  always live {memory['always_live_bytes']:,} B, peak of the rest ")
-    lines[-1] += f"{memory['not_always_live_peak_bytes']:,} B, code {sum(memory['code'].values()):,} B (chip)"
-    return lines + [f"  at the peak: {item['bytes']:,} B  {item['scope']}" for item in memory["largest"][:3]]
+        worst = max(found, key=lambda memory: memory.max_tile_bytes)
+        verdict = "fits" if worst.fits else "DOES NOT FIT"
+        lines.append(
+            f"  IPU {ipu}: fullest tile {worst.max_tile_bytes:,} of {worst.tile_capacity_bytes:,} B "
+            f"{share(worst.max_tile_bytes, worst.tile_capacity_bytes)} {verdict}"
+        )
+    memory = profile.fullest().memory
+    code = sum(memory.code_bytes_by_category.values())
+    lines.append(
+        f"  always live {memory.always_live_bytes:,} B, peak of the rest {memory.not_always_live_peak_bytes:,} B, "
+        f"code {code:,} B (whole IPU)"
+    )
+    return lines + [f"  at the peak: {item.size_bytes:,} B  {item.scope}" for item in memory.largest[:3]]
 
 
 def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
     """What changed from the first to the second: time, causes, operators, layers, memory."""
-    lines = [_change("batch, ms", first.seconds * 1e3, second.seconds * 1e3)]
+    lines = [f"{'':<42}{'before':>16}{'after':>16}"]
+    lines.append(_change("batch, ms", first.seconds * 1e3, second.seconds * 1e3))
     for cause in dict.fromkeys((*first.seconds_by_cause, *second.seconds_by_cause)):
         before = first.seconds_by_cause.get(cause, 0.0) * 1e3
         lines.append(_change(f"  {cause}, ms", before, second.seconds_by_cause.get(cause, 0.0) * 1e3))
+    speeds = first.samples_per_second, second.samples_per_second
+    if speeds[0] is not None and speeds[1] is not None:
+        lines.append(_change("samples/s", speeds[0], speeds[1]))
     for title, old, new in (
         ("operator", first.operators(), second.operators()),
-        ("layer", first.scopes(), second.scopes()),
+        ("layer", first.layers(), second.layers()),
     ):
         names = dict.fromkeys((*old, *new))
         moved = sorted(names, key=lambda name: (-abs(new.get(name, 0) - old.get(name, 0)), name))
         lines.append(f"By {title}, cycles of one micro-batch")
         lines += [_change(f"  {name}", old.get(name, 0), new.get(name, 0)) for name in moved[:top]]
-    before, after = (p.fullest().report["memory"]["max_tile_bytes"] for p in (first, second))
-    lines.append(_change("fullest tile, B", before, after))
+    sizes = first.fullest().memory.max_tile_bytes, second.fullest().memory.max_tile_bytes
+    lines.append(_change("fullest tile, B", *sizes))
     return "\n".join(lines) + "\n"
 
 
 def _change(name: str, before: float, after: float) -> str:
-    ratio = f"{after / before - 1.0:+.1%}" if before else "new"
-    return f"{name:<42}{before:>16,.3f}{after:>16,.3f}  {ratio}"
+    ratio = f"{after / before - 1.0:+.1%}" if before else ("new" if after else "")
+    label = name if len(name) <= 41 else name[:19] + "..." + name[-19:]
+    return f"{label:<42}{before:>16,.3f}{after:>16,.3f}  {ratio}".rstrip()
 
 
-def _share(part: float, whole: float) -> str:
+def share(part: float, whole: float) -> str:
+    """A share in percent, six characters wide."""
     return f"{part / whole:>6.1%}" if whole else "     -"

@@ -1,42 +1,44 @@
-"""Write the reports that a program asks for into a directory."""
+"""The files of a report: ``profile.json``, ``summary.txt``, ``profile.html`` and ``trace.json`` in one directory."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from podrun.report.engine_options import ReportOptions
+from podrun.errors import ConfigError
+from podrun.report.document import to_json
 from podrun.report.html import page
-from podrun.report.read import read_report
-from podrun.report.text import summary
-from podrun.report.trace import chrome_trace
+from podrun.report.model import Profile
+from podrun.report.text import compare, summary
+from podrun.report.trace import to_trace
+
+DOCUMENT = "profile.json"
+PAGE = "profile.html"
+SUMMARY = "summary.txt"
+TRACE = "trace.json"
 
 
-def write_reports(
-    report: Mapping[str, Any], options: ReportOptions, *, title: str = "program"
-) -> tuple[Path, ...]:
-    """The files written, in order: ``profile.json``, ``summary.txt`` and ``profile.html`` for any report, and
-    ``trace.json`` if the execution profile is asked for. None if nothing is.
+def write_report(
+    profile: Profile, directory: Path, *, trace: bool = True, other: Profile | None = None
+) -> Path:
+    """Write the files; returns the path of the document. ``other``: what page and summary compare with.
 
     Raises:
-        ConfigError: ``report`` holds no tile model's report.
+        ConfigError: the directory cannot be written.
     """
-    if not options.wanted:
-        return ()
-    profile = read_report(report)
-    files = {
-        "profile.json": json.dumps(report, indent=1, sort_keys=True) + "\n",
-        "summary.txt": summary(profile),
-        "profile.html": page(profile, title=title),
+    texts = {
+        DOCUMENT: to_json(profile),
+        PAGE: page(profile, other=other),
+        SUMMARY: summary(profile) + ("" if other is None else compare(other, profile)),
     }
-    if "trace" in options.reports:
-        files["trace.json"] = json.dumps(chrome_trace(profile)) + "\n"
-    options.directory.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, text in files.items():
-        path = options.directory / name
-        path.write_text(text, encoding="utf-8")
-        written.append(path)
-    return tuple(written)
+    if trace:
+        texts[TRACE] = to_trace(profile)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in texts.items():
+            (directory / name).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"the report cannot be written to {directory}: {error.strerror}",
+            hint="Name another directory with autoReport.directory (or podrun profile --report-directory DIR).",
+        ) from error
+    return directory / DOCUMENT

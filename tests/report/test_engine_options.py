@@ -6,14 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
 
-from podrun.device.tiles.cost import cost_jaxpr
 from podrun.errors import InvalidOptionError
-from podrun.report.engine_options import report_options
-from podrun.report.write import write_reports
+from podrun.report.engine_options import KNOWN, EngineOptions, engine_options
 
 
 def _environ(**options: Any) -> dict[str, str]:
@@ -23,15 +19,34 @@ def _environ(**options: Any) -> dict[str, str]:
 
 
 def test_nothing_is_asked_for_by_default() -> None:
-    assert not report_options({}).wanted
-    assert not report_options({"POPLAR_ENGINE_OPTIONS": "  "}).wanted
+    assert engine_options({}, {}) == EngineOptions()
+    assert not engine_options({}, {"POPLAR_ENGINE_OPTIONS": "  "}).reports
 
 
 def test_all_means_all_but_what_is_switched_off() -> None:
-    found = report_options(_environ(autoReport_all="true", autoReport_outputExecutionProfile="false"))
-    assert "trace" not in found.reports
-    assert {"profile", "memory"} <= found.reports
-    assert report_options(_environ(autoReport_all=True, debug_allowOutOfMemory="true")).out_of_memory
+    found = engine_options({}, _environ(autoReport_all="true", autoReport_outputExecutionProfile="false"))
+    assert found.reports
+    assert found.graph_profile
+    assert not found.execution_profile
+    assert engine_options(
+        {}, _environ(autoReport_all=True, debug_allowOutOfMemory="true")
+    ).allow_out_of_memory
+
+
+def test_the_environment_comes_before_the_program() -> None:
+    program = {"autoReport.directory": "mine", "autoReport.outputGraphProfile": "true"}
+    found = engine_options(program, _environ(autoReport_directory="theirs"))
+    assert found.directory == Path("theirs")
+    assert found.graph_profile
+
+
+@pytest.mark.parametrize(
+    ("directory", "expected"),
+    [("out/report", "out/report__instance_3"), (".", "__instance_3"), ("report/", "report__instance_3")],
+)
+def test_instances_have_directories_of_their_own(directory: str, expected: str) -> None:
+    under = {"POPDIST_NUM_TOTAL_REPLICAS": "8", "OMPI_COMM_WORLD_RANK": "3"}
+    assert engine_options({"autoReport.directory": directory}, under).directory == Path(expected)
 
 
 @pytest.mark.parametrize(
@@ -41,25 +56,23 @@ def test_all_means_all_but_what_is_switched_off() -> None:
         ("[1]", "object"),
         ('{"autoReport.al": "true"}', "autoReport.al"),
         ('{"autoReport.all": "perhaps"}', "perhaps"),
+        ('{"autoReport.all": null}', "string"),
+        ('{"debug.instrument": {}}', "string"),
+        ('{"autoReport.executionProfileProgramRunCount": "0"}', "above 0"),
     ],
 )
 def test_bad_options_are_refused(text: str, word: str) -> None:
     with pytest.raises(InvalidOptionError, match=word):
-        report_options({"POPLAR_ENGINE_OPTIONS": text})
+        engine_options({}, {"POPLAR_ENGINE_OPTIONS": text})
 
 
-def test_a_misspelt_option_names_the_real_one() -> None:
-    with pytest.raises(InvalidOptionError) as caught:
-        report_options({"POPLAR_ENGINE_OPTIONS": '{"autoReport.directry": "x"}'})
-    assert "autoReport.directory" in str(caught.value.hint)
+def test_a_misspelt_option_names_the_real_one_and_all_of_its_family() -> None:
+    with pytest.raises(InvalidOptionError, match=r"Did you mean 'autoReport.directory'") as caught:
+        engine_options({"autoReport.directry": "x"}, {})
+    assert all(name in str(caught.value.hint) for name in KNOWN if name.startswith("autoReport."))
 
 
-def test_reports_are_written_where_asked(tmp_path: Path) -> None:
-    half = jax.ShapeDtypeStruct((64, 64), jnp.float16)
-    report = cost_jaxpr(jax.make_jaxpr(lambda x: x @ x)(half), "bow")
-    where = tmp_path / "deep" / "down"
-    options = report_options(_environ(autoReport_all="true", autoReport_directory=str(where)))
-    written = write_reports(report, options)
-    assert [path.name for path in written] == ["profile.json", "summary.txt", "profile.html", "trace.json"]
-    assert json.loads(written[0].read_text(encoding="utf-8"))["target"] == "bow"
-    assert write_reports(report, report_options({})) == ()
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_known_option_is_taken(name: str) -> None:
+    value = "2" if name.endswith("RunCount") else "true"
+    assert isinstance(engine_options({name: value}, {}), EngineOptions)

@@ -1,80 +1,197 @@
-"""Reports of compiled programs: figures add up, pages stand alone, traces open, two runs compare."""
+"""Reports of compiled programs: figures add up, documents come back whole, pages stand alone, two runs compare."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
+import os
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
 
-from podrun.device.tiles.cost import cost_jaxpr
 from podrun.errors import ConfigError
 from podrun.report import Profile, read_report
 from podrun.report.__main__ import main
+from podrun.report.document import SCHEMA_VERSION, from_json, json_schema, load, to_json
 from podrun.report.html import page
+from podrun.report.model import PHASES
+from podrun.report.pipeline import runs
 from podrun.report.text import compare, summary
-from podrun.report.trace import chrome_trace
+from podrun.report.trace import DETAILED, chrome_trace, to_trace
+from podrun.report.write import write_report
+from tests.report.profiles import cost, pipeline_profile, pipeline_report
 
-
-def _cost(width: int) -> dict[str, Any]:
-    def step(w: Any, x: Any) -> Any:
-        def loss(w: Any) -> Any:
-            with jax.named_scope("dense <1>"):
-                return jnp.sum(jax.nn.relu(x @ w))
-
-        return w - 0.1 * jax.grad(loss)(w)
-
-    half = jnp.float16
-    shapes = jax.ShapeDtypeStruct((256, width), half), jax.ShapeDtypeStruct((32, 256), half)
-    return cost_jaxpr(jax.make_jaxpr(step)(*shapes), "gc200")
+GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.fixture(scope="module")
-def segments() -> dict[str, Any]:
-    """A report in the compiler's shape: two segments on two IPUs and an update."""
-    first, second = _cost(512), _cost(1024)
-    seconds = {"compute": 2e-5, "copies": 1e-6, "update": 3e-6, "all_reduce": 4e-6}
-    return {
-        "version": 1,
-        "step": {"cycles": 37240, "seconds": sum(seconds.values()), "seconds_by_cause": seconds},
-        "pipelined": True,
-        "segments": [
-            {"ipu": 0, "cycle": 0, "sent_bytes": 64, "report": first},
-            {"ipu": 1, "cycle": 1, "sent_bytes": 0, "report": second},
-        ],
-        "update": [{"ipu": 0, "report": first}],
-    }
+def profile() -> Profile:
+    return pipeline_profile()
 
 
-@pytest.fixture(scope="module")
-def profile(segments: dict[str, Any]) -> Profile:
-    return read_report(segments)
-
-
-def test_a_profile_adds_its_stages_up(profile: Profile, segments: dict[str, Any]) -> None:
-    cycles = sum(s["report"]["step"]["cycles"] for s in segments["segments"])
-    assert sum(profile.causes().values()) == pytest.approx(cycles, abs=10)
-    assert sum(profile.operators().values()) == pytest.approx(cycles, abs=20)
+def test_a_profile_adds_its_stages_up(profile: Profile) -> None:
+    cycles = sum(stage.cycles for stage in profile.stages)
+    assert sum(profile.causes().values()) == pytest.approx(cycles, abs=15)
+    assert sum(profile.operators().values()) == pytest.approx(cycles, abs=30)
+    assert sum(profile.layers().values()) == pytest.approx(cycles, abs=30)
     assert profile.ipus == (0, 1)
     assert profile.fullest().ipu == 1
+    assert profile.samples_per_batch == 4 * 6 * 8
+    assert profile.samples_per_second == pytest.approx(4 * 6 * 8 / profile.seconds)
+    assert profile.bottleneck == "compute, segment 1 on IPU 1 most of it"
+
+
+def test_memory_by_tile_covers_every_tile_once(profile: Profile) -> None:
+    for stage in profile.stages:
+        intervals = stage.memory.by_tile
+        assert intervals[0].first_tile == 0
+        assert intervals[-1].end_tile == 1472
+        assert all(a.end_tile == b.first_tile for a, b in itertools.pairwise(intervals))
+
+
+def test_the_pipeline_overlaps_micro_batches_but_never_on_one_ipu(profile: Profile) -> None:
+    found = runs(profile, 4)
+    assert len(found) == 4 * len(profile.stages)
+    for ipu in profile.ipus:
+        mine = sorted((r for r in found if r.stage.ipu == ipu), key=lambda r: r.start_cycles)
+        assert all(a.end_cycles <= b.start_cycles for a, b in itertools.pairwise(mine))
+    for micro_batch in range(4):
+        chain = [r for r in found if r.micro_batch == micro_batch]
+        ordered = sorted(chain, key=lambda r: r.stage.pipeline_cycle)
+        assert all(a.end_cycles <= b.start_cycles for a, b in itertools.pairwise(ordered))
+    length = max(r.end_cycles for r in found)
+    alone = dataclasses.replace(profile, pipelined=False)
+    assert length < max(r.end_cycles for r in runs(alone, 4)) == 4 * sum(s.cycles for s in profile.stages)
 
 
 def test_the_summary_names_causes_layers_memory_and_trust(profile: Profile) -> None:
     text = summary(profile)
-    for word in ("all_reduce", "matmul", "dense <1>", "fullest tile", "fits", "not measured"):
+    for word in ("all_reduce", "matmul", "dense <1>", "fullest tile", "fits", "samples/s", "not measured"):
         assert word in text
 
 
 def test_two_runs_compare(profile: Profile) -> None:
-    single = read_report(_cost(512))
-    text = compare(single, profile)
+    text = compare(read_report(cost(512)), profile)
     assert "all_reduce" in text
     assert "new" in text
     assert "fullest tile, B" in text
+    same = compare(profile, profile)
+    assert "+0.0%" in same
+    assert "new" not in same
+
+
+# --- The document -----------------------------------------------------------------------------------------------------
+
+
+def test_a_document_comes_back_whole(profile: Profile) -> None:
+    text = to_json(profile)
+    assert from_json(text) == profile
+    assert to_json(from_json(text)) == text
+
+
+def test_every_number_in_the_document_has_a_unit_in_its_key(profile: Profile) -> None:
+    units = ("_cycles", "_bytes", "_hz", "_tile", "cycles", "seconds", "flops")
+    counts = {
+        "steps",
+        "count",
+        "ipu",
+        "pipeline_cycle",
+        "replicas",
+        "ipus_per_replica",
+        "accumulation_factor",
+    }
+    counts |= {"samples_per_batch", "schema_version"}
+
+    def check(value: Any, keys: tuple[str, ...]) -> None:
+        if isinstance(value, dict):
+            for name, item in value.items():
+                # Tables by category or cause carry the unit in their own key.
+                check(item, (*keys, name))
+        elif isinstance(value, list):
+            for item in value:
+                check(item, keys)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            near = keys[-2:]
+            named = any(key.endswith(units) or "_by_" in key or key in counts for key in near)
+            assert named, f"{'.'.join(keys)} has no unit"
+
+    check(json.loads(to_json(profile)), ())
+
+
+def test_the_schema_lists_every_key_of_the_document(profile: Profile) -> None:
+    schema = json_schema()
+    document = json.loads(to_json(profile))
+    assert set(document) == set(schema["properties"]) == set(schema["required"])
+    stage = schema["$defs"]["Stage"]
+    assert set(document["profile"]) == set(schema["$defs"]["Profile"]["properties"])
+    assert set(document["profile"]["stages"][0]) == set(stage["properties"]) == set(stage["required"])
+
+
+def _broken(change: str) -> str:
+    document = json.loads(to_json(pipeline_profile()))
+    stage = document["profile"]["stages"][0]
+    match change:
+        case "no json":
+            return "{"
+        case "other schema":
+            document["schema"] = "another"
+        case "newer":
+            document["schema_version"] = SCHEMA_VERSION + 1
+        case "wrong type":
+            stage["cycles"] = "12"
+        case "missing":
+            del stage["memory"]["fits"]
+        case "no stages":
+            document["profile"]["stages"] = []
+        case "no profile":
+            del document["profile"]
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ("no json", "not JSON"),
+        ("other schema", "no profile"),
+        ("newer", "schema_version"),
+        ("wrong type", r"profile.stages.0.cycles"),
+        ("missing", r"memory.fits"),
+        ("no stages", "at least one stage"),
+        ("no profile", "profile"),
+    ],
+)
+def test_a_document_that_is_wrong_is_refused_by_place(change: str, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        from_json(_broken(change))
+
+
+def test_a_document_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(tmp_path / "none.json")
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load(tmp_path / "bytes.json")
+
+
+@pytest.mark.parametrize("model", ["perceptron", "convolution"])
+def test_reports_of_recorded_models_are_byte_identical(model: str, tmp_path: Path) -> None:
+    """From the ``tile_report.json`` beside them. ``UPDATE_GOLDEN=1 pytest tests/report`` records anew."""
+    report = json.loads((GOLDEN / model / "tile_report.json").read_text(encoding="utf-8"))
+    write_report(read_report(report, name=model, samples_per_micro_batch=32), tmp_path)
+    for path in sorted(tmp_path.iterdir()):
+        recorded = GOLDEN / model / path.name
+        if os.environ.get("UPDATE_GOLDEN"):
+            recorded.write_bytes(path.read_bytes())
+        assert path.read_bytes() == recorded.read_bytes(), (
+            f"{recorded} differs: UPDATE_GOLDEN=1 records it anew"
+        )
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+# --- The page and the trace -------------------------------------------------------------------------------------------
 
 
 class _Page(HTMLParser):
@@ -83,13 +200,14 @@ class _Page(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.links: list[str] = []
+        self.anchors: set[str] = set()
         self.open: list[str] = []
         self.charts = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.handle_startendtag(tag, attrs)
         self.charts += tag == "svg"
-        if tag not in ("meta", "br"):
+        if tag not in ("meta", "br", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -97,52 +215,77 @@ class _Page(HTMLParser):
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.anchors |= {value or "" for name, value in attrs if name == "id"}
 
 
 def test_the_page_stands_alone(profile: Profile) -> None:
     text = page(profile, title="a <b> & c", other=profile)
     parser = _Page()
     parser.feed(text)
-    assert parser.links == []
     assert parser.open == []
-    assert parser.charts >= 5 + 3 * len(profile.stages)
-    assert "<script" not in text
+    assert all(link.startswith("#") and link[1:] in parser.anchors for link in parser.links)
+    assert {
+        "batch",
+        "compare",
+        "pipeline",
+        "operators",
+        "layers",
+        "bsp-0",
+        "tiles-2",
+        "time-1",
+    } <= parser.anchors
+    assert parser.charts == 5 + 4 * len(profile.stages)
     assert "a &lt;b&gt; &amp; c" in text
     assert "dense &lt;1&gt;" in text
     assert "http" not in text
     assert text == page(profile, title="a <b> & c", other=profile)
 
 
+def test_a_page_of_many_layers_has_a_table_to_filter(profile: Profile) -> None:
+    stage = profile.stages[0]
+    layers = tuple(dataclasses.replace(stage.layers[0], name=f"layer {n}") for n in range(40))
+    one = dataclasses.replace(profile, stages=(dataclasses.replace(stage, layers=layers),), pipelined=False)
+    text = page(one)
+    assert text.count("<tr><td>layer ") == 40
+    assert 'data-for="layer-table"' in text
+    assert 'id="pipeline"' not in text
+
+
 def test_the_trace_holds_every_cycle_in_order(profile: Profile) -> None:
-    trace = json.loads(json.dumps(chrome_trace(profile)))
-    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    in_stages = sum(
-        e[p] for s in profile.stages for e in s.report["timeline"] for p in ("sync", "exchange", "compute")
-    )
-    in_updates = sum(
-        e[p] for s in profile.updates for e in s.report["timeline"] for p in ("sync", "exchange", "compute")
-    )
-    assert sum(event["args"]["cycles"] for event in slices) == in_stages + in_updates
-    for ipu in profile.ipus:
-        mine = [event for event in slices if event["pid"] == ipu and event["args"]["segment"] != "update"]
-        ends = [event["ts"] + event["dur"] for event in mine]
-        assert all(later["ts"] >= end - 1e-3 for end, later in zip(ends, mine[1:], strict=False))
+    trace = json.loads(to_trace(profile))
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    phases = [event for event in events if event["cat"] in PHASES]
+    once = sum(step.total_cycles for stage in profile.stages for step in stage.timeline)
+    update = sum(step.total_cycles for stage in profile.updates for step in stage.timeline)
+    assert sum(event["args"]["cycles"] for event in phases) == DETAILED * once + update
+    whole = [event for event in events if event["cat"] == "segment"]
+    assert len(whole) == profile.accumulation_factor * len(profile.stages) + len(profile.updates)
+    for kind in (phases, whole):
+        for ipu in profile.ipus:
+            mine = sorted((event for event in kind if event["pid"] == ipu), key=lambda event: event["ts"])
+            ends = [event["ts"] + event["dur"] for event in mine]
+            assert all(later["ts"] >= end - 0.05 for end, later in zip(ends, mine[1:], strict=False))
+    assert chrome_trace(profile)["metadata"]["micro_batches"] == 6
 
 
-def test_command_writes_what_is_asked_for(
-    segments: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+# --- The command ------------------------------------------------------------------------------------------------------
+
+
+def test_command_writes_what_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "report.json"
-    source.write_text(json.dumps(segments), encoding="utf-8")
-    html, trace = tmp_path / "page.html", tmp_path / "trace.json"
-    assert main([str(source), "--html", str(html), "--trace", str(trace)]) == 0
+    source.write_text(json.dumps(pipeline_report()), encoding="utf-8")
+    html, trace, document = tmp_path / "page.html", tmp_path / "trace.json", tmp_path / "profile.json"
+    assert main([str(source), "--html", str(html), "--trace", str(trace), "--json", str(document)]) == 0
     assert "One batch" in capsys.readouterr().out
     assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    assert main([str(source), "--compare", str(source)]) == 0
+    assert main([str(document), "--compare", str(source)]) == 0
+    assert "+0.0%" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [None, "not json", "[]", "{}", '{"step": {}}'])
+@pytest.mark.parametrize(
+    "content", [None, "not json", "[]", "{}", '{"step": {}}', '{"step": {}, "segments": [{}]}', '{"step": 1}']
+)
 def test_bad_files_are_refused_clearly(
     content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,3 +299,9 @@ def test_bad_files_are_refused_clearly(
 def test_a_report_without_a_model_says_so() -> None:
     with pytest.raises(ConfigError, match="tile report"):
         read_report({})
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path, profile: Profile) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_report(profile, tmp_path / "file" / "below")

@@ -1,0 +1,169 @@
+"""Charts of a profile as SVG text: stacks, bars, BSP timeline, memory, pipeline. Hovering shows the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from podrun.report.model import PHASES, Profile, Stage
+from podrun.report.pipeline import runs, shown_micro_batches
+
+WIDTH = 860
+OTHER = "#59636e"
+COLOURS = {
+    "compute": "#3b6fb6",
+    "exchange": "#d9822b",
+    "rearrange": "#e3b23c",
+    "launch": "#8a8f98",
+    "sync": "#b5443c",
+    "copies": "#7a5ea8",
+    "update": "#4b9b63",
+    "all_reduce": "#2f8f8a",
+    "always_live": "#3b6fb6",
+    "not_always_live": "#6aa0dc",
+    "temporary": "#d9822b",
+    "vertex_state": "#4b9b63",
+    "vertex_code": "#2f8f8a",
+    "exchange_code": "#7a5ea8",
+    "control_code": "#8a8f98",
+}
+MICRO_BATCH_COLOURS = ("#3b6fb6", "#d9822b", "#4b9b63", "#7a5ea8", "#2f8f8a", "#e3b23c", "#b5443c", "#6aa0dc")
+
+
+def rect(x: float, y: float, width: float, height: float, fill: str, title: str) -> str:
+    """A bar that shows ``title`` when it is pointed at."""
+    return (
+        f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.05):.2f}" height="{height:.2f}" fill="{fill}">'
+        f"<title>{escape(title)}</title></rect>"
+    )
+
+
+def text(x: float, y: float, content: str, anchor: str = "start") -> str:
+    """A label."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" text-anchor="{anchor}">{escape(content)}</text>'
+
+
+def svg(height: float, content: Sequence[str], label: str) -> str:
+    """A drawing as wide as the page."""
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">'
+        + "".join(content)
+        + "</svg>"
+    )
+
+
+def key(names: Sequence[str]) -> str:
+    """What the colours mean."""
+    spans = (
+        f'<span><i style="background:{COLOURS.get(n, OTHER)}"></i>{escape(n.replace("_", " "))}</span>'
+        for n in names
+    )
+    return f'<p class="key">{"".join(spans)}</p>'
+
+
+def stack(parts: Mapping[str, float], unit: str) -> str:
+    """One bar cut into shares, and a table of them."""
+    total = sum(parts.values()) or 1.0
+    shapes, x = [], 0.0
+    for name, value in parts.items():
+        width = WIDTH * value / total
+        tip = f"{name}: {value:,.3f} {unit} ({value / total:.1%})"
+        shapes.append(rect(x, 0, width, 28, COLOURS.get(name, OTHER), tip))
+        x += width
+    rows = "".join(
+        f"<tr><td>{escape(n)}</td><td>{v:,.3f} {unit}</td><td>{v / total:.1%}</td></tr>"
+        for n, v in parts.items()
+    )
+    return svg(28, shapes, "shares") + key(list(parts)) + f"<table>{rows}</table>"
+
+
+def bars(values: Mapping[str, int], total: int, unit: str = "cycles") -> str:
+    """A bar for each name, longest first as given."""
+    most = max(values.values(), default=1) or 1
+    shapes = []
+    for index, (name, value) in enumerate(values.items()):
+        y = index * 20
+        width = (WIDTH - 460) * value / most
+        shapes.append(rect(310, y + 2, width, 15, COLOURS["compute"], f"{name}: {value:,} {unit}"))
+        shapes.append(text(0, y + 14, name if len(name) <= 44 else "..." + name[-41:]))
+        shapes.append(text(WIDTH, y + 14, f"{value:,} ({value / (total or 1):.1%})", "end"))
+    return svg(20 * max(1, len(values)), shapes, unit)
+
+
+def timeline(stage: Stage) -> str:
+    """The BSP steps of a stage along its cycles, a lane for each phase."""
+    total = sum(step.total_cycles for step in stage.timeline) or 1
+    shapes, x = [], 0.0
+    for step in stage.timeline:
+        for lane, phase in enumerate(PHASES):
+            cycles = step.cycles(phase)
+            width = WIDTH * cycles / total
+            if cycles:
+                tip = f"{step.operator} {step.scope}: {cycles:,} cycles of {phase}"
+                shapes.append(rect(x, 22 * lane, width, 20, COLOURS[phase], tip))
+            x += width
+    return svg(66, shapes, "BSP timeline") + key(PHASES)
+
+
+def memory_by_tile(stage: Stage) -> str:
+    """Bytes on each tile by category; the dashed line is what a tile has."""
+    memory, height = stage.memory, 160.0
+    tiles = memory.by_tile[-1].end_tile if memory.by_tile else 1
+    most = max([memory.tile_capacity_bytes, *(interval.total_bytes for interval in memory.by_tile)])
+    categories = list(dict.fromkeys(name for i in memory.by_tile for name in i.bytes_by_category))
+    shapes = []
+    for interval in memory.by_tile:
+        x = WIDTH * interval.first_tile / tiles
+        width = WIDTH * (interval.end_tile - interval.first_tile) / tiles
+        y = height
+        for name in categories:
+            size = interval.bytes_by_category.get(name, 0)
+            y -= height * size / most
+            tip = f"tiles {interval.first_tile} to {interval.end_tile - 1}: {name} {size:,} B"
+            shapes.append(rect(x, y, width, height * size / most, COLOURS.get(name, OTHER), tip))
+    line = height - height * memory.tile_capacity_bytes / most
+    shapes.append(
+        f'<line x1="0" x2="{WIDTH}" y1="{line + 1:.1f}" y2="{line + 1:.1f}" stroke="#b5443c" '
+        f'stroke-width="2" stroke-dasharray="4"/>'
+    )
+    shapes.append(text(WIDTH, line + 14, f"{memory.tile_capacity_bytes:,} B", "end"))
+    return svg(height + 2, shapes, "memory by tile") + key(categories)
+
+
+def memory_over_time(stage: Stage) -> str:
+    """Not-always-live bytes along the schedule."""
+    curve = stage.memory.over_time_bytes
+    most = max(curve, default=0) or 1
+    step = WIDTH / max(1, len(curve))
+    corners = []
+    for index, size in enumerate(curve):
+        y = 100 - 100 * size / most
+        corners += [f"{index * step:.1f},{y:.1f}", f"{(index + 1) * step:.1f},{y:.1f}"]
+    area = (
+        f'<polygon points="0,100 {" ".join(corners)} {WIDTH},100" fill="{COLOURS["not_always_live"]}">'
+        f"<title>peak {most:,} B on the IPU</title></polygon>"
+    )
+    return svg(102, [area, text(2, 12, f"peak {most:,} B")], "not-always-live bytes over the schedule")
+
+
+def pipeline(profile: Profile) -> str:
+    """Which micro-batch each IPU works on, over the modelled time of a batch (its first micro-batches)."""
+    shown = shown_micro_batches(profile)
+    found = runs(profile, shown)
+    rows = {ipu: row for row, ipu in enumerate(sorted({run.stage.ipu for run in found}))}
+    length = max(run.end_cycles for run in found) or 1
+    scale = (WIDTH - 60) / length
+    shapes = [text(0, row * 26 + 15, f"IPU {ipu}") for ipu, row in rows.items()]
+    last = max(stage.pipeline_cycle for stage in profile.stages)
+    for run in found:
+        stage = run.stage
+        tip = (
+            f"{stage.name} of micro-batch {run.micro_batch}: {stage.cycles:,} cycles, "
+            f"sends {stage.sent_bytes:,} B"
+        )
+        colour = MICRO_BATCH_COLOURS[run.micro_batch % len(MICRO_BATCH_COLOURS)]
+        # The second half of a training pipeline goes backward: drawn lower, so that the two differ.
+        late = stage.pipeline_cycle * 2 > last
+        y = rows[stage.ipu] * 26 + (6 if late else 0)
+        shapes.append(rect(60 + run.start_cycles * scale, y, stage.cycles * scale * 0.98, 16, colour, tip))
+    return svg(26 * len(rows), shapes, "pipeline")

@@ -1,0 +1,187 @@
+"""What a report says, as values: a program's time by cause, its stages on IPUs, what they cost and what tiles hold.
+
+Every number's unit stands in its name. All of it is modelled (`podrun.device.tiles`), none measured. The JSON
+document of `podrun.report.document` has exactly these fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+CAUSES = ("compute", "exchange", "rearrange", "launch", "sync")
+"""Causes of cycles within a stage, in the order they are shown."""
+PHASES = ("sync", "exchange", "compute")
+"""The phases of a BSP step, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class BspStep:
+    """Consecutive BSP steps of one operator family in one named scope, cycles by phase."""
+
+    scope: str
+    operator: str
+    steps: int
+    sync_cycles: int
+    exchange_cycles: int
+    compute_cycles: int
+
+    def cycles(self, phase: str) -> int:
+        """Cycles of ``"sync"``, ``"exchange"`` or ``"compute"``."""
+        return int(getattr(self, f"{phase}_cycles"))
+
+    @property
+    def total_cycles(self) -> int:
+        """All phases."""
+        return self.sync_cycles + self.exchange_cycles + self.compute_cycles
+
+
+@dataclass(frozen=True, slots=True)
+class TileInterval:
+    """Tiles ``[first_tile, end_tile)`` that hold the same, bytes by category on each of them."""
+
+    first_tile: int
+    end_tile: int
+    bytes_by_category: dict[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """On each of the tiles."""
+        return sum(self.bytes_by_category.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """One of the largest values alive at the peak: the scope that made it, bytes on the IPU."""
+
+    scope: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What one stage needs. ``over_time_bytes``: not-always-live bytes along the schedule (thinned by maximum)."""
+
+    always_live_bytes: int
+    not_always_live_peak_bytes: int
+    code_bytes_by_category: dict[str, int]
+    total_bytes: int
+    max_tile_bytes: int
+    tile_capacity_bytes: int
+    fits: bool
+    by_tile: tuple[TileInterval, ...]
+    over_time_bytes: tuple[int, ...]
+    largest: tuple[Content, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Cycles of one execution that an operator family or a named scope takes, in ``count`` steps (0: not kept)."""
+
+    name: str
+    cycles: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One piece of work on one IPU of a replica: a segment of a micro-batch, or the weight update.
+
+    ``pipeline_cycle`` orders the segments of a micro-batch; with pipelining, cycle *c* of micro-batch *m* runs at
+    time slot *c + m*. ``bounds``: primitives that no planner knows, costed by a bound.
+    """
+
+    name: str
+    ipu: int
+    pipeline_cycle: int
+    sent_bytes: int
+    cycles: int
+    seconds: float
+    flops: int
+    cycles_by_cause: dict[str, int]
+    operators: tuple[Share, ...]
+    layers: tuple[Share, ...]
+    timeline: tuple[BspStep, ...]
+    memory: MemoryUse
+    bounds: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A program's modelled time and memory. ``seconds_by_cause`` adds up to ``seconds`` of one batch.
+
+    ``samples_per_batch``: of all replicas; None if the program does not say what a sample is.
+    """
+
+    name: str
+    target: str
+    clock_hz: float
+    replicas: int
+    ipus_per_replica: int
+    accumulation_factor: int
+    samples_per_batch: int | None
+    pipelined: bool
+    cycles: int
+    seconds: float
+    seconds_by_cause: dict[str, float]
+    stages: tuple[Stage, ...]
+    updates: tuple[Stage, ...]
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Modelled throughput of all replicas, host and input pipeline not counted."""
+        if self.samples_per_batch is None or self.seconds <= 0:
+            return None
+        return self.samples_per_batch / self.seconds
+
+    @property
+    def ipus(self) -> tuple[int, ...]:
+        """IPUs of a replica that have work."""
+        return tuple(sorted({stage.ipu for stage in (*self.stages, *self.updates)}))
+
+    @property
+    def fits(self) -> bool:
+        """True iff every stage does."""
+        return all(stage.memory.fits for stage in self.stages)
+
+    @property
+    def bottleneck(self) -> str:
+        """The cause that takes most of a batch, and for pipelines the slowest stage."""
+        cause = max(self.seconds_by_cause, key=lambda name: self.seconds_by_cause[name])
+        if len(self.stages) < 2:
+            return cause
+        slowest = max(self.stages, key=lambda stage: stage.cycles)
+        return f"{cause}, {slowest.name} on IPU {slowest.ipu} most of it"
+
+    def causes(self) -> dict[str, int]:
+        """Cycles of one micro-batch by cause, over all stages."""
+        return {cause: sum(s.cycles_by_cause.get(cause, 0) for s in self.stages) for cause in CAUSES}
+
+    def operators(self) -> dict[str, int]:
+        """Cycles of one micro-batch by family of operations, largest first."""
+        return _ranked(self.stages, lambda stage: stage.operators)
+
+    def layers(self) -> dict[str, int]:
+        """Cycles of one micro-batch by named scope (layer), largest first."""
+        return _ranked(self.stages, lambda stage: stage.layers)
+
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """Primitives that no planner knew: how often, and the cycles of their bound."""
+        found: dict[str, tuple[int, int]] = {}
+        for stage in self.stages:
+            for share in stage.bounds:
+                count, cycles = found.get(share.name, (0, 0))
+                found[share.name] = (count + share.count, cycles + share.cycles)
+        return found
+
+    def fullest(self) -> Stage:
+        """The stage whose tiles hold most."""
+        return max(self.stages, key=lambda stage: (stage.memory.max_tile_bytes, -stage.ipu))
+
+
+def _ranked(stages: Iterable[Stage], shares: Callable[[Stage], Iterable[Share]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for stage in stages:
+        for share in shares(stage):
+            found[share.name] = found.get(share.name, 0) + share.cycles
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
