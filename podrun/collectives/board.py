@@ -42,7 +42,7 @@ from podrun.errors import ConflictError, InternalError, PodrunError
 MAX_RANKS = 1024
 _MAGIC = b"podrunB1"
 _HEADER = struct.Struct("<8sI")  # magic, ranks
-_BELL, _ERROR_LENGTH, _TABLE_LENGTH = 64, 128, 192  # a cache line each
+_BELL, _ERROR_LENGTH, _TABLE_WORD = 64, 128, 192  # a cache line each
 _COLUMNS = 256
 LABEL_BYTES = 192
 """Size of a label: its text, cut, and a digest of the whole."""
@@ -75,7 +75,7 @@ class Board:
         self._bell = Futex(address_of(segment.map) + _BELL)
         view = memoryview(segment.map)
         self._error_length = view[_ERROR_LENGTH : _ERROR_LENGTH + 8].cast("Q")
-        self._table_length = view[_TABLE_LENGTH : _TABLE_LENGTH + 8].cast("Q")
+        self._table_word = view[_TABLE_WORD : _TABLE_WORD + 8].cast("Q")
         at = _COLUMNS
         self._arrived = view[at : at + 8 * ranks].cast("Q")
         self._started = view[at + 8 * ranks : at + 16 * ranks].cast("Q")
@@ -88,7 +88,7 @@ class Board:
         )
         at += 2 * LABEL_BYTES * ranks
         self._error = view[at : at + _ERROR_BYTES]
-        self._table = view[at + _ERROR_BYTES : at + _ERROR_BYTES + _TABLE_BYTES]
+        self._table = view[at + _ERROR_BYTES : at + _ERROR_BYTES + 2 * _TABLE_BYTES]
         self._meetings = 0
         self._mutex = threading.Lock()  # flock does not part the threads of one holder
         self._watches: dict[int, Watch] = {}
@@ -99,7 +99,7 @@ class Board:
     @classmethod
     def create(cls, ranks: int) -> Board:
         """A new board for so many ranks."""
-        nbytes = _COLUMNS + ranks * (32 + 2 * LABEL_BYTES) + _ERROR_BYTES + _TABLE_BYTES
+        nbytes = _COLUMNS + ranks * (32 + 2 * LABEL_BYTES) + _ERROR_BYTES + 2 * _TABLE_BYTES
         segment = Segment.create("board", nbytes)
         _HEADER.pack_into(segment.map, 0, _MAGIC, ranks)
         return cls(segment, ranks)
@@ -312,13 +312,18 @@ class Board:
 
     def arenas(self) -> dict[str, dict[str, Any]]:
         """Every arena asked for so far: its dtype, size, kind, and where its memory is."""
-        length = self._table_length[0]
-        table: dict[str, dict[str, Any]] = json.loads(bytes(self._table[:length])) if length else {}
+        length, half = divmod(self._table_word[0], 2)
+        at = half * _TABLE_BYTES
+        table: dict[str, dict[str, Any]] = json.loads(bytes(self._table[at : at + length])) if length else {}
         return table
 
     @contextlib.contextmanager
     def editing_arenas(self) -> Iterator[dict[str, dict[str, Any]]]:
-        """The table of arenas, for one rank at a time to change; written back at the end."""
+        """The table of arenas, for one rank at a time to change; written back at the end.
+
+        Into the half of its room that is not in use, which one store then makes the one in use: a rank killed
+        in between leaves the table as it was.
+        """
         with self._locked():
             table = self.arenas()
             before = len(table)
@@ -329,8 +334,9 @@ class Board:
                     raise ConflictError(
                         f"a group cannot hold {len(table)} arenas", hint="Use fewer, larger arenas."
                     )
-                self._table[: len(payload)] = payload
-                self._table_length[0] = len(payload)
+                half = 1 - self._table_word[0] % 2
+                self._table[half * _TABLE_BYTES : half * _TABLE_BYTES + len(payload)] = payload
+                self._table_word[0] = len(payload) * 2 + half
 
     @contextlib.contextmanager
     def _locked(self, timeout: float = 10.0) -> Iterator[None]:

@@ -165,3 +165,45 @@ def test_a_killed_process_is_named_and_the_group_can_be_made_again() -> None:
             peer.close()
             for end in ends:
                 end.close()
+
+
+def _reduce_on_and_on(group: Group) -> None:
+    for turn in range(1_000_000):
+        name = f"arena {turn % 50}"
+        group.allocate(name, "float32", 1000)[:] = group.rank
+        group.all_reduce(name)
+
+
+def _busy_rank(token: dict[str, Any], rank: int, pipe: Any) -> None:
+    """A rank that makes arenas and reduces them until the group ends; says how it ended."""
+    group = join(token, rank, timeout=20)
+    pipe.send("joined")
+    try:
+        _reduce_on_and_on(group)
+    except RankLostError as error:
+        pipe.send(error.rank)
+    group.close()
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_ranks_killed_at_any_moment_are_named() -> None:
+    for attempt in range(10):
+        group, token = create(4, timeout=20)
+        pipes = [SPAWN.Pipe() for _ in range(3)]
+        peers = [SPAWN.Process(target=_busy_rank, args=(token, r, pipes[r - 1][1])) for r in (1, 2, 3)]
+        for peer in peers:
+            peer.start()
+        assert [_answer(pipe) for pipe, _ in pipes] == ["joined"] * 3
+        victim = attempt % 3
+        threading.Timer(0.01 + 0.013 * attempt, peers[victim].kill).start()
+        with pytest.raises(RankLostError) as lost:
+            _reduce_on_and_on(group)
+        assert lost.value.rank == victim + 1
+        assert [_answer(pipes[k][0]) for k in range(3) if k != victim] == [victim + 1] * 2
+        group.close()
+        for peer, ends in zip(peers, pipes, strict=True):
+            peer.join(timeout=20)
+            peer.close()
+            for end in ends:
+                end.close()
