@@ -154,9 +154,11 @@ class Session(SessionFiles, SessionReports):
         not fit.
         """
         checks.check_every_n_with_pipelining(self._options, self._flow)
+        settings = self._engine_settings()
         with surfaced():
             if self._executable is None:
                 self._executable = self._compile()
+        self._after_compile(settings)
         if loadEngine and self._device.type is not DeviceType.OfflineIpu:
             self.loadEngineAndConnectStreams()
 

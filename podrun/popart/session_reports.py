@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
+from podrun.device.tiles.fit import check_fits
 from podrun.popart.enums import DeviceType, Instrumentation, IrSerializationFormat
-from podrun.popart.errors import popart_exception, poplar_exception
+from podrun.popart.errors import popart_exception, poplar_exception, surfaced
+from podrun.report.engine_options import EngineOptions, engine_options
+from podrun.report.write import write_report
+from podrun.report.model import Profile
+from podrun.report.read import profile_of
+from podrun.report.text import summary
 
 if TYPE_CHECKING:
     from podrun.popart.session import Session
@@ -34,35 +41,53 @@ class SessionReports:
             raise popart_exception("getCycleCount needs a run first.")
         return self._cycles
 
-    def _check_report(self: Session) -> Any:  # type: ignore[misc]
+    def _check_report(self: Session) -> Profile:  # type: ignore[misc]
         if self._executable is None:
             raise popart_exception("Session must have been prepared before a report can be fetched.")
         if self._device.type is DeviceType.Cpu:
             raise poplar_exception("Profiling is disabled for current device type.")
-        return self._executable.tile_report
+        with surfaced():
+            return profile_of(self._executable)
 
     def getSummaryReport(self: Session, resetProfile: bool = True) -> str:  # type: ignore[misc]
-        """The tile model's report as text, one fact a line."""
-        report = self._check_report()
-        return "\n".join(_lines(report)) + "\n"
+        """The tile model's report as text: time by cause, operators, layers, memory."""
+        return summary(self._check_report())
 
-    def getReport(self: Session) -> dict[str, Any]:  # type: ignore[misc]
-        """The tile model's report as plain data. (The SDK gives an object of PopVision's library here.)"""
-        return dict(self._check_report())
+    def getReport(self: Session) -> Profile:  # type: ignore[misc]
+        """The tile model's report as values: a `podrun.report.Profile`, units in the names of its fields.
+
+        (The SDK gives an object of PopVision's library here.)
+        """
+        return self._check_report()
+
+    def _engine_settings(self: Session) -> EngineOptions:  # type: ignore[misc]
+        """What POPLAR_ENGINE_OPTIONS and SessionOptions.engineOptions ask for; poplar_exception for what
+        cannot be.
+        """
+        with surfaced():
+            return engine_options(self._options.engineOptions, os.environ)
+
+    def _after_compile(self: Session, settings: EngineOptions) -> None:  # type: ignore[misc]
+        """Write the reports that are asked for, then see that the program fits its tiles.
+
+        OutOfMemoryException if it does not, unless debug.allowOutOfMemory; the report is there all the same.
+        """
+        executable = self._prepared("getReport")
+        if self._device.type is DeviceType.Cpu or "segments" not in executable.tile_report:
+            return
+        path = ""
+        with surfaced():
+            if settings.reports:
+                folder = settings.directory / self._name
+                written = write_report(profile_of(executable), folder, trace=settings.execution_profile)
+                path = str(written)
+            if not settings.allow_out_of_memory:
+                for segment in executable.tile_report["segments"]:
+                    check_fits(segment["report"], ipu=segment["ipu"], profile_path=path)
 
     def _serializeIr(self: Session, format: IrSerializationFormat = IrSerializationFormat.JSON) -> str:  # type: ignore[misc]
         """The forward graph after pruning, as JSON: graph name -> list of operators."""
         return json.dumps({"maingraph": [_operator(self, node) for node in self._built.lowered.graph.nodes]})
-
-
-def _lines(value: Any, path: str = "") -> list[str]:
-    if isinstance(value, dict):
-        return [
-            line
-            for key, item in value.items()
-            for line in _lines(item, f"{path}.{key}" if path else str(key))
-        ]
-    return [f"{path}: {value}"]
 
 
 def _operator(session: Session, node: Any) -> dict[str, Any]:

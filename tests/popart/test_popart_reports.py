@@ -1,0 +1,126 @@
+"""What sessions report: summary and values, files for autoReport, unknown engine options, out of memory."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from popart_sessions import MICRO_BATCH, linear, options
+
+import podrun.popart as popart
+from podrun.report import Profile
+from podrun.report.document import load
+
+OFFLINE = popart.DeviceManager({}).createOfflineIPUDevice({"numIPUs": 1})
+
+
+@pytest.fixture(autouse=True)
+def _outside_of_podrun(monkeypatch):
+    for name in ("POPLAR_ENGINE_OPTIONS", "POPDIST_NUM_TOTAL_REPLICAS", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def session(opts=None, device=OFFLINE, **values):
+    case = linear()
+    flow = popart.DataFlow(1, [case.y])
+    opts = opts or options(**values)
+    return popart.TrainingSession(case.model, flow, case.loss, popart.ConstSGD(0.1), device, userOptions=opts)
+
+
+def prepared(**values):
+    made = session(**values)
+    made.prepareDevice()
+    return made
+
+
+def test_the_report_is_values_and_the_summary_is_its_text():
+    made = prepared()
+    profile = made.getReport()
+    assert isinstance(profile, Profile)
+    assert profile.seconds == pytest.approx(sum(profile.seconds_by_cause.values()))
+    assert profile.samples_per_batch == profile.accumulation_factor * MICRO_BATCH
+    text = made.getSummaryReport()
+    assert text.startswith(f"{profile.name} on gc200, 1 IPU per replica\n")
+    assert f"{profile.cycles:,} cycles" in text
+
+
+def test_no_files_unless_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepared()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("source", ["environment", "session"])
+def test_auto_report_writes_a_folder_for_each_session(source, tmp_path, monkeypatch):
+    wanted = {"autoReport.all": "true", "autoReport.directory": str(tmp_path / "report")}
+    if source == "environment":
+        monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps(wanted))
+        made = prepared()
+    else:
+        made = prepared(engineOptions=wanted)
+    folder = tmp_path / "report" / "training"
+    names = ["profile.html", "profile.json", "summary.txt", "trace.json"]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert load(folder / "profile.json") == made.getReport()
+    assert (folder / "summary.txt").read_text(encoding="utf-8") == made.getSummaryReport()
+
+
+def test_the_execution_profile_alone_decides_about_the_trace(tmp_path):
+    prepared(engineOptions={"autoReport.outputGraphProfile": "true", "autoReport.directory": str(tmp_path)})
+    assert sorted(path.name for path in (tmp_path / "training").iterdir()) == [
+        "profile.html",
+        "profile.json",
+        "summary.txt",
+    ]
+
+
+def test_instances_write_beside_each_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("POPDIST_NUM_TOTAL_REPLICAS", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    wanted = {"autoReport.all": "true", "autoReport.directory": str(tmp_path / "report")}
+    prepared(engineOptions=wanted)
+    assert (tmp_path / "report__instance_1" / "training" / "profile.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "word"),
+    [
+        ({"autoReport.directoy": "x"}, "Did you mean 'autoReport.directory'"),
+        ({"autoReport.all": "yes"}, "'true' or 'false'"),
+    ],
+)
+def test_unknown_engine_options_are_refused_at_prepare_device(wanted, word):
+    made = session(engineOptions=wanted)
+    with pytest.raises(popart.poplar_exception, match=word):
+        made.prepareDevice()
+
+
+def too_large():
+    """Activations of more bytes than an IPU holds; nothing of that size is ever allocated."""
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [8192, 32768]))
+    y = builder.aiOnnx.relu([x], "dense")
+    builder.addOutputTensor(y)
+    return builder.getModelProto(), y
+
+
+def test_out_of_memory_says_what_and_leaves_the_report(tmp_path):
+    model, y = too_large()
+    wanted = {"autoReport.all": "true", "autoReport.directory": str(tmp_path)}
+    made = popart.InferenceSession(
+        model, popart.DataFlow(1, [y]), OFFLINE, userOptions=options(engineOptions=wanted)
+    )
+    with pytest.raises(popart.popart_exception, match="Out of memory on IPU 0, tile") as caught:
+        made.prepareDevice()
+    error = caught.value
+    assert error.getProfilePath() == str(tmp_path / "inference" / "profile.json")
+    assert not load(tmp_path / "inference" / "profile.json").fits
+    assert "DOES NOT FIT" in (tmp_path / "inference" / "summary.txt").read_text(encoding="utf-8")
+
+
+def test_out_of_memory_can_be_allowed():
+    model, y = too_large()
+    opts = options(engineOptions={"debug.allowOutOfMemory": "true"})
+    made = popart.InferenceSession(model, popart.DataFlow(1, [y]), OFFLINE, userOptions=opts)
+    made.prepareDevice()
+    assert not made.getReport().fits
