@@ -284,9 +284,8 @@ VERTEX_SHARES = {
 EXECUTABLE_CODE_GC2 = 8192
 """Bytes of vertex and runtime code on each tile with the library of 2018. Published: the same on every
 tile."""
-VERTEX_DATA_2018, EXCHANGE_CODE_2018, IMBALANCE_2018 = 1.7, 1.2, 1.15
-"""Vertex data, exchange code and fullest over mean tile of the 2018 library on GC2, over today's. Fitted:
-pointers were not packed and tile mappings less even."""
+VERTEX_DATA_2018 = 1.9
+"""Vertex data of the 2018 library on GC2 over today's. Fitted: pointers were not packed yet."""
 INTERLEAVED_SHARE = {"train": 0.75, "inference": 0.4}
 """Share of variables in interleaved memory. Derived from two profiles of 2018."""
 
@@ -300,7 +299,7 @@ def memory(record: Record) -> float:
     parts = _transformer_memory(record, name) if name in TRANSFORMERS else _network_memory(record, name)
     code = parts["code"]
     vertex_data = code["vertex_state"] * (VERTEX_DATA_2018 if old else 1.0)
-    exchange = code["exchange_code"] * (EXCHANGE_CODE_2018 if old else 1.0)
+    exchange = code["exchange_code"]
     executable = EXECUTABLE_CODE_GC2 * record.chip.tiles if old else code.get("vertex_code", 0.0)
     control = 0.0 if old else code["control_code"]
     variables = parts["always"] + parts["peak"]
@@ -311,7 +310,7 @@ def memory(record: Record) -> float:
         "total_including_gaps": total,
         "total_excluding_gaps": total,
         "mean_tile": total / record.chip.tiles,
-        "max_tile": total / record.chip.tiles * (IMBALANCE_2018 if old else TILE_IMBALANCE),
+        "max_tile": total / record.chip.tiles * TILE_IMBALANCE,
         "variables": variables,
         "variables_peak": variables,
         "variables_interleaved": variables * interleaved,

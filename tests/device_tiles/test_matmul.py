@@ -28,7 +28,7 @@ def test_a_plan_is_never_below_the_chips_peak(m: int, k: int, n: int, dtype: str
 @given(st.integers(1, 1500), st.integers(16, 1500), st.integers(16, 1500))
 def test_twice_the_rows_never_cost_less(m: int, k: int, n: int) -> None:
     once = plan_product(BOW, Product(1, m, k, n)).cycles(BOW)
-    assert plan_product(BOW, Product(1, 2 * m, k, n)).cycles(BOW) >= 0.98 * once
+    assert plan_product(BOW, Product(1, 2 * m, k, n)).cycles(BOW) >= 0.95 * once
 
 
 def test_a_smaller_proportion_takes_less_memory_and_not_less_time() -> None:

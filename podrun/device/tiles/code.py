@@ -21,7 +21,7 @@ FRAGMENT_CODE = 8
 """Bytes of exchange code per fragment. Derived: two timed control words."""
 CONTROL_CODE = 20
 """Bytes of control code per compute set or exchange on each tile. Derived: 0.9 KB per BERT layer."""
-REPEATED = 0.28
+REPEATED = 0.33
 """Share of its exchange code that an equation needs again when one just like it came before. Derived:
 BERT's first layer holds 3.7 MB, each later one 1.0 MB."""
 

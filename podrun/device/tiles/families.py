@@ -74,8 +74,8 @@ def plan_movement(chip: Chip, equation: Equation) -> Plan:
         exchanges=1,
         temporary_bytes=nbytes,
         tiles=tiles,
-        vertices=0.4,
-        fragments=10.0,
+        vertices=0.3,
+        fragments=4.0,
         detail=equation.primitive,
     )
 

@@ -25,15 +25,15 @@ from podrun.errors import InvalidOptionError
 DEFAULT_PROPORTION = 0.6
 """availableMemoryProportion: share of a tile's memory that one operation may use for temporary data."""
 MAX_SPLITS = 28
-PRODUCT_FRAGMENTS = 37.0
+PRODUCT_FRAGMENTS = 40.0
 """Exchange fragments of a product on each tile. Derived: 0.34 to 0.52 MB of exchange code per product of
 BERT's first layer on 1,472 tiles, at eight bytes each."""
-GROUPED_FRAGMENTS = 15.0
+GROUPED_FRAGMENTS = 18.0
 """The same for many small products, each on few tiles: attention's hold 0.2 to 0.34 MB."""
 KERNEL_FRAGMENTS = 1.5
 """Further fragments per kernel position, for the rims. Assumed."""
-WORKLIST_VERTICES = 1.3
-"""Work lists of the kernel form in units of a vertex's state: six workers, six bytes, per position."""
+WORKLIST_VERTICES = 1.8
+"""Work lists of the kernel form in units of a vertex's state: six workers, eight bytes, per position."""
 _BYTES = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 
 
@@ -255,7 +255,7 @@ def _choose(
     partial_bytes = groups * rows * n * partial
     # An operand shared by an even number of neighbours arrives at double width.
     in_rate = chip.exchange_bytes * np.where(pn % 2 == 0, 2.0, 1.0)
-    weight_rate = chip.exchange_bytes * np.where((pm % 2 == 0) & (pn % 2 == 1), 2.0, 1.0)
+    weight_rate = chip.exchange_bytes * np.where((pm >= 2) & (pn % 2 == 1), 2.0, 1.0)
     if product.rows_resident:
         stay_rows, stay_weights = 1.0 / pn, 1.0 / used
     else:
