@@ -26,7 +26,7 @@ def data(shape: tuple[int, ...], dtype: str, rank: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng([rank, *shape]).integers(0, 50, shape).astype(dtype)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(shape=SHAPES, dtype=DTYPES, members=st.integers(1, 4), root=st.integers(0, 3))
 def test_everything_equals_numpy(shape: tuple[int, ...], dtype: str, members: int, root: int) -> None:
     root %= members

@@ -57,7 +57,7 @@ def bits(array: np.ndarray[Any, Any]) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     size=st.one_of(st.integers(1, 300), st.integers(30_000, 70_000)),
     members=st.integers(1, 5),

@@ -36,7 +36,7 @@ from podrun.errors import ConflictError
 LAYOUTS = ["AB", "AABB", "ABC", "ABAB", "AAB", "ABBA", "AABBCC"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     names=st.sampled_from(LAYOUTS),
     size=st.one_of(st.integers(1, 50), st.integers(100_000, 400_000)),
@@ -69,7 +69,7 @@ def test_same_bits_as_on_one_host(names: str, size: int, dtype: str, reduction: 
         assert on_all(groups, work) == [None] * members
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(names=st.sampled_from(LAYOUTS), size=st.sampled_from([0, 1, 7, 300_001]), root=st.integers(0, 5))
 def test_moving_data_equals_numpy(names: str, size: int, root: int) -> None:
     members = len(names)
