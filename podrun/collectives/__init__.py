@@ -1,10 +1,12 @@
 """Collectives between IPU-M2000s: all-reduce and friends, and the groups of ranks they run in.
 
-`Communicator` is the public face: collectives on any arrays. `group` says what a group promises; `rendezvous`
-makes groups; `shared_memory` and `solo` are its kinds, over
-the `board` where ranks of a host meet; `arithmetic` is the one place where values are combined. What enters
-here: moving and combining arrays between ranks, and modelled time for the same on IPU-Links. Not: what is in
-the arrays.
+In the order in which to read: `group` says what a group promises, `communicator` is its face for any arrays, and
+`rendezvous` makes groups. Their kinds are `solo` (one rank), `shared_memory` (one host: ranks meet at the `board`,
+messages go by `channel`) and `hosts` (several: `roster` brings them together, `lanes` says who reduces what,
+`host_reduction` does it over the `mesh` of `wire` links). `arithmetic` is the one place where values are combined.
+`links` and `timing` model the same on a POD; `measure` and `perf` measure it here.
+
+What enters here: moving and combining arrays between ranks, and its modelled time. Not: what is in the arrays.
 """
 
 from podrun.collectives.communicator import Communicator, check_groups
