@@ -20,8 +20,9 @@ import onnx
 from onnx.backend.base import Backend, BackendRep
 
 from podrun.errors import PodrunError, UnsupportedError, UsageError
-from podrun.popart.lowering import Lowered, lower
+from podrun.popart.lowering import lower
 from podrun.popart.lowering.graph import Graph, read_model, subgraphs
+from podrun.popart.lowering.hoist import hoist
 from podrun.popart.model_loader import check_model
 from podrun.popart.ops.registry import find
 
@@ -38,8 +39,9 @@ class _Compiled:
     ones.
     """
 
-    lowered: Lowered
     fixed: Mapping[str, Any]
+    kept: list[Any]
+    """What depends on the weights alone, computed once."""
     call: Callable[..., dict[str, Any]]
 
     def fits(self, values: Mapping[str, Any]) -> bool:
@@ -74,7 +76,6 @@ class PodrunBackendRep(BackendRep):
         self._model = model
         self._graph: Graph = read_model(model)
         self._compiled: dict[Any, list[_Compiled]] = {}
-        self._parameters: dict[str, Any] = {}
         self._lock = threading.Lock()
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -89,7 +90,7 @@ class PodrunBackendRep(BackendRep):
         free = {name: value for name, value in values.items() if name not in compiled.fixed}
         with jax.enable_x64(True):
             key = jax.random.key(kwargs.get("seed", SEED))
-            results = compiled.call(self._device_parameters(compiled.lowered), free, key)
+            results = compiled.call(compiled.kept, free, key)
         return tuple(_to_host(results[name]) for name in self._graph.outputs)
 
     def _named(self, inputs: Any) -> dict[str, Any]:
@@ -105,14 +106,6 @@ class PodrunBackendRep(BackendRep):
             raise UsageError(f"the model's input '{missing[0]}' is not given")
         return values
 
-    def _device_parameters(self, lowered: Lowered) -> dict[str, Any]:
-        import jax.numpy as jnp
-
-        for name, value in lowered.initial.items():
-            if name not in self._parameters:
-                self._parameters[name] = jnp.asarray(value)
-        return {name: self._parameters[name] for name in lowered.initial}
-
     def _find(self, values: Mapping[str, Any]) -> _Compiled:
         import jax
 
@@ -124,7 +117,12 @@ class PodrunBackendRep(BackendRep):
                     return candidate
             lowered = lower(self._model, input_values=values, x64=True)
             fixed = {name: values[name] for name in lowered.specialised}
-            made = _Compiled(lowered, fixed, jax.jit(lowered.forward, compiler_options=COMPILER_OPTIONS))
+            free = {name: value for name, value in values.items() if name not in fixed}
+            with jax.enable_x64(True):
+                split = hoist(lowered.forward, lowered.initial, free, jax.random.key(SEED))
+                kept = jax.jit(split.prepare, compiler_options=COMPILER_OPTIONS)(lowered.initial)
+                run = jax.jit(split.run, compiler_options=COMPILER_OPTIONS)
+            made = _Compiled(fixed, kept, run)
             known.append(made)
             return made
 

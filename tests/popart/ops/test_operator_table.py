@@ -8,12 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import onnx
 import operator_table as table
 import pytest
 
 from podrun.errors import UnimplementedError, UnsupportedError
 from podrun.popart.lowering import Lowered, lower
-from podrun.popart.ops.registry import operators
+from podrun.popart.ops.registry import find, operators
 
 ALL = table.names()
 SMOOTH_STEP = 1e-6
@@ -197,3 +198,31 @@ def test_halves_are_rounded_once(operator: tuple[str, str]) -> None:
                     np.asarray(a)[far][:4],
                     want[far][:4],
                 )
+
+
+NOT_THERE = {
+    "ImageDecoder",
+    "TfIdfVectorizer",
+    "RegexFullMatch",
+    "StringConcat",
+    "StringNormalizer",
+    "StringSplit",
+}
+
+
+def test_every_version_of_every_onnx_operator_is_there() -> None:
+    """From opset 6 on, but for strings, images and text; and no version is declared that ONNX has not."""
+    versions: dict[str, set[int]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if not schema.domain:
+            versions.setdefault(schema.name, set()).add(schema.since_version)
+    newest = onnx.defs.onnx_opset_version()
+    missing = {
+        (name, opset)
+        for name, since in versions.items()
+        for opset in range(max(6, min(since)), newest + 1)
+        if find(table.ONNX, name, opset) is None
+    }
+    assert {name for name, _ in missing} == NOT_THERE
+    ours = {(o.name, o.since) for o in operators() if o.domain == table.ONNX and o.since <= newest}
+    assert {(name, since) for name, since in ours if since not in versions[name]} == set()
