@@ -56,6 +56,9 @@ def read_model(source: str | os.PathLike[str] | bytes, *, folder: Path | None = 
     if not model.HasField("graph"):
         raise UsageError(f"{label} is not an ONNX model: it holds no graph")
     check_tensors(model, folder, label)
+    check_names(model.graph)
+    for function in model.functions:
+        check_names(function)
     _load_external(model, folder)
     return model
 
@@ -79,6 +82,29 @@ def check_model(model: onnx.ModelProto) -> None:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
         raise UsageError(f"the model is not valid ONNX: {error}") from error
+
+
+def check_names(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
+    """Refuse names that are not UTF-8: protobuf hands those over as bytes. Raises `UsageError` naming the node.
+
+    `check_tensors` bounds how deep graphs lie in one another, so it comes first.
+    """
+    if isinstance(graph, onnx.GraphProto):
+        declared = [value.name for value in (*graph.input, *graph.output, *graph.value_info)]
+        held = [tensor.name for tensor in graph.initializer]
+        _need_text(f"a tensor of graph {graph.name!r}", *declared, *held)
+    for index, node in enumerate(graph.node, 1):
+        names = (node.name, node.op_type, node.domain, *node.input, *node.output)
+        _need_text(f"node {index} of graph {graph.name!r}", *names, *(a.name for a in node.attribute))
+        for attribute in node.attribute:
+            for inner in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                check_names(inner)
+
+
+def _need_text(where: str, *names: str | bytes) -> None:
+    for name in names:
+        if not isinstance(name, str):
+            raise UsageError(f"{where} has a name that is not UTF-8: {name!r}")
 
 
 def check_tensors(model: onnx.ModelProto, folder: Path | None, label: str = "the model") -> None:

@@ -169,6 +169,12 @@ def test_wrong_graphs_are_refused(change: str) -> None:
         load_model(_break(change, good_model()).SerializeToString())
 
 
+def test_names_that_are_not_text_are_refused() -> None:
+    raw = good_model().SerializeToString().replace(b"product", b"\x80roduct")
+    with pytest.raises(UsageError, match="node 1 of graph 'good' has a name that is not UTF-8"):
+        load_model(raw)
+
+
 def test_missing_and_foreign_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("this is not a model")
     for source in (tmp_path / "none.onnx", tmp_path, tmp_path / "text.onnx", b"", "a\0b"):
