@@ -88,6 +88,7 @@ def build(
     optimizer: Optimizer | None = None,
 ) -> BuiltModel:
     """Lower and check a placed model. popart_exception for what the model or its anchors cannot be."""
+    _compute_in_the_callers_thread()
     state, pruned = _take_state(model)
     lowered = _lower(pruned, flow, options, shapes, loss)
     trainable = _trainable(lowered, loss) if loss is not None else set()
@@ -126,6 +127,18 @@ def build(
     built = BuiltModel(program, lowered, rule, infos, dict(lowered.initial), state)
     built.settings = _variable_settings(model, context.replicas)
     return built
+
+
+def _compute_in_the_callers_thread() -> None:
+    """Let JAX run what it is given in the thread that gives it, as machines of their own process do.
+
+    Otherwise a thread of XLA's own may still be giving buffers back to Python when a script ends, which
+    aborts the process. Without effect if the script has computed with JAX before.
+    """
+    import importlib
+
+    config: Any = importlib.import_module("jax").config
+    config.update("jax_cpu_enable_async_dispatch", False)
 
 
 def _check_clipping(optimizer: Optimizer | None, trainable: set[str], options: SessionOptions) -> None:

@@ -26,7 +26,7 @@ from podrun.popart.graph import GRAPHCORE_DOMAIN, Names, Scope, scope_from_graph
 from podrun.popart.graphcore_ops import GraphcoreOp
 from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name
 from podrun.popart.tensor_info import TensorInfo
-from podrun.popart.tensor_proto import check_initializer
+from podrun.popart.tensor_proto import check_initializer, info_from_type
 from podrun.popart.variables import VariableSettings
 
 if TYPE_CHECKING:
@@ -330,7 +330,8 @@ class Builder(NodeAttributes):
     ) -> list[str]:
         node = self._make_node(domain, op.op_type, inputs, outputs, attributes, name)
         if op.op_type == "Call":
-            infos: list[TensorInfo | None] = [None] * outputs
+            infos = [info_from_type(output.type) for output in attributes["callee"].output]
+            infos = [*infos, *[None] * outputs][:outputs]
         else:
             infos = self._scope.infer_graphcore(op, node, attributes)
         self._scope.add_node(node, infos)
@@ -442,7 +443,6 @@ def _load(source: str | bytes | os.PathLike[str]) -> Scope:
     from onnx import shape_inference
 
     from podrun.popart.loader import read_model
-    from podrun.popart.tensor_proto import info_from_type
 
     model = read_model(source)
     opsets = {

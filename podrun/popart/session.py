@@ -252,7 +252,7 @@ class Session(SessionFiles, SessionReports):
         if not isinstance(io, IStepIO):
             raise TypeError(f"run(): incompatible function arguments. run takes a PyStepIO, not {io!r}.")
         self._ensure_loaded()
-        if self._training and self._built.weights and not self._weights_sent:
+        if self._built.weights and not self._weights_sent and not self._constant_weights:
             raise popart_runtime_error(
                 "Must call weightsFromHost before run: the weights have not been sent to the device since "
                 "the program was loaded or the host's weights changed."
