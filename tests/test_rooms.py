@@ -12,11 +12,12 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "podrun"
 
 # room -> rooms it may import. Longest matching prefix wins.
-BASE = {"errors", "protos"}
+BASE = {"errors", "protos", "access"}
 FOUNDATION = BASE | {"cluster", "telemetry", "executable"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "protos": set(),
+    "access": {"errors"},
     "cluster": BASE,
     "telemetry": BASE,
     "executable": BASE,

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from podrun.access import open_channel
 from podrun.device import wire
 from podrun.errors import ServiceError
 from podrun.protos import ipuof_pb2 as pb
@@ -16,15 +17,16 @@ from podrun.telemetry import MachineReport
 
 
 class MachineControl:
-    """Asks the machine at ``endpoint`` (host:port). ``timeout``: seconds for each answer.
+    """Asks the machine at ``endpoint`` (host:port). ``timeout``: seconds for each answer; ``token``: see
+    `podrun.access`.
 
     Calls raise ServiceError if it does not answer, and what the machine raises otherwise.
     """
 
-    def __init__(self, endpoint: str, *, timeout: float = 10.0) -> None:
+    def __init__(self, endpoint: str, *, timeout: float = 10.0, token: str = "") -> None:
         self.endpoint = endpoint
         self._timeout = timeout
-        self._channel = grpc.insecure_channel(endpoint, options=wire.CHANNEL_OPTIONS)
+        self._channel = open_channel(endpoint, wire.CHANNEL_OPTIONS, token)
         self._stub = stubs.MachineControlStub(self._channel)  # type: ignore[no-untyped-call]
 
     def configure(

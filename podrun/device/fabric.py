@@ -121,12 +121,13 @@ def form_group(
     size: int,
     digest: str,
     timeout: float,
+    address: str | None = None,
 ) -> Group:
     """The group of a job's machines, for one of them. ``timeout``: seconds, also for the group's
-    own waits.
+    own waits. ``address``: where this machine is reached from other hosts, if some of the job's machines are there.
     """
     if rank == 0:
-        group, token = create(size, timeout=timeout)
+        group, token = create(size, timeout=timeout, address=address)
         if size > 1:
             book.publish(job, digest, token, group.abort)
         return group

@@ -43,6 +43,12 @@ class Place:
         """Its own."""
         return self.endpoints[self.machine] if self.machine < len(self.endpoints) else "in process"
 
+    def meeting_address(self, first: int, machines: int) -> str | None:
+        """Where machines ``first`` and following meet this one, if they listen on several hosts' addresses; None if
+        all are on this host."""
+        hosts = [endpoint.rpartition(":")[0] for endpoint in self.endpoints[first : first + machines]]
+        return self.endpoint.rpartition(":")[0] if len(set(hosts)) > 1 else None
+
 
 @dataclass(slots=True)
 class Owner:

@@ -121,6 +121,7 @@ class Jobs:
             size=machines,
             digest=loads[0].digest,
             timeout=job.timeout + self._here.grace,
+            address=self._here.place.meeting_address(first, machines),
         )
         try:
             if any(load.digest != loads[0].digest for load in loads):

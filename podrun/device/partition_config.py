@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import grpc
 
+from podrun.access import known_token, open_channel
 from podrun.device import wire
 from podrun.device.client import PortConnection
 from podrun.device.connection import IpuRange
@@ -42,18 +43,27 @@ def connect_partition(environ: Mapping[str, str]) -> PortConnection:
     port, gcd = _number(environ, "IPUOF_VIPU_API_PORT", 8090), _number(environ, "IPUOF_VIPU_API_GCD_ID", 0)
     timeout = _number(environ, "IPUOF_VIPU_API_TIMEOUT", 120)
     where = f"{host}:{port}"
-    request = vipu_pb2.GetPartitionIpuofConfigRequest(partition_id=partition, gcd_id=vipu_pb2.GcdId(id=gcd))
+    token = known_token(environ, None)
     end = time.monotonic() + timeout
-    with grpc.insecure_channel(where, options=wire.CHANNEL_OPTIONS) as channel:
+    with open_channel(where, wire.CHANNEL_OPTIONS, token) as channel:
         stub = vipu_pb2_grpc.UserServiceStub(channel)  # type: ignore[no-untyped-call]
-        while True:
+
+        def ask(number: int) -> vipu_pb2.PartitionConfig:
+            request = vipu_pb2.GetPartitionIpuofConfigRequest(
+                partition_id=partition, gcd_id=vipu_pb2.GcdId(id=number)
+            )
             try:
-                config = stub.GetPartitionIpuofConfig(request, timeout=timeout).ipuof_config
+                found: vipu_pb2.PartitionConfig = stub.GetPartitionIpuofConfig(
+                    request, timeout=timeout
+                ).ipuof_config
+                return found
             except grpc.RpcError as error:
                 raise _no_config(error, where, partition) from error
-            if config.state not in ON_THEIR_WAY or time.monotonic() >= end:
-                break
+
+        while (config := ask(gcd)).state in ON_THEIR_WAY and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
+        if config.state == "ACTIVE":
+            _add_other_gcds(config, gcd, ask)
     if config.state != "ACTIVE" or not config.devices:
         why = config.attributes.get("Error", "")
         raise ServiceError(
@@ -61,10 +71,20 @@ def connect_partition(environ: Mapping[str, str]) -> PortConnection:
             + (f": {why}" if why else ""),
             hint=f"vipu get partition {partition}",
         )
-    connection = PortConnection(sites_of(config), lambda site, machines: RemotePort(site))
+    connection = PortConnection(sites_of(config), lambda site, machines: RemotePort(site, token=token))
     # Machines are to be able to tell a process that ends from one that dies.
     atexit.register(connection.close)
     return connection
+
+
+def _add_other_gcds(
+    config: vipu_pb2.PartitionConfig, gcd: int, ask: Callable[[int], vipu_pb2.PartitionConfig]
+) -> None:
+    """Add the devices of the partition's other GCDs. An instance owns IPUs of its own GCD only, but a machine may lie
+    in two, and the numbers of devices count through the partition."""
+    for other in range(int(config.attributes.get("Num GCDs", "1") or 1)):
+        if other != gcd:
+            config.devices.extend(ask(other).devices)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

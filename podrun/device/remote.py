@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 import psutil
 
+from podrun.access import open_channel
 from podrun.device import wire
 from podrun.device.bell import BLOCK_BYTES, Bell, deadline
 from podrun.device.buffers import Array
@@ -41,9 +42,9 @@ _LOOK_AROUND = 0.1
 class _Stream:
     """Requests out, replies in order. A reader thread hands each reply to whoever waits for it."""
 
-    def __init__(self, site: Site, ipu: int) -> None:
+    def __init__(self, site: Site, ipu: int, token: str) -> None:
         self._site, self._ipu = site, ipu
-        self._channel = grpc.insecure_channel(site.endpoint, options=wire.CHANNEL_OPTIONS)
+        self._channel = open_channel(site.endpoint, wire.CHANNEL_OPTIONS, token)
         self._requests: queue.SimpleQueue[pb.HostRequest | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[pb.MachineReply | PoplarError] = queue.SimpleQueue()
         self._lost: PoplarError | None = None
@@ -108,10 +109,12 @@ class RemotePort:
     """A machine behind a gRPC endpoint: see `podrun.device.ports.Port`.
 
     ``probe``: offer shared memory, which is used if the machine sees it; otherwise tensors travel inline.
+    ``token``: see `podrun.access`.
     """
 
-    def __init__(self, site: Site, *, probe: bool = True) -> None:
+    def __init__(self, site: Site, *, probe: bool = True, token: str = "") -> None:
         self._site = site
+        self._token = token
         self._probe = probe
         self._stream: _Stream | None = None
         self._shared = False
@@ -137,7 +140,7 @@ class RemotePort:
             probe_region=wire.region_to_wire(probe.name) if self._probe else None,
             probe=token,
         )
-        self._stream = _Stream(self._site, max(self._site.ipus.first, request.owned.first))
+        self._stream = _Stream(self._site, max(self._site.ipus.first, request.owned.first), self._token)
         try:
             reply = self._send(pb.HostRequest(attach=message))(_PATIENCE).attach
         except BaseException:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from podrun import __version__
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from podrun.device.job import Place
     from podrun.device.machine import Machine
+    from podrun.device.pieces import PieceCache
 
 log = logging.getLogger("podrun.device")
 
@@ -30,7 +31,8 @@ class MachineServer:
 
     ``on_lost``: what the fault ``machine:N@step=S:lost`` does; by default this server ends without a word, so
     that several machines can live in one process. ``own_process``: nothing else computes in this one (see
-    `podrun.device.pieces.PieceCache`). ``environ``: where to find the cache of compiled code.
+    `podrun.device.pieces.PieceCache`). ``environ``: where to find the cache of compiled code. ``token``: what callers
+    have to show (`podrun.access`). ``pieces``: compiled code shared with other machines of this process.
     """
 
     def __init__(
@@ -42,8 +44,12 @@ class MachineServer:
         environ: Mapping[str, str] | None = None,
         on_lost: Callable[[], None] | None = None,
         own_process: bool = False,
+        token: str = "",
+        pieces: PieceCache | None = None,
     ) -> None:
         self._own_process = own_process
+        self._token = token
+        self._pieces = pieces
         self._environ = dict(os.environ if environ is None else environ)
         self._bare = MachineReport(
             agent_id=agent_id,
@@ -64,7 +70,7 @@ class MachineServer:
 
         holder = MachineHolder(self._make, self._bare)
         try:
-            self._server, bound = serve(holder, host, port, self.stop)
+            self._server, bound = serve(holder, host, port, self.stop, self._token)
         except RuntimeError as error:
             raise ConflictError(
                 f"cannot listen on {host}:{port}: {error}", hint="Choose another port, or 0 for any free one."
@@ -97,8 +103,8 @@ class MachineServer:
         from podrun.device.pieces import PieceCache, cache_directory
         from podrun.device.servicer import GrpcFabric
 
-        fabric = GrpcFabric(lambda: machine.place)
-        pieces = PieceCache(cache_directory(self._environ), own_process=self._own_process)
+        fabric = GrpcFabric(lambda: machine.place, self._token)
+        pieces = self._pieces or PieceCache(cache_directory(self._environ), own_process=self._own_process)
         machine = Machine(place, fabric, pieces, on_lost=self._on_lost, own_cores=self._own_process)
         self._machine = machine
         return machine
@@ -122,25 +128,44 @@ def _die() -> None:
 
 
 class MachineActor:
-    """What Ray runs, one for each IPU-M2000: a `MachineServer` whose ``lost`` fault kills the process."""
+    """What Ray runs: a process for one IPU-M2000, or for several where a host could not hold a process for each.
+
+    The ``lost`` fault kills the process of a machine that has it for itself. One of several vanishes: its server and
+    connections end at once and for good, the others stay. Results are the same either way.
+    """
 
     def __init__(self) -> None:
-        self._server: MachineServer | None = None
+        self._servers: dict[str, MachineServer] = {}
 
     def start(
-        self, agent_id: str = "", target: str = "gc200", host: str = "127.0.0.1", **options: Any
-    ) -> str:
-        """Start the server; its endpoint."""
-        self._server = MachineServer(
-            agent_id=agent_id, target=target, on_lost=_die, own_process=True, **options
-        )
-        return self._server.start(host)
+        self, agent_ids: Sequence[str], target: str = "gc200", host: str = "127.0.0.1", **options: Any
+    ) -> list[str]:
+        """Start a server for each agent; their endpoints."""
+        from podrun.device.pieces import PieceCache, cache_directory
 
-    def stop(self) -> None:
-        """End the server."""
-        if self._server is not None:
-            self._server.stop()
-            self._server = None
+        alone = len(agent_ids) == 1
+        pieces = (
+            None
+            if alone
+            else PieceCache(cache_directory(options.get("environ", os.environ)), own_process=True)
+        )
+        for agent in agent_ids:
+            self._servers[agent] = MachineServer(
+                agent_id=agent,
+                target=target,
+                on_lost=_die if alone else None,
+                own_process=True,
+                pieces=pieces,
+                **options,
+            )
+        return [self._servers[agent].start(host) for agent in agent_ids]
+
+    def stop(self, agent_id: str) -> int:
+        """End one machine's server; how many are left."""
+        server = self._servers.pop(agent_id, None)
+        if server is not None:
+            server.stop()
+        return len(self._servers)
 
     def pid(self) -> int:
         """Process id of the actor."""

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from podrun import executable_file
+from podrun.access import guards, open_channel
 from podrun.device import wire
 from podrun.device.bell import BLOCK_BYTES, Bell
 from podrun.device.buffers import Array
@@ -320,15 +321,16 @@ class ControlServicer(stubs.MachineControlServicer):
 class GrpcFabric:
     """Other machines of the partition, at the endpoints of ``place()``."""
 
-    def __init__(self, place: Callable[[], Place]) -> None:
+    def __init__(self, place: Callable[[], Place], token: str = "") -> None:
         self._place = place
+        self._token = token
 
     def claim(self, machine: int, job: IpuRange, rank: int, digest: str, timeout: float) -> Mapping[str, Any]:
         endpoint = self._place().endpoints[machine]
         request = pb.JoinGroupRequest(
             job=wire.range_to_wire(job), rank=rank, digest=digest, timeout_seconds=timeout
         )
-        with grpc.insecure_channel(endpoint, options=wire.CHANNEL_OPTIONS) as channel:
+        with open_channel(endpoint, wire.CHANNEL_OPTIONS, self._token) as channel:
             try:
                 stub = stubs.IpuofStub(channel)  # type: ignore[no-untyped-call]
                 reply = stub.JoinGroup(request, timeout=timeout + 5)
@@ -353,15 +355,17 @@ class GrpcFabric:
             return False
 
 
-def serve(holder: MachineHolder, host: str, port: int, stop: Callable[[], None]) -> tuple[grpc.Server, int]:
-    """A started server for ``holder`` and the port it got. Raises ServiceError-like OSError if the port is
-    taken.
+def serve(
+    holder: MachineHolder, host: str, port: int, stop: Callable[[], None], token: str = ""
+) -> tuple[grpc.Server, int]:
+    """A started server for ``holder`` and the port it got; calls must show ``token``, if there is one. Raises
+    RuntimeError if the port is taken.
     """
     # A session keeps its thread; each of four IPUs may have an owner, and others may ask and be refused
     # meanwhile.
     pool = ThreadPoolExecutor(24, thread_name_prefix="podrun-ipuof")
     options = (*wire.CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
-    server = grpc.server(pool, options=options)
+    server = grpc.server(pool, options=options, interceptors=guards(token))
     stubs.add_IpuofServicer_to_server(IpuofServicer(holder), server)  # type: ignore[no-untyped-call]
     control = ControlServicer(holder, stop)
     stubs.add_MachineControlServicer_to_server(control, server)  # type: ignore[no-untyped-call]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from podrun.access import VARIABLE
 from podrun.errors import UsageError
 from podrun.launcher.spec import InstanceSpec, Layout
 
@@ -30,6 +31,8 @@ class PartitionAddress:
     partition: str
     timeout: float
     target_options: Mapping[str, str] = field(default_factory=dict)
+    token: str = field(default="", repr=False)
+    """What the service and the machines want to be shown (`podrun.access`); empty: nothing."""
 
 
 def compat_directory() -> Path:
@@ -91,7 +94,8 @@ def layout_variables(layout: Layout, instance: InstanceSpec) -> dict[str, str]:
 
 def partition_variables(address: PartitionAddress, instance: InstanceSpec) -> dict[str, str]:
     """IPUOF_* and POPLAR_TARGET_OPTIONS."""
-    return {
+    shown = {VARIABLE: address.token} if address.token else {}
+    return shown | {
         "IPUOF_VIPU_API_HOST": address.host,
         "IPUOF_VIPU_API_PORT": str(address.port),
         "IPUOF_VIPU_API_PARTITION_ID": address.partition,

@@ -5,6 +5,7 @@ it all.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
-from podrun.errors import NotFoundError, PodrunError, UnimplementedError
+from podrun.errors import NotFoundError, PodrunError
 from podrun.launcher.dry_run import describe
 from podrun.launcher.environment import PartitionAddress, instance_environment
 from podrun.launcher.hosts import LOCAL_HOST
@@ -128,14 +129,12 @@ class _Launch:
     # --- the partition ----------------------------------------------------------------------------------------
 
     def _check_hosts(self) -> None:
-        """Refuse what cannot work yet: IPUs from hosts that cannot reach the machines."""
-        others = [host for host in self.spec.layout.hosts if not is_this_host(host)]
-        if others and self.spec.partition is not None:
-            raise UnimplementedError(
-                f"instances on other hosts ({', '.join(others)}) cannot reach the IPUs yet: machines listen on "
-                "127.0.0.1 of this one",
-                hint="Leave out --host, or add --offline-mode=yes for work without IPUs.",
-            )
+        """Instances on other hosts are nodes of a Ray cluster, and so are the hosts of their machines."""
+        if any(not is_this_host(host) for host in self.spec.layout.hosts) and not self.spec.server.ray:
+            from podrun.launcher.remote import ray_address
+
+            server = dataclasses.replace(self.spec.server, ray=ray_address(self.environ))
+            self.spec = dataclasses.replace(self.spec, server=server)
         if self.spec.host_subnet:
             self.log.debug(f"--host-subnet {self.spec.host_subnet} has no effect: Ray connects the hosts")
 
@@ -144,7 +143,8 @@ class _Launch:
         if self.spec.partition is None:
             self.log.info("offline: no partition")
             return None, False
-        session = PartitionSession(self.spec, self.environ, self.log)
+        others = [host for host in self.spec.layout.hosts if not is_this_host(host)]
+        session = PartitionSession(self.spec, self.environ, self.log, others=others)
         self._undo.callback(session.close)
         self.session = session
         pod = session.connect()
@@ -215,9 +215,11 @@ class _Launch:
         others = sorted({host for host in self.spec.layout.hosts if not is_this_host(host)})
         if not others:
             return []
-        from podrun.launcher.remote import connect_hosts
+        from podrun.launcher.remote import connect_hosts, ray_address
 
-        remote = connect_hosts(others, self.environ, self.log, local.wake)
+        remote = connect_hosts(
+            others, self.log, local.wake, address=self.spec.server.ray or ray_address(self.environ)
+        )
         for runner in remote:
             self._undo.callback(runner.close)
         return list(remote)

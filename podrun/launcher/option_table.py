@@ -327,6 +327,14 @@ OPTIONS: tuple[Option, ...] = (
         "NAME|FILE",
     ),
     Option(
+        "ray-address",
+        Kind.NAME,
+        Group.EMULATION,
+        "Ray cluster whose nodes hold the machines (default: with --host $RAY_ADDRESS or this host's; else none)",
+        None,
+        "HOST:PORT",
+    ),
+    Option(
         "fault",
         Kind.TEXT,
         Group.EMULATION,

@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from podrun.access import is_loopback, known_token, make_token
 from podrun.errors import ConflictError, NotFoundError, PodrunError, ServiceError, UsageError
 from podrun.launcher.environment import PartitionAddress, target_options
 from podrun.launcher.log import Log
 from podrun.launcher.option_table import PORT_DEFAULT
 from podrun.launcher.pods import choose_cluster, facts_of
 from podrun.launcher.spec import LaunchSpec, PartitionSpec, PodFacts, ServerSpec
+from podrun.partition.discovery import runtime_directory
 
 if TYPE_CHECKING:
     from podrun.partition.client import VipuClient
@@ -121,6 +123,9 @@ class PartitionSession:
     pod: PodFacts | None = None
     name: str = ""
     created: bool = False
+    others: Sequence[str] = ()
+    """Other hosts that run instances: they must reach the server."""
+    token: str = field(default="", repr=False)
     _client: Any = None
     _service: Any = None
     _info: Any = None
@@ -159,6 +164,13 @@ class PartitionSession:
         if self.address is None:
             return self._start_service()
         self.log.info(f"V-IPU server {self.address}")
+        if self.others and is_loopback(self.address.host):
+            raise UsageError(
+                f"instances on {', '.join(self.others)} cannot reach the V-IPU server {self.address}",
+                hint="Start it with vipu-server --ray-address HOST:PORT --host ADDRESS, name that with "
+                "--vipu-server-host, or stop it: podrun then runs its own.",
+            )
+        self.token = known_token(self.environ, runtime_directory())
         self._connect(self.address)
         pod = self.client.cluster()
         asked = self.spec.server.cluster
@@ -184,9 +196,18 @@ class PartitionSession:
         self.pod = facts_of(cluster)
         if self.spec.layout.ipus > self.pod.ipus:
             return self.pod  # Refused by the caller; nothing is started.
-        self._service = Service(cluster, Store(None, cluster.name), RayMachinePool(cluster))
-        port = self._service.start(LOCAL, self.spec.server.port or 0)
-        self.address = ServerAddress(LOCAL, port, "podrun's own")
+        ray = self.spec.server.ray
+        if ray is not None:
+            from podrun.launcher.remote import check_listening
+
+            check_listening(ray)
+            self.token = make_token(self.environ, runtime_directory())
+        pool = RayMachinePool(cluster, address=ray, token=self.token)
+        self._service = Service(cluster, Store(None, cluster.name), pool)
+        host = pool.own_address() if ray is not None else LOCAL
+        self.token = "" if host == LOCAL else self.token
+        port = self._service.start(host, self.spec.server.port or 0, self.token)
+        self.address = ServerAddress(host, port, "podrun's own")
         self._connect(self.address)
         self.log.info(f"V-IPU server {self.address} for {cluster.name}")
         return self.pod
@@ -262,7 +283,7 @@ class PartitionSession:
             self.environ,
         )
         return PartitionAddress(
-            self.address.host, self.address.port, self.name, self.spec.server.timeout, options
+            self.address.host, self.address.port, self.name, self.spec.server.timeout, options, self.token
         )
 
     def reports(self) -> list[MachineReport]:

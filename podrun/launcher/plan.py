@@ -160,8 +160,16 @@ def fit_to_pod(
             hint=f"No instance spans IPU-Link domains: type --num-instances {ilds} or a multiple.",
         )
     settled = dataclasses.replace(layout, ilds=ilds)
-    instances = tuple(dataclasses.replace(i, ild=settled.ild_of(i.index)) for i in spec.instances)
-    return dataclasses.replace(spec, layout=settled, instances=instances)
+    # A GCD lies in one IPU-Link domain: with several there is one GCD for each instance, as PopRun makes them.
+    several = ilds > 1
+    instances = tuple(
+        dataclasses.replace(i, ild=settled.ild_of(i.index), gcd=i.index if several else 0)
+        for i in spec.instances
+    )
+    partition = spec.partition
+    if partition is not None and several:
+        partition = dataclasses.replace(partition, num_gcds=layout.instances)
+    return dataclasses.replace(spec, layout=settled, instances=instances, partition=partition)
 
 
 def resolve_program(program: tuple[str, ...], around: Surroundings, layout: Layout) -> tuple[str, ...]:
@@ -250,6 +258,7 @@ def _server(values: Mapping[str, Any]) -> ServerSpec:
         port=values["vipu-server-port"],
         timeout=values["vipu-server-timeout"],
         cluster=values["cluster"],
+        ray=values["ray-address"],
     )
 
 

@@ -153,15 +153,16 @@ def ray_address(environ: Mapping[str, str]) -> str:
 
 
 def connect_hosts(
-    hosts: Sequence[str], environ: Mapping[str, str], log: Log, wake: Callable[[], None]
+    hosts: Sequence[str], log: Log, wake: Callable[[], None], *, address: str
 ) -> list[RemoteRunner]:
-    """A runner for each host. Raises NotFoundError naming hosts that are no nodes of the Ray cluster,
+    """A runner for each host, a node of the Ray cluster at ``address``.
+
+    Raises NotFoundError naming hosts that are no nodes of the Ray cluster,
     ServiceError if there is no such cluster, DeadlineError if a host's actor does not start."""
     from podrun.partition.ray_session import RaySession
 
-    address = ray_address(environ)
     try:
-        _check_listening(address)
+        check_listening(address)
         ray = RaySession(address).ray
     except ServiceError as error:
         raise NotFoundError(
@@ -187,7 +188,7 @@ def connect_hosts(
     return [RemoteRunner(ray, actor, host, wake, log) for host, actor in actors.items()]
 
 
-def _check_listening(address: str) -> None:
+def check_listening(address: str) -> None:
     """Raises ServiceError if nobody listens at host:port: Ray itself would try for more than a minute."""
     import socket
 

@@ -70,13 +70,14 @@ class PodFacts:
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
     """Where the user says the V-IPU server is; None: not said. ``cluster``: the POD to emulate if podrun
-    starts one.
+    starts one; ``ray``: the Ray cluster for its machines.
     """
 
     host: str | None = None
     port: int | None = None
     timeout: float = 120.0
     cluster: str | None = None
+    ray: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from podrun.access import is_loopback, make_token
 from podrun.partition.cli_common import run
 
 if TYPE_CHECKING:
@@ -83,8 +84,13 @@ def _serve(cluster: Any, options: dict[str, Any]) -> int:
 
 def _run(service: Any, pool: Any, notice: _Notice, stop: threading.Event, options: dict[str, Any]) -> None:
     """Listen until ``stop``."""
-    port = service.start(options["host"], options["port"])
-    notice.listens("127.0.0.1" if options["host"] in ("0.0.0.0", "::") else options["host"], port)
+    host, token = options["host"], ""
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    if options["ray_address"] and not is_loopback(host):
+        # The machines lie on several hosts' networks and want the token; so does the service that tells where they are.
+        token, shown = _token(), pool.own_address() if shown == "127.0.0.1" else shown
+    port = service.start(host, options["port"], token)
+    notice.listens(shown, port)
     cluster = service.cluster
     click.echo(
         f"V-IPU server of {cluster.name} ({cluster.ipu_count} IPUs, {len(cluster.agents)} "
@@ -136,7 +142,21 @@ def _pool(cluster: Any, options: dict[str, Any], on_session: Callable[[RaySessio
         return LocalMachinePool(cluster, keep_spares=True)
     from podrun.partition.ray_pool import RayMachinePool
 
-    return RayMachinePool(cluster, address=options["ray_address"], keep_spares=True, on_session=on_session)
+    address = options["ray_address"]
+    return RayMachinePool(
+        cluster,
+        address=address,
+        keep_spares=True,
+        on_session=on_session,
+        token=_token() if address else "",
+    )
+
+
+def _token() -> str:
+    """This user's token on this host, made if need be."""
+    from podrun.partition.discovery import runtime_directory
+
+    return make_token(os.environ, runtime_directory())
 
 
 def _stop_on_signals() -> threading.Event:

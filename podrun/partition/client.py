@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from types import TracebackType
 from typing import Any
 
+from podrun.access import is_loopback, known_token, open_channel
 from podrun.errors import (
     ConflictError,
     DeadlineError,
@@ -27,6 +28,7 @@ from podrun.errors import (
     UnsupportedError,
     UsageError,
 )
+from podrun.partition.discovery import runtime_directory
 from podrun.partition.types import (
     AgentInfo,
     AgentState,
@@ -62,15 +64,14 @@ class VipuClient:
         self, host: str = DEFAULT_HOST, port: int = DEFAULT_PORT, timeout: float = DEFAULT_TIMEOUT_S
     ) -> None:
         quiet_grpc()
-        import grpc
-
         from podrun.protos import vipu_pb2, vipu_pb2_grpc
 
         self.host, self.port, self.timeout = host, port, timeout
         self._pb: Any = vipu_pb2
-        self._channel = grpc.insecure_channel(
+        self._channel = open_channel(
             f"{host}:{port}",
-            options=(("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20)),
+            (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20)),
+            "" if is_loopback(host) else known_token(os.environ, runtime_directory()),
         )
         self._user: Any = vipu_pb2_grpc.UserServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._admin: Any = vipu_pb2_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from podrun.access import guards
 from podrun.errors import (
     ConflictError,
     DeadlineError,
@@ -36,12 +37,14 @@ pb: Any = messages
 HANDLER_THREADS = 16
 
 
-def serve(service: Service, host: str, port: int) -> tuple[grpc.Server, int]:
-    """Listen for ``service``; returns the server and its port. Raises ConflictError if the port is taken."""
+def serve(service: Service, host: str, port: int, token: str = "") -> tuple[grpc.Server, int]:
+    """Listen for ``service``; returns the server and its port. ``token``: what callers have to show (none: nothing).
+    Raises ConflictError if the port is taken."""
     _refuse_taken(host, port)
     server = grpc.server(
         ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="podrun-vipu"),
         options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 << 20)),
+        interceptors=guards(token),
     )
     vipu_pb2_grpc.add_UserServiceServicer_to_server(UserServicer(service), server)  # type: ignore[no-untyped-call]
     vipu_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(service), server)  # type: ignore[no-untyped-call]

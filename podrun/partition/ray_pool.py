@@ -1,22 +1,34 @@
-"""Machines as Ray actors, one for each IPU-M2000.
+"""Machines as Ray actors, one for each IPU-M2000, or one for several where a host could not hold that many processes.
 
-Actors of one start are created together; those of an IPU-Link domain share a placement group that asks Ray to
-keep them on one host. Ray places and supervises; commands to machines go over gRPC.
+Actors of one start are created together. On one host they share a placement group by IPU-Link domain; over the nodes of
+a Ray cluster `podrun.partition.spread` says where each goes, and machines listen on their node's address and want
+podrun's token. Ray places and supervises; commands to machines go over gRPC.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
+from podrun.access import is_loopback
 from podrun.cluster import IPUS_PER_MACHINE, Cluster
 from podrun.errors import DeadlineError, ServiceError
 from podrun.partition.machine_pool import BasePool, Control, OnLost, _Machine
 from podrun.partition.ray_session import RaySession
+from podrun.partition.spread import VARIABLE, Host, host_of_agents, in_processes, machines_per_process
 
+log = logging.getLogger("podrun.partition")
+
+LOOPBACK = "127.0.0.1"
 CPU_SHARE = 0.01
 """CPUs that an actor books. Machines of a POD are many and mostly wait; they share the CPUs there are."""
 
@@ -25,7 +37,7 @@ class RayMachinePool(BasePool):
     """A pool of Ray actors. ``address``: somebody's Ray cluster to use; None: a private one on this host.
 
     ``on_session`` is told of Ray once it runs. ``start_timeout``: seconds that machines started together may
-    take. ``options`` go to each machine.
+    take. ``options`` go to each machine. ``token``: what machines that listen on a network want to be shown.
     """
 
     def __init__(
@@ -37,8 +49,11 @@ class RayMachinePool(BasePool):
         on_session: Callable[[RaySession], None] = lambda session: None,
         start_timeout: float = 120.0,
         options: Mapping[str, Any] | None = None,
+        token: str = "",
     ) -> None:
         super().__init__(cluster, keep_spares=keep_spares)
+        self._token = token or secrets.token_hex(32)
+        self._host_of: dict[str, Host] | None = None
         self._address = address
         self._start_timeout = start_timeout
         self._on_session = on_session
@@ -100,17 +115,20 @@ class RayMachinePool(BasePool):
         ray = self.session.ray
         self._check_open()
         actor = machine_actor()
-        handles = [actor.options(**self._place(agent)).remote() for agent in agents]
+        groups = self._groups_of(agents)
+        handles = [actor.options(**self._place(group[0])).remote() for group in groups]
         starting = [
-            handle.start.remote(agent_id=agent, target=self.cluster.target, **self._options)
-            for agent, handle in zip(agents, handles, strict=True)
+            handle.start.remote(agent_ids=group, target=self.cluster.target, **self._listen(group[0]))
+            for group, handle in zip(groups, handles, strict=True)
         ]
         try:
             waiting = self._wait(starting)
             if waiting:
-                late = ", ".join(agent for agent, ref in zip(agents, starting, strict=True) if ref in waiting)
+                late = [
+                    a for group, ref in zip(groups, starting, strict=True) if ref in waiting for a in group
+                ]
                 raise DeadlineError(
-                    f"machines that did not start in {self._start_timeout:g} s: {late}",
+                    f"machines that did not start in {self._start_timeout:g} s: {', '.join(late)}",
                     hint="The host may be short of memory or processes; try a smaller POD.",
                 )
             try:
@@ -121,7 +139,71 @@ class RayMachinePool(BasePool):
             for handle in handles:
                 ray.kill(handle)
             raise
-        return list(zip(endpoints, handles, strict=True))
+        # In the order asked for; an agent may stand there more than once.
+        started: dict[str, list[tuple[str, Any]]] = {}
+        for group, handle, there in zip(groups, handles, endpoints, strict=True):
+            for agent, endpoint in zip(group, there, strict=True):
+                started.setdefault(agent, []).append((endpoint, _Resident(handle, agent, len(group) == 1)))
+        return [started[agent].pop(0) for agent in agents]
+
+    def _groups_of(self, agents: Sequence[str]) -> list[list[str]]:
+        """The agents that share a process; says so if any do."""
+        hosts = self._hosts_of_agents()
+        share: dict[Host, int] = {}
+        for host in set(hosts.values()):
+            count = sum(hosts[agent] == host for agent in agents)
+            share[host] = machines_per_process(count, host.cores, host.memory, os.environ.get(VARIABLE, ""))
+        groups = in_processes(agents, hosts, share)
+        shared = [group for group in groups if len(group) > 1]
+        if shared:
+            each = max(map(len, shared))
+            where = "this host" if len(share) == 1 else "its host"
+            log.warning(
+                "%d machines share a process on %s: %d machines in %d processes (%s=1 gives each its own)",
+                *(each, where, len(agents), len(groups), VARIABLE),
+            )
+        return groups
+
+    # --- hosts ----------------------------------------------------------------------------------------------
+
+    def hosts(self) -> list[Host]:
+        """The nodes of the Ray cluster; Ray starts or is joined if need be."""
+        session = self.session
+        if self._address is None:
+            return [Host("", LOOPBACK, os.cpu_count() or 1, psutil.virtual_memory().available)]
+        return [
+            Host(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                int(node["Resources"].get("CPU", 1)),
+                int(node["Resources"].get("memory", 0)) or psutil.virtual_memory().available,
+            )
+            for node in session.ray.nodes()
+            if node["Alive"]
+        ]
+
+    def own_address(self) -> str:
+        """Where this process's host is reached by the others; 127.0.0.1 if there are none."""
+        if len(self.hosts()) == 1:
+            return LOOPBACK
+        return str(self.session.ray.util.get_node_ip_address())
+
+    def _hosts_of_agents(self) -> dict[str, Host]:
+        if self._host_of is None or any(host.node for host in self._host_of.values()):
+            hosts = self.hosts()
+            known = {host.node: host for host in hosts}
+            if self._host_of is None or any(h.node not in known for h in self._host_of.values()):
+                self._host_of = host_of_agents(self.cluster, hosts)
+                if len(hosts) > 1:
+                    log.info("machines lie on %d hosts", len(hosts))
+        return self._host_of
+
+    def _listen(self, agent: str) -> dict[str, Any]:
+        """Where and how the machines of an agent's process listen."""
+        hosts = self._hosts_of_agents()
+        if len(set(hosts.values())) == 1 and len(self.hosts()) == 1:
+            return {**self._options, "host": LOOPBACK}
+        return {**self._options, "host": hosts[agent].address, "token": self._token}
 
     def _wait(self, starting: Sequence[Any]) -> list[Any]:
         """Those that are not done within the time allowed. ServiceError if the pool is closed."""
@@ -138,10 +220,15 @@ class RayMachinePool(BasePool):
             raise ServiceError("the pool of machines was closed while they started")
 
     def _place(self, agent: str) -> dict[str, Any]:
-        """Where Ray is to put the actor of an agent: with its IPU-Link domain."""
+        """Where Ray is to put the actor of an agent: with its IPU-Link domain, or on the host that was chosen."""
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        if len(self.hosts()) > 1:
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            there = NodeAffinitySchedulingStrategy(node_id=self._hosts_of_agents()[agent].node, soft=False)
+            return {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": there}
         description = self.cluster.agents_by_id[agent]
         with self._session_lock:
             group = self._groups.get(description.ild)
@@ -163,11 +250,26 @@ class RayMachinePool(BasePool):
         session = self._session
         if session is None or not session.alive or (self._closed and self._address is None):
             return  # Our own Ray ends with all that runs in it.
+        resident = machine.handle
         with contextlib.suppress(Exception):  # The actor may be gone already; Ray has no gentler question.
-            session.ray.kill(machine.handle)
+            if (
+                resident.alone
+                or session.ray.get(resident.actor.stop.remote(resident.agent), timeout=5.0) == 0
+            ):
+                session.ray.kill(resident.actor)
 
     def _connect(self, endpoint: str) -> Control:
         from podrun.device.control import MachineControl
 
-        control: Control = MachineControl(endpoint)
+        token = "" if is_loopback(endpoint.rpartition(":")[0]) else self._token
+        control: Control = MachineControl(endpoint, token=token)
         return control
+
+
+@dataclass(frozen=True, slots=True)
+class _Resident:
+    """One agent's machine in an actor. ``alone``: the actor has no other."""
+
+    actor: Any
+    agent: str
+    alone: bool

@@ -31,6 +31,8 @@ log = logging.getLogger("podrun.partition")
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's smallest usual object store: podrun moves tensors through shared memory of its own."""
 MAX_SOCKET_PATH = 107
+_one_at_a_time = threading.Lock()
+"""Machines and hosts for instances may ask for the same Ray cluster at the same moment, from two threads."""
 SESSION_SUFFIX = len("/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 
 _ENVIRONMENT = {
@@ -62,6 +64,10 @@ class RaySession:
         self._guardian: Guardian | None = None
         self._saved: dict[str, str | None] = {}
         self._closed = threading.Event()
+        with _one_at_a_time:
+            self._begin(address, num_cpus)
+
+    def _begin(self, address: str | None, num_cpus: int | None) -> None:
         if _initialized():
             import ray
 
@@ -131,7 +137,7 @@ class RaySession:
     def _join(self, address: str) -> None:
         self._set(_ENVIRONMENT)
         self.ray = _import_ray()
-        with _quiet_ray():
+        with _quiet_ray(), _keeping_sigterm():
             self.ray.init(
                 address=address,
                 namespace="podrun",

@@ -80,12 +80,13 @@ class Service:
 
     # --- life -----------------------------------------------------------------------------------------------
 
-    def start(self, host: str = "127.0.0.1", port: int = 8090) -> int:
-        """Listen; returns the port (a free one if ``port`` is 0). Raises ConflictError if it is taken."""
+    def start(self, host: str = "127.0.0.1", port: int = 8090, token: str = "") -> int:
+        """Listen; returns the port (a free one if ``port`` is 0). ``token``: what callers have to show
+        (`podrun.access`). Raises ConflictError if the port is taken."""
         quiet_grpc()
         from podrun.partition.grpc_service import serve
 
-        self._server, bound = serve(self, host, port)
+        self._server, bound = serve(self, host, port, token)
         self._address = (host, bound)
         self.pool.open(self._machine_lost)
         self.handle(ev.Recover())

@@ -30,6 +30,9 @@ def devices(*machines: tuple[int, str, range]) -> vipu_pb2.PartitionConfig:
 
 
 class Service(vipu_pb2_grpc.UserServiceServicer):
+    first: int | None = None
+    """The GCD asked for first."""
+
     def GetPartitionIpuofConfig(
         self, request: vipu_pb2.GetPartitionIpuofConfigRequest, context: grpc.ServicerContext
     ) -> vipu_pb2.GetPartitionIpuofConfigResponse:
@@ -38,15 +41,19 @@ class Service(vipu_pb2_grpc.UserServiceServicer):
         if request.partition_id == "empty":
             config = vipu_pb2.PartitionConfig(state="REMOVING")
         else:
-            config = devices((0, "127.0.0.1:7", range(4)), (1, "127.0.0.1:8", range(4, 8)))
-        assert request.gcd_id.id == 3
+            mine = request.gcd_id.id == 3
+            config = (
+                devices((0, "127.0.0.1:7", range(4)), (1, "127.0.0.1:8", range(4, 8))) if mine else devices()
+            )
+        if self.first is None:
+            self.first = request.gcd_id.id
         return vipu_pb2.GetPartitionIpuofConfigResponse(ipuof_config=config)
 
 
 @pytest.fixture
 def environ() -> Iterator[Callable[[str], dict[str, str]]]:
-    server = grpc.server(ThreadPoolExecutor(2))
-    vipu_pb2_grpc.add_UserServiceServicer_to_server(Service(), server)
+    server, service = grpc.server(ThreadPoolExecutor(2)), Service()
+    vipu_pb2_grpc.add_UserServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield lambda partition: {
@@ -57,6 +64,7 @@ def environ() -> Iterator[Callable[[str], dict[str, str]]]:
         "IPUOF_VIPU_API_TIMEOUT": "5",
     }
     server.stop(None).wait()
+    assert service.first == 3
 
 
 def test_the_partition_that_the_environment_names(environ: Callable[[str], dict[str, str]]) -> None:

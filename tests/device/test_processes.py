@@ -193,7 +193,8 @@ def test_the_ray_actor_is_a_machine_and_ends_with_its_owner(cache: Path) -> None
     ray.init(num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False)
     try:
         actor = machine_actor().options(num_cpus=0).remote()
-        endpoint = ray.get(actor.start.remote(agent_id="agent0", environ={"PODRUN_CACHE_DIR": str(cache)}))
+        started = actor.start.remote(agent_ids=["agent0"], environ={"PODRUN_CACHE_DIR": str(cache)})
+        (endpoint,) = ray.get(started)
         pid = ray.get(actor.pid.remote())
         control = MachineControl(endpoint)
         control.configure(partition="p", first_ipu=0, machine_index=0, endpoints=[endpoint])

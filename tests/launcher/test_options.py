@@ -51,7 +51,7 @@ REFERENCE_OPTIONS = [
     *("executable-cache-path", "mpi-global-args", "mpi-local-args", "instance-mpi-local-args", "numa-aware"),
     *("process-placement", "only-output-from-instance", "host-subnet", "synchronise-python-venv"),
     *("synchronise-poplar-sdk", "distribute-ssh-key"),
-    *("fault", "cluster", "dry-run", "quiet"),
+    *("fault", "cluster", "ray-address", "dry-run", "quiet"),
 ]
 
 

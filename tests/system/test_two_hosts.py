@@ -1,0 +1,140 @@
+"""A partition and its instances on two hosts: the same bits as on one, and nothing for strangers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import BIN, ROOT, script, tagged
+from tests.system.namespaces import NamespaceHost, needs, two_hosts
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+EXAMPLE = ROOT / "examples/digits/train.py"
+FEW = ("--epochs=1", "--model=mlp", "--seed=5")
+PORT = 6379
+
+
+@dataclass
+class Cluster:
+    """A Ray cluster of two hosts."""
+
+    hosts: tuple[NamespaceHost, NamespaceHost]
+    env: dict[str, str]
+    home: Path
+
+    @property
+    def address(self) -> str:
+        return f"{self.hosts[0].address}:{PORT}"
+
+    def start(self, host: NamespaceHost, *words: str | Path) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            host.words(*words, env=self.env, cwd=self.home),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(
+        self, *words: str | Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        command = self.hosts[0].words(*words, env={**self.env, **(env or {})}, cwd=self.home)
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False
+        )
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    missing = needs()
+    # These tests run only when all are asked for. Then hosts that cannot be made are a failure and no reason to pass.
+    assert not missing, f"two hosts on this machine need {missing}"
+    # Not below /tmp, which each host has its own of.
+    home = Path(os.environ.get("PODRUN_TEST_SHARED", "/var/tmp")) / f"podrun-two-hosts-{os.getpid()}"
+    home.mkdir()
+    env = {
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "HOME": "/tmp",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    try:
+        with two_hosts(home) as hosts:
+            made = Cluster(hosts, env, home)
+            node = ("ray", "start", "--block", "--num-cpus=1")
+            first = (*node, "--head", f"--port={PORT}", "--include-dashboard=false")
+            second = (*node, f"--address={made.address}")
+            started = []
+            for host, words in zip(hosts, (first, second), strict=True):
+                process = made.start(host, *words, f"--node-ip-address={host.address}")
+                started.append(process)
+                assert process.stdout is not None
+                said = ""
+                while "Ray runtime started" not in said:
+                    line = process.stdout.readline()
+                    assert line, said
+                    said += line
+            yield made
+        for process in started:
+            process.communicate(timeout=30)
+    finally:
+        subprocess.run(["rm", "-rf", str(home)], check=True)
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_two_hosts_compute_the_same_bits_as_one(cluster: Cluster) -> None:
+    words = ("podrun", "--num-replicas=16", "--num-instances=2")
+    hosts = ",".join(host.address for host in cluster.hosts)
+    both = cluster.run(
+        *words, f"--host={hosts}", EXAMPLE, *FEW, "--save=/tmp/2.onnx", env={"RAY_ADDRESS": cluster.address}
+    )
+    assert both.returncode == 0, both.stdout + both.stderr
+    assert "16 replicas, 2 instances, 4 machines" in both.stderr
+    one = cluster.run(*words, EXAMPLE, *FEW, "--save=/tmp/1.onnx")
+    assert one.returncode == 0, one.stdout + one.stderr
+    here = cluster.hosts[0].tmp
+    assert digest(here / "2.onnx") == digest(here / "1.onnx")
+
+
+LOOK = """
+import os, time
+from podrun.partition.client import VipuClient
+from podrun.errors import PodrunError
+host, port = os.environ["IPUOF_VIPU_API_HOST"], int(os.environ["IPUOF_VIPU_API_PORT"])
+name = os.environ["IPUOF_VIPU_API_PARTITION_ID"]
+with VipuClient(host, port) as client:
+
+    while not (config := client.ipuof_config(name)).devices or config.state.name != "ACTIVE":
+        time.sleep(0.05)
+print("machines on", *sorted({(d.ip) for d in config.devices}))
+device = config.devices[-1]
+del os.environ["PODRUN_TOKEN"]
+os.environ["PODRUN_RUNTIME_DIR"] = "/tmp/stranger"
+from podrun.device.control import MachineControl
+for ask in (lambda: VipuClient(host, port).list_partitions(),
+            lambda: MachineControl(f"{device.ip}:{device.server_port}").telemetry()):
+    try:
+        ask()
+        print("let in")
+    except PodrunError as error:
+        print("refused" if "token" in str(error) or "UNAUTHENTICATED" in str(error) else error)
+"""
+
+
+def test_machines_lie_on_both_hosts_and_want_the_token(cluster: Cluster) -> None:
+    script(cluster.home, LOOK)
+    done = cluster.run("podrun", f"--ray-address={cluster.address}", "--num-replicas=16", "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (host.address for host in cluster.hosts)
+    assert tagged(done.stdout, 0) == [f"machines on {first} {second}", "refused", "refused"]
