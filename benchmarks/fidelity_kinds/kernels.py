@@ -109,7 +109,9 @@ def grid_kernel(record: Record) -> float:
     item = BYTES[params["data_type"]]
     if params.get("partition_h") and depth == 1:
         # A smallest partition leaves tiles idle: fewer, larger blocks.
-        blocks = math.ceil(width / params["partition_w"]) * math.ceil(height / params["partition_h"])
+        blocks = math.ceil(width / (params.get("partition_w") or width)) * math.ceil(
+            height / params["partition_h"]
+        )
         stretch = max(1.0, ipus * chip.tiles / blocks)
     else:
         stretch = 1.0

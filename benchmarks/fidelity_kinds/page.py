@@ -26,38 +26,34 @@ TARGETS = {
 INTRODUCTION = """# Fidelity
 
 How far podrun's modelled time and memory can be trusted: every published measurement in
-`benchmarks/data/measurements.json` that describes something podrun models, predicted from its kind, target
-and parameters alone, and held against the published figure. This page is generated:
+`benchmarks/data/measurements.json` that describes something podrun models, predicted from its kind, target and
+parameters alone, and held against the published figure. This page is generated:
 
     python benchmarks/fidelity_holdout.py --json holdout.json
     python benchmarks/fidelity.py --json fidelity.json --held-out holdout.json --markdown docs/fidelity.md
 
-Errors are predicted over published, less one. The table takes one vote per row of the source (records of
-one row are one piece of evidence): a row's vote is the median of its records; *worst* is the worst single
-record.
+Errors are predicted over published, less one. The table takes one vote per row of the source (records of one row
+are one piece of evidence): a row's vote is the median of its records; *worst* is the worst single record.
 
-Constants fitted to measurements are few; each stands beside its name in the code with what it was derived
-from: `podrun/device/target.py`, `podrun/device/tiles/*.py`, and for what belongs to a benchmark's set-up
-(layouts, library version) `benchmarks/fidelity_kinds/`. They were derived with the open records in view, so
-the errors below are those of a fit as much as of a prediction. Of the terms nothing is published about,
-GW-Link latency matters most: see *Sensitivity*.
+Constants fitted to measurements are few; each stands beside its name in the code with what it was derived from:
+`podrun/device/target.py`, `podrun/device/tiles/*.py`, and for what belongs to a benchmark's set-up (layouts,
+library version) `benchmarks/fidelity_kinds/`. They were derived with the open records in view, so the errors below
+are those of a fit as much as of a prediction. Of the terms nothing is published about, GW-Link latency matters
+most: see *Sensitivity*.
 """
 
 SENSITIVITY = """## Sensitivity
 
 Terms beyond what is published, and what they move:
 
-* **Waiting between IPU-Link domains** (`batch.DOMAIN_SECONDS`, 2.5 ms per batch and doubling of domains,
-taken from two
-  ResNet-50 rows): with 0 instead, ResNet-50 is predicted 20 % faster on POD256 and 13 % on Bow Pod128,
+* **Waiting between IPU-Link domains** (`batch.DOMAIN_SECONDS`, 2.5 ms per batch and doubling of domains, taken from
+  two ResNet-50 rows): with 0 instead, ResNet-50 is predicted 20 % faster on POD256 and 13 % on Bow Pod128,
   EfficientNet-B4 11 % and BERT-Large 1 % on Bow Pod256. Systems of at most 64 IPUs do not depend on it.
-* **Streaming memory** (`batch.STREAMING_BYTES_PER_SECOND`, 20 GB/s per machine, recalled): with 38.4 GB/s
-(the DDR peak)
-  BERT-Large pretraining with off-chip optimizer state is predicted 1 % (2,048 micro-batches per batch) to
-  20 % (36 micro-batches) faster.
-* **The library of 2018 on GC2** (`LIBRARY_2018` and the like in
-`benchmarks/fidelity_kinds/applications.py`): scale every
-  network row of GC2, none of the others.
+* **Streaming memory** (`batch.STREAMING_BYTES_PER_SECOND`, 20 GB/s per machine, recalled): with 38.4 GB/s (the DDR
+  peak) BERT-Large pretraining with off-chip optimizer state is predicted 1 % (2,048 micro-batches per batch) to 20
+  % (36 micro-batches) faster.
+* **The library of 2018 on GC2** (`LIBRARY_2018` and the like in `benchmarks/fidelity_kinds/applications.py`): scale
+  every network row of GC2, none of the others.
 """
 
 

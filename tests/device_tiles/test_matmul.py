@@ -77,3 +77,13 @@ def test_splits_change_something_each(size: int, grain: int, most: int) -> None:
     assert found == sorted(set(found))
     assert found[0] == 1
     assert found[-1] <= most
+
+
+def test_short_groups_run_on_slic_and_depthwise_on_the_vector_unit() -> None:
+    """ResNeXt's groups of four channels, and a depthwise convolution."""
+    grouped = plan_product(GC200, Product(32, 8 * 56 * 56, 4, 4, kernel=9, row_length=56))
+    assert "slic" in grouped.detail
+    bound = grouped.flops / 2 / (GC200.tiles * 64)
+    assert grouped.cycles(GC200) > bound
+    depthwise = plan_product(GC200, Product(144, 8 * 56 * 56, 1, 1, kernel=9, row_length=56))
+    assert "vertical mac" in depthwise.detail

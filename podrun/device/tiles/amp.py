@@ -173,11 +173,3 @@ def mac_cycles(
     per_worker = _ceil(rows * outs, WORKERS)
     kernel = np.asarray(kernel, dtype=np.float64)
     return np.asarray(60.0 + WORKERS * (16.0 + kernel * (16.0 + 7.0 + per_worker * dot)))
-
-
-def outer_product_cycles(width: ArrayLike, channels: ArrayLike, *, input_type: str = "float16") -> Cycles:
-    """Outer product of a column with a row of ``channels``. Source: 8.6."""
-    base, per = (6.0, 4.0) if input_type == "float16" else (-6.0, 2.0)
-    channels = np.asarray(channels, dtype=np.float64)
-    row = np.maximum(base + (channels - 12.0) / per, 2.0)
-    return np.asarray(25.0 + WORKERS * (10.0 + _ceil(width, WORKERS) * row))

@@ -103,12 +103,6 @@ def fill_cycles(elements: float, dtype: str) -> float:
     return SUPERVISOR + 26.0 + WORKERS * per_worker_vectors(elements, dtype)
 
 
-def copy_cycles(nbytes: float, aligned: bool = True) -> float:
-    """On-tile copy at eight bytes per cycle when aligned; two bytes per element halves twice when
-    transposing."""
-    return 25.0 + nbytes / (8.0 if aligned else 2.0)
-
-
 def reduce_cycles(outputs: float, depth: float, dtype: str) -> float:
     """Strided reduce of ``depth`` values into each of ``outputs``: accumulators two cycles per vector and
     value."""
