@@ -15,6 +15,9 @@ from podrun.errors import PodrunError
 from podrun.launcher.log import error_text
 from podrun.launcher.options import CommandLine, parse_command_line, settle
 
+VERBS = ("profile", "estimate")
+"""A first word that is one of these is no program (``podrun -- profile`` runs a program of that name)."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code: the failing instance's own, 2 for what cannot be right, 128 +
@@ -22,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if words and words[0] in VERBS:
+            return run_verb(words[0], words[1:], os.environ)
         return run(parse_command_line(words), os.environ)
     except PodrunError as error:
         sys.stderr.write(error_text(error))
@@ -32,6 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def run_verb(verb: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Carry out ``podrun VERB ...``. Raises PodrunError."""
+    if verb == "profile":
+        from podrun.launcher import profile
+
+        return profile.main(words, environ)
+    from podrun.estimate import command
+
+    return command.main(words)
 
 
 def run(line: CommandLine, environ: Mapping[str, str]) -> int:

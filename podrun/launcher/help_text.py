@@ -13,6 +13,10 @@ INTRODUCTION = (
     "Runs a program written for an IPU-POD on emulated IPU-M2000s. A .py file runs with podrun's own "
     "Python; any other command runs as it is. Options end at the program."
 )
+VERBS = (
+    ("podrun profile [options] program", "the same, and then reports of modelled time and memory"),
+    ("podrun estimate model.onnx", "fit, throughput and bottleneck without running anything"),
+)
 EXAMPLES = (
     "podrun --num-replicas 16 train.py",
     "podrun --num-replicas 16 --num-instances 4 --print-topology=yes train.py --epochs 3",
@@ -49,7 +53,8 @@ def default_text(option: Option) -> str:
 def help_text(width: int | None = None) -> str:
     """The whole help, wrapped to ``width`` columns (default: the terminal's, at most 110)."""
     width = min(width or shutil.get_terminal_size((100, 24)).columns, 110)
-    lines = [USAGE, "", *textwrap.wrap(INTRODUCTION, width)]
+    lines = [USAGE, *(f"       {words:<34}  {what}" for words, what in VERBS)]
+    lines += ["", *textwrap.wrap(INTRODUCTION, width)]
     for group in Group:
         lines += ["", f"{group.value}:"]
         for option in OPTIONS:

@@ -65,13 +65,15 @@ def stack(parts: Mapping[str, float], unit: str) -> str:
     """One bar cut into shares, and a table of them."""
     total = sum(parts.values()) or 1.0
     shapes, x = [], 0.0
+    digits = 0 if all(float(value).is_integer() for value in parts.values()) else 3
     for name, value in parts.items():
         width = WIDTH * value / total
-        tip = f"{name}: {value:,.3f} {unit} ({value / total:.1%})"
+        tip = f"{name}: {value:,.{digits}f} {unit} ({value / total:.1%})"
         shapes.append(rect(x, 0, width, 28, COLOURS.get(name, OTHER), tip))
         x += width
     rows = "".join(
-        f"<tr><td>{escape(n)}</td><td>{v:,.3f} {unit}</td><td>{v / total:.1%}</td></tr>"
+        f"<tr><td>{escape(n.replace('_', ' '))}</td><td>{v:,.{digits}f} {unit}</td>"
+        f"<td>{v / total:.1%}</td></tr>"
         for n, v in parts.items()
     )
     return svg(28, shapes, "shares") + key(list(parts)) + f"<table>{rows}</table>"
@@ -106,10 +108,12 @@ def timeline(stage: Stage) -> str:
 
 
 def memory_by_tile(stage: Stage) -> str:
-    """Bytes on each tile by category; the dashed line is what a tile has."""
+    """Bytes on each tile by category. A dashed line is what a tile has, where it is within sight."""
     memory, height = stage.memory, 160.0
     tiles = memory.by_tile[-1].end_tile if memory.by_tile else 1
-    most = max([memory.tile_capacity_bytes, *(interval.total_bytes for interval in memory.by_tile)])
+    fullest = max((interval.total_bytes for interval in memory.by_tile), default=0)
+    near = fullest * 4 >= memory.tile_capacity_bytes
+    most = max(memory.tile_capacity_bytes, fullest) * 1.02 if near else max(1.0, fullest * 1.25)
     categories = list(dict.fromkeys(name for i in memory.by_tile for name in i.bytes_by_category))
     shapes = []
     for interval in memory.by_tile:
@@ -121,12 +125,14 @@ def memory_by_tile(stage: Stage) -> str:
             y -= height * size / most
             tip = f"tiles {interval.first_tile} to {interval.end_tile - 1}: {name} {size:,} B"
             shapes.append(rect(x, y, width, height * size / most, COLOURS.get(name, OTHER), tip))
-    line = height - height * memory.tile_capacity_bytes / most
-    shapes.append(
-        f'<line x1="0" x2="{WIDTH}" y1="{line + 1:.1f}" y2="{line + 1:.1f}" stroke="#b5443c" '
-        f'stroke-width="2" stroke-dasharray="4"/>'
-    )
-    shapes.append(text(WIDTH, line + 14, f"{memory.tile_capacity_bytes:,} B", "end"))
+    if near:
+        line = height - height * memory.tile_capacity_bytes / most
+        shapes.append(
+            f'<line x1="0" x2="{WIDTH}" y1="{line:.1f}" y2="{line:.1f}" stroke="#b5443c" '
+            f'stroke-width="2" stroke-dasharray="4"/>'
+        )
+    note = f"at most {fullest:,} B here; a tile has {memory.tile_capacity_bytes:,} B"
+    shapes.append(text(WIDTH, 14, note, "end"))
     return svg(height + 2, shapes, "memory by tile") + key(categories)
 
 

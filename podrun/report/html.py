@@ -17,7 +17,7 @@ from podrun.report.text import TRUST, compare
 TOP_LAYERS = 25
 STYLE = (
     "body{font:14px system-ui,sans-serif;margin:2em auto;max-width:900px;padding:0 1em;color:#1d2330;background:#fff}"
-    "h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}table{border-collapse:collapse}"
+    "h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}h3{font-size:1em}table{border-collapse:collapse}"
     "td,th{padding:.15em .8em .15em 0;text-align:right}td:first-child,th:first-child{text-align:left}"
     "svg{display:block;max-width:100%}.key span{display:inline-block;margin-right:1em}"
     ".key i{display:inline-block;width:.8em;height:.8em;margin-right:.3em}.warn{color:#b5443c;font-weight:600}"
@@ -78,11 +78,19 @@ def _sections(profile: Profile, other: Profile | None) -> Iterator[tuple[str, st
     top = dict(list(layers.items())[:TOP_LAYERS])
     yield "layers", "Cycles by layer", charts.bars(top, total) + _table("layer-table", "layer", layers, total)
     for index, stage in enumerate(profile.stages):
-        where = f"{stage.name} on IPU {stage.ipu}"
-        yield f"bsp-{index}", f"BSP timeline: {where}", charts.timeline(stage)
-        yield f"tiles-{index}", f"Memory by tile: {where}", charts.memory_by_tile(stage)
-        yield f"memory-{index}", f"Memory by category: {where}", _categories(stage)
-        yield f"time-{index}", f"Memory over the schedule: {where}", charts.memory_over_time(stage)
+        yield f"stage-{index}", f"{stage.name} on IPU {stage.ipu}".capitalize(), _stage(index, stage)
+
+
+def _stage(index: int, stage: Stage) -> str:
+    """One stage: where its cycles go, what its tiles hold."""
+    parts = (
+        ("bsp", "BSP timeline", charts.timeline(stage)),
+        ("tiles", "Memory by tile", charts.memory_by_tile(stage)),
+        ("memory", "Memory by category", _categories(stage)),
+        ("time", "Not-always-live memory over the schedule", charts.memory_over_time(stage)),
+    )
+    about = f"<p>{stage.cycles:,} cycles, {stage.flops:,} FLOP, sends {stage.sent_bytes:,} B.</p>"
+    return about + "".join(f'<h3 id="{name}-{index}">{title}</h3>{body}' for name, title, body in parts)
 
 
 def _pipeline(profile: Profile) -> str:

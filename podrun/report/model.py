@@ -6,6 +6,7 @@ document of `podrun.report.document` has exactly these fields.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -76,7 +77,10 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Cycles of one execution that an operator family or a named scope takes, in ``count`` steps (0: not kept)."""
+    """Cycles of one execution that an operator family or a named scope takes, in ``count`` steps (0: not kept).
+
+    A scope is as traced: ``transpose(jvp(NAME))`` is the backward work of layer NAME (`layer_of`).
+    """
 
     name: str
     cycles: int
@@ -162,8 +166,8 @@ class Profile:
         return _ranked(self.stages, lambda stage: stage.operators)
 
     def layers(self) -> dict[str, int]:
-        """Cycles of one micro-batch by named scope (layer), largest first."""
-        return _ranked(self.stages, lambda stage: stage.layers)
+        """Cycles of one micro-batch by layer, forward and backward together, largest first."""
+        return _ranked(self.stages, lambda stage: stage.layers, layer_of)
 
     def bounds(self) -> dict[str, tuple[int, int]]:
         """Primitives that no planner knew: how often, and the cycles of their bound."""
@@ -179,9 +183,27 @@ class Profile:
         return max(self.stages, key=lambda stage: (stage.memory.max_tile_bytes, -stage.ipu))
 
 
-def _ranked(stages: Iterable[Stage], shares: Callable[[Stage], Iterable[Share]]) -> dict[str, int]:
+_WRAPPED = re.compile(r"\b(?:transpose|jvp|vmap|checkpoint|remat)\(((?:[^()]|\([^()]*\))*)\)")
+_PLACE = re.compile(r"(?:ipu|stage):\d+")
+
+
+def layer_of(scope: str) -> str:
+    """The layer's own name in a scope: without differentiation (``transpose(jvp(NAME))``) and without IPU and stage."""
+    before = ""
+    while before != scope:
+        before, scope = scope, _WRAPPED.sub(r"\1", scope)
+    parts = [part for part in scope.split("/") if part and not _PLACE.fullmatch(part)]
+    return "/".join(parts) or "(no name)"
+
+
+def _ranked(
+    stages: Iterable[Stage],
+    shares: Callable[[Stage], Iterable[Share]],
+    name: Callable[[str], str] = lambda name: name,
+) -> dict[str, int]:
     found: dict[str, int] = {}
     for stage in stages:
         for share in shares(stage):
-            found[share.name] = found.get(share.name, 0) + share.cycles
+            key = name(share.name)
+            found[key] = found.get(key, 0) + share.cycles
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))

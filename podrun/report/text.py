@@ -24,7 +24,7 @@ def summary(profile: Profile, *, top: int = 8) -> str:
     lines.append(f"One micro-batch on tiles: {total:,} cycles")
     lines += _ranks(profile.causes(), total, len(profile.causes()))
     lines += ["By operator", *_ranks(profile.operators(), total, top)]
-    lines += ["By layer", *_ranks(profile.layers(), total, top)]
+    lines += ["By layer, forward and backward", *_ranks(profile.layers(), total, top)]
     lines += _memory(profile)
     for name, (count, cycles) in profile.bounds().items():
         lines.append(f"Bounded, no planner: {name} x {count}, {cycles:,} cycles")

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from podrun.device.target import GC200, system
 from podrun.errors import InvalidOptionError, UsageError
 from podrun.estimate import Layout, Traced, estimate, scan
-from podrun.estimate.__main__ import main
+from podrun.estimate.command import main
 from podrun.estimate.model import trace
 
 

@@ -17,7 +17,7 @@ from podrun.report import Profile, read_report
 from podrun.report.__main__ import main
 from podrun.report.document import SCHEMA_VERSION, from_json, json_schema, load, to_json
 from podrun.report.html import page
-from podrun.report.model import PHASES
+from podrun.report.model import PHASES, layer_of
 from podrun.report.pipeline import runs
 from podrun.report.text import compare, summary
 from podrun.report.trace import DETAILED, chrome_trace, to_trace
@@ -42,6 +42,21 @@ def test_a_profile_adds_its_stages_up(profile: Profile) -> None:
     assert profile.samples_per_batch == 4 * 6 * 8
     assert profile.samples_per_second == pytest.approx(4 * 6 * 8 / profile.seconds)
     assert profile.bottleneck == "compute, segment 1 on IPU 1 most of it"
+
+
+@pytest.mark.parametrize(
+    ("scope", "layer"),
+    [
+        ("jvp(conv1/Conv:0)", "conv1/Conv:0"),
+        ("transpose(jvp(ipu:1))/transpose(jvp(stage:3))/dense", "dense"),
+        ("transpose(jvp(ipu:0/stage:0/a (b)))", "a (b)"),
+        ("ipu:2", "(no name)"),
+        ("transpose(jvp())", "(no name)"),
+        ("(no scope)", "(no scope)"),
+    ],
+)
+def test_a_layer_keeps_its_own_name_only(scope: str, layer: str) -> None:
+    assert layer_of(scope) == layer
 
 
 def test_memory_by_tile_covers_every_tile_once(profile: Profile) -> None:

@@ -1,0 +1,151 @@
+"""``podrun profile``: a launch with reports on, and what they say when it has ended.
+
+    podrun profile [--report-directory DIR] [--compare OTHER.json] [podrun's options] program [arguments]
+
+Every instance writes its sessions' reports to ``DIR__instance_<i>/<session>`` (see `podrun.report`); those of
+instance 0 are shown. Instances are told by POPLAR_ENGINE_OPTIONS, so that any program that prepares a PopART
+session can be profiled as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from podrun.errors import NotFoundError, UsageError
+from podrun.launcher.option_table import BY_SHORT
+from podrun.launcher.options import find_option, parse_command_line
+
+if TYPE_CHECKING:
+    from podrun.report import Profile
+
+DIRECTORY = "podrun-profile"
+HELP = f"""Usage: podrun profile [options] [podrun's options] program [arguments of the program]
+
+Runs the program as podrun does, with the reports of its sessions switched on; then shows the modelled time, memory
+and bottleneck of each session of instance 0, and where the files are: profile.json, profile.html (open it in a
+browser), trace.json (open it in ui.perfetto.dev) and summary.txt.
+
+Options:
+  --report-directory DIR    where reports go; instance i writes to DIR__instance_i (default: {DIRECTORY})
+  --compare FILE            a profile.json of an earlier run: show what changed from it, here and in the page
+  -h, --help                this text
+
+Examples:
+  podrun profile --num-replicas 16 train.py
+  podrun profile --report-directory after --compare before__instance_0/training/profile.json train.py
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileOptions:
+    """The verb's own options; None: not given."""
+
+    directory: str | None = None
+    compare: str | None = None
+    help: bool = False
+
+
+def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the verb; the program's own exit code. Raises PodrunError for what cannot be right."""
+    from podrun.launcher.cli import run
+    from podrun.report.document import load
+
+    options, rest = split_options(words)
+    if options.help:
+        sys.stdout.write(HELP)
+        return 0
+    other = load(Path(options.compare)) if options.compare else None
+    line = parse_command_line(rest)
+    told, directory = reporting(environ, options.directory)
+    first = directory.with_name(f"{directory.name}__instance_0")
+    before = _documents(first)
+    code = run(line, told)
+    if line.given.get("dry-run"):
+        return code
+    written = [path for path, stamp in _documents(first).items() if before.get(path) != stamp]
+    if written:
+        for path in written:
+            sys.stdout.write(_shown(path, load(path), other))
+    elif code == 0:
+        raise NotFoundError(
+            f"the program ended well, but instance 0 left no report in {first}",
+            hint="Reports are written when a PopART session is prepared, on any device but the CPU.",
+        )
+    return code
+
+
+def split_options(words: Sequence[str]) -> tuple[ProfileOptions, list[str]]:
+    """The verb's own options, and what is left for podrun. They may stand anywhere before the program.
+
+    Raises UsageError for an own option without its value or given twice, and for an option nobody has.
+    """
+    queue, rest = list(words), []
+    found: dict[str, str] = {}
+    shown = False
+    while queue and queue[0].startswith("-") and queue[0] not in ("-", "--"):
+        word = queue.pop(0)
+        name, equals, value = word.partition("=")
+        if name in ("-h", "--help"):
+            shown = True
+        elif name in ("--report-directory", "--compare"):
+            if not equals:
+                value = queue.pop(0) if queue else ""
+            if not value or name in found:
+                what = "is given twice" if value else "needs a value"
+                raise UsageError(f"{name} {what}", hint="podrun profile --help shows its options.")
+            found[name] = value
+        else:
+            rest.append(word)
+            if not equals and queue and _takes_next(word):
+                rest.append(queue.pop(0))
+    options = ProfileOptions(found.get("--report-directory"), found.get("--compare"), shown)
+    return options, rest + queue
+
+
+def _takes_next(word: str) -> bool:
+    if word.startswith("--"):
+        return find_option(word[2:]).takes_value
+    option = BY_SHORT.get(word[1])
+    return option is not None and option.takes_value and len(word) == 2
+
+
+def reporting(environ: Mapping[str, str], directory: str | None) -> tuple[dict[str, str], Path]:
+    """The environment with all reports on, and the absolute directory that instances' names derive from.
+
+    Engine options that the user has set stay; so does their directory, unless another one is given.
+    Raises InvalidOptionError if they cannot be right.
+    """
+    from podrun.report.engine_options import DIRECTORY as KEY
+    from podrun.report.engine_options import VARIABLE, engine_options
+
+    engine_options({}, environ)
+    own = json.loads(environ.get(VARIABLE, "").strip() or "{}")
+    path = Path(os.path.abspath(os.path.expanduser(str(directory or own.get(KEY) or DIRECTORY))))
+    options = {**own, "autoReport.all": "true", KEY: str(path)}
+    return {**environ, VARIABLE: json.dumps(options)}, path
+
+
+def _documents(directory: Path) -> dict[Path, int]:
+    """Reports in the folders of a directory, each with when it was written (ns)."""
+    return {path: path.stat().st_mtime_ns for path in sorted(directory.glob("*/profile.json"))}
+
+
+def _shown(path: Path, profile: Profile, other: Profile | None) -> str:
+    """A session's summary and files; with ``other``, what changed, which goes into its page as well."""
+    from podrun.report.text import compare, summary
+    from podrun.report.write import PAGE, TRACE, write_report
+
+    text = summary(profile)
+    if other is not None:
+        write_report(profile, path.parent, other=other)
+        text += f"Compared with {other.name}\n{compare(other, profile)}"
+    folder = os.path.relpath(path.parent)
+    return (
+        f"{text}Report: {folder}/{PAGE} (browser), {folder}/{TRACE} (ui.perfetto.dev), {folder}/{path.name}\n"
+    )

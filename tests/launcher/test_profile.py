@@ -1,0 +1,109 @@
+"""``podrun profile``: its own options beside podrun's, the environment it gives, what it shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from podrun.errors import ConfigError, InvalidOptionError, UsageError
+from podrun.launcher import cli
+from podrun.launcher.profile import main, reporting, split_options
+
+PROGRAM = """
+import popart
+builder = popart.Builder()
+x = builder.addInputTensor(popart.TensorInfo("FLOAT", [2, 8]))
+y = builder.aiOnnx.relu([x], "positive")
+builder.addOutputTensor(y)
+device = popart.DeviceManager().createOfflineIPUDevice({"numIPUs": 1})
+popart.InferenceSession(builder.getModelProto(), popart.DataFlow(1, [y]), device).prepareDevice()
+"""
+
+
+def test_own_options_stand_anywhere_before_the_program() -> None:
+    words = [
+        "--num-replicas",
+        "2",
+        "--compare=a.json",
+        "-v",
+        "--report-directory",
+        "out",
+        "train.py",
+        "--compare",
+        "b",
+    ]
+    options, rest = split_options(words)
+    assert options.compare == "a.json"
+    assert options.directory == "out"
+    assert rest == ["--num-replicas", "2", "-v", "train.py", "--compare", "b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--compare"], "needs a value"),
+        (["--report-directory="], "needs a value"),
+        (["--compare", "a", "--compare", "b", "x.py"], "given twice"),
+        (["--num-replicsa", "2", "x.py"], "unknown option"),
+    ],
+)
+def test_words_that_cannot_be_right(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        split_options(words)
+
+
+def test_engine_options_of_the_user_stay(tmp_path: Path) -> None:
+    own = {"debug.allowOutOfMemory": "true", "autoReport.directory": str(tmp_path / "mine")}
+    environ = {"POPLAR_ENGINE_OPTIONS": json.dumps(own)}
+    told, directory = reporting(environ, None)
+    assert directory == tmp_path / "mine"
+    given = json.loads(told["POPLAR_ENGINE_OPTIONS"])
+    assert given["autoReport.all"] == given["debug.allowOutOfMemory"] == "true"
+    assert reporting(environ, str(tmp_path / "other"))[1] == tmp_path / "other"
+
+
+def test_what_cannot_be_right_is_said_before_anything_starts(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("raise SystemExit('started')", encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        main(["--compare", str(tmp_path / "none.json"), str(script)], {})
+    with pytest.raises(InvalidOptionError, match="JSON"):
+        main([str(script)], {"POPLAR_ENGINE_OPTIONS": "{"})
+
+
+def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profile", "--help"]) == 0
+    assert "--report-directory" in capsys.readouterr().out
+
+
+def test_a_dry_run_starts_and_reports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text(PROGRAM, encoding="utf-8")
+    assert cli.main(["profile", "--offline-mode=yes", "--dry-run", "program.py"]) == 0
+    assert "program.py" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["program.py"]
+
+
+@pytest.mark.system
+def test_a_program_is_profiled_compared_and_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("program.py").write_text(PROGRAM, encoding="utf-8")
+    Path("idle.py").write_text("", encoding="utf-8")
+    command = ["profile", "--offline-mode=yes", "--report-directory", "out"]
+    assert cli.main([*command, "program.py"]) == 0
+    folder = tmp_path / "out__instance_0" / "inference"
+    assert "inference on gc200" in (shown := capfd.readouterr().out)
+    assert "positive" in shown
+    assert (folder / "trace.json").is_file()
+    before = str(folder / "profile.json")
+    assert cli.main([*command, "--compare", before, "program.py"]) == 0
+    assert "Compared with inference" in capfd.readouterr().out
+    assert 'id="compare"' in (folder / "profile.html").read_text(encoding="utf-8")
+    assert cli.main([*command, "idle.py"]) == 2
+    assert "left no report" in capfd.readouterr().err
