@@ -116,5 +116,6 @@ def _grouped(x: Array, w: Array, groups: int, window: Window, half: bool = False
 
         y = half_partials(weights[None], patches)
     else:
-        y = jnp.einsum("gmk,ngko->ngmo", weights, patches)
+        one = batch == 1  # no axis to fold: the product as it stands, without transposes
+        y = jnp.matmul(weights[None], patches) if one else jnp.einsum("gmk,ngko->ngmo", weights, patches)
     return y.reshape(batch, w.shape[0], *out)

@@ -15,7 +15,7 @@ from jax import lax
 from podrun.errors import UnsupportedError
 from podrun.popart.ops.common import Array, index_dtype, ints, rounds_once
 from podrun.popart.ops.registry import ONNX, Context, Node, operator
-from podrun.popart.ops.windows import Window, padded, shifted, window_of
+from podrun.popart.ops.windows import Window, padded, reduced, shifted, window_of
 
 
 def _lowest(dtype: Any) -> Array:
@@ -26,10 +26,8 @@ def _lowest(dtype: Any) -> Array:
 
 
 def _window_max(x: Array, window: Window) -> Array:
-    """Running maximum of shifted views of x ``[N, C, *in]`` padded with the lowest value."""
-    x = padded(x, window, _lowest(x.dtype))
-    views = (shifted(x, window, position) for position in window.positions())
-    return functools.reduce(jnp.maximum, views)
+    """Maximum of x ``[N, C, *in]`` padded with the lowest value."""
+    return reduced(padded(x, window, _lowest(x.dtype)), window, jnp.maximum)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -147,10 +145,8 @@ def _counts(ones: np.ndarray, window: Window, with_pads: bool) -> np.ndarray:
 
 
 def sum_of_windows(x: Array, window: Window) -> Array:
-    """Sum over each window: running sum of shifted views."""
-    x = padded(x, window, jnp.zeros((), x.dtype))
-    views = (shifted(x, window, position) for position in window.positions())
-    return functools.reduce(jnp.add, views)
+    """Sum over each window."""
+    return reduced(padded(x, window, jnp.zeros((), x.dtype)), window, jnp.add)
 
 
 @operator(ONNX, "GlobalAveragePool", since=(1, 22))

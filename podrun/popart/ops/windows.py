@@ -4,8 +4,9 @@ views.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jax import lax
@@ -119,6 +120,21 @@ def shifted(x: Array, window: Window, position: Sequence[int]) -> Array:
     counts = [(n - e) // s + 1 for n, e, s in zip(sizes, window.extents(), window.strides, strict=True)]
     stops = [a + (c - 1) * s + 1 for a, c, s in zip(starts, counts, window.strides, strict=True)]
     return lax.slice(x, (0, 0, *starts), (*x.shape[:2], *stops), (1, 1, *window.strides))
+
+
+def reduced(x: Array, window: Window, combine: Callable[[Array, Array], Array]) -> Array:
+    """Padded ``x`` ``[N, C, *spatial]`` with every window combined to one element, one axis after another."""
+    for axis, kernel, dilation, stride in zip(
+        range(2, x.ndim), window.kernel, window.dilations, window.strides, strict=True
+    ):
+        count = (x.shape[axis] - (kernel - 1) * dilation - 1) // stride + 1
+        stops = ((count - 1) * stride + 1 + k * dilation for k in range(kernel))
+        views = (
+            lax.slice_in_dim(x, k * dilation, stop, stride, axis)
+            for k, stop in zip(range(kernel), stops, strict=True)
+        )
+        x = functools.reduce(combine, views)
+    return x
 
 
 def padded(x: Array, window: Window, value: Array) -> Array:
