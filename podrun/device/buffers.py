@@ -15,7 +15,7 @@ aligned view. That is sound because a Computation is waited for before anything 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,8 @@ class Buffers:
         self._executable = executable
         reduced = {i.arena for i in _collectives(executable) if isinstance(i, ReduceScatter | AllReduce)}
         gathered = {i.arena for i in _collectives(executable) if isinstance(i, AllGather)}
+        # Arenas whose name means a collective's result at times.
+        self._changing = reduced | (gathered if group.size > 1 else set())
         self.arenas: dict[str, ArenaBuffer] = {}
         for name, arena in executable.arenas.items():
             one_copy = (
@@ -123,6 +125,8 @@ class Buffers:
             else:
                 own = aligned_empty((arena.size,), numpy_dtype(arena.dtype))
                 own[:] = 0
+            if one_copy:
+                self._changing.discard(name)
             self.arenas[name] = ArenaBuffer(
                 arena, own, slice_of(group.rank, group.size, arena.size), one_copy
             )
@@ -215,6 +219,51 @@ class Buffers:
         except KeyError:
             raise InternalError(f"the program reads buffer {name!r} before anything wrote it") from None
 
+    def reader(self, name: str) -> Callable[[Frame], Any]:
+        """`operand` for one name, resolved beforehand: most buffers are the same array all along."""
+        arena = _arena_of(name, self._members)
+        if (arena is not None and arena not in self._changing) or name in self._variables:
+            fixed = self.operand(name, Frame())
+            return lambda frame: fixed
+        if arena is not None:
+            return lambda frame: self.operand(name, frame)
+
+        def temporary(frame: Frame) -> Any:
+            try:
+                return frame.values[name]
+            except KeyError:
+                raise InternalError(f"the program reads buffer {name!r} before anything wrote it") from None
+
+        return temporary
+
+    def writer(self, name: str) -> Callable[[Frame, Any], None]:
+        """How to give buffer ``name`` the value of a finished Computation's output, resolved beforehand."""
+        target = self._target(name)
+        if target is None:
+
+            def keep(frame: Frame, value: Any) -> None:
+                frame.values[name] = value
+
+            return keep
+        shape = target.shape
+
+        def copy(frame: Frame, value: Any) -> None:
+            np.copyto(target, np.asarray(value).reshape(shape))
+
+        return copy
+
+    def _target(self, name: str) -> Array | None:
+        """The memory behind a name; None for temporaries."""
+        if name.startswith(WHOLE):
+            return self.arenas[name[len(WHOLE) :]].own
+        if name.startswith(SLICE):
+            buffer = self.arenas[name[len(SLICE) :]]
+            return buffer.own[buffer.mine]
+        member = self._members.get(name)
+        if member is not None:
+            return self.arenas[member.arena].own[member.start : member.stop].reshape(member.shape)
+        return self._variables.get(name)
+
     def value(self, name: str, frame: Frame) -> Any:
         """What buffer ``name`` holds now, unchanged by later writes: temporaries never change, the rest is copied."""
         held = self.operand(name, frame)
@@ -229,20 +278,6 @@ class Buffers:
                     buffer.forget()
                 else:
                     buffer.settle()
-
-    def store(self, name: str, value: Any, frame: Frame) -> None:
-        """Give buffer ``name`` the value of a finished Computation's output."""
-        if name.startswith(WHOLE):
-            self.arenas[name[len(WHOLE) :]].own[:] = np.asarray(value)
-        elif name.startswith(SLICE):
-            buffer = self.arenas[name[len(SLICE) :]]
-            buffer.own[buffer.mine] = np.asarray(value)
-        elif (member := self._members.get(name)) is not None:
-            self.arenas[member.arena].own[member.start : member.stop] = np.asarray(value).reshape(-1)
-        elif name in self._variables:
-            self._variables[name][...] = np.asarray(value)
-        else:
-            frame.values[name] = value
 
     def reduce_scatter(self, arena: str, reduction: Reduction, *, settle: bool) -> None:
         """The collective; afterwards this machine's slice means the reduced one."""

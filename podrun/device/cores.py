@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Sequence
+
+_thread = threading.local()
 
 
 def core_for(place: int, machines: int, cores: Sequence[int]) -> int | None:
@@ -17,17 +20,11 @@ def core_for(place: int, machines: int, cores: Sequence[int]) -> int | None:
     return cores[place % len(cores)] if 1 < len(cores) <= machines else None
 
 
-@contextlib.contextmanager
-def on_core(core: int | None) -> Iterator[None]:
-    """Keep the calling thread on a core meanwhile. A core that is not there any more is no error: any will do then."""
-    if core is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
+def move_to(core: int | None) -> None:
+    """Keep the calling thread on a core from now on; it does nothing else than runs. None, or a core that is not
+    there any more: any will do.
+    """
+    if core is not None and getattr(_thread, "core", None) != core:
+        _thread.core = core
         with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, before)
+            os.sched_setaffinity(0, {core})

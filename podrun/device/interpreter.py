@@ -50,8 +50,8 @@ class Interpreter:
         between: Between,
     ) -> None:
         self._lists = instructions
-        self._pieces = pieces
         self._buffers = buffers
+        self._computes = {name: _compute(piece, buffers) for name, piece in pieces.items()}
         self._group = group
         self._between = between
         self._unsettled = unsettled_reductions(
@@ -106,7 +106,7 @@ class Interpreter:
         buffers = self._buffers
         match instruction:
             case Compute(name):
-                self._compute(self._pieces[name], frame)
+                self._computes[name](frame)
             case LoadStream(stream, buffer, first, count):
                 frame.values[buffer] = feed.load(stream, batch, first, count)
             case StoreStream(stream, buffer, first, count):
@@ -128,18 +128,26 @@ class Interpreter:
             case Copy(source, destination):
                 frame.values[destination] = frame.values[source]
 
-    def _compute(self, piece: Piece, frame: Frame) -> None:
-        computation = piece.computation
-        operands = [self._buffers.operand(name, frame) for name in computation.inputs]
-        results = piece.call(*operands)
+
+def _compute(piece: Piece, buffers: Buffers) -> Callable[[Frame], None]:
+    """How to run a piece on a frame, with everything that stays the same from batch to batch looked up."""
+    computation, call = piece.computation, piece.call
+    readers = [buffers.reader(name) for name in computation.inputs]
+    writers = [buffers.writer(name) for name in computation.outputs]
+    lasting = bool(buffers.arenas_written_by(computation))
+
+    def run(frame: Frame) -> None:
+        results = call(*[read(frame) for read in readers])
         for result in results:
             result.block_until_ready()
-        del operands
         for name in computation.donated:
             frame.values.pop(name, None)
-        self._buffers.prepare_writes(computation)
-        for name, value in zip(computation.outputs, results, strict=True):
-            self._buffers.store(name, value, frame)
+        if lasting:
+            buffers.prepare_writes(computation)
+        for write, result in zip(writers, results, strict=True):
+            write(frame, result)
+
+    return run
 
 
 def unsettled_reductions(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podrun.device.check import check_executable
-from podrun.device.cores import core_for, on_core
+from podrun.device.cores import core_for, move_to
 from podrun.device.engine import Disagreement, Engine, Outcome
 from podrun.device.fabric import Fabric, OfferBook, form_group
 from podrun.device.health import Health
@@ -171,8 +171,8 @@ class Jobs:
                 one = len(owners) == 1 and owners[0].request.owned == job.range
                 here = engine.group.host_ranks
                 core = core_for(here.index(engine.group.rank), len(here), self._here.cores)
-                with on_core(core):
-                    outcome = engine.run(runs[0].batches, parts, agreed=one)
+                move_to(core)
+                outcome = engine.run(runs[0].batches, parts, agreed=one)
                 with self._here.changed:
                     kind = engine.executable.training
                     self._here.work[kind] = self._here.work[kind].and_a_run(

@@ -135,6 +135,7 @@ class Session:
     def _load(self, message: pb.LoadRequest) -> pb.MachineReply:
         machine, owner = self._hold()
         self._bound = None
+        self._hang(None)
         data = wire.blob_from_wire(message.executable)
 
         def executable() -> Any:
@@ -212,11 +213,14 @@ class Session:
         outputs: Mapping[str, Array],
     ) -> None:
         """The thread of a bell: runs when it rings, until another one hangs."""
+        checked = False
         while self._bell is bell:
             if not bell.rung(_LISTEN) or self._bell is not bell:
                 continue
             try:
-                bell.answer(machine.run(owner, batches, inputs, outputs))
+                outcome = machine.run(owner, batches, inputs, outputs, checked=checked)
+                checked = True
+                bell.answer(outcome)
             except PodrunError as error:
                 bell.answer(wire.error_to_json(error))
             except Exception as error:
