@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.compiler.program import Forward, InputSpec, ParameterSpec, Program, Tensors
+from podrun.compiler.program import AnchorSpec, Forward, InputSpec, ParameterSpec, Program, Tensors
 from podrun.executable import TensorSpec, numpy_dtype
 from podrun.popart import loader, names
 from podrun.popart.builder import BROADCAST_KEY, VARIABLE_KEY
 from podrun.popart.dataflow import DataFlow
+from podrun.popart.derived import Derived, derived_anchors, program_anchors, returned
 from podrun.popart.enums import (
     AccumulateOuterFragmentSchedule,
     CommGroupType,
@@ -27,6 +28,7 @@ from podrun.popart.enums import (
 )
 from podrun.popart.errors import popart_exception, popart_unimplemented
 from podrun.popart.optimizers.base import Optimizer, UpdateContext
+from podrun.popart.optimizers.sgd import SgdRule
 from podrun.popart.options import SessionOptions
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, data_type_of
 from podrun.popart.tensor_proto import to_array
@@ -55,7 +57,21 @@ class BuiltModel:
     weights: dict[str, np.ndarray]
     state: dict[str, np.ndarray]
     """Optimizer state that starts from something else than its initial constant, by name."""
+    wanted: dict[str, AnchorSpec]
+    """The session's anchors, as they are to be returned."""
+    derived: dict[str, Derived]
+    """Those of them that are worked out on the host."""
     settings: dict[str, VariableSettings] = field(default_factory=dict)
+
+    def anchor(self, name: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
+        """An anchor's values of one run, from those that the program gave."""
+        spec = self.wanted[name]
+        if name in self.derived:
+            assert self.rule is not None
+            return returned(self.derived[name].value(given, self.rule), spec)
+        value = given[spec.name]
+        program = next(item for item in self.program.anchors if item.name == spec.name)
+        return value if program == spec else returned(value, spec)
 
     @property
     def trained(self) -> list[str]:
@@ -100,15 +116,26 @@ def build(
     rule = optimizer.rule(context) if optimizer is not None else None
     _check_clipping(optimizer, trainable, options)
     infos = {tensor: _info(spec) for tensor, spec in lowered.tensors.items()}
-    _add_reserved(infos, lowered, trainable, rule, loss, _loss_scaling(optimizer))
+    _add_reserved(
+        infos,
+        lowered,
+        trainable,
+        rule,
+        loss,
+        _loss_scaling(optimizer),
+        options.enableGradientAccumulation,
+    )
     _check_anchors(flow, infos)
     broadcast = set(metadata(model, BROADCAST_KEY, []))
+    weights = {n: lowered.parameters[n] for n in trainable}
+    derived = derived_anchors(flow.anchors(), weights, rule, context.replicas)
+    wanted = {a: flow.art(a).spec(anchor_alias(a, lowered.inputs)) for a in flow.anchors()}
     program = Program(
         name=name,
         forward=_aliasing(lowered, flow),
         parameters={n: ParameterSpec(spec, n in trainable) for n, spec in lowered.parameters.items()},
         inputs={n: InputSpec(spec, n in broadcast) for n, spec in lowered.inputs.items()},
-        anchors=tuple(flow.art(a).spec(anchor_alias(a, lowered.inputs)) for a in flow.anchors()),
+        anchors=program_anchors(wanted, derived),
         replicas=context.replicas,
         ipus_per_replica=ipus_per_replica,
         accumulation_factor=context.accumulation,
@@ -124,7 +151,7 @@ def build(
             "samples_per_micro_batch": _samples_per_micro_batch(lowered, broadcast),
         },
     )
-    built = BuiltModel(program, lowered, rule, infos, dict(lowered.initial), state)
+    built = BuiltModel(program, lowered, rule, infos, dict(lowered.initial), state, wanted, derived)
     built.settings = _variable_settings(model, context.replicas)
     return built
 
@@ -303,6 +330,7 @@ def _add_reserved(
     rule: Rule | None,
     loss: str | None,
     loss_scaling: float | str,
+    accumulates: bool,
 ) -> None:
     """Infos of gradients, updated weights, optimizer state and streamed scalars."""
     if loss is None:
@@ -314,7 +342,9 @@ def _add_reserved(
     for name in trainable:
         infos[UPDATED + name] = infos[name]
         infos[names.PREFIXES["FinalReducedGrad"] + name] = infos[name]
-        infos[names.PREFIXES["Accum"] + name] = infos[name]
+        if accumulates and rule is not None and not (isinstance(rule, SgdRule) and rule.form(name) == 1):
+            kind = data_type_of(numpy_dtype(rule.gradient_dtype(lowered.parameters[name])))
+            infos[names.PREFIXES["Accum"] + name] = TensorInfo(kind, infos[name].shape())
         if rule is not None:
             for spec, _ in rule.state(lowered.parameters[name]).values():
                 infos[spec.name] = _info(spec)

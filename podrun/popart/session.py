@@ -17,7 +17,7 @@ import numpy as np
 
 from podrun.executable import Executable, VariableRole
 from podrun.popart import checks, loader, placement
-from podrun.popart.build import BuiltModel, anchor_alias, build
+from podrun.popart.build import BuiltModel, build
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
 from podrun.popart.enums import DeviceType, ReplicatedStreamMode, SyntheticDataMode, VariableRetrievalMode
@@ -266,7 +266,7 @@ class Session(SessionFiles, SessionReports):
         result = self._run_on_device(data)
         if self._options.syntheticDataMode is SyntheticDataMode.Off:
             for name, tensor in outputs.items():
-                io.store(tensor, result.anchors[anchor_alias(name, self._built.program.inputs)])
+                io.store(tensor, self._built.anchor(name, result.anchors))
 
     def _run_on_device(self, data: Mapping[str, np.ndarray]) -> Any:
         from podrun.errors import PoplarError

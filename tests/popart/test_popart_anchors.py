@@ -211,3 +211,66 @@ def test_inputs_and_streamed_scalars_can_be_anchored(device):
     for name, value in names.items():
         if value is not None:
             assert anchors[name].item() == value
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("kind", [("All",), ("Final",), ("Sum",), ("EveryN", 2)], ids=str)
+def test_accumulators_hold_the_sum_so_far_of_each_replica(device_of, replicas, kind):
+    case = linear()
+    accum, gradient_name = popart.reservedAccumPrefix() + case.w, popart.reservedGradientPrefix() + case.w
+    anchors = {
+        accum: popart.AnchorReturnType(*kind),
+        gradient_name: popart.AnchorReturnType("Final"),
+        case.loss: popart.AnchorReturnType("Final"),
+    }
+    optimizer = popart.ConstSGD(0.1, 0.0, 2.0)
+    opts = replicated(replicas, 3)
+    session = training(case, anchors, device_of(replicas), batches=2, optimizer=optimizer, opts=opts)
+    x = np.random.default_rng(9).standard_normal((2, 3, replicas, MICRO_BATCH, INPUTS)).astype(np.float32)
+    arrays = session.initAnchorArrays()
+    session.run(popart.PyStepIO({case.x: x}, arrays))
+    _, _, dws = _numpy_run(case, x)
+    sums = np.cumsum(2 * dws, axis=1)
+    wanted = {"All": sums, "Final": sums[-1, -1], "Sum": sums.sum(axis=(0, 1))}.get(
+        kind[0], sums.reshape(6, *sums.shape[2:])[1::2]
+    )
+    np.testing.assert_allclose(arrays[accum], wanted.reshape(arrays[accum].shape), 1e-5, 1e-5)
+    np.testing.assert_allclose(
+        arrays[gradient_name], 2 * dws[-1, -1].reshape(arrays[gradient_name].shape), 1e-5, 1e-5
+    )
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_the_velocity_of_combined_sgd_leads_from_one_weight_to_the_next(device, accumulation):
+    """w[b, last] - rate * Accl[b, last] = w[b + 1] (semantics, section 1)."""
+    case = linear()
+    accl = popart.reservedAcclPrefix() + case.w
+    optimizer = popart.SGD(
+        {
+            "defaultLearningRate": (0.1, False),
+            "defaultMomentum": (0.9, True),
+            "defaultWeightDecay": (0.1, True),
+            "lossScaling": (4.0, True),
+        }
+    )
+    session = training(
+        case, [case.w, accl], device, batches=4, optimizer=optimizer, opts=replicated(1, accumulation)
+    )
+    x = np.random.default_rng(10).standard_normal((4, accumulation, MICRO_BATCH, INPUTS)).astype(np.float32)
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({case.x: x}, anchors))
+    w = anchors[case.w].reshape(4, accumulation, INPUTS, OUTPUTS)[:, -1]
+    v = anchors[accl].reshape(4, accumulation, INPUTS, OUTPUTS)[:, -1]
+    np.testing.assert_allclose(w[:-1] - 0.1 * v[:-1], w[1:], rtol=1e-5, atol=1e-6)
+
+
+def test_accumulators_that_are_not_there(device_of):
+    case = linear()
+    accum, accl = popart.reservedAccumPrefix() + case.w, popart.reservedAcclPrefix() + case.w
+    with pytest.raises(popart.popart_exception, match="not in the IR tensors"):
+        training(case, [accum], device_of(1))
+    momentum = popart.SGD({"defaultMomentum": (0.9, True)})
+    with pytest.raises(popart.popart_exception, match="not in the IR tensors"):
+        training(case, [accum], device_of(1), optimizer=momentum, opts=replicated(1, 2))
+    with pytest.raises(popart.popart_exception, match="several replicas"):
+        training(case, [accl], device_of(2), optimizer=momentum, opts=replicated(2))
