@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -97,10 +96,12 @@ def program_anchors(
 
 def returned(value: np.ndarray, spec: AnchorSpec) -> np.ndarray:
     """What a return type gives of values ``[batches, micro-batches, replicas, *shape]``."""
-    flat = value.reshape(-1, *value.shape[2:])
-    if spec.retrieval is Retrieval.FINAL:
-        return flat[-1]
-    if spec.retrieval is Retrieval.SUM:
-        total: Any = np.add.accumulate(flat, axis=0, dtype=flat.dtype)[-1]
-        return np.asarray(total)
-    return flat[spec.period - 1 :: spec.period] if spec.retrieval is Retrieval.EVERY_N else value
+    flat: np.ndarray = value.reshape(-1, *value.shape[2:])
+    if spec.retrieval is Retrieval.ALL:
+        return value
+    if spec.retrieval is Retrieval.EVERY_N:
+        return flat[spec.period - 1 :: spec.period]
+    chosen: np.ndarray = (
+        flat if spec.retrieval is Retrieval.FINAL else np.add.accumulate(flat, axis=0, dtype=flat.dtype)
+    )
+    return np.asarray(chosen[-1])

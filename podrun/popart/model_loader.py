@@ -85,7 +85,8 @@ def check_model(model: onnx.ModelProto) -> None:
 
 
 def check_names(graph: onnx.GraphProto | onnx.FunctionProto) -> None:
-    """Refuse names that are not UTF-8: protobuf hands those over as bytes. Raises `UsageError` naming the node.
+    """Refuse names that are not UTF-8: protobuf hands those over as bytes. Raises `UsageError` naming the
+    node.
 
     `check_tensors` bounds how deep graphs lie in one another, so it comes first.
     """

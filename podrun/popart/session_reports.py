@@ -10,10 +10,10 @@ from podrun.device.tiles.fit import check_fits
 from podrun.popart.enums import DeviceType, Instrumentation, IrSerializationFormat
 from podrun.popart.errors import popart_exception, poplar_exception, surfaced
 from podrun.report.engine_options import EngineOptions, engine_options
-from podrun.report.write import write_report
 from podrun.report.model import Profile
 from podrun.report.read import profile_of
 from podrun.report.text import summary
+from podrun.report.write import write_report
 
 if TYPE_CHECKING:
     from podrun.popart.session import Session
