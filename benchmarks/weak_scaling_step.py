@@ -21,7 +21,7 @@ from podrun.partition.client import VipuClient
 from podrun.popdist.core import layout
 
 NETWORKS = {"digits": ((64, 128, 10), 32), "784-512-512-10": ((784, 512, 512, 10), 32)}
-SECONDS, LEAST, MOST = 6.0, 5, 100
+LEAST, MOST = 12, 100
 
 
 def main() -> None:
@@ -29,6 +29,7 @@ def main() -> None:
     mlp.SIZES, mlp.BATCH = NETWORKS[sys.argv[1]]
     here = layout()
     assert here is not None, "run this under podrun"
+    mlp.RATE = 0.2 / here.total_replicas  # Gradients are summed over replicas.
     connection = connect(os.environ)
     request = AttachRequest(here.job, here.owned, os.getpid(), getpass.getuser(), sys.argv[0])
     refusal = connection.try_attach(request)

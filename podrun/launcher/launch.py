@@ -149,6 +149,7 @@ class _Launch:
         self.session = session
         pod = session.connect()
         self.spec = fit_to_pod(self.spec, pod, pods_by_size if session.server_missing else None)
+        session.spec = self.spec  # The POD decides how many GCDs the partition has.
         beside = session.prepare()
         residue.publish(session)
         layout = self.spec.layout

@@ -29,7 +29,7 @@ from podrun.partition.spread import VARIABLE, Host, host_of_agents, in_processes
 log = logging.getLogger("podrun.partition")
 
 LOOPBACK = "127.0.0.1"
-CPU_SHARE = 0.01
+CPU_SHARE = 0.001
 """CPUs that an actor books. Machines of a POD are many and mostly wait; they share the CPUs there are."""
 
 

@@ -138,6 +138,12 @@ def test_ipu_link_domains_follow_from_the_pod(directory: Path) -> None:
     spec = fit_to_pod(plan("--num-replicas 128 --num-instances 4", directory), POD256)
     assert spec.layout.ilds == 2
     assert [i.ild for i in spec.instances] == [0, 0, 1, 1]
+    assert [i.gcd for i in spec.instances] == [0, 1, 2, 3]
+    assert spec.partition is not None
+    assert spec.partition.num_gcds == 4
+    single = fit_to_pod(plan("--num-replicas 64 --num-instances 4", directory), POD256)
+    assert single.partition is not None
+    assert (single.partition.num_gcds, [i.gcd for i in single.instances]) == (1, [0, 0, 0, 0])
     spread = fit_to_pod(plan("--num-replicas 64 --num-instances 4 --num-ilds 4", directory), POD256)
     assert [i.ild for i in spread.instances] == [0, 1, 2, 3]
     with pytest.raises(UsageError, match="2 IPU-Link domains"):
