@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "partition": FOUNDATION | {"faults", "device"},
     "monitor": FOUNDATION | {"partition"},
     "launcher": FOUNDATION | {"faults", "partition", "report", "estimate"},
-    "estimate": BASE | {"executable", "popart", "device.target", "device.tiles"},
+    "estimate": BASE | {"executable", "popart", "report", "device.target", "device.tiles"},
     "report": BASE | {"executable", "device.target"},
     "compat": BASE | {"popart", "popdist", "monitor"},
 }

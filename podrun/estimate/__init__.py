@@ -1,11 +1,13 @@
 """Questions about an ONNX model without running it: does it fit, how fast, and what holds it up?
 
-    python -m podrun.estimate model.onnx --target pod16 --train --micro-batch 16
+    podrun estimate model.onnx --target pod16 --train --micro-batch 16 --accumulation 8
 
-The model is lowered and traced as the front end would, costed once per micro-batch by `podrun.device.tiles`, and put
-on the system by `podrun.device.tiles.batch`. `scan` tries micro-batches, accumulation, pipelines and recomputation.
+The model is lowered and traced as the front end would, and costed once per micro-batch by `podrun.device.tiles`
+(`model`); `layers` sees the trace as a chain of layers, `split` cuts it over the IPUs of a replica, `memory` says
+what each of them holds, and `podrun.device.tiles.batch` puts it on the system. `model.scan` tries micro-batches,
+accumulation, pipelines and recomputation. `command` is the verb.
 """
 
-from podrun.estimate.model import Estimate, Layout, Traced, estimate, scan
+from podrun.estimate.model import Estimate, IpuShare, Layout, Traced, estimate, scan, trace
 
-__all__ = ["Estimate", "Layout", "Traced", "estimate", "scan"]
+__all__ = ["Estimate", "IpuShare", "Layout", "Traced", "estimate", "scan", "trace"]

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from podrun.device.target import Chip, System
-from podrun.device.tiles.batch import UPDATE_PASSES, Batch, batch_seconds, slowest_stage
-from podrun.device.tiles.cost import TILE_IMBALANCE, cost_jaxpr
+from podrun.device.tiles.batch import UPDATE_PASSES, Batch, batch_seconds
+from podrun.device.tiles.cost import cost_jaxpr
+from podrun.device.tiles.flatten import flatten
 from podrun.errors import InvalidOptionError, UsageError
+from podrun.estimate.layers import Layer, layers_of
+from podrun.estimate.memory import STATES, MemoryModel
+from podrun.estimate.split import cut
 from podrun.executable import TensorSpec, numpy_dtype
 
 if TYPE_CHECKING:
     import onnx
 
-STATES = {"sgd": 0, "momentum": 1, "lars": 1, "adam": 2, "lamb": 2}
-"""Values of optimizer state per weight."""
-PIPELINE_IMBALANCE = 1.1
-"""Fullest over mean IPU of a pipeline, for memory. Assumed."""
+MOST_STAGES = 16
+"""Longest pipeline that a scan tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,27 @@ class Traced:
     weights: int
     weight_bytes: int
     input_bytes: int
-    boundary_bytes: int
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IpuShare:
+    """What one IPU of a replica has: layers by name, cycles of a micro-batch, bytes by content."""
+
+    first_layer: str
+    last_layer: str
+    layers: int
+    cycles: int
+    max_tile_bytes: int
+    bytes_by_content: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The answer: ``seconds`` of a batch by cause; ``bottleneck`` is the largest; memory on the fullest tile."""
+    """The answer: ``seconds`` of a batch by cause; ``bottleneck`` is the largest; memory on the fullest tile.
+
+    ``ipus``: how the layers are split over the IPUs of a replica.
+    """
 
     layout: Layout
     replicas: int
@@ -59,11 +76,17 @@ class Estimate:
     max_tile_bytes: int
     tile_bytes: int
     bounds: Mapping[str, Any]
+    ipus: tuple[IpuShare, ...]
 
     @property
     def fits(self) -> bool:
         """True iff the fullest tile holds its share."""
         return self.max_tile_bytes <= self.tile_bytes
+
+    @property
+    def samples(self) -> int:
+        """Samples of a batch, over all replicas."""
+        return self.layout.micro_batch * self.layout.accumulation * self.replicas
 
     @property
     def bottleneck(self) -> str:
@@ -79,11 +102,23 @@ class Estimate:
             "recompute": self.layout.recompute,
             "replicas": self.replicas,
             "samples_per_second": self.samples_per_second,
-            "seconds": dict(self.seconds),
+            "global_batch_samples": self.samples,
+            "seconds_by_cause": dict(self.seconds),
             "bottleneck": self.bottleneck,
             "fits": self.fits,
             "max_tile_bytes": self.max_tile_bytes,
-            "tile_bytes": self.tile_bytes,
+            "tile_capacity_bytes": self.tile_bytes,
+            "ipus": [
+                {
+                    "first_layer": ipu.first_layer,
+                    "last_layer": ipu.last_layer,
+                    "layers": ipu.layers,
+                    "cycles": ipu.cycles,
+                    "max_tile_bytes": ipu.max_tile_bytes,
+                    "bytes_by_content": dict(ipu.bytes_by_content),
+                }
+                for ipu in self.ipus
+            ],
             "bounds": dict(self.bounds),
         }
 
@@ -100,6 +135,7 @@ def trace(model: onnx.ModelProto, chip: Chip, layout: Layout, *, train: bool) ->
 
     from podrun.popart.lowering import lower
 
+    _check_counts(layout)
     shapes = _batched(model, layout.micro_batch)
     lowered = lower(model, training=train, input_shapes=shapes)
     parameters = {name: _abstract(spec) for name, spec in lowered.parameters.items()}
@@ -118,26 +154,26 @@ def trace(model: onnx.ModelProto, chip: Chip, layout: Layout, *, train: bool) ->
 
         return jax.value_and_grad(loss)(floating)
 
-    def cost(function: Callable[..., Any]) -> dict[str, Any]:
-        jaxpr = jax.make_jaxpr(function)(parameters, inputs, key)
+    def cost(jaxpr: Any) -> dict[str, Any]:
         return cost_jaxpr(
             jaxpr,
             chip,
             partials_type=layout.partials_type,
             available_memory_proportion=layout.proportion,
-            results_stay=not train or layout.accumulation > 1,
+            results_stay=not train,  # Gradients are used up as they are made; accumulators are counted apart.
         )
 
-    ahead = cost(forward)
+    traces = [jax.make_jaxpr(function)(parameters, inputs, key) for function in (forward, step)[: 1 + train]]
+    reports = [cost(jaxpr) for jaxpr in traces]
+    flats = [flatten(jaxpr) for jaxpr in traces]
     specs = list(lowered.parameters.values())
-    boundary = max((spec.nbytes for spec in lowered.outputs.values()), default=0)
     return Traced(
-        ahead,
-        cost(step) if train else ahead,
+        reports[0],
+        reports[-1],
         sum(spec.size for spec in specs),
         sum(spec.nbytes for spec in specs),
         sum(spec.nbytes for spec in lowered.inputs.values()),
-        max(boundary, _typical_activation(ahead)),
+        layers_of(reports[0], reports[-1], flats[0], flats[-1], len(specs)),
     )
 
 
@@ -166,12 +202,6 @@ def _batched(model: onnx.ModelProto, micro_batch: int) -> dict[str, tuple[int, .
     return shapes
 
 
-def _typical_activation(report: Mapping[str, Any]) -> int:
-    """What crosses a cut through the model: the middle of the forward pass's liveness."""
-    curve = sorted(report["memory"]["by_time"])
-    return int(curve[len(curve) // 2]) if curve else 0
-
-
 def estimate(traced: Traced, system: System, layout: Layout, *, train: bool) -> Estimate:
     """Throughput and fit of a traced model.
 
@@ -188,14 +218,35 @@ def estimate(traced: Traced, system: System, layout: Layout, *, train: bool) -> 
         raise InvalidOptionError(
             f"unknown optimizer {layout.optimizer!r}", hint=f"Known: {', '.join(UPDATE_PASSES)}."
         )
-    cycles = _layer_cycles(traced, train and layout.recompute)
+    _check_counts(layout)
+    if per > len(traced.layers):
+        raise InvalidOptionError(
+            f"the model's {len(traced.layers)} layers cannot be split over {per} IPUs",
+            hint=f"Type --ipus-per-replica {len(traced.layers)} or less.",
+        )
+    accumulation = layout.accumulation if train else 1
+    recompute = train and layout.recompute
+    memory = MemoryModel(
+        system.chip,
+        traced.layers,
+        traced.forward,
+        traced.step,
+        train=train,
+        ipus=per,
+        accumulation=accumulation,
+        recompute=recompute,
+        state_values=0 if layout.state_off_chip else STATES[layout.optimizer],
+        input_bytes=traced.input_bytes,
+    )
+    shares = _split(traced, memory, per, recompute=recompute)
+    ends = list(itertools.accumulate(share.layers for share in shares))
     batch = Batch(
-        slowest_stage(cycles, per),
+        max(share.cycles for share in shares),
         per,
-        layout.accumulation if train else 1,
+        accumulation,
         system.ipus // per,
-        boundary_bytes=float(traced.boundary_bytes),
-        weights=traced.weights / per,
+        boundary_bytes=float(max((traced.layers[end - 1].crossing_bytes for end in ends[:-1]), default=0)),
+        weights=_most_weights(traced.layers, ends),
         gradient_bytes=traced.weight_bytes / max(1, traced.weights),
         state_bytes=4.0 * STATES[layout.optimizer] if layout.state_off_chip else 0.0,
         optimizer=layout.optimizer,
@@ -205,41 +256,51 @@ def estimate(traced: Traced, system: System, layout: Layout, *, train: bool) -> 
     seconds = batch_seconds(system.chip, batch)
     samples = layout.micro_batch * batch.accumulation * batch.replicas
     return Estimate(
-        layout,
+        replace(layout, accumulation=accumulation),
         batch.replicas,
         samples / sum(seconds.values()),
         seconds,
-        _fullest_tile(traced, system.chip, layout, train=train),
+        max(share.max_tile_bytes for share in shares),
         system.chip.tile_bytes,
         traced.step["bounds"],
+        shares,
     )
 
 
-def _layer_cycles(traced: Traced, recompute: bool) -> Sequence[float]:
-    """Cycles of one micro-batch in pieces that a pipeline may be cut between: timeline entries of equal weight."""
-    entries = [e["compute"] + e["exchange"] + e["sync"] for e in traced.forward["timeline"]]
-    total = float(traced.step["step"]["cycles"]) + (traced.forward["step"]["cycles"] if recompute else 0.0)
-    ahead = sum(entries) or 1
-    # Backward work lands on the IPU of its forward work: each piece carries its share of the whole step.
-    return [entry * total / ahead for entry in entries] or [total]
+def _check_counts(layout: Layout) -> None:
+    for name, value in (("micro-batch", layout.micro_batch), ("accumulation", layout.accumulation)):
+        if value < 1:
+            raise UsageError(f"--{name} must be at least 1, not {value}")
 
 
-def _fullest_tile(traced: Traced, chip: Chip, layout: Layout, *, train: bool) -> int:
-    """Bytes on the fullest tile: lasting values, what lives for a while, code, optimizer state."""
-    memory, per = traced.step["memory"], layout.ipus_per_replica
-    live = float(memory["not_always_live_peak_bytes"])
-    if train and layout.recompute:
-        # Checkpoints at every square root of the layers: as much is kept as is recomputed at once.
-        layers = max(1, len(traced.forward["by_scope"]))
-        live = min(
-            live, 2.0 * live / math.sqrt(layers) + traced.forward["memory"]["not_always_live_peak_bytes"]
+def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -> tuple[IpuShare, ...]:
+    """The layers over the IPUs: as even as memory allows, else as even as can be (and then it does not fit)."""
+    layers = traced.layers
+    costs = [layer.step_cycles + (layer.forward_cycles if recompute else 0.0) for layer in layers]
+    ends = cut(costs, ipus, memory.fits) or cut(costs, ipus)
+    assert ends is not None  # There are at least as many layers as IPUs.
+    found = []
+    for ipu, (first, end) in enumerate(itertools.pairwise((0, *ends))):
+        found.append(
+            IpuShare(
+                layers[first].name,
+                layers[end - 1].name,
+                end - first,
+                round(sum(costs[first:end])),
+                memory.tile_bytes(ipu, first, end),
+                memory.parts(ipu, first, end),
+            )
         )
-    in_flight = (2 * per - 1) if train and per > 1 else 1
-    stash = float(traced.boundary_bytes * (in_flight - 1))
-    state = 0.0 if layout.state_off_chip or not train else 4.0 * STATES[layout.optimizer] * traced.weights
-    spread = memory["always_live_bytes"] + live + state + sum(memory["code"].values())
-    imbalance = TILE_IMBALANCE * (PIPELINE_IMBALANCE if per > 1 else 1.0)
-    return int((spread / per + stash) / chip.tiles * imbalance)
+    return tuple(found)
+
+
+def _most_weights(layers: Sequence[Layer], ends: Sequence[int]) -> float:
+    spans = itertools.pairwise((0, *ends))
+    return float(max(sum(layer.weights for layer in layers[first:end]) for first, end in spans))
+
+
+ACCUMULATIONS = (1, 2, 4, 8, 16, 32, 64)
+"""Accumulation factors that a scan tries where neither a global batch nor a factor is given."""
 
 
 def scan(
@@ -249,30 +310,45 @@ def scan(
     *,
     train: bool,
     micro_batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    accumulations: Sequence[int] = ACCUMULATIONS,
     global_batch: int | None = None,
 ) -> list[Estimate]:
     """Estimates of many layouts, those that fit first and the fastest of them first.
 
-    Tries micro-batches, one IPU per replica up to eight, with and without recomputation; accumulation follows from
-    ``global_batch`` where it is given (layouts that do not divide it are left out).
+    Tries micro-batches, pipelines of one IPU up to sixteen (each split as even as memory allows), accumulation
+    factors, with and without recomputation. With ``global_batch`` accumulation follows from it, and layouts that do
+    not divide it are left out.
+
+    Raises:
+        UsageError: no layout gives that global batch.
     """
     found: list[Estimate] = []
     for micro_batch in micro_batches:
-        traced = trace(model, system.chip, replace(base, micro_batch=micro_batch), train=train)
-        layouts = _layouts(system, replace(base, micro_batch=micro_batch), global_batch, train=train)
-        found += [estimate(traced, system, layout, train=train) for layout in layouts]
+        traced: Traced | None = None
+        for layout in _layouts(
+            system, replace(base, micro_batch=micro_batch), accumulations, global_batch, train
+        ):
+            traced = traced or trace(model, system.chip, layout, train=train)
+            if layout.ipus_per_replica <= len(traced.layers):
+                found.append(estimate(traced, system, layout, train=train))
+    if not found:
+        raise UsageError(
+            f"no layout of {system.name} makes a global batch of {global_batch}",
+            hint=f"Give a multiple of the number of replicas, as in --global-batch {system.ipus * 16}.",
+        )
     return sorted(found, key=lambda e: (not e.fits, -e.samples_per_second, e.max_tile_bytes))
 
 
-def _layouts(system: System, base: Layout, global_batch: int | None, *, train: bool) -> Iterator[Layout]:
+def _layouts(
+    system: System, base: Layout, accumulations: Sequence[int], global_batch: int | None, train: bool
+) -> Iterator[Layout]:
     per = 1
-    while per <= min(8, system.ipus):
-        accumulation = base.accumulation
+    while per <= min(MOST_STAGES, system.ipus):
+        factors = accumulations if train else (1,)
         if train and global_batch is not None:
-            accumulation, rest = divmod(global_batch, base.micro_batch * (system.ipus // per))
-            if rest or not accumulation:
-                per *= 2
-                continue
-        for recompute in (False, True) if train else (False,):
-            yield replace(base, ipus_per_replica=per, accumulation=accumulation, recompute=recompute)
+            factor, rest = divmod(global_batch, base.micro_batch * (system.ipus // per))
+            factors = (factor,) if factor and not rest else ()
+        for factor in factors:
+            for recompute in (False, True) if train else (False,):
+                yield replace(base, ipus_per_replica=per, accumulation=factor, recompute=recompute)
         per *= 2

@@ -78,7 +78,7 @@ def _sections(profile: Profile, other: Profile | None) -> Iterator[tuple[str, st
     top = dict(list(layers.items())[:TOP_LAYERS])
     yield "layers", "Cycles by layer", charts.bars(top, total) + _table("layer-table", "layer", layers, total)
     for index, stage in enumerate(profile.stages):
-        yield f"stage-{index}", f"{stage.name} on IPU {stage.ipu}".capitalize(), _stage(index, stage)
+        yield f"stage-{index}", f"{stage.name[:1].upper()}{stage.name[1:]} on IPU {stage.ipu}", _stage(index, stage)
 
 
 def _stage(index: int, stage: Stage) -> str:

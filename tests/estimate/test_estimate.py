@@ -79,6 +79,72 @@ def test_a_scan_lists_what_fits_first_and_the_fastest_first() -> None:
     keys = [(not one.fits, -one.samples_per_second) for one in found]
     assert keys == sorted(keys)
     assert {one.layout.ipus_per_replica for one in found} == {1, 2, 4}
+    with pytest.raises(UsageError, match="global batch of 7"):
+        scan(_perceptron(), system("pod4"), Layout(), train=True, micro_batches=(4,), global_batch=7)
+
+
+def test_a_scan_without_a_batch_tries_accumulation_too() -> None:
+    found = scan(
+        _perceptron(), system("pod4"), Layout(), train=True, micro_batches=(4,), accumulations=(1, 8)
+    )
+    assert {(one.layout.accumulation, one.layout.recompute) for one in found} == {
+        (1, False),
+        (1, True),
+        (8, False),
+        (8, True),
+    }
+    best = found[0]
+    assert best.layout.accumulation == 8
+    assert best.samples == 4 * 8 * best.replicas
+
+
+# --- Layers and what each IPU has -------------------------------------------------------------------------------------
+
+
+def test_layers_hold_all_that_the_trace_holds(traced: Traced) -> None:
+    layers = traced.layers
+    assert [layer.name for layer in layers] == [f"{kind}{n}" for n in range(4) for kind in ("dense", "relu")]
+    assert sum(layer.weights for layer in layers) == traced.weights
+    assert sum(layer.weight_bytes for layer in layers) == traced.weight_bytes
+    assert sum(layer.step_cycles for layer in layers) == pytest.approx(
+        traced.step["step"]["cycles"], rel=0.01
+    )
+    assert all(layer.crossing_bytes == 16 * 256 * 2 for layer in layers[:-1])
+    assert layers[-1].crossing_bytes == 0
+    # Each product keeps its input for the weights' gradient; the first one's is the model's own.
+    assert sum(layer.saved_bytes for layer in layers) >= 3 * 16 * 256 * 2
+
+
+def test_a_pipeline_splits_all_layers_and_keeps_most_in_front(traced: Traced) -> None:
+    layout = Layout(16, 8, ipus_per_replica=4)
+    found = estimate(traced, system("pod16"), layout, train=True)
+    assert sum(ipu.layers for ipu in found.ipus) == len(traced.layers)
+    assert sum(ipu.cycles for ipu in found.ipus) == pytest.approx(
+        sum(layer.step_cycles for layer in traced.layers), rel=1e-3
+    )
+    kept = [ipu.bytes_by_content["activations"] for ipu in found.ipus]
+    assert kept == sorted(kept, reverse=True)
+    again = estimate(traced, system("pod16"), Layout(16, 8, ipus_per_replica=4, recompute=True), train=True)
+    assert again.max_tile_bytes <= found.max_tile_bytes
+    with pytest.raises(InvalidOptionError, match="8 layers cannot be split over 16"):
+        estimate(traced, system("pod16"), Layout(ipus_per_replica=16), train=True)
+
+
+def test_it_says_the_same_as_the_compiler_does_of_the_program_itself() -> None:
+    import podrun.popart as popart
+
+    model = _perceptron()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 16
+    model.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 16
+    device = popart.DeviceManager().createOfflineIPUDevice({"numIPUs": 1})
+    flow = popart.DataFlow(1, ["r3"])
+    session = popart.InferenceSession(model.SerializeToString(), flow, device)
+    session.prepareDevice()
+    layout = Layout(micro_batch=16, partials_type="float32")
+    found = estimate(trace(model, GC200, layout, train=False), system("ipu-m2000"), layout, train=False)
+    report = session.getReport()
+    assert found.seconds["compute"] == pytest.approx(report.seconds_by_cause["compute"], rel=0.02)
+    assert found.max_tile_bytes == pytest.approx(report.fullest().memory.max_tile_bytes, rel=0.1)
 
 
 def test_command_answers_in_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +154,7 @@ def test_command_answers_in_text_and_json(tmp_path: Path, capsys: pytest.Capture
     assert "samples/s on 16 replicas" in capsys.readouterr().out
     assert main([str(path), "--format", "json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["version"] == 1
+    assert (answer["schema"], answer["schema_version"]) == ("podrun.estimate", 2)
     assert answer["estimates"][0]["fits"] is True
 
 
@@ -103,6 +169,18 @@ def test_bad_input_is_refused_by_name(
         ([str(path), "--available-memory-proportion", "0"], "availableMemoryProportion"),
         ([str(path), "--ipus-per-replica", "3"], "3 IPUs per replica"),
         ([str(path), "--optimizer", "magic"], "magic"),
+        ([str(path), "--micro-batch", "0"], "--micro-batch must be at least 1"),
+        ([str(path), "--train", "--accumulation", "-2"], "--accumulation must be at least 1"),
+        ([str(path), "--top", "0"], "--top"),
+        ([str(path), "--global-batch", "64"], "--scan and --train"),
+        (
+            [str(path), "--train", "--scan", "--global-batch", "64", "--accumulation", "2"],
+            "exclude each other",
+        ),
+        ([str(path), "--partials-type", "float8"], "float16"),
+        ([str(path), "--frobnicate"], "frobnicate"),
+        ([], "model"),
+        ([str(Path(__file__))], "no ONNX model"),
     ):
         assert main(arguments) == 2
         assert word in capsys.readouterr().err

@@ -1,0 +1,150 @@
+"""A traced model as a chain of layers: what each costs, what it keeps, and what crosses behind it.
+
+A layer is a named scope of the trace (an ONNX node's name), in the order of the forward pass; pipelines are cut
+between layers. Cycles and code come from the tile model's reports, bytes from the traces themselves:
+
+* ``weights`` belong to the layer that reads them first;
+* ``saved_bytes`` are forward values that the backward pass reads (the activations that training keeps);
+* ``crossing_bytes`` are values made in this layer or before it and read after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from podrun.device.tiles.flatten import FlatJaxpr
+from podrun.device.tiles.primitives import VIEWS
+from podrun.report.model import layer_of
+
+BACKWARD = "transpose("
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of one micro-batch on one IPU."""
+
+    name: str
+    forward_cycles: float
+    step_cycles: float
+    weights: int
+    weight_bytes: int
+    saved_bytes: int
+    crossing_bytes: int
+    code_bytes: int
+
+
+def layers_of(
+    forward: Mapping[str, Any], step: Mapping[str, Any], ahead: FlatJaxpr, whole: FlatJaxpr, parameters: int
+) -> tuple[Layer, ...]:
+    """The layers of a model from the reports and flat traces of its forward pass and of its whole step.
+
+    The first ``parameters`` arguments of both traces are the weights. In inference both are the same.
+    """
+    names = _order(forward, ahead)
+    index = {name: position for position, name in enumerate(names)}
+    places = _places(ahead, index)
+    ahead_cycles = _by_layer(((e["scope"], _cycles(e)) for e in forward["timeline"]), index)
+    step_cycles = _by_layer(step["by_scope"].items(), index)
+    code = _by_layer(((s, sum(parts.values())) for s, parts in step["code_by_scope"].items()), index)
+    weights, weight_bytes = _weights(ahead, places, parameters, len(names))
+    saved = _saved(whole, index)
+    crossing = _crossing(ahead, places, len(names))
+    columns = (ahead_cycles, step_cycles, weights, weight_bytes, saved, crossing, code)
+    return tuple(
+        Layer(name, a, s, int(w), int(b), int(k), int(c), int(o))
+        for name, a, s, w, b, k, c, o in zip(names, *columns, strict=True)
+    )
+
+
+def _cycles(entry: Mapping[str, Any]) -> float:
+    return float(entry["compute"] + entry["exchange"] + entry["sync"])
+
+
+def _order(forward: Mapping[str, Any], ahead: FlatJaxpr) -> list[str]:
+    scopes = itertools.chain(
+        (e["scope"] for e in forward["timeline"]), (e.scope for e in ahead.equations if e.scope)
+    )
+    return list(dict.fromkeys(layer_of(scope) for scope in scopes)) or [""]
+
+
+def _by_layer(entries: Any, index: Mapping[str, int]) -> list[float]:
+    """Sums by layer; what belongs to no layer (the loss, work without a name) goes to the last."""
+    found = [0.0] * len(index)
+    for scope, value in entries:
+        found[index.get(layer_of(scope), len(index) - 1)] += value
+    return found
+
+
+def _places(flat: FlatJaxpr, index: Mapping[str, int]) -> list[int]:
+    """The layer of each equation; one without a name is in that of the equation before it."""
+    found, last = [], 0
+    for equation in flat.equations:
+        last = index.get(layer_of(equation.scope), last) if equation.scope else last
+        found.append(last)
+    return found
+
+
+def _weights(
+    flat: FlatJaxpr, places: Sequence[int], parameters: int, layers: int
+) -> tuple[list[int], list[int]]:
+    counts, sizes = [0] * layers, [0] * layers
+    wanted = set(flat.arguments[:parameters])
+    for place, equation in zip(places, flat.equations, strict=True):
+        for number in equation.inputs:
+            if number in wanted:
+                wanted.discard(number)
+                tensor = flat.tensors[number]
+                counts[place] += tensor.size
+                sizes[place] += tensor.nbytes
+    for number in wanted:  # Read by nobody, held all the same.
+        counts[-1] += flat.tensors[number].size
+        sizes[-1] += flat.tensors[number].nbytes
+    return counts, sizes
+
+
+def _roots(flat: FlatJaxpr) -> dict[int, int]:
+    """For each result of a view the value whose memory it is."""
+    found: dict[int, int] = {}
+    for equation in flat.equations:
+        source = next((n for n in equation.inputs if n is not None), None)
+        if equation.primitive in VIEWS and source is not None:
+            found |= dict.fromkeys(equation.outputs, found.get(source, source))
+    return found
+
+
+def _saved(flat: FlatJaxpr, index: Mapping[str, int]) -> list[int]:
+    roots = _roots(flat)
+    maker: dict[int, int] = {}
+    found, kept = [0] * len(index), set[int]()
+    for equation in flat.equations:
+        if BACKWARD in equation.scope:
+            for number in equation.inputs:
+                root = roots.get(number, number) if number is not None else None
+                if root in maker and root not in kept:
+                    kept.add(root)
+                    found[maker[root]] += flat.tensors[root].nbytes
+        elif equation.primitive not in VIEWS and equation.scope:
+            place = index.get(layer_of(equation.scope), len(index) - 1)
+            maker |= dict.fromkeys(equation.outputs, place)
+    return found
+
+
+def _crossing(flat: FlatJaxpr, places: Sequence[int], layers: int) -> list[int]:
+    roots = _roots(flat)
+    made: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for place, equation in zip(places, flat.equations, strict=True):
+        for number in equation.inputs:
+            if number is not None:
+                root = roots.get(number, number)
+                last[root] = max(place, last.get(root, place))
+        if equation.primitive not in VIEWS:
+            made |= dict.fromkeys(equation.outputs, place)
+    found = [0] * layers
+    for number, place in made.items():
+        for behind in range(place, last.get(number, place)):
+            found[behind] += flat.tensors[number].nbytes
+    return found
