@@ -21,7 +21,8 @@ from podrun.popart.debug import (
     closePoplarDebugInfo,
     initializePoplarDebugInfo,
 )
-from podrun.popart.device import DeviceInfo, DeviceManager, syncPatternFromString, syncPatternToString
+from podrun.popart.device import DeviceInfo
+from podrun.popart.device_manager import DeviceManager, syncPatternFromString, syncPatternToString
 from podrun.popart.enums import *  # noqa: F403
 from podrun.popart.errors import (
     OutOfMemoryException,

@@ -20,7 +20,7 @@ from podrun.popart import checks, loader, placement
 from podrun.popart.build import BuiltModel, build
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
-from podrun.popart.enums import DeviceType, ReplicatedStreamMode, SyntheticDataMode, VariableRetrievalMode
+from podrun.popart.enums import DeviceType, ReplicatedStreamMode, SyntheticDataMode
 from podrun.popart.errors import (
     popart_exception,
     popart_runtime_error,
@@ -32,12 +32,13 @@ from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
 from podrun.popart.session_files import SessionFiles, refuse
 from podrun.popart.session_reports import SessionReports
-from podrun.popart.stepio import IStepIO, IWeightsIO, StepTensor
+from podrun.popart.session_weights import SessionWeights
+from podrun.popart.stepio import IStepIO, StepTensor
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
 from podrun.popart.weights import HostWeights
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    pass
 
 _log = logging.getLogger("podrun.popart.session")
 
@@ -46,7 +47,7 @@ CACHE_VARIABLE = "POPDIST_EXECUTABLE_CACHE_PATH"
 """Names the executable cache that all instances of a run share."""
 
 
-class Session(SessionFiles, SessionReports):
+class Session(SessionFiles, SessionReports, SessionWeights):
     """What both kinds of session are. Made through InferenceSession or TrainingSession."""
 
     _training = False
@@ -348,121 +349,6 @@ class Session(SessionFiles, SessionReports):
             layout = (crossings, self.replicationFactor, *info.shape())
             found[name] = StepTensor(name, info, layout, how)
         return found
-
-    # -- weights ----------------------------------------------------------------------------------
-
-    def weightsFromHost(self) -> None:
-        """Send the host's weights and optimizer state to the device."""
-        self._prepared("weightsFromHost")
-        self._ensure_loaded()
-        self._write(self._weights.device_values() | self._weights.state_values())
-        self._weights.device_is_ahead = False
-        self._weights_sent = True
-
-    def weightsToHost(self) -> None:
-        """Bring weights and optimizer state from the device into the host's copy."""
-        executable = self._prepared("weightsToHost")
-        if self._device._loaded is not self:
-            # Another program has the device and what was there is gone: the host keeps its copy.
-            return
-        if self._constant_weights or not self._weights.device_is_ahead:
-            return
-        roles = (VariableRole.WEIGHT, VariableRole.OPTIMIZER_STATE)
-        wanted = [name for name, variable in executable.variables.items() if variable.role in roles]
-        with surfaced():
-            values = self._device.connection.read_variables(wanted)
-        self._weights.take_device(values)
-
-    def readWeights(self, weightsIo: IWeightsIO) -> None:
-        """Copy the host's weights into the arrays of a PyWeightsIO; names it does not know are left alone."""
-        for name, array in weightsIo.weights.items():
-            value = self._weights.get(name)
-            if value is None:
-                continue
-            value = self._retrieved(name, value)
-            if array.nbytes != value.nbytes:
-                raise popart_runtime_error(
-                    f"Differing sizes for weight {name!r}: the array has {array.nbytes} bytes "
-                    f"({array.dtype}, shape {list(array.shape)}), the weight {value.nbytes} ({value.dtype}, "
-                    f"shape {list(value.shape)})."
-                )
-            array.reshape(-1).view(value.dtype)[...] = value.reshape(-1)
-
-    def _retrieved(self, name: str, value: np.ndarray) -> np.ndarray:
-        settings = self._built.settings.get(name)
-        if settings is None or settings.getRetrievalMode() is not VariableRetrievalMode.AllReplicas:
-            return value
-        return np.broadcast_to(value, (self._built.program.replicas, *value.shape)).copy()
-
-    def writeWeights(self, weightsIo: IWeightsIO) -> None:
-        """Change the host's weights; weightsFromHost sends them."""
-        if self._constant_weights:
-            raise popart_exception(
-                "The weights of this session are constants (SessionOptions.constantWeights), so writeWeights "
-                "cannot change them. Set constantWeights to False."
-            )
-        for name, array in weightsIo.weights.items():
-            self._weights.put(name, array)
-
-    def modelToHost(self, fn: str | os.PathLike[str]) -> None:
-        """Write the model with the current weights and optimizer state as an ONNX file."""
-        self._prepared("modelToHost")
-        self.weightsToHost()
-        keep = not self._options.disableOptimizerStateTensorStreams
-        data = self._weights.model(with_state=keep and not self._options.disableGradAccumulationTensorStreams)
-        with open(fn, "wb") as file:
-            file.write(data.SerializeToString(deterministic=True))
-
-    def resetHostWeights(
-        self,
-        modelProtoOrFilename: str | bytes | os.PathLike[str],
-        ignoreWeightsInModelWithoutCorrespondingHostWeight: bool = False,
-    ) -> None:
-        """Take weights by name from another model; weightsFromHost sends them."""
-        if self._constant_weights:
-            raise popart_exception(
-                "The weights of this session are constants (SessionOptions.constantWeights), so "
-                "resetHostWeights cannot change them. Set constantWeights to False."
-            )
-        source: ModelProto = loader.read_model(modelProtoOrFilename)
-        self._weights.reset(source, ignoreWeightsInModelWithoutCorrespondingHostWeight)
-        self._weights_sent = False
-
-    # -- randomness -------------------------------------------------------------------------------
-
-    def setRandomSeed(self, seedValue: int) -> None:
-        """Start the sequence of random numbers anew from a seed."""
-        executable = self._prepared("Devicex::setRandomSeedFromHost")
-        if self._seed_variable(executable) is None:
-            _log.warning("The program draws no random numbers: setRandomSeed does nothing.")
-            return
-        self._seed = seedValue
-        if self._device._loaded is self:
-            self._write(self._seed_value(seedValue))
-
-    def getRandomSeed(self) -> int:
-        """The seed as it stands now; setting it again later continues the sequence from here."""
-        executable = self._prepared("getRandomSeed")
-        name = self._seed_variable(executable)
-        if name is None:
-            return 0
-        if self._device._loaded is not self:
-            return self._seed or 0
-        with surfaced():
-            high, low = (int(word) for word in self._device.connection.read_variables([name])[name])
-        return high << 32 | low
-
-    @staticmethod
-    def _seed_variable(executable: Executable) -> str | None:
-        roles = {v.role: name for name, v in executable.variables.items()}
-        return roles.get(VariableRole.RANDOM_SEED)
-
-    def _seed_value(self, seed: int) -> dict[str, np.ndarray]:
-        name = self._seed_variable(self._prepared("setRandomSeed"))
-        if name is None:
-            return {}
-        words = seed & (1 << 64) - 1
-        return {name: np.array([words >> 32, words & 0xFFFFFFFF], np.uint32)}
 
     # -- public in PopART, refused by name here --------------------------------------------------------
 

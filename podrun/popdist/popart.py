@@ -34,7 +34,7 @@ def getDevice(ipus_per_replica: int | None = None, connectionType: Any = None, *
 
     popdist_error if the program wants another number of IPUs for each replica than ``podrun`` was told.
     """
-    from podrun.popart.device import DeviceManager
+    from podrun.popart.device_manager import DeviceManager
     from podrun.popart.enums import DeviceConnectionType
 
     if kwargs:

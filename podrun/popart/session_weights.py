@@ -1,0 +1,144 @@
+"""Weights, optimizer state and the random seed of a session: between the host's copy, the device and ONNX
+files.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from podrun.executable import Executable, VariableRole
+from podrun.popart import loader
+from podrun.popart.enums import VariableRetrievalMode
+from podrun.popart.errors import popart_exception, popart_runtime_error, surfaced
+from podrun.popart.stepio import IWeightsIO
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from podrun.popart.session import Session
+
+_log = logging.getLogger("podrun.popart.session")
+
+
+class SessionWeights:
+    """The part of a session that moves weights and the seed."""
+
+    _seed: int | None
+    _weights_sent: bool
+
+    def weightsFromHost(self: Session) -> None:  # type: ignore[misc]
+        """Send the host's weights and optimizer state to the device."""
+        self._prepared("weightsFromHost")
+        self._ensure_loaded()
+        self._write(self._weights.device_values() | self._weights.state_values())
+        self._weights.device_is_ahead = False
+        self._weights_sent = True
+
+    def weightsToHost(self: Session) -> None:  # type: ignore[misc]
+        """Bring weights and optimizer state from the device into the host's copy."""
+        executable = self._prepared("weightsToHost")
+        if self._device._loaded is not self:
+            # Another program has the device and what was there is gone: the host keeps its copy.
+            return
+        if self._constant_weights or not self._weights.device_is_ahead:
+            return
+        roles = (VariableRole.WEIGHT, VariableRole.OPTIMIZER_STATE)
+        wanted = [name for name, variable in executable.variables.items() if variable.role in roles]
+        with surfaced():
+            values = self._device.connection.read_variables(wanted)
+        self._weights.take_device(values)
+
+    def readWeights(self: Session, weightsIo: IWeightsIO) -> None:  # type: ignore[misc]
+        """Copy the host's weights into the arrays of a PyWeightsIO; names it does not know are left alone."""
+        for name, array in weightsIo.weights.items():
+            value = self._weights.get(name)
+            if value is None:
+                continue
+            value = self._retrieved(name, value)
+            if array.nbytes != value.nbytes:
+                raise popart_runtime_error(
+                    f"Differing sizes for weight {name!r}: the array has {array.nbytes} bytes "
+                    f"({array.dtype}, shape {list(array.shape)}), the weight {value.nbytes} ({value.dtype}, "
+                    f"shape {list(value.shape)})."
+                )
+            array.reshape(-1).view(value.dtype)[...] = value.reshape(-1)
+
+    def _retrieved(self: Session, name: str, value: np.ndarray) -> np.ndarray:  # type: ignore[misc]
+        settings = self._built.settings.get(name)
+        if settings is None or settings.getRetrievalMode() is not VariableRetrievalMode.AllReplicas:
+            return value
+        return np.broadcast_to(value, (self._built.program.replicas, *value.shape)).copy()
+
+    def writeWeights(self: Session, weightsIo: IWeightsIO) -> None:  # type: ignore[misc]
+        """Change the host's weights; weightsFromHost sends them."""
+        if self._constant_weights:
+            raise popart_exception(
+                "The weights of this session are constants (SessionOptions.constantWeights), so writeWeights "
+                "cannot change them. Set constantWeights to False."
+            )
+        for name, array in weightsIo.weights.items():
+            self._weights.put(name, array)
+
+    def modelToHost(self: Session, fn: str | os.PathLike[str]) -> None:  # type: ignore[misc]
+        """Write the model with the current weights and optimizer state as an ONNX file."""
+        self._prepared("modelToHost")
+        self.weightsToHost()
+        keep = not self._options.disableOptimizerStateTensorStreams
+        data = self._weights.model(with_state=keep and not self._options.disableGradAccumulationTensorStreams)
+        with open(fn, "wb") as file:
+            file.write(data.SerializeToString(deterministic=True))
+
+    def resetHostWeights(  # type: ignore[misc]
+        self: Session,
+        modelProtoOrFilename: str | bytes | os.PathLike[str],
+        ignoreWeightsInModelWithoutCorrespondingHostWeight: bool = False,
+    ) -> None:
+        """Take weights by name from another model; weightsFromHost sends them."""
+        if self._constant_weights:
+            raise popart_exception(
+                "The weights of this session are constants (SessionOptions.constantWeights), so "
+                "resetHostWeights cannot change them. Set constantWeights to False."
+            )
+        source: ModelProto = loader.read_model(modelProtoOrFilename)
+        self._weights.reset(source, ignoreWeightsInModelWithoutCorrespondingHostWeight)
+        self._weights_sent = False
+
+    # -- randomness -------------------------------------------------------------------------------
+
+    def setRandomSeed(self: Session, seedValue: int) -> None:  # type: ignore[misc]
+        """Start the sequence of random numbers anew from a seed."""
+        executable = self._prepared("Devicex::setRandomSeedFromHost")
+        if self._seed_variable(executable) is None:
+            _log.warning("The program draws no random numbers: setRandomSeed does nothing.")
+            return
+        self._seed = seedValue
+        if self._device._loaded is self:
+            self._write(self._seed_value(seedValue))
+
+    def getRandomSeed(self: Session) -> int:  # type: ignore[misc]
+        """The seed as it stands now; setting it again later continues the sequence from here."""
+        executable = self._prepared("getRandomSeed")
+        name = self._seed_variable(executable)
+        if name is None:
+            return 0
+        if self._device._loaded is not self:
+            return self._seed or 0
+        with surfaced():
+            high, low = (int(word) for word in self._device.connection.read_variables([name])[name])
+        return high << 32 | low
+
+    @staticmethod
+    def _seed_variable(executable: Executable) -> str | None:
+        roles = {v.role: name for name, v in executable.variables.items()}
+        return roles.get(VariableRole.RANDOM_SEED)
+
+    def _seed_value(self: Session, seed: int) -> dict[str, np.ndarray]:  # type: ignore[misc]
+        name = self._seed_variable(self._prepared("setRandomSeed"))
+        if name is None:
+            return {}
+        words = seed & (1 << 64) - 1
+        return {name: np.array([words >> 32, words & 0xFFFFFFFF], np.uint32)}
