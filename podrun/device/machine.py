@@ -131,7 +131,8 @@ class Machine:
                 return
             job = self._by_range[owner.request.job]
             del job.owners[owner_id]
-            error = process_ended(owner.who, owner.ipus, "ended" if died else "detached")
+            # A machine that is lost takes its connections with it; that is the cause, not the other way round.
+            error = self._here.lost or process_ended(owner.who, owner.ipus, "ended" if died else "detached")
             # A clean goodbye must not spoil the end of a run that other machines are still in.
             self._jobs.fail(job, error, everywhere=died or job.running is not None)
             if not job.owners:

@@ -27,7 +27,7 @@ from podrun.device.memory import SharedRegion, lay_out, view
 from podrun.device.ports import ProgramFile, RunArrays, Wait
 from podrun.device.split import Site
 from podrun.device.trouble import machine_lost
-from podrun.errors import DeadlineError, InternalError, PoplarError
+from podrun.errors import ApplicationRuntimeError, DeadlineError, InternalError, PoplarError
 from podrun.executable import Executable, numpy_dtype
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs
@@ -50,7 +50,7 @@ class _Stream:
         self._lost: PoplarError | None = None
         self._closing = False
         call = stubs.IpuofStub(self._channel).Session(  # type: ignore[no-untyped-call]
-            iter(self._requests.get, None)
+            part for request in iter(self._requests.get, None) for part in wire.in_parts(request)
         )
         self._call = call
         self._reader = threading.Thread(
@@ -62,6 +62,7 @@ class _Stream:
         """Send; returns how to wait for its reply. Waits have to be called in the order of requests."""
         if self._lost is not None:
             raise self._lost
+        wire.check_size(request)
         self._requests.put(request)
         return self._receive
 
@@ -94,12 +95,17 @@ class _Stream:
 
     def _read(self, call: Iterator[pb.MachineReply]) -> None:
         try:
-            for reply in call:
-                self._replies.put(reply)
+            whole = wire.Joiner(pb.MachineReply)
+            for piece in call:
+                reply = whole.add(piece)
+                if reply is not None:
+                    self._replies.put(reply)
             reason = "CONNECTION_CLOSED"
         except grpc.RpcError as error:
             status, _ = wire.status_of(error)
             reason = "CONNECTION_KILL" if status == "UNAVAILABLE" else status
+        except ApplicationRuntimeError as error:
+            reason = error.message
         if not self._closing:
             self._lost = machine_lost(self._site.endpoint, self._site.machine, self._ipu, reason)
             self._replies.put(self._lost)
@@ -182,7 +188,7 @@ class RemotePort:
                 tensors.append(wire.tensor_to_wire(name, value, offset=offset))
             message = pb.WriteRequest(region=wire.region_to_wire(region.name), tensors=tensors)
         else:
-            message = pb.WriteRequest(tensors=wire.inline_tensors(values))
+            return self._write_inline(values)
         wait = self._send(pb.HostRequest(write=message))
         return lambda seconds: _then_close(wait, seconds, region)
 
@@ -190,10 +196,15 @@ class RemotePort:
         wanted = list(names)
         specs = self._specs(wanted)
         if not self._shared or specs is None:
-            wait = self._send(pb.HostRequest(read=pb.ReadRequest(names=wanted)))
+            sizes = [0 if specs is None else nbytes for _, _, nbytes in specs or [("", (), 0)] * len(wanted)]
+            waits = [
+                self._send(pb.HostRequest(read=pb.ReadRequest(names=group)))
+                for group in wire.groups(zip(wanted, sizes, strict=True))
+            ]
             return lambda seconds: {
                 name: value.copy()
-                for name, value in wire.tensors_from_wire(wait(seconds).read.tensors, None).items()
+                for reply in _all_of(waits, seconds)
+                for name, value in wire.tensors_from_wire(reply.read.tensors, None).items()
             }
         offsets, size = lay_out(nbytes for _, _, nbytes in specs)
         region = SharedRegion(size)
@@ -256,6 +267,21 @@ class RemotePort:
             wire.raise_error(result)
             raise InternalError("a machine answered with an error that says nothing")
         return result
+
+    def _write_inline(self, values: Mapping[str, Array]) -> Wait[None]:
+        waits = [
+            self._send(
+                pb.HostRequest(
+                    write=pb.WriteRequest(tensors=wire.inline_tensors({n: values[n] for n in group}))
+                )
+            )
+            for group in wire.groups((name, value.nbytes) for name, value in values.items())
+        ]
+
+        def finish(seconds: float | None) -> None:
+            _all_of(waits, seconds)
+
+        return finish
 
     def _run_inline(self, arrays: RunArrays) -> Wait[Outcome]:
         outputs = [wire.tensor_to_wire(n, a, offset=0) for n, a in arrays.outputs.items()]
@@ -333,6 +359,21 @@ class _RunMemory:
 def _shape_of(arrays: RunArrays) -> Any:
     tensors = [*arrays.inputs.items(), *arrays.outputs.items()]
     return arrays.batches, [(name, array.shape, array.dtype) for name, array in tensors]
+
+
+def _all_of(
+    waits: Iterable[Callable[[float | None], pb.MachineReply]], seconds: float | None
+) -> list[pb.MachineReply]:
+    """The replies to requests sent one after the other; the first error, once all have been heard."""
+    replies, first = [], None
+    for wait in waits:
+        try:
+            replies.append(wait(seconds))
+        except PoplarError as error:
+            first = first or error
+    if first is not None:
+        raise first
+    return replies
 
 
 def _then_close(

@@ -259,8 +259,15 @@ class IpuofServicer(stubs.IpuofServicer):
         if not context.add_callback(lambda: session.end(died=True)):
             session.end(died=True)
         try:
-            for request in requests:
-                yield session.answer(request)
+            whole = wire.Joiner(pb.HostRequest)
+            for piece in requests:
+                try:
+                    request = whole.add(piece)
+                except ApplicationRuntimeError as error:
+                    yield pb.MachineReply(error_json=wire.error_to_json(error))
+                    return
+                if request is not None:
+                    yield from wire.in_parts(session.answer(request))
         except grpc.RpcError:
             log.info("a host process ended its session without a word")
         finally:

@@ -5,10 +5,11 @@ here.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from podrun.device.buffers import Array
 from podrun.device.connection import AttachRequest, IpuRange
@@ -30,6 +31,12 @@ from podrun.protos import ipuof_pb2 as pb
 
 MESSAGE_BYTES = 1 << 30
 """Largest message either side takes: tensors of a host process on another host come inline."""
+PART_BYTES = 32 << 20
+"""Longer messages of a session are sent in parts: gRPC holds several copies of each, and its windows are small."""
+GROUP_BYTES = 512 << 20
+"""Variables beyond this are written and read with several requests."""
+WHOLE_BYTES = (2 << 30) - 1
+"""What Protocol Buffers can hold in one message, parts put together."""
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -137,17 +144,82 @@ def tensors_from_wire(messages: Iterable[pb.Tensor], region: Array | None) -> di
     return found
 
 
+def groups(
+    sizes: Iterable[tuple[str, int]],
+) -> list[list[str]]:
+    """Names in order, in groups of tensors of at most `GROUP_BYTES` together (one alone may have more)."""
+    found: list[list[str]] = [[]]
+    total = 0
+    for name, size in sizes:
+        if found[-1] and total + size > GROUP_BYTES:
+            found.append([])
+            total = 0
+        found[-1].append(name)
+        total += size
+    return found
+
+
+def in_parts(message: Any) -> Iterator[Any]:
+    """The message, or what is sent in its place: parts of at most `PART_BYTES`."""
+    size = PART_BYTES
+    if message.ByteSize() <= size:
+        yield message
+        return
+    data = memoryview(message.SerializeToString())
+    for begin in range(0, len(data), size):
+        piece = pb.Part(data=bytes(data[begin : begin + size]), last=begin + size >= len(data))
+        yield type(message)(part=piece)
+
+
+class Joiner:
+    """Puts the parts of one side's messages together again. ``kind``: HostRequest or MachineReply."""
+
+    def __init__(self, kind: Any, limit: int = WHOLE_BYTES) -> None:
+        self._kind, self._limit = kind, limit
+        self._bytes = bytearray()
+
+    def add(self, message: Any) -> Any:
+        """A whole message, once it is there. Raises ApplicationRuntimeError for parts that make none."""
+        if not message.HasField("part"):
+            if self._bytes:
+                raise ApplicationRuntimeError("a message came between the parts of another")
+            return message
+        part = message.part
+        if len(self._bytes) + len(part.data) > self._limit:
+            raise ApplicationRuntimeError(f"the parts of a message are more than {self._limit} bytes")
+        self._bytes += part.data
+        if not part.last:
+            return None
+        data, self._bytes = bytes(self._bytes), bytearray()
+        try:
+            whole = self._kind.FromString(data)
+        except DecodeError as error:
+            raise ApplicationRuntimeError("the parts of a message make none") from error
+        if whole.HasField("part"):
+            raise ApplicationRuntimeError("the parts of a message make a part")
+        return whole
+
+
+def check_size(message: Any) -> None:
+    """Raises ApplicationRuntimeError for a message that cannot be sent even in parts."""
+    if message.ByteSize() > WHOLE_BYTES:
+        raise ApplicationRuntimeError(
+            f"{message.ByteSize()} bytes cannot be sent to a machine on another host at once",
+            hint="Use fewer batches per step, or run the program on the machine's host (podrun --host).",
+        )
+
+
 def empty_tensors(messages: Iterable[pb.Tensor]) -> dict[str, Array]:
-    """New arrays of the shapes that ``messages`` describe, at most `MESSAGE_BYTES` in all."""
+    """New arrays of the shapes that ``messages`` describe, at most `WHOLE_BYTES` in all."""
     found, total = {}, 0
     for message in messages:
         size = tensor_dtype(message.dtype).itemsize
         for extent in message.shape:
             size *= extent
         total += size
-        if total > MESSAGE_BYTES:
+        if total > WHOLE_BYTES:
             raise ApplicationRuntimeError(
-                f"anchors of more than {MESSAGE_BYTES} bytes cannot be sent to another host in one run",
+                f"anchors of more than {WHOLE_BYTES} bytes cannot be sent to another host in one run",
                 hint="Use fewer batches per step, or return fewer tensors.",
             )
         found[message.name] = np.empty(tuple(message.shape), tensor_dtype(message.dtype))

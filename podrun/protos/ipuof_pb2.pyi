@@ -164,8 +164,16 @@ class RunReply(_message.Message):
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     def __init__(self, batches_done: _Optional[int] = ..., modelled_seconds: _Optional[float] = ..., seconds: _Optional[float] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
 
+class Part(_message.Message):
+    __slots__ = ("data", "last")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    last: bool
+    def __init__(self, data: _Optional[bytes] = ..., last: _Optional[bool] = ...) -> None: ...
+
 class HostRequest(_message.Message):
-    __slots__ = ("attach", "load", "write", "read", "bind", "run", "detach")
+    __slots__ = ("attach", "load", "write", "read", "bind", "run", "detach", "part")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     WRITE_FIELD_NUMBER: _ClassVar[int]
@@ -173,6 +181,7 @@ class HostRequest(_message.Message):
     BIND_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     DETACH_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     attach: AttachRequest
     load: LoadRequest
     write: WriteRequest
@@ -180,21 +189,24 @@ class HostRequest(_message.Message):
     bind: BindRequest
     run: RunRequest
     detach: Empty
-    def __init__(self, attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., load: _Optional[_Union[LoadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., bind: _Optional[_Union[BindRequest, _Mapping]] = ..., run: _Optional[_Union[RunRequest, _Mapping]] = ..., detach: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+    part: Part
+    def __init__(self, attach: _Optional[_Union[AttachRequest, _Mapping]] = ..., load: _Optional[_Union[LoadRequest, _Mapping]] = ..., write: _Optional[_Union[WriteRequest, _Mapping]] = ..., read: _Optional[_Union[ReadRequest, _Mapping]] = ..., bind: _Optional[_Union[BindRequest, _Mapping]] = ..., run: _Optional[_Union[RunRequest, _Mapping]] = ..., detach: _Optional[_Union[Empty, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
 
 class MachineReply(_message.Message):
-    __slots__ = ("error_json", "attach", "read", "run", "done")
+    __slots__ = ("error_json", "attach", "read", "run", "done", "part")
     ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     READ_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     error_json: str
     attach: AttachReply
     read: ReadReply
     run: RunReply
     done: Empty
-    def __init__(self, error_json: _Optional[str] = ..., attach: _Optional[_Union[AttachReply, _Mapping]] = ..., read: _Optional[_Union[ReadReply, _Mapping]] = ..., run: _Optional[_Union[RunReply, _Mapping]] = ..., done: _Optional[_Union[Empty, _Mapping]] = ...) -> None: ...
+    part: Part
+    def __init__(self, error_json: _Optional[str] = ..., attach: _Optional[_Union[AttachReply, _Mapping]] = ..., read: _Optional[_Union[ReadReply, _Mapping]] = ..., run: _Optional[_Union[RunReply, _Mapping]] = ..., done: _Optional[_Union[Empty, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
 
 class JoinGroupRequest(_message.Message):
     __slots__ = ("job", "rank", "digest", "timeout_seconds")

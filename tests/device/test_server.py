@@ -78,6 +78,36 @@ def test_the_same_bits_as_in_process(pod: Pod, pieces: PieceCache, count: int, s
     np.testing.assert_array_equal(np.concatenate([r[0] for r in results], axis=2), losses)  # type: ignore[index]
 
 
+def test_long_messages_go_in_parts_and_variables_in_groups(
+    pod: Pod, pieces: PieceCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = Twin(8, pieces).connect()
+    assert twin.try_attach(request(PAIR)) is None
+    losses, weights = train(twin, PAIR)
+    monkeypatch.setattr(wire, "PART_BYTES", 48)
+    monkeypatch.setattr(wire, "GROUP_BYTES", 4)
+    connection = pod.connect(shared=False)
+    assert connection.try_attach(request(PAIR)) is None
+    again, found = train(connection, PAIR)
+    np.testing.assert_array_equal(again, losses)
+    for name, value in weights.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_parts_that_make_no_message() -> None:
+    whole = wire.Joiner(pb.HostRequest, limit=10)
+    assert whole.add(pb.HostRequest(part=pb.Part(data=b"12345"))) is None
+    with pytest.raises(ApplicationRuntimeError, match="more than 10 bytes"):
+        whole.add(pb.HostRequest(part=pb.Part(data=b"123456")))
+    with pytest.raises(ApplicationRuntimeError, match="between the parts"):
+        whole.add(pb.HostRequest(detach=pb.Empty()))
+    with pytest.raises(ApplicationRuntimeError, match="make none"):
+        wire.Joiner(pb.HostRequest).add(pb.HostRequest(part=pb.Part(data=b"\xff", last=True)))
+    inner = pb.HostRequest(part=pb.Part(data=b"")).SerializeToString()
+    with pytest.raises(ApplicationRuntimeError, match="make a part"):
+        wire.Joiner(pb.HostRequest).add(pb.HostRequest(part=pb.Part(data=inner, last=True)))
+
+
 def test_attach_says_who_is_there(pod: Pod) -> None:
     first, second = pod.connect(), pod.connect()
     assert first.try_attach(request(IpuRange(4, 4), pid=os.getpid())) is None
