@@ -56,7 +56,7 @@ class SessionReports:
     def getReport(self: Session) -> Profile:  # type: ignore[misc]
         """The tile model's report as values: a `podrun.report.Profile`, units in the names of its fields.
 
-        (The SDK gives an object of PopVision's library here.)
+        Its ``compilation`` and ``execution`` have the shape of the SDK's analysis library.
         """
         return self._check_report()
 

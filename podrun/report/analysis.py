@@ -1,286 +1,142 @@
-"""The tile report in the shape of the SDK's analysis library, for programs written for that.
+"""A profile in the shape of the SDK's analysis library (libpva), for programs that read its reports.
 
-``session.getReport().compilation.tiles[0].memory.total.excludingGaps`` and its like: what programs read most, under
-the SDK's names. A `Report` is also the plain report (a dict), so podrun's own keys stay in reach. Each replica's IPUs
-appear once; tiles are numbered through all IPUs. Gaps between variables are not modelled: ``includingGaps`` equals
-``excludingGaps``.
+    report = session.getReport()
+    max(tile.memory.total.includingGaps for tile in report.compilation.tiles)
+    sum(step.ipus[0].cycles for step in report.execution.steps)
+
+Names are that library's. Present is what the tile model knows: tiles and their bytes, the target, the number of
+compute sets, steps with cycles by IPU. Anything else is an AttributeError.
 """
 
 from __future__ import annotations
 
-import enum
-import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from podrun.device.target import chip
-from podrun.errors import ConfigError
-
-VERSION = "3.3.0 (podrun's tile model)"
-"""What `Report.poplarVersion` says: the SDK whose names are followed."""
-CATEGORIES = {
-    "vertex_code": "vertexCode",
-    "vertex_state": "vertexInstanceState",
-    "exchange_code": "internalExchangeCode",
-    "control_code": "controlCode",
-}
-"""Our categories of code and the SDK's names."""
+from podrun.report.model import Profile, Stage, layer_of
+from podrun.report.pipeline import runs
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """A report of the tile model, and the IPU it is of."""
-
-    ipu: int
-    report: Mapping[str, Any]
-
-
-def _pieces(report: Mapping[str, Any]) -> tuple[tuple[_Piece, ...], tuple[_Piece, ...]]:
-    """Segments of a micro-batch in the order they run, and updates.
-
-    Raises:
-        ConfigError: the report holds no tile model's report.
-    """
-    if "segments" in report:
-        ordered = sorted(report["segments"], key=lambda segment: int(segment["cycle"]))
-        segments = tuple(_Piece(int(s["ipu"]), s["report"]) for s in ordered)
-        updates = tuple(_Piece(int(u["ipu"]), u["report"]) for u in report.get("update", ()))
-    elif "memory" in report and "timeline" in report:
-        segments, updates = (_Piece(0, report),), ()
-    else:
-        segments, updates = (), ()
-    if not segments:
-        raise ConfigError(
-            "there is no tile model's report here", hint="Compile the program again with this version."
-        )
-    return segments, updates
-
-
-class ProgramType(enum.Enum):
-    """Kinds of programs that steps execute."""
-
-    OnTileExecute = "OnTileExecute"
-    DoExchange = "DoExchange"
-    Sync = "Sync"
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What a step executes."""
-
-    name: str
-    type: ProgramType
-
-
-@dataclass(frozen=True, slots=True)
-class StepOnIpu:
-    """A step on one IPU: ``cycles`` modelled; 0 where the IPU waits."""
-
-    cycles: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionStep:
-    """One BSP phase of a micro-batch, ``ipus`` in order."""
-
-    program: Program
-    ipus: Sequence[StepOnIpu]
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    """Bytes with and without gaps."""
+class Bytes:
+    """The tile model places no gaps, so both are the same."""
 
     includingGaps: int
     excludingGaps: int
 
 
 @dataclass(frozen=True, slots=True)
-class Category:
-    """Bytes of one category."""
-
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class Categories:
-    """Bytes of code and state on a tile."""
-
-    vertexCode: Category
-    vertexInstanceState: Category
-    internalExchangeCode: Category
-    controlCode: Category
-
-
-@dataclass(frozen=True, slots=True)
 class TileMemory:
     """What a tile holds."""
 
-    total: Total
-    alwaysLiveBytes: int
-    notAlwaysLiveBytes: int
-    category: Categories
+    total: Bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A tile by its number through all IPUs."""
+    """A tile of the replica: ``id`` counts through its IPUs."""
 
     id: int
-    ipuId: int
+    ipu: int
     memory: TileMemory
 
 
 @dataclass(frozen=True, slots=True)
-class Ipu:
-    """An IPU and its tiles."""
+class Target:
+    """What a replica runs on. ``clockFrequency`` in Hz."""
 
-    id: int
-    tiles: Sequence[Tile]
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """Bytes live on the chip."""
-
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class LivenessStep:
-    """Not-always-live memory at one point of the program."""
-
-    notAlwaysLiveMemory: Live
+    numIPUs: int
+    tilesPerIpu: int
+    numTiles: int
+    bytesPerTile: int
+    clockFrequency: float
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Sizes of the graph."""
+    """Sizes of the compiled graph."""
 
     numComputeSets: int
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The modelled system."""
+class Compilation:
+    """What compiling found."""
 
-    numIPUs: int
-    numTiles: int
-    tilesPerIpu: int
-    bytesPerTile: int
-    bytesPerIpu: int
-    totalMemory: int
-    clockFrequency: float
+    target: Target
+    tiles: tuple[Tile, ...]
+    graph: Graph
 
 
 @dataclass(frozen=True, slots=True)
-class Compilation:
-    """What is known before anything runs."""
+class StepProgram:
+    """The program of a step."""
 
-    target: Target
-    graph: Graph
-    ipus: Sequence[Ipu]
-    livenessProgramSteps: Sequence[LivenessStep]
+    name: str
 
-    @property
-    def tiles(self) -> list[Tile]:
-        """Tiles of all IPUs in order."""
-        return [tile for ipu in self.ipus for tile in ipu.tiles]
+
+@dataclass(frozen=True, slots=True)
+class StepOnIpu:
+    """What a step takes on one IPU; 0 where another one works."""
+
+    id: int
+    cycles: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Neighbouring BSP steps of one layer; ``ipus`` for each IPU of the replica."""
+
+    program: StepProgram
+    ipus: tuple[StepOnIpu, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """The modelled run of one micro-batch and the update."""
+    """The modelled execution of one batch."""
 
-    steps: Sequence[ExecutionStep]
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """A version as text."""
-
-    string: str = field(default=VERSION)
+    steps: tuple[Step, ...]
 
 
-class Report(dict[str, Any]):
-    """A tile report, with the SDK's views of it. See the module docstring."""
-
-    def __init__(self, report: Mapping[str, Any]) -> None:
-        super().__init__(report)
-
-    @property
-    def poplarVersion(self) -> Version:
-        """Whose names are followed."""
-        return Version()
-
-    @functools.cached_property
-    def compilation(self) -> Compilation:
-        """Target, graph and memory by tile. ConfigError if the report holds no tile model's report."""
-        segments, updates = _pieces(self)
-        found = chip(str(segments[0].report["target"]))
-        ids = range(_count(segments, updates))
-        ipus = tuple(_ipu(index, [s for s in segments if s.ipu == index], found.tiles) for index in ids)
-        sets = sum(entry["steps"] for stage in segments for entry in stage.report["timeline"])
-        live = [
-            LivenessStep(Live(int(value)))
-            for stage in segments
-            for value in stage.report["memory"]["by_time"]
-        ]
-        target = Target(
-            len(ids),
-            found.tiles * len(ids),
-            found.tiles,
-            found.tile_bytes,
-            found.sram_bytes,
-            found.sram_bytes * len(ids),
-            found.clock_hz,
-        )
-        return Compilation(target, Graph(sets), ipus, live)
-
-    @functools.cached_property
-    def execution(self) -> Execution:
-        """Steps of one micro-batch in order, then of the update."""
-        segments, updates = _pieces(self)
-        count = _count(segments, updates)
-        ordered = (*segments, *updates)
-        return Execution([step for stage in ordered for step in _steps(stage, count)])
+def compilation(profile: Profile) -> Compilation:
+    """``report.compilation``."""
+    model = chip(profile.target)
+    ipus = profile.ipus_per_replica
+    target = Target(ipus, model.tiles, ipus * model.tiles, model.tile_bytes, profile.clock_hz)
+    tiles = tuple(tile for ipu in range(ipus) for tile in _tiles(profile, ipu, model.tiles))
+    steps = (step for stage in (*profile.stages, *profile.updates) for step in stage.timeline)
+    return Compilation(target, tiles, Graph(sum(step.steps for step in steps)))
 
 
-def _count(segments: Sequence[_Piece], updates: Sequence[_Piece]) -> int:
-    return 1 + max(piece.ipu for piece in (*segments, *updates))
+def _tiles(profile: Profile, ipu: int, count: int) -> Iterator[Tile]:
+    """Tiles of an IPU, as its stage that needs most holds them; empty ones where no stage is."""
+    stages = [stage for stage in profile.stages if stage.ipu == ipu]
+    intervals = max(stages, key=lambda stage: stage.memory.max_tile_bytes).memory.by_tile if stages else ()
+    sizes = [0] * count
+    for interval in intervals:
+        width = interval.end_tile - interval.first_tile
+        sizes[interval.first_tile : interval.end_tile] = [interval.total_bytes] * width
+    for index, size in enumerate(sizes):
+        yield Tile(ipu * count + index, ipu, TileMemory(Bytes(size, size)))
 
 
-def _steps(stage: _Piece, count: int) -> list[ExecutionStep]:
-    kinds = {
-        "sync": ProgramType.Sync,
-        "exchange": ProgramType.DoExchange,
-        "compute": ProgramType.OnTileExecute,
-    }
-    steps = []
-    for entry in stage.report["timeline"]:
-        for phase, kind in kinds.items():
-            if entry[phase]:
-                cycles = [StepOnIpu(entry[phase] if index == stage.ipu else 0) for index in range(count)]
-                steps.append(ExecutionStep(Program(f"{entry['scope']}/{entry['operator']}", kind), cycles))
-    return steps
+def execution(profile: Profile) -> Execution:
+    """``report.execution``: every micro-batch of a batch in order of time, then the update."""
+    found: list[Step] = []
+    cached: dict[int, tuple[Step, ...]] = {}
+    for run in runs(profile, profile.accumulation_factor):
+        key = id(run.stage)
+        cached.setdefault(key, tuple(_steps(profile, run.stage)))
+        found += cached[key]
+    for stage in profile.updates:
+        found += _steps(profile, stage)
+    return Execution(tuple(found))
 
 
-def _ipu(index: int, stages: Sequence[_Piece], tiles: int) -> Ipu:
-    """An IPU whose tiles hold what the fullest of its stages needs."""
-    if not stages:
-        empty = TileMemory(Total(0, 0), 0, 0, Categories(*(Category(0) for _ in CATEGORIES)))
-        return Ipu(index, tuple(Tile(index * tiles + t, index, empty) for t in range(tiles)))
-    fullest = max(stages, key=lambda stage: stage.report["memory"]["max_tile_bytes"])
-    found: list[Tile] = []
-    for interval in fullest.report["memory"]["by_tile"]:
-        memory = _tile_memory(interval["bytes"])
-        found += [Tile(index * tiles + t, index, memory) for t in range(interval["first"], interval["last"])]
-    return Ipu(index, tuple(found))
-
-
-def _tile_memory(content: Mapping[str, int]) -> TileMemory:
-    total = sum(content.values())
-    temporary = content.get("not_always_live", 0) + content.get("temporary", 0)
-    categories = {name: Category(content.get(ours, 0)) for ours, name in CATEGORIES.items()}
-    return TileMemory(Total(total, total), total - temporary, temporary, Categories(**categories))
+def _steps(profile: Profile, stage: Stage) -> Iterator[Step]:
+    for step in stage.timeline:
+        name = f"{layer_of(step.scope)}/{step.operator}"
+        cycles = step.total_cycles
+        ipus = range(profile.ipus_per_replica)
+        yield Step(StepProgram(name), tuple(StepOnIpu(i, cycles if i == stage.ipu else 0) for i in ipus))

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from html import escape
 
 from podrun.report import charts
-from podrun.report.model import Profile, Stage
+from podrun.report.model import Profile, Stage, layer_of
 from podrun.report.pipeline import shown_micro_batches
 from podrun.report.text import TRUST, compare
 
 TOP_LAYERS = 25
+TOP_VALUES = 8
 STYLE = (
     "body{font:14px system-ui,sans-serif;margin:2em auto;max-width:900px;padding:0 1em;color:#1d2330;background:#fff}"
     "h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}h3{font-size:1em}table{border-collapse:collapse}"
@@ -78,7 +79,11 @@ def _sections(profile: Profile, other: Profile | None) -> Iterator[tuple[str, st
     top = dict(list(layers.items())[:TOP_LAYERS])
     yield "layers", "Cycles by layer", charts.bars(top, total) + _table("layer-table", "layer", layers, total)
     for index, stage in enumerate(profile.stages):
-        yield f"stage-{index}", f"{stage.name[:1].upper()}{stage.name[1:]} on IPU {stage.ipu}", _stage(index, stage)
+        yield (
+            f"stage-{index}",
+            f"{stage.name[:1].upper()}{stage.name[1:]} on IPU {stage.ipu}",
+            _stage(index, stage),
+        )
 
 
 def _stage(index: int, stage: Stage) -> str:
@@ -111,7 +116,9 @@ def _categories(stage: Stage) -> str:
         **memory.code_bytes_by_category,
     }
     rows = "".join(
-        f"<tr><td>{escape(item.scope)}</td><td>{item.size_bytes:,} B</td></tr>" for item in memory.largest
+        f"<tr><td>{escape(layer_of(item.scope))}{' (backward)' * ('transpose(' in item.scope)}</td>"
+        f"<td>{item.size_bytes:,} B</td></tr>"
+        for item in memory.largest[:TOP_VALUES]
     )
     held = f"<p>Largest values alive at the peak:</p><table>{rows}</table>" if rows else ""
     return charts.stack({name: size / 1024 for name, size in sizes.items()}, "KiB") + held

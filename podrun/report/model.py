@@ -9,6 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from podrun.report.analysis import Compilation, Execution
 
 CAUSES = ("compute", "exchange", "rearrange", "launch", "sync")
 """Causes of cycles within a stage, in the order they are shown."""
@@ -137,6 +141,20 @@ class Profile:
         if self.samples_per_batch is None or self.seconds <= 0:
             return None
         return self.samples_per_batch / self.seconds
+
+    @property
+    def compilation(self) -> Compilation:
+        """As the SDK's analysis library has it: see `podrun.report.analysis`."""
+        from podrun.report.analysis import compilation
+
+        return compilation(self)
+
+    @property
+    def execution(self) -> Execution:
+        """As the SDK's analysis library has it: see `podrun.report.analysis`."""
+        from podrun.report.analysis import execution
+
+        return execution(self)
 
     @property
     def ipus(self) -> tuple[int, ...]:

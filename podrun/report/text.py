@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from podrun.report.model import Profile
+from podrun.report.model import Profile, layer_of
 
 TRUST = "Modelled, not measured: docs/fidelity.md holds the model against published measurements."
 
@@ -59,7 +59,9 @@ def _memory(profile: Profile) -> list[str]:
         f"  always live {memory.always_live_bytes:,} B, peak of the rest {memory.not_always_live_peak_bytes:,} B, "
         f"code {code:,} B (whole IPU)"
     )
-    return lines + [f"  at the peak: {item.size_bytes:,} B  {item.scope}" for item in memory.largest[:3]]
+    return lines + [
+        f"  at the peak: {item.size_bytes:,} B  {layer_of(item.scope)}" for item in memory.largest[:3]
+    ]
 
 
 def compare(first: Profile, second: Profile, *, top: int = 8) -> str:

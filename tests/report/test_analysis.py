@@ -1,58 +1,38 @@
-"""The SDK's analysis names over podrun's tile report."""
+"""Profiles in the shape of the SDK's analysis library: the uses that its tutorials and tests make."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 import pytest
 
-from podrun.device.tiles.cost import cost_jaxpr
-from podrun.errors import ConfigError
-from podrun.report.analysis import ProgramType, Report
+from tests.report.profiles import pipeline_profile
 
 
-@pytest.fixture(scope="module")
-def raw() -> dict[str, Any]:
-    half = jax.ShapeDtypeStruct((512, 512), jnp.float16)
-    return cost_jaxpr(jax.make_jaxpr(lambda x, w: jnp.tanh(x @ w) @ w)(half, half), "bow")
+def test_tiles_of_all_ipus_with_their_bytes() -> None:
+    report = pipeline_profile()
+    found = report.compilation
+    assert found.target.numTiles == len(found.tiles) == 2 * 1472
+    assert [tile.id for tile in found.tiles] == list(range(2 * 1472))
+    most = max(tile.memory.total.includingGaps for tile in found.tiles)
+    fullest = report.fullest().memory
+    assert most == max(interval.total_bytes for interval in fullest.by_tile)
+    assert sum(tile.memory.total.excludingGaps for tile in found.tiles if tile.ipu == 1) == sum(
+        interval.total_bytes * (interval.end_tile - interval.first_tile) for interval in fullest.by_tile
+    )
+    steps = (step for stage in (*report.stages, *report.updates) for step in stage.timeline)
+    assert found.graph.numComputeSets == sum(step.steps for step in steps)
 
 
-def test_what_programs_read_most(raw: dict[str, Any]) -> None:
-    report = Report(raw)
-    tiles = report.compilation.tiles
-    assert len(tiles) == report.compilation.target.numTiles == 1472
-    assert [tile.id for tile in tiles] == list(range(1472))
-    held = sum(tile.memory.total.excludingGaps for tile in tiles)
-    assert held == pytest.approx(raw["memory"]["total_bytes"], rel=0.05)
-    assert all(tile.memory.total.includingGaps >= tile.memory.alwaysLiveBytes for tile in tiles)
-    assert tiles[0].memory.category.vertexCode.total > 0
-    assert report.compilation.graph.numComputeSets > 2
-    assert report.compilation.target.clockFrequency == 1.85e9
-    assert max(s.notAlwaysLiveMemory.bytes for s in report.compilation.livenessProgramSteps) > 0
+def test_steps_add_up_to_the_cycles_of_each_ipu() -> None:
+    report = pipeline_profile()
+    steps = report.execution.steps
+    for ipu in report.ipus:
+        mine = [s for s in report.stages if s.ipu == ipu] * report.accumulation_factor
+        mine += [s for s in report.updates if s.ipu == ipu]
+        wanted = sum(step.total_cycles for stage in mine for step in stage.timeline)
+        assert sum(step.ipus[ipu].cycles for step in steps) == wanted
+    assert any(step.program.name.startswith("dense <1>/") for step in steps)
 
 
-def test_steps_hold_the_cycles_of_a_micro_batch(raw: dict[str, Any]) -> None:
-    report = Report(raw)
-    cycles = sum(step.ipus[0].cycles for step in report.execution.steps)
-    assert cycles == pytest.approx(raw["step"]["cycles"], abs=20)
-    kinds = {step.program.type for step in report.execution.steps}
-    assert {ProgramType.OnTileExecute, ProgramType.DoExchange} <= kinds
-
-
-def test_an_ipu_without_work_is_there_and_empty(raw: dict[str, Any]) -> None:
-    segments = {"step": raw["step"], "segments": [{"ipu": 1, "cycle": 0, "sent_bytes": 0, "report": raw}]}
-    report = Report(segments)
-    assert report.compilation.target.numIPUs == 2
-    assert sum(tile.memory.total.excludingGaps for tile in report.compilation.ipus[0].tiles) == 0
-    assert report.execution.steps[0].ipus[0].cycles == 0
-
-
-def test_a_report_is_still_plain_data(raw: dict[str, Any]) -> None:
-    report = Report(raw)
-    assert report["step"] == raw["step"]
-    assert json.loads(json.dumps(report)) == json.loads(json.dumps(raw))
-    with pytest.raises(ConfigError):
-        _ = Report({}).compilation
+def test_what_is_not_modelled_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="programs"):
+        _ = pipeline_profile().compilation.programs  # type: ignore[attr-defined]
