@@ -132,6 +132,29 @@ for ask in (lambda: VipuClient(host, port).list_partitions(),
 """
 
 
+def test_a_server_of_ones_own_for_instances_on_both_hosts(cluster: Cluster) -> None:
+    first, second = (host.address for host in cluster.hosts)
+    server = cluster.start(
+        cluster.hosts[0],
+        *("vipu-server", f"--ray-address={cluster.address}", f"--host={first}", "--no-state"),
+    )
+    assert server.stdout is not None
+    assert f"listens on {first}:8090" in server.stdout.readline()
+    script(cluster.home, LOOK)
+    done = cluster.run(
+        *("podrun", f"--vipu-server-host={first}", f"--host={first},{second}", "--num-instances=2"),
+        *("--num-replicas=16", "train.py"),
+        env={"RAY_ADDRESS": cluster.address},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for instance in range(2):
+        assert tagged(done.stdout, instance) == [f"machines on {first} {second}", "refused", "refused"]
+    stop = cluster.run("pkill", "--full", "--signal", "TERM", "bin/vipu-server")
+    assert stop.returncode == 0, stop.stderr
+    server.communicate(timeout=60)
+    assert server.returncode == 0
+
+
 def test_machines_lie_on_both_hosts_and_want_the_token(cluster: Cluster) -> None:
     script(cluster.home, LOOK)
     done = cluster.run("podrun", f"--ray-address={cluster.address}", "--num-replicas=16", "train.py")
