@@ -4,139 +4,245 @@
     max(tile.memory.total.includingGaps for tile in report.compilation.tiles)
     sum(step.ipus[0].cycles for step in report.execution.steps)
 
-Names are that library's. Present is what the tile model knows: tiles and their bytes, the target, the number of
-compute sets, steps with cycles by IPU. Anything else is an AttributeError.
+Names are that library's; present is what programs read most and the tile model knows, anything else is an
+AttributeError. Each IPU of a replica appears once; tiles are numbered through all of them. Gaps between variables are
+not modelled: ``includingGaps`` equals ``excludingGaps``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import enum
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from podrun.device.target import chip
-from podrun.report.model import Profile, Stage, layer_of
+from podrun.report.model import PHASES, Profile, Stage, layer_of
 from podrun.report.pipeline import runs
+
+VERSION = "3.3.0 (podrun's tile model)"
+"""What ``report.poplarVersion.string`` says: the SDK whose names are followed."""
+CATEGORIES = {
+    "vertex_code": "vertexCode",
+    "vertex_state": "vertexInstanceState",
+    "exchange_code": "internalExchangeCode",
+    "control_code": "controlCode",
+}
+"""Our categories of code and the SDK's names."""
+
+
+class ProgramType(enum.Enum):
+    """Kinds of programs that steps execute."""
+
+    OnTileExecute = "OnTileExecute"
+    DoExchange = "DoExchange"
+    Sync = "Sync"
+
+
+KINDS = {
+    "sync": ProgramType.Sync,
+    "exchange": ProgramType.DoExchange,
+    "compute": ProgramType.OnTileExecute,
+}
+"""The kind of program of each BSP phase."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes:
-    """The tile model places no gaps, so both are the same."""
+class Program:
+    """What a step executes."""
+
+    name: str
+    type: ProgramType
+
+
+@dataclass(frozen=True, slots=True)
+class StepOnIpu:
+    """A step on one IPU: ``cycles`` modelled; 0 where the IPU waits."""
+
+    cycles: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionStep:
+    """One BSP phase of a micro-batch, ``ipus`` in order."""
+
+    program: Program
+    ipus: Sequence[StepOnIpu]
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Bytes with and without gaps."""
 
     includingGaps: int
     excludingGaps: int
 
 
 @dataclass(frozen=True, slots=True)
+class Category:
+    """Bytes of one category."""
+
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Categories:
+    """Bytes of code and state on a tile."""
+
+    vertexCode: Category
+    vertexInstanceState: Category
+    internalExchangeCode: Category
+    controlCode: Category
+
+
+@dataclass(frozen=True, slots=True)
 class TileMemory:
     """What a tile holds."""
 
-    total: Bytes
+    total: Total
+    alwaysLiveBytes: int
+    notAlwaysLiveBytes: int
+    category: Categories
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A tile of the replica: ``id`` counts through its IPUs."""
+    """A tile by its number through all IPUs."""
 
     id: int
-    ipu: int
+    ipuId: int
     memory: TileMemory
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What a replica runs on. ``clockFrequency`` in Hz."""
+class Ipu:
+    """An IPU and its tiles."""
 
-    numIPUs: int
-    tilesPerIpu: int
-    numTiles: int
-    bytesPerTile: int
-    clockFrequency: float
+    id: int
+    tiles: Sequence[Tile]
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Bytes live on the chip."""
+
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessStep:
+    """Not-always-live memory at one point of the program."""
+
+    notAlwaysLiveMemory: Live
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Sizes of the compiled graph."""
+    """Sizes of the graph."""
 
     numComputeSets: int
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """The modelled system."""
+
+    numIPUs: int
+    numTiles: int
+    tilesPerIpu: int
+    bytesPerTile: int
+    bytesPerIpu: int
+    totalMemory: int
+    clockFrequency: float
+
+
+@dataclass(frozen=True, slots=True)
 class Compilation:
-    """What compiling found."""
+    """What is known before anything runs."""
 
     target: Target
-    tiles: tuple[Tile, ...]
     graph: Graph
+    ipus: Sequence[Ipu]
+    livenessProgramSteps: Sequence[LivenessStep]
 
-
-@dataclass(frozen=True, slots=True)
-class StepProgram:
-    """The program of a step."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class StepOnIpu:
-    """What a step takes on one IPU; 0 where another one works."""
-
-    id: int
-    cycles: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Neighbouring BSP steps of one layer; ``ipus`` for each IPU of the replica."""
-
-    program: StepProgram
-    ipus: tuple[StepOnIpu, ...]
+    @property
+    def tiles(self) -> list[Tile]:
+        """Tiles of all IPUs in order."""
+        return [tile for ipu in self.ipus for tile in ipu.tiles]
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """The modelled execution of one batch."""
+    """The modelled run of one batch."""
 
-    steps: tuple[Step, ...]
+    steps: Sequence[ExecutionStep]
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version as text."""
+
+    string: str = VERSION
 
 
 def compilation(profile: Profile) -> Compilation:
-    """``report.compilation``."""
+    """``report.compilation``: target, graph and memory by tile."""
     model = chip(profile.target)
-    ipus = profile.ipus_per_replica
-    target = Target(ipus, model.tiles, ipus * model.tiles, model.tile_bytes, profile.clock_hz)
-    tiles = tuple(tile for ipu in range(ipus) for tile in _tiles(profile, ipu, model.tiles))
+    count = profile.ipus_per_replica
+    ipus = tuple(_ipu([s for s in profile.stages if s.ipu == ipu], ipu, model.tiles) for ipu in range(count))
     steps = (step for stage in (*profile.stages, *profile.updates) for step in stage.timeline)
-    return Compilation(target, tiles, Graph(sum(step.steps for step in steps)))
-
-
-def _tiles(profile: Profile, ipu: int, count: int) -> Iterator[Tile]:
-    """Tiles of an IPU, as its stage that needs most holds them; empty ones where no stage is."""
-    stages = [stage for stage in profile.stages if stage.ipu == ipu]
-    intervals = max(stages, key=lambda stage: stage.memory.max_tile_bytes).memory.by_tile if stages else ()
-    sizes = [0] * count
-    for interval in intervals:
-        width = interval.end_tile - interval.first_tile
-        sizes[interval.first_tile : interval.end_tile] = [interval.total_bytes] * width
-    for index, size in enumerate(sizes):
-        yield Tile(ipu * count + index, ipu, TileMemory(Bytes(size, size)))
+    live = [LivenessStep(Live(size)) for stage in _in_order(profile) for size in stage.memory.over_time_bytes]
+    target = Target(
+        count,
+        model.tiles * count,
+        model.tiles,
+        model.tile_bytes,
+        model.sram_bytes,
+        model.sram_bytes * count,
+        profile.clock_hz,
+    )
+    return Compilation(target, Graph(sum(step.steps for step in steps)), ipus, live)
 
 
 def execution(profile: Profile) -> Execution:
     """``report.execution``: every micro-batch of a batch in order of time, then the update."""
-    found: list[Step] = []
-    cached: dict[int, tuple[Step, ...]] = {}
-    for run in runs(profile, profile.accumulation_factor):
-        key = id(run.stage)
-        cached.setdefault(key, tuple(_steps(profile, run.stage)))
-        found += cached[key]
-    for stage in profile.updates:
-        found += _steps(profile, stage)
-    return Execution(tuple(found))
+    kinds: dict[int, list[ExecutionStep]] = {}
+    found: list[ExecutionStep] = []
+    for stage in (*(run.stage for run in runs(profile, profile.accumulation_factor)), *profile.updates):
+        if id(stage) not in kinds:
+            kinds[id(stage)] = list(_steps(stage, profile.ipus_per_replica))
+        found += kinds[id(stage)]
+    return Execution(found)
 
 
-def _steps(profile: Profile, stage: Stage) -> Iterator[Step]:
+def _in_order(profile: Profile) -> list[Stage]:
+    return sorted(profile.stages, key=lambda stage: stage.pipeline_cycle)
+
+
+def _steps(stage: Stage, ipus: int) -> Iterator[ExecutionStep]:
     for step in stage.timeline:
         name = f"{layer_of(step.scope)}/{step.operator}"
-        cycles = step.total_cycles
-        ipus = range(profile.ipus_per_replica)
-        yield Step(StepProgram(name), tuple(StepOnIpu(i, cycles if i == stage.ipu else 0) for i in ipus))
+        for phase in PHASES:
+            if cycles := step.cycles(phase):
+                each = [StepOnIpu(cycles if ipu == stage.ipu else 0) for ipu in range(ipus)]
+                yield ExecutionStep(Program(name, KINDS[phase]), each)
+
+
+def _ipu(stages: Sequence[Stage], ipu: int, tiles: int) -> Ipu:
+    """An IPU whose tiles hold what the stage needs that needs most; empty ones where there is none."""
+    found: list[Tile] = []
+    if stages:
+        for interval in max(stages, key=lambda stage: stage.memory.max_tile_bytes).memory.by_tile:
+            memory = _tile_memory(interval.bytes_by_category)
+            found += [
+                Tile(ipu * tiles + t, ipu, memory) for t in range(interval.first_tile, interval.end_tile)
+            ]
+    empty = _tile_memory({})
+    found += [Tile(ipu * tiles + t, ipu, empty) for t in range(len(found), tiles)]
+    return Ipu(ipu, tuple(found))
+
+
+def _tile_memory(content: Mapping[str, int]) -> TileMemory:
+    total = sum(content.values())
+    temporary = content.get("not_always_live", 0) + content.get("temporary", 0)
+    categories = {name: Category(content.get(ours, 0)) for ours, name in CATEGORIES.items()}
+    return TileMemory(Total(total, total), total - temporary, temporary, Categories(**categories))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from podrun.report.analysis import Compilation, Execution
+    from podrun.report.analysis import Compilation, Execution, Version
 
 CAUSES = ("compute", "exchange", "rearrange", "launch", "sync")
 """Causes of cycles within a stage, in the order they are shown."""
@@ -155,6 +155,13 @@ class Profile:
         from podrun.report.analysis import execution
 
         return execution(self)
+
+    @property
+    def poplarVersion(self) -> Version:
+        """As the SDK's analysis library has it."""
+        from podrun.report.analysis import Version
+
+        return Version()
 
     @property
     def ipus(self) -> tuple[int, ...]:
