@@ -375,7 +375,7 @@ def serve(
     # A session keeps its thread; each of four IPUs may have an owner, and others may ask and be refused
     # meanwhile.
     pool = ThreadPoolExecutor(24, thread_name_prefix="podrun-ipuof")
-    options = (*wire.CHANNEL_OPTIONS, ("grpc.so_reuseport", 0))
+    options = (*wire.CHANNEL_OPTIONS, *wire.SERVER_OPTIONS)
     server = grpc.server(pool, options=options, interceptors=guards(token))
     stubs.add_IpuofServicer_to_server(IpuofServicer(holder), server)  # type: ignore[no-untyped-call]
     control = ControlServicer(holder, stop)

@@ -48,6 +48,13 @@ CHANNEL_OPTIONS = (
     # A machine that ends is found out at once, and one that starts again on its port is another machine.
     ("grpc.use_local_subchannel_pool", 1),
 )
+SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    # By default a server ends connections whose other side asks "are you there" more than twice without sending
+    # anything, which every host process does while a long load or run is under way.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
 
 _PODRUN_ERRORS: dict[str, type[PodrunError]] = {
     kind.__name__: kind

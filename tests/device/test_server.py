@@ -108,6 +108,18 @@ def test_parts_that_make_no_message() -> None:
         wire.Joiner(pb.HostRequest).add(pb.HostRequest(part=pb.Part(data=inner, last=True)))
 
 
+@pytest.mark.slow
+def test_a_long_wait_does_not_end_the_connection(pod: Pod) -> None:
+    """gRPC's servers by themselves end connections on which nothing but three pings came, one every 10 s."""
+    connections = owners(pod.connect, 8, 2)
+    first = connections[0][0]
+    first.host_sync_timeout = 45.0
+    with pytest.raises(PoplarError, match="still waiting for host sync after: 45 seconds"):
+        first.load(linear(8))
+    for connection, _ in connections:
+        connection.close()
+
+
 def test_attach_says_who_is_there(pod: Pod) -> None:
     first, second = pod.connect(), pod.connect()
     assert first.try_attach(request(IpuRange(4, 4), pid=os.getpid())) is None
