@@ -97,6 +97,24 @@ def marked_processes(mark: str) -> list[int]:
     return found
 
 
+def end_marked(mark: str, patience: float = 3.0) -> None:
+    """End the processes that carry a mark, and those that they start while they are being ended.
+
+    A process in the middle of execve(2) shows no environment, so none is believed gone before two looks in a row,
+    a little apart, have found none.
+    """
+    end = time.monotonic() + patience
+    looks = 0
+    while looks < 2 and time.monotonic() < end:
+        found = marked_processes(mark)
+        looks = 0 if found else looks + 1
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):  # It ended by itself in the meantime.
+                os.kill(pid, signal.SIGKILL)
+        if looks < 2:
+            time.sleep(0.05)
+
+
 def _guard() -> None:
     processes = []
     directories = []
@@ -113,9 +131,7 @@ def _guard() -> None:
         elif kind == "done":
             return
     for mark in marks:
-        for pid in marked_processes(mark):
-            with contextlib.suppress(ProcessLookupError):  # It ended by itself in the meantime.
-                os.kill(pid, signal.SIGKILL)
+        end_marked(mark)
     for path in directories:
         if os.path.basename(path).startswith(SCRATCH_PREFIX):
             end_writers(path)
