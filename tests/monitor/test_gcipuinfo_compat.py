@@ -14,7 +14,7 @@ def test_a_script_finds_labels_and_no_devices_without_a_partition(tmp_path: Path
     folder = str(Path(podrun.compat.__file__).parent)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("IPUOF_", "VIPU_"))}
     environment |= {"PYTHONPATH": folder, "PODRUN_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
-    code = "import gcipuinfo; g = gcipuinfo.gcipuinfo(); print(gcipuinfo.IpuPower, gcipuinfo.Clock, len(g.getDevices()))"
+    code = "import gcipuinfo as g; print(g.IpuPower, g.Clock, len(g.gcipuinfo().getDevices()))"
     run = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
