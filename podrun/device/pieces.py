@@ -25,8 +25,13 @@ from typing import Any
 from podrun.errors import ApplicationRuntimeError
 from podrun.executable import Computation
 
-COMPILER_OPTIONS: dict[str, bool | str] = {"xla_cpu_multi_thread_eigen": False}
-"""Passed to XLA for every piece; part of the cache key."""
+COMPILER_OPTIONS: dict[str, bool | str] = {
+    "xla_cpu_multi_thread_eigen": False,
+    "xla_allow_excess_precision": False,
+}
+"""Passed to XLA for every piece; part of the cache key. Without excess precision halves are rounded between operators,
+as tiles do.
+"""
 WAIT_FOR_COMPILE = 300.0
 """Seconds to wait for another process's compile before compiling here too."""
 
