@@ -1,8 +1,8 @@
 """Which core a machine computes on.
 
 When a program's machines are as many as a host's cores or more, each computes on a core of its own choosing in turn,
-for the length of a run. Left to itself the scheduler moves them about and lets three share a core while another is
-idle: with four machines on two cores a step then takes half as long again. A host with cores to spare is left alone.
+for the length of a run. Left to itself the scheduler moves them about, and on a busy host lets three share a core while
+another is idle. On a quiet host it made no measurable difference. A host with cores to spare is left alone.
 """
 
 from __future__ import annotations
