@@ -199,7 +199,10 @@ def check_listening(address: str) -> None:
         with socket.create_connection((host, int(port)), timeout=5.0):
             return
     except OSError as error:
-        raise ServiceError(f"nobody answers at {address} ({error.strerror or error})") from error
+        raise ServiceError(
+            f"no Ray cluster: nobody answers at {address} ({error.strerror or error})",
+            hint="Start one there (ray start --head), or name another: --ray-address HOST:PORT",
+        ) from error
 
 
 def names_of(node: Mapping[str, Any]) -> set[str]:
