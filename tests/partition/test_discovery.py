@@ -96,7 +96,8 @@ def test_a_process_of_the_same_number_is_not_touched(registry: Registry) -> None
     dead = ProcessId(os.getpid(), 1)
     other = ProcessId(os.getpid(), 2)
     registry.publish(Entry(LAUNCHER, "h", 1, dead, processes=(other,)))
-    registry.sweep()  # Would end this very test.
+    swept = registry.sweep()  # Would end this very test.
+    assert [entry.processes for entry in swept] == [(other,)]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"kind": 1}', '{"owner": 3}'])
@@ -172,3 +173,4 @@ def test_dismiss_twice() -> None:
     guardian = Guardian()
     guardian.dismiss()
     guardian.dismiss()
+    assert ProcessId.of(guardian.pid) is None

@@ -15,7 +15,7 @@ from typing import Any
 from podrun.executable import TensorSpec
 from podrun.popart.enums import AdamMode, DataType, WeightDecayMode
 from podrun.popart.optimizers.base import Optimizer, UpdateContext
-from podrun.popart.optimizers.rules import Clip, Compound, Rule, chosen_type, state_spec
+from podrun.popart.optimizers.rules import Clip, Compound, Rule, chosen_type, plain, state_spec
 from podrun.popart.optimizers.values import ClipNormSettings, OptimizerValueMap
 
 _LAMB = (AdamMode.Lamb, AdamMode.LambNoBias)
@@ -88,17 +88,13 @@ class Adam(Optimizer):
         return self._maps["maxWeightNorm"]
 
 
-def _plain(name: str, part: str) -> Compound:
-    return Compound(name, (part,), lambda values, divisor: values[part])
-
-
 _SCALARS = (
-    _plain("learningRate", "learningRate"),
-    _plain("weightDecay", "weightDecay"),
-    _plain("adamBeta1", "beta1"),
-    _plain("adamBeta2", "beta2"),
-    _plain("adamEps", "eps"),
-    _plain("lossScaling", "lossScaling"),
+    plain("learningRate", "learningRate"),
+    plain("weightDecay", "weightDecay"),
+    plain("adamBeta1", "beta1"),
+    plain("adamBeta2", "beta2"),
+    plain("adamEps", "eps"),
+    plain("lossScaling", "lossScaling"),
 )
 
 
@@ -112,7 +108,7 @@ class AdamRule(Rule):
         self.elementwise = self.elementwise and optimizer.mode not in _LAMB
 
     def compounds(self, weight: str) -> Sequence[Compound]:
-        norm = (_plain("maxWeightNorm", "maxWeightNorm"),) if self.optimizer.mode in _LAMB else ()
+        norm = (plain("maxWeightNorm", "maxWeightNorm"),) if self.optimizer.mode in _LAMB else ()
         return (*_SCALARS, *norm)
 
     def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:

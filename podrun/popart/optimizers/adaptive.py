@@ -16,7 +16,7 @@ from podrun.executable import TensorSpec
 from podrun.popart.enums import AdaptiveMode, DataType, WeightDecayMode
 from podrun.popart.errors import popart_exception
 from podrun.popart.optimizers.base import Optimizer, UpdateContext
-from podrun.popart.optimizers.rules import Clip, Compound, Rule, chosen_type, state_spec
+from podrun.popart.optimizers.rules import Clip, Compound, Rule, chosen_type, plain, state_spec
 from podrun.popart.optimizers.values import OptimizerValueMap
 
 _RMS = (AdaptiveMode.RMSProp, AdaptiveMode.CenteredRMSProp)
@@ -89,17 +89,13 @@ class Adaptive(Optimizer):
         return self._maps["eps"]
 
 
-def _plain(name: str, part: str) -> Compound:
-    return Compound(name, (part,), lambda values, divisor: values[part])
-
-
 _SCALARS = (
-    _plain("learningRate", "learningRate"),
-    _plain("weightDecay", "weightDecay"),
-    _plain("adaptiveAlpha", "alpha"),
-    _plain("adaptiveMomentum", "momentum"),
-    _plain("adaptiveEps", "eps"),
-    _plain("lossScaling", "lossScaling"),
+    plain("learningRate", "learningRate"),
+    plain("weightDecay", "weightDecay"),
+    plain("adaptiveAlpha", "alpha"),
+    plain("adaptiveMomentum", "momentum"),
+    plain("adaptiveEps", "eps"),
+    plain("lossScaling", "lossScaling"),
 )
 
 

@@ -35,6 +35,11 @@ class Compound:
     compute: Callable[[Mapping[str, float], int], float]
 
 
+def plain(name: str, part: str) -> Compound:
+    """The compound that is one hyper-parameter as it stands."""
+    return Compound(name, (part,), lambda values, divisor: values[part])
+
+
 @dataclass(frozen=True, slots=True)
 class Scalar:
     """A compound for one weight: its value, and its name if it is streamed (None: constant)."""
