@@ -36,6 +36,12 @@ def digest(program: Program, target: str, settings: dict[str, Any], identity: It
         "pipelined": program.pipelined,
         "loss": [program.loss, program.loss_scaling, program.reduction.value],
         "state_updates": dict(program.state_updates),
+        "recompute": [
+            program.recompute.rule,
+            sorted(program.recompute.scopes),
+            sorted(program.recompute.kept),
+        ],
+        "locations": asdict(program.locations),
         "metadata": dict(program.metadata),
     }
     found = hashlib.sha256(json.dumps(description, sort_keys=True).encode())

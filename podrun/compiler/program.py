@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from podrun.device.tiles.memory import ON_CHIP, Location
+from podrun.device.tiles.recompute import NOTHING, Recompute
 from podrun.executable import Reduction, Retrieval, TensorSpec
 
 Tensors = Mapping[str, Any]
@@ -124,6 +126,21 @@ def joint(rule: UpdateRule | None) -> JointRule | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Locations:
+    """Where kinds of variables live, and single tensors by name (``overrides``). Results never depend on it."""
+
+    weights: Location = ON_CHIP
+    optimizer_state: Location = ON_CHIP
+    accumulators: Location = ON_CHIP
+    activations: Location = ON_CHIP
+    overrides: Mapping[str, Location] = field(default_factory=dict)
+
+    def of(self, name: str, kind: Location) -> Location:
+        """Where the tensor ``name`` of a kind lives."""
+        return self.overrides.get(name, kind)
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """See the module docstring.
 
@@ -151,6 +168,9 @@ class Program:
     uses_random: bool = False
     pipelined: bool = False
     """Stages (scopes ``stage:s``) of a replica work on different micro-batches at the same time."""
+    recompute: Recompute = NOTHING
+    """Forward values that the backward pass makes again: changes modelled memory and cycles, no bit of a result."""
+    locations: Locations = field(default_factory=Locations)
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
