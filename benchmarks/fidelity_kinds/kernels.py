@@ -107,24 +107,16 @@ def grid_kernel(record: Record) -> float:
     ipus = max(record.ipus, params["ipus"])
     width, height, depth = record.need("width", "height", "depth")
     item = BYTES[params["data_type"]]
-    if params.get("partition_h") and depth == 1:
-        # A smallest partition leaves tiles idle: fewer, larger blocks.
-        blocks = math.ceil(width / (params.get("partition_w") or width)) * math.ceil(
-            height / params["partition_h"]
-        )
-        stretch = max(1.0, ipus * chip.tiles / blocks)
-    else:
-        stretch = 1.0
     values = params["channels"] if name == "gaussian_blur_3x3" else spec["values"]
-    code = spec["code"] or ("vector" if (params.get("vector_width") or 1) > 1 else "scalar")
+    lanes = int(params.get("vector_width") or 1) if spec["code"] is None else 1
+    code = spec["code"] or ("vector" if lanes > 1 else "scalar")
     if params["implementation"] in stencil.TAP_CYCLES and spec["code"]:
         code = params["implementation"]
     if params["implementation"] == "poplin_conv":
         return _convolution(record, width, height, params["channels"], ipus)
-    scale = ipus if params["size_is_per_ipu"] else 1
     radius = max(1, params["space_order"] // 2)
     grid = stencil.Grid(
-        width * scale,
+        width,
         height,
         depth,
         values,
@@ -136,9 +128,14 @@ def grid_kernel(record: Record) -> float:
         code,
         ipus,
         arranged=spec["code"] is None or name in ("stencil_2d_32b", "lbm_d2q9"),
+        lanes=lanes,
+        per_ipu=bool(params["size_is_per_ipu"]),
+        smallest=(
+            int(params.get("partition_h") or stencil.SMALLEST),
+            int(params.get("partition_w") or stencil.SMALLEST),
+        ),
     )
     phases = stencil.sweep(chip, grid)
-    phases["compute"] *= stretch
     if record.metric == "fraction":
         return _roofline(record, grid, phases)
     phase = params["phase"]

@@ -107,6 +107,8 @@ def _plan(chip_name: str, tiles: int, product: Product) -> Plan:
         candidates.append(_expanded_plan(chip, product, tiles, product.kernel))
         if side * side == product.kernel:
             candidates.append(_expanded_plan(chip, product, tiles, side))
+            if product.k <= ROW_CHANNELS and product.stride == 1 and product.input_type == "float16":
+                candidates.append(_rows_plan(chip, product, tiles, side))
     if 1 < product.k <= 4 and product.n <= 4 and product.groups > 1 and product.kernel > 1:
         candidates.append(_slic_plan(chip, product, tiles))
     if product.k * product.kernel <= 64 or product.n <= 4:
@@ -181,6 +183,36 @@ def _expanded_plan(chip: Chip, product: Product, tiles: int, positions: int) -> 
         # Rows of the field stand once for each kernel row they meet: strided rows are shared.
         copied = copied * product.stride
     return _amp_plan(chip, flat, tiles, 25.0 + copied * EXPAND_CYCLES, "amp-expanded")
+
+
+ROW_CHANNELS = 4
+"""Channels of a weight block that holds four rows of the kernel."""
+
+
+def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> Plan:
+    """Weight blocks of four kernel rows and four channels: the unit walks the field itself, nothing is expanded.
+
+    Source: facts page 8.4. It pays for a short kernel over few channels at stride one.
+    """
+    blocks = math.ceil(side / ROW_CHANNELS) * side
+    pg, pm, pk, pn, used = _grid(chip, product, tiles, ROW_CHANNELS, ROW_CHANNELS)
+    rows = np.ceil(product.m / pm)
+    row_length = np.minimum(rows, product.row_length)
+    groups = np.ceil(product.groups / pg)
+    k, n = np.full_like(rows, ROW_CHANNELS), np.ceil(product.n / pn / ROW_CHANNELS) * ROW_CHANNELS
+    compute = amp.kernel_cycles(
+        np.ceil(rows / row_length),
+        row_length,
+        amp.in_group(product.input_type),
+        n,
+        blocks,
+        input_type=product.input_type,
+        partials_type=product.partials_type,
+        units=chip.conv_units(product.input_type, product.partials_type),
+        groups=groups,
+    )
+    in_rows = rows * _halo(product, rows)
+    return _choose(chip, product, "amp-rows", compute, groups, in_rows, rows, k, n, (pm, pk, pn, used), 0.0)
 
 
 EXPAND_CYCLES = 0.34
