@@ -8,7 +8,7 @@ each must do.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,14 +28,26 @@ def plain_errors() -> AbstractContextManager[None]:
     return context
 
 
+def bind(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
+    """What the equation's primitive makes of the operands."""
+    parameters = equation.primitive.get_bind_params(equation.params)  # type: ignore[no-untyped-call]
+    return equation.primitive.bind(*operands, **parameters)  # type: ignore[no-untyped-call]
+
+
 def evaluate(
-    jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any], taps: Mapping[Var, Any] | None = None
+    jaxpr: Jaxpr,
+    consts: Sequence[Any],
+    arguments: Sequence[Any],
+    taps: Mapping[Var, Any] | None = None,
+    apply: Callable[[JaxprEqn, Sequence[Any]], Any] = bind,
 ) -> list[Any]:
     """Evaluate a jaxpr in its own name scopes, as ``jax.core.eval_jaxpr`` does.
 
     Where a variable is in ``taps``, its consumers read what the tap, a function, makes of its value.
+    ``apply(equation, operands)`` gives an equation's result, a list of them if its primitive has several.
     """
-    if not taps:
+    taps = taps or {}
+    if not taps and apply is bind:
         return list(jax.core.eval_jaxpr(jaxpr, consts, *arguments))
     environment: dict[Var, Any] = {}
 
@@ -49,14 +61,11 @@ def evaluate(
         write(variable, value)
     for equation in jaxpr.eqns:
         stack = source_info_util.current_name_stack() + equation.source_info.name_stack
-        parameters = equation.primitive.get_bind_params(equation.params)  # type: ignore[no-untyped-call]
         with (
             source_info_util.user_context(equation.source_info.traceback, name_stack=stack),
             equation.ctx.manager,
         ):
-            answer = equation.primitive.bind(  # type: ignore[no-untyped-call]
-                *map(read, equation.invars), **parameters
-            )
+            answer = apply(equation, [read(atom) for atom in equation.invars])
         results = answer if equation.primitive.multiple_results else [answer]
         for variable, value in zip(equation.outvars, results, strict=True):
             write(variable, value)

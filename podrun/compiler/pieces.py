@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from podrun.compiler import jax_internals
+from podrun.compiler import contractions, jax_internals
 from podrun.compiler.abstract import buffer
 from podrun.executable import Computation
 
@@ -60,7 +60,7 @@ def export_traced(traced: TracedPiece) -> Computation:
     closed = traced.jaxpr
 
     def run(*arguments: Any) -> tuple[Any, ...]:
-        return tuple(jax_internals.evaluate(closed.jaxpr, closed.consts, arguments))
+        return tuple(contractions.evaluate(closed, arguments))
 
     # The name is all of the function that reaches the bytes.
     run.__name__ = "".join(c if c.isalnum() else "_" for c in traced.name)
