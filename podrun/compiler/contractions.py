@@ -9,7 +9,7 @@ Weight gradients are products that sum over the first axes of both operands, and
   the narrow operand as columns of the result than as rows, and XLA moves it there. It is held where it is fast, and
   the result, which is small, is transposed.
 
-On 784-512-512-10 with 4 replicas of 32 samples the two take a twentieth of a machine's step away.
+On 784-512-512-10 with 4 replicas of 32 samples the two take a seventh of a machine's step away.
 """
 
 from __future__ import annotations
