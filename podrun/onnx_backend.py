@@ -26,8 +26,8 @@ from podrun.popart.lowering.hoist import hoist
 from podrun.popart.model_loader import check_model
 from podrun.popart.ops.registry import find
 
-SEED = 0
-"""Seed of the random operators, unless ``run(..., seed=...)`` gives another."""
+_ANY_SEED = 0
+"""What tracing takes for a seed; the numbers come from the seed that ``run`` is given."""
 
 COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
 """Halves are really rounded between operators, as memory holds them; XLA would skip that where it can."""
@@ -43,6 +43,7 @@ class _Compiled:
     kept: list[Any]
     """What depends on the weights alone, computed once."""
     call: Callable[..., dict[str, Any]]
+    random: bool
 
     def fits(self, values: Mapping[str, Any]) -> bool:
         return all(_equal(values[name], value) for name, value in self.fixed.items())
@@ -81,15 +82,22 @@ class PodrunBackendRep(BackendRep):
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Outputs of the model for ``inputs``, a list in the graph's order or a mapping by name.
 
-        Keyword ``seed`` sets the seed of random operators. Raises `PodrunError` for what cannot be computed.
+        Keyword ``seed`` is the seed of random operators. Without it a model that draws numbers is refused: no
+        stream is the right one then, and a caller who compares would compare with chance. Raises `PodrunError` for
+        what cannot be computed.
         """
         import jax
 
         values = self._named(inputs)
         compiled = self._find(values)
+        if compiled.random and kwargs.get("seed") is None:
+            raise UnsupportedError(
+                "the model draws random numbers and no seed is given: which numbers are right is not defined",
+                hint="run(inputs, seed=0); the same seed gives the same numbers",
+            )
         free = {name: value for name, value in values.items() if name not in compiled.fixed}
         with jax.enable_x64(True):
-            key = jax.random.key(kwargs.get("seed", SEED))
+            key = jax.random.key(kwargs["seed"] if compiled.random else _ANY_SEED)
             results = compiled.call(compiled.kept, free, key)
         return tuple(_to_host(results[name]) for name in self._graph.outputs)
 
@@ -119,10 +127,10 @@ class PodrunBackendRep(BackendRep):
             fixed = {name: values[name] for name in lowered.specialised}
             free = {name: value for name, value in values.items() if name not in fixed}
             with jax.enable_x64(True):
-                split = hoist(lowered.forward, lowered.initial, free, jax.random.key(SEED))
+                split = hoist(lowered.forward, lowered.initial, free, jax.random.key(_ANY_SEED))
                 kept = jax.jit(split.prepare, compiler_options=COMPILER_OPTIONS)(lowered.initial)
                 run = jax.jit(split.run, compiler_options=COMPILER_OPTIONS)
-            made = _Compiled(fixed, kept, run)
+            made = _Compiled(fixed, kept, run, lowered.uses_random)
             known.append(made)
             return made
 
@@ -166,8 +174,8 @@ class PodrunBackend(Backend):
     def run_model(
         cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **kwargs: Any
     ) -> tuple[Any, ...]:
-        """Prepare and run once."""
-        return cls.prepare(model, device, **kwargs).run(inputs)
+        """Prepare and run once; keywords (``seed``) go to both."""
+        return cls.prepare(model, device, **kwargs).run(inputs, **kwargs)
 
     @classmethod
     def run_node(
@@ -194,7 +202,7 @@ class PodrunBackend(Backend):
         graph = onnx.helper.make_graph([node], "run_node", declared, made)
         imports = [onnx.helper.make_opsetid(node.domain, version)]
         model = onnx.helper.make_model(graph, opset_imports=imports)
-        return PodrunBackendRep(model).run(arrays)
+        return PodrunBackendRep(model).run(arrays, **kwargs)
 
 
 def _missing(graph: Graph) -> list[str]:

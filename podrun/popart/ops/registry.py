@@ -54,6 +54,8 @@ FAMILIES = (
     "linear_algebra",
     "attention",
     "graphcore",
+    "optimizer_steps",
+    "classical",
 )
 """Modules of this package that register operators."""
 

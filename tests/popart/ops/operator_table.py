@@ -69,7 +69,7 @@ NOT_DIFFERENTIABLE = {
         "BitCast",
         "OneHot",
     ],
-    "constant almost everywhere": ["Floor", "Ceil", "Round", "NearbyInt", "Sign", "Hardmax"],
+    "constant almost everywhere": ["Floor", "Ceil", "Round", "NearbyInt", "Sign", "Hardmax", "Binarizer"],
     "made from shapes or constants alone": [
         "Constant",
         "ConstantOfShape",
