@@ -84,43 +84,51 @@ def _owner(equation: JaxprEqn, operators: Mapping[str, str]) -> str | None:
     return next((operators[name] for name in names if name in operators), None)
 
 
-def balanced_places(costs: Sequence[OperatorCost], ratios: Sequence[float]) -> tuple[int, ...]:
+def balanced_places(
+    costs: Sequence[OperatorCost], ratios: Sequence[float], *, room_bytes: int = 0
+) -> tuple[int, ...]:
     """The IPU of each operator: contiguous, at least one on each, the fullest IPU as empty as can be.
 
     How full an IPU is: its share of all cycles or of all parameter bytes, whichever is larger, over its entry
-    of ``ratios`` (the share of the work it is meant to get). Raises UsageError if there are more IPUs than
-    operators.
+    of ``ratios`` (the share of the work it is meant to get). Parameters of up to ``room_bytes`` on an IPU do not count:
+    where memory is no worry, only cycles do. Raises UsageError if there are more IPUs than operators.
     """
     if len(costs) < len(ratios):
         raise UsageError(f"{len(costs)} operators cannot be spread over {len(ratios)} IPUs.")
     cycles = max(1, sum(cost.cycles for cost in costs))
     nbytes = max(1, sum(cost.parameter_bytes for cost in costs))
     shares = [(cost.cycles / cycles, cost.parameter_bytes / nbytes) for cost in costs]
+    room = room_bytes / nbytes
     low, high = 0.0, 1.001 / min(ratios)  # Shares may add up to a rounding error more than 1.
     for _ in range(50):
         middle = (low + high) / 2
-        if _cut(shares, ratios, middle) is None:
+        if _cut(shares, ratios, middle, room) is None:
             low = middle
         else:
             high = middle
-    places = _cut(shares, ratios, high)
+    places = _cut(shares, ratios, high, room)
     assert places is not None
     return places
 
 
 def _cut(
-    shares: Sequence[tuple[float, float]], ratios: Sequence[float], bound: float
+    shares: Sequence[tuple[float, float]], ratios: Sequence[float], bound: float, room: float
 ) -> tuple[int, ...] | None:
     """Fill IPUs in turn up to ``bound`` times their ratio; None if operators are left over."""
     places: list[int] = []
     held, ipu = (0.0, 0.0), 0
+
+    def is_full(now: tuple[float, float]) -> bool:
+        most = bound * ratios[ipu]
+        return now[0] > most or now[1] > max(most, room)
+
     for index, share in enumerate(shares):
         grown = (held[0] + share[0], held[1] + share[1])
         # Every IPU gets one operator, so the last ones must not run out.
         must_move = len(shares) - index <= len(ratios) - 1 - ipu
-        if places and places[-1] == ipu and (max(grown) > bound * ratios[ipu] or must_move):
+        if places and places[-1] == ipu and (is_full(grown) or must_move):
             ipu, grown = ipu + 1, share
-        if ipu == len(ratios) or max(grown) > bound * ratios[ipu]:
+        if ipu == len(ratios) or is_full(grown):
             return None
         held = grown
         places.append(ipu)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from podrun.popart.attributes import PIPELINE_STAGE, RECOMPUTE, VIRTUAL_GRAPH
+from podrun.popart.attributes import EXECUTION_PHASE, PIPELINE_STAGE, RECOMPUTE, VIRTUAL_GRAPH
 from podrun.popart.enums import RecomputeType, VirtualGraphMode
 from podrun.popart.errors import popart_exception
 from podrun.popart.options import SessionOptions
@@ -25,7 +25,8 @@ def _remove(node: NodeProto, *names: str) -> None:
     node.attribute.extend(kept)
 
 
-def _set(node: NodeProto, name: str, value: int) -> None:
+def set_attribute(node: NodeProto, name: str, value: int) -> None:
+    """Give a node an integer attribute, in place of one that it has."""
     from onnx import helper
 
     _remove(node, name)
@@ -42,42 +43,35 @@ def recompute_annotated(model: ModelProto) -> bool:
     return any(_attribute(node, RECOMPUTE) == wanted for node in model.graph.node)
 
 
+def without_places(model: ModelProto) -> ModelProto:
+    """A copy whose nodes have no IPU, no stage, no phase and no name."""
+    from onnx import ModelProto
+
+    plain = ModelProto()
+    plain.CopyFrom(model)
+    for node in plain.graph.node:
+        _remove(node, VIRTUAL_GRAPH, PIPELINE_STAGE, EXECUTION_PHASE)
+        node.ClearField("name")
+    return plain
+
+
 def place(model: ModelProto, options: SessionOptions, ipus_per_replica: int) -> None:
     """Bring the annotations of ``model`` (changed in place) into the form that lowering reads.
 
-    Off: all on IPU 0, so annotations go. Manual: checked. Auto: contiguous pieces of equal numbers of
-    nodes. Without pipelining stages go too. popart_exception for annotations that cannot be.
+    Off: all on IPU 0, so annotations go. Manual, and Auto (placed by `podrun.popart.auto_placement` before): checked.
+    Without pipelining stages go too. popart_exception for annotations that cannot be.
     """
     nodes = list(model.graph.node)
     if options.virtualGraphMode is VirtualGraphMode.Off:
         for node in nodes:
             _remove(node, VIRTUAL_GRAPH, PIPELINE_STAGE)
         return
-    if options.virtualGraphMode is VirtualGraphMode.Auto:
-        _split(nodes, options, ipus_per_replica)
     _check_virtual_graphs(nodes, options, ipus_per_replica)
     if options.enablePipelining:
         _check_stages(nodes)
     else:
         for node in nodes:
             _remove(node, PIPELINE_STAGE)
-
-
-def _split(nodes: list[NodeProto], options: SessionOptions, ipus: int) -> None:
-    """Contiguous pieces, by the ratios if there are some. Any split gives the same numbers."""
-    ratios = options.virtualGraphSplitRatios or [1 / ipus] * ipus
-    counted = [node for node in nodes if node.op_type != "Constant"]
-    if len(counted) < ipus:
-        raise popart_exception(
-            f"[AutoVirtualGraph] Couldn't find enough splits for {ipus} IPUs: the graph has {len(counted)} "
-            "operators."
-        )
-    bounds, total = [], 0.0
-    for ratio in ratios:
-        total += ratio
-        bounds.append(round(total * len(counted)))
-    for index, node in enumerate(counted):
-        _set(node, VIRTUAL_GRAPH, next((ipu for ipu, bound in enumerate(bounds) if index < bound), ipus - 1))
 
 
 def _check_virtual_graphs(nodes: list[NodeProto], options: SessionOptions, ipus: int) -> None:
@@ -110,7 +104,7 @@ def _check_stages(nodes: list[NodeProto]) -> None:
         )
     if unset:
         for node in counted:
-            _set(node, PIPELINE_STAGE, _attribute(node, VIRTUAL_GRAPH) or 0)
+            set_attribute(node, PIPELINE_STAGE, _attribute(node, VIRTUAL_GRAPH) or 0)
             stages[id(node)] = _attribute(node, VIRTUAL_GRAPH) or 0
     _check_order(counted, stages)
     homes: dict[int, tuple[int, Any]] = {}

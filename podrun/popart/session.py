@@ -20,7 +20,7 @@ from podrun.popart import checks, loader, placement
 from podrun.popart.build import BuiltModel, build
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
-from podrun.popart.enums import DeviceType, ReplicatedStreamMode, SyntheticDataMode
+from podrun.popart.enums import DeviceType, ReplicatedStreamMode, SyntheticDataMode, VirtualGraphMode
 from podrun.popart.errors import (
     popart_exception,
     popart_runtime_error,
@@ -38,7 +38,7 @@ from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
 from podrun.popart.weights import HostWeights
 
 if TYPE_CHECKING:
-    pass
+    from onnx import ModelProto
 
 _log = logging.getLogger("podrun.popart.session")
 
@@ -94,6 +94,8 @@ class Session(SessionFiles, SessionReports, SessionWeights):
         placed.CopyFrom(self._model)
         checks.check_recomputation(self._options, placement.recompute_annotated(placed))
         per_replica = self._device.numIpus // self._options.local_replicas
+        if self._options.virtualGraphMode is VirtualGraphMode.Auto:
+            self._place_automatically(placed, shapes, loss, per_replica)
         placement.place(placed, self._options, per_replica)
         placement.check_depth(placed, self._options, self._flow.batchesPerStep(), training=self._training)
         checks.check_pipelined_training(self._options, training=self._training)
@@ -101,6 +103,19 @@ class Session(SessionFiles, SessionReports, SessionWeights):
         return build(
             placed, self._flow, self._options, shapes, per_replica, self._name, loss, self._optimizer
         )
+
+    def _place_automatically(
+        self, model: ModelProto, shapes: InputShapeInfo, loss: str | None, per_replica: int
+    ) -> None:
+        from podrun.popart.auto_placement import place_automatically
+
+        def plain(model: ModelProto) -> BuiltModel:
+            return build(
+                model, self._flow, self._options, shapes, per_replica, self._name, loss, self._optimizer
+            )
+
+        ratios = self._options.virtualGraphSplitRatios
+        place_automatically(model, plain, per_replica, ratios, self._device.target)
 
     # -- questions --------------------------------------------------------------------------------
 

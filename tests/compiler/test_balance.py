@@ -75,3 +75,10 @@ def test_costs_of_operators_with_nested_names() -> None:
     assert (small.parameter_bytes, large.parameter_bytes, loss.parameter_bytes) == (256, 16384, 0)
     assert min(large.cycles, last.cycles) > loss.cycles > nothing.cycles == 0
     assert balanced_places([small, large, last, loss], [0.5, 0.5]) == (0, 0, 1, 1)
+
+
+def test_weights_that_have_room_do_not_decide() -> None:
+    costs = [OperatorCost(str(i), 10, 1000 if i == 0 else 1) for i in range(4)]
+    assert balanced_places(costs, [0.5, 0.5]) == (0, 1, 1, 1)
+    assert balanced_places(costs, [0.5, 0.5], room_bytes=2000) == (0, 0, 1, 1)
+    assert balanced_places(costs, [0.5, 0.5], room_bytes=900) == (0, 1, 1, 1)

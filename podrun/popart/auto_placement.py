@@ -1,0 +1,60 @@
+"""VirtualGraphMode.Auto: operators on IPUs by the tile model's cycles and by the bytes of their weights.
+
+The model is built once without places; the compiler says what each operator costs, forward and backward, and where
+to cut. Pieces are contiguous in the order of the graph, so no copy goes backwards, and any cut gives the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from podrun.popart.attributes import VIRTUAL_GRAPH
+from podrun.popart.errors import popart_exception
+from podrun.popart.placement import set_attribute, without_places
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from podrun.popart.build import BuiltModel
+
+Build = Callable[["ModelProto"], "BuiltModel"]
+WEIGHTS_SHARE = 1 / 8
+"""Of an IPU's memory: weights that never crowd it, for a gradient and two states beside each leave half of it free."""
+
+
+def place_automatically(
+    model: ModelProto, build: Build, ipus: int, ratios: Sequence[float], target: str
+) -> None:
+    """Give every node of ``model`` (changed in place) an IPU below ``ipus``.
+
+    ``build`` makes a program of a model without places. ``ratios``: the share of the work that each IPU is meant to
+    get (empty: equal shares). popart_exception if there are fewer operators than IPUs.
+    """
+    from podrun.compiler.balance import balanced_places, operator_costs
+    from podrun.device.target import chip
+
+    counted = [node for node in model.graph.node if node.op_type != "Constant"]
+    if len(counted) < ipus:
+        raise _too_few(ipus, len(counted))
+    built = build(without_places(model))
+    # Scopes are first outputs, which are unique; names of nodes need not be.
+    labels = [node.label for node in built.lowered.graph.nodes if node.op_type != "Constant"]
+    costs = operator_costs(built.program, labels, target=target)
+    if len(costs) < ipus:
+        raise _too_few(ipus, len(costs))
+    room = int(chip(target).tiles * chip(target).tile_bytes * WEIGHTS_SHARE)
+    found = balanced_places(costs, ratios or [1 / ipus] * ipus, room_bytes=room)
+    chosen = dict(zip(labels, found, strict=True))
+    place = 0
+    for node in counted:
+        # What the program does not need stays with what comes before it.
+        place = next((chosen[output] for output in node.output if output in chosen), place)
+        set_attribute(node, VIRTUAL_GRAPH, place)
+
+
+def _too_few(ipus: int, operators: int) -> popart_exception:
+    return popart_exception(
+        f"[AutoVirtualGraph] Couldn't find enough splits for {ipus} IPUs: the graph has {operators} operators.",
+        hint="Give each replica fewer IPUs.",
+    )
