@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from podrun.compiler import jax_internals
 from podrun.compiler.abstract import abstract, buffer
 from podrun.compiler.arenas import Memory, WeightGroup, scalar_dtype
+from podrun.compiler.holdings import Work, ipu_memory
 from podrun.compiler.pieces import TracedPiece
 from podrun.compiler.placement import Placement
 from podrun.compiler.program import Program, UpdateRule
@@ -26,6 +27,7 @@ from podrun.compiler.trace import Trace, evaluate
 from podrun.device.target import Chip, chip
 from podrun.device.tiles.cost import cost_jaxpr
 from podrun.device.tiles.links import all_reduce_seconds, neighbour_seconds
+from podrun.device.tiles.recompute import recomputed
 from podrun.executable import numpy_dtype
 
 
@@ -36,13 +38,14 @@ def tile_report(
 
     ``step``: cycles and seconds, and seconds by cause (compute, copies, update, all_reduce). ``segments``:
     for each segment of a micro-batch its IPU, the cycle of the pipeline it runs in, and the tile model's
-    report of it; ``update``: the same for each IPU that has weights. ``pipelined``, ``version``.
+    report of it; ``update``: the same for each IPU that has weights. ``ipus``: what each IPU holds. ``pipelined``,
+    ``version``.
 
     Raises InvalidOptionError for an unknown target.
     """
     model = chip(target)
     segments = [
-        _segment_cost(segment, placement, target)
+        _segment_cost(program, traced, segment, placement, target)
         for segment in micro_batch_segments(program, traced, placement)
     ]
     updates = _update_reports(program, memory, target)
@@ -58,6 +61,7 @@ def tile_report(
             {"ipu": s.ipu, "cycle": s.cycle, "sent_bytes": s.sent_bytes, "report": s.report} for s in segments
         ],
         "update": [{"ipu": ipu, "report": report} for ipu, report in updates.items()],
+        "ipus": ipu_memory(program, memory, [s.work for s in segments], updates, model),
     }
 
 
@@ -67,6 +71,7 @@ class _SegmentCost:
     cycle: int
     sent_bytes: int
     report: dict[str, Any]
+    work: Work
 
 
 def micro_batch_segments(program: Program, traced: Trace, placement: Placement) -> tuple[Segment, ...]:
@@ -90,17 +95,33 @@ def micro_batch_segments(program: Program, traced: Trace, placement: Placement) 
     specs += [abstract(program.inputs[n].spec) for n in traced.inputs]
     closed = jax_internals.pruned(jax.make_jaxpr(run)(*specs, buffer((2,), "uint32")))
     results = tuple(f"result:{i}" for i in range(len(closed.jaxpr.outvars)))
+    closed = recomputed(closed, program.recompute, lambda equation: _place(placement, equation))
     piece = TracedPiece("micro_batch", closed, (*names, "key"), results)
     if not placement.split:
         return (Segment(0, 0, piece),)
     return split(piece, placement.spot)
 
 
-def _segment_cost(segment: Segment, placement: Placement, target: str) -> _SegmentCost:
-    outputs = zip(segment.piece.outputs, segment.piece.jaxpr.out_avals, strict=True)
+def _place(placement: Placement, equation: Any) -> int | None:
+    spot = placement.spot(equation)
+    return None if spot is None else spot.place
+
+
+def _segment_cost(
+    program: Program, traced: Trace, segment: Segment, placement: Placement, target: str
+) -> _SegmentCost:
+    piece = segment.piece
+    outputs = zip(piece.outputs, piece.jaxpr.out_avals, strict=True)
     sent = sum(a.size * a.dtype.itemsize for name, a in outputs if name.startswith(CROSSING_PREFIX))
-    report = cost_jaxpr(segment.piece.jaxpr, target)
-    return _SegmentCost(placement.ipu(segment.place), segment.rank, sent, report)
+    values = {f"result:{i}": name for i, name in enumerate(traced.outputs)}
+    # Gradients wait for the update, unless accumulators take them in; all other results go elsewhere at once.
+    waits = program.accumulation_factor == 1
+    stay = [waits and name.startswith("result:") and name not in values for name in piece.outputs]
+    report = cost_jaxpr(piece.jaxpr, target, results_stay=stay)
+    anchored = {anchor.name for anchor in program.anchors}
+    streams = {result: name for result, name in values.items() if name in anchored}
+    ipu = placement.ipu(segment.place)
+    return _SegmentCost(ipu, segment.rank, sent, report, Work(segment, ipu, segment.rank, report, streams))
 
 
 def _micro_batches(program: Program, segments: Sequence[_SegmentCost], model: Chip) -> dict[str, float]:
@@ -133,7 +154,8 @@ def _update_reports(program: Program, memory: Memory, target: str) -> dict[int, 
     found = {}
     for ipu, groups in _groups_by_ipu(memory).items():
         assert rule is not None
-        found[ipu] = cost_jaxpr(_update_jaxpr(rule, groups), target)
+        # New weights and state take the place of the old ones.
+        found[ipu] = cost_jaxpr(_update_jaxpr(rule, groups), target, results_stay=False)
     return found
 
 

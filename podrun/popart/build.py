@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podrun.compiler.program import AnchorSpec, Forward, InputSpec, ParameterSpec, Program, Tensors
+from podrun.device.tiles.recompute import NOTHING
 from podrun.executable import TensorSpec, numpy_dtype
 from podrun.popart import loader, names
 from podrun.popart.builder import BROADCAST_KEY, VARIABLE_KEY
@@ -27,6 +28,7 @@ from podrun.popart.enums import (
     VariableRetrievalMode,
 )
 from podrun.popart.errors import popart_exception, popart_unimplemented
+from podrun.popart.memory_options import locations_of, recompute_of
 from podrun.popart.optimizers.base import Optimizer, UpdateContext
 from podrun.popart.optimizers.sgd import SgdRule
 from podrun.popart.options import SessionOptions
@@ -145,6 +147,8 @@ def build(
         loss_scaling=_loss_scaling(optimizer),
         state_updates=lowered.state_updates,
         uses_random=lowered.uses_random,
+        recompute=recompute_of(lowered.graph.nodes, options) if loss is not None else NOTHING,
+        locations=locations_of(options),
         metadata={
             "anchors": flow.anchors(),
             "batches_per_step": flow.batchesPerStep(),

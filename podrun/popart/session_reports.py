@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from podrun.device.tiles.fit import check_fits
+from podrun.device.tiles.fit import check_program
 from podrun.popart.enums import DeviceType, Instrumentation, IrSerializationFormat
 from podrun.popart.errors import popart_exception, poplar_exception, surfaced
 from podrun.report.engine_options import EngineOptions, engine_options
@@ -82,8 +82,7 @@ class SessionReports:
                 written = write_report(profile_of(executable), folder, trace=settings.execution_profile)
                 path = str(written)
             if not settings.allow_out_of_memory:
-                for segment in executable.tile_report["segments"]:
-                    check_fits(segment["report"], ipu=segment["ipu"], profile_path=path)
+                check_program(executable.tile_report, profile_path=path)
 
     def _serializeIr(self: Session, format: IrSerializationFormat = IrSerializationFormat.JSON) -> str:  # type: ignore[misc]
         """The forward graph after pruning, as JSON: graph name -> list of operators."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What one stage needs. ``over_time_bytes``: not-always-live bytes along the schedule (thinned by maximum)."""
+    """What one stage needs by itself, or one IPU in all. ``over_time_bytes``: not-always-live bytes along the schedule (thinned by maximum)."""
 
     always_live_bytes: int
     not_always_live_peak_bytes: int
@@ -77,6 +77,15 @@ class MemoryUse:
     by_tile: tuple[TileInterval, ...]
     over_time_bytes: tuple[int, ...]
     largest: tuple[Content, ...]
+    bytes_by_content: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class IpuUse:
+    """What one IPU of a replica holds, over all its stages and the update: variables, stashes, work, code."""
+
+    ipu: int
+    memory: MemoryUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +143,7 @@ class Profile:
     seconds_by_cause: dict[str, float]
     stages: tuple[Stage, ...]
     updates: tuple[Stage, ...]
+    ipu_memory: tuple[IpuUse, ...] = ()
 
     @property
     def samples_per_second(self) -> float | None:
@@ -170,8 +180,8 @@ class Profile:
 
     @property
     def fits(self) -> bool:
-        """True iff every stage does."""
-        return all(stage.memory.fits for stage in self.stages)
+        """True iff every IPU does."""
+        return all(use.memory.fits for use in self.held())
 
     @property
     def bottleneck(self) -> str:
@@ -203,9 +213,19 @@ class Profile:
                 found[share.name] = (count + share.count, cycles + share.cycles)
         return found
 
-    def fullest(self) -> Stage:
-        """The stage whose tiles hold most."""
-        return max(self.stages, key=lambda stage: (stage.memory.max_tile_bytes, -stage.ipu))
+    def held(self) -> tuple[IpuUse, ...]:
+        """What each IPU holds; in reports of single functions what their fullest stage needs."""
+        if self.ipu_memory:
+            return self.ipu_memory
+        most: dict[int, MemoryUse] = {}
+        for stage in self.stages:
+            if stage.ipu not in most or stage.memory.max_tile_bytes > most[stage.ipu].max_tile_bytes:
+                most[stage.ipu] = stage.memory
+        return tuple(IpuUse(ipu, memory) for ipu, memory in sorted(most.items()))
+
+    def fullest(self) -> IpuUse:
+        """The IPU whose tiles hold most."""
+        return max(self.held(), key=lambda use: (use.memory.max_tile_bytes, -use.ipu))
 
 
 _WRAPPED = re.compile(r"\b(?:transpose|jvp|vmap|checkpoint|remat)\(((?:[^()]|\([^()]*\))*)\)")

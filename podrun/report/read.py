@@ -14,7 +14,7 @@ from typing import Any
 from podrun.device.target import chip
 from podrun.errors import ConfigError
 from podrun.executable import Executable
-from podrun.report.model import BspStep, Content, MemoryUse, Profile, Share, Stage, TileInterval
+from podrun.report.model import BspStep, Content, IpuUse, MemoryUse, Profile, Share, Stage, TileInterval
 
 
 def profile_of(executable: Executable) -> Profile:
@@ -100,6 +100,7 @@ def _profile(report: Mapping[str, Any]) -> Profile:
         seconds_by_cause=causes,
         stages=stages,
         updates=updates,
+        ipu_memory=tuple(IpuUse(int(e["ipu"]), _memory(e["memory"])) for e in report.get("ipus", ())),
     )
 
 
@@ -146,4 +147,5 @@ def _memory(memory: Mapping[str, Any]) -> MemoryUse:
         ),
         over_time_bytes=tuple(int(size) for size in memory["by_time"]),
         largest=tuple(Content(str(item["scope"]), int(item["bytes"])) for item in memory["largest"]),
+        bytes_by_content={name: int(size) for name, size in memory.get("by_content", {}).items()},
     )

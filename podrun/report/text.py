@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from podrun.report.model import Profile, layer_of
+from podrun.report.model import MemoryUse, Profile, layer_of
 
 TRUST = "Modelled, not measured: docs/fidelity.md holds the model against published measurements."
 
@@ -43,25 +43,28 @@ def _ranks(values: Mapping[str, int], total: int, top: int) -> list[str]:
 
 def _memory(profile: Profile) -> list[str]:
     lines = ["Memory"]
-    for ipu in profile.ipus:
-        found = [stage.memory for stage in profile.stages if stage.ipu == ipu]
-        if not found:
-            continue
-        worst = max(found, key=lambda memory: memory.max_tile_bytes)
+    for use in profile.held():
+        worst = use.memory
         verdict = "fits" if worst.fits else "DOES NOT FIT"
         lines.append(
-            f"  IPU {ipu}: fullest tile {worst.max_tile_bytes:,} of {worst.tile_capacity_bytes:,} B "
+            f"  IPU {use.ipu}: fullest tile {worst.max_tile_bytes:,} of {worst.tile_capacity_bytes:,} B "
             f"{share(worst.max_tile_bytes, worst.tile_capacity_bytes)} {verdict}"
         )
+        if worst.bytes_by_content:
+            lines.append(f"    {contents(worst)}")
     memory = profile.fullest().memory
     code = sum(memory.code_bytes_by_category.values())
     lines.append(
         f"  always live {memory.always_live_bytes:,} B, peak of the rest {memory.not_always_live_peak_bytes:,} B, "
-        f"code {code:,} B (whole IPU)"
+        f"code {code:,} B (IPU {profile.fullest().ipu})"
     )
-    return lines + [
-        f"  at the peak: {item.size_bytes:,} B  {layer_of(item.scope)}" for item in memory.largest[:3]
-    ]
+    return lines + [f"  {item.size_bytes:,} B  {layer_of(item.scope)}" for item in memory.largest[:3]]
+
+
+def contents(memory: MemoryUse, most: int = 4) -> str:
+    """The largest contents by name, in one line."""
+    ranked = sorted(memory.bytes_by_content.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name.replace('_', ' ')} {size / 2**20:,.1f} MiB" for name, size in ranked[:most])
 
 
 def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
@@ -82,8 +85,12 @@ def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
         moved = sorted(names, key=lambda name: (-abs(new.get(name, 0) - old.get(name, 0)), name))
         lines.append(f"By {title}, cycles of one micro-batch")
         lines += [_change(f"  {name}", old.get(name, 0), new.get(name, 0)) for name in moved[:top]]
-    sizes = first.fullest().memory.max_tile_bytes, second.fullest().memory.max_tile_bytes
-    lines.append(_change("fullest tile, B", *sizes))
+    was, now = first.fullest().memory, second.fullest().memory
+    lines.append(_change("fullest tile, B", was.max_tile_bytes, now.max_tile_bytes))
+    for name in dict.fromkeys((*was.bytes_by_content, *now.bytes_by_content)):
+        lines.append(
+            _change(f"  {name}, B", was.bytes_by_content.get(name, 0), now.bytes_by_content.get(name, 0))
+        )
     return "\n".join(lines) + "\n"
 
 

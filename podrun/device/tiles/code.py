@@ -6,7 +6,8 @@ few; each is stated with where it comes from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from podrun.device.target import Chip
 from podrun.device.tiles.plan import Plan
@@ -39,8 +40,24 @@ def code_bytes(chip: Chip, plans: Sequence[Plan]) -> dict[str, float]:
     phases = sum(1 for plan in plans if plan.exchanges)
     sets = sum(1 for plan in plans if plan.compute_sets)
     return {
-        "vertex_code": float(chip.tiles * (RUNTIME_CODE + FAMILY_CODE * len(families))),
+        "vertex_code": vertex_code_bytes(chip, families),
         "vertex_state": state,
         "exchange_code": fragments * FRAGMENT_CODE,
         "control_code": float(chip.tiles * CONTROL_CODE * (sets + phases)),
     }
+
+
+def vertex_code_bytes(chip: Chip, families: Collection[str]) -> float:
+    """Bytes on the chip of the runtime's code and that of the vertices of some families."""
+    return float(chip.tiles * (RUNTIME_CODE + FAMILY_CODE * len(families)))
+
+
+def merged_code(chip: Chip, reports: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Bytes on the chip by category, of all the programs of one IPU together: they share vertex code."""
+    families: set[str] = set()
+    found: dict[str, float] = {}
+    for report in reports:
+        families |= set(report["by_operator"])
+        for category, size in report["memory"]["code"].items():
+            found[category] = found.get(category, 0.0) + size
+    return found | {"vertex_code": vertex_code_bytes(chip, families)} if found else {}

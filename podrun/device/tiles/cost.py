@@ -7,7 +7,6 @@ micro-batches, update and all-reduce.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,14 +15,12 @@ from podrun.device.target import chip as find_chip
 from podrun.device.tiles.code import code_bytes
 from podrun.device.tiles.flatten import flatten
 from podrun.device.tiles.liveness import Liveness, measure
-from podrun.device.tiles.mapping import by_tile
+from podrun.device.tiles.memory import ARGUMENTS, TILE_IMBALANCE, Demand, section
 from podrun.device.tiles.plan import Plan
 from podrun.device.tiles.schedule import Options, Step, make_schedule
 
 REPORT_VERSION = 1
 """Version of the report's keys."""
-TILE_IMBALANCE = 1.06
-"""Fullest tile over mean tile for programs that fill a chip. Published: 1.05 to 1.2."""
 
 
 def cost_jaxpr(
@@ -35,16 +32,16 @@ def cost_jaxpr(
     strict: bool = False,
     repeats: int = 1,
     product_type: str | None = None,
-    results_stay: bool = True,
+    results_stay: bool | Sequence[bool] = True,
 ) -> dict[str, Any]:
     """Cost a ``jax.core.ClosedJaxpr`` on one IPU of ``target`` (a chip's or system's name, or a Chip).
 
-    ``product_type``: cost products as if their operands had this type (``float8``). ``repeats``: how
-    often the jaxpr runs in one step (accumulated micro-batches). ``results_stay``: results are held to the
-    end (accumulated gradients), or used up as they are made. The report is JSON-able: ``step`` (cycles,
-    seconds, and cycles by cause), ``by_operator`` and ``by_scope`` (cycles, largest first), ``memory``
-    (bytes: always live, peak of the rest, temporary, code, fullest tile, fits), ``bounds`` (primitives that
-    no planner knows, with count and cycles), ``target``, ``version``.
+    ``product_type``: cost products as if their operands had this type (``float8``). ``repeats``: how often the
+    jaxpr runs in one step (accumulated micro-batches). ``results_stay``: results are held to the end (gradients that
+    wait for the update), or used up as they are made; for all of them, or for each. The report is JSON-able: ``step``
+    (cycles, seconds, and cycles by cause), ``by_operator`` and ``by_scope`` (cycles, largest first), ``memory``
+    (`podrun.device.tiles.memory.section`), ``bounds`` (primitives that no planner knows, with count and cycles),
+    ``target``, ``version``.
 
     Raises:
         InvalidOptionError: unknown target, or an impossible proportion.
@@ -152,54 +149,28 @@ def _ranked(entries: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     return dict(sorted(entries.items(), key=lambda item: (-item[1]["cycles"], item[0])))
 
 
-def memory_report(chip: Chip, steps: Sequence[Step], liveness: Liveness) -> dict[str, Any]:
-    """Bytes by category: on the chip, and on the fullest tile."""
+def demand_of(chip: Chip, steps: Sequence[Step], liveness: Liveness) -> tuple[Demand, int]:
+    """What a planned schedule needs by itself, and the step at which its fullest tile is fullest."""
     plans = [step.plan for step in leaves(steps)]
     code = code_bytes(chip, plans)
-    peak, where = 0.0, liveness.peak_step
-    for index, (bytes_live, step) in enumerate(zip(liveness.curve, steps, strict=True)):
-        held = bytes_live + step.plan.temporary_bytes * min(step.plan.tiles or chip.tiles, chip.tiles)
+    peak, where = -1.0, 0
+    for index, (live, step) in enumerate(zip(liveness.curve, steps, strict=True)):
+        held = live / chip.tiles * TILE_IMBALANCE + step.plan.temporary_bytes
         if held > peak:
             peak, where = held, index
-    total = liveness.always + peak + sum(code.values())
-    busiest = steps[where].plan if steps else None
-    live = liveness.curve[where] if steps else 0
-    intervals = by_tile(chip, plans, liveness.always, live, busiest, code["vertex_code"])
-    fullest = total / chip.tiles * TILE_IMBALANCE
-    return {
-        "always_live_bytes": liveness.always,
-        "not_always_live_peak_bytes": round(peak),
-        "activations_peak_bytes": liveness.peak,
-        "temporary_bytes": round(max((plan.temporary_bytes for plan in plans), default=0.0)),
-        "code": {name: round(value) for name, value in code.items()},
-        "total_bytes": round(total),
-        "max_tile_bytes": round(fullest),
-        "tile_bytes": chip.tile_bytes,
-        "fits": fullest <= chip.tile_bytes,
-        "peak_step": where,
-        "by_tile": [
-            {
-                "first": interval.first,
-                "last": interval.last,
-                "bytes": {name: round(size) for name, size in sorted(interval.content.items())},
-            }
-            for interval in intervals
-        ],
-        "by_time": _thinned(liveness.curve),
-        "largest": [{"scope": scope, "bytes": size} for scope, size in liveness.contents],
-    }
+    if not steps:
+        return Demand({ARGUMENTS: liveness.always}, 0, code=code), 0
+    busiest = steps[where].plan
+    tiles = min(busiest.tiles or chip.tiles, chip.tiles) if busiest.temporary_bytes else 0
+    live = liveness.curve[where]
+    return Demand({ARGUMENTS: liveness.always}, live, busiest.temporary_bytes, tiles, code), where
 
 
-TIME_POINTS = 256
-"""Most points of the liveness curve that a report keeps."""
+def memory_report(chip: Chip, steps: Sequence[Step], liveness: Liveness) -> dict[str, Any]:
+    """Bytes by content on the chip and by category on tiles; see `podrun.device.tiles.memory.section`."""
+    demand, where = demand_of(chip, steps, liveness)
+    found = section(chip, demand, largest=liveness.contents, curve=liveness.curve, peak_step=where)
+    return found | {"activations_peak_bytes": liveness.peak}
 
 
-def _thinned(curve: Sequence[int]) -> list[int]:
-    """The curve, or the largest value of each of `TIME_POINTS` equal parts of it."""
-    if len(curve) <= TIME_POINTS:
-        return list(curve)
-    edges = [index * len(curve) // TIME_POINTS for index in range(TIME_POINTS + 1)]
-    return [max(curve[first:last]) for first, last in itertools.pairwise(edges)]
-
-
-__all__ = ["CHIPS", "cost_jaxpr", "leaves", "memory_report", "report_of"]
+__all__ = ["CHIPS", "TILE_IMBALANCE", "cost_jaxpr", "leaves", "memory_report", "report_of"]

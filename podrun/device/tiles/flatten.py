@@ -69,6 +69,8 @@ class FlatJaxpr:
     arguments: list[int] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
+    outputs: list[int | None] = field(default_factory=list)
+    """The results in the order of the jaxpr's, None for literals."""
     equations: list[Equation] = field(default_factory=list)
     tensors: dict[int, Tensor] = field(default_factory=dict)
 
@@ -78,8 +80,10 @@ _BODY_KEYS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 def flatten(closed: Any) -> FlatJaxpr:
-    """Flatten a ``jax.core.ClosedJaxpr``."""
-    return _Flattener().run(closed)
+    """Flatten a ``jax.core.ClosedJaxpr``; operators of the front end stand in the library's form."""
+    from podrun.device.tiles.operators import rewrite
+
+    return rewrite(_Flattener().run(closed))
 
 
 def tensor_of(aval: Any) -> Tensor:
@@ -109,9 +113,8 @@ class _Flattener:
             self.flat.arguments.append(self.next - 1)
         self._walk(jaxpr, env, "")
         for var in jaxpr.outvars:
-            number = self._read(var, env)
-            if number is not None:
-                self.flat.results.append(number)
+            self.flat.outputs.append(self._read(var, env))
+        self.flat.results += [number for number in self.flat.outputs if number is not None]
         return self.flat
 
     def _new(self, tensor: Tensor) -> int:
@@ -130,7 +133,7 @@ class _Flattener:
             if inner is not None:
                 self._inline(eqn, inner, env, scope)
                 continue
-            bodies = tuple(flatten(body) for body in self._bodies(eqn))
+            bodies = tuple(_Flattener().run(body) for body in self._bodies(eqn))
             outputs = []
             for var in eqn.outvars:
                 number = self._new(tensor_of(var.aval))

@@ -29,11 +29,13 @@ class Liveness:
     contents: tuple[tuple[str, int], ...]
 
 
-def measure(flat: FlatJaxpr, steps: Sequence[Step], *, results_stay: bool = True) -> Liveness:
+def measure(
+    flat: FlatJaxpr, steps: Sequence[Step], *, results_stay: bool | Sequence[bool] = True
+) -> Liveness:
     """Liveness of ``steps`` made from ``flat``.
 
-    ``results_stay``: results are held to the end (gradients that are accumulated); otherwise each is used
-    up as it is made (gradients applied at once).
+    ``results_stay``: results are held to the end (gradients that wait for the update); otherwise each is used
+    up as it is made (gradients added to accumulators, values stored elsewhere). For all results, or for each.
     """
     owner: dict[int, int] = {}
     held: set[int] = {*flat.arguments, *flat.constants}
@@ -50,8 +52,10 @@ def measure(flat: FlatJaxpr, steps: Sequence[Step], *, results_stay: bool = True
         for number in step.aliases:
             if step.primitive != "chain":
                 owner[number] = step.reads[0] if step.reads else number
-    for number in flat.results if results_stay else ():
-        last[root(number)] = len(steps)
+    stay = [results_stay] * len(flat.outputs) if isinstance(results_stay, bool) else results_stay
+    for output, stays in zip(flat.outputs, stay, strict=True):
+        if stays and output is not None:
+            last[root(output)] = len(steps)
     makers: dict[int, str] = {}
     deaths: dict[int, list[int]] = {}
     live = 0

@@ -151,6 +151,7 @@ def section(
         "not_always_live_peak_bytes": demand.activations + content.get(TEMPORARY, 0),
         "activations_peak_bytes": max(curve, default=demand.activations),
         "temporary_bytes": round(demand.temporary),
+        "temporary_tiles": min(demand.temporary_tiles, chip.tiles),
         "code": {name: round(size) for name, size in demand.code.items()},
         "total_bytes": sum(content.values()),
         "max_tile_bytes": fullest,

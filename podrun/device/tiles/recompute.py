@@ -10,6 +10,8 @@ they are: saving and price are both counted, neither is assumed. Numbers do not 
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -60,9 +62,8 @@ def _scope(equation: Any) -> str:
 
 
 def _in(equation: Any, scopes: frozenset[str]) -> bool:
-    # Differentiation wraps the outermost scopes: ``jvp(ipu:0)/dense`` and ``jvp(dense)``.
-    parts = _scope(equation).replace("(", "/").replace(")", "/").split("/")
-    return not scopes.isdisjoint(parts)
+    """True iff one of the equation's name scopes is in ``scopes``; transformations among them have no scope's name."""
+    return any(getattr(part, "name", None) in scopes for part in equation.source_info.name_stack.stack)
 
 
 class _Remaker:
@@ -73,9 +74,17 @@ class _Remaker:
         self.equations = list(closed.jaxpr.eqns)
         self.backward = [BACKWARD in _scope(equation) for equation in self.equations]
         self.maker = {v: i for i, equation in enumerate(self.equations) for v in equation.outvars}
-        self.places = [place(equation) for equation in self.equations]
+        self.places: list[int | None] = []
+        for equation in self.equations:
+            # An equation without a place is where the latest of its producers is, as when a piece is split.
+            made = [self.maker[v] for v in equation.invars if not hasattr(v, "val") and v in self.maker]
+            own = place(equation)
+            if own is None and made:
+                own = self.places[max(made)]
+            self.places.append(own)
         self.again = self._chosen()
         self.copies: dict[int, list[Any]] = {}
+        self.gates: dict[tuple[Any, int | None], Any] = {}
 
     def _chosen(self) -> list[bool]:
         """For each equation: is it made again where the backward pass needs it?"""
@@ -106,7 +115,7 @@ class _Remaker:
         made: list[Any] = []
         for i, equation in enumerate(self.equations):
             if self.backward[i]:
-                inputs = [self._here(v, self.places[i], made) for v in equation.invars]
+                inputs = [self._here(v, i, made) for v in equation.invars]
                 equation = equation.replace(invars=inputs)
             made.append(equation)
         jaxpr = self.closed.jaxpr.replace(eqns=made)
@@ -114,30 +123,31 @@ class _Remaker:
         jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
         return ClosedJaxpr(jaxpr, self.closed.consts)
 
-    def _here(self, variable: Any, place: int | None, made: list[Any]) -> Any:
-        """What stands for ``variable`` in the backward pass at ``place``; copies go to the end of ``made``."""
-        index = None if hasattr(variable, "val") else self.maker.get(variable)
-        if index is None or not self._is_remade(index, place):
+    def _here(self, variable: Any, reader: int, made: list[Any]) -> Any:
+        """What stands for ``variable`` in the backward equation ``reader``; copies go to the end of ``made``."""
+        index = self._maker(variable)
+        if index is None or not self._is_remade(index, self.places[reader]):
             return variable
         # Depth first without recursion: a chain of copies can be as long as the model.
         waiting = [index]
         while waiting:
             i = waiting[-1]
+            makers = (self._maker(v) for v in self.equations[i].invars)
             missing = [
                 m
-                for v in self.equations[i].invars
-                if not hasattr(v, "val")
-                and (m := self.maker.get(v)) is not None
-                and self._is_remade(m, self.places[i])
-                and m not in self.copies
+                for m in makers
+                if m is not None and self._is_remade(m, self.places[i]) and m not in self.copies
             ]
             if missing and i not in self.copies:
                 waiting += missing
                 continue
             waiting.pop()
             if i not in self.copies:
-                self._copy(i, made)
+                self._copy(i, reader, made)
         return self._copied(variable, index)
+
+    def _maker(self, variable: Any) -> int | None:
+        return None if hasattr(variable, "val") else self.maker.get(variable)
 
     def _is_remade(self, index: int, place: int | None) -> bool:
         own = self.places[index]
@@ -146,21 +156,45 @@ class _Remaker:
     def _copied(self, variable: Any, index: int) -> Any:
         return self.copies[index][list(self.equations[index].outvars).index(variable)]
 
-    def _copy(self, index: int, made: list[Any]) -> None:
+    def _copy(self, index: int, reader: int, made: list[Any]) -> None:
         from jax.extend.core import Var
 
         equation = self.equations[index]
         inputs = []
         for v in equation.invars:
-            maker = None if hasattr(v, "val") else self.maker.get(v)
-            known = maker is not None and self._is_remade(maker, self.places[index])
-            inputs.append(self._copied(v, maker) if known and maker is not None else v)
+            maker = self._maker(v)
+            if maker is not None and self._is_remade(maker, self.places[index]):
+                inputs.append(self._copied(v, maker))
+            else:
+                inputs.append(v if hasattr(v, "val") else self._gated(v, equation, reader, made))
         outputs = [Var(v.aval) for v in equation.outvars]
+        made.append(self._late(equation, invars=inputs, outvars=outputs))
+        self.copies[index] = outputs
+
+    def _gated(self, variable: Any, equation: Any, reader: int, made: list[Any]) -> Any:
+        """``variable`` once the backward pass is there: a copy that could run earlier would be run, and kept."""
+        from jax.extend.core import Var
+        from jax.lax import optimization_barrier_p
+
+        where = (variable, self.places[reader])
+        if where in self.gates:
+            return self.gates[where]
+        inputs = self.equations[reader].invars
+        token = next((v for v in inputs if (m := self._maker(v)) is not None and self.backward[m]), None)
+        if token is None:
+            return variable
+        outputs = [Var(variable.aval), Var(token.aval)]
+        gate = equation.replace(primitive=optimization_barrier_p, params={}, effects=frozenset())
+        made.append(self._late(gate, invars=[variable, token], outvars=outputs))
+        self.gates[where] = outputs[0]
+        return outputs[0]
+
+    @staticmethod
+    def _late(equation: Any, **changes: Any) -> Any:
+        """An equation as part of the backward work of its own layer and place."""
         stack = equation.source_info.name_stack
         wrapped = stack[:0].transform("transpose").transform("remat") + stack
-        info = equation.source_info.replace(name_stack=wrapped)
-        made.append(equation.replace(invars=inputs, outvars=outputs, source_info=info))
-        self.copies[index] = outputs
+        return equation.replace(source_info=equation.source_info.replace(name_stack=wrapped), **changes)
 
 
 MOST_SEGMENTS = 32
@@ -182,7 +216,7 @@ def _between_checkpoints(equations: list[Any], backward: list[bool]) -> set[int]
         borders = sorted(set(facts.borders(runs)))
         kept = sum(facts.alive[b] for b in borders)
         edges = [0, *(facts.saved[b] for b in borders), whole]
-        peak = kept + max(late - early for early, late in zip(edges, edges[1:], strict=False))
+        peak = kept + max(late - early for early, late in itertools.pairwise(edges))
         if peak < best:
             best, chosen = peak, borders
     if not chosen:
@@ -232,8 +266,6 @@ class _ForwardFacts:
 
     def borders(self, runs: int) -> Iterator[int]:
         """For each border between ``runs`` runs of equal saved bytes the position nearby where least is alive."""
-        from bisect import bisect_left
-
         whole, count = self.saved[-1], len(self.saved)
         for run in range(1, runs):
             low = bisect_left(self.saved, whole * (run - 0.5) / runs)
