@@ -14,8 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from podrun.compiler.averaging import averaging_arenas
 from podrun.compiler.layout import holders, position_of
-from podrun.compiler.program import Program, UpdateRule
+from podrun.compiler.program import FACTOR, Program, UpdateRule
+from podrun.compiler.scaling import scaling_arenas, scaling_variables
 from podrun.errors import UnimplementedError, UsageError
 from podrun.executable import Arena, ArenaMember, Layout, TensorSpec, Variable, VariableRole
 
@@ -120,6 +122,10 @@ class _Planner:
         for name in sorted(self.program.state_updates):
             spec, position = self.program.parameters[name].spec, self._position(self._home(name))
             variables[name] = Variable(spec, VariableRole.WEIGHT, per_replica=True, position=position)
+        arenas |= scaling_arenas(self.program, ALIGNMENT)
+        names = tuple(weight.name for group in groups for weight in group.weights)
+        arenas |= averaging_arenas(self.program, names, ALIGNMENT)
+        variables |= scaling_variables(self.program)
         return Memory(tuple(groups), arenas, variables | _scalar_variables(self.program, groups))
 
     def _home(self, name: str) -> int:
@@ -238,6 +244,7 @@ def _scalar_variables(program: Program, groups: Iterable[WeightGroup]) -> dict[s
         assert program.update is not None
         for weight in group.weights:
             values |= program.update.scalars(weight.name)
+    values.pop(FACTOR, None)
     specs = [(TensorSpec(name, scalar_dtype(name), ()), values[name]) for name in sorted(values)]
     return {spec.name: Variable(spec, VariableRole.SCALAR, value) for spec, value in specs}
 

@@ -17,11 +17,13 @@ import jax.numpy as jnp
 from podrun.compiler import seeds
 from podrun.compiler.abstract import abstract, buffer
 from podrun.compiler.anchors import Anchor, AnchorKind
-from podrun.compiler.arenas import Memory, gradient_buffer
+from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer
+from podrun.compiler.averaging import averaged, averages, count_buffer, counted
 from podrun.compiler.differentiate import gradients, weight_gradients_each
 from podrun.compiler.fold import Folded
 from podrun.compiler.pieces import Piece
-from podrun.compiler.program import Program
+from podrun.compiler.program import FACTOR, Program
+from podrun.compiler.scaling import counts, statistics_buffer
 from podrun.compiler.trace import Trace, evaluate
 from podrun.executable import REPLICA_OFFSET, Layout, numpy_dtype
 
@@ -63,6 +65,12 @@ class ChunkBuilder:
         return tuple(weight.name for group in self.memory.groups for weight in group.weights)
 
     @property
+    def tracked(self) -> tuple[str, ...]:
+        """The values and weights whose gradients automatic loss scaling counts."""
+        scaling = self.program.automatic_scaling
+        return () if scaling is None else scaling.tracked
+
+    @property
     def stored(self) -> tuple[Anchor, ...]:
         """The anchors that chunks give a value (the others get theirs after the update)."""
         return tuple(anchor for anchor in self.anchors if anchor.kind is not AnchorKind.UPDATED)
@@ -91,6 +99,9 @@ class ChunkBuilder:
             broadcast=frozenset(n for n, spec in self.program.inputs.items() if spec.broadcast),
         )
         outputs = [gradient_buffer(weight) for weight in self.weights]
+        outputs += [statistics_buffer(name) for name in self.tracked]
+        if accumulate and counted(self.program):
+            outputs += [count_buffer(weight) for weight in self.weights]
         outputs += [anchor_buffer(anchor.name) for anchor in self.stored]
         outputs += sorted(self.program.state_updates)
         if self.traced.uses_random and not split:
@@ -127,6 +138,9 @@ class ChunkBuilder:
                 dtype = group.gradient_dtype
                 for weight in group.weights:
                     found[gradient_buffer(weight.name)] = buffer(weight.shape, dtype)
+            found |= {statistics_buffer(name): buffer((2,), "float32") for name in self.tracked}
+            if counted(self.program):
+                found |= {count_buffer(weight): buffer((1,), "float32") for weight in self.weights}
         if split:
             found[KEYS] = buffer((replicas, 2), "uint32")
         elif self.traced.uses_random:
@@ -176,25 +190,66 @@ class ChunkBuilder:
         assert loss is not None
         scaling = self.program.loss_scaling
         scale = buffers[scaling] if isinstance(scaling, str) else jnp.float32(scaling)
+        if self.tracked:
+            scale = scale * buffers[FACTOR]
         weights = {name: parameters[name] for name in self.weights}
         others = {name: value for name, value in parameters.items() if name not in weights}
         computed = gradients(folded, loss, scale, weights, others, inputs, keys, self._taps())
         for group in self.memory.groups:
             for weight in group.weights:
-                buffer = gradient_buffer(weight.name)
-                gradient = computed.summed[weight.name].astype(numpy_dtype(group.gradient_dtype))
-                results[buffer] = buffers[buffer] + gradient if accumulate else gradient
+                self._accumulate(
+                    weight.name, group, computed.summed[weight.name], buffers, accumulate, results
+                )
         found[AnchorKind.VALUE_GRADIENT] = computed.values_each
-        wanted = [a.subject for a in self.anchors if a.kind is AnchorKind.PARAMETER_GRADIENT]
+        anchored = [a.subject for a in self.anchors if a.kind is AnchorKind.PARAMETER_GRADIENT]
+        wanted = sorted({*anchored, *(name for name in self.tracked if name in parameters)})
         if wanted:
             found[AnchorKind.PARAMETER_GRADIENT] = weight_gradients_each(
                 folded, loss, scale, wanted, parameters, inputs, keys
             )
+        self._count(found, buffers, accumulate, results)
         return computed.values
+
+    def _accumulate(
+        self,
+        weight: str,
+        group: WeightGroup,
+        gradient: Any,
+        buffers: Buffers,
+        accumulate: bool,
+        results: dict[str, Any],
+    ) -> None:
+        """Add a weight's gradient, summed over the chunk, to what the batch has so far."""
+        name, dtype = gradient_buffer(weight), numpy_dtype(group.gradient_dtype)
+        if not averages(self.program):
+            gradient = gradient.astype(dtype)
+            results[name] = buffers[name] + gradient if accumulate else gradient
+            return
+        old, count = (buffers[name], buffers[count_buffer(weight)]) if accumulate else (None, None)
+        results[name] = averaged(old, count, gradient, self.program.replicas).astype(dtype)
+        if accumulate:
+            results[count_buffer(weight)] = buffers[count_buffer(weight)] + 1
+
+    def _count(
+        self,
+        found: Mapping[AnchorKind, Mapping[str, Any]],
+        buffers: Buffers,
+        accumulate: bool,
+        results: dict[str, Any],
+    ) -> None:
+        """Count the tracked gradients of the chunk, on top of what the batch has so far."""
+        scaling = self.program.automatic_scaling
+        for name in self.tracked:
+            assert scaling is not None
+            weight = name in self.program.parameters
+            kind = AnchorKind.PARAMETER_GRADIENT if weight else AnchorKind.VALUE_GRADIENT
+            buffer, more = statistics_buffer(name), counts(found[kind][name], scaling)
+            results[buffer] = buffers[buffer] + more if accumulate else more
 
     def _taps(self) -> dict[str, jax.ShapeDtypeStruct]:
         """What one replica sees of each value whose gradient is anchored."""
         subjects = [a.subject for a in self.anchors if a.kind is AnchorKind.VALUE_GRADIENT]
+        subjects += [n for n in self.tracked if n not in self.program.parameters and n not in subjects]
         inputs = self.program.inputs
         return {n: abstract(inputs[n].spec if n in inputs else self.traced.spec(n)) for n in subjects}
 

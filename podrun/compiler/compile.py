@@ -14,6 +14,7 @@ from podrun.compiler import seeds
 from podrun.compiler.abstract import abstract
 from podrun.compiler.anchors import Anchor, AnchorKind, classify, unknown_tensor
 from podrun.compiler.arenas import Memory, plan_memory
+from podrun.compiler.averaging import COUNTS
 from podrun.compiler.cache import cached
 from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, forward_piece
 from podrun.compiler.cost import tile_report
@@ -22,7 +23,9 @@ from podrun.compiler.fold import chunks
 from podrun.compiler.layout import layout_of
 from podrun.compiler.pieces import Piece, export_piece, export_traced
 from podrun.compiler.placement import Placement, placement_of
-from podrun.compiler.program import Program, joint
+from podrun.compiler.program import PipelineSchedule, Program, joint
+from podrun.compiler.scaling import STATISTICS, scaling_piece
+from podrun.compiler.scaling import UPDATE as SCALING
 from podrun.compiler.schedule import schedule
 from podrun.compiler.sharding import Timetable, Unit, homes_of, units
 from podrun.compiler.trace import Trace, fixed_numerics, trace
@@ -59,7 +62,6 @@ class CompileOptions:
     cache_directory: Path | None = None
     program_digest: str | None = None
     cache_wait: float = 600.0
-    spanning_replicas: bool = False
 
 
 def compile_program(
@@ -100,7 +102,13 @@ class _Compilation:
     @cached_property
     def placement(self) -> Placement:
         """Where operators lie."""
-        return placement_of(self.traced, self.program.ipus_per_replica, pipelined=self.program.pipelined)
+        program = self.program
+        return placement_of(
+            self.traced,
+            program.ipus_per_replica,
+            pipelined=program.pipelined,
+            schedule=program.pipeline_schedule if program.pipelined else PipelineSchedule.GROUPED,
+        )
 
     @cached_property
     def chain(self) -> tuple[Unit, ...]:
@@ -127,16 +135,18 @@ class _Compilation:
     def updates(self) -> dict[str, Computation]:
         """The exported update of each group of weights."""
         rule, memory = self.program.update, self.builder.memory
-        found = {}
+        found: dict[str, Computation] = {}
         together = joint(rule)
         if together is not None and memory.groups:
             with fixed_numerics():
-                return {JOINT_UPDATE: export_piece(joint_piece(memory, together))}
+                found[JOINT_UPDATE] = export_piece(joint_piece(memory, together))
         with fixed_numerics():
-            for index, group in enumerate(memory.groups):
+            for index, group in enumerate(() if found else memory.groups):
                 assert rule is not None
                 piece = update_piece(index, group, memory, rule, self.layout)
                 found[piece.name] = export_piece(piece)
+            if self.program.automatic_scaling is not None:
+                found[SCALING] = export_piece(scaling_piece(self.program))
         return found
 
     def digest(self) -> str:
@@ -155,12 +165,6 @@ class _Compilation:
         """All stages."""
         program, builder = self.program, self.builder
         _check_pipeline(program, self.placement)
-        if self.layout.machines_per_replica > 1 and not self.options.spanning_replicas:
-            raise UnimplementedError(
-                f"A replica of {program.ipus_per_replica} IPUs lies on several machines, which emulated machines "
-                f"cannot run yet.",
-                hint="Use at most 4 IPUs per replica.",
-            )
         with fixed_numerics():
             if self.placement.split:
                 computations, instructions = _sharded(builder, self.chain)
@@ -232,7 +236,7 @@ def _sharded(
     builder: ChunkBuilder, chain: Sequence[Unit]
 ) -> tuple[dict[str, Computation], tuple[tuple[Instruction, ...], ...]]:
     """Replicas in segments on their IPUs, and the schedule of these."""
-    accumulate = builder.program.accumulation_factor > 1 and bool(builder.weights)
+    accumulate = builder.program.accumulates and bool(builder.weights)
     pieces = []
     if accumulate:
         homes = sorted({group.home for group in builder.memory.groups})
@@ -244,6 +248,8 @@ def _sharded(
 
 
 def _check_pipeline(program: Program, placement: Placement) -> None:
+    if program.updates_each_micro_batch and not program.pipelined:
+        raise UsageError("Only a pipelined program updates weights while micro-batches are in flight.")
     if not program.pipelined:
         return
     if not placement.split or not placement.stages:
@@ -251,10 +257,10 @@ def _check_pipeline(program: Program, placement: Placement) -> None:
             "Pipelining requires operators on more than one IPU.",
             hint="Place operators with virtualGraph and pipelineStage, or switch pipelining off.",
         )
-    if program.training and program.accumulation_factor == 1:
+    if program.updates_each_micro_batch and joint(program.update):
         raise UnimplementedError(
-            "Pipelined training without gradient accumulation, where weights change while micro-batches "
-            "are in flight, is not there yet.",
+            "An optimizer that looks at all weights at once (gradient clipping) needs gradient accumulation in a "
+            "pipeline: stages update their weights at different times.",
             hint="Use gradient accumulation.",
         )
 
@@ -263,6 +269,9 @@ def _clear(memory: Memory, name: str, home: int | None = None) -> Piece:
     """Zeros for the gradient accumulators of an IPU (None: of all), so that every chunk can add to them."""
     groups = [group for group in memory.groups if home is None or group.home == home]
     arenas = {f"arena:{g.gradient_arena}": (g.size, numpy_dtype(g.gradient_dtype)) for g in groups}
+    if home in (None, min((group.home for group in memory.groups), default=None)):
+        extra = [memory.arenas[name] for name in (STATISTICS, COUNTS) if name in memory.arenas]
+        arenas |= {f"arena:{a.name}": (a.size, numpy_dtype(a.dtype)) for a in extra}
 
     def run(_: Mapping[str, Any]) -> dict[str, Any]:
         return {name: jnp.zeros(size, dtype) for name, (size, dtype) in arenas.items()}

@@ -33,8 +33,13 @@ def digest(program: Program, target: str, settings: dict[str, Any], identity: It
         "inputs": {name: asdict(item) for name, item in program.inputs.items()},
         "anchors": [[item.name, item.retrieval.value, item.period] for item in program.anchors],
         "layout": [program.replicas, program.ipus_per_replica, program.accumulation_factor],
-        "pipelined": program.pipelined,
+        "pipelined": [
+            program.pipelined,
+            program.pipeline_schedule.value,
+            program.updates_each_micro_batch,
+        ],
         "loss": [program.loss, program.loss_scaling, program.reduction.value],
+        "automatic_scaling": None if program.automatic_scaling is None else asdict(program.automatic_scaling),
         "state_updates": dict(program.state_updates),
         "recompute": [
             program.recompute.rule,

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from podrun.compiler import seeds
+from podrun.compiler.averaging import averages
 from podrun.compiler.program import Program
 from podrun.compiler.trace import Trace, evaluate
 
@@ -45,11 +46,11 @@ def chunks(program: Program, traced: Trace, replicas: int, budget: int) -> tuple
 
     All chunks are of one size if a divisor of the accumulation factor fills at least half of the budget (each
     size is a compilation of its own); else the last one is smaller. A program with state updates runs
-    micro-batch by micro-batch: each reads what the one before wrote.
+    micro-batch by micro-batch: each reads what the one before wrote. So does one whose gradients are running means.
     """
     total = program.accumulation_factor
     most = max(1, min(total, budget // max(1, activation_bytes(traced) * replicas)))
-    if program.state_updates:
+    if program.state_updates or averages(program):
         most = 1
     divisor = max(size for size in range(1, most + 1) if total % size == 0)
     size = divisor if 2 * divisor >= most else most

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from jax.extend.core import JaxprEqn
 
 from podrun.compiler import jax_internals
+from podrun.compiler.program import PipelineSchedule
 from podrun.compiler.split import Spot
 from podrun.compiler.trace import Trace
 from podrun.errors import UsageError
@@ -31,12 +32,14 @@ class Placement:
     """True iff operators lie on more than one place, so that the work of a micro-batch is cut."""
     inferred: bool = False
     """True iff stages are IPUs, because a pipelined program named none."""
+    schedule: PipelineSchedule = PipelineSchedule.GROUPED
 
     def spot(self, equation: JaxprEqn) -> Spot | None:
         """Stage and cycle of an equation if there are stages, else its IPU; None if it has no place.
 
         Backward work of stage *s* comes in cycle ``2 * last - s``: the last stage goes forward and backward
-        in one.
+        in one. If forward and backward work take turns it comes a cycle later, so that every stage does one of them
+        in even cycles and the other in odd ones.
         """
         if not self.stages:
             ipu = _scope(equation, _IPU)
@@ -45,14 +48,21 @@ class Placement:
         if stage is None:
             return None
         backward = any("transpose(" in scope for scope in jax_internals.name_scopes(equation))
-        return Spot(stage, 2 * max(self.stages) - stage if backward else stage)
+        turn = 2 * max(self.stages) + self.schedule.period - 1
+        return Spot(stage, turn - stage if backward else stage)
 
     def ipu(self, place: int) -> int:
         """The IPU of a place."""
         return self.stages.get(place, 0) if self.stages else place
 
 
-def placement_of(traced: Trace, ipus_per_replica: int, *, pipelined: bool) -> Placement:
+def placement_of(
+    traced: Trace,
+    ipus_per_replica: int,
+    *,
+    pipelined: bool,
+    schedule: PipelineSchedule = PipelineSchedule.GROUPED,
+) -> Placement:
     """Read the placement from the forward trace. A pipelined program without stages has one on each IPU.
 
     Raises UsageError that names an operator on an IPU that a replica does not have, a stage on two IPUs, or
@@ -73,7 +83,7 @@ def placement_of(traced: Trace, ipus_per_replica: int, *, pipelined: bool) -> Pl
     inferred = pipelined and not stages and len(ipus) > 1
     if inferred:
         stages = {ipu: ipu for ipu in ipus}
-    return Placement(dict(sorted(stages.items())), len(ipus) > 1 or len(stages) > 1, inferred)
+    return Placement(dict(sorted(stages.items())), len(ipus) > 1 or len(stages) > 1, inferred, schedule)
 
 
 def _scope(equation: JaxprEqn, kind: re.Pattern[str]) -> int | None:

@@ -6,6 +6,7 @@ micro-batches over it, differentiates it, schedules it and exports it; the same 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -140,6 +141,39 @@ class Locations:
         return self.overrides.get(name, kind)
 
 
+FACTOR = "lossScaleUpdateFactor"
+"""Variable: what automatic loss scaling multiplies the loss scaling with. Update rules divide it out again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutomaticScaling:
+    """Automatic loss scaling (`podrun.compiler.scaling`). ``tracked``: the values and weights whose gradients are
+    counted; ``edge``: the magnitude that parts them; ``threshold``: the part of them above the edge beyond which the
+    factor is halved; ``period``: batches from update to update; ``most``: the greatest loss scaling that the factor
+    may lead to (None: any).
+    """
+
+    tracked: tuple[str, ...]
+    edge: float
+    threshold: float
+    period: int = 1
+    most: float | None = None
+
+
+class PipelineSchedule(enum.Enum):
+    """The order of a pipelined replica's work. All give the same bits."""
+
+    GROUPED = "grouped"
+    """An IPU does forward and backward work of different micro-batches in each cycle; PopART's."""
+    INTERLEAVED = "interleaved"
+    """Forward and backward work take turns: half of the stash, less overlap."""
+
+    @property
+    def period(self) -> int:
+        """Cycles from one micro-batch to the next."""
+        return 2 if self is PipelineSchedule.INTERLEAVED else 1
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """See the module docstring.
@@ -164,10 +198,17 @@ class Program:
     loss_scaling: float | str = 1.0
     """A constant, or the name of the scalar variable that holds it."""
     reduction: Reduction = Reduction.SUM
+    """SUM: the update sees the sum of the gradients over replicas and micro-batches. MEAN: their running mean
+    (`podrun.compiler.averaging`)."""
+    automatic_scaling: AutomaticScaling | None = None
     state_updates: Mapping[str, str] = field(default_factory=dict)
     uses_random: bool = False
     pipelined: bool = False
     """Stages (scopes ``stage:s``) of a replica work on different micro-batches at the same time."""
+    pipeline_schedule: PipelineSchedule = PipelineSchedule.GROUPED
+    updates_each_micro_batch: bool = False
+    """Pipelined training without accumulation: the micro-batches of a "batch" are batches of one. Each changes the
+    weights of a stage as soon as that stage has their gradient, while others are in flight."""
     recompute: Recompute = NOTHING
     """Forward values that the backward pass makes again: changes modelled memory and cycles, no bit of a result."""
     locations: Locations = field(default_factory=Locations)
@@ -177,3 +218,8 @@ class Program:
     def training(self) -> bool:
         """True iff there is a loss to differentiate and a rule to apply."""
         return self.loss is not None
+
+    @property
+    def accumulates(self) -> bool:
+        """True iff gradients of several micro-batches are added up before an update."""
+        return self.training and self.accumulation_factor > 1 and not self.updates_each_micro_batch

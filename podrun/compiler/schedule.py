@@ -14,6 +14,8 @@ from podrun.compiler.arenas import WeightGroup
 from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, input_buffer
 from podrun.compiler.fold import Chunk
 from podrun.compiler.program import joint
+from podrun.compiler.scaling import STATISTICS
+from podrun.compiler.scaling import UPDATE as SCALING
 from podrun.compiler.update import JOINT_UPDATE
 from podrun.executable import (
     AllGather,
@@ -51,6 +53,8 @@ def schedule(
     else:
         for index, group in enumerate(groups):
             work += update_instructions(index, group)
+    if builder.tracked:
+        work += [AllReduce(STATISTICS), Compute(SCALING)]
     work += updated_anchors(builder, 0)
     idle: tuple[Instruction, ...] = (Sync(SyncScope.HOST),)
     return (tuple(work), *([idle] * (builder.layout.ipus_per_replica - 1)))

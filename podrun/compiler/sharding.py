@@ -2,8 +2,12 @@
 
 Both run the same segments, micro-batch by micro-batch, so they give the same bits. Without pipelining all
 segments of a micro-batch run before the next one starts. With it, segment *c* of the chain runs micro-batch
-``t - c`` in cycle *t*: the pipeline fills, runs full and flushes. What a segment made and a later one of the
+*m* in cycle ``c + period * m``: the pipeline fills, runs full and flushes. What a segment made and a later one of the
 same IPU reads is stashed meanwhile, in a ring as long as the distance between the two.
+
+Without accumulation each micro-batch of a pipeline is a batch of its own: a stage's weights are updated as soon as
+their gradient is there, in the cycle of that stage's backward work, after the forward work of the same cycle. Weights
+are not stashed: backward work sees those of its own time (as in PopART).
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from podrun.compiler.layout import IPUS_PER_MACHINE, position_of
 from podrun.compiler.pieces import TracedPiece, trace_piece
 from podrun.compiler.placement import Placement
 from podrun.compiler.program import joint
+from podrun.compiler.scaling import STATISTICS
+from podrun.compiler.scaling import UPDATE as SCALING
 from podrun.compiler.schedule import update_instructions, updated_anchors
 from podrun.compiler.split import CROSSING_PREFIX, Segment, split
 from podrun.compiler.update import JOINT_UPDATE
@@ -57,7 +63,7 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
 
     Raises UsageError for stages that cannot be a pipeline.
     """
-    accumulate = builder.program.accumulation_factor > 1 and bool(builder.weights)
+    accumulate = builder.program.accumulates and bool(builder.weights)
     whole = trace_piece(builder.piece("segment", 1, accumulate=accumulate, split=True))
     segments = split(whole, placement.spot)
     cycles = _cycles(segments, placement) if pipelined else range(len(segments))
@@ -68,7 +74,32 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
     if builder.traced.uses_random:
         found.insert(0, Unit(trace_piece(builder.keys_piece()), 0, 0))
     _check_states(builder, found, pipelined=pipelined)
+    if builder.program.updates_each_micro_batch:
+        _check_updates(builder, found)
     return tuple(found)
+
+
+def _check_updates(builder: ChunkBuilder, chain: Sequence[Unit]) -> None:
+    """Weights that change while micro-batches are in flight belong to one stage, and each IPU has those of one."""
+    makers: dict[int, set[str]] = {}
+    for name in builder.weights:
+        made = [unit for unit in chain if gradient_buffer(name) in unit.piece.outputs]
+        readers = {unit.ipu for unit in chain if name in unit.piece.inputs}
+        ipu = made[0].ipu if made else 0
+        makers.setdefault(ipu, set()).update(unit.piece.name for unit in made)
+        if readers - {ipu}:
+            raise UnimplementedError(
+                f"{name!r} is read on IPUs {', '.join(map(str, sorted(readers | {ipu})))}; without gradient "
+                "accumulation a pipeline's weight can be on one IPU only.",
+                hint="Use gradient accumulation.",
+            )
+    for ipu, names in sorted(makers.items()):
+        if len(names) > 1:
+            raise UnimplementedError(
+                f"IPU {ipu} holds weights of {len(names)} pipeline stages; without gradient accumulation it can hold "
+                "those of one.",
+                hint="Use gradient accumulation, or give each stage an IPU of its own.",
+            )
 
 
 def homes_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
@@ -122,6 +153,8 @@ class Timetable:
         self.builder = builder
         self.chain = chain
         self.pipelined = pipelined
+        self.period = builder.program.pipeline_schedule.period if pipelined else 1
+        self.updates_early = builder.program.updates_each_micro_batch
         self.lists: list[list[Instruction]] = [[] for _ in range(builder.layout.ipus_per_replica)]
         self.maker = {name: unit for unit in chain for name in unit.piece.outputs}
         self.readers: dict[tuple[str, int], list[Unit]] = {}
@@ -147,9 +180,11 @@ class Timetable:
             self._everywhere(Sync(SyncScope.MACHINE))
         if groups and joint(self.builder.program.update):
             self._update_jointly()
-        else:
+        elif not self.updates_early:
             for index, group in enumerate(groups):
                 self.lists[group.home] += update_instructions(index, group)
+        if self.builder.tracked:
+            self._update_scaling()
         for home in homes:
             self.lists[home] += updated_anchors(self.builder, home)
         return tuple(tuple(work) for work in self.lists)
@@ -166,6 +201,16 @@ class Timetable:
             self.lists[group.home].append(AllReduce(group.gradient_arena))
         self._everywhere(Sync(SyncScope.MACHINE))
         self.lists[0].append(Compute(JOINT_UPDATE))
+        self._everywhere(Sync(SyncScope.MACHINE))
+
+    def _update_scaling(self) -> None:
+        """The loss scale's factor, on IPU 0 when all weights were updated with the one it had."""
+        if self.builder.layout.machines_per_replica > 1:
+            raise UnimplementedError(
+                "Automatic loss scaling is not there yet for replicas over several machines."
+            )
+        self._everywhere(Sync(SyncScope.MACHINE))
+        self.lists[0] += [AllReduce(STATISTICS), Compute(SCALING)]
         self._everywhere(Sync(SyncScope.MACHINE))
 
     def _send_variables(self) -> None:
@@ -199,15 +244,15 @@ class Timetable:
         total = self.builder.program.accumulation_factor
         if not self.pipelined:
             return [(unit, micro_batch) for micro_batch in range(total) for unit in self.chain]
-        length = max(unit.cycle for unit in self.chain) + 1
-        # Within a cycle older micro-batches go first: somebody upstream may wait for their gradients.
-        units = sorted(self.chain, key=lambda unit: -unit.cycle)
-        return [
-            (unit, cycle - unit.cycle)
-            for cycle in range(total + length - 1)
-            for unit in units
-            if 0 <= cycle - unit.cycle < total
+        # Within a cycle older micro-batches go first: somebody upstream may wait for their gradients. But where each
+        # changes the weights, PopART's order counts: forward work before backward work.
+        sign = 1 if self.updates_early else -1
+        found = [
+            (unit.cycle + self.period * micro_batch, sign * unit.cycle, place, micro_batch)
+            for place, unit in enumerate(self.chain)
+            for micro_batch in range(total)
         ]
+        return [(self.chain[place], micro_batch) for _, _, place, micro_batch in sorted(found)]
 
     def _emit(self, unit: Unit, micro_batch: int) -> None:
         work = self.lists[unit.ipu]
@@ -219,6 +264,14 @@ class Timetable:
                 work += self._store(name.removeprefix(ANCHOR_PREFIX), micro_batch)
             else:
                 work += self._departure(name, unit, micro_batch)
+        if self.updates_early:
+            self._update_now(unit)
+
+    def _update_now(self, unit: Unit) -> None:
+        """Update the weights whose gradients a unit has just made."""
+        for index, group in enumerate(self.builder.memory.groups):
+            if gradient_buffer(group.weights[0].name) in unit.piece.outputs:
+                self.lists[unit.ipu] += update_instructions(index, group)
 
     def _arrival(self, name: str, unit: Unit, micro_batch: int) -> list[Instruction]:
         """How a temporary comes to the unit that reads it."""
@@ -250,7 +303,7 @@ class Timetable:
         readers = self.readers[name, ipu]
         maker = self.maker.get(name)
         begin = maker.cycle if maker is not None and maker.ipu == ipu else readers[0].cycle
-        return f"{name}#{micro_batch % (readers[-1].cycle - begin + 1)}"
+        return f"{name}#{micro_batch % ((readers[-1].cycle - begin) // self.period + 1)}"
 
     def _tag(self, name: str, ipu: int, micro_batch: int) -> int:
         return self.tags.setdefault((name, ipu, micro_batch), len(self.tags))

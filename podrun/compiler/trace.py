@@ -140,6 +140,8 @@ def _needed(program: Program, anchors: Sequence[Anchor]) -> tuple[str, ...]:
     names = set(program.state_updates.values())
     if program.loss is not None:
         names.add(program.loss)
+    if program.automatic_scaling is not None:
+        names |= set(program.automatic_scaling.tracked) - set(program.parameters) - set(program.inputs)
     kinds = (AnchorKind.VALUE, AnchorKind.VALUE_GRADIENT)
     names |= {a.subject for a in anchors if a.kind in kinds and a.subject not in program.inputs}
     return tuple(sorted(names))
