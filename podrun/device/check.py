@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from podrun.device.memory import tensor_dtype
-from podrun.errors import ApplicationRuntimeError, UnimplementedError
+from podrun.device.positions import unpaired
+from podrun.errors import ApplicationRuntimeError
 from podrun.executable import (
     REPLICA_OFFSET,
     AllGather,
@@ -26,9 +27,7 @@ IPUS_PER_MACHINE = 4
 
 
 def check_executable(executable: Executable) -> None:
-    """Raises ApplicationRuntimeError for what cannot be run, UnimplementedError for what cannot be
-    run yet.
-    """
+    """Raises ApplicationRuntimeError for what cannot be run."""
     _check_layout(executable)
     for arena in executable.arenas.values():
         _check_arena(arena, executable)
@@ -45,6 +44,7 @@ def check_executable(executable: Executable) -> None:
     for stream in executable.streams.values():
         tensor_dtype(stream.spec.dtype)
         _require(stream.period >= 1, f"stream {stream.spec.name!r} has period {stream.period}")
+    _check_positions(executable)
     for ipu, instructions in enumerate(executable.instructions):
         for index, instruction in enumerate(instructions):
             _check_instruction(instruction, executable, f"instruction {index} of IPU {ipu}")
@@ -59,18 +59,27 @@ def _require(condition: bool, message: str) -> None:
 
 def _check_layout(executable: Executable) -> None:
     layout = executable.layout
-    numbers = (layout.replicas, layout.ipus_per_replica, layout.machines, executable.accumulation_factor)
-    _require(all(n >= 1 for n in numbers), f"its layout has numbers below 1: {numbers}")
-    if layout.ipus_per_replica > IPUS_PER_MACHINE:
-        raise UnimplementedError(
-            f"a replica of {layout.ipus_per_replica} IPUs lies on several machines, which is not there yet",
-            hint=f"Use at most {IPUS_PER_MACHINE} IPUs per replica.",
-        )
-    _require(
-        layout.replicas_per_machine * layout.machines == layout.replicas
-        and layout.replicas_per_machine * layout.ipus_per_replica <= IPUS_PER_MACHINE,
-        f"its {layout.replicas} replicas do not lie on {layout.machines} machines",
+    numbers = (
+        layout.replicas,
+        layout.ipus_per_replica,
+        layout.machines,
+        layout.machines_per_replica,
+        executable.accumulation_factor,
     )
+    _require(all(n >= 1 for n in numbers), f"its layout has numbers below 1: {numbers}")
+    spanned = layout.machines_per_replica
+    if spanned == 1:
+        lies = (
+            layout.replicas_per_machine * layout.machines == layout.replicas
+            and layout.replicas_per_machine * layout.ipus_per_replica <= IPUS_PER_MACHINE
+        )
+    else:
+        lies = (
+            layout.replicas_per_machine == 1
+            and layout.machines == layout.replicas * spanned
+            and layout.ipus_per_replica == IPUS_PER_MACHINE * spanned
+        )
+    _require(lies, f"its {layout.replicas} replicas do not lie on {layout.machines} machines")
     _require(
         len(executable.instructions) == layout.ipus_per_replica,
         f"it has {len(executable.instructions)} instruction lists for "
@@ -78,9 +87,33 @@ def _check_layout(executable: Executable) -> None:
     )
 
 
+def _check_positions(executable: Executable) -> None:
+    """Where replicas span machines: who has what, and that every message has a sender and a receiver."""
+    spanned = executable.layout.machines_per_replica
+    held = [(a.name, a.position) for a in executable.arenas.values()]
+    held += [(n, v.position) for n, v in executable.variables.items() if v.arena is None]
+    for name, position in held:
+        _require(
+            position is None or 0 <= position < spanned,
+            f"{name!r} lies at position {position} of replicas of {spanned} machine(s)",
+        )
+    if spanned == 1:
+        return
+    lost = unpaired(executable.instructions)
+    _require(not lost, f"messages {lost[:5]} (from IPU, to IPU, tag) are not sent once and received once")
+    for ipu, instructions in enumerate(executable.instructions):
+        for instruction in instructions:
+            if isinstance(instruction, ReduceScatter | AllGather | AllReduce):
+                arena = executable.arenas.get(instruction.arena)
+                _require(
+                    arena is None or arena.position in (None, ipu // IPUS_PER_MACHINE),
+                    f"IPU {ipu} has a collective on arena {instruction.arena!r}, which lies elsewhere",
+                )
+
+
 def _check_arena(arena: Arena, executable: Executable) -> None:
     tensor_dtype(arena.dtype)
-    machines = executable.layout.machines
+    machines = executable.layout.machines // max(executable.layout.machines_per_replica, 1)
     _require(
         arena.size >= 1 and arena.size % machines == 0,
         f"arena {arena.name!r} of {arena.size} elements cannot be shared out to {machines} machines",

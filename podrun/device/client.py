@@ -15,6 +15,7 @@ from podrun.device.connection import AttachRequest, IpuRange, RunResult
 from podrun.device.fabric import digest_of
 from podrun.device.job import HOST_SYNC_TIMEOUT
 from podrun.device.ports import Port, ProgramFile, RunArrays, Wait
+from podrun.device.positions import home_of, parts_of
 from podrun.device.split import Site, part, replica_slices, touched
 from podrun.device.streams import anchor_shape, anchors_of, check_inputs, inputs_of
 from podrun.errors import ApplicationRuntimeError, DeadlineError, PoplarError
@@ -44,6 +45,7 @@ class PortConnection:
         self._ports: list[Port] = []
         self._owned: IpuRange | None = None
         self._executable: Executable | None = None
+        self._parts: Mapping[int, Executable] = {}
         self.host_sync_timeout = HOST_SYNC_TIMEOUT
 
     @property
@@ -74,16 +76,29 @@ class PortConnection:
         program = ProgramFile(executable, digest_of(data), lambda: data)
         self._executable = None
         self._all([port.load(program, self.host_sync_timeout) for port in self._ports])
-        self._executable = executable
+        self._executable, self._parts = executable, parts_of(executable)
 
     def write_variables(self, values: Mapping[str, np.ndarray]) -> None:
-        self._loaded()
+        executable, _ = self._loaded()
         arrays = {name: np.asarray(value) for name, value in values.items()}
-        self._all([port.write(arrays) for port in self._ports])
+        waits = []
+        for place, port in enumerate(self._ports):
+            # A name that is no variable goes to all: they have to say so.
+            held = self._part_on(place).variables
+            mine = {n: a for n, a in arrays.items() if n in held or n not in executable.variables}
+            if mine:
+                waits.append(port.write(mine))
+        self._all(waits)
 
     def read_variables(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        self._loaded()
-        return self._ports[0].read(list(names))(None)
+        executable, _ = self._loaded()
+        wanted = list(names)
+        places: dict[int, list[str]] = {}
+        for name in wanted:
+            places.setdefault(home_of(executable, name), []).append(name)
+        waits = [self._ports[place].read(there) for place, there in places.items()]
+        found = {name: value for values in self._all(waits) for name, value in values.items()}
+        return {name: found[name] for name in wanted}
 
     def run(self, batches: int, inputs: Mapping[str, np.ndarray]) -> RunResult:
         begin = time.perf_counter()
@@ -96,13 +111,14 @@ class PortConnection:
             name: aligned_empty(anchor_shape(executable, s, batches, replicas), numpy_dtype(s.spec.dtype))
             for name, s in anchors_of(executable).items()
         }
-        streams = inputs_of(executable)
         waits = []
-        for port, mine in zip(
-            self._ports, replica_slices([p.site for p in self._ports], owned, each), strict=True
-        ):
-            to_device = {n: part(a, None if streams[n].broadcast else 2, mine) for n, a in arrays.items()}
-            to_host = {n: part(a, _replica_axis(executable.streams[n]), mine) for n, a in anchors.items()}
+        slices = replica_slices([p.site for p in self._ports], owned, each)
+        for place, (port, mine) in enumerate(zip(self._ports, slices, strict=True)):
+            there = self._part_on(place)
+            to_device = {
+                n: part(arrays[n], None if s.broadcast else 2, mine) for n, s in inputs_of(there).items()
+            }
+            to_host = {n: part(anchors[n], _replica_axis(s), mine) for n, s in anchors_of(there).items()}
             waits.append(port.run(RunArrays(batches, to_device, to_host)))
         outcomes = self._all(waits)
         return RunResult(
@@ -116,12 +132,17 @@ class PortConnection:
     def detach(self) -> None:
         ports, self._ports = self._ports, []
         self._owned = self._executable = None
+        self._parts = {}
         _close(ports)
 
     def close(self) -> None:
         self.detach()
         on_close, self._on_close = self._on_close, lambda: None
         on_close()
+
+    def _part_on(self, place: int) -> Executable:
+        """What the machine of a port runs: an owner's machines begin with the first of a replica."""
+        return self._parts[place % len(self._parts)]
 
     def _attached(self) -> IpuRange:
         if self._owned is None:

@@ -3,6 +3,8 @@
 Machines of a program agree on the state of things through one small arena, `_CONTROL`: a row of numbers per
 machine, gathered at the start of every run. There they find out whether all run equally many batches and
 whether all host processes wrote equal values, before anything is changed.
+
+Where replicas span machines, an Engine holds only what its position needs: see `podrun.device.positions`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +23,16 @@ from podrun.collectives import Group
 from podrun.device.buffers import Array, Buffers
 from podrun.device.interpreter import Between, Interpreter
 from podrun.device.pieces import PieceCache
+from podrun.device.positions import at_position, ipus_per_position
 from podrun.device.streams import Drain, Feed, OwnerArrays
+from podrun.device.team import Team
 from podrun.errors import ApplicationRuntimeError
 from podrun.executable import Computation, Copy, Executable, Receive, Send, StoreStream
 
 _CONTROL = "podrun:control"
 _CONTROL_ROW = 64
-"""int64 numbers per machine in the control arena: batches, batches done, digest of host writes; the rest is
-padding.
+"""int64 numbers per machine in the control arena: batches, batches done, digest of host writes, number of variables
+without a value, and the first of these by their place among all names; the rest is padding.
 """
 
 
@@ -61,21 +66,45 @@ class Engine:
         between: Between,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.executable = executable
-        self.group = group
+        self.team = Team(group, executable)
+        self.executable = at_position(executable, self.team.position)
         self.batches_done = 0
         self._clock = clock
-        self._control = group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
-        self.buffers = Buffers(executable, group)
-        compiled = {name: pieces.piece(c, self._donated(c)) for name, c in executable.computations.items()}
-        self._interpreter = Interpreter(executable.instructions, compiled, self.buffers, group, between)
+        self._names = sorted(executable.variables)
+        self._complete = False
+        try:
+            self._interpreter = self._prepare(pieces, between)
+        except BaseException:
+            self.team.close()
+            raise
         self._pending: dict[str, Array] = {}
         self._digests: dict[str, bytes] = {}
         self._modelled_seconds = _modelled_step_seconds(executable)
-        self._per_replica = [n for n, v in executable.variables.items() if v.per_replica]
+        self._per_replica = [n for n, v in self.executable.variables.items() if v.per_replica]
         self._first_replica: dict[str, Array] = {}
         # Nobody goes on before every machine has filled what its host keeps one copy of.
         group.barrier()
+
+    @property
+    def group(self) -> Group:
+        """All machines of the program."""
+        return self.team.whole
+
+    def _prepare(self, pieces: PieceCache, between: Between) -> Interpreter:
+        executable, team = self.executable, self.team
+        for group in (team.whole, team.peers):
+            group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
+        self.buffers = Buffers(executable, team.peers)
+        compiled = {name: pieces.piece(c, self._donated(c)) for name, c in executable.computations.items()}
+        return Interpreter(
+            executable.instructions,
+            compiled,
+            self.buffers,
+            team.whole,
+            between,
+            first=team.position * ipus_per_position(executable),
+            mail=team.mail,
+        )
 
     def write(self, values: Mapping[str, Array]) -> None:
         """Host writes, from the first owner of this machine: kept aside until the next run starts on all
@@ -116,53 +145,75 @@ class Engine:
         import jax
 
         begin = self._clock()
-        if not agreed or self._pending or self.buffers.unwritten:
-            self._agree(batches)
+        if not agreed or not self._complete:
+            self._agree(batches, self.team.whole)
+        elif self._pending:  # the owner wrote the same to all machines that hold it
+            with self.team.errors_of_the_program():
+                self._agree(batches, self.team.peers)
         feed, drain = Feed(self.executable, owners), Drain(self.executable, owners)
-        with jax.enable_x64(True):
-            for batch in range(batches):
-                self._interpreter.run_batch(self.batches_done, batch, feed, drain)
-                self.batches_done += 1
-        self._publish_first_replica()
-        self._gather_slices()
+        with jax.enable_x64(True), self.team.errors_of_the_program():
+            self._run_batches(batches, feed, drain)
+            self._publish_first_replica()
+            self._gather_slices()
         return Outcome(self.batches_done, batches * self._modelled_seconds, self._clock() - begin)
 
-    def close(self) -> None:
-        """Leave the group of machines."""
-        self.group.close()
+    def abort(self, error: Mapping[str, Any]) -> None:
+        """End the program on all machines with an error as of `PoplarError.to_dict`. Called from any thread."""
+        self.team.abort(error)
 
-    def _agree(self, batches: int) -> None:
-        """Meet all machines; nobody runs unless all want the same. Then the host's writes take effect."""
+    def close(self) -> None:
+        """Leave the groups of machines."""
+        self.team.close()
+
+    def _run_batches(self, batches: int, feed: Feed, drain: Drain) -> None:
+        mail = self.team.mail
+        if mail is not None:
+            mail.begin(batches)
+        for batch in range(batches):
+            if mail is not None:
+                mail.await_room(batch)
+            self._interpreter.run_batch(self.batches_done, batch, feed, drain)
+            self.batches_done += 1
+            if mail is not None:
+                mail.end_batch()
+        if mail is not None:
+            mail.end()
+
+    def _agree(self, batches: int, group: Group) -> None:
+        """Meet the machines of a group; nobody runs unless all want the same. Then the host's writes take effect."""
         missing = self.buffers.unwritten - self._pending.keys()
-        row = [batches, self.batches_done, _digest(self._digests), len(missing)]
-        rows = self._exchange(row)
-        _refuse_differences(rows, missing)
-        if rows[0, 2]:
+        places = [self._names.index(name) for name in sorted(missing)][: _CONTROL_ROW - 4]
+        row = [batches, self.batches_done, _digest(self._digests), len(missing), *places]
+        rows = self._exchange(row, group)
+        _refuse_differences(rows, 1 if group is self.team.peers else self.team.spanned, self._names)
+        if rows[group.rank, 2]:
             self.buffers.write(self._pending)
             self._pending, self._digests = {}, {}
-            self.group.barrier()
+            self.team.peers.barrier()
+        self._complete = True
 
-    def _exchange(self, row: Sequence[int]) -> Array:
-        start = self.group.rank * _CONTROL_ROW
-        self._control[start : start + len(row)] = row
-        gathered = self.group.all_gather(_CONTROL)
-        return np.array(gathered).reshape(self.group.size, _CONTROL_ROW)
+    def _exchange(self, row: Sequence[int], group: Group) -> Array:
+        control = group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
+        start = group.rank * _CONTROL_ROW
+        control[start : start + len(row)] = row
+        gathered = group.all_gather(_CONTROL)
+        return np.array(gathered).reshape(group.size, _CONTROL_ROW)
 
     def _publish_first_replica(self) -> None:
         """Give every machine the values of replica 0 for variables that replicas keep for themselves."""
         for name in self._per_replica:
-            value = self.buffers.read(name)[0]
-            if self.group.size > 1:
+            value, group = self.buffers.read(name)[0], self.team.peers
+            if group.size > 1:
                 arena = f"podrun:replica0:{name}"
-                flat = self.group.allocate(arena, str(value.dtype), max(value.size, 1) * self.group.size)
-                start = self.group.rank * value.size
+                flat = group.allocate(arena, str(value.dtype), max(value.size, 1) * group.size)
+                start = group.rank * value.size
                 flat[start : start + value.size] = value.reshape(-1)
-                value = self.group.all_gather(arena)[: value.size].reshape(value.shape)
+                value = group.all_gather(arena)[: value.size].reshape(value.shape)
             self._first_replica[name] = np.array(value, copy=True)
 
     def _gather_slices(self) -> None:
         """Where machines share no memory, bring together what each updates its own slice of: the host may read it."""
-        if len(self.group.host_ranks) < self.group.size:
+        if len(self.team.peers.host_ranks) < self.team.peers.size:
             for name, arena in self.executable.arenas.items():
                 if arena.sliced:
                     self.buffers.all_gather(name)
@@ -207,7 +258,8 @@ def _digest(digests: Mapping[str, bytes]) -> int:
     return (int.from_bytes(whole.digest(), "little") >> 1) or 1
 
 
-def _refuse_differences(rows: Array, missing: Iterable[str]) -> None:
+def _refuse_differences(rows: Array, spanned: int, names: Sequence[str]) -> None:
+    """``rows``: of all machines that meet. The host writes the same to every ``spanned``-th of them."""
     for column, what in ((0, "batches in this run"), (1, "batches done since the program was loaded")):
         if len(set(rows[:, column])) > 1:
             listed = ", ".join(f"machine {m}: {n}" for m, n in enumerate(rows[:, column]))
@@ -215,14 +267,16 @@ def _refuse_differences(rows: Array, missing: Iterable[str]) -> None:
                 f"the machines of the program do not agree on the number of {what}: {listed}",
                 hint="Call run with the same batches in every instance.",
             )
-    if len(set(rows[:, 2])) > 1:
-        odd = [m for m, d in enumerate(rows[:, 2]) if d != rows[0, 2]]
-        raise Disagreement(
-            "host processes wrote different weights or other variables: "
-            f"those on machine(s) {', '.join(map(str, odd))} differ from those on machine 0",
-            hint="Write the same values in every instance (same initial weights, same random seed).",
-        )
+    for first in range(spanned):
+        odd = [m for m in range(first, len(rows), spanned) if rows[m, 2] != rows[first, 2]]
+        if odd:
+            raise Disagreement(
+                "host processes wrote different weights or other variables: "
+                f"those on machine(s) {', '.join(map(str, odd))} differ from those on machine {first}",
+                hint="Write the same values in every instance (same initial weights, same random seed).",
+            )
     if any(rows[:, 3]):
+        missing = {names[place] for row in rows for place in row[4 : 4 + min(row[3], _CONTROL_ROW - 4)]}
         raise Disagreement(
             f"variables have no value yet: {', '.join(sorted(missing)[:10])}",
             hint="Write the weights to the device before the first run (weightsFromHost).",

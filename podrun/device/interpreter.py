@@ -4,6 +4,9 @@ IPU *k* of every replica has a list of its own. A machine runs its lists by turn
 until it waits (a Receive without its Send, a Sync that others have not reached), then the next. Machines of a
 program run the same lists in the same order, so that they meet in the same collectives.
 
+Where a replica spans machines, each runs the lists of its own IPUs, and messages to and from others go through `Mail`.
+There a list's turn ends with every Computation, so that no other machine waits longer than it must.
+
 Between two instructions, and only there, faults enter and an abort is noticed.
 """
 
@@ -16,6 +19,7 @@ import numpy as np
 
 from podrun.collectives import Group
 from podrun.device.buffers import Array, Buffers, Frame
+from podrun.device.mail import Key, Mail
 from podrun.device.pieces import Piece
 from podrun.device.streams import Drain, Feed
 from podrun.errors import InternalError
@@ -39,7 +43,11 @@ Between = Callable[[int, int, int], None]
 
 
 class Interpreter:
-    """One program's lists on one machine. ``unsettled``: see `unsettled_reductions`."""
+    """One program's lists on one machine.
+
+    ``first``: the IPU of a replica that the first list belongs to; ``mail``: to IPUs that have no list here, if there
+    are any.
+    """
 
     def __init__(
         self,
@@ -48,7 +56,11 @@ class Interpreter:
         buffers: Buffers,
         group: Group,
         between: Between,
+        *,
+        first: int = 0,
+        mail: Mail | None = None,
     ) -> None:
+        self._first, self._mail = first, mail
         self._lists = instructions
         self._buffers = buffers
         self._computes = {name: _compute(piece, buffers) for name, piece in pieces.items()}
@@ -63,7 +75,7 @@ class Interpreter:
         """Interpret all lists once. ``step``: batches done since load; ``batch``: index within this run."""
         frames = [Frame() for _ in self._lists]
         places = [0] * len(self._lists)
-        mail: dict[tuple[int, int, int], Any] = {}
+        mail: dict[Key, Any] = {}
         while any(place < len(lst) for place, lst in zip(places, self._lists, strict=True)):
             before = tuple(places)
             for ipu, instructions in enumerate(self._lists):
@@ -71,17 +83,39 @@ class Interpreter:
                     instruction = instructions[places[ipu]]
                     if self._must_wait(instruction, ipu, places, mail):
                         break
-                    self._between(step, ipu, places[ipu])
+                    self._between(step, self._first + ipu, places[ipu])
                     self._step(instruction, ipu, places[ipu], frames[ipu], batch, feed, drain, mail)
                     places[ipu] += 1
+                    if self._mail is not None and isinstance(instruction, Compute):
+                        break
             if tuple(places) == before:
-                raise InternalError(f"the program's lists wait for each other at instructions {list(places)}")
+                self._await_mail(places)
+
+    def _await_mail(self, places: Sequence[int]) -> None:
+        """No list can go on: wait for a message of another machine."""
+        waiting = [
+            (instruction.peer, self._first + ipu, instruction.tag)
+            for ipu, (place, work) in enumerate(zip(places, self._lists, strict=True))
+            if place < len(work)
+            and isinstance(instruction := work[place], Receive)
+            and not self._is_here(instruction.peer)
+        ]
+        if self._mail is None or not waiting:
+            raise InternalError(f"the program's lists wait for each other at instructions {list(places)}")
+        self._mail.await_any(waiting)
+
+    def _is_here(self, ipu: int) -> bool:
+        """Whether an IPU of the replica has its list here."""
+        return self._mail is None or 0 <= ipu - self._first < len(self._lists)
 
     def _must_wait(
-        self, instruction: Instruction, ipu: int, places: list[int], mail: Mapping[tuple[int, int, int], Any]
+        self, instruction: Instruction, ipu: int, places: list[int], mail: Mapping[Key, Any]
     ) -> bool:
         if isinstance(instruction, Receive):
-            return (instruction.peer, ipu, instruction.tag) not in mail
+            key = (instruction.peer, self._first + ipu, instruction.tag)
+            if self._mail is None or self._is_here(instruction.peer):
+                return key not in mail
+            return not self._mail.has(key)
         if isinstance(instruction, Sync) and len(self._lists) > 1:
             nth = _syncs(self._lists[ipu][: places[ipu]])
             return any(
@@ -101,7 +135,7 @@ class Interpreter:
         batch: int,
         feed: Feed,
         drain: Drain,
-        mail: dict[tuple[int, int, int], Any],
+        mail: dict[Key, Any],
     ) -> None:
         buffers = self._buffers
         match instruction:
@@ -122,9 +156,17 @@ class Interpreter:
                 if scope is SyncScope.ALL and ipu == len(self._lists) - 1:
                     self._group.barrier()
             case Send(buffer, peer, tag):
-                mail[ipu, peer, tag] = buffers.value(buffer, frame)
+                key = (self._first + ipu, peer, tag)
+                if self._mail is None or self._is_here(peer):
+                    mail[key] = buffers.value(buffer, frame)
+                else:
+                    self._mail.send(key, np.asarray(buffers.operand(buffer, frame)))
             case Receive(buffer, peer, tag):
-                frame.values[buffer] = mail.pop((peer, ipu, tag))
+                key = (peer, self._first + ipu, tag)
+                if self._mail is None or self._is_here(peer):
+                    frame.values[buffer] = mail.pop(key)
+                else:
+                    frame.values[buffer] = self._mail.fetch(key)
             case Copy(source, destination):
                 frame.values[destination] = frame.values[source]
 

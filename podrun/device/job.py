@@ -182,18 +182,19 @@ def check_fit(executable: Executable, job: Job, machines: int) -> None:
             f"{job.range.first}-{job.range.stop - 1} on {machines} machine(s)"
         )
     for owner in job.owners.values():
-        if (owner.ipus.first - job.ipus.first) % layout.ipus_per_replica or (
-            owner.ipus.count % layout.ipus_per_replica
-        ):
+        owned = owner.request.owned
+        if (owned.first - job.range.first) % layout.ipus_per_replica or owned.count % layout.ipus_per_replica:
             raise ApplicationRuntimeError(
-                f"{owner.who} holds {span(owner.ipus)}, which are not whole replicas of "
+                f"{owner.who} holds {span(owned)}, which are not whole replicas of "
                 f"{layout.ipus_per_replica} IPUs"
             )
 
 
 def replicas_of(executable: Executable, owner: Owner, job: Job) -> tuple[int, int]:
-    """The machine-local replicas of an owner: first and count."""
+    """The machine-local replicas of an owner: first and count. A machine has one if replicas span machines."""
     each = executable.layout.ipus_per_replica
+    if executable.layout.machines_per_replica > 1:
+        return 0, 1
     return (owner.ipus.first - job.ipus.first) // each, owner.ipus.count // each
 
 

@@ -190,7 +190,7 @@ class Jobs:
             reason = self._explain(job, error)
             with self._here.changed:
                 job.failed = job.failed or reason
-            engine.group.abort(reason.to_dict())
+            engine.abort(reason.to_dict())
             raise
         finally:
             with self._here.changed:
@@ -205,11 +205,12 @@ class Jobs:
         """What the interpreter calls between two instructions: aborts and faults enter here."""
         count = executable.layout.ipus_per_replica
         lists = [[ipu for ipu in job.ipus if (ipu - job.range.first) % count == k] for k in range(count)]
+        first = next(k for k, ipus in enumerate(lists) if ipus)
 
         def between(step: int, ipu: int, instruction: int) -> None:
             if job.failed is not None:
                 raise job.failed
-            spec = self._here.faults.ask(step, instruction, lists[ipu], leads=ipu == 0)
+            spec = self._here.faults.ask(step, instruction, lists[ipu], leads=ipu == first)
             if spec is not None:
                 self._strike(spec)
 
@@ -237,7 +238,7 @@ class Jobs:
         job.loading = None if job.loading is not None and job.loading.done else job.loading
         job.running = None if job.running is not None and job.running.done else job.running
         if job.engine is not None and everywhere:
-            job.engine.group.abort(error.to_dict())
+            job.engine.abort(error.to_dict())
 
     def close(self, job: Job) -> None:
         """Take the program of a job away."""

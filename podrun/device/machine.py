@@ -290,9 +290,7 @@ class Machine:
         job = self._job(owner_id)
         if job.failed is not None and not even_failed:
             if job.engine is not None:
-                job.engine.group.abort(
-                    job.failed.to_dict()
-                )  # so that the other machines do not wait for this one
+                job.engine.abort(job.failed.to_dict())  # so that the other machines do not wait for this one
             raise job.failed
         if job.engine is None:
             raise job.failed or ApplicationRuntimeError(

@@ -35,21 +35,22 @@ def touched(sites: Sequence[Site], owned: IpuRange) -> list[Site]:
 
 
 def replica_slices(sites: Sequence[Site], owned: IpuRange, ipus_per_replica: int) -> list[slice]:
-    """For each touched machine, which of the owner's replicas (counted from its first) lie there.
+    """For each touched machine, which of the owner's replicas (counted from its first) lie there, whole or in part.
 
-    Raises ApplicationRuntimeError if a machine holds a part of a replica.
+    Raises ApplicationRuntimeError if the owner or a machine holds a part of a replica that could lie on one machine.
     """
     slices = []
     for site in sites:
         first, stop = max(site.ipus.first, owned.first), min(site.ipus.stop, owned.stop)
-        if (first - owned.first) % ipus_per_replica or (stop - first) % ipus_per_replica:
+        spanning = ipus_per_replica > site.ipus.count
+        edges = (owned.count,) if spanning else (first - owned.first, stop - owned.first)
+        if any(edge % ipus_per_replica for edge in edges):
             raise ApplicationRuntimeError(
                 f"IPUs {owned.first}-{owned.stop - 1} are not whole replicas of {ipus_per_replica} "
                 "IPUs on each machine"
             )
-        slices.append(
-            slice((first - owned.first) // ipus_per_replica, (stop - owned.first) // ipus_per_replica)
-        )
+        replica = (first - owned.first) // ipus_per_replica
+        slices.append(slice(replica, replica + 1 if spanning else (stop - owned.first) // ipus_per_replica))
     return slices
 
 

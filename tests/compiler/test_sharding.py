@@ -12,8 +12,15 @@ import numpy as np
 import pytest
 
 from podrun.compiler import seeds
-from podrun.compiler.compile import CompileOptions, compile_program
-from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
+from podrun.compiler.compile import compile_program
+from podrun.compiler.program import (
+    AnchorSpec,
+    InputSpec,
+    ParameterSpec,
+    PipelineSchedule,
+    Program,
+    tap,
+)
 from podrun.errors import UnimplementedError, UsageError
 from podrun.executable import Compute, Copy, LoadStream, Retrieval, Send, TensorSpec
 
@@ -88,11 +95,8 @@ def slow(options: dict[str, Any]) -> Any:
     return pytest.param(options, marks=pytest.mark.slow)
 
 
-SPANNING = CompileOptions(spanning_replicas=True)
-
-
 def run(program: Program, batches: int = 2) -> tuple[Pod, dict[str, np.ndarray]]:
-    pod = Pod(compile_program(program, options=SPANNING))
+    pod = Pod(compile_program(program))
     pod.write_variables(weights_for(program))
     return pod, pod.run(batches, inputs_for(program, batches))
 
@@ -141,6 +145,86 @@ def test_pipelined_equals_sequential_to_the_bit(accumulation: int, dropout: bool
         update=Momentum(),
     )
     assert_same_bits(program, replace(program, pipelined=True))
+
+
+@pytest.mark.parametrize(("accumulation", "places"), [(1, [0, 1, 2, 3]), (7, [0, 1, 2, 3]), (5, [0, 1, 0])])
+def test_interleaved_equals_grouped_to_the_bit(accumulation: int, places: list[int]) -> None:
+    more: dict[str, Any] = {"accumulation_factor": accumulation, "pipelined": True, "anchors": ANCHORS}
+    program = chain(places, dropout=True, update=Momentum(), **more)
+    assert_same_bits(program, replace(program, pipeline_schedule=PipelineSchedule.INTERLEAVED))
+
+
+def test_interleaved_takes_turns_and_keeps_half_of_the_stash() -> None:
+    found = {}
+    for schedule in PipelineSchedule:
+        program = chain([0, 1, 2, 3], accumulation_factor=8, pipelined=True, pipeline_schedule=schedule)
+        executable = compile_program(program)
+        first = [i.computation for i in executable.instructions[0] if isinstance(i, Compute)][1:-1]
+        rings = {
+            i.destination for i in executable.instructions[0] if isinstance(i, Copy) and "#" in i.destination
+        }
+        found[schedule] = (first, 1 + max(int(slot.split("#")[1]) for slot in rings))
+    forward, backward = "segment.0", "segment.6"
+    order, ring = found[PipelineSchedule.INTERLEAVED]
+    assert order == [forward] * 4 + [backward, forward] * 4 + [backward] * 4
+    assert (ring, found[PipelineSchedule.GROUPED][1]) == (4, 7)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_weights_that_change_while_micro_batches_are_in_flight(replicas: int) -> None:
+    """Against a simulation in NumPy, cycle by cycle."""
+    places, batches, rate = [0, 1, 2], 7, 0.1
+    program = chain(
+        places,
+        pipelined=True,
+        updates_each_micro_batch=True,
+        accumulation_factor=batches,
+        replicas=replicas,
+        anchors=(AnchorSpec("loss"), AnchorSpec("UpdatedVar___w1", Retrieval.FINAL)),
+    )
+    pod, anchors = run(program, batches=2)
+    weights = {n: np.float64(v) for n, v in weights_for(program).items()}
+    data = inputs_for(program, 2)
+    for run_ in range(2):
+        losses = _in_flight(weights, {n: v[run_] for n, v in data.items()}, len(places), rate)
+        np.testing.assert_allclose(anchors["loss"][run_ * batches : (run_ + 1) * batches], losses, rtol=1e-5)
+    for name, value in weights.items():
+        np.testing.assert_allclose(pod.read_variable(name), value, rtol=1e-4, atol=2e-6, err_msg=name)
+    np.testing.assert_array_equal(anchors["UpdatedVar___w1"][0], pod.read_variable("w1"))
+
+
+def _in_flight(
+    weights: dict[str, np.ndarray], data: Mapping[str, np.ndarray], stages: int, rate: float
+) -> np.ndarray:
+    """Losses ``[micro-batch, replica]`` of a pipeline of dense layers that changes ``weights`` as it goes.
+
+    In cycle *t* stage *s* first goes forward with micro-batch ``t - s``, then backward with
+    ``t - 2 * (stages - 1) + s``, and changes its weights at once; activations are kept, weights are not.
+    """
+    total, last = len(data["x"]), stages - 1
+    inputs: dict[tuple[int, int], np.ndarray] = {(0, m): np.float64(data["x"][m]) for m in range(total)}
+    outputs: dict[tuple[int, int], np.ndarray] = {}
+    wanted: dict[tuple[int, int], np.ndarray] = {}
+    losses = np.zeros(data["y"].shape[:2])
+    for cycle in range(total + 2 * last):
+        for stage in range(stages):
+            w, b = weights[f"w{stage}"], weights[f"b{stage}"]
+            forward, backward = cycle - stage, cycle - 2 * last + stage
+            if 0 <= forward < total:
+                h = outputs[stage, forward] = np.tanh(inputs[stage, forward] @ w + b)
+                inputs[stage + 1, forward] = h
+                if stage == last:
+                    chosen = np.eye(h.shape[-1])[data["y"][forward]]
+                    p = np.exp(h) / np.exp(h).sum(-1, keepdims=True)
+                    losses[forward] = -np.log((p * chosen).sum(-1)).mean(-1)
+                    wanted[stage, forward] = (p - chosen) / h.shape[-2]
+            if 0 <= backward < total:
+                h = outputs[stage, backward]
+                z = wanted[stage, backward] * (1 - h * h)
+                wanted[stage - 1, backward] = z @ w.T
+                weights[f"w{stage}"] = w - rate * np.einsum("rni,rnj->ij", inputs[stage, backward], z)
+                weights[f"b{stage}"] = b - rate * z.sum((0, 1))
+    return losses
 
 
 def test_stages_need_not_be_named_for_the_same_bits() -> None:
@@ -202,8 +286,15 @@ def test_only_activations_and_their_gradients_travel() -> None:
 def test_refused_pipelines() -> None:
     with pytest.raises(UsageError, match="more than one IPU"):
         compile_program(chain([0], pipelined=True, accumulation_factor=2))
-    with pytest.raises(UnimplementedError, match="without gradient accumulation"):
-        compile_program(chain([0, 1], pipelined=True))
+    early: dict[str, Any] = {"updates_each_micro_batch": True, "accumulation_factor": 5}
+    with pytest.raises(UsageError, match="Only a pipelined program"):
+        compile_program(chain([0, 1], **early))
+    with pytest.raises(UnimplementedError, match="'w0' is read on IPUs 0, 1"):
+        compile_program(chain([0, 1], tied=True, pipelined=True, **early))
+    with pytest.raises(UnimplementedError, match="IPU 0 holds weights of 2 pipeline stages"):
+        compile_program(chain([0, 1, 0], pipelined=True, **early))
+    with pytest.raises(UnimplementedError, match="all weights at once"):
+        compile_program(chain([0, 1], pipelined=True, update=Clipped(), **early))
     with pytest.raises(UsageError, match="no work in stage 0"):
         compile_program(
             replace(
@@ -270,16 +361,11 @@ def test_replicas_over_several_machines_give_the_same_bits(options: dict[str, An
 
 
 def test_machines_of_a_replica_hold_only_their_weights() -> None:
-    executable = compile_program(chain([0, 4, 5], ipus=8, accumulation_factor=2), options=SPANNING)
+    executable = compile_program(chain([0, 4, 5], ipus=8, accumulation_factor=2))
     positions = {m.name: a.position for a in executable.arenas.values() for m in a.members}
     assert {n: p for n, p in positions.items() if n.startswith("w")} == {"w0": 0, "w1": 1, "w2": 1}
     sizes = {a.size for a in executable.arenas.values()}
     assert sizes == {128}  # One replica, so one holder of each: w and b, each at a multiple of 64.
-
-
-def test_replicas_over_several_machines_are_refused_until_machines_run_them() -> None:
-    with pytest.raises(UnimplementedError, match="several machines"):
-        compile_program(chain([0, 4], ipus=8))
 
 
 @pytest.mark.parametrize("pipelined", [False, True], ids=["sharded", "pipelined"])
@@ -299,4 +385,4 @@ def test_one_update_of_all_weights_together(pipelined: bool) -> None:
 
 def test_one_update_of_all_weights_needs_them_on_one_machine() -> None:
     with pytest.raises(UnimplementedError, match="all weights at once"):
-        compile_program(chain([0, 4], ipus=8, update=Clipped()), options=SPANNING)
+        compile_program(chain([0, 4], ipus=8, update=Clipped()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from podrun.device.ipuof import connect
 from podrun.device.pieces import PieceCache
 from podrun.device.twin import Twin
 from podrun.errors import ApplicationRuntimeError
-from podrun.executable import Executable, Retrieval
+from podrun.executable import Executable, Layout, Retrieval
 
 from .conftest import owners, request, together
 from .programs import data, first_weights, inference, linear, reference, state_per_replica, two_ipus
@@ -237,13 +238,10 @@ def test_a_program_has_to_fit_its_device(pieces: PieceCache) -> None:
     connection.close()
 
 
-def test_a_replica_over_machines_is_not_there_yet(pieces: PieceCache) -> None:
-    from dataclasses import replace
-
-    from podrun.executable import Layout
-
+def test_replicas_have_to_lie_on_their_machines(pieces: PieceCache) -> None:
     connection = Twin(8, pieces).connect()
     assert connection.try_attach(request(IpuRange(0, 8))) is None
-    with pytest.raises(ApplicationRuntimeError, match="several machines, which is not there yet"):
-        connection.load(replace(linear(8), layout=Layout(1, 8, 2, 1)))
+    for layout in (Layout(1, 8, 2, 1), Layout(2, 8, 2, 1, machines_per_replica=2)):
+        with pytest.raises(ApplicationRuntimeError, match="replicas do not lie on 2 machines"):
+            connection.load(replace(linear(8), layout=layout))
     connection.close()
