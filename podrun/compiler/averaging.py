@@ -31,7 +31,7 @@ def averages(program: Program) -> bool:
 
 def counted(program: Program) -> bool:
     """True iff accumulators need to know how many micro-batches they hold."""
-    return averages(program) and program.accumulation_factor > 1
+    return averages(program) and program.accumulates
 
 
 def averaging_arenas(program: Program, weights: tuple[str, ...], alignment: int) -> dict[str, Arena]:

@@ -1,14 +1,13 @@
 """The modelled time and memory of one batch: the seam between the compiler and the tile model.
 
 The model reads the jaxpr of one replica and one micro-batch (forward and backward, not folded), cut into the
-same segments as the program, and that of the update on each IPU. Here they are put in order: without
-pipelining one segment after the other; with it, cycle by cycle, each as long as its slowest IPU. Copies
+same segments as the program, and that of the update on each IPU. `podrun.compiler.timeline` puts them in order. Copies
 between neighbouring IPUs and the all-reduce over replicas take their time from the link model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +17,13 @@ import jax.numpy as jnp
 from podrun.compiler import jax_internals
 from podrun.compiler.abstract import abstract, buffer
 from podrun.compiler.arenas import Memory, WeightGroup, scalar_dtype
+from podrun.compiler.grouped import GroupOf, group_count
 from podrun.compiler.holdings import Work, ipu_memory
 from podrun.compiler.pieces import TracedPiece
 from podrun.compiler.placement import Placement
 from podrun.compiler.program import Program, UpdateRule
 from podrun.compiler.split import CROSSING_PREFIX, Segment, split
+from podrun.compiler.timeline import Task, idle_share, seconds_by_cause
 from podrun.compiler.trace import Trace, evaluate
 from podrun.device.target import Chip, chip
 from podrun.device.tiles.cost import cost_jaxpr
@@ -39,21 +40,23 @@ def tile_report(
     ``step``: cycles and seconds, and seconds by cause (compute, copies, update, all_reduce). ``segments``:
     for each segment of a micro-batch its IPU, the cycle of the pipeline it runs in, and the tile model's
     report of it; ``update``: the same for each IPU that has weights. ``ipus``: what each IPU holds. ``pipelined``,
+    and for pipelines ``pipeline``: schedule, cycles to fill, run full and flush, the share of time in which IPUs idle.
     ``version``.
 
     Raises InvalidOptionError for an unknown target.
     """
     model = chip(target)
-    segments = [
-        _segment_cost(program, traced, segment, placement, target)
-        for segment in micro_batch_segments(program, traced, placement)
-    ]
+    cut = micro_batch_segments(program, traced, placement)
+    segments = [_segment_cost(program, traced, segment, cut, placement, target) for segment in cut]
     updates = _update_reports(program, memory, target)
-    causes = _micro_batches(program, segments, model)
-    causes["update"] = max((report["step"]["seconds"] for report in updates.values()), default=0.0)
-    causes["all_reduce"] = _all_reduce(program, memory, model)
+    tasks = _tasks(program, segments, updates, memory, model)
+    schedule = program.pipeline_schedule if program.pipelined else None
+    causes = seconds_by_cause(tasks, program.accumulation_factor, schedule)
+    if not program.updates_each_micro_batch:
+        causes["update"] = max((report["step"]["seconds"] for report in updates.values()), default=0.0)
+        causes["all_reduce"] = max(_all_reduce_by_ipu(program, memory, model).values(), default=0.0)
     seconds = sum(causes.values())
-    return {
+    report = {
         "version": 1,
         "step": {"cycles": round(seconds * model.clock_hz), "seconds": seconds, "seconds_by_cause": causes},
         "pipelined": program.pipelined,
@@ -63,6 +66,7 @@ def tile_report(
         "update": [{"ipu": ipu, "report": report} for ipu, report in updates.items()],
         "ipus": ipu_memory(program, memory, [s.work for s in segments], updates, model),
     }
+    return report | ({"pipeline": _pipeline(program, placement, tasks)} if program.pipelined else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class _SegmentCost:
     ipu: int
     cycle: int
     sent_bytes: int
+    kept_bytes: int
     report: dict[str, Any]
     work: Work
 
@@ -108,44 +113,85 @@ def _place(placement: Placement, equation: Any) -> int | None:
 
 
 def _segment_cost(
-    program: Program, traced: Trace, segment: Segment, placement: Placement, target: str
+    program: Program,
+    traced: Trace,
+    segment: Segment,
+    segments: Sequence[Segment],
+    placement: Placement,
+    target: str,
 ) -> _SegmentCost:
     piece = segment.piece
-    outputs = zip(piece.outputs, piece.jaxpr.out_avals, strict=True)
-    sent = sum(a.size * a.dtype.itemsize for name, a in outputs if name.startswith(CROSSING_PREFIX))
+    sent, kept = _sent_bytes(segment, segments, placement)
     values = {f"result:{i}": name for i, name in enumerate(traced.outputs)}
     # Gradients wait for the update, unless accumulators take them in; all other results go elsewhere at once.
-    waits = program.accumulation_factor == 1
+    waits = not program.accumulates
     stay = [waits and name.startswith("result:") and name not in values for name in piece.outputs]
     report = cost_jaxpr(piece.jaxpr, target, results_stay=stay)
     anchored = {anchor.name for anchor in program.anchors}
     streams = {result: name for result, name in values.items() if name in anchored}
     ipu = placement.ipu(segment.place)
-    return _SegmentCost(ipu, segment.rank, sent, report, Work(segment, ipu, segment.rank, report, streams))
+    work = Work(segment, ipu, segment.rank, report, streams)
+    return _SegmentCost(ipu, segment.rank, sent, kept, report, work)
 
 
-def _micro_batches(program: Program, segments: Sequence[_SegmentCost], model: Chip) -> dict[str, float]:
-    """Seconds of all micro-batches of a batch: computing, and copying between IPUs.
+def _sent_bytes(segment: Segment, segments: Sequence[Segment], placement: Placement) -> tuple[int, int]:
+    """Bytes that a segment leaves for other IPUs (once for each), and for later segments of its own."""
+    ipu = placement.ipu(segment.place)
+    sent = kept = 0
+    for name, aval in zip(segment.piece.outputs, segment.piece.jaxpr.out_avals, strict=True):
+        if name.startswith(CROSSING_PREFIX):
+            readers = {placement.ipu(s.place) for s in segments if name in s.piece.inputs}
+            size = aval.size * aval.dtype.itemsize
+            sent += size * len(readers - {ipu})
+            kept += size * (ipu in readers)
+    return sent, kept
 
-    What a segment leaves for a later one of its own IPU is counted with what it sends: an upper bound.
+
+def _tasks(
+    program: Program,
+    segments: Sequence[_SegmentCost],
+    updates: Mapping[int, Any],
+    memory: Memory,
+    model: Chip,
+) -> list[Task]:
+    """The segments as the timeline wants them: links carry what goes to other IPUs; a pipeline also writes its stash
+    and reads it back, at the rate at which tiles copy their own memory. Weights that change with each micro-batch do
+    so behind the last work of their IPU.
     """
-    total = program.accumulation_factor
-    compute = [segment.report["step"]["seconds"] for segment in segments]
-    copies = [neighbour_seconds(model, segment.sent_bytes) for segment in segments]
-    if not program.pipelined:
-        return {"compute": total * sum(compute), "copies": total * sum(copies)}
-    length = max(segment.cycle for segment in segments) + 1
-    found = {"compute": 0.0, "copies": 0.0}
-    for cycle in range(total + length - 1):
-        busy: dict[int, float] = {}
-        slowest_copy = 0.0
-        for segment, seconds, copy in zip(segments, compute, copies, strict=True):
-            if 0 <= cycle - segment.cycle < total:
-                busy[segment.ipu] = busy.get(segment.ipu, 0.0) + seconds
-                slowest_copy = max(slowest_copy, copy)
-        found["compute"] += max(busy.values())
-        found["copies"] += slowest_copy
+    copy_rate = model.tiles * model.store_bytes * model.clock_hz
+    last = {segment.ipu: place for place, segment in enumerate(segments)}
+    reductions = _all_reduce_by_ipu(program, memory, model)
+    found = []
+    for place, segment in enumerate(segments):
+        early = program.updates_each_micro_batch and last[segment.ipu] == place and segment.ipu in updates
+        found.append(
+            Task(
+                segment.ipu,
+                segment.cycle if program.pipelined else place,
+                segment.report["step"]["seconds"],
+                neighbour_seconds(model, segment.sent_bytes)
+                + program.pipelined * 2 * segment.kept_bytes / copy_rate,
+                updates[segment.ipu]["step"]["seconds"] if early else 0.0,
+                reductions.get(segment.ipu, 0.0) if early else 0.0,
+            )
+        )
     return found
+
+
+def _pipeline(program: Program, placement: Placement, tasks: Sequence[Task]) -> dict[str, Any]:
+    """The shape of a pipeline: cycles to fill, run full and flush, and the bubble."""
+    schedule = program.pipeline_schedule
+    filling = max(task.cycle for task in tasks)
+    total = program.accumulation_factor
+    return {
+        "schedule": schedule.value,
+        "period": schedule.period,
+        "stages": len(placement.stages),
+        "fill_cycles": filling,
+        "main_cycles": max(0, schedule.period * (total - 1) + 1 - filling),
+        "flush_cycles": filling,
+        "idle_share": idle_share(tasks, total, schedule),
+    }
 
 
 def _update_reports(program: Program, memory: Memory, target: str) -> dict[int, dict[str, Any]]:
@@ -155,7 +201,7 @@ def _update_reports(program: Program, memory: Memory, target: str) -> dict[int, 
     for ipu, groups in _groups_by_ipu(memory).items():
         assert rule is not None
         # New weights and state take the place of the old ones.
-        found[ipu] = cost_jaxpr(_update_jaxpr(rule, groups), target, results_stay=False)
+        found[ipu] = cost_jaxpr(_update_jaxpr(program, rule, groups), target, results_stay=False)
     return found
 
 
@@ -166,9 +212,13 @@ def _groups_by_ipu(memory: Memory) -> dict[int, list[WeightGroup]]:
     return dict(sorted(found.items()))
 
 
-def _update_jaxpr(rule: UpdateRule, groups: Sequence[WeightGroup]) -> Any:
+def _update_jaxpr(program: Program, rule: UpdateRule, groups: Sequence[WeightGroup]) -> Any:
     """The update of every weight of the groups, on one replica."""
-    weights = [(weight, group.gradient_dtype) for group in groups for weight in group.weights]
+    weights = [
+        (program.parameters[weight.name].spec, group.gradient_dtype)
+        for group in groups
+        for weight in group.weights
+    ]
 
     def run(now: Any, gradients: Any, states: Any, scalars: Any) -> Any:
         return [
@@ -184,12 +234,23 @@ def _update_jaxpr(rule: UpdateRule, groups: Sequence[WeightGroup]) -> Any:
     return jax.make_jaxpr(run)(now, gradients, states, scalars)
 
 
-def _all_reduce(program: Program, memory: Memory, model: Chip) -> float:
-    """Seconds to reduce the gradients over all replicas; IPUs of a replica do theirs side by side."""
-    if not memory.groups:
-        return 0.0
-    nbytes = [
-        sum(group.size * numpy_dtype(group.gradient_dtype).itemsize for group in groups)
-        for groups in _groups_by_ipu(memory).values()
-    ]
-    return all_reduce_seconds(model, program.replicas, max(nbytes), ipus_per_replica=program.ipus_per_replica)
+def _all_reduce_by_ipu(program: Program, memory: Memory, model: Chip) -> dict[int, float]:
+    """Seconds to reduce the gradients of each IPU of a replica over the replicas that share the weights; IPUs do theirs
+    side by side."""
+    found = {}
+    for ipu, groups in _groups_by_ipu(memory).items():
+        sizes: dict[GroupOf, float] = {}
+        for group in groups:
+            apart = memory.group_of.get(group.weights[0].name, ())
+            nbytes = group.size * numpy_dtype(group.gradient_dtype).itemsize / group_count(apart)
+            sizes[apart] = sizes.get(apart, 0.0) + nbytes
+        found[ipu] = sum(
+            all_reduce_seconds(
+                model,
+                program.replicas // group_count(apart),
+                nbytes,
+                ipus_per_replica=program.ipus_per_replica,
+            )
+            for apart, nbytes in sizes.items()
+        )
+    return found

@@ -2,7 +2,8 @@
 
 The compiler's half of the memory model: it knows the program's variables and their homes, and which segment of a
 micro-batch makes and reads what. `podrun.device.tiles.memory` adds up. Between pipeline cycles *a* and *b* a value
-that an IPU makes (or gets) in *a* and reads in *b* is there for ``b - a + 1`` micro-batches at once: the stash.
+that an IPU makes (or gets) in *a* and reads in *b* is there for ``(b - a) // period + 1`` micro-batches at once: the
+stash (``period``: cycles from one micro-batch to the next).
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ def _update_bytes(program: Program, groups: Sequence[WeightGroup]) -> int:
     assert rule is not None
     extra = most = 0
     for group in groups:
-        for weight in group.weights:
-            if program.accumulation_factor == 1:
+        for weight in (program.parameters[weight.name].spec for weight in group.weights):
+            if not program.accumulates:
                 extra += weight.size * numpy_dtype(group.gradient_dtype).itemsize
             streamed = 0
             for spec, _ in rule.state(weight).values():
@@ -174,10 +175,10 @@ class _Contents:
         for group in self.memory.groups:
             if group.home != ipu or rule is None:
                 continue
-            for weight in group.weights:
+            for weight in (self.program.parameters[weight.name].spec for weight in group.weights):
                 for spec, _ in rule.state(weight).values():
                     yield STATE, spec.name, _on_chip(spec, where.of(spec.name, where.optimizer_state))
-                if self.program.accumulation_factor > 1:
+                if self.program.accumulates:
                     name = gradient_buffer(weight.name)
                     spec = TensorSpec(name, group.gradient_dtype, weight.shape)
                     yield ACCUMULATORS, name, _on_chip(spec, where.of(name, where.accumulators))
@@ -205,7 +206,9 @@ class _Contents:
                 continue
             # What comes from another IPU is there from the cycle after the one it was made in.
             begin = here[0] if here else min([*reads, *(cycle + 1 for _, cycle in made)])
-            copies = max(reads, default=begin) - begin + 1 if self.program.pipelined else 1
+            period = self.program.pipeline_schedule.period
+            held = (max(reads, default=begin) - begin) // period + 1
+            copies = min(held, self.program.accumulation_factor) if self.program.pipelined else 1
             copies -= not made  # One micro-batch of an input is in its stream's buffer.
             if copies and not place.streamed(size):
                 yield STASH, f"{name} x {copies}", copies * size

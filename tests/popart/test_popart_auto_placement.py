@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import onnx
 import pytest
+from popart_sessions import options, replicated
 
 import podrun.popart as popart
-
-from popart_sessions import options, replicated
 
 WIDTHS = [512, 512, 512, 512, 16, 16, 16, 16, 16]
 """Three large products before small ones."""
@@ -21,7 +22,7 @@ def uneven(names: bool = False, places: list[int] | None = None) -> tuple[bytes,
     x = y = builder.addInputTensor("FLOAT", [4, WIDTHS[0]])
     random, weights = np.random.default_rng(3), []
     made = []
-    for inner, outer in zip(WIDTHS, WIDTHS[1:], strict=False):
+    for inner, outer in itertools.pairwise(WIDTHS):
         start = random.standard_normal((inner, outer)).astype(np.float32) / np.sqrt(inner, dtype=np.float32)
         weights.append(builder.addInitializedInputTensor(start))
         made.append(builder.aiOnnx.matmul([y, weights[-1]], *(["dense"] if names else [])))

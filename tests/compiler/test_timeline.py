@@ -1,0 +1,83 @@
+"""The timeline of a batch: cycles of pipelines counted by hand, and the bubble of each schedule."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from podrun.compiler.program import PipelineSchedule
+from podrun.compiler.timeline import CAUSES, Task, idle_share, makespan, seconds_by_cause
+
+GROUPED, INTERLEAVED = PipelineSchedule.GROUPED, PipelineSchedule.INTERLEAVED
+
+
+def training(
+    stages: int, schedule: PipelineSchedule, forward: float = 1.0, backward: float = 1.0
+) -> list[Task]:
+    """Even stages; the last goes forward and backward in one piece."""
+    last = stages - 1
+    found = [Task(s, s, forward, 0.0) for s in range(last)]
+    found.append(Task(last, last, forward + backward, 0.0))
+    turn = 2 * last + schedule.period - 1
+    return [*found, *(Task(s, turn - s, backward, 0.0) for s in reversed(range(last)))]
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 3), (4, 7), (4, 16), (8, 40)])
+def test_grouped_takes_as_many_cycles_as_published(stages: int, micro_batches: int) -> None:
+    """N + 2F - 2 cycles; with even stages the fill and the flush have cycles with forward or backward work alone."""
+    tasks = training(stages, GROUPED, 1.0, 0.0)
+    # Backward work for nothing: each cycle is as long as a forward piece, if one runs in it.
+    assert makespan(tasks, micro_batches, GROUPED) == micro_batches + stages - 1
+    assert makespan(training(stages, GROUPED), micro_batches, None) == 2 * stages * micro_batches
+
+
+@given(stages=st.integers(2, 6), micro_batches=st.integers(1, 30))
+def test_the_bubble_shrinks_with_more_micro_batches(stages: int, micro_batches: int) -> None:
+    for schedule in PipelineSchedule:
+        tasks = training(stages, schedule)
+        now = idle_share(tasks, micro_batches, schedule)
+        assert -1e-9 <= now < 1
+        assert idle_share(tasks, 2 * micro_batches, schedule) <= now + 1e-9
+    sequential = idle_share(training(stages, GROUPED), micro_batches, None)
+    assert sequential == pytest.approx(1 - 1 / stages)
+
+
+@given(
+    stages=st.integers(2, 5),
+    micro_batches=st.integers(1, 20),
+    times=st.lists(st.floats(0.1, 3.0), min_size=9, max_size=9),
+)
+def test_no_schedule_beats_its_bounds(stages: int, micro_batches: int, times: list[float]) -> None:
+    """Never faster than the busiest IPU, nor than one micro-batch alone; never slower than no pipeline at all."""
+    for schedule in PipelineSchedule:
+        plain = training(stages, schedule)
+        tasks = [Task(t.ipu, t.cycle, times[i], 0.01) for i, t in enumerate(plain)]
+        each: dict[int, float] = {}
+        for task in tasks:
+            each[task.ipu] = each.get(task.ipu, 0.0) + task.compute
+        total = makespan(tasks, micro_batches, schedule)
+        alone = sum(task.compute for task in tasks)
+        assert total >= max(micro_batches * max(each.values()), alone) - 1e-9
+        assert total <= makespan(tasks, micro_batches, None) + 0.01 * len(tasks) * micro_batches + 1e-9
+
+
+def test_interleaved_keeps_every_stage_busy_when_pieces_are_even() -> None:
+    """One forward, one backward: with N micro-batches each IPU idles for the 2(F - 1) pieces of fill and flush."""
+    tasks = training(4, INTERLEAVED)
+    assert makespan(tasks, 10, INTERLEAVED) == 2 * 10 + 2 * 3
+    assert idle_share(tasks, 10, INTERLEAVED) == pytest.approx(6 / 26)
+
+
+def test_causes_add_up() -> None:
+    tasks = [Task(0, 0, 1.0, 0.5, 0.25, 0.125), Task(1, 1, 2.0, 0.0)]
+    for schedule in (None, *PipelineSchedule):
+        found = seconds_by_cause(tasks, 3, schedule)
+        assert tuple(found) == CAUSES
+        assert sum(found.values()) == pytest.approx(makespan(tasks, 3, schedule))
+    assert seconds_by_cause(tasks, 3, None) == {
+        "compute": 9.0,
+        "copies": 1.5,
+        "update": 0.75,
+        "all_reduce": 0.375,
+    }
