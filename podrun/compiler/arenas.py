@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from podrun.compiler.averaging import averaging_arenas
+from podrun.compiler.grouped import GroupOf, group_count, grouped_names, state_of, stored
 from podrun.compiler.layout import holders, position_of
 from podrun.compiler.program import FACTOR, Program, UpdateRule
 from podrun.compiler.scaling import scaling_arenas, scaling_variables
@@ -66,6 +67,8 @@ class Memory:
     groups: tuple[WeightGroup, ...]
     arenas: dict[str, Arena]
     variables: dict[str, Variable]
+    group_of: dict[str, GroupOf] = field(default_factory=dict)
+    """The groups of variables that have a value for each group of replicas, as a leading axis."""
 
 
 def gradient_buffer(weight: str) -> str:
@@ -74,10 +77,10 @@ def gradient_buffer(weight: str) -> str:
 
 
 def trained(program: Program) -> tuple[TensorSpec, ...]:
-    """The weights that the program updates, by name."""
+    """The weights that the program updates, by name, as they are stored."""
     if program.loss is None or program.update is None:
         return ()
-    return tuple(p.spec for name, p in sorted(program.parameters.items()) if p.trainable)
+    return tuple(stored(p) for name, p in sorted(program.parameters.items()) if p.trainable)
 
 
 def plan_memory(program: Program, layout: Layout, homes: Mapping[str, int]) -> Memory:
@@ -115,7 +118,7 @@ class _Planner:
             assert rule is not None
             groups.append(self._group(index, weights, rule))
             arenas |= self._group_arenas(groups[-1], rule)
-            variables |= _group_variables(groups[-1], rule)
+            variables |= self._group_variables(groups[-1], rule)
         for arena, members in self._untrained():
             arenas[arena.name] = arena
             variables |= {s.name: Variable(s, VariableRole.WEIGHT, None, arena.name) for s in members}
@@ -126,7 +129,23 @@ class _Planner:
         names = tuple(weight.name for group in groups for weight in group.weights)
         arenas |= averaging_arenas(self.program, names, ALIGNMENT)
         variables |= scaling_variables(self.program)
-        return Memory(tuple(groups), arenas, variables | _scalar_variables(self.program, groups))
+        variables |= _scalar_variables(self.program, groups)
+        return Memory(tuple(groups), arenas, variables, self._group_of(groups))
+
+    def _group_of(self, groups: Iterable[WeightGroup]) -> dict[str, GroupOf]:
+        """Groups of replicas by variable: those of weights, and of the state that has an axis of groups with them."""
+        found, rule = grouped_names(self.program), self.program.update
+        for weight in (weight for group in groups for weight in group.weights if weight.name in found):
+            assert rule is not None
+            for spec, _ in self._state(rule, weight).values():
+                if spec.shape[:1] == (group_count(found[weight.name]),) and not (
+                    rule.elementwise and spec.shape != weight.shape
+                ):
+                    found[spec.name] = found[weight.name]
+        return found
+
+    def _state(self, rule: UpdateRule, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
+        return state_of(rule, self.program.parameters[weight.name])
 
     def _home(self, name: str) -> int:
         return self.homes.get(name, 0)
@@ -141,11 +160,19 @@ class _Planner:
         for weight in trained(self.program):
             assert rule is not None
             states = tuple(
-                (p, spec.dtype, initial) for p, (spec, initial) in sorted(rule.state(weight).items())
+                (p, spec.dtype, initial) for p, (spec, initial) in sorted(self._state(rule, weight).items())
             )
             scalars = tuple(sorted(rule.scalars(weight.name)))
             dtypes = (weight.dtype, gradient_dtype(rule, weight))
-            key = (self._home(weight.name), rule.group_key(weight.name), dtypes, states, scalars)
+            groups_of_replicas = self.program.parameters[weight.name].group_of
+            key = (
+                self._home(weight.name),
+                rule.group_key(weight.name),
+                dtypes,
+                states,
+                scalars,
+                groups_of_replicas,
+            )
             groups.setdefault(key, []).append(weight)
         return list(groups.values())
 
@@ -156,7 +183,7 @@ class _Planner:
             weight_arena=f"weights.{index}",
             gradient_arena=f"gradients.{index}",
             gradient_dtype=gradient_dtype(rule, first),
-            states=tuple(self._field(index, p, weights, rule) for p in sorted(rule.state(first))),
+            states=tuple(self._field(index, p, weights, rule) for p in sorted(self._state(rule, first))),
             scalars=tuple(sorted(rule.scalars(first.name))),
             elementwise=rule.elementwise,
             size=self._padded(_members((weight.name, weight.shape) for weight in weights)),
@@ -164,7 +191,7 @@ class _Planner:
         )
 
     def _field(self, index: int, prefix: str, weights: list[TensorSpec], rule: UpdateRule) -> StateField:
-        specs = [rule.state(weight)[prefix] for weight in weights]
+        specs = [self._state(rule, weight)[prefix] for weight in weights]
         spec, initial = specs[0]
         whole = all(state.shape == weight.shape for (state, _), weight in zip(specs, weights, strict=True))
         if rule.elementwise and not whole and any(state.shape != () for state, _ in specs):
@@ -194,13 +221,13 @@ class _Planner:
                 group.gradient_arena, group.gradient_dtype, group.size, gradients, False, position=position
             ),
         ]
-        for field in group.states:
-            specs = [rule.state(weight)[field.prefix][0] for weight in group.weights]
-            members = _members(((s.name, s.shape) for s in specs), alignment=1 if field.scalar else ALIGNMENT)
-            by_slices = group.elementwise and not field.scalar
-            sliced = by_slices and not field.gathered
+        for state in group.states:
+            specs = [self._state(rule, weight)[state.prefix][0] for weight in group.weights]
+            members = _members(((s.name, s.shape) for s in specs), alignment=1 if state.scalar else ALIGNMENT)
+            by_slices = group.elementwise and not state.scalar
+            sliced = by_slices and not state.gathered
             size = self._padded(members)
-            arenas.append(Arena(field.arena, field.dtype, size, members, by_slices, sliced, position))
+            arenas.append(Arena(state.arena, state.dtype, size, members, by_slices, sliced, position))
         return {arena.name: arena for arena in arenas}
 
     def _untrained(self) -> Iterable[tuple[Arena, list[TensorSpec]]]:
@@ -210,7 +237,7 @@ class _Planner:
         for name, parameter in sorted(self.program.parameters.items()):
             if name not in written:
                 place = self._position(self._home(name)) or 0
-                chosen.setdefault((place, parameter.spec.dtype), []).append(parameter.spec)
+                chosen.setdefault((place, parameter.spec.dtype), []).append(stored(parameter))
         for (place, dtype), specs in sorted(chosen.items()):
             members = _members((spec.name, spec.shape) for spec in specs)
             spanning = self.layout.machines_per_replica > 1
@@ -218,22 +245,21 @@ class _Planner:
             position = place if spanning else None
             yield Arena(name, dtype, self._padded(members), members, position=position), specs
 
+    def _group_variables(self, group: WeightGroup, rule: UpdateRule) -> dict[str, Variable]:
+        weights = [
+            Variable(weight, VariableRole.WEIGHT, None, group.weight_arena) for weight in group.weights
+        ]
+        states = [
+            Variable(spec, VariableRole.OPTIMIZER_STATE, state.initial, state.arena)
+            for state in group.states
+            for spec in (self._state(rule, weight)[state.prefix][0] for weight in group.weights)
+        ]
+        return {variable.spec.name: variable for variable in (*weights, *states)}
+
     def _padded(self, members: tuple[ArenaMember, ...]) -> int:
         """Elements of an arena with these members, so that every machine's slice is aligned."""
         last = members[-1]
         return _round_up(last.offset + math.prod(last.shape), ALIGNMENT * holders(self.layout))
-
-
-def _group_variables(group: WeightGroup, rule: UpdateRule) -> dict[str, Variable]:
-    weights = [Variable(weight, VariableRole.WEIGHT, None, group.weight_arena) for weight in group.weights]
-    states = [
-        Variable(
-            rule.state(weight)[field.prefix][0], VariableRole.OPTIMIZER_STATE, field.initial, field.arena
-        )
-        for field in group.states
-        for weight in group.weights
-    ]
-    return {variable.spec.name: variable for variable in (*weights, *states)}
 
 
 def _scalar_variables(program: Program, groups: Iterable[WeightGroup]) -> dict[str, Variable]:

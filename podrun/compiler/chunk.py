@@ -21,6 +21,7 @@ from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer
 from podrun.compiler.averaging import averaged, averages, count_buffer, counted
 from podrun.compiler.differentiate import gradients, weight_gradients_each
 from podrun.compiler.fold import Folded
+from podrun.compiler.grouped import grouped_names, replicas_reduced, rows
 from podrun.compiler.pieces import Piece
 from podrun.compiler.program import FACTOR, Program
 from podrun.compiler.scaling import counts, statistics_buffer
@@ -97,6 +98,7 @@ class ChunkBuilder:
             self.layout.replicas_per_machine,
             batched=frozenset(self.program.state_updates),
             broadcast=frozenset(n for n, spec in self.program.inputs.items() if spec.broadcast),
+            group_of=grouped_names(self.program),
         )
         outputs = [gradient_buffer(weight) for weight in self.weights]
         outputs += [statistics_buffer(name) for name in self.tracked]
@@ -146,10 +148,14 @@ class ChunkBuilder:
         elif self.traced.uses_random:
             found[seeds.SEED_VARIABLE] = buffer((2,), "uint32")
             found[REPLICA_OFFSET] = buffer((), "int32")
+        if self.memory.group_of:
+            found[REPLICA_OFFSET] = buffer((), "int32")
         return found
 
     def _run(self, folded: Folded, buffers: Buffers, accumulate: bool) -> dict[str, Any]:
         parameters = {name: buffers[name] for name in self.traced.parameters}
+        if self.memory.group_of:
+            parameters[REPLICA_OFFSET] = buffers[REPLICA_OFFSET]
         inputs = folded.fold_inputs({name: buffers[input_buffer(name)] for name in self.loaded})
         results: dict[str, Any] = {}
         keys = buffers.get(KEYS)
@@ -167,7 +173,10 @@ class ChunkBuilder:
         found[AnchorKind.VALUE] = values | {name: self._each(folded, name, inputs[name]) for name in inputs}
         for anchor in self.stored:
             value = found[anchor.kind][anchor.subject]
-            if anchor.kind is AnchorKind.VARIABLE and anchor.subject not in self.program.state_updates:
+            if anchor.kind is AnchorKind.VARIABLE and anchor.subject in self.memory.group_of:
+                group_of, offset = self.memory.group_of[anchor.subject], buffers[REPLICA_OFFSET]
+                value = rows(value, group_of, offset, folded.micro_batches, folded.replicas)
+            elif anchor.kind is AnchorKind.VARIABLE and anchor.subject not in self.program.state_updates:
                 value = jnp.broadcast_to(value, (folded.size, *value.shape))
             results[anchor_buffer(anchor.name)] = folded.unfold(value)
         for parameter, value in self.program.state_updates.items():
@@ -226,7 +235,8 @@ class ChunkBuilder:
             results[name] = buffers[name] + gradient if accumulate else gradient
             return
         old, count = (buffers[name], buffers[count_buffer(weight)]) if accumulate else (None, None)
-        results[name] = averaged(old, count, gradient, self.program.replicas).astype(dtype)
+        replicas = replicas_reduced(self.program, weight)
+        results[name] = averaged(old, count, gradient, replicas).astype(dtype)
         if accumulate:
             results[count_buffer(weight)] = buffers[count_buffer(weight)] + 1
 

@@ -20,6 +20,7 @@ from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, forward_piece
 from podrun.compiler.cost import tile_report
 from podrun.compiler.digest import digest
 from podrun.compiler.fold import chunks
+from podrun.compiler.grouped import check_groups, rows
 from podrun.compiler.layout import layout_of
 from podrun.compiler.pieces import Piece, export_piece, export_traced
 from podrun.compiler.placement import Placement, placement_of
@@ -32,6 +33,7 @@ from podrun.compiler.trace import Trace, fixed_numerics, trace
 from podrun.compiler.update import JOINT_UPDATE, joint_piece, update_piece
 from podrun.errors import UnimplementedError, UnsupportedError, UsageError
 from podrun.executable import (
+    REPLICA_OFFSET,
     Computation,
     Executable,
     Instruction,
@@ -206,6 +208,7 @@ def _check(program: Program) -> None:
     for name in program.state_updates:
         if name not in program.parameters:
             raise unknown_tensor(name, program.parameters)
+    check_groups(program)
     if (
         program.loss is not None
         and program.update is None
@@ -285,10 +288,20 @@ def _updated_anchors(builder: ChunkBuilder, home: int) -> Piece:
     replicas = builder.layout.replicas_per_machine
 
     def run(values: Mapping[str, Any]) -> dict[str, Any]:
-        found = {anchor.name: values[anchor.subject] for anchor in anchors}
-        return {anchor_buffer(n): jnp.broadcast_to(v, (1, replicas, *v.shape)) for n, v in found.items()}
+        found = {}
+        for anchor in anchors:
+            value, group_of = values[anchor.subject], builder.memory.group_of.get(anchor.subject)
+            if group_of is None:
+                found[anchor_buffer(anchor.name)] = jnp.broadcast_to(value, (1, replicas, *value.shape))
+            else:
+                found[anchor_buffer(anchor.name)] = rows(
+                    value, group_of, values[REPLICA_OFFSET], 1, replicas
+                )[None]
+        return found
 
-    inputs = {a.subject: abstract(builder.program.parameters[a.subject].spec) for a in anchors}
+    inputs = {a.subject: abstract(builder.memory.variables[a.subject].spec) for a in anchors}
+    if any(a.subject in builder.memory.group_of for a in anchors):
+        inputs[REPLICA_OFFSET] = abstract(TensorSpec(REPLICA_OFFSET, "int32", ()))
     outputs = tuple(anchor_buffer(anchor.name) for anchor in anchors)
     return Piece(f"anchors.updated.{home}", run, inputs, outputs)
 
@@ -311,7 +324,9 @@ def _streams(builder: ChunkBuilder) -> dict[str, Stream]:
 def _subject_spec(builder: ChunkBuilder, kind: AnchorKind, subject: str) -> TensorSpec:
     """dtype and shape of what an anchor speaks of, as one replica sees it in one micro-batch."""
     if subject in builder.memory.variables:
-        return builder.memory.variables[subject].spec
+        found = builder.memory.variables[subject].spec
+        grouped = subject in builder.memory.group_of
+        return TensorSpec(found.name, found.dtype, found.shape[1:]) if grouped else found
     if subject in builder.program.inputs:
         if kind is AnchorKind.VALUE:
             raise UnimplementedError(

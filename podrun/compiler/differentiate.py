@@ -80,8 +80,9 @@ def weight_gradients_each(
         each, pull_back = jax.vjp(loss_of, {name: parameters[name] for name in wanted})
         return dict(pull_back(_seed(scale, each))[0])
 
+    parameters = folded.own_rows(parameters)
     axes = (
-        {name: 0 if name in folded.batched else None for name in parameters},
+        folded.parameter_axes(parameters),
         folded.input_axes(inputs),
         None if keys is None else 0,
     )

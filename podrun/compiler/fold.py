@@ -8,7 +8,7 @@ program and a fixed budget, never from the memory free at the moment: it decides
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -16,8 +16,10 @@ import jax.numpy as jnp
 
 from podrun.compiler import seeds
 from podrun.compiler.averaging import averages
+from podrun.compiler.grouped import GroupOf, rows
 from podrun.compiler.program import Program
 from podrun.compiler.trace import Trace, evaluate
+from podrun.executable import REPLICA_OFFSET
 
 Tensors = Mapping[str, Any]
 
@@ -62,7 +64,8 @@ class Folded:
     """The forward function over ``micro_batches * replicas`` at once, micro-batch major.
 
     ``batched``: parameters that have a value of their own for each replica (only with one micro-batch at a
-    time). ``broadcast``: inputs without a replica axis.
+    time). ``broadcast``: inputs without a replica axis. ``group_of``: parameters with a leading axis of groups of
+    replicas; they come with `REPLICA_OFFSET` among the parameters, which says who the replicas here are.
     """
 
     traced: Trace
@@ -70,6 +73,7 @@ class Folded:
     replicas: int
     batched: frozenset[str]
     broadcast: frozenset[str]
+    group_of: Mapping[str, GroupOf] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -104,11 +108,26 @@ class Folded:
         arguments = [named.get(name) for name in names]
         return evaluate(self.traced, [*arguments, key], deltas)
 
+    def own_rows(self, parameters: Tensors) -> dict[str, Any]:
+        """Parameters as replicas see them: those with groups on the folded axis."""
+        found = {name: value for name, value in parameters.items() if name != REPLICA_OFFSET}
+        for name in self.group_of.keys() & parameters.keys():
+            offset = parameters[REPLICA_OFFSET]
+            found[name] = rows(
+                parameters[name], self.group_of[name], offset, self.micro_batches, self.replicas
+            )
+        return found
+
+    def parameter_axes(self, parameters: Tensors) -> dict[str, int | None]:
+        """The vmap axis of each of `own_rows`."""
+        return {name: 0 if name in self.batched or name in self.group_of else None for name in parameters}
+
     def forward(self, parameters: Tensors, inputs: Tensors, keys: Any, deltas: Tensors) -> dict[str, Any]:
         """Every result with the folded axis in front. ``inputs`` from `fold_inputs`, ``deltas`` ``[size,
         ...]``."""
+        parameters = self.own_rows(parameters)
         axes = (
-            {name: 0 if name in self.batched else None for name in parameters},
+            self.parameter_axes(parameters),
             self.input_axes(inputs),
             None if keys is None else 0,
             dict.fromkeys(deltas, 0),

@@ -46,10 +46,12 @@ def tap(name: str, value: Any) -> Any:
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
     """An initializer of the model. ``trainable``: a gradient path to the loss exists and the optimizer
-    updates it."""
+    updates it. ``group_of``: the group of each replica of the program, if groups of replicas have values of
+    their own (`podrun.compiler.grouped`); ``spec`` is then what one replica sees. Empty: one value for all."""
 
     spec: TensorSpec
     trainable: bool
+    group_of: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ class Locations:
 
 FACTOR = "lossScaleUpdateFactor"
 """Variable: what automatic loss scaling multiplies the loss scaling with. Update rules divide it out again."""
+PHASE = "lossScaleUpdatePhase"
+"""Variable: the batch's number modulo the period of automatic loss scaling."""
 
 
 @dataclass(frozen=True, slots=True)

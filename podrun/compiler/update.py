@@ -8,7 +8,7 @@ each weight whole, on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -17,10 +17,12 @@ import numpy as np
 
 from podrun.compiler.abstract import buffer
 from podrun.compiler.arenas import ALIGNMENT, Memory, WeightGroup, gradient_buffer, scalar_dtype
+from podrun.compiler.grouped import group_count
 from podrun.compiler.layout import holders
 from podrun.compiler.pieces import Piece
 from podrun.compiler.program import JointRule, UpdateRule
-from podrun.executable import REPLICA_OFFSET, Layout
+from podrun.errors import UnimplementedError
+from podrun.executable import REPLICA_OFFSET, Layout, TensorSpec
 
 Buffers = Mapping[str, Any]
 
@@ -94,12 +96,20 @@ def joint_piece(memory: Memory, rule: JointRule) -> Piece:
         for weight in group.weights:
             inputs[weight.name] = buffer(weight.shape, weight.dtype)
             inputs[gradient_buffer(weight.name)] = buffer(weight.shape, group.gradient_dtype)
-            specs = {prefix: spec for prefix, (spec, _) in sorted(rule.state(weight).items())}
+            specs = _states(memory, weight.name, rule)
             states_of[weight.name] = {prefix: spec.name for prefix, spec in specs.items()}
             inputs |= {s.name: buffer(s.shape, s.dtype) for s in specs.values()}
             outputs += [weight.name, *states_of[weight.name].values()]
 
+    groups = _common_groups(memory, states_of)
+
     def run(values: Buffers) -> dict[str, Any]:
+        if groups == 1:
+            return once(values)
+        each = [once({**values} | {name: values[name][g] for name in arrays}) for g in range(groups)]
+        return {name: jnp.stack([found[name] for found in each]) for name in outputs}
+
+    def once(values: Buffers) -> dict[str, Any]:
         weights = {name: values[name] for name in states_of}
         gradients = {name: values[gradient_buffer(name)] for name in states_of}
         states = {name: {p: values[b] for p, b in buffers.items()} for name, buffers in states_of.items()}
@@ -108,6 +118,8 @@ def joint_piece(memory: Memory, rule: JointRule) -> Piece:
         for name, buffers in states_of.items():
             results |= {b: _like(new_states[name][p], values[b]) for p, b in buffers.items()}
         return results
+
+    arrays = {*outputs, *(gradient_buffer(name) for name in states_of)}
 
     return Piece(JOINT_UPDATE, run, inputs, tuple(outputs))
 
@@ -122,6 +134,26 @@ def _blocks(group: WeightGroup, memory: Memory, machine: Any, count: int) -> Any
     return jax.lax.dynamic_slice(table, (machine * per_machine,), (per_machine,))
 
 
+def _states(memory: Memory, weight: str, rule: UpdateRule) -> dict[str, TensorSpec]:
+    """The states of a weight as they are stored, by prefix."""
+    spec = memory.variables[weight].spec
+    names = {prefix: state.name for prefix, (state, _) in sorted(rule.state(spec).items())}
+    return {prefix: memory.variables[name].spec for prefix, name in names.items()}
+
+
+def _common_groups(memory: Memory, weights: Iterable[str]) -> int:
+    """How many groups of replicas the weights have, which must be the same groups for all."""
+    found = {weight: memory.group_of.get(weight, ()) for weight in weights}
+    if len(set(found.values())) > 1:
+        odd = sorted(weight for weight, group_of in found.items() if group_of)
+        raise UnimplementedError(
+            f"An optimizer that looks at all weights at once (gradient clipping) is not there yet where only some of "
+            f"them, {', '.join(odd[:5])}, have groups of replicas, or others than the rest.",
+            hint="Give all trained weights the same VariableSettings.",
+        )
+    return group_count(next(iter(found.values()), ()))
+
+
 def _like(value: Any, old: Any) -> Any:
     return jnp.asarray(value).astype(old.dtype).reshape(old.shape)
 
@@ -134,19 +166,31 @@ def _whole(name: str, group: WeightGroup, memory: Memory, rule: UpdateRule, scal
         dtype = group.gradient_dtype
         inputs[weight.name] = buffer(weight.shape, weight.dtype)
         inputs[gradient_buffer(weight.name)] = buffer(weight.shape, dtype)
-        specs = {prefix: spec for prefix, (spec, _) in sorted(rule.state(weight).items())}
+        specs = _states(memory, weight.name, rule)
         state_of[weight.name] = {prefix: spec.name for prefix, spec in specs.items()}
         inputs |= {s.name: buffer(s.shape, s.dtype) for s in specs.values()}
         outputs += [weight.name, *state_of[weight.name].values()]
 
     def run(values: Buffers) -> dict[str, Any]:
         results: dict[str, Any] = {}
+        chosen = {n: values[n] for n in scalars}
         for weight, states in state_of.items():
-            state = {prefix: values[buffer] for prefix, buffer in states.items()}
-            chosen = {n: values[n] for n in scalars}
-            new, after = rule.apply(weight, values[weight], values[gradient_buffer(weight)], state, chosen)
-            results[weight] = _like(new, values[weight])
-            results |= {states[p]: _like(after[p], state[p]) for p in states}
+            groups = group_count(memory.group_of.get(weight, ()))
+            if groups == 1:
+                results |= once(weight, states, values, chosen)
+                continue
+            names = (weight, gradient_buffer(weight), *states.values())
+            each = [
+                once(weight, states, {name: values[name][g] for name in names}, chosen) for g in range(groups)
+            ]
+            results |= {name: jnp.stack([found[name] for found in each]) for name in each[0]}
         return results
+
+    def once(weight: str, states: Mapping[str, str], values: Buffers, chosen: Buffers) -> dict[str, Any]:
+        """A weight, or one group's value of it."""
+        state = {prefix: values[buffer] for prefix, buffer in states.items()}
+        new, after = rule.apply(weight, values[weight], values[gradient_buffer(weight)], state, chosen)
+        found = {weight: _like(new, values[weight])}
+        return found | {states[p]: _like(after[p], state[p]) for p in states}
 
     return Piece(name, run, inputs, tuple(outputs))

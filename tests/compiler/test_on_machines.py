@@ -23,7 +23,7 @@ ANCHORS = [AnchorSpec("loss"), AnchorSpec("Gradient___w0"), AnchorSpec("w0", Ret
 
 
 def on_machines(
-    executable: Executable, program: Program, batches: int
+    executable: Executable, program: Program, batches: int, start: dict[str, Any] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Anchors and variables after a run on machines inside this process."""
     whole = IpuRange(0, executable.layout.ipus)
@@ -33,7 +33,7 @@ def on_machines(
             connection.try_attach(AttachRequest(whole, whole, pid=1, user="test", command="pytest")) is None
         )
         connection.load(executable)
-        connection.write_variables(weights_for(program))
+        connection.write_variables(weights_for(program) if start is None else start)
         result = connection.run(batches, inputs_for(program, batches))
         return dict(result.anchors), connection.read_variables(executable.variables)
     finally:

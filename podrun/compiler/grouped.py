@@ -1,0 +1,101 @@
+"""Replica groups: variables that have a value of their own for each group of replicas.
+
+Such a variable is stored with the groups as its leading axis, ``[groups, *shape]``, on every machine; so is its
+gradient accumulator, and its optimizer state. A replica works with its group's row. The gradient of taking rows adds
+each replica's gradient to its group's row, in order of micro-batches and replicas, so one reduction over all machines
+sums within groups only: elsewhere the rows are zeros. All of it lies in arenas like any other variable, so machines
+share its update by slices and results do not depend on how the job is run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from podrun.compiler.program import ParameterSpec, Program, UpdateRule
+from podrun.errors import UnimplementedError, UsageError
+from podrun.executable import TensorSpec
+
+GroupOf = tuple[int, ...]
+"""The group of each replica of the program, by its global index."""
+
+
+def group_count(group_of: GroupOf) -> int:
+    """How many groups there are; 1 for a variable without groups."""
+    return max(group_of, default=0) + 1
+
+
+def stored(parameter: ParameterSpec) -> TensorSpec:
+    """The spec of a parameter as the host and the machines have it: with a leading axis of groups, if it has any."""
+    return _with_groups(parameter.spec, parameter.group_of)
+
+
+def state_of(rule: UpdateRule, parameter: ParameterSpec) -> dict[str, tuple[TensorSpec, float]]:
+    """The rule's state for a weight as it is stored, by prefix.
+
+    An element-wise rule sees all groups at once: states of the weight's shape get groups with it, and there is one
+    counter for all groups. Other rules update each group by itself, and every state has one value for each group.
+    """
+    if not parameter.group_of:
+        return rule.state(parameter.spec)
+    if rule.elementwise:
+        return rule.state(stored(parameter))
+    found = rule.state(parameter.spec)
+    return {prefix: (_with_groups(s, parameter.group_of), initial) for prefix, (s, initial) in found.items()}
+
+
+def grouped_names(program: Program) -> dict[str, GroupOf]:
+    """The parameters with groups."""
+    return {name: item.group_of for name, item in sorted(program.parameters.items()) if item.group_of}
+
+
+def rows(value: Any, group_of: GroupOf, offset: Any, micro_batches: int, replicas: int) -> Any:
+    """What each replica of a machine sees of a stored variable: ``[micro_batches * replicas, *shape]``.
+
+    ``offset``: the machine's first replica, as an int32 scalar. Halves take a way through float32, so that their
+    gradients are summed there and rounded once.
+    """
+    table = jnp.asarray(np.asarray(group_of, np.int32))
+    index = jnp.tile(table[offset + jnp.arange(replicas, dtype=jnp.int32)], micro_batches)
+    if value.dtype.itemsize < 4 and jnp.issubdtype(value.dtype, jnp.floating):
+        return value.astype(jnp.float32)[index].astype(value.dtype)
+    return value[index]
+
+
+def check_groups(program: Program) -> None:
+    """Raises UsageError for groups that are not of this program's replicas, UnimplementedError for variables that
+    cannot have any yet."""
+    for name, group_of in grouped_names(program).items():
+        if len(group_of) != program.replicas:
+            raise UsageError(
+                f"{name!r} has groups of {len(group_of)} replicas; the program has {program.replicas}."
+            )
+        if group_count(group_of) == 1:
+            raise UsageError(
+                f"{name!r} has one group, of all replicas.", hint="Leave group_of empty for that."
+            )
+        sizes = {group_of.count(group) for group in range(group_count(group_of))}
+        if len(sizes) != 1 or min(group_of) < 0 or 0 in sizes:
+            raise UsageError(
+                f"The groups of {name!r} must be numbered from 0 and equally large; replicas are in {list(group_of)}."
+            )
+        if name in program.state_updates:
+            raise UnimplementedError(
+                f"{name!r} is replaced in each micro-batch (running statistics), so each replica has its own already; "
+                "groups of replicas for it are not there yet.",
+                hint="Leave out the VariableSettings of running statistics.",
+            )
+
+
+def replicas_reduced(program: Program, weight: str) -> int:
+    """Over how many replicas the gradient of a weight is reduced: all, or those of a group."""
+    group_of = program.parameters[weight].group_of
+    return program.replicas // group_count(group_of)
+
+
+def _with_groups(spec: TensorSpec, group_of: GroupOf) -> TensorSpec:
+    if not group_of:
+        return spec
+    return TensorSpec(spec.name, spec.dtype, (group_count(group_of), *spec.shape))
