@@ -37,7 +37,7 @@ def bert() -> float:
     total = 0.0
     for _ in range(24):
         trace.transformer_parts.cache_clear()
-        parts = trace.transformer_parts("gc200", 2, 512, 1024, 16, 4096, 30528, True, "float16", 0.6)
+        parts = trace.transformer_parts("gc200", 2, 512, "bert_large", True, "float16", 0.6)
         total += parts["layer"][0]["step"]["cycles"]
     return total + parts["embedding"][0]["step"]["cycles"] + parts["head"][0]["step"]["cycles"]
 

@@ -17,6 +17,7 @@ from podrun.device.target import GC2
 from podrun.device.tiles.batch import Batch, batch_seconds, tied_pipeline
 from podrun.device.tiles.code import REPEATED
 from podrun.device.tiles.cost import TILE_IMBALANCE
+from podrun.models import TRANSFORMERS
 
 IMAGE_SIDE = {
     "resnet18": 224,
@@ -29,14 +30,6 @@ IMAGE_SIDE = {
     "swin_l": 384,
 }
 """Image networks and the side of their input where a record does not say."""
-TRANSFORMERS = {
-    "bert_base": (12, 768, 12, 3072, 30528),
-    "bert_large": (24, 1024, 16, 4096, 30528),
-    "gpt_117m": (12, 768, 12, 3072, 50257),
-    "roberta": (12, 768, 12, 3072, 50265),
-    "bert_3_layer": (3, 768, 12, 3072, 30528),
-}
-"""Layers, hidden size, heads, feed-forward size and vocabulary."""
 SEQUENCE_LENGTH = {
     "pretrain_phase_1": 128,
     "pretrain_phase_2": 512,
@@ -211,7 +204,7 @@ def packing(record: Record) -> float:
 
 def _transformer(record: Record, name: str) -> Workload:
     params, train = record.params, _training(record)
-    layers, hidden, heads, feed_forward, vocabulary = TRANSFORMERS[name]
+    layers, hidden = TRANSFORMERS[name].layers, TRANSFORMERS[name].hidden
     tokens, packs = sequence_length(record), packing(record)
     per, replicas = _layout(record, name)
     micro = int(params["micro_batch"])
@@ -222,10 +215,10 @@ def _transformer(record: Record, name: str) -> Workload:
             micro = max(1, TRAINING_TOKENS // tokens)
     elif micro == 1 and params.get("global_batch"):
         micro = int(params["global_batch"])
-    question = (record.chip.name, micro, tokens, hidden, heads, feed_forward, vocabulary)
+    question = (record.chip.name, micro, tokens, name)
     proportion = params["available_memory_proportion"]
     partials = "float16"
-    share = 1.0 if name.startswith("gpt") else 0.15
+    share = 1.0 if TRANSFORMERS[name].causal else 0.15
     costs = trace.transformer_parts(*question, train, partials, proportion, share)
     cycles = {part: float(report["step"]["cycles"]) for part, (report, _) in costs.items()}
     if train and per > 1:
@@ -367,16 +360,13 @@ def _network_memory(record: Record, name: str) -> dict[str, Any]:
 
 def _transformer_memory(record: Record, name: str) -> dict[str, Any]:
     """Encoder layers ``first_layer`` to ``last_layer`` of a transformer, or one operation of a layer."""
-    layers, hidden, heads, feed_forward, vocabulary = TRANSFORMERS[name]
+    layers = TRANSFORMERS[name].layers
     tokens, train = sequence_length(record), _training(record)
     costs = trace.transformer_parts(
         record.chip.name,
         int(record.params["micro_batch"]),
         tokens,
-        hidden,
-        heads,
-        feed_forward,
-        vocabulary,
+        name,
         train,
         "float16",
         record.params["available_memory_proportion"],
@@ -387,7 +377,7 @@ def _transformer_memory(record: Record, name: str) -> dict[str, Any]:
     layer, embedding = costs["layer"][0], costs["embedding"][0]
     op = record.params.get("op")
     if op is not None:
-        inside = [code for scope, code in layer["code_by_scope"].items() if scope.split("/")[0] == op]
+        inside = [code for scope, code in layer["code_by_scope"].items() if op in scope.split("/")]
         if not inside:
             raise NotPredicted(f"operation {op!r} is not one of the layer's")
         summed = {part: float(sum(code[part] for code in inside)) for part in inside[0]}

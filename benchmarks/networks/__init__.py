@@ -1,1 +1,1 @@
-"""The published networks as JAX functions, for the cost model: shapes only, no weights are ever made."""
+"""Published networks, built with the front end and costed on tiles: shapes only, no weights are ever made."""

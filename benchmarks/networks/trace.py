@@ -1,55 +1,67 @@
-"""From a network to cost reports: forward, forward and backward, weight update. Cached by question."""
+"""From a network of `podrun.models` to cost reports: forward, or forward and backward. Cached by question.
+
+The network is built with the front end (weights declared, not made), lowered as a session would, differentiated, and
+costed on one chip.
+"""
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
 from typing import Any
 
-from networks import sequence, vision
+from podrun import models
 from podrun.device.tiles.cost import cost_jaxpr
+from podrun.models import attention
+from podrun.models.catalogue import Built, finished
+from podrun.models.catalogue import lstm as lstm_stack
+from podrun.models.network import Declared, Network
+from podrun.popart.builder import Builder
 
-NUMPY_TYPES = {"fp8": "float16", "fp16": "float16", "fp32": "float32"}
+PADDED_CHANNELS = 4
+"""Channels of an image on the device: the library pads three to four."""
 
 
-def reports(
-    function: Callable[[vision.Maker, Any, Any], Any],
-    inputs: tuple[int, ...],
+def costed(
+    built: Built,
     *,
     chip: str,
     train: bool,
-    dtype: str = "float16",
-    integer: bool = False,
     partials: str = "float32",
     proportion: float = 0.6,
     input_gradient: bool = False,
     product_type: str | None = None,
-) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
-    """Cost ``function(maker, inputs, key)`` on one chip: its forward, or its forward and backward in
-    training."""
+    forward_only: bool = False,
+) -> tuple[dict[str, Any], int]:
+    """Cost a built network on one chip, its forward or its forward and backward; also its number of weights.
+
+    ``input_gradient``: also the gradient of the first input, for a part of a larger network. ``forward_only``: the
+    forward pass as training runs it.
+    """
     import jax
     import jax.numpy as jnp
+    import onnx
 
-    kind = jnp.dtype(dtype)
-    x = jax.ShapeDtypeStruct(inputs, jnp.int32 if integer else kind)
+    from podrun.executable import numpy_dtype
+    from podrun.popart.lowering import lower
+
+    lowered = lower(onnx.load_from_string(built.model), training=train)
+    given = {
+        name: jax.ShapeDtypeStruct(spec.shape, numpy_dtype(spec.dtype))  # type: ignore[no-untyped-call]
+        for name, spec in lowered.inputs.items()
+    }
+    trained = {*built.weights, *(built.inputs[:1] if input_gradient else ())}
+    weights = {name: spec for name, spec in given.items() if name in trained}
+    rest = {name: spec for name, spec in given.items() if name not in trained}
     key = jax.eval_shape(lambda: jax.random.key(0))
-    recorder = vision.Maker(None, kind)
-    jax.eval_shape(lambda x, key: function(recorder, x, key), x, key)
-    shapes = dict(recorder.shapes)
-    weights = {name: jax.ShapeDtypeStruct(shape, kind) for name, shape in shapes.items()}
 
-    def forward(weights: Any, x: Any, key: Any) -> Any:
-        return function(vision.Maker(weights, kind), x, key)
+    def forward(weights: Any, rest: Any, key: Any) -> Any:
+        return lowered.forward({}, {**weights, **rest}, key)[built.output]
 
-    def loss(weights: Any, x: Any, key: Any) -> Any:
-        out = forward(weights, x, key)
+    def loss(weights: Any, rest: Any, key: Any) -> Any:
+        out = forward(weights, rest, key)
         return jnp.sum(out * out)
 
-    step: Callable[..., Any] = forward
-    if train:
-        step = jax.grad(loss, (0, 1) if input_gradient and not integer else 0)
-    jaxpr = jax.make_jaxpr(step)(weights, x, key)
+    jaxpr = jax.make_jaxpr(jax.grad(loss) if train and not forward_only else forward)(weights, rest, key)
     report = cost_jaxpr(
         jaxpr,
         chip,
@@ -58,12 +70,7 @@ def reports(
         product_type=product_type,
         results_stay=not train,
     )
-    return report, shapes
-
-
-def parameters(shapes: dict[str, tuple[int, ...]]) -> int:
-    """Weights in all, masks left out."""
-    return sum(math.prod(shape) for name, shape in shapes.items() if name != "mask")
+    return report, sum(given[name].size for name in built.weights if name in given)
 
 
 @functools.lru_cache(maxsize=256)
@@ -81,32 +88,26 @@ def image_network(
     group_size: int,
     eight_bit: bool = False,
 ) -> tuple[dict[str, Any], int]:
-    """Report and number of weights of an image network at one micro-batch."""
-    depths = {"resnet18": 18, "resnet50": 50, "resnext101": 1011}
-
-    def function(make: vision.Maker, x: Any, key: Any) -> Any:
-        del key
-        if name in depths:
-            return vision.resnet(make, x, depth=depths[name], kind=kind, train=train, recompute=recompute)
-        if name in sequence.SWIN:
-            return sequence.swin(make, x, variant=name)
-        if name == "alexnet":
-            return vision.alexnet(make, x)
-        variant = name.removeprefix("efficientnet_")
-        return vision.efficientnet(make, x, variant=variant, kind=kind, train=train, group_size=group_size)
-
-    # The library pads three input channels to four.
-    report, shapes = reports(
-        function,
-        (batch, side, side, 4),
-        chip=chip,
-        train=train,
+    """Report and number of weights of an image network at one micro-batch. ``recompute``: forward twice."""
+    built = models.build(
+        name,
+        batch=batch,
+        side=side,
         dtype=dtype,
-        partials=partials,
-        proportion=proportion,
-        product_type="float8" if eight_bit else None,
+        norm=kind,
+        depthwise_group=group_size,
+        train=train,
+        padded_channels=PADDED_CHANNELS,
     )
-    return report, parameters(shapes)
+    question: dict[str, Any] = {"chip": chip, "train": train, "partials": partials, "proportion": proportion}
+    question["product_type"] = "float8" if eight_bit else None
+    report, weights = costed(built, **question)
+    if recompute and train:
+        again, _ = costed(built, **question, forward_only=True)
+        step = dict(report["step"])
+        step["cycles"] = step["cycles"] + again["step"]["cycles"]
+        report = {**report, "step": step}
+    return report, weights
 
 
 @functools.lru_cache(maxsize=256)
@@ -114,46 +115,41 @@ def transformer_parts(
     chip: str,
     batch: int,
     tokens: int,
-    hidden: int,
-    heads: int,
-    feed_forward: int,
-    vocabulary: int,
+    name: str,
     train: bool,
     partials: str,
     proportion: float,
     predicted: float = 0.15,
 ) -> dict[str, tuple[dict[str, Any], int]]:
-    """Reports and numbers of weights of one encoder layer, the embedding and the prediction head."""
+    """Reports and numbers of weights of one encoder layer, the embedding and the prediction head.
+
+    ``predicted``: share of the tokens whose words are predicted in training.
+    """
+    size = models.TRANSFORMERS[name]
     common: dict[str, Any] = {"chip": chip, "train": train, "partials": partials, "proportion": proportion}
-    layer = reports(
-        lambda make, x, key: sequence.encoder_layer(
-            make, x, key, heads=heads, feed_forward=feed_forward, train=train
-        ),
-        (batch, tokens, hidden),
-        input_gradient=True,
-        **common,
+
+    def network() -> Network:
+        return Network(Builder(), Declared(), train=train)
+
+    net = network()
+    x = net.input("x", (batch, tokens, size.hidden))
+    mask = attention.causal_mask(net, tokens) if size.causal else net.input("mask", (batch, 1, 1, tokens))
+    y = attention.encoder_layer(net, x, "layer", size.heads, size.feed_forward, mask)
+    layer = costed(finished(net, (x,), y), input_gradient=True, **common)
+    net = network()
+    words = net.input("words", (batch, tokens), "INT32")
+    embedding = costed(
+        finished(net, (words,), attention.embedding(net, words, size.vocabulary, size.hidden)), **common
     )
-    embed = reports(
-        lambda make, x, key: sequence.embedding(
-            make, x, key, vocabulary=vocabulary, hidden=hidden, train=train
-        ),
-        (batch, tokens),
-        integer=True,
-        **common,
-    )
+    net = network()
+    x = net.input("x", (batch, tokens, size.hidden))
     predictions = max(1, round(tokens * predicted)) if train else 1
-    head = reports(
-        lambda make, x, key: sequence.prediction_head(
-            make, x, vocabulary=vocabulary, predictions=predictions
-        ),
-        (batch, tokens, hidden),
+    head = costed(
+        finished(net, (x,), attention.prediction_head(net, x, size.vocabulary, predictions)),
         input_gradient=True,
         **common,
     )
-    return {
-        name: (report, parameters(shapes))
-        for name, (report, shapes) in (("layer", layer), ("embedding", embed), ("head", head))
-    }
+    return {"layer": layer, "embedding": embedding, "head": head}
 
 
 @functools.lru_cache(maxsize=64)
@@ -161,11 +157,4 @@ def lstm_network(
     chip: str, batch: int, steps: int, layers: int, hidden: int, train: bool, partials: str
 ) -> tuple[dict[str, Any], int]:
     """Report and number of weights of an LSTM stack whose input is as wide as its state."""
-    report, shapes = reports(
-        lambda make, x, key: sequence.lstm(make, x, layers=layers, hidden=hidden),
-        (steps, batch, hidden),
-        chip=chip,
-        train=train,
-        partials=partials,
-    )
-    return report, parameters(shapes)
+    return costed(lstm_stack(batch, steps, layers, hidden), chip=chip, train=train, partials=partials)

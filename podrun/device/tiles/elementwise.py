@@ -41,6 +41,7 @@ OPS: dict[str, str] = {
     **dict.fromkeys(("shift_left", "shift_right_logical", "shift_right_arithmetic"), "integer"),
     **dict.fromkeys(("convert_element_type", "bitcast_convert_type"), "cast"),
     **dict.fromkeys(("real", "imag", "copy", "copy_p"), "add"),
+    **{name: name for name in ("relu", "swish", "gelu", "nonlinear_grad", "gelu_grad", "dropout")},
 }
 """Elementary operation of each element-wise primitive."""
 

@@ -19,7 +19,8 @@ def _may_vanish(equation: Equation) -> bool:
         return True
     if equation.primitive == "integer_pow":
         return equation.params.get("y") == 2
-    return equation.primitive == "mul" and equation.inputs[0] == equation.inputs[1] is not None
+    inputs = equation.inputs
+    return equation.primitive == "mul" and len(inputs) == 2 and inputs[0] == inputs[1] is not None
 
 
 def absorb(flat: FlatJaxpr) -> FlatJaxpr:

@@ -35,8 +35,8 @@ VIEWS = frozenset(
 """Equations that only rename or select bytes. Poplar keeps them as views; the consumer's exchange does the
 move."""
 
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
-"""Products and convolutions."""
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "product"})
+"""Products and convolutions; ``product`` is one whose sizes stand in its parameters (`operators`)."""
 
 PLANNERS: dict[str, Planner] = {
     **dict.fromkeys(

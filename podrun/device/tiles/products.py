@@ -43,6 +43,18 @@ def of_dot(equation: Equation, partials_type: str, proportion: float) -> Product
     )
 
 
+def of_sizes(equation: Equation, partials_type: str, proportion: float) -> Product:
+    """A product whose sizes are the equation's parameters."""
+    input_type = _type(equation.operands[0].dtype)
+    return Product(
+        input_type=input_type,
+        output_type=_type(equation.results[0].dtype),
+        partials_type=partials_type if input_type == "float16" else "float32",
+        proportion=proportion,
+        **equation.params,
+    )
+
+
 def of_convolution(equation: Equation, partials_type: str, proportion: float) -> Product:
     """Forward and data-gradient convolutions keep kernel positions; a weight gradient becomes a plain
     product.

@@ -49,6 +49,14 @@ class Step:
     body: tuple[Step, ...] = field(default=())
 
 
+MAKERS = {
+    "dot_general": products.of_dot,
+    "conv_general_dilated": products.of_convolution,
+    "product": products.of_sizes,
+}
+"""How each kind of product says its sizes."""
+
+
 def make_schedule(chip: Chip, flat: FlatJaxpr, options: Options) -> list[Step]:
     """Plan every equation of ``flat`` in order.
 
@@ -121,8 +129,7 @@ def _single_step(chip: Chip, equation: Equation, options: Options) -> Step:
     if equation.bodies:
         return _loop_step(chip, equation, options, reads)
     if name in PRODUCTS:
-        make = products.of_dot if name == "dot_general" else products.of_convolution
-        product = make(equation, options.partials_type, options.proportion)
+        product = MAKERS[name](equation, options.partials_type, options.proportion)
         if options.product_type:
             product = replace(product, input_type=options.product_type)
         plan = plan_product(chip, product)

@@ -1,0 +1,137 @@
+"""What an operator computes wider than its tensors is priced as narrow as the library computes it.
+
+The front end computes halves in float32 inside an operator and rounds once at its end, which fixes results to the
+bit on any machine. The IPU's vertices take halves and give halves (and hold what they sum in the partials type), so
+a float32 value that comes from halves and never leaves its operator is a half on the tiles. Values of an explicit
+Cast, and whatever stands in no operator's scope, keep their type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from podrun.device.tiles.flatten import Equation, FlatJaxpr, Tensor
+
+HALVES = frozenset({"float16", "bfloat16"})
+EXPLICIT = frozenset({"Cast", "CastLike"})
+"""Operators whose very meaning is a type."""
+_WRAPPERS = re.compile(r"(?:transpose|jvp|vmap|checkpoint|rematted_computation|custom_jvp|custom_vjp)\(|\)")
+_NODE = re.compile(r"([A-Z][A-Za-z0-9]*):\d+(?:/\d+)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an equation comes from: an operator's ``label``, its ``kind`` (its ONNX type), forward or backward."""
+
+    label: str
+    kind: str
+    backward: bool
+
+
+def place_of(scope: str) -> Place | None:
+    """The operator in whose scope an equation stands, or None."""
+    if ":" not in scope:
+        return None
+    plain = _WRAPPERS.sub("", scope)
+    parts = plain.split("/")
+    for end in range(len(parts), 0, -1):
+        found = _NODE.search("/".join(parts[:end]))
+        if found:
+            return Place("/".join(parts[:end])[: found.end()], found[1], "transpose(" in scope)
+    return None
+
+
+def narrow(flat: FlatJaxpr) -> FlatJaxpr:
+    """``flat`` with halves where the library has halves; ``flat`` itself if nothing is computed wider."""
+    places: dict[str, Place | None] = {}
+    for equation in flat.equations:
+        if equation.scope not in places:
+            places[equation.scope] = place_of(equation.scope)
+    crossing, leaving = _crossings(flat, places)
+    kinds = {label: _half_of(numbers, flat) for label, numbers in crossing.items()}
+    half: dict[int, str] = {}
+    for equation in flat.equations:
+        place = places[equation.scope]
+        kind = kinds.get(place.label) if place is not None and place.kind not in EXPLICIT else None
+        if kind is None:
+            continue
+        for number in equation.outputs:
+            if flat.tensors[number].dtype == "float32" and number not in leaving:
+                half[number] = kind
+    if not half:
+        return flat
+    tensors = {n: Tensor(t.shape, half[n]) if n in half else t for n, t in flat.tensors.items()}
+    return replace(flat, equations=[_retyped(e, tensors) for e in flat.equations], tensors=tensors)
+
+
+def _crossings(flat: FlatJaxpr, places: dict[str, Place | None]) -> tuple[dict[str, set[int]], set[int]]:
+    """By operator, the values of others that it reads; and all values that are read by others or the outside."""
+    maker: dict[int, str] = {}
+    crossing: dict[str, set[int]] = {}
+    leaving = set(flat.results)
+    neutral: set[int] = set()
+    for equation in flat.equations:
+        place = places[equation.scope]
+        label = place.label if place else ""
+        foreign = {n for n in equation.inputs if n is not None and maker.get(n, "") != label}
+        if all(n is None or n in neutral for n in equation.inputs):
+            neutral.update(equation.outputs)  # Zeros and the like take the type of what they meet.
+        crossing.setdefault(label, set()).update(foreign - neutral)
+        leaving |= {n for n in foreign if n in maker}
+        for number in equation.outputs:
+            maker[number] = label
+    crossing.pop("", None)
+    return crossing, leaving
+
+
+STATISTICS = 16
+"""Wide values this many times smaller than an operator's halves are statistics; they do not make it wide."""
+
+
+def _half_of(numbers: set[int], flat: FlatJaxpr) -> str | None:
+    """The half type of an operator that reads these values, or None if it is wide."""
+    halves = [flat.tensors[n] for n in numbers if flat.tensors[n].dtype in HALVES]
+    if not halves:
+        return None
+    largest = max(halves, key=lambda t: t.size)
+    wide = max((flat.tensors[n].size for n in numbers if flat.tensors[n].dtype == "float32"), default=0)
+    return largest.dtype if wide <= 1 or wide * STATISTICS <= largest.size else None
+
+
+def _retyped(equation: Equation, tensors: dict[int, Tensor]) -> Equation:
+    operands = tuple(
+        tensor if number is None or number not in tensors else Tensor(tensor.shape, tensors[number].dtype)
+        for number, tensor in zip(equation.inputs, equation.operands, strict=True)
+    )
+    results = tuple(tensors[number] for number in equation.outputs)
+    primitive = equation.primitive
+    if primitive == "convert_element_type" and operands[0].dtype == results[0].dtype:
+        primitive = "reshape"
+    bodies = equation.bodies
+    kind = next((t.dtype for t in (*operands, *results) if t.dtype in HALVES), None)
+    if bodies and kind and not any(t.dtype == "float32" and t.size > 1 for t in (*operands, *results)):
+        bodies = tuple(_all_half(body, kind) for body in bodies)
+    return replace(equation, primitive=primitive, operands=operands, results=results, bodies=bodies)
+
+
+def _all_half(flat: FlatJaxpr, kind: str) -> FlatJaxpr:
+    """The body of a loop between halves: all of it in halves."""
+    tensors = {n: Tensor(t.shape, kind) if t.dtype == "float32" else t for n, t in flat.tensors.items()}
+    return replace(flat, equations=[_retyped(e, tensors) for e in flat.equations], tensors=tensors)
+
+
+def runs(equations: Sequence[Equation]) -> list[tuple[Place | None, int, int]]:
+    """Runs of equations that stand side by side in one operator and direction: (place, first, end)."""
+    out: list[tuple[Place | None, int, int]] = []
+    places: dict[str, Place | None] = {}
+    for index, equation in enumerate(equations):
+        if equation.scope not in places:
+            places[equation.scope] = place_of(equation.scope)
+        place = places[equation.scope]
+        if out and out[-1][0] == place:
+            out[-1] = (place, out[-1][1], index + 1)
+        else:
+            out.append((place, index, index + 1))
+    return out
