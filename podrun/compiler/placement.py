@@ -41,15 +41,18 @@ class Placement:
         in one. If forward and backward work take turns it comes a cycle later, so that every stage does one of them
         in even cycles and the other in odd ones.
         """
+        return self.spot_of("/".join(jax_internals.name_scopes(equation)))
+
+    def spot_of(self, scope: str) -> Spot | None:
+        """The same, of an equation in ``scope``."""
         if not self.stages:
-            ipu = _scope(equation, _IPU)
+            ipu = _innermost(scope, _IPU)
             return None if ipu is None else Spot(ipu)
-        stage = _scope(equation, _IPU if self.inferred else _STAGE)
+        stage = _innermost(scope, _IPU if self.inferred else _STAGE)
         if stage is None:
             return None
-        backward = any("transpose(" in scope for scope in jax_internals.name_scopes(equation))
         turn = 2 * max(self.stages) + self.schedule.period - 1
-        return Spot(stage, turn - stage if backward else stage)
+        return Spot(stage, turn - stage if "transpose(" in scope else stage)
 
     def ipu(self, place: int) -> int:
         """The IPU of a place."""
@@ -87,11 +90,12 @@ def placement_of(
 
 
 def _scope(equation: JaxprEqn, kind: re.Pattern[str]) -> int | None:
-    for scope in reversed(jax_internals.name_scopes(equation)):
-        found = kind.search(scope)
-        if found:
-            return int(found[1])
-    return None
+    return _innermost("/".join(jax_internals.name_scopes(equation)), kind)
+
+
+def _innermost(scope: str, kind: re.Pattern[str]) -> int | None:
+    found = kind.findall(scope)
+    return int(found[-1]) if found else None
 
 
 def _check_ipu(equation: JaxprEqn, ipu: int, ipus_per_replica: int) -> None:

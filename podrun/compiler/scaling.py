@@ -18,11 +18,9 @@ import jax.numpy as jnp
 
 from podrun.compiler.abstract import buffer
 from podrun.compiler.pieces import Piece
-from podrun.compiler.program import FACTOR, AutomaticScaling, Program
+from podrun.compiler.program import FACTOR, PHASE, AutomaticScaling, Program
 from podrun.executable import Arena, ArenaMember, TensorSpec, Variable, VariableRole
 
-PHASE = "lossScaleUpdatePhase"
-"""Variable: the batch's number modulo the period."""
 STATISTICS = "lossScaleStatistics"
 """Arena of the counts; its members are `statistics_buffer`s."""
 UPDATE = "update.loss_scale"

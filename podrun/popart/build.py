@@ -14,27 +14,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.compiler.program import AnchorSpec, Forward, InputSpec, ParameterSpec, Program, Tensors
+from podrun.compiler.program import FACTOR, AnchorSpec, Forward, InputSpec, ParameterSpec, Program, Tensors
+from podrun.compiler.program import PipelineSchedule as Order
 from podrun.device.tiles.recompute import NOTHING
-from podrun.executable import TensorSpec, numpy_dtype
+from podrun.executable import Reduction, TensorSpec, numpy_dtype
 from podrun.popart import loader, names
-from podrun.popart.builder import BROADCAST_KEY, VARIABLE_KEY
+from podrun.popart.builder import BROADCAST_KEY
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.derived import Derived, derived_anchors, program_anchors, returned
 from podrun.popart.enums import (
     AccumulateOuterFragmentSchedule,
-    CommGroupType,
+    MeanReductionStrategy,
+    PipelineSchedule,
     ReductionType,
-    VariableRetrievalMode,
 )
-from podrun.popart.errors import popart_exception, popart_unimplemented
+from podrun.popart.errors import popart_exception
+from podrun.popart.loss_scaling import FINAL, automatic_scaling, returning
 from podrun.popart.memory_options import locations_of, recompute_of
 from podrun.popart.optimizers.base import Optimizer, UpdateContext
 from podrun.popart.optimizers.sgd import SgdRule
 from podrun.popart.options import SessionOptions
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, data_type_of
 from podrun.popart.tensor_proto import to_array
-from podrun.popart.variables import CommGroup, VariableSettings
+from podrun.popart.variable_settings import (
+    check_variables,
+    for_one_replica,
+    group_of,
+    host_values,
+    settings_of,
+)
+from podrun.popart.variables import VariableSettings
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -42,6 +51,11 @@ if TYPE_CHECKING:
     from podrun.popart.lowering import Lowered
     from podrun.popart.optimizers.rules import Rule
 
+SCHEDULES = {
+    PipelineSchedule.Grouped: Order.GROUPED,
+    PipelineSchedule.Interleaved: Order.INTERLEAVED,
+    PipelineSchedule.Sequential: Order.GROUPED,  # Not pipelined at all.
+}
 GRADIENT = names.PREFIXES["Gradient"]
 UPDATED = names.PREFIXES["UpdatedVar"]
 
@@ -108,12 +122,21 @@ def build(
     """Lower and check a placed model. popart_exception for what the model or its anchors cannot be."""
     _compute_in_the_callers_thread()
     state, pruned = _take_state(model)
+    replicas, settings = options.getGlobalReplicationFactor(), settings_of(model)
+    pruned, grouped = for_one_replica(pruned, settings, replicas)
     lowered = _lower(pruned, flow, options, shapes, loss)
+    needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
+    check_variables(grouped, lowered.parameters, lowered.state_updates, settings, replicas, needed)
     trainable = _trainable(lowered, loss) if loss is not None else set()
+    mean = options.accumulationAndReplicationReductionType is ReductionType.Mean
+    strategy = options.meanAccumulationAndReplicationReductionStrategy
+    running = mean and strategy is MeanReductionStrategy.Running
     context = UpdateContext(
         replicas=options.getGlobalReplicationFactor(),
         accumulation=options.micro_batches,
-        mean=options.accumulationAndReplicationReductionType is ReductionType.Mean,
+        mean=mean,
+        running=running,
+        automatic=options.automaticLossScalingSettings.enabled and loss is not None,
     )
     rule = optimizer.rule(context) if optimizer is not None else None
     _check_clipping(optimizer, trainable, options)
@@ -131,20 +154,33 @@ def build(
     broadcast = set(metadata(model, BROADCAST_KEY, []))
     weights = {n: lowered.parameters[n] for n in trainable}
     derived = derived_anchors(flow.anchors(), weights, rule, context.replicas)
+    scaling = None
+    if loss is not None and optimizer is not None:
+        able = _differentiable(lowered, loss)
+        scaling = automatic_scaling(lowered, able, trainable, loss, optimizer, options, flow)
+        lowered = returning(lowered, scaling)
     wanted = {a: flow.art(a).spec(anchor_alias(a, lowered.inputs)) for a in flow.anchors()}
     program = Program(
         name=name,
         forward=_aliasing(lowered, flow),
-        parameters={n: ParameterSpec(spec, n in trainable) for n, spec in lowered.parameters.items()},
+        parameters={
+            n: ParameterSpec(spec, n in trainable, group_of(settings, n, replicas))
+            for n, spec in lowered.parameters.items()
+        },
         inputs={n: InputSpec(spec, n in broadcast) for n, spec in lowered.inputs.items()},
         anchors=program_anchors(wanted, derived),
         replicas=context.replicas,
         ipus_per_replica=ipus_per_replica,
-        accumulation_factor=context.accumulation,
-        pipelined=options.enablePipelining,
+        # The batches of a step that are in a pipeline together are the micro-batches of one run.
+        accumulation_factor=flow.batchesPerStep() if options.overlaps_batches else context.accumulation,
+        pipelined=options.overlaps,
+        pipeline_schedule=SCHEDULES[options.pipelineSchedule],
+        updates_each_micro_batch=options.overlaps_batches and bool(trainable),
         loss=loss,
         update=rule,
         loss_scaling=_loss_scaling(optimizer),
+        reduction=Reduction.MEAN if running else Reduction.SUM,
+        automatic_scaling=scaling,
         state_updates=lowered.state_updates,
         uses_random=lowered.uses_random,
         recompute=recompute_of(lowered.graph.nodes, options) if loss is not None else NOTHING,
@@ -155,9 +191,8 @@ def build(
             "samples_per_micro_batch": _samples_per_micro_batch(lowered, broadcast),
         },
     )
-    built = BuiltModel(program, lowered, rule, infos, dict(lowered.initial), state, wanted, derived)
-    built.settings = _variable_settings(model, context.replicas)
-    return built
+    weights = host_values(lowered.initial, grouped)
+    return BuiltModel(program, lowered, rule, infos, weights, state, wanted, derived, settings)
 
 
 def _compute_in_the_callers_thread() -> None:
@@ -343,6 +378,8 @@ def _add_reserved(
         infos[GRADIENT + name] = infos[name]
     if isinstance(loss_scaling, str):
         infos[loss_scaling] = TensorInfo("FLOAT", [])
+        if rule is not None and rule.context.automatic:
+            infos |= {name: TensorInfo("FLOAT", []) for name in (FACTOR, FINAL)}
     for name in trainable:
         infos[UPDATED + name] = infos[name]
         infos[names.PREFIXES["FinalReducedGrad"] + name] = infos[name]
@@ -396,19 +433,3 @@ def _loss_scaling(optimizer: Optimizer | None) -> float | str:
         return 1.0
     value = optimizer.lossScaling
     return value.val() if value.isConst() else names.default_scalar("lossScaling")
-
-
-def _variable_settings(model: ModelProto, replicas: int) -> dict[str, VariableSettings]:
-    """VariableSettings stored with the model. popart_unimplemented for groups that train apart."""
-    found = {}
-    for name, (kind, size, mode) in metadata(model, VARIABLE_KEY, {}).items():
-        settings = VariableSettings(CommGroup(CommGroupType(kind), size), VariableRetrievalMode(mode))
-        if settings.getGroupCount(replicas) > 1:
-            raise popart_unimplemented(
-                f"Variable {name!r} has a value of its own for each of {settings.getGroupCount(replicas)} "
-                "groups of "
-                "replicas: replica-grouped weights are not there yet.",
-                hint="Use CommGroup(CommGroupType.All, 0).",
-            )
-        found[name] = settings
-    return found

@@ -109,6 +109,21 @@ def _check_placement(options: SessionOptions, device: DeviceInfo) -> None:
             f"virtualGraphSplitRatios needs {per_replica} numbers between 0 and 1 with the sum 1, not "
             f"{ratios}."
         )
+    if options.createImplicitPipeliningFwdOnlyProgram:
+        if (
+            not options.enablePipelining
+            or not options.enableGradientAccumulation
+            or options.enableExplicitMainLoops
+        ):
+            raise popart_exception(
+                "createImplicitPipeliningFwdOnlyProgram needs enablePipelining and enableGradientAccumulation, and "
+                "enableExplicitMainLoops switched off."
+            )
+        raise popart_unimplemented(
+            "createImplicitPipeliningFwdOnlyProgram: running only the forward stages of a training session is not "
+            "there yet.",
+            hint="Make an InferenceSession from the same model.",
+        )
     phases = options.executionPhaseSettings.phases
     if phases > 1 and options.virtualGraphMode is not VirtualGraphMode.ExecutionPhases:
         raise popart_exception(f"{phases} execution phases need virtualGraphMode ExecutionPhases.")
@@ -156,10 +171,11 @@ def _check_scaling(options: SessionOptions, training: bool) -> None:
         raise popart_exception(
             f"thresholdUpperCountProportion must be in [0, 1], not {settings.thresholdUpperCountProportion}."
         )
-    raise popart_unimplemented(
-        "Automatic loss scaling is not there yet.",
-        hint="Use a fixed lossScaling, or change it yourself with updateOptimizerFromHost.",
-    )
+    if options.enablePipelining and options.micro_batches == 1:
+        raise popart_exception(
+            "[AutomaticLossScale transform] Automatic loss scaling is not supported when enablePipelining is True "
+            "and enableGradientAccumulation is False."
+        )
 
 
 def _check_unbuilt(options: SessionOptions) -> None:
@@ -175,19 +191,14 @@ def _check_unbuilt(options: SessionOptions) -> None:
         )
 
 
-def check_pipelined_training(options: SessionOptions, *, training: bool) -> None:
-    """popart_exception for pipelined training whose weights would change while micro-batches are in
-    flight."""
-    if training and options.enablePipelining and options.micro_batches == 1:
-        raise popart_unimplemented(
-            "Pipelined training without gradient accumulation changes weights while other micro-batches are "
-            "in the pipeline; podrun does not compute that yet.",
-            hint="Set enableGradientAccumulation and an accumulationFactor of at least the number of stages.",
-        )
-
-
 def check_recomputation(options: SessionOptions, annotated: bool) -> None:
-    """popart_exception if recomputation is asked for both automatically and by hand."""
+    """popart_exception if recomputation is asked for both automatically and by hand, or by hand in a pipeline."""
+    if annotated and options.enablePipelining and not options.explicitRecomputation:
+        raise popart_exception(
+            "The model says itself which outputs to compute again (recomputeOutputInBackwardPass); with pipelining "
+            "and implicit recomputation only whole stages can be.",
+            hint="Set autoRecomputation to RecomputationType.Pipeline, or explicitRecomputation to True.",
+        )
     if annotated and options.autoRecomputation not in (
         RecomputationType.NoRecompute,
         RecomputationType.RecomputeAll,

@@ -1,10 +1,13 @@
-"""Anchors that are worked out on the host from others: accumulators as they stand after each micro-batch.
+"""Anchors that are worked out on the host from others: accumulators as they stand after each micro-batch, and the
+loss scaling that a micro-batch was run with.
 
-The machines fold replicas and micro-batches, so a replica's own accumulator is nowhere in their memory. It
-is the running sum of the replica's gradients, though, and those can be anchored:
+The machines fold replicas and micro-batches, so a replica's own accumulator is nowhere in their memory. It is the
+running sum (or mean) of the replica's gradients, though, and those can be anchored:
 
-* ``Accum___w``: the sum of ``Gradient___w`` over the batch so far, in the accumulator's type;
-* ``Accl___w`` of combined SGD with momentum: what the batch started from, plus the scaled sum so far.
+* ``Accum___w``: the sum of ``Gradient___w`` over the batch so far, in the accumulator's type; the mean of them where
+  the session asks for a running mean;
+* ``Accl___w`` of combined SGD with momentum: what the batch started from, plus the scaled sum so far;
+* ``finalLossScale``: the optimizer's loss scaling times the factor of automatic loss scaling.
 
 So the program gives gradients of all micro-batches, and the return types of PopART are applied here.
 """
@@ -13,59 +16,115 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from podrun.compiler.program import AnchorSpec
+from podrun.compiler.program import FACTOR, AnchorSpec
 from podrun.executable import Retrieval, TensorSpec, numpy_dtype
 from podrun.popart import names
 from podrun.popart.errors import popart_unimplemented
+from podrun.popart.loss_scaling import FINAL
 from podrun.popart.optimizers.rules import Rule
 from podrun.popart.optimizers.sgd import SGD1, SgdRule
 
 ACCUM = names.PREFIXES["Accum"]
 ACCL = names.PREFIXES["Accl"]
+SCALING = names.default_scalar("lossScaling")
+
+Arrays = Mapping[str, np.ndarray]
 
 
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """An anchor made of others. ``sources`` are program anchors, needed for every micro-batch."""
-
-    name: str
-    weight: TensorSpec
-    combined: bool
-    """True for ``Accl___`` of combined SGD."""
+class Derived(Protocol):
+    """An anchor made of others."""
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The anchors it is made of."""
-        gradient = names.gradient(self.weight.name)
-        return (gradient, self.name) if self.combined else (gradient,)
+        """The anchors it is made of: program anchors, needed for every micro-batch."""
 
-    def value(self, anchors: Mapping[str, np.ndarray], rule: Rule) -> np.ndarray:
-        """``[batches, micro-batches, replicas, *shape]`` from its sources, which have the same shape."""
+    def value(self, anchors: Arrays, rule: Rule) -> np.ndarray:
+        """``[batches, micro-batches, replicas, *shape]`` from its sources, which have the same leading axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """``Accum___w``."""
+
+    weight: TensorSpec
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (names.gradient(self.weight.name),)
+
+    def value(self, anchors: Arrays, rule: Rule) -> np.ndarray:
         gradients = anchors[names.gradient(self.weight.name)]
-        if not self.combined:
-            dtype = numpy_dtype(rule.gradient_dtype(self.weight))
+        dtype = numpy_dtype(rule.gradient_dtype(self.weight))
+        if not rule.context.running:
             sums: np.ndarray = np.add.accumulate(gradients.astype(dtype), axis=1, dtype=dtype)
             return sums
-        scale = np.float32(rule.scalar(SGD1[3], self.weight.name).value)
-        total = np.add.accumulate(gradients.astype(np.float32), axis=1, dtype=np.float32)
+        means = np.zeros_like(gradients, dtype)
+        held = np.zeros_like(means[:, 0])
+        for k in range(gradients.shape[1]):
+            wide = held.astype(np.float32) * np.float32(k / (k + 1))
+            held = (wide + gradients[:, k].astype(np.float32) / np.float32(k + 1)).astype(dtype)
+            means[:, k] = held
+        return means
+
+
+@dataclass(frozen=True, slots=True)
+class CombinedVelocity:
+    """``Accl___w`` of combined SGD."""
+
+    weight: TensorSpec
+    automatic: bool
+
+    @property
+    def name(self) -> str:
+        """Its own name, under which the program gives what the batch started from."""
+        return ACCL + self.weight.name
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        gradient = names.gradient(self.weight.name)
+        return (gradient, self.name, FACTOR) if self.automatic else (gradient, self.name)
+
+    def value(self, anchors: Arrays, rule: Rule) -> np.ndarray:
+        gradients = anchors[names.gradient(self.weight.name)].astype(np.float32)
+        scale: np.ndarray = np.asarray(np.float32(rule.scalar(SGD1[3], self.weight.name).value))
+        if self.automatic:
+            scale = (scale / anchors[FACTOR]).reshape(*gradients.shape[:3], *[1] * (gradients.ndim - 3))
+        total = np.add.accumulate(gradients, axis=1, dtype=np.float32)
+        if rule.context.running:
+            total /= np.float32(rule.context.accumulation)
         start = anchors[self.name]
         value: np.ndarray = (start.astype(np.float32) + scale * total).astype(start.dtype)
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class FinalLossScale:
+    """``finalLossScale``."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (SCALING, FACTOR)
+
+    def value(self, anchors: Arrays, rule: Rule) -> np.ndarray:
+        return anchors[SCALING] * anchors[FACTOR]
 
 
 def derived_anchors(
     anchors: Iterable[str], weights: Mapping[str, TensorSpec], rule: Rule | None, replicas: int
 ) -> dict[str, Derived]:
     """Those of ``anchors`` that are worked out on the host. popart_exception for one that cannot be yet."""
-    found = {}
+    found: dict[str, Derived] = {}
     for anchor in anchors:
         if rule is None:
             break
+        if anchor == FINAL and rule.context.automatic:
+            found[anchor] = FinalLossScale()
         if anchor.startswith(ACCUM) and anchor.removeprefix(ACCUM) in weights:
-            found[anchor] = Derived(anchor, weights[anchor.removeprefix(ACCUM)], combined=False)
+            found[anchor] = Accumulator(weights[anchor.removeprefix(ACCUM)])
         weight = anchor.removeprefix(ACCL)
         if (
             anchor.startswith(ACCL)
@@ -80,7 +139,7 @@ def derived_anchors(
                     "cannot be anchored with several replicas yet.",
                     hint="Use SGDAccumulatorAndMomentum.Separate and anchor Accl1___, or readWeights between runs.",
                 )
-            found[anchor] = Derived(anchor, weights[weight], combined=True)
+            found[anchor] = CombinedVelocity(weights[weight], rule.context.automatic)
     return found
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "MeanReductionStrategy",
     "MergeVarUpdateType",
     "PatternsLevel",
+    "PipelineSchedule",
     "RecomputationType",
     "RecomputeType",
     "RecoveryAction",
@@ -291,6 +292,14 @@ class BatchSerializationMethod(PopartEnum):
     UnrollDynamic = 0
     UnrollStatic = 1
     Loop = 2
+
+
+class PipelineSchedule(PopartEnum):
+    """The order of a pipeline's work (podrun's own; names as in TensorFlow for IPUs). PopART's is Grouped."""
+
+    Grouped = 0
+    Interleaved = 1
+    Sequential = 2
 
 
 class RecomputeType(PopartEnum):

@@ -85,7 +85,7 @@ def reserved_prefixes() -> tuple[str, ...]:
     return (*PREFIXES.values(), *scalars, *INTERNAL_PREFIXES)
 
 
-STATE_PREFIXES = ("Accl___", "Accl1___", "Accl2___", "Accl3___", "Step___")
+STATE_PREFIXES = ("Accl___", "Accl1___", "Accl2___", "Accl3___", "Step___", "lossScaleUpdate")
 """Prefixes of optimizer state that modelToHost writes and a later session reads."""
 
 

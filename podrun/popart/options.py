@@ -14,6 +14,7 @@ from podrun.popart.enums import (
     Instrumentation,
     MeanReductionStrategy,
     MergeVarUpdateType,
+    PipelineSchedule,
     RecomputationType,
     ReductionType,
     SubgraphCopyingStrategy,
@@ -61,6 +62,7 @@ class SessionOptions(Strict):
     virtualGraphMode: VirtualGraphMode = VirtualGraphMode.Off
     virtualGraphSplitRatios: list[float] = field(default_factory=list)
     enablePipelining: bool = False
+    pipelineSchedule: PipelineSchedule = PipelineSchedule.Grouped
     createImplicitPipeliningFwdOnlyProgram: bool = False
     stashAllTensorsInferencePipeline: bool = False
     # Recomputation.
@@ -191,6 +193,16 @@ class SessionOptions(Strict):
     def micro_batches(self) -> int:
         """Micro-batches in a batch."""
         return self.accumulationFactor if self.enableGradientAccumulation else 1
+
+    @property
+    def overlaps(self) -> bool:
+        """True iff micro-batches are in a pipeline together."""
+        return self.enablePipelining and self.pipelineSchedule is not PipelineSchedule.Sequential
+
+    @property
+    def overlaps_batches(self) -> bool:
+        """True iff it is the batches of a step that are in a pipeline together: inference, or no accumulation."""
+        return self.overlaps and not self.enableGradientAccumulation
 
     def copy(self) -> SessionOptions:
         """A copy whose later changes do not reach a session that is there already."""

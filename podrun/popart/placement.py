@@ -140,7 +140,7 @@ def stage_count(model: ModelProto) -> int:
 
 def check_depth(model: ModelProto, options: SessionOptions, batches: int, *, training: bool) -> None:
     """popart_exception if a pipeline has fewer micro-batches to work on than stages."""
-    if not options.enablePipelining:
+    if not options.overlaps:
         return
     forward = stage_count(model)
     stages = 2 * forward - 1 if training else forward

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.executable import Executable, VariableRole
+from podrun.executable import Executable, Retrieval, VariableRole
 from podrun.popart import checks, loader, placement
 from podrun.popart.build import BuiltModel, build
 from podrun.popart.dataflow import DataFlow
@@ -98,7 +98,6 @@ class Session(SessionFiles, SessionReports, SessionWeights):
             self._place_automatically(placed, shapes, loss, per_replica)
         placement.place(placed, self._options, per_replica)
         placement.check_depth(placed, self._options, self._flow.batchesPerStep(), training=self._training)
-        checks.check_pipelined_training(self._options, training=self._training)
         self._placed = placed
         return build(
             placed, self._flow, self._options, shapes, per_replica, self._name, loss, self._optimizer
@@ -281,13 +280,24 @@ class Session(SessionFiles, SessionReports, SessionWeights):
             self._pending_scalars = False
         result = self._run_on_device(data)
         if self._options.syntheticDataMode is SyntheticDataMode.Off:
+            given = self._by_batch(result.anchors)
             for name, tensor in outputs.items():
-                io.store(tensor, self._built.anchor(name, result.anchors))
+                io.store(tensor, self._built.anchor(name, given))
+
+    def _by_batch(self, anchors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Anchors by batch and micro-batch, where the program took a step's batches for micro-batches."""
+        if not self._options.overlaps_batches:
+            return anchors
+        every = {spec.name for spec in self._built.program.anchors if spec.retrieval is Retrieval.ALL}
+        return {n: v.swapaxes(0, 1) if n in every else v for n, v in anchors.items()}
 
     def _run_on_device(self, data: Mapping[str, np.ndarray]) -> Any:
         from podrun.errors import PoplarError
 
         batches = self._flow.batchesPerStep()
+        if self._options.overlaps_batches:
+            data = {name: value.reshape(1, batches, *value.shape[2:]) for name, value in data.items()}
+            batches = 1
         try:
             with surfaced():
                 result = self._device.connection.run(batches, data)

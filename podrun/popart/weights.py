@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from podrun.compiler.grouped import state_of
+from podrun.compiler.program import FACTOR, PHASE, ParameterSpec
 from podrun.executable import numpy_dtype
 from podrun.popart import names
 from podrun.popart.errors import popart_exception, popart_runtime_error
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from podrun.popart.build import BuiltModel
+    from podrun.popart.optimizers.rules import Rule
 
 
 class HostWeights:
@@ -34,13 +37,16 @@ class HostWeights:
 
     def _first_state(self) -> dict[str, np.ndarray]:
         """State that the model brought, and state whose start depends on its weight."""
-        rule, found = self._built.rule, {}
+        rule, found = self._built.rule, dict[str, np.ndarray]()
         if rule is None:
             return {}
+        if rule.context.automatic:
+            starts = {FACTOR: np.ones((), np.float32), PHASE: np.zeros((), np.float32)}
+            found |= {n: _fitting(n, self._built.state.get(n, v), (), v.dtype) for n, v in starts.items()}
         for name in self._built.trained:
-            weight = self._built.program.parameters[name].spec
-            computed = rule.initial_state(weight, self._weights[name])
-            for prefix, (spec, initial) in rule.state(weight).items():
+            parameter = self._built.program.parameters[name]
+            computed = _initial_state(rule, parameter, self._weights[name])
+            for prefix, (spec, initial) in state_of(rule, parameter).items():
                 dtype = numpy_dtype(spec.dtype)
                 if spec.name in self._built.state:
                     found[spec.name] = _fitting(spec.name, self._built.state[spec.name], spec.shape, dtype)
@@ -142,6 +148,14 @@ class HostWeights:
         del graph.input[:]
         graph.input.extend(inputs)
         return model
+
+
+def _initial_state(rule: Rule, parameter: ParameterSpec, value: np.ndarray) -> dict[str, np.ndarray]:
+    """State whose start depends on the weight's value, as it is stored: for each group of replicas, if it has any."""
+    if not parameter.group_of:
+        return rule.initial_state(parameter.spec, value)
+    each = [rule.initial_state(parameter.spec, row) for row in value]
+    return {prefix: np.stack([state[prefix] for state in each]) for prefix in each[0]}
 
 
 def _fitting(name: str, value: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.ndarray:

@@ -23,11 +23,15 @@ class UpdateContext:
     replicas: int = 1
     accumulation: int = 1
     mean: bool = False
+    running: bool = False
+    """The mean is a running one: gradients come averaged."""
+    automatic: bool = False
+    """Automatic loss scaling: the loss scaling is the optimizer's times `podrun.compiler.program.FACTOR`."""
 
     @property
     def divisor(self) -> int:
-        """What the summed gradient is divided by, apart from the loss scaling."""
-        return self.replicas * self.accumulation if self.mean else 1
+        """What the gradient that comes is divided by, apart from the loss scaling."""
+        return self.replicas * self.accumulation if self.mean and not self.running else 1
 
 
 class Optimizer(abc.ABC):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from podrun.compiler.program import FACTOR
 from podrun.executable import TensorSpec
 from podrun.popart import names
 from podrun.popart.enums import DataType
@@ -33,6 +34,11 @@ class Compound:
     name: str
     parts: tuple[str, ...]
     compute: Callable[[Mapping[str, float], int], float]
+
+    @property
+    def scales(self) -> bool:
+        """True iff it grows with the loss scaling; others that know it fall with it."""
+        return self.parts == ("lossScaling",)
 
 
 def plain(name: str, part: str) -> Compound:
@@ -104,13 +110,13 @@ class Rule(abc.ABC):
         return (*self.variant(weight), *((s.streamed, None if s.streamed else s.value) for s in scalars))
 
     def scalars(self, weight: str) -> dict[str, float]:
-        """Streamed scalars and their current values."""
+        """Streamed scalars and their current values; the factor of automatic loss scaling, which the device changes."""
         found = {}
         for compound in self.compounds(weight):
             scalar = self.scalar(compound, weight)
             if scalar.streamed is not None:
                 found[scalar.streamed] = scalar.value
-        return found
+        return found | ({FACTOR: 1.0} if self.context.automatic else {})
 
     def factors(self, weight: str, scalars: Mapping[str, Any]) -> dict[str, Any]:
         """Compounds by name as float32 values inside the trace."""
@@ -124,6 +130,9 @@ class Rule(abc.ABC):
                 if scalar.streamed is None
                 else scalars[scalar.streamed].astype(jnp.float32)
             )
+            if self.context.automatic and "lossScaling" in compound.parts:
+                value, factor = found[compound.name], scalars[FACTOR].astype(jnp.float32)
+                found[compound.name] = value * factor if compound.scales else value / factor
         return found
 
     @abc.abstractmethod

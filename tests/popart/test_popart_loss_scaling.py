@@ -1,0 +1,276 @@
+"""Automatic loss scaling and running means, against NumPy over many steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from popart_sessions import INPUTS, MICRO_BATCH, linear, options, replicated, weights
+
+import podrun.popart as popart
+
+BATCHES = 8
+
+
+def training(case, optimizer, opts, flow):
+    """A prepared session on as many IPUs as it has replicas."""
+    device = popart.DeviceManager().createIpuModelDevice(
+        {"numIPUs": opts.local_replicas, "tilesPerIPU": 1472}
+    )
+    session = popart.TrainingSession(
+        fnModel=case.model,
+        dataFlow=flow,
+        loss=case.loss,
+        optimizer=optimizer,
+        deviceInfo=device,
+        userOptions=opts,
+    )
+    session.prepareDevice()
+    session.weightsFromHost()
+    return session
+
+
+def automatic(scale=1024.0, rate=1 / 4096, **kwargs):
+    values = {"defaultLearningRate": (rate, True), "lossScaling": (scale, False)}
+    return popart.SGD(values | kwargs)
+
+
+def scaled(made, **settings):
+    made.automaticLossScalingSettings.enabled = True
+    for name, value in settings.items():
+        setattr(made.automaticLossScalingSettings, name, value)
+    return made
+
+
+def inputs(seed, *leading):
+    """Small ones, so that sums of scaled gradients stay within halves."""
+    drawn = np.random.default_rng(seed).standard_normal((*leading, MICRO_BATCH, INPUTS))
+    return (drawn / 16).astype(np.float16)
+
+
+class Reference:
+    """``w -= lr / (ls * factor) * sum of gradients``, float16 gradients, counts over the tracked ones."""
+
+    def __init__(self, case, scale, rate, tracked, threshold, period, edge):
+        self.w = case.start.astype(np.float32)
+        self.scale, self.rate, self.tracked = np.float32(scale), rate, tracked
+        self.threshold, self.period = threshold, period
+        self.edge = np.float32(65504) * np.float32(edge)
+        self.factor, self.batch = np.float32(1), 0
+
+    def step(self, xs):
+        """One batch of micro-batches (and replicas): the scale it ran with."""
+        used = self.scale * self.factor
+        total, lower, upper = np.zeros_like(self.w), 0, 0
+        for x in xs:
+            y = (x.astype(np.float32) @ self.w).astype(np.float16)
+            seed = np.float16(np.float32(0.5) * used) * np.sign(y)
+            g = (x.astype(np.float32).T @ seed.astype(np.float32)).astype(np.float16)
+            total += g.astype(np.float32)
+            for name, value in (("y", seed), ("w", g)):
+                if name in self.tracked:
+                    low = int((np.abs(value.astype(np.float32)) < self.edge).sum())
+                    lower, upper = lower + low, upper + value.size - low
+        self.w = (self.w - np.float32(self.rate) / used * total).astype(np.float16).astype(np.float32)
+        if self.batch % self.period == 0:
+            self.factor *= np.float32(0.5 if upper > self.threshold / (1 - self.threshold) * lower else 2)
+            self.factor = min(self.factor, np.float32(2**15) / self.scale)
+        self.batch += 1
+        return used
+
+
+CASES = [
+    ({}, "yw"),
+    (
+        {
+            "gradientTensorTrackingMethod": popart.GradientTensorTrackingMethod.ConvAndMatmulGradients,
+            "binEdgeLocation": 2**-7,
+        },
+        "w",
+    ),
+    ({"updatePeriod": 4}, "yw"),
+    ({"thresholdUpperCountProportion": 0.25}, "yw"),
+]
+
+
+@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (2, 1), (1, 3), (4, 2)])
+@pytest.mark.parametrize(("settings", "tracked"), CASES, ids=["all", "products", "period", "threshold"])
+def test_scale_and_weights_follow_the_formula(settings, tracked, replicas, accumulation):
+    case = linear("float16")
+    made = scaled(replicated(replicas, accumulation), **settings)
+    flow = popart.DataFlow(
+        BATCHES, ["finalLossScale", "lossScaleUpdateFactor"], popart.AnchorReturnType("All")
+    )
+    session = training(case, automatic(), made, flow)
+    wanted = Reference(
+        case,
+        1024.0,
+        1 / 4096,
+        tracked,
+        settings.get("thresholdUpperCountProportion", 1e-7),
+        settings.get("updatePeriod", 1),
+        settings.get("binEdgeLocation", 0.125),
+    )
+    for run in range(3):
+        data = inputs(run, BATCHES, accumulation, replicas)
+        anchors = session.initAnchorArrays()
+        session.run(popart.PyStepIO({case.x: data}, anchors))
+        scales = anchors["finalLossScale"].reshape(BATCHES, -1)
+        for batch in range(BATCHES):
+            used = wanted.step(data[batch].reshape(-1, MICRO_BATCH, INPUTS))
+            assert set(scales[batch]) == {used}
+        (w,) = weights(session, case.w)
+        np.testing.assert_allclose(w.astype(np.float32), wanted.w, rtol=4e-3, atol=4e-3)
+    assert len(set(scales.ravel())) > 1 or settings == CASES[3][0]
+
+
+def test_the_factor_goes_into_the_model_and_on_from_there(tmp_path):
+    case = linear("float16")
+    flow = popart.DataFlow(BATCHES, ["finalLossScale"], popart.AnchorReturnType("Final"))
+    first = training(case, automatic(16.0), scaled(options()), flow)
+    anchors = first.initAnchorArrays()
+    first.run(popart.PyStepIO({case.x: inputs(0, BATCHES)}, anchors))
+    assert anchors["finalLossScale"] == 16.0 * 2 ** (BATCHES - 1)
+    first.modelToHost(tmp_path / "model.onnx")
+    case.model = str(tmp_path / "model.onnx")
+    flow = popart.DataFlow(1, ["finalLossScale"], popart.AnchorReturnType("Final"))
+    second = training(case, automatic(16.0), scaled(options()), flow)
+    anchors = second.initAnchorArrays()
+    second.run(popart.PyStepIO({case.x: inputs(1)}, anchors))
+    assert anchors["finalLossScale"] == 16.0 * 2**BATCHES
+
+
+def test_an_infinite_gradient_halves_the_scale():
+    case = linear("float16")
+    flow = popart.DataFlow(1, ["lossScaleUpdateFactor"], popart.AnchorReturnType("Final"))
+    session = training(case, automatic(2.0**15), scaled(options()), flow)
+    factors = []
+    for _ in range(3):
+        anchors = session.initAnchorArrays()
+        data = np.full((MICRO_BATCH, INPUTS), 60000, np.float16) if not factors else inputs(0)
+        session.run(popart.PyStepIO({case.x: data}, anchors))
+        factors.append(float(anchors["lossScaleUpdateFactor"]))
+    assert factors[:2] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: popart.SGD({"defaultMomentum": (0.9, True), "lossScaling": (64.0, False)}),
+        lambda: popart.Adam({"lossScaling": (64.0, False)}),
+        lambda: popart.Adaptive({"lossScaling": (64.0, False)}),
+        lambda: popart.SGD(
+            {"lossScaling": (64.0, False)},
+            clip_norm_settings=[popart.ClipNormSettings.clipAllWeights(1e9)],
+        ),
+    ],
+    ids=["momentum", "adam", "adaptive", "clipped"],
+)
+def test_a_scale_that_moves_gives_what_a_fixed_one_gives(optimizer):
+    """Powers of two are exact, so as long as nothing overflows the weights are equal to the bit."""
+    results = []
+    for settings in (options(), scaled(options())):
+        case = linear("float16")
+        flow = popart.DataFlow(4, ["lossScaling___default___FLOAT"], popart.AnchorReturnType("Final"))
+        session = training(case, optimizer(), settings, flow)
+        session.run(popart.PyStepIO({case.x: inputs(3, 4)}, session.initAnchorArrays()))
+        results.append(weights(session, case.w)[0])
+    np.testing.assert_array_equal(*results)
+    assert not np.array_equal(results[0], case.start)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings", "words"),
+    [
+        (popart.ConstSGD(0.1), {}, "non-const loss scaling"),
+        (automatic(), {"binEdgeLocation": 1.5}, "binEdgeLocation"),
+        (automatic(), {"thresholdUpperCountProportion": -0.5}, "thresholdUpperCountProportion"),
+        (automatic(), {"updatePeriod": 3}, "factor of the batches per step"),
+        (automatic(), {"updatePeriod": 0}, "updatePeriod"),
+        (automatic(), {"toTrackTensors": ["MatMul:0"]}, "GradientsOfUserSpecifiedTensors"),
+        (popart.Adam({"lossScaling": (2.0, False)}, scaled_optimizer_state=True), {}, "scaledOptimizerState"),
+    ],
+)
+def test_misuse_is_refused(optimizer, settings, words):
+    case = linear("float16")
+    with pytest.raises(popart.popart_exception, match=words):
+        training(case, optimizer, scaled(options(), **settings), popart.DataFlow(BATCHES, []))
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [(None, "needs toTrackTensors"), (["nothing"], "has no tensor"), (["input"], "no gradient")],
+)
+def test_named_tensors_are_checked(names, words):
+    case = linear("float16")
+    method = popart.GradientTensorTrackingMethod.GradientsOfUserSpecifiedTensors
+    made = scaled(options(), gradientTensorTrackingMethod=method, toTrackTensors=names)
+    with pytest.raises(popart.popart_exception, match=words):
+        training(case, automatic(), made, popart.DataFlow(1, []))
+
+
+def test_without_halves_there_is_nothing_to_track():
+    with pytest.raises(popart.popart_exception, match="No tracked tensors"):
+        training(linear("float32"), automatic(), scaled(options()), popart.DataFlow(1, []))
+
+
+def test_named_tensors_alone_count():
+    case = linear("float16")
+    method = popart.GradientTensorTrackingMethod.GradientsOfUserSpecifiedTensors
+    made = scaled(options(), gradientTensorTrackingMethod=method, toTrackTensors=[case.y])
+    session = training(case, automatic(), made, popart.DataFlow(1, []))
+    assert session._built.program.automatic_scaling.tracked == (case.y,)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 4), (2, 3), (4, 1)])
+def test_running_mean_is_the_formula(dtype, replicas, accumulation):
+    """``s <- s k / (k + 1) + mean over replicas / (k + 1)``, rounded to the accumulator's type each time."""
+    rate = 0.01
+    results = {}
+    for strategy in (popart.MeanReductionStrategy.Running, popart.MeanReductionStrategy.Post):
+        case = linear(dtype)
+        made = replicated(replicas, accumulation)
+        made.accumulationAndReplicationReductionType = popart.ReductionType.Mean
+        made.meanAccumulationAndReplicationReductionStrategy = strategy
+        session = training(case, popart.ConstSGD(rate), made, popart.DataFlow(BATCHES, []))
+        data = inputs(5, BATCHES, accumulation, replicas).astype(dtype)
+        session.run(popart.PyStepIO({case.x: data}, {}))
+        results[strategy] = weights(session, case.w)[0].astype(np.float32)
+    w = case.start.astype(np.float32)
+    for batch in data:
+        mean = np.zeros_like(w)
+        for k, micro_batch in enumerate(batch):
+            each = []
+            for x in micro_batch.astype(np.float32):
+                y = (x @ w).astype(dtype)
+                each.append(x.T @ (0.5 * np.sign(y)).astype(np.float32))
+            g = np.sum(each, axis=0).astype(dtype).astype(np.float32) / replicas
+            mean = (mean * np.float32(k / (k + 1)) + g / np.float32(k + 1)).astype(dtype).astype(np.float32)
+        w = (w - np.float32(rate) * mean).astype(dtype).astype(np.float32)
+    tolerance = {"float32": 1e-6, "float16": 2e-3}[dtype]
+    np.testing.assert_allclose(
+        results[popart.MeanReductionStrategy.Running], w, rtol=tolerance, atol=tolerance
+    )
+    np.testing.assert_allclose(
+        *results.values(), rtol=4 * tolerance, atol=4 * tolerance, err_msg="running against post"
+    )
+
+
+def test_a_running_mean_of_halves_does_not_overflow_where_the_sum_does():
+    case = linear("float16")
+    flow = popart.DataFlow(1, {f"Accum___{case.w}": popart.AnchorReturnType("All")})
+    data = np.full((4, MICRO_BATCH, INPUTS), 0.4 * 65504 / (MICRO_BATCH * 0.5), np.float16)
+    seen = {}
+    for strategy in (popart.MeanReductionStrategy.Running, popart.MeanReductionStrategy.Post):
+        made = replicated(1, 4)
+        made.accumulationAndReplicationReductionType = popart.ReductionType.Mean
+        made.meanAccumulationAndReplicationReductionStrategy = strategy
+        session = training(case, popart.ConstSGD(1e-7), made, flow)
+        anchors = session.initAnchorArrays()
+        with np.errstate(over="ignore"):
+            session.run(popart.PyStepIO({case.x: data}, anchors))
+        seen[strategy] = np.abs(anchors[f"Accum___{case.w}"]).max()
+        finite = np.isfinite(weights(session, case.w)[0]).all()
+        assert finite == (strategy is popart.MeanReductionStrategy.Running)
+    assert seen[popart.MeanReductionStrategy.Running] < 65504
+    assert np.isinf(seen[popart.MeanReductionStrategy.Post])
