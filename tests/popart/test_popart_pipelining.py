@@ -1,0 +1,267 @@
+"""Pipelined sessions: fill, main and flush for every kind of session; the rules on depth, stages and recomputation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from popart_sessions import options
+
+import podrun.popart as popart
+
+WIDTH, MICRO_BATCH = 8, 4
+MANUAL = popart.VirtualGraphMode.Manual
+OFFLINE = {n: popart.DeviceManager().createOfflineIPUDevice({"numIPUs": str(n)}) for n in (2, 4)}
+
+
+class Chain:
+    """Dense layers with tanh, layer *i* on IPU ``ipus[i]`` and in stage *i*; l1loss of the last."""
+
+    def __init__(self, ipus, stages=True, recompute=False):
+        builder = popart.Builder()
+        self.x = y = builder.addInputTensor("FLOAT", [MICRO_BATCH, WIDTH])
+        random = np.random.default_rng(0)
+        self.weights, self.hidden = [], []
+        for stage, ipu in enumerate(ipus):
+            with builder.virtualGraph(ipu):
+                start = random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 3
+                self.weights.append(builder.addInitializedInputTensor(start, f"w{stage}"))
+                product = builder.aiOnnx.matmul([y, self.weights[-1]])
+                y = builder.aiOnnx.tanh([product])
+                made = [product, y]
+                if stage == len(ipus) - 1:
+                    self.loss = builder.aiGraphcore.l1loss([y], 0.1, reduction=popart.ReductionType.Sum)
+                    made.append(self.loss)
+            if stages:
+                for name in made:
+                    builder.pipelineStage(name, stage)
+            if recompute and stage == 0:
+                builder.recomputeOutputInBackwardPass(y)
+            self.hidden.append(y)
+        self.model = builder.getModelProto()
+
+
+def pipelined(**values):
+    return options(virtualGraphMode=MANUAL, enablePipelining=True, **values)
+
+
+def data(batches, accumulation=1, replicas=1, seed=5):
+    shape = (batches, accumulation, replicas, MICRO_BATCH, WIDTH)
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def train(chain, opts, batches, ipus, anchors=None, runs=1, optimizer=None):
+    """Anchors of each run, weights afterwards, modelled cycles of a step."""
+    opts.instrumentWithHardwareCycleCounter = True
+    art = popart.AnchorReturnType("All")
+    with popart.DeviceManager().acquireAvailableDevice(ipus * opts.local_replicas) as device:
+        session = popart.TrainingSession(
+            chain.model,
+            popart.DataFlow(batches, anchors or {chain.loss: art}),
+            chain.loss,
+            optimizer or popart.ConstSGD(0.05),
+            device,
+            userOptions=opts,
+        )
+        session.prepareDevice()
+        session.weightsFromHost()
+        found = []
+        for run in range(runs):
+            arrays = session.initAnchorArrays()
+            x = data(batches, opts.micro_batches, opts.local_replicas, seed=run)
+            session.run(popart.PyStepIO({chain.x: x}, arrays))
+            found.append({name: value.copy() for name, value in arrays.items()})
+        session.weightsToHost()
+        arrays = {name: np.empty((WIDTH, WIDTH), np.float32) for name in chain.weights}
+        session.readWeights(popart.PyWeightsIO(arrays))
+        return found, arrays, session.getCycleCount()
+
+
+def infer(chain, opts, batches, ipus, anchors):
+    opts.instrumentWithHardwareCycleCounter = True
+    with popart.DeviceManager().acquireAvailableDevice(ipus * opts.local_replicas) as device:
+        session = popart.InferenceSession(
+            chain.model, popart.DataFlow(batches, anchors), device, userOptions=opts
+        )
+        session.prepareDevice()
+        arrays = session.initAnchorArrays()
+        session.run(popart.PyStepIO({chain.x: data(batches, 1, opts.local_replicas)}, arrays))
+        return arrays, session.getCycleCount()
+
+
+def test_the_batches_of_an_inference_step_are_in_the_pipeline_together():
+    chain = Chain([0, 1, 2, 3])
+    kinds = {name: popart.AnchorReturnType("All") for name in chain.hidden}
+    kinds[chain.loss] = popart.AnchorReturnType("Sum")
+    replicas = {"enableReplicatedGraphs": True, "replicatedGraphCount": 2}
+    plain, slow = infer(chain, options(virtualGraphMode=MANUAL, **replicas), 8, 4, kinds)
+    found, fast = infer(chain, pipelined(**replicas), 8, 4, kinds)
+    for name, value in plain.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    # 8 batches through 4 stages: 11 cycles of one stage against 32.
+    assert fast < 0.5 * slow
+
+
+def test_final_anchors_of_a_pipelined_inference():
+    chain = Chain([0, 1])
+    kinds = {chain.hidden[1]: popart.AnchorReturnType("Final")}
+    whole, _ = infer(
+        Chain([0, 1]), pipelined(), MICRO_BATCH, 2, {chain.hidden[1]: popart.AnchorReturnType("All")}
+    )
+    found, _ = infer(chain, pipelined(), MICRO_BATCH, 2, kinds)
+    np.testing.assert_array_equal(found[chain.hidden[1]], whole[chain.hidden[1]][-1])
+
+
+@pytest.mark.parametrize("schedule", list(popart.PipelineSchedule.__members__.values()), ids=str)
+def test_every_schedule_trains_as_sharding_does(schedule):
+    more = {"enableGradientAccumulation": True, "accumulationFactor": 8}
+    chain = Chain([0, 1, 2, 3])
+    sharded = train(chain, options(virtualGraphMode=MANUAL, **more), 2, 4)
+    found = train(chain, pipelined(pipelineSchedule=schedule, **more), 2, 4)
+    np.testing.assert_array_equal(found[0][0][chain.loss], sharded[0][0][chain.loss])
+    for name, value in sharded[1].items():
+        np.testing.assert_array_equal(found[1][name], value)
+    if schedule is popart.PipelineSchedule.Sequential:
+        assert found[2] == sharded[2]
+    else:
+        assert found[2] < 0.75 * sharded[2]
+
+
+def test_without_accumulation_weights_change_while_batches_are_in_flight():
+    """The first batch and the first update are those of sequential execution; later ones see older weights."""
+    chain = Chain([0, 1])
+    batches = 6
+    gradients = [f"Gradient___{name}" for name in chain.weights]
+    kinds = {name: popart.AnchorReturnType("All") for name in (chain.loss, *gradients)}
+    sequential = train(chain, options(virtualGraphMode=MANUAL), batches, 2, kinds)
+    found = train(chain, pipelined(), batches, 2, kinds)
+    np.testing.assert_allclose(found[0][0][chain.loss][0], sequential[0][0][chain.loss][0], rtol=1e-6)
+    for name in gradients:
+        np.testing.assert_allclose(found[0][0][name][0], sequential[0][0][name][0], rtol=1e-6)
+    assert not np.allclose(found[0][0][chain.loss][2:], sequential[0][0][chain.loss][2:])
+    losses, weights = in_flight(data(batches, seed=0)[:, 0, 0], 2, 0.05)
+    np.testing.assert_allclose(found[0][0][chain.loss], losses, rtol=1e-5)
+    for name, value in weights.items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-5, atol=1e-6)
+    assert found[2] < sequential[2]
+
+
+def in_flight(x, stages, rate):
+    """The same in NumPy: stage *s* of batch *b* goes forward in cycle b + s, backward in b + 2(F - 1) - s."""
+    random = np.random.default_rng(0)
+    names = [f"w{s}" for s in range(stages)]
+    weights = {
+        n: (random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 3).astype(float) for n in names
+    }
+    total, last = len(x), stages - 1
+    made = {(-1, b): x[b].astype(float) for b in range(total)}
+    wanted, losses = {}, np.zeros(total)
+    for cycle in range(total + 2 * last):
+        for s, name in enumerate(names):
+            forward, backward = cycle - s, cycle - 2 * last + s
+            if 0 <= forward < total:
+                made[s, forward] = np.tanh(made[s - 1, forward] @ weights[name])
+            if s == last and 0 <= forward < total:
+                losses[forward] = 0.1 * np.abs(made[s, forward]).sum()
+                wanted[s, forward] = 0.1 * np.sign(made[s, forward])
+            if 0 <= backward < total:
+                z = wanted[s, backward] * (1 - made[s, backward] ** 2)
+                wanted[s - 1, backward] = z @ weights[name].T
+                weights[name] = weights[name] - rate * made[s - 1, backward].T @ z
+    return losses, weights
+
+
+@pytest.mark.parametrize(
+    "optimizer", [popart.SGD({"defaultMomentum": (0.9, True)}), popart.Adam({})], ids=["sgd", "adam"]
+)
+def test_updates_in_flight_are_the_same_for_any_number_of_machines(optimizer):
+    """Four replicas of two IPUs on two machines against the same data on one replica, by the sum of gradients."""
+    chain = Chain([0, 1])
+    more = {"enableReplicatedGraphs": True, "replicatedGraphCount": 4}
+    first = train(chain, pipelined(**more), 5, 2, optimizer=optimizer, runs=2)
+    again = train(chain, pipelined(**more), 5, 2, optimizer=optimizer, runs=2)
+    for name, value in first[1].items():
+        np.testing.assert_array_equal(again[1][name], value)
+        assert np.isfinite(value).all()
+    np.testing.assert_array_equal(first[0][1][chain.loss], again[0][1][chain.loss])
+
+
+def session(chain, training=True, batches=1, ipus=4, anchors=None, **values):
+    flow = popart.DataFlow(batches, anchors or [chain.loss])
+    opts = pipelined(**values)
+    if not training:
+        return popart.InferenceSession(chain.model, flow, OFFLINE[ipus], userOptions=opts)
+    return popart.TrainingSession(
+        chain.model, flow, chain.loss, popart.ConstSGD(0.1), OFFLINE[ipus], userOptions=opts
+    )
+
+
+def accumulating(factor):
+    return {"enableGradientAccumulation": True, "accumulationFactor": factor}
+
+
+def test_depth():
+    """2F - 1 stages in training, F in inference; equality is enough."""
+    chain = Chain([0, 1, 2, 3])
+    with pytest.raises(
+        popart.popart_exception, match=r"depth \(gradient accumulation factor\) .* stages \(7\)"
+    ):
+        session(chain, **accumulating(6))
+    assert session(chain, **accumulating(7))
+    with pytest.raises(popart.popart_exception, match=r"depth \(batchesPerStep\) .* stages \(7\)"):
+        session(chain, batches=6)
+    assert session(chain, batches=7)
+    with pytest.raises(popart.popart_exception, match=r"depth \(batchesPerStep\) .* stages \(4\)"):
+        session(chain, training=False, batches=3)
+    assert session(chain, training=False, batches=4)
+    assert session(chain, pipelineSchedule=popart.PipelineSchedule.Sequential)
+
+
+def test_stages_are_inferred_from_ipus():
+    assert session(Chain([0, 1, 2], stages=False), **accumulating(5))
+    with pytest.raises(popart.popart_exception, match="must not go backwards"):
+        session(Chain([0, 1, 0], stages=False), **accumulating(5))
+    assert session(Chain([0, 1, 0]), **accumulating(5))
+
+
+def test_what_pipelines_refuse():
+    chain = Chain([0, 1])
+    annotated = Chain([0, 1], recompute=True)
+    with pytest.raises(popart.popart_exception, match="only whole stages"):
+        session(annotated, ipus=2, **accumulating(3))
+    assert session(annotated, ipus=2, explicitRecomputation=True, **accumulating(3))
+    every = {chain.loss: popart.AnchorReturnType("EveryN", 2)}
+    with pytest.raises(popart.popart_exception, match="EveryN does not go with pipelining"):
+        session(chain, training=False, batches=4, ipus=2, anchors=every).prepareDevice()
+    with pytest.raises(
+        popart.popart_exception, match="needs enablePipelining and enableGradientAccumulation"
+    ):
+        session(chain, batches=3, ipus=2, createImplicitPipeliningFwdOnlyProgram=True)
+    with pytest.raises(popart.popart_exception, match="only the forward stages"):
+        session(chain, ipus=2, createImplicitPipeliningFwdOnlyProgram=True, **accumulating(3))
+    with pytest.raises(popart.popart_exception, match="IPU 0 holds weights of 2 pipeline stages"):
+        session(Chain([0, 1, 0]), ipus=2, batches=5).prepareDevice()
+
+
+@pytest.mark.parametrize("kind", ["NoRecompute", "Pipeline"])
+def test_recomputation_changes_no_number(kind):
+    chain = Chain([0, 1])
+    more = {**accumulating(4), "autoRecomputation": getattr(popart.RecomputationType, kind)}
+    plain = train(chain, pipelined(**accumulating(4)), 1, 2)
+    found = train(chain, pipelined(**more), 1, 2)
+    for name, value in plain[1].items():
+        np.testing.assert_array_equal(found[1][name], value)
+    assert (found[2] > plain[2]) is (kind == "Pipeline"), "forward work is done again"
+
+
+def test_the_report_shows_the_bubble():
+    shares = {}
+    for name, schedule in popart.PipelineSchedule.__members__.items():
+        made = session(Chain([0, 1, 2, 3]), pipelineSchedule=schedule, **accumulating(12))
+        made.prepareDevice()
+        shares[name] = made._executable.tile_report.get("pipeline", {})
+    grouped = shares["Grouped"]
+    assert (grouped["fill_cycles"], grouped["main_cycles"], grouped["flush_cycles"]) == (6, 6, 6)
+    assert (grouped["stages"], grouped["period"]) == (4, 1)
+    assert 0 < shares["Interleaved"]["idle_share"] < 0.75
+    assert 0 < grouped["idle_share"] < 0.75
+    assert shares["Sequential"] == {}
