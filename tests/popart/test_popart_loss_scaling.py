@@ -274,3 +274,46 @@ def test_a_running_mean_of_halves_does_not_overflow_where_the_sum_does():
         assert finite == (strategy is popart.MeanReductionStrategy.Running)
     assert seen[popart.MeanReductionStrategy.Running] < 65504
     assert np.isinf(seen[popart.MeanReductionStrategy.Post])
+
+
+def two_layers(virtual):
+    builder = popart.Builder()
+    random = np.random.default_rng(2)
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT16", [MICRO_BATCH, INPUTS]))
+    w0 = builder.addInitializedInputTensor(random.standard_normal((INPUTS, 4)).astype(np.float16), "w0")
+    w1 = builder.addInitializedInputTensor(random.standard_normal((4, 3)).astype(np.float16), "w1")
+    with builder.virtualGraph(0):
+        h = builder.aiOnnx.relu([builder.aiOnnx.matmul([x, w0])])
+    with builder.virtualGraph(virtual):
+        y = builder.aiOnnx.matmul([h, w1])
+        loss = builder.aiGraphcore.l1loss([y], 0.5, reduction=popart.ReductionType.Sum)
+    return x, loss, builder.getModelProto()
+
+
+@pytest.mark.parametrize("pipelined", [False, True], ids=["sharded", "pipelined"])
+def test_several_ipus_give_what_one_gives(pipelined):
+    seen = []
+    for ipus in (1, 2):
+        x, loss, model = two_layers(ipus - 1)
+        made = scaled(replicated(1, 4))
+        made.accumulationAndReplicationReductionType = popart.ReductionType.Mean
+        made.meanAccumulationAndReplicationReductionStrategy = popart.MeanReductionStrategy.Running
+        if ipus == 2:
+            made.virtualGraphMode = popart.VirtualGraphMode.Manual
+            made.enablePipelining = pipelined
+        session = popart.TrainingSession(
+            fnModel=model,
+            dataFlow=popart.DataFlow(6, {"finalLossScale": popart.AnchorReturnType("All")}),
+            loss=loss,
+            optimizer=automatic(2.0**10),
+            deviceInfo=popart.DeviceManager().createIpuModelDevice({"numIPUs": ipus, "tilesPerIPU": 1472}),
+            userOptions=made,
+        )
+        session.prepareDevice()
+        session.weightsFromHost()
+        anchors = session.initAnchorArrays()
+        session.run(popart.PyStepIO({x: inputs(4, 6, 4)}, anchors))
+        seen.append((*weights(session, "w0", "w1"), anchors["finalLossScale"]))
+    for one, two in zip(*seen, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert len(set(seen[0][2].ravel())) > 2
