@@ -176,7 +176,11 @@ class Jobs:
                 with self._here.changed:
                     kind = engine.executable.training
                     self._here.work[kind] = self._here.work[kind].and_a_run(
-                        engine.executable, runs[0].batches, outcome.modelled_seconds, outcome.seconds
+                        engine.executable,
+                        runs[0].batches,
+                        outcome.modelled_seconds,
+                        outcome.seconds,
+                        position=engine.team.position,
                     )
             finally:
                 with self._here.changed:

@@ -43,8 +43,8 @@ def _percent(busy: float, whole: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a machine has done. ``samples``: on its replicas; None once a program did not say how many a
-    micro-batch holds. Modelled seconds are of the IPUs, emulation seconds of this host's clock.
+    """What a machine has done. ``samples``: on its replicas, counted by the first machine of each; None once a program
+    did not say how many a micro-batch holds. Modelled seconds are of the IPUs, emulation seconds of this host's clock.
     """
 
     batches: int = 0
@@ -52,9 +52,17 @@ class Work:
     modelled_s: float = 0.0
     emulation_s: float = 0.0
 
-    def and_a_run(self, executable: Executable, batches: int, modelled_s: float, emulation_s: float) -> Work:
-        """This, and ``batches`` batches of a program."""
-        each = samples_per_batch(executable)
+    def and_a_run(
+        self,
+        executable: Executable,
+        batches: int,
+        modelled_s: float,
+        emulation_s: float,
+        *,
+        position: int = 0,
+    ) -> Work:
+        """This, and ``batches`` batches of a program. ``position``: of the machine within its replicas."""
+        each = samples_per_batch(executable) if position == 0 else 0
         samples = None if each is None or self.samples is None else self.samples + batches * each
         return Work(
             self.batches + batches, samples, self.modelled_s + modelled_s, self.emulation_s + emulation_s

@@ -21,6 +21,7 @@ EXPECTED = {
     "training_loop": "epoch 3",
     "sharding": "4 IPU(s), Auto",
     "pipelining": "pipelined:",
+    "large_replicas": "8 stages, 1 replica(s)",
     "recomputation": "RecomputeAll: loss",
     "callbacks": "x: consumed",
     "replication": "4 replicas, 4 of them here",
