@@ -191,8 +191,8 @@ def build(
             "samples_per_micro_batch": _samples_per_micro_batch(lowered, broadcast),
         },
     )
-    weights = host_values(lowered.initial, grouped)
-    return BuiltModel(program, lowered, rule, infos, weights, state, wanted, derived, settings)
+    start = host_values(lowered.initial, grouped)
+    return BuiltModel(program, lowered, rule, infos, start, state, wanted, derived, settings)
 
 
 def _compute_in_the_callers_thread() -> None:

@@ -12,9 +12,9 @@ import numpy as np
 
 from podrun.executable import Executable, VariableRole
 from podrun.popart import loader
-from podrun.popart.enums import VariableRetrievalMode
 from podrun.popart.errors import popart_exception, popart_runtime_error, surfaced
 from podrun.popart.stepio import IWeightsIO
+from podrun.popart.variable_settings import given, retrieved
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -54,11 +54,12 @@ class SessionWeights:
 
     def readWeights(self: Session, weightsIo: IWeightsIO) -> None:  # type: ignore[misc]
         """Copy the host's weights into the arrays of a PyWeightsIO; names it does not know are left alone."""
+        replicas = self._built.program.replicas
         for name, array in weightsIo.weights.items():
             value = self._weights.get(name)
             if value is None:
                 continue
-            value = self._retrieved(name, value)
+            value = retrieved(self._built.settings, name, value, replicas)
             if array.nbytes != value.nbytes:
                 raise popart_runtime_error(
                     f"Differing sizes for weight {name!r}: the array has {array.nbytes} bytes "
@@ -67,12 +68,6 @@ class SessionWeights:
                 )
             array.reshape(-1).view(value.dtype)[...] = value.reshape(-1)
 
-    def _retrieved(self: Session, name: str, value: np.ndarray) -> np.ndarray:  # type: ignore[misc]
-        settings = self._built.settings.get(name)
-        if settings is None or settings.getRetrievalMode() is not VariableRetrievalMode.AllReplicas:
-            return value
-        return np.broadcast_to(value, (self._built.program.replicas, *value.shape)).copy()
-
     def writeWeights(self: Session, weightsIo: IWeightsIO) -> None:  # type: ignore[misc]
         """Change the host's weights; weightsFromHost sends them."""
         if self._constant_weights:
@@ -80,8 +75,11 @@ class SessionWeights:
                 "The weights of this session are constants (SessionOptions.constantWeights), so writeWeights "
                 "cannot change them. Set constantWeights to False."
             )
+        replicas = self._built.program.replicas
         for name, array in weightsIo.weights.items():
-            self._weights.put(name, array)
+            held = self._weights.get(name)
+            chosen = array if held is None else given(self._built.settings, name, array, held, replicas)
+            self._weights.put(name, chosen)
 
     def modelToHost(self: Session, fn: str | os.PathLike[str]) -> None:  # type: ignore[misc]
         """Write the model with the current weights and optimizer state as an ONNX file."""

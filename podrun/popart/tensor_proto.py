@@ -58,7 +58,8 @@ def to_array(proto: TensorProto, base_dir: str = "") -> np.ndarray:
     """The array that a TensorProto holds (external data are read from beside ``base_dir``)."""
     from onnx import numpy_helper
 
-    return np.ascontiguousarray(numpy_helper.to_array(proto, base_dir=base_dir))
+    # Not ascontiguousarray, which makes a scalar an array of one.
+    return np.asarray(numpy_helper.to_array(proto, base_dir=base_dir), order="C")
 
 
 def check_initializer(array: Any) -> np.ndarray:

@@ -35,11 +35,25 @@ class ReplicaGrouping:
 
 
 class CommGroup:
-    """Replicas that work together: ``CommGroup(CommGroupType.Consecutive, 4)``. Default: all of them."""
+    """Replicas that work together: ``CommGroup(CommGroupType.Consecutive, 4)``. Default: all of them.
 
-    def __init__(self, type: CommGroupType | int = CommGroupType.All, replicaGroupSize: int = 0) -> None:
-        self.type = CommGroupType(int(type))
-        self.replicaGroupSize = replicaGroupSize
+    ``CommGroup(grouping)`` takes a ReplicaGrouping; popart_exception for one whose stride no type stands for.
+    """
+
+    def __init__(
+        self,
+        type: CommGroupType | ReplicaGrouping | int = CommGroupType.All,
+        replicaGroupSize: int = 0,
+        *,
+        grouping: ReplicaGrouping | None = None,
+    ) -> None:
+        if isinstance(type, ReplicaGrouping):
+            grouping = type
+        if grouping is not None:
+            self.type, self.replicaGroupSize = _type_of(grouping)
+        else:
+            assert not isinstance(type, ReplicaGrouping)
+            self.type, self.replicaGroupSize = CommGroupType(int(type)), replicaGroupSize
 
     def toReplicaGrouping(self, numReplicas: int) -> ReplicaGrouping:
         """The groups among ``numReplicas``. popart_exception if the group size does not divide them."""
@@ -67,6 +81,23 @@ class CommGroup:
 
     def __repr__(self) -> str:
         return f"CommGroup(type={self.type.name}, replicaGroupSize={self.replicaGroupSize})"
+
+
+def _type_of(grouping: ReplicaGrouping) -> tuple[CommGroupType, int]:
+    """The CommGroup type and size that mean the same as a grouping."""
+    replicas, stride, size = grouping.numReplicas, grouping.stride, grouping.groupSize
+    if size == replicas:
+        return CommGroupType.All, 0
+    if size == 1:
+        return CommGroupType.Ungrouped, 0
+    if stride == 1:
+        return CommGroupType.Consecutive, size
+    if stride * size == replicas:
+        return CommGroupType.Orthogonal, size
+    raise popart_exception(
+        f"Groups of {size} of {replicas} replicas with stride {stride} have no CommGroupType: use stride 1 "
+        f"(Consecutive) or {replicas // size} (Orthogonal)."
+    )
 
 
 class VariableSettings:
@@ -146,6 +177,8 @@ class VariableSettings:
 
     def getGroupRepresentative(self, group: int) -> int:
         """The first replica of a group."""
+        if self._stride is not None:
+            return group // self._stride * self._stride * self._group_size + group % self._stride
         if self._domain.type is CommGroupType.Consecutive:
             return group * self._domain.replicaGroupSize
         return 0 if self._domain.type is CommGroupType.All else group
