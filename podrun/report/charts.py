@@ -27,6 +27,7 @@ COLOURS = {
     "exchange_code": "#7a5ea8",
     "control_code": "#8a8f98",
 }
+IDLE_COLOUR = "#ececec"
 MICRO_BATCH_COLOURS = ("#3b6fb6", "#d9822b", "#4b9b63", "#7a5ea8", "#2f8f8a", "#e3b23c", "#b5443c", "#6aa0dc")
 
 
@@ -160,6 +161,9 @@ def pipeline(profile: Profile) -> str:
     length = max(run.end_cycles for run in found) or 1
     scale = (WIDTH - 60) / length
     shapes = [text(0, row * 26 + 15, f"IPU {ipu}") for ipu, row in rows.items()]
+    # What stays visible of these is the bubble.
+    for ipu, row in rows.items():
+        shapes.append(rect(60, row * 26, WIDTH - 60, 22, IDLE_COLOUR, f"IPU {ipu} idle"))
     last = max(stage.pipeline_cycle for stage in profile.stages)
     for run in found:
         stage = run.stage

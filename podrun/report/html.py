@@ -11,7 +11,7 @@ from html import escape
 
 from podrun.report import charts
 from podrun.report.model import Profile, Stage, layer_of
-from podrun.report.pipeline import shown_micro_batches
+from podrun.report.pipeline import shape, shown_micro_batches
 from podrun.report.text import TRUST, compare
 
 TOP_LAYERS = 25
@@ -105,7 +105,14 @@ def _pipeline(profile: Profile) -> str:
         if shown < profile.accumulation_factor
         else "all"
     )
-    return f"<p>Time runs to the right; one colour is one micro-batch ({of} shown).</p>{charts.pipeline(profile)}"
+    about = f"<p>Time runs to the right; one colour is one micro-batch ({of} shown); grey is idle."
+    found = shape(profile)
+    if found is not None:
+        about += (
+            f" Schedule {found.schedule}: {found.fill_slots} cycles to fill, {found.main_slots} full, "
+            f"{found.flush_slots} to flush; over a whole batch IPUs idle <b>{found.idle_share:.1%}</b> of the time."
+        )
+    return f"{about}</p>{charts.pipeline(profile)}"
 
 
 def _categories(stage: Stage) -> str:

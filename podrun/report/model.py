@@ -144,6 +144,8 @@ class Profile:
     stages: tuple[Stage, ...]
     updates: tuple[Stage, ...]
     ipu_memory: tuple[IpuUse, ...] = ()
+    schedule: str = "grouped"
+    """The order of a pipeline's work (``"grouped"``, ``"interleaved"``); without meaning if not ``pipelined``."""
 
     @property
     def samples_per_second(self) -> float | None:

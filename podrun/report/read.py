@@ -95,6 +95,7 @@ def _profile(report: Mapping[str, Any]) -> Profile:
         accumulation_factor=1,
         samples_per_batch=None,
         pipelined=bool(report.get("pipelined", False)),
+        schedule=str(report.get("pipeline", {}).get("schedule", "grouped")),
         cycles=int(step["cycles"]),
         seconds=float(step["seconds"]),
         seconds_by_cause=causes,

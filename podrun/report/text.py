@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from podrun.report.model import MemoryUse, Profile, layer_of
+from podrun.report.pipeline import shape
 
 TRUST = "Modelled, not measured: docs/fidelity.md holds the model against published measurements."
 
@@ -21,6 +22,7 @@ def summary(profile: Profile, *, top: int = 8) -> str:
         lines.append(f"  {profile.samples_per_second:,.1f} samples/s; bottleneck: {profile.bottleneck}")
     for cause, seconds in profile.seconds_by_cause.items():
         lines.append(f"  {cause:<14}{seconds * 1e3:>14,.3f} ms {share(seconds, profile.seconds)}")
+    lines += _pipeline(profile)
     lines.append(f"One micro-batch on tiles: {total:,} cycles")
     lines += _ranks(profile.causes(), total, len(profile.causes()))
     lines += ["By operator", *_ranks(profile.operators(), total, top)]
@@ -29,6 +31,18 @@ def summary(profile: Profile, *, top: int = 8) -> str:
     for name, (count, cycles) in profile.bounds().items():
         lines.append(f"Bounded, no planner: {name} x {count}, {cycles:,} cycles")
     return "\n".join([*lines, TRUST]) + "\n"
+
+
+def _pipeline(profile: Profile) -> list[str]:
+    found = shape(profile)
+    if found is None:
+        return []
+    idle = ", ".join(f"IPU {ipu} {part:.0%}" for ipu, part in found.idle_share_by_ipu.items())
+    return [
+        f"Pipeline, {found.schedule}: {found.fill_slots} cycles to fill, {found.main_slots} full, {found.flush_slots} "
+        "to flush",
+        f"  IPUs idle {found.idle_share:.1%} of the time ({idle})",
+    ]
 
 
 def headline(profile: Profile) -> str:
