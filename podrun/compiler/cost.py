@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from podrun.compiler import jax_internals
 from podrun.compiler.abstract import abstract, buffer
-from podrun.compiler.arenas import Memory, WeightGroup, scalar_dtype
+from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer, scalar_dtype
 from podrun.compiler.grouped import GroupOf, group_count
 from podrun.compiler.holdings import Work, ipu_memory
 from podrun.compiler.pieces import TracedPiece
@@ -26,9 +26,11 @@ from podrun.compiler.split import CROSSING_PREFIX, Segment, split
 from podrun.compiler.timeline import Task, idle_share, seconds_by_cause
 from podrun.compiler.trace import Trace, evaluate
 from podrun.device.target import Chip, chip
-from podrun.device.tiles.cost import cost_jaxpr
+from podrun.device.tiles.cost import cost_flat, cost_jaxpr
+from podrun.device.tiles.flatten import FlatJaxpr, flatten
 from podrun.device.tiles.links import all_reduce_seconds, neighbour_seconds
 from podrun.device.tiles.recompute import recomputed
+from podrun.device.tiles.segments import FlatSegment, split_flat
 from podrun.executable import numpy_dtype
 
 
@@ -46,8 +48,9 @@ def tile_report(
     Raises InvalidOptionError for an unknown target.
     """
     model = chip(target)
-    cut = micro_batch_segments(program, traced, placement)
-    segments = [_segment_cost(program, traced, segment, cut, placement, target) for segment in cut]
+    step = _micro_batch(program, traced)
+    cut = _cut(program, step, placement)
+    segments = [_segment_cost(program, step, segment, cut, placement, target) for segment in cut]
     updates = _update_reports(program, memory, target)
     tasks = _tasks(program, segments, updates, memory, model)
     schedule = program.pipeline_schedule if program.pipelined else None
@@ -80,7 +83,15 @@ class _SegmentCost:
 
 
 def micro_batch_segments(program: Program, traced: Trace, placement: Placement) -> tuple[Segment, ...]:
-    """Forward, and backward if there is a loss, of one micro-batch on one replica, as segments."""
+    """Forward, and backward if there is a loss, of one micro-batch on one replica, as segments of the trace."""
+    closed, names, _ = _traced_step(program, traced)
+    results = tuple(f"result:{i}" for i in range(len(closed.jaxpr.outvars)))
+    piece = TracedPiece("micro_batch", closed, names, results)
+    return split(piece, placement.spot) if placement.split else (Segment(0, 0, piece),)
+
+
+def _traced_step(program: Program, traced: Trace) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
+    """Forward, and backward if there is a loss: the jaxpr, its arguments' names, its results' names."""
     weights = [name for name in traced.parameters if program.parameters[name].trainable and program.update]
     names = (*traced.parameters, *traced.inputs)
 
@@ -99,51 +110,90 @@ def micro_batch_segments(program: Program, traced: Trace, placement: Placement) 
     specs = [abstract(program.parameters[n].spec) for n in traced.parameters]
     specs += [abstract(program.inputs[n].spec) for n in traced.inputs]
     closed = jax_internals.pruned(jax.make_jaxpr(run)(*specs, buffer((2,), "uint32")))
-    results = tuple(f"result:{i}" for i in range(len(closed.jaxpr.outvars)))
-    closed = recomputed(closed, program.recompute, lambda equation: _place(placement, equation))
-    piece = TracedPiece("micro_batch", closed, (*names, "key"), results)
-    if not placement.split:
-        return (Segment(0, 0, piece),)
-    return split(piece, placement.spot)
+    gradients = (gradient_buffer(n) for n in weights) if program.loss is not None else ()
+    return closed, (*names, "key"), (*traced.outputs, *gradients)
 
 
-def _place(placement: Placement, equation: Any) -> int | None:
-    spot = placement.spot(equation)
-    return None if spot is None else spot.place
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One micro-batch in the library's form, recomputation not yet in it: names of arguments by number, of results in
+    order (gradients by that of their accumulators)."""
+
+    flat: FlatJaxpr
+    arguments: Mapping[int, str]
+    results: tuple[str, ...]
+
+    def name(self, number: int) -> str:
+        """An argument's own name; what crosses between segments is called by its number."""
+        return self.arguments.get(number, f"{CROSSING_PREFIX}{number}")
+
+
+def _micro_batch(program: Program, traced: Trace) -> _Step:
+    closed, names, results = _traced_step(program, traced)
+    flat = flatten(closed)
+    return _Step(flat, dict(zip(flat.arguments, names, strict=True)), results)
+
+
+def _cut(program: Program, step: _Step, placement: Placement) -> tuple[FlatSegment, ...]:
+    """The micro-batch with recomputation, cut by places."""
+
+    def spot(scope: str) -> tuple[int, int | None] | None:
+        found = placement.spot_of(scope)
+        return None if found is None else (found.place, found.rank)
+
+    def place(scope: str) -> int | None:
+        found = placement.spot_of(scope)
+        return None if found is None else found.place
+
+    flat = recomputed(step.flat, program.recompute, place)
+    return split_flat(flat, spot) if placement.split else (FlatSegment(0, 0, flat, ()),)
 
 
 def _segment_cost(
     program: Program,
-    traced: Trace,
-    segment: Segment,
-    segments: Sequence[Segment],
+    step: _Step,
+    segment: FlatSegment,
+    segments: Sequence[FlatSegment],
     placement: Placement,
     target: str,
 ) -> _SegmentCost:
-    piece = segment.piece
     sent, kept = _sent_bytes(segment, segments, placement)
-    values = {f"result:{i}": name for i, name in enumerate(traced.outputs)}
+    results = dict(zip(step.flat.outputs, step.results, strict=True))
+    gradients = {gradient_buffer(name) for name in program.parameters}
     # Gradients wait for the update, unless accumulators take them in; all other results go elsewhere at once.
     waits = not program.accumulates
-    stay = [waits and name.startswith("result:") and name not in values for name in piece.outputs]
-    report = cost_jaxpr(piece.jaxpr, target, results_stay=stay)
+    flat = segment.flat
+    stay = [waits and results.get(number) in gradients for number in flat.outputs]
+    report = cost_flat(flat, target, results_stay=stay)
     anchored = {anchor.name for anchor in program.anchors}
-    streams = {result: name for result, name in values.items() if name in anchored}
+    made = [n for n in flat.outputs if n is not None]
+    streams = [
+        (results[n], flat.tensors[n].nbytes) for n in dict.fromkeys(made) if results.get(n) in anchored
+    ]
     ipu = placement.ipu(segment.place)
-    work = Work(segment, ipu, segment.rank, report, streams)
+    work = Work(
+        ipu,
+        segment.rank,
+        report,
+        frozenset(step.name(n) for n in flat.arguments),
+        tuple((step.name(n), flat.tensors[n].nbytes) for n in segment.crossing),
+        tuple(streams),
+        sum(flat.tensors[n].nbytes for n in flat.constants),
+    )
     return _SegmentCost(ipu, segment.rank, sent, kept, report, work)
 
 
-def _sent_bytes(segment: Segment, segments: Sequence[Segment], placement: Placement) -> tuple[int, int]:
+def _sent_bytes(
+    segment: FlatSegment, segments: Sequence[FlatSegment], placement: Placement
+) -> tuple[int, int]:
     """Bytes that a segment leaves for other IPUs (once for each), and for later segments of its own."""
     ipu = placement.ipu(segment.place)
     sent = kept = 0
-    for name, aval in zip(segment.piece.outputs, segment.piece.jaxpr.out_avals, strict=True):
-        if name.startswith(CROSSING_PREFIX):
-            readers = {placement.ipu(s.place) for s in segments if name in s.piece.inputs}
-            size = aval.size * aval.dtype.itemsize
-            sent += size * len(readers - {ipu})
-            kept += size * (ipu in readers)
+    for number in segment.crossing:
+        readers = {placement.ipu(s.place) for s in segments if number in s.flat.arguments}
+        size = segment.flat.tensors[number].nbytes
+        sent += size * len(readers - {ipu})
+        kept += size * (ipu in readers)
     return sent, kept
 
 

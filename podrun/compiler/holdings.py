@@ -14,7 +14,6 @@ from typing import Any
 
 from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer
 from podrun.compiler.program import Program
-from podrun.compiler.split import CROSSING_PREFIX, Segment
 from podrun.device.target import Chip
 from podrun.device.tiles.code import merged_code
 from podrun.device.tiles.memory import (
@@ -38,14 +37,17 @@ LARGEST = 16
 class Work:
     """A segment of a micro-batch on an IPU, in its pipeline cycle, with the tile model's report of it.
 
-    ``streams``: the anchors among its outputs, by the output's name.
+    ``reads``: names of parameters, inputs and what crosses. ``crossing``: what later segments read, ``anchors``: what
+    goes to the host, each with its bytes. ``constants``: bytes.
     """
 
-    segment: Segment
     ipu: int
     cycle: int
     report: Report
-    streams: Mapping[str, str]
+    reads: frozenset[str]
+    crossing: tuple[tuple[str, int], ...]
+    anchors: tuple[tuple[str, int], ...]
+    constants: int
 
 
 def ipu_memory(
@@ -149,18 +151,15 @@ class _Contents:
         self.program, self.memory, self.works = program, memory, works
         self.homes: dict[str, int] = {}
         for work in works:
-            for name in work.segment.piece.inputs:
-                if name in program.parameters:
-                    self.homes.setdefault(name, work.ipu)
+            for name in work.reads & program.parameters.keys():
+                self.homes.setdefault(name, work.ipu)
         for group in memory.groups:
             self.homes |= {weight.name: group.home for weight in group.weights}
 
     def of(self, ipu: int) -> list[tuple[str, str, int]]:
         """Everything that lasts on an IPU."""
         found = [*self._variables(ipu), *self._state(ipu), *self._streams(ipu), *self._stash(ipu)]
-        constants = sum(
-            getattr(c, "nbytes", 0) for w in self.works if w.ipu == ipu for c in w.segment.piece.jaxpr.consts
-        )
+        constants = sum(work.constants for work in self.works if work.ipu == ipu)
         found.append((CONSTANTS, "constants", constants))
         return [entry for entry in found if entry[2]]
 
@@ -186,21 +185,17 @@ class _Contents:
     def _streams(self, ipu: int) -> Iterator[tuple[str, str, int]]:
         """Buffers of inputs that this IPU reads from the host, and of anchors that it gives."""
         for name, spec in sorted(self.program.inputs.items()):
-            readers = [work for work in self.works if name in work.segment.piece.inputs]
-            if any(work.ipu == ipu for work in readers):
+            if any(work.ipu == ipu and name in work.reads for work in self.works):
                 yield STREAMS, name, spec.spec.nbytes
         for work in self.works:
             if work.ipu == ipu:
-                for name, size in _outputs(work.segment):
-                    if name in work.streams:
-                        yield STREAMS, work.streams[name], size
+                for name, size in work.anchors:
+                    yield STREAMS, name, size
 
     def _stash(self, ipu: int) -> Iterator[tuple[str, str, int]]:
         place = self.program.locations.activations
         for name, (size, made) in self._kept().items():
-            reads = [
-                work.cycle for work in self.works if work.ipu == ipu and name in work.segment.piece.inputs
-            ]
+            reads = [work.cycle for work in self.works if work.ipu == ipu and name in work.reads]
             here = [cycle for at, cycle in made if at == ipu]
             if not reads and not here:
                 continue
@@ -217,16 +212,10 @@ class _Contents:
         """Bytes of what crosses between segments, and (IPU, cycle) of its maker; none for inputs."""
         found: dict[str, tuple[int, list[tuple[int, int]]]] = {}
         for work in self.works:
-            for name, size in _outputs(work.segment):
-                if name.startswith(CROSSING_PREFIX):
-                    found[name] = (size, [(work.ipu, work.cycle)])
+            for name, size in work.crossing:
+                found[name] = (size, [(work.ipu, work.cycle)])
         found |= {name: (item.spec.nbytes, []) for name, item in self.program.inputs.items()}
         return found
-
-
-def _outputs(segment: Segment) -> Iterator[tuple[str, int]]:
-    for name, aval in zip(segment.piece.outputs, segment.piece.jaxpr.out_avals, strict=True):
-        yield name, aval.size * aval.dtype.itemsize
 
 
 def _on_chip(spec: TensorSpec, place: Any) -> int:

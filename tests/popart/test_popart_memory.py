@@ -83,7 +83,7 @@ def test_everything_a_training_step_needs_is_counted() -> None:
 def test_standard_recomputation_holds_less_and_takes_longer() -> None:
     plain = session(network(), replicated(1, 4))
     again = session(network(), replicated(1, 4, autoRecomputation=RECOMPUTE.Standard))
-    assert contents(again)["activations"] < 0.6 * contents(plain)["activations"]
+    assert contents(again)["activations"] < 0.7 * contents(plain)["activations"]
     cycles = [made.getReport().cycles for made in (plain, again)]
     assert cycles[0] < cycles[1] < 1.6 * cycles[0]
     assert contents(again)["weights"] == contents(plain)["weights"]
@@ -97,8 +97,8 @@ def test_annotated_outputs_are_recomputed_and_others_are_not() -> None:
 
     plain, some = session(network(), options()), session(network(every_other), options())
     saved = contents(plain)["activations"] - contents(some)["activations"]
-    # Half of the layers keep nothing; a layer keeps at least its output, in half precision.
-    assert LAYERS / 2 <= saved / (BATCH * WIDTH * 2) <= 3 * LAYERS / 2
+    # Half of the layers keep nothing of theirs, an activation in half precision; what is made again takes some back.
+    assert LAYERS / 3 <= saved / (BATCH * WIDTH * 2) <= LAYERS / 2
     assert some.getReport().cycles > plain.getReport().cycles
 
 
@@ -127,10 +127,10 @@ def test_a_pipeline_that_recomputes_stashes_only_what_enters_its_stages(rule: st
     for ipu in range(3):
         flight = 2 * (4 - 1 - ipu) + 1
         before, after = contents(plain, ipu)["stash"], contents(again, ipu)["stash"]
-        layers = LAYERS // 4
-        assert before >= layers * flight * activation * 0.9
-        # One activation enters the stage for each micro-batch in flight; one leaves it, one gradient comes back.
-        assert after <= (flight + 4) * activation
+        # What each layer makes is kept for each micro-batch in flight, or what enters the stage alone. And one
+        # activation leaves the stage, one gradient comes and one goes.
+        assert before >= LAYERS // 4 * flight * activation
+        assert after <= (flight + 3) * activation
     assert [m.ipu for m in again.getReport().ipu_memory] == [0, 1, 2, 3]
     stashes = [contents(plain, ipu)["stash"] for ipu in range(4)]
     assert stashes == sorted(stashes, reverse=True)

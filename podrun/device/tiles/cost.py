@@ -13,7 +13,7 @@ from typing import Any
 from podrun.device.target import CHIPS, Chip
 from podrun.device.target import chip as find_chip
 from podrun.device.tiles.code import code_bytes
-from podrun.device.tiles.flatten import flatten
+from podrun.device.tiles.flatten import FlatJaxpr, flatten
 from podrun.device.tiles.liveness import Liveness, measure
 from podrun.device.tiles.memory import ARGUMENTS, TILE_IMBALANCE, Demand, section
 from podrun.device.tiles.plan import Plan
@@ -47,10 +47,26 @@ def cost_jaxpr(
         InvalidOptionError: unknown target, or an impossible proportion.
         UnimplementedError: strict, and an equation that no planner knows.
     """
+    return cost_flat(
+        flatten(closed_jaxpr),
+        target,
+        Options(partials_type, available_memory_proportion, strict, product_type=product_type),
+        repeats=repeats,
+        results_stay=results_stay,
+    )
+
+
+def cost_flat(
+    flat: FlatJaxpr,
+    target: str | Chip,
+    options: Options | None = None,
+    *,
+    repeats: int = 1,
+    results_stay: bool | Sequence[bool] = True,
+) -> dict[str, Any]:
+    """Cost a flat jaxpr; see `cost_jaxpr`."""
     chip = target if isinstance(target, Chip) else find_chip(target)
-    options = Options(partials_type, available_memory_proportion, strict, product_type=product_type)
-    flat = flatten(closed_jaxpr)
-    steps = make_schedule(chip, flat, options)
+    steps = make_schedule(chip, flat, options or Options())
     return report_of(chip, steps, measure(flat, steps, results_stay=results_stay), repeats)
 
 

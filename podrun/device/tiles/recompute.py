@@ -1,28 +1,30 @@
 """Recomputation: forward values that the backward pass needs are made again there instead of being kept.
 
-A traced training step lists its forward equations, then its backward ones (scope ``transpose(...)``). Where a
-backward equation reads a value that is to be made again, copies of the forward equations that lead to it are put just
-before that reader, once, and read from there on; so the value lives from its maker to its last forward reader, and
-again from its copy to its last backward reader. Copies keep their layer and their IPU (``transpose(remat(...))``) and
-so land in the backward work of their own pipeline stage. Liveness, cycles and code of the changed trace are then what
-they are: saving and price are both counted, neither is assumed. Numbers do not change, only costs are read here.
+A flat training step lists its forward equations, then its backward ones (scope ``transpose(...)``). Where a backward
+equation reads a value that is to be made again, copies of the forward equations that lead to it are put just before
+that reader, once, and read from there on; so the value lives from its maker to its last forward reader, and again
+from its copy to its last backward reader. Copies keep their layer and their IPU (``transpose(checkpoint(...))``) and
+so belong to the backward work of their own pipeline stage. Liveness, cycles and code of the changed step are then
+what they are: saving and price are both counted, neither is assumed. No bit of a result depends on it.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from podrun.device.tiles.flatten import tensor_of
+from podrun.device.tiles.flatten import Equation, FlatJaxpr
 from podrun.device.tiles.primitives import VIEWS
 
 BACKWARD = "transpose("
 """In the scope of every backward equation."""
-Place = Callable[[Any], int | None]
-"""The place (pipeline stage or IPU) of an equation, None if it has none."""
+REMADE = "checkpoint("
+"""In the scope of every copy of a forward equation."""
+Place = Callable[[str], int | None]
+"""The place (pipeline stage or IPU) that a scope says, None if it says none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,44 +49,58 @@ class Recompute:
 NOTHING = Recompute()
 
 
-def recomputed(closed: Any, what: Recompute, place: Place | None = None) -> Any:
-    """The training step ``closed`` (a ``ClosedJaxpr``) with recomputation; itself if nothing is to be made again.
+def recomputed(flat: FlatJaxpr, what: Recompute, place: Place = lambda scope: None) -> FlatJaxpr:
+    """The training step ``flat`` with recomputation; itself if nothing is to be made again.
 
     What crosses from another ``place`` was sent here in the forward pass: it is kept, not made again.
     """
-    if not what.active:
-        return closed
-    return _Remaker(closed, what, place or (lambda equation: None)).run()
+    return _Remaker(flat, what, place).run() if what.active else flat
 
 
-def _scope(equation: Any) -> str:
-    return str(equation.source_info.name_stack)
+_WRAPPERS = re.compile(r"\b(?:transpose|jvp|vmap|checkpoint|remat|custom_jvp|custom_vjp)\(|\)")
+_PLACES = re.compile(r"(?:ipu|stage):\d+(?:/|$)")
 
 
-def _in(equation: Any, scopes: frozenset[str]) -> bool:
-    """True iff one of the equation's name scopes is in ``scopes``; transformations among them have no scope's name."""
-    return any(getattr(part, "name", None) in scopes for part in equation.source_info.name_stack.stack)
+def operator_of(scope: str, operators: frozenset[str]) -> str | None:
+    """Which of ``operators`` a scope belongs to: its own name, or one that encloses it.
+
+    A number behind a name makes it another operator's (ONNX: ``MatMul:0`` and ``MatMul:0/1``).
+    """
+    name = _PLACES.sub("", _WRAPPERS.sub("", scope))
+    while name:
+        if name in operators:
+            return name
+        name, _, last = name.rpartition("/")
+        if last.isdecimal():
+            return None
+    return None
 
 
 class _Remaker:
     """Carries the copies that were made so far."""
 
-    def __init__(self, closed: Any, what: Recompute, place: Place) -> None:
-        self.closed, self.what = closed, what
-        self.equations = list(closed.jaxpr.eqns)
-        self.backward = [BACKWARD in _scope(equation) for equation in self.equations]
-        self.maker = {v: i for i, equation in enumerate(self.equations) for v in equation.outvars}
+    def __init__(self, flat: FlatJaxpr, what: Recompute, place: Place) -> None:
+        self.flat, self.what = flat, what
+        self.equations = flat.equations
+        self.tensors = dict(flat.tensors)
+        self.next = 1 + max(self.tensors, default=-1)
+        self.backward = [BACKWARD in equation.scope for equation in self.equations]
+        self.maker = {n: i for i, equation in enumerate(self.equations) for n in equation.outputs}
         self.places: list[int | None] = []
+        known: dict[str, int | None] = {}
         for equation in self.equations:
-            # An equation without a place is where the latest of its producers is, as when a piece is split.
-            made = [self.maker[v] for v in equation.invars if not hasattr(v, "val") and v in self.maker]
-            own = place(equation)
-            if own is None and made:
-                own = self.places[max(made)]
-            self.places.append(own)
+            if equation.scope not in known:
+                known[equation.scope] = place(equation.scope)
+            own = known[equation.scope]
+            # An equation without a place is where the latest of its producers is, as when a step is split.
+            makers = [m for n in equation.inputs if (m := self._maker(n)) is not None]
+            self.places.append(self.places[max(makers)] if own is None and makers else own)
         self.again = self._chosen()
-        self.copies: dict[int, list[Any]] = {}
-        self.gates: dict[tuple[Any, int | None], Any] = {}
+        self.copies: dict[int, int] = {}
+        """Numbers of copies by those of the values they stand for."""
+
+    def _maker(self, number: int | None) -> int | None:
+        return None if number is None else self.maker.get(number)
 
     def _chosen(self) -> list[bool]:
         """For each equation: is it made again where the backward pass needs it?"""
@@ -92,7 +108,7 @@ class _Remaker:
         forward = [i for i, backward in enumerate(self.backward) if not backward]
         chosen = [False] * len(self.equations)
         if rule == "standard":
-            for i in _between_checkpoints(self.equations, self.backward):
+            for i in _between_checkpoints(self.flat, forward, self.backward):
                 chosen[i] = True
         elif rule == "pipeline":
             last = max((p for i in forward if (p := self.places[i]) is not None), default=0)
@@ -101,115 +117,94 @@ class _Remaker:
         elif rule == "all":
             for i in forward:
                 chosen[i] = True
-        for i in forward:
-            if _in(self.equations[i], self.what.scopes):
-                chosen[i] = True
-            elif _in(self.equations[i], self.what.kept):
-                chosen[i] = False
+        named = self.what.scopes | self.what.kept
+        for i in forward if named else ():
+            operator = operator_of(self.equations[i].scope, named)
+            makers = [m for n in self.equations[i].inputs if (m := self._maker(n)) is not None]
+            if operator is not None:
+                chosen[i] = operator in self.what.scopes
+            elif self.equations[i].primitive in VIEWS and makers:
+                # Another name for the same bytes, which stands outside of the operator.
+                chosen[i] = chosen[makers[0]]
         return chosen
 
-    def run(self) -> Any:
-        from jax.extend.core import ClosedJaxpr
-        from jax.interpreters import partial_eval
-
-        made: list[Any] = []
+    def run(self) -> FlatJaxpr:
+        made: list[Equation] = []
         for i, equation in enumerate(self.equations):
             if self.backward[i]:
-                inputs = [self._here(v, i, made) for v in equation.invars]
-                equation = equation.replace(invars=inputs)
+                inputs = tuple(self._here(n, self.places[i], made) for n in equation.inputs)
+                equation = replace(equation, inputs=inputs)
             made.append(equation)
-        jaxpr = self.closed.jaxpr.replace(eqns=made)
         # Forward work that only the backward pass needed (a derivative) is now done there alone.
-        jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
-        return ClosedJaxpr(jaxpr, self.closed.consts)
+        return replace(self.flat, equations=_needed(made, self.flat.results), tensors=self.tensors)
 
-    def _here(self, variable: Any, reader: int, made: list[Any]) -> Any:
-        """What stands for ``variable`` in the backward equation ``reader``; copies go to the end of ``made``."""
-        index = self._maker(variable)
-        if index is None or not self._is_remade(index, self.places[reader]):
-            return variable
+    def _here(self, number: int | None, place: int | None, made: list[Equation]) -> int | None:
+        """What stands for a value in the backward pass at ``place``; copies go to the end of ``made``."""
+        index = self._remade(number, place)
+        if index is None or number is None:
+            return number
         # Depth first without recursion: a chain of copies can be as long as the model.
         waiting = [index]
         while waiting:
             i = waiting[-1]
-            makers = (self._maker(v) for v in self.equations[i].invars)
-            missing = [
-                m
-                for m in makers
-                if m is not None and self._is_remade(m, self.places[i]) and m not in self.copies
-            ]
-            if missing and i not in self.copies:
-                waiting += missing
+            if self.equations[i].outputs[0] in self.copies:
+                waiting.pop()
                 continue
-            waiting.pop()
-            if i not in self.copies:
-                self._copy(i, reader, made)
-        return self._copied(variable, index)
-
-    def _maker(self, variable: Any) -> int | None:
-        return None if hasattr(variable, "val") else self.maker.get(variable)
-
-    def _is_remade(self, index: int, place: int | None) -> bool:
-        own = self.places[index]
-        return self.again[index] and (own is None or place is None or own == place)
-
-    def _copied(self, variable: Any, index: int) -> Any:
-        return self.copies[index][list(self.equations[index].outvars).index(variable)]
-
-    def _copy(self, index: int, reader: int, made: list[Any]) -> None:
-        from jax.extend.core import Var
-
-        equation = self.equations[index]
-        inputs = []
-        for v in equation.invars:
-            maker = self._maker(v)
-            if maker is not None and self._is_remade(maker, self.places[index]):
-                inputs.append(self._copied(v, maker))
+            makers = {self._remade(n, self.places[i]) for n in self.equations[i].inputs}
+            missing = sorted(
+                m for m in makers if m is not None and self.equations[m].outputs[0] not in self.copies
+            )
+            if missing:
+                waiting += missing
             else:
-                inputs.append(v if hasattr(v, "val") else self._gated(v, equation, reader, made))
-        outputs = [Var(v.aval) for v in equation.outvars]
-        made.append(self._late(equation, invars=inputs, outvars=outputs))
-        self.copies[index] = outputs
+                self._copy(waiting.pop(), made)
+        return self.copies[number]
 
-    def _gated(self, variable: Any, equation: Any, reader: int, made: list[Any]) -> Any:
-        """``variable`` once the backward pass is there: a copy that could run earlier would be run, and kept."""
-        from jax.extend.core import Var
-        from jax.lax import optimization_barrier_p
+    def _remade(self, number: int | None, place: int | None) -> int | None:
+        """The forward equation whose copy makes a value at ``place``; None if the value itself is read."""
+        index = self._maker(number)
+        if index is None or not self.again[index]:
+            return None
+        own = self.places[index]
+        return index if own is None or place is None or own == place else None
 
-        where = (variable, self.places[reader])
-        if where in self.gates:
-            return self.gates[where]
-        inputs = self.equations[reader].invars
-        token = next((v for v in inputs if (m := self._maker(v)) is not None and self.backward[m]), None)
-        if token is None:
-            return variable
-        outputs = [Var(variable.aval), Var(token.aval)]
-        gate = equation.replace(primitive=optimization_barrier_p, params={}, effects=frozenset())
-        made.append(self._late(gate, invars=[variable, token], outvars=outputs))
-        self.gates[where] = outputs[0]
-        return outputs[0]
+    def _copy(self, index: int, made: list[Equation]) -> None:
+        equation, place = self.equations[index], self.places[index]
+        inputs = tuple(
+            self.copies[n] if n is not None and self._remade(n, place) is not None else n
+            for n in equation.inputs
+        )
+        for number in equation.outputs:
+            self.copies[number] = self.next
+            self.tensors[self.next] = self.tensors[number]
+            self.next += 1
+        outputs = tuple(self.copies[number] for number in equation.outputs)
+        scope = f"{BACKWARD}{REMADE}{equation.scope}))"
+        made.append(replace(equation, inputs=inputs, outputs=outputs, scope=scope))
 
-    @staticmethod
-    def _late(equation: Any, **changes: Any) -> Any:
-        """An equation as part of the backward work of its own layer and place."""
-        stack = equation.source_info.name_stack
-        wrapped = stack[:0].transform("transpose").transform("remat") + stack
-        return equation.replace(source_info=equation.source_info.replace(name_stack=wrapped), **changes)
+
+def _needed(equations: list[Equation], results: list[int]) -> list[Equation]:
+    """The equations that some result needs."""
+    wanted, kept = set(results), list[Equation]()
+    for equation in reversed(equations):
+        if not wanted.isdisjoint(equation.outputs):
+            kept.append(equation)
+            wanted.update(n for n in equation.inputs if n is not None)
+    return kept[::-1]
 
 
 MOST_SEGMENTS = 32
 """Most runs between checkpoints that are tried."""
 
 
-def _between_checkpoints(equations: list[Any], backward: list[bool]) -> set[int]:
+def _between_checkpoints(flat: FlatJaxpr, forward: list[int], backward: list[bool]) -> set[int]:
     """Forward equations that are made again when checkpoints are chosen to make kept plus remade bytes small.
 
     With checkpoints after some equations, what forward work still reads from before each of them is kept, and of the
     runs between them one at a time is made again. Tried are 2 to `MOST_SEGMENTS` runs of equal bytes, each border
     moved to where least is alive nearby. The last run is not made again: its backward work follows at once.
     """
-    forward = [i for i, late in enumerate(backward) if not late]
-    facts = _ForwardFacts(equations, backward, forward)
+    facts = _ForwardFacts(flat, forward, backward)
     whole = facts.saved[-1] if facts.saved else 0
     best, chosen = whole, list[int]()
     for runs in range(2, min(MOST_SEGMENTS, len(forward)) + 1):
@@ -221,48 +216,49 @@ def _between_checkpoints(equations: list[Any], backward: list[bool]) -> set[int]
             best, chosen = peak, borders
     if not chosen:
         return set()
-    kept_variables = {v for border in chosen for v in facts.alive_after(border)}
+    kept_values = {n for border in chosen for n in facts.alive_after(border)}
     return {
         i
         for position, i in enumerate(forward)
-        if position <= chosen[-1] and not any(v in kept_variables for v in equations[i].outvars)
+        if position <= chosen[-1] and kept_values.isdisjoint(flat.equations[i].outputs)
     }
 
 
 class _ForwardFacts:
     """By position in the forward pass: bytes saved for the backward pass so far, bytes alive behind it."""
 
-    def __init__(self, equations: list[Any], backward: list[bool], forward: list[int]) -> None:
-        self.root: dict[Any, Any] = {}
-        self.made: dict[Any, int] = {}
-        self.last: dict[Any, int] = {}
+    def __init__(self, flat: FlatJaxpr, forward: list[int], backward: list[bool]) -> None:
+        self.root: dict[int, int] = {}
+        self.made: dict[int, int] = {}
+        self.last: dict[int, int] = {}
         for position, i in enumerate(forward):
-            equation = equations[i]
-            reads = list(_variables(equation.invars))
-            self.last |= {self._of(v): position for v in reads}
-            if equation.primitive.name in VIEWS and reads:
-                self.root |= dict.fromkeys(equation.outvars, self._of(reads[0]))
+            equation = flat.equations[i]
+            reads = [n for n in equation.inputs if n is not None]
+            self.last |= {self._of(n): position for n in reads}
+            if equation.primitive in VIEWS and reads:
+                self.root |= dict.fromkeys(equation.outputs, self._of(reads[0]))
             else:
-                self.made |= dict.fromkeys(equation.outvars, position)
-        late = {self._of(v) for i, e in enumerate(equations) if backward[i] for v in _variables(e.invars)}
-        self.sizes = {v: tensor_of(v.aval).nbytes for v in self.made}
+                self.made |= dict.fromkeys(equation.outputs, position)
+        late = {
+            self._of(n)
+            for i, equation in enumerate(flat.equations)
+            if backward[i]
+            for n in equation.inputs
+            if n is not None
+        }
         self.saved = [0] * len(forward)
         change = [0] * (len(forward) + 1)
-        for v, position in self.made.items():
-            self.saved[position] += self.sizes[v] if v in late else 0
-            if self.last.get(v, position) > position:
-                change[position] += self.sizes[v]
-                change[self.last[v]] -= self.sizes[v]
-        self.alive = []
-        total = alive = 0
-        for position in range(len(forward)):
-            total += self.saved[position]
-            alive += change[position]
-            self.saved[position] = total
-            self.alive.append(alive)
+        for number, position in self.made.items():
+            size = flat.tensors[number].nbytes
+            self.saved[position] += size if number in late else 0
+            if self.last.get(number, position) > position:
+                change[position] += size
+                change[self.last[number]] -= size
+        self.saved = list(itertools.accumulate(self.saved))
+        self.alive = list(itertools.accumulate(change[: len(forward)]))
 
-    def _of(self, variable: Any) -> Any:
-        return self.root.get(variable, variable)
+    def _of(self, number: int) -> int:
+        return self.root.get(number, number)
 
     def borders(self, runs: int) -> Iterator[int]:
         """For each border between ``runs`` runs of equal saved bytes the position nearby where least is alive."""
@@ -270,16 +266,11 @@ class _ForwardFacts:
         for run in range(1, runs):
             low = bisect_left(self.saved, whole * (run - 0.5) / runs)
             high = bisect_left(self.saved, whole * (run + 0.5) / runs)
-            yield min(
-                range(low, min(max(high, low + 1), count)), key=lambda p: (self.alive[p], p), default=low
-            )
+            nearby = range(low, min(max(high, low + 1), count))
+            yield min(nearby, key=lambda p: (self.alive[p], p), default=low)
 
-    def alive_after(self, position: int) -> Iterator[Any]:
-        """Variables made at or before ``position`` and read behind it in the forward pass."""
-        for v, made in self.made.items():
-            if made <= position < self.last.get(v, made):
-                yield v
-
-
-def _variables(atoms: Any) -> Iterator[Any]:
-    return (v for v in atoms if not hasattr(v, "val"))
+    def alive_after(self, position: int) -> Iterator[int]:
+        """Values made at or before ``position`` and read behind it in the forward pass."""
+        for number, made in self.made.items():
+            if made <= position < self.last.get(number, made):
+                yield number
