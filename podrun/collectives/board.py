@@ -5,11 +5,8 @@ meetings it has come to, and what it came for); all read everything. So no atomi
 Python does not have. What more than one rank may write (the table of arenas, the error that ends the group)
 is written under ``flock`` on the segment, which the kernel lets go of when its holder dies.
 
-`Board.meet` is the barrier. The last rank to come finds all columns full and rings the *bell*, a futex on
-which the others sleep. Waiting is a short spin that gives up the core at every turn, then sleep: hosts are
-oversubscribed, and a spinning rank takes the core from the one it waits for. Two ranks may both think
-themselves last (harmless) or, in the few nanoseconds of a store's way to memory, neither: sleep is in slices,
-so that costs one slice, never a hang.
+`Board.meet` is the barrier (`podrun.collectives.meeting`). Who waits long sleeps on the *bell*, a futex, in
+slices; between two slices it looks whether the group has failed and whether those it waits for still live.
 """
 
 from __future__ import annotations
@@ -28,41 +25,37 @@ from typing import Any, NoReturn
 
 from podrun.collectives.errors import (
     ClosedError,
-    MismatchError,
     RankLostError,
     RankMissingError,
     describe,
     restore,
 )
 from podrun.collectives.futex import Futex, address_of
+from podrun.collectives.meeting import DIGEST_BYTES, LABEL_BYTES, Meetings, label_text, meeting_bytes
 from podrun.collectives.memory import Segment
 from podrun.collectives.process import Watch, start_time
 from podrun.errors import ConflictError, InternalError, PodrunError
 
 MAX_RANKS = 1024
 _MAGIC = b"podrunB1"
-_HEADER = struct.Struct("<8sI")  # magic, ranks
+_HEADER = struct.Struct("<8sII")  # magic, ranks, cores
 _BELL, _ERROR_LENGTH, _TABLE_WORD = 64, 128, 192  # a cache line each
 _COLUMNS = 256
-LABEL_BYTES = 192
-"""Size of a label: its text, cut, and a digest of the whole."""
 _ERROR_BYTES = 64 * 1024
 _TABLE_BYTES = 4 * 1024 * 1024  # never touched, never there: memfd pages appear when written
 _ABSENT, _JOINED, _LEFT = 0, 1, 2
-_FIRST_SLICE, _LAST_SLICE = 0.002, 0.05  # seconds between two looks at peers' processes
 _SPIN = 200e-6  # seconds: longer than it takes to wake a sleeping core
-_SPINNING_RANKS_PER_CORE = 2  # with more, those who spin only take the core from those who are late
+_FIRST_SLICE, _LAST_SLICE = 0.002, 0.05  # seconds between two looks at peers' processes
 
 
 def label(text: str) -> bytes:
     """``text`` as a fixed-size label: equal labels iff equal texts (up to a 128-bit digest)."""
-    raw = text.encode()
-    return raw[: LABEL_BYTES - 16].ljust(LABEL_BYTES - 16, b"\0") + blake2b(raw, digest_size=16).digest()
+    raw, room = text.encode(), LABEL_BYTES - DIGEST_BYTES
+    return raw[:room].ljust(room, b"\0") + blake2b(raw, digest_size=DIGEST_BYTES).digest()
 
 
-def label_text(raw: bytes) -> str:
-    """What a label says, for messages."""
-    return raw[: LABEL_BYTES - 16].rstrip(b"\0").decode(errors="replace")
+def _after_columns(ranks: int) -> int:
+    return _COLUMNS + -(-24 * ranks // 64) * 64
 
 
 class Board:
@@ -72,36 +65,34 @@ class Board:
         self.segment = segment
         self.ranks = ranks
         self.rank = -1
-        self._bell = Futex(address_of(segment.map) + _BELL)
+        self.bell = Futex(address_of(segment.map) + _BELL)
         view = memoryview(segment.map)
-        self._error_length = view[_ERROR_LENGTH : _ERROR_LENGTH + 8].cast("Q")
+        self.failed = view[_ERROR_LENGTH : _ERROR_LENGTH + 8].cast("Q")
         self._table_word = view[_TABLE_WORD : _TABLE_WORD + 8].cast("Q")
         at = _COLUMNS
-        self._arrived = view[at : at + 8 * ranks].cast("Q")
-        self._started = view[at + 8 * ranks : at + 16 * ranks].cast("Q")
-        self._pids = view[at + 16 * ranks : at + 24 * ranks].cast("Q")
-        self._states = view[at + 24 * ranks : at + 32 * ranks].cast("Q")
-        at += 32 * ranks
-        self._labels = (
-            view[at : at + LABEL_BYTES * ranks],
-            view[at + LABEL_BYTES * ranks : at + 2 * LABEL_BYTES * ranks],
-        )
-        at += 2 * LABEL_BYTES * ranks
+        self._started = view[at : at + 8 * ranks].cast("Q")
+        self._pids = view[at + 8 * ranks : at + 16 * ranks].cast("Q")
+        self._states = view[at + 16 * ranks : at + 24 * ranks].cast("Q")
+        at = _after_columns(ranks)
+        self._meetings = Meetings(self, at)
+        self.cores = _HEADER.unpack_from(segment.map)[2]
+        """Cores that the board's maker may use: ranks decide by it how to go about a thing, all alike."""
+        self.meet_and_close = self._meetings.meet_and_close
+        self.meet: Callable[[bytes, float], None] = self._meetings.meet
+        """Wait until every rank has come with the same label, so many seconds at most: see `Meetings.meet`."""
+        at += meeting_bytes(ranks)
         self._error = view[at : at + _ERROR_BYTES]
         self._table = view[at + _ERROR_BYTES : at + _ERROR_BYTES + 2 * _TABLE_BYTES]
-        self._meetings = 0
         self._mutex = threading.Lock()  # flock does not part the threads of one holder
         self._watches: dict[int, Watch] = {}
-        crowded = ranks > _SPINNING_RANKS_PER_CORE * len(os.sched_getaffinity(0))
-        self._spin = 0.0 if crowded else _SPIN
-        self._closed = False
+        self.closed = False
 
     @classmethod
     def create(cls, ranks: int) -> Board:
         """A new board for so many ranks."""
-        nbytes = _COLUMNS + ranks * (32 + 2 * LABEL_BYTES) + _ERROR_BYTES + 2 * _TABLE_BYTES
+        nbytes = _after_columns(ranks) + meeting_bytes(ranks) + _ERROR_BYTES + 2 * _TABLE_BYTES
         segment = Segment.create("board", nbytes)
-        _HEADER.pack_into(segment.map, 0, _MAGIC, ranks)
+        _HEADER.pack_into(segment.map, 0, _MAGIC, ranks, len(os.sched_getaffinity(0)))
         return cls(segment, ranks)
 
     @classmethod
@@ -115,7 +106,7 @@ class Board:
                 rank=0,
                 hint="The process that made the group has gone, or runs as another user. Make a new group.",
             ) from error
-        if segment.nbytes < _HEADER.size or _HEADER.unpack_from(segment.map) != (_MAGIC, ranks):
+        if segment.nbytes < _HEADER.size or _HEADER.unpack_from(segment.map)[:2] != (_MAGIC, ranks):
             segment.close()
             raise RankLostError(
                 f"process {pid} no longer holds the group's shared memory", rank=0, hint="Make a new group."
@@ -135,36 +126,26 @@ class Board:
             self._states[rank] = _JOINED
         self.rank = rank
 
-    # --- Meeting --------------------------------------------------------------------------------------------
-
-    def meet(self, what: bytes, timeout: float) -> None:
-        """Wait until every rank has come to this meeting with the same label; raises what ended the group
-        otherwise.
-        """
-        self.check()
-        self._meetings = count = self._meetings + 1
-        labels = self._labels[
-            count & 1
-        ]  # two sets, in turn: a fast rank may be one meeting ahead of a slow reader
-        at = self.rank * LABEL_BYTES
-        labels[at : at + LABEL_BYTES] = what
-        self._arrived[self.rank] = count
-        if min(self._arrived) < count:
-            self.wait_until(
-                lambda: min(self._arrived) >= count,
-                lambda: [rank for rank in range(self.ranks) if self._arrived[rank] < count],
-                self._bell,
-                what,
-                timeout,
-            )
-        ring = count & 0x7FFFFFFF
-        if self._bell.value != ring and not self._error_length[0]:
-            self._bell.value = ring
-            self._bell.wake()
-        if bytes(labels) != what * self.ranks:  # as bytes: a memoryview compares element by element
-            self._mismatch(bytes(labels))
+    # --- Waiting --------------------------------------------------------------------------------------------
 
     def wait_until(
+        self,
+        ready: Callable[[], bool],
+        missing: Callable[[], list[int]],
+        bell: Futex,
+        what: bytes,
+        timeout: float,
+    ) -> None:
+        """Look until ``ready()``, giving up the core at every look, then `sleep_until` it."""
+        if self._meetings.may_spin():
+            limit = time.monotonic() + _SPIN
+            while time.monotonic() < limit:
+                if ready():
+                    return
+                os.sched_yield()
+        self.sleep_until(ready, missing, bell, what, timeout)
+
+    def sleep_until(
         self,
         ready: Callable[[], bool],
         missing: Callable[[], list[int]],
@@ -178,19 +159,13 @@ class Board:
         the timeout, the group ends with an error that names it.
         """
         began = time.monotonic()
-        if self._spin and self._alone_in_process():
-            limit = began + self._spin
-            while time.monotonic() < limit:
-                if ready():
-                    return
-                os.sched_yield()
         pause = _FIRST_SLICE
         next_look = began + pause
         while True:
             seen = bell.value
             if ready():
                 return
-            if self._error_length[0] or self._closed:
+            if self.failed[0] or self.closed:
                 self._raise_failure()
             bell.wait(seen, pause)
             now = time.monotonic()
@@ -199,12 +174,16 @@ class Board:
                 next_look = now + pause
                 self._look_for_missing(ready, missing(), what, now - began, timeout)
 
-    def _alone_in_process(self) -> bool:
-        """Whether no other rank is a thread of this process: spinning would keep the GIL from it."""
-        if list(self._pids).count(os.getpid()) == 1:
-            return True
-        self._spin = 0.0
-        return False
+    def ring(self, meeting: int) -> None:
+        """Wake those who sleep on the bell, unless that was done for this meeting or the group has failed."""
+        ring = meeting & 0x7FFFFFFF
+        if self.bell.value != ring and not self.failed[0]:
+            self.bell.value = ring
+            self.bell.wake()
+
+    def alone_in_process(self) -> tuple[bool, bool]:
+        """Whether no other rank is a thread of this process, and whether all have joined, so that it stays so."""
+        return list(self._pids).count(os.getpid()) == 1, _ABSENT not in list(self._states)
 
     def _look_for_missing(
         self, ready: Callable[[], bool], missing: list[int], what: bytes, waited: float, timeout: float
@@ -247,20 +226,6 @@ class Board:
             self._watches[rank] = Watch(pid, self._started[rank])
         return "" if self._watches[rank].alive() else f"(process {pid}) died"
 
-    def _mismatch(self, labels: bytes) -> NoReturn:
-        said: dict[str, list[int]] = {}
-        for rank in range(self.ranks):
-            said.setdefault(label_text(labels[rank * LABEL_BYTES : (rank + 1) * LABEL_BYTES]), []).append(
-                rank
-            )
-        parts = [f"rank {', '.join(map(str, who))} called {text}" for text, who in said.items()]
-        self.fail_with(
-            MismatchError(
-                "ranks of one group called different collectives: " + "; ".join(parts),
-                hint="All ranks must call the same collectives, on equal arenas, in the same order.",
-            )
-        )
-
     # --- Failing --------------------------------------------------------------------------------------------
 
     def fail(self, error: Mapping[str, Any]) -> None:
@@ -276,19 +241,19 @@ class Board:
             if len(payload) > _ERROR_BYTES:
                 payload = json.dumps({k: str(error.get(k, ""))[:8000] for k in ("type", "message")}).encode()
         with contextlib.suppress(ClosedError), self._locked():
-            if not self._error_length[0]:
+            if not self.failed[0]:
                 self._error[: len(payload)] = payload
-                self._error_length[0] = len(payload)
+                self.failed[0] = len(payload)
         self._ring_alarm()
 
     def failure(self) -> PodrunError | None:
         """The error that ended the group, or None while it stands."""
-        length = self._error_length[0]
+        length = self.failed[0]
         return restore(json.loads(bytes(self._error[:length]))) if length else None
 
     def check(self) -> None:
         """Raises what ended the group, if anything has."""
-        if self._error_length[0] or self._closed:
+        if self.failed[0] or self.closed:
             self._raise_failure()
 
     def fail_with(self, error: PodrunError) -> NoReturn:
@@ -300,13 +265,13 @@ class Board:
         error = self.failure()
         if error is not None:
             raise error
-        if self._closed:
+        if self.closed:
             raise ClosedError(f"rank {self.rank} has closed this group", hint="Make a new group.")
         raise InternalError("a group failed without an error")
 
     def _ring_alarm(self) -> None:
-        self._bell.value = self._bell.value ^ 0x80000000
-        self._bell.wake()
+        self.bell.value = self.bell.value ^ 0x80000000
+        self.bell.wake()
 
     # --- Arenas ---------------------------------------------------------------------------------------------
 
@@ -340,36 +305,45 @@ class Board:
 
     @contextlib.contextmanager
     def _locked(self, timeout: float = 10.0) -> Iterator[None]:
-        """Alone among all ranks. Held for microseconds; a holder stopped by a debugger must not hang the
-        others.
-        """
-        with self._mutex:
+        """Alone among all ranks. Held for a moment; a holder stopped by a debugger must not hang the others."""
+        deadline = time.monotonic() + timeout
+        while not self.take_lock():
+            if time.monotonic() > deadline:
+                raise RankMissingError(
+                    f"a rank of the group has kept its board locked for {timeout:.0f} s",
+                    hint="A process of the group is stopped; let it go on or end it.",
+                )
+            time.sleep(50e-6)
+        try:
+            yield
+        finally:
+            self.give_back_lock()
+
+    def take_lock(self) -> bool:
+        """Take the board's lock if nobody has it; then `give_back_lock`. Raises ClosedError after `close`."""
+        if not self._mutex.acquire(blocking=False):
+            return False
+        try:
             if self.segment.fd < 0:
                 raise ClosedError(f"rank {self.rank} has closed this group", hint="Make a new group.")
-            deadline = time.monotonic() + timeout
-            while True:
-                try:
-                    fcntl.flock(self.segment.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as error:
-                    if error.errno not in (errno.EAGAIN, errno.EINTR):
-                        raise
-                if time.monotonic() > deadline:
-                    raise RankMissingError(
-                        f"a rank of the group has kept its board locked for {timeout:.0f} s",
-                        hint="A process of the group is stopped; let it go on or end it.",
-                    )
-                time.sleep(50e-6)
-            try:
-                yield
-            finally:
-                fcntl.flock(self.segment.fd, fcntl.LOCK_UN)
+            fcntl.flock(self.segment.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException as error:
+            self._mutex.release()
+            if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.EINTR):
+                return False
+            raise
+        return True
+
+    def give_back_lock(self) -> None:
+        """Let others have the lock."""
+        fcntl.flock(self.segment.fd, fcntl.LOCK_UN)
+        self._mutex.release()
 
     def close(self) -> None:
         """Leave: ranks that still wait for this one get RankLostError. Idempotent."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         if self.rank >= 0:
             self._states[self.rank] = _LEFT
             self._ring_alarm()

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from podrun.collectives.board import label_text
 from podrun.collectives.errors import MismatchError, RankLostError, RankMissingError
 from podrun.collectives.group import ByteArray
+from podrun.collectives.meeting import label_text
 from podrun.collectives.wire import Frame, FrameKind, Link, dial
 
 _HELLO = struct.Struct("<I32s")

@@ -1,10 +1,9 @@
 """The group of ranks on one host, over shared memory: processes, threads of one process, or both mixed.
 
 Zero-copy. Every rank's gradients lie in one segment, one row per rank and one for the result; rank *m*
-reduces slice
-*m* of all rows, in rank order, into the result row, which all ranks read where it lies. A reduction costs
-each rank one pass over its slice and two meetings on the `Board`; an all-gather of a shared arena is one
-meeting and no copy.
+reduces slice *m* of all rows, in rank order, into the result row, which all ranks read where it lies. A
+reduction costs each rank one pass over its slice and two meetings on the `Board` (`podrun.collectives.plans` has
+shorter ways for small ones); an all-gather of a shared arena is one meeting and no copy.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from podrun.collectives.arithmetic import check_reduction, reduce_in_place, reduce_into
+from podrun.collectives import plans
+from podrun.collectives.arithmetic import check_reduction, reduce_into
 from podrun.collectives.board import Board, label
 from podrun.collectives.channel import Channel, segment_bytes
 from podrun.collectives.errors import MismatchError, RankLostError
@@ -39,10 +39,6 @@ from podrun.collectives.memory import Segment, pages
 from podrun.collectives.patterns import Pattern
 from podrun.executable import Reduction, numpy_dtype
 
-SMALL_BYTES = 16 * 1024
-"""Up to here an all-reduce goes by one meeting, each rank reducing everything: meetings cost more than
-adding.
-"""
 _BARRIER = label("barrier")
 
 
@@ -56,20 +52,14 @@ class _Arena:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """One reduction over an arena: labels of its two meetings, and the views that it works on."""
+class _Scatter:
+    """One reduce-scatter over an arena: labels of its two meetings, and the views that it works on."""
 
     begin: bytes
     end: bytes
-    own: slice
     mine: Array
-    whole: Array
     slice: Array
     parts: list[Array]
-    posts: list[tuple[Array, list[Array]]]
-    """Of a small all-reduce, for each of the two posting sets: where this rank posts, and where all do."""
-    private: Array
-    """Where this rank alone keeps a small result."""
 
 
 class SharedMemoryGroup:
@@ -82,10 +72,12 @@ class SharedMemoryGroup:
         self._size = board.ranks
         self._arenas: dict[str, _Arena] = {}
         self._segments: list[Segment] = []
-        self._plans: dict[tuple[str, str, int, int | None], _Plan] = {}
+        self._scatters: dict[tuple[str, int, int | None], _Scatter] = {}
+        self._runs: dict[tuple[str, int, int | None, bool], plans.Run] = {}
         self._labels: dict[tuple[str, str], bytes] = {}
         self._pattern_labels: dict[Pattern, bytes] = {}
         self._posts: tuple[list[ByteArray], list[ByteArray]] | tuple[()] = ()
+        self._posts_of_plans: plans.Posts | None = None
         self._turn = 0
         self._channels: dict[tuple[int, int], Channel] = {}
         self._early: dict[int, list[tuple[int, str, ByteArray]]] = {}
@@ -189,6 +181,15 @@ class SharedMemoryGroup:
             self._posts = (rows[:ranks], rows[ranks:])
         return self._posts
 
+    def _small_posts(self) -> plans.Posts:
+        """What small reductions post in; made on first use."""
+        if self._posts_of_plans is None:
+            nbytes = plans.POSTED_BYTES
+            segment = self._segment("posts of reductions", "posts", "uint8", nbytes, rows=2 * self._size)
+            rows = [segment.array(np.dtype(np.uint8), nbytes, at) for at in range(0, segment.nbytes, nbytes)]
+            self._posts_of_plans = plans.Posts((rows[: self._size], rows[self._size :]))
+        return self._posts_of_plans
+
     # --- Collectives ----------------------------------------------------------------------------------------
 
     def reduce_scatter(
@@ -199,9 +200,13 @@ class SharedMemoryGroup:
         settle: bool = True,
         count: int | None = None,
     ) -> Array:
-        plan = self._plan("reduce_scatter", arena, reduction, count)
+        key = (arena, id(reduction), count)
+        plan = self._scatters.get(key)
+        if plan is None:
+            _make_room(self._scatters)
+            plan = self._scatters[key] = self._plan_scatter(arena, reduction, count)
         if reduction is Reduction.LOCAL:
-            return plan.mine[plan.own]
+            return plan.mine
         self._board.meet(plan.begin, self._timeout)
         reduce_into(plan.slice, plan.parts, reduction)
         if settle:
@@ -216,62 +221,48 @@ class SharedMemoryGroup:
         count: int | None = None,
         in_place: bool = False,
     ) -> Array:
-        plan = self._plan("all_reduce in place" if in_place else "all_reduce", arena, reduction, count)
+        key = (arena, id(reduction), count, in_place)
+        run = self._runs.get(key)
+        if run is None:
+            _make_room(self._runs)
+            run = self._runs[key] = self._plan_all_reduce(arena, reduction, count, in_place)
+        return run()
+
+    def _plan_scatter(self, arena: str, reduction: Reduction, count: int | None) -> _Scatter:
+        found, used, text = self._reducible("reduce_scatter", arena, reduction, count)
+        own = slice_of(self._rank, self._size, used)
+        return _Scatter(
+            begin=label(text),
+            end=label(f"end of {text}"),
+            mine=found.rows[self._rank][own],
+            slice=found.whole[own],
+            parts=[row[own] for row in found.rows],
+        )
+
+    def _plan_all_reduce(
+        self, arena: str, reduction: Reduction, count: int | None, in_place: bool
+    ) -> plans.Run:
+        operation = "all_reduce in place" if in_place else "all_reduce"
+        found, used, text = self._reducible(operation, arena, reduction, count)
+        rows = [row[:used] for row in found.rows]
+        mine = rows[self._rank]
         if reduction is Reduction.LOCAL:
-            return plan.mine
-        if plan.posts:
-            # One meeting instead of two: everyone copies its values out and reduces all of them by itself.
-            self._turn ^= 1
-            posted, parts = plan.posts[self._turn]
-            np.copyto(posted, plan.mine)
-            self._board.meet(plan.begin, self._timeout)
-            result = plan.mine if in_place else plan.private
-            reduce_into(result, parts, reduction)
-            return result
-        self._board.meet(plan.begin, self._timeout)
-        if in_place:
-            reduce_in_place(plan.parts, reduction)
-        else:
-            reduce_into(plan.slice, plan.parts, reduction)
-        self._board.meet(plan.end, self._timeout)
-        return plan.mine if in_place else plan.whole
+            return lambda: mine
+        begin, end = label(text), label(f"end of {text}")
+        job = plans.Job(begin, end, rows, mine, found.whole[:used], reduction, in_place, self._timeout)
+        return plans.ready(job, self._board, self._small_posts)
 
-    def _plan(self, operation: str, arena: str, reduction: Reduction, count: int | None) -> _Plan:
-        """Views and labels of one reduction, made on its first use: small ones are as slow as their Python."""
-        key = (operation, arena, id(reduction), count)
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) > 1000:
-                self._plans.clear()
-            plan = self._plans[key] = self._make_plan(operation, arena, reduction, count)
-        return plan
-
-    def _make_plan(self, operation: str, arena: str, reduction: Reduction, count: int | None) -> _Plan:
+    def _reducible(
+        self, operation: str, arena: str, reduction: Reduction, count: int | None
+    ) -> tuple[_Arena, int, str]:
+        """An arena that can be reduced so, how many of its elements are, and what to call it."""
         found = self._find(arena)
         if not found.rows:
             raise wrong_kind(arena, operation)
         check_reduction(found.whole.dtype, reduction)
         used = first_elements(arena, found.whole.size, count)
-        own = slice_of(self._rank, self._size, used)
         part = f"[:{count}]" if count is not None else ""
-        text = f"{operation}({arena!r}{part}: {found.text}, {reduction.value})"
-        nbytes = used * found.whole.itemsize
-        posts = []
-        if operation != "reduce_scatter" and nbytes <= SMALL_BYTES:
-            for rows in self.posting_rows(self._size):
-                parts = [row[:nbytes].view(found.whole.dtype) for row in rows]
-                posts.append((parts[self._rank], parts))
-        return _Plan(
-            begin=label(text),
-            end=label(f"end of {text}"),
-            own=own,
-            mine=found.rows[self._rank][:used],
-            whole=found.whole[:used],
-            slice=found.whole[own],
-            parts=[row[own] for row in found.rows],
-            posts=posts,
-            private=np.empty(used if posts else 0, found.whole.dtype),
-        )
+        return found, used, f"{operation}({arena!r}{part}: {found.text}, {reduction.value})"
 
     def all_gather(self, arena: str) -> Array:
         found = self._find(arena)
@@ -365,7 +356,9 @@ class SharedMemoryGroup:
     def close(self) -> None:
         self._board.close()
         self._arenas.clear()
-        self._plans.clear()
+        self._runs.clear()
+        self._scatters.clear()
+        self._posts_of_plans = None
         self._posts = ()
         while self._segments:
             self._segments.pop().close()
@@ -382,3 +375,9 @@ class SharedMemoryGroup:
         if text is None:
             text = self._labels[operation, arena] = label(f"{operation}({arena!r}: {found.text})")
         self._board.meet(text, self._timeout)
+
+
+def _make_room(made: dict[Any, Any]) -> None:
+    """Forget the plans made so far if there are too many: they are made again when needed."""
+    if len(made) > 1000:
+        made.clear()

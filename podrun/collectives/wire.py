@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podrun.collectives.board import LABEL_BYTES
 from podrun.collectives.errors import RankLostError, RankMissingError
 from podrun.collectives.group import ByteArray
+from podrun.collectives.meeting import LABEL_BYTES
 
 _MAGIC = b"pdcf"
 _HEADER = struct.Struct(f"<4sB3xIIqQ{LABEL_BYTES}s")

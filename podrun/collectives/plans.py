@@ -1,0 +1,135 @@
+"""How the ranks of one host go about an all-reduce: three ways, chosen by size, each one made ready once.
+
+A small all-reduce takes as long as its Python and its meetings, so all that can be found out beforehand is: a
+plan is a function without arguments. The ways:
+
+- `posted`, for few bytes on a core of one's own: everyone copies its values out, meets, and reduces all of them
+  by itself. One meeting.
+- `by_the_last`, for few bytes when ranks share cores: one rank, the last to come, reduces for all. One meeting
+  too, and the work is done once, not once a rank.
+- `in_slices`, for the rest: every rank reduces its slice for all. Two meetings.
+
+All take values in rank order, so all give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from podrun.collectives.arithmetic import combine, reduce_in_place, reduce_into, wide_dtype
+from podrun.collectives.board import Board
+from podrun.collectives.group import Array, ByteArray, slice_of
+from podrun.executable import Reduction
+
+POSTED_BYTES = 16 * 1024
+"""Largest vector that goes by `posted`; meetings cost more than adding so much twice."""
+LAST_BYTES = 512 * 1024
+"""Most bytes of all ranks together that go by `by_the_last`: more are worth both a meeting and all cores."""
+
+Run = Callable[[], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One all-reduce as this rank sees it: what to call it, all ranks' rows, its own, and the one all read."""
+
+    begin: bytes
+    end: bytes
+    rows: Sequence[Array]
+    mine: Array
+    whole: Array
+    reduction: Reduction
+    in_place: bool
+    timeout: float
+
+
+class Posts:
+    """Rows of `POSTED_BYTES`, one for each rank, that all plans of a group post in: two sets, used in turn.
+
+    The one meeting between two uses of a set keeps its readers and its next writers apart: whoever posts again
+    in it has seen all ranks come to the meeting after they read it.
+    """
+
+    def __init__(self, sets: tuple[Sequence[ByteArray], Sequence[ByteArray]]) -> None:
+        self.sets = sets
+        self.turn = 0
+
+
+def ready(job: Job, board: Board, posts: Callable[[], Posts]) -> Run:
+    """The plan for a job: the same way on all ranks."""
+    nbytes = job.mine.nbytes
+    if board.ranks <= board.cores:
+        return posted(job, board, posts()) if nbytes <= POSTED_BYTES else in_slices(job, board)
+    return by_the_last(job, board) if nbytes * board.ranks <= LAST_BYTES else in_slices(job, board)
+
+
+def posted(job: Job, board: Board, posts: Posts) -> Run:
+    """See the module docstring."""
+    nbytes, dtype = job.mine.nbytes, job.mine.dtype
+    sets = [[row[:nbytes].view(dtype) for row in rows] for rows in posts.sets]
+    result = job.mine if job.in_place else np.empty_like(job.mine)
+    source = job.mine.view(np.uint8).data  # copies by memoryview cost a fraction of NumPy's call
+    targets = [rows[board.rank][:nbytes].data for rows in posts.sets]
+    reduces = [small_reduction(result, parts, job.reduction) for parts in sets]
+    meet, begin, timeout = board.meet, job.begin, job.timeout
+
+    def run() -> Array:
+        turn = posts.turn = 1 - posts.turn
+        targets[turn][:] = source
+        meet(begin, timeout)
+        reduces[turn]()
+        return result
+
+    return run
+
+
+def by_the_last(job: Job, board: Board) -> Run:
+    """See the module docstring. Nothing is posted: nobody goes on before all rows are read."""
+    reduce = small_reduction(job.whole, job.rows, job.reduction)
+    mine, whole, begin, timeout = job.mine, job.whole, job.begin, job.timeout
+    meet_and_close = board.meet_and_close
+
+    def run() -> Array:
+        meet_and_close(begin, timeout, reduce)
+        return whole
+
+    def run_in_place() -> Array:
+        meet_and_close(begin, timeout, reduce)
+        mine[:] = whole
+        return mine
+
+    return run_in_place if job.in_place else run
+
+
+def in_slices(job: Job, board: Board) -> Run:
+    """See the module docstring."""
+    own = slice_of(board.rank, board.ranks, job.whole.size)
+    part, parts = job.whole[own], [row[own] for row in job.rows]
+
+    def run() -> Array:
+        board.meet(job.begin, job.timeout)
+        if job.in_place:
+            reduce_in_place(parts, job.reduction)
+        else:
+            reduce_into(part, parts, job.reduction)
+        board.meet(job.end, job.timeout)
+        return job.mine if job.in_place else job.whole
+
+    return run
+
+
+def small_reduction(out: Array, parts: Sequence[Array], reduction: Reduction) -> Callable[[], None]:
+    """`reduce_into` made ready: for one block of a type that is combined as it is, no more than the ufuncs."""
+    if len(parts) < 2 or wide_dtype(out.dtype) != out.dtype or reduction is Reduction.MEAN:
+        return lambda: reduce_into(out, parts, reduction)
+    ufunc, first, second, rest = combine(reduction), parts[0], parts[1], list(parts[2:])
+
+    def run() -> None:
+        ufunc(first, second, out=out)
+        for part in rest:
+            ufunc(out, part, out=out)
+
+    return run
