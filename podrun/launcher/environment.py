@@ -18,6 +18,8 @@ from podrun.launcher.spec import InstanceSpec, Layout
 LAUNCH_ID = "PODRUN_LAUNCH_ID"
 OFFLINE = "PODRUN_OFFLINE_MODE"
 """1: the launch has no IPUs; attaching to any is an error."""
+MEETING = "PODRUN_HOST_COLLECTIVES"
+"""``ADDRESS:PORT:KEY`` where instance 0 listens for the others' host collectives (`podrun.popdist.collectives`)."""
 REMOTE_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 """Variables that reach other hosts without being named by -x."""
 
@@ -115,9 +117,10 @@ def instance_environment(
     launch_id: str,
     local: bool = True,
     debug: bool = False,
+    meeting: str = "",
 ) -> dict[str, str]:
     """The whole environment of an instance. ``environ`` is podrun's own; instances elsewhere (``local``
-    False) get only the variables that are forwarded and those named by -x.
+    False) get only the variables that are forwarded and those named by -x. ``meeting``: see `MEETING`.
     """
     kept = dict(environ) if local else {name: environ[name] for name in REMOTE_FORWARDED if name in environ}
     for name in [
@@ -131,6 +134,9 @@ def instance_environment(
         "IPUOF_LOG_LEVEL": environ.get("IPUOF_LOG_LEVEL", "WARN"),
         LAUNCH_ID: launch_id,
     }
+    kept.pop(MEETING, None)
+    if meeting:
+        kept[MEETING] = meeting
     # Output goes through a pipe; without this a Python program's lines would appear only when its buffer is
     # full.
     kept.setdefault("PYTHONUNBUFFERED", "1")

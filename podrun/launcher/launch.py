@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -185,6 +185,7 @@ class _Launch:
     ) -> None:
         local = runners[0]
         assert isinstance(local, ProcessRunner)
+        meeting = meeting_point([instance.host for instance in self.spec.instances])
         for instance in self.spec.instances:
             here = is_this_host(instance.host)
             environment = instance_environment(
@@ -196,6 +197,7 @@ class _Launch:
                 launch_id=residue.launch_id,
                 local=here,
                 debug=self.spec.debug,
+                meeting=meeting,
             )
             command = Command(
                 instance.index, instance.command, instance.directory, environment, self._stdin(instance)
@@ -303,6 +305,23 @@ def is_this_host(name: str) -> bool:
     import psutil
 
     return any(name == a.address for addresses in psutil.net_if_addrs().values() for a in addresses)
+
+
+def meeting_point(hosts: Sequence[str]) -> str:
+    """Where instances on these hosts meet: an address of the first one's, a port outside the range that the kernel
+    gives out by itself, and a key. Empty for a single instance.
+    """
+    import secrets
+    import socket
+
+    if len(hosts) < 2:
+        return ""
+    address = hosts[0]
+    if all(is_this_host(host) for host in hosts):
+        address = "127.0.0.1"
+    elif address == LOCAL_HOST:
+        address = socket.gethostname()
+    return f"{address}:{20000 + secrets.randbelow(10000)}:{secrets.token_hex(16)}"
 
 
 def write_bytes(channel: Channel, data: bytes) -> None:

@@ -24,7 +24,6 @@ from podrun.popart.enums import DeviceType, ReplicatedStreamMode, SyntheticDataM
 from podrun.popart.errors import (
     popart_exception,
     popart_runtime_error,
-    popart_unimplemented,
     surfaced,
 )
 from podrun.popart.optimizers.base import Optimizer
@@ -483,15 +482,19 @@ class TrainingSession(Session):
     def broadcastWeights(self, rootRank: int = 0) -> None:
         """Give every instance the weights of instance ``rootRank``.
 
-        All instances start from one model, so this matters only to programs that change weights on one of
-        them; with several instances it is refused.
+        It is the host's weights and optimizer state that travel; weightsFromHost sends them on. All instances make the
+        call. popart_exception for an instance that does not exist, popdist_error if one does not come.
         """
-        if self._built.program.replicas > self.replicationFactor:
-            raise popart_unimplemented(
-                "broadcastWeights between instances is not there yet.",
-                hint="Make the same resetHostWeights or writeWeights calls in every instance.",
-            )
-        if rootRank != 0:
-            raise popart_exception(f"There is one instance, number 0; rootRank is {rootRank}.")
+        from podrun import popdist
+
+        count = popdist.getNumInstances() if self._options.enableDistributedReplicatedGraphs else 1
+        if not 0 <= rootRank < count:
+            raise popart_exception(f"There is no instance {rootRank}: there are {count}, from 0.")
+        if count == 1:
+            return
+        popdist.init()
+        for name, value in sorted(self._weights.get_all().items()):
+            self._weights.put(name, popdist.broadcast(np.array(value, order="C"), rootRank))
+        self._weights_sent = False
 
     connectStreamToCallback = refuse("connectStreamToCallback")

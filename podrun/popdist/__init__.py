@@ -4,9 +4,6 @@ What may enter: what the SDK's ``popdist`` module has. `popdist.popart` is `podr
 """
 
 from podrun.popdist.backend import (
-    allGather,
-    allReduceSum,
-    broadcast,
     execute_on_instances,
     finalizeBackend,
     init,
@@ -15,6 +12,7 @@ from podrun.popdist.backend import (
     registerBackend,
     registerDefaultBackend,
 )
+from podrun.popdist.collectives import allGather, allReduceSum, barrier, broadcast, synchronize
 from podrun.popdist.core import (
     checkNumIpusPerReplica,
     getDeviceId,
@@ -32,6 +30,7 @@ from podrun.popdist.core import (
 __all__ = [
     "allGather",
     "allReduceSum",
+    "barrier",
     "broadcast",
     "checkNumIpusPerReplica",
     "execute_on_instances",
@@ -51,4 +50,5 @@ __all__ = [
     "popdist_error",
     "registerBackend",
     "registerDefaultBackend",
+    "synchronize",
 ]

@@ -1,8 +1,8 @@
 """The life of popdist's host backend, and running a function on some instances.
 
 The SDK's backend is MPI, registered once, initialised once, finalised once. Here instances need no backend
-to know who they are, so these calls keep the SDK's order and its errors; `init` may be called any number of
-times.
+to know who they are, and meet for collectives at the first one; so these calls keep the SDK's order and its errors,
+and finalising leaves the others. `init` may be called any number of times.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Set
 from typing import Any, TypeVar
 
 from podrun.errors import UnimplementedError
-from podrun.popdist import core
+from podrun.popdist import collectives, core
 from podrun.popdist.core import popdist_error
 
 T = TypeVar("T")
@@ -62,6 +62,7 @@ def finalizeBackend() -> None:
     """End the backend. popdist_error if it was not initialised."""
     if not _backend.initialised:
         raise popdist_error("The popdist backend is not initialised, so it cannot be finalised.")
+    collectives.instances.close()
     _backend.initialised = _backend.registered = False
 
 
@@ -81,7 +82,7 @@ def _finalize_at_exit() -> None:
 
 
 def execute_on_instances(instances: Set[int], func: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
-    """Run ``func`` on these instances; gives its result there and None elsewhere.
+    """Run ``func`` on these instances, with collectives among them alone; gives its result there and None elsewhere.
 
     popdist_error for an instance that does not exist.
     """
@@ -89,21 +90,7 @@ def execute_on_instances(instances: Set[int], func: Callable[..., T], *args: Any
     wrong = sorted(index for index in instances if not 0 <= index < count)
     if wrong:
         raise popdist_error(f"There is no instance {wrong[0]}: instances are 0 to {count - 1}.")
-    return func(*args, **kwargs) if core.getInstanceIndex() in instances else None
-
-
-def _host_collective(name: str) -> Callable[..., Any]:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise UnimplementedError(
-            f"popdist.{name}: collectives between the instances' host processes are not there yet.",
-            hint="Reduce on the IPUs (anchor the tensor), or gather through files in the run's directory.",
-        )
-
-    refuse.__name__ = name
-    refuse.__doc__ = f"Refused by name: host collective {name} is not there yet."
-    return refuse
-
-
-allReduceSum = _host_collective("allReduceSum")
-allGather = _host_collective("allGather")
-broadcast = _host_collective("broadcast")
+    if core.getInstanceIndex() not in instances:
+        return None
+    with collectives.instances.only(instances):
+        return func(*args, **kwargs)

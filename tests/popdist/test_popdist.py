@@ -4,13 +4,15 @@ cannot.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun import popdist
+from podrun.errors import UnimplementedError
 from podrun.popart.device import device_ids
-from podrun.popdist import core
+from podrun.popdist import collectives, core
 
 NAMES = (core.TOTAL, core.LOCAL, core.IPUS, core.OFFSET, core.LOCAL_INSTANCE, core.UNIFORM)
 
@@ -133,12 +135,44 @@ def test_the_backend_s_order():
     assert not backend._backend.registered
 
 
-def test_what_is_not_there_is_refused_by_name():
-    from podrun.errors import UnimplementedError
+def test_what_is_not_there_is_refused_by_name(launched):
+    with pytest.raises(UnimplementedError, match="compiled for the SDK"):
+        popdist.registerBackend("lib.so")
 
-    for name in ("allReduceSum", "allGather", "broadcast"):
-        with pytest.raises(UnimplementedError, match=name):
-            getattr(popdist, name)(1)
+
+def test_an_instance_alone_collects_its_own(launched):
+    array = np.arange(3.0)
+    assert popdist.allReduceSum(array) is array
+    assert array.tolist() == [0.0, 1.0, 2.0]
+    assert popdist.allGather(array).tolist() == [[0.0, 1.0, 2.0]]
+    assert popdist.broadcast(array, 0) is array
+    popdist.barrier()
+    with pytest.raises(popdist.popdist_error, match="no instance 1"):
+        popdist.broadcast(array, 1)
+    collectives.instances.close()
+
+
+@pytest.mark.parametrize("array", [1, [1.0], "x"])
+def test_collectives_take_arrays(launched, array):
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        popdist.allReduceSum(array)
+
+
+def test_collectives_that_write_need_room_to(launched):
+    with pytest.raises(popdist.popdist_error, match="contiguous and writable"):
+        popdist.broadcast(np.zeros((4, 4))[:, 1])
+
+
+def test_instances_that_no_launch_brought_together_say_so(launched):
+    launched(**environment(4, 2))
+    with pytest.raises(popdist.popdist_error, match="PODRUN_HOST_COLLECTIVES does not say where they meet"):
+        popdist.barrier()
+
+
+@pytest.mark.parametrize("seconds", ["0", "soon", "-3"])
+def test_a_deadline_is_a_number_of_seconds(seconds):
+    with pytest.raises(popdist.popdist_error, match="number of seconds"):
+        collectives.Instances({collectives.TIMEOUT: seconds}).timeout  # noqa: B018
 
 
 def test_session_options(launched):

@@ -1,0 +1,216 @@
+"""Collectives between the instances' host processes: `popdist.allReduceSum`, `allGather`, `broadcast`, `barrier`.
+
+``podrun`` tells every instance where they meet (`MEETING`): instance 0 listens there, the others come to it. From then on
+data go through `podrun.collectives`: shared memory on a host, TCP between hosts, sums in the order of instances.
+All instances (inside `popdist.execute_on_instances`: all of those) must make the same calls in the same order with
+arrays of one shape and type. Who does not come within the deadline is named in a popdist_error; nothing hangs.
+
+Source of names and meaning: the PopDist C++ API (``popdist/collectives.hpp``); the SDK gives Python no arrays, so
+here they are NumPy's, changed in place as the C++ buffers are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from podrun.errors import ConflictError, PodrunError
+from podrun.popdist import core
+from podrun.popdist.core import popdist_error
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from podrun.collectives import Communicator
+
+MEETING = "PODRUN_HOST_COLLECTIVES"
+"""Set by ``podrun``: ``ADDRESS:PORT:KEY`` of where instance 0 listens for the others."""
+TIMEOUT = "PODRUN_HOST_COLLECTIVES_TIMEOUT"
+"""Seconds that an instance waits for others."""
+DEFAULT_TIMEOUT = 300.0
+_TOKEN_BYTES = 1024
+_TOKEN_TAG = 1 << 20
+
+
+class Instances:
+    """This process's place among the instances. Joins them at the first call; `close` leaves."""
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._groups: dict[tuple[int, ...], Communicator] = {}
+        self._members: tuple[int, ...] | None = None
+
+    @property
+    def timeout(self) -> float:
+        """Seconds to wait for others. popdist_error if the environment's value is no positive number."""
+        text = self._environ.get(TIMEOUT, str(DEFAULT_TIMEOUT))
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = 0.0
+        if not seconds > 0:
+            raise popdist_error(f"{TIMEOUT} must be a positive number of seconds, not {text!r}.")
+        return seconds
+
+    @contextmanager
+    def only(self, members: Set[int]) -> Iterator[None]:
+        """Collectives inside concern these instances alone."""
+        before, self._members = self._members, tuple(sorted(members))
+        try:
+            yield
+        finally:
+            self._members = before
+
+    def communicator(self) -> Communicator:
+        """The group that collectives go to now."""
+        whole = tuple(range(core.getNumInstances()))
+        members = whole if self._members is None else self._members
+        if members not in self._groups:
+            self._groups[members] = (
+                self._join(len(whole)) if members == whole else self._among(members, whole)
+            )
+        return self._groups[members]
+
+    def _join(self, size: int) -> Communicator:
+        from podrun.collectives import Communicator, create, join
+        from podrun.collectives.hosts import HostsGroup
+        from podrun.collectives.roster import Registrar
+
+        rank = core.getInstanceIndex()
+        if size == 1:
+            return Communicator(create(1)[0])
+        address, port, key = self._meeting(size)
+        token: dict[str, Any] = {
+            "kind": "hosts",
+            "size": size,
+            "address": address,
+            "port": port,
+            "key": key,
+            "timeout": self.timeout,
+        }
+        if rank > 0:
+            return Communicator(join(token, rank))
+        try:
+            registrar = Registrar(address, port, size, key)
+        except OSError as error:
+            raise ConflictError(
+                f"Instance 0 cannot listen on {address}:{port}: {error.strerror}.", hint="Launch again."
+            ) from error
+        try:
+            return Communicator(HostsGroup(token, 0, self.timeout, registrar))
+        except BaseException:
+            registrar.close()
+            raise
+
+    def _meeting(self, size: int) -> tuple[str, int, str]:
+        text = self._environ.get(MEETING, "")
+        address, _, rest = text.rpartition(":")[0].rpartition(":")
+        key = text.rpartition(":")[2]
+        if not address or not rest.isdecimal() or not key:
+            raise popdist_error(
+                f"This is one of {size} instances, but {MEETING} does not say where they meet.",
+                hint=f"Launch with podrun --num-instances {size}.",
+            )
+        return address, int(rest), key
+
+    def _among(self, members: tuple[int, ...], whole: tuple[int, ...]) -> Communicator:
+        """A group of some: the first of them makes it and tells the others."""
+        import json
+
+        import numpy as np
+
+        from podrun.collectives import Communicator, join
+
+        everyone = self._groups.get(whole) or self._groups.setdefault(whole, self._join(len(whole)))
+        rank = everyone.rank
+        if members[0] == rank:
+            made, token = everyone.group.establish(list(members))
+            note = np.frombuffer(json.dumps(token).encode().ljust(_TOKEN_BYTES), np.uint8)
+            for other in members[1:]:
+                everyone.send(note, other, _TOKEN_TAG)
+            return Communicator(made)
+        note = everyone.receive(np.empty(_TOKEN_BYTES, np.uint8), members[0], _TOKEN_TAG)
+        return Communicator(join(json.loads(note.tobytes()), members.index(rank)))
+
+    def close(self) -> None:
+        """Leave all groups. Idempotent."""
+        groups, self._groups = list(self._groups.values()), {}
+        for group in reversed(groups):
+            group.close()
+
+
+instances = Instances()
+"""This process's."""
+
+
+@contextmanager
+def _named(call: str) -> Iterator[Communicator]:
+    """The group; what goes wrong in it as a popdist_error that names the call and the instances."""
+    from podrun.collectives import RankLostError, RankMissingError
+
+    try:
+        yield instances.communicator()
+    except popdist_error:
+        raise
+    except RankMissingError as error:
+        who = ", ".join(map(str, error.ranks)) or "unknown"
+        raise popdist_error(
+            f"popdist.{call}: instance {who} did not come within {instances.timeout:g} s.",
+            hint=f"All instances must make the same calls; {TIMEOUT} sets how long one waits.",
+        ) from error
+    except RankLostError as error:
+        raise popdist_error(
+            f"popdist.{call}: instance {error.rank} ended or cannot be reached.",
+            hint="Its own output says why.",
+        ) from error
+    except PodrunError as error:
+        raise popdist_error(f"popdist.{call}: {error.message}", hint=error.hint) from error
+
+
+def _array(call: str, array: Any, *, written: bool) -> np.ndarray:
+    import numpy as np
+
+    if not isinstance(array, np.ndarray):
+        raise TypeError(
+            f"{call}(): incompatible function arguments: {type(array).__name__} is no numpy.ndarray."
+        )
+    if written and not (array.flags.c_contiguous and array.flags.writeable):
+        raise popdist_error(f"popdist.{call} changes its array, which must be contiguous and writable.")
+    return array
+
+
+def allReduceSum(array: np.ndarray, tensor_name: str = "") -> np.ndarray:
+    """The sum of all instances' arrays, in place; gives the array back. Halves are added in float32."""
+    checked = _array("allReduceSum", array, written=True)
+    with _named("allReduceSum") as group:
+        return group.all_reduce(checked, out=checked)
+
+
+def allGather(array: np.ndarray, tensor_name: str = "") -> np.ndarray:
+    """All instances' arrays, ``[instances, *shape]`` in the order of instances."""
+    checked = _array("allGather", array, written=False)
+    with _named("allGather") as group:
+        return group.all_gather(checked)
+
+
+def broadcast(array: np.ndarray, root_rank: int = 0, tensor_name: str = "") -> np.ndarray:
+    """Every instance's array becomes what instance ``root_rank``'s is, in place; gives the array back."""
+    checked = _array("broadcast", array, written=True)
+    with _named("broadcast") as group:
+        members = instances._members
+        root = root_rank if members is None else members.index(root_rank) if root_rank in members else -1
+        if not 0 <= root < group.size:
+            raise popdist_error(f"popdist.broadcast: there is no instance {root_rank} among them.")
+        return group.broadcast(checked, root)
+
+
+def barrier() -> None:
+    """Wait until all instances are here."""
+    with _named("barrier") as group:
+        group.barrier()
+
+
+synchronize = barrier
+"""`barrier` under its other name."""
