@@ -22,6 +22,8 @@ settings.load_profile("podrun")
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 MARK = "PODRUN_TEST_MARK"
+# Tests plan anew, and leave no plans behind.
+os.environ["PODRUN_PLAN_CACHE"] = "off"
 LEAK_SECONDS = 5.0
 """How long something on its way out may take until it counts as left behind."""
 
@@ -88,6 +90,7 @@ class Commands:
             "TMPDIR": str(self.scratch),
             # Nobody listens there: whatever server this host has at the usual port, tests leave it alone.
             "IPUOF_VIPU_API_PORT": "1",
+            "PODRUN_PLAN_CACHE": "off",
             MARK: self.mark,
         }
         return kept | dict(extra or {})

@@ -8,10 +8,12 @@ micro-batches, update and all-reduce.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from podrun.device.target import CHIPS, Chip
 from podrun.device.target import chip as find_chip
+from podrun.device.tiles import plan_cache
 from podrun.device.tiles.code import code_bytes
 from podrun.device.tiles.flatten import FlatJaxpr, flatten
 from podrun.device.tiles.liveness import Liveness, measure
@@ -64,10 +66,20 @@ def cost_flat(
     repeats: int = 1,
     results_stay: bool | Sequence[bool] = True,
 ) -> dict[str, Any]:
-    """Cost a flat jaxpr; see `cost_jaxpr`."""
+    """Cost a flat jaxpr; see `cost_jaxpr`. Large ones are kept on disk (`podrun.device.tiles.plan_cache`)."""
     chip = target if isinstance(target, Chip) else find_chip(target)
-    steps = make_schedule(chip, flat, options or Options())
-    return report_of(chip, steps, measure(flat, steps, results_stay=results_stay), repeats)
+    chosen = options or Options()
+
+    def plan() -> dict[str, Any]:
+        steps = make_schedule(chip, flat, chosen)
+        return report_of(chip, steps, measure(flat, steps, results_stay=results_stay), repeats)
+
+    if len(flat.equations) < plan_cache.FEWEST_EQUATIONS:
+        return plan()
+    facts = {name: fact.value for name, fact in chip.facts.items()}
+    question = ("cost", flat, chip.name, facts, astuple(chosen), repeats, results_stay)
+    found: dict[str, Any] = plan_cache.remembered(question, plan)
+    return found
 
 
 def leaves(steps: Sequence[Step]) -> Iterator[Step]:
