@@ -7,9 +7,12 @@ costed on one chip.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from podrun import models
+from podrun.device.tiles import plan_cache
 from podrun.device.tiles.cost import cost_jaxpr
 from podrun.models import attention
 from podrun.models.catalogue import Built, finished
@@ -73,7 +76,20 @@ def costed(
     return report, sum(given[name].size for name in built.weights if name in given)
 
 
+def on_disk(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps answers by arguments, and by the text of networks, front end and this file, in the plan cache."""
+
+    @functools.wraps(function)
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        text = plan_cache.sources("models", "popart"), Path(__file__).read_text(encoding="utf-8")
+        question = (function.__name__, text, args, kwargs)
+        return plan_cache.remembered(question, lambda: function(*args, **kwargs))
+
+    return asked
+
+
 @functools.lru_cache(maxsize=256)
+@on_disk
 def image_network(
     name: str,
     chip: str,
@@ -111,6 +127,7 @@ def image_network(
 
 
 @functools.lru_cache(maxsize=256)
+@on_disk
 def transformer_parts(
     chip: str,
     batch: int,
