@@ -170,7 +170,7 @@ def _convolution(record: Record, width: int, height: int, channels: int, ipus: i
         channels,
         input_type,
         input_type,
-        input_type,
+        "float32",
         kernel=9,
         row_length=width,
         proportion=record.params["available_memory_proportion"],

@@ -94,6 +94,14 @@ def plan_product(chip: Chip, product: Product) -> Plan:
     return _plan(chip.name, chip.tiles, product)
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way to compute a product; ``fits``: its temporary data stay within the proportion, serially if need be."""
+
+    plan: Plan
+    fits: bool
+
+
 @functools.lru_cache(maxsize=4096)
 def _plan(chip_name: str, tiles: int, product: Product) -> Plan:
     from podrun.device.target import CHIPS
@@ -101,7 +109,7 @@ def _plan(chip_name: str, tiles: int, product: Product) -> Plan:
     chip = CHIPS[chip_name]
     if product.macs <= 0:
         return Plan("matmul")
-    candidates = [_amp_plan(chip, product, tiles)]
+    candidates: list[Candidate] = [_amp_plan(chip, product, tiles)]
     if product.kernel > 1:
         side = round(math.sqrt(product.kernel))
         candidates.append(_expanded_plan(chip, product, tiles, product.kernel))
@@ -111,9 +119,11 @@ def _plan(chip_name: str, tiles: int, product: Product) -> Plan:
                 candidates.append(_rows_plan(chip, product, tiles, side))
     if 1 < product.k <= 4 and product.n <= 4 and product.groups > 1 and product.kernel > 1:
         candidates.append(_slic_plan(chip, product, tiles))
-    if product.k * product.kernel <= 64 or product.n <= 4:
+    few = product.k * product.kernel <= 64 or product.n <= 4
+    if few or (product.kernel > 1 and not any(candidate.fits for candidate in candidates)):
         candidates.append(_vector_plan(chip, product, tiles))
-    return min(candidates, key=lambda plan: plan.cycles(chip))
+    # What fits goes before what is fast: a convolution that the AMP has no room for falls to the vector unit.
+    return min(candidates, key=lambda candidate: (not candidate.fits, candidate.plan.cycles(chip))).plan
 
 
 def _grid(chip: Chip, product: Product, tiles: int, grain_k: int, grain_n: int) -> list[NDArray[np.float64]]:
@@ -130,7 +140,9 @@ def _grid(chip: Chip, product: Product, tiles: int, grain_k: int, grain_n: int) 
     return [axis[fits] for axis in (pg, pm, pk, pn, used)]
 
 
-def _amp_plan(chip: Chip, product: Product, tiles: int, transform: float = 0.0, method: str = "amp") -> Plan:
+def _amp_plan(
+    chip: Chip, product: Product, tiles: int, transform: float = 0.0, method: str = "amp"
+) -> Candidate:
     units = chip.conv_units(product.input_type, product.partials_type)
     grain_k = amp.in_group(product.input_type)
     pg, pm, pk, pn, used = _grid(chip, product, tiles, grain_k, units)
@@ -167,7 +179,7 @@ def _amp_plan(chip: Chip, product: Product, tiles: int, transform: float = 0.0, 
     )
 
 
-def _expanded_plan(chip: Chip, product: Product, tiles: int, positions: int) -> Plan:
+def _expanded_plan(chip: Chip, product: Product, tiles: int, positions: int) -> Candidate:
     """``positions`` of the kernel moved into K first: more bytes, fuller weight blocks.
 
     All of the kernel, or one of its rows. It pays for few input channels.
@@ -189,7 +201,7 @@ ROW_CHANNELS = 4
 """Channels of a weight block that holds four rows of the kernel."""
 
 
-def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> Plan:
+def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> Candidate:
     """Weight blocks of four kernel rows and four channels: the unit walks the field itself, nothing is expanded.
 
     Source: facts page 8.4. It pays for a short kernel over few channels at stride one.
@@ -199,7 +211,8 @@ def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> Plan:
     rows = np.ceil(product.m / pm)
     row_length = np.minimum(rows, product.row_length)
     groups = np.ceil(product.groups / pg)
-    k, n = np.full_like(rows, ROW_CHANNELS), np.ceil(product.n / pn / ROW_CHANNELS) * ROW_CHANNELS
+    units = chip.conv_units(product.input_type, product.partials_type)
+    k, n = np.full_like(rows, ROW_CHANNELS), np.ceil(product.n / pn / units) * units
     compute = amp.kernel_cycles(
         np.ceil(rows / row_length),
         row_length,
@@ -208,7 +221,7 @@ def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> Plan:
         blocks,
         input_type=product.input_type,
         partials_type=product.partials_type,
-        units=chip.conv_units(product.input_type, product.partials_type),
+        units=units,
         groups=groups,
     )
     in_rows = rows * _halo(product, rows)
@@ -220,7 +233,7 @@ EXPAND_CYCLES = 0.34
 layer."""
 
 
-def _slic_plan(chip: Chip, product: Product, tiles: int) -> Plan:
+def _slic_plan(chip: Chip, product: Product, tiles: int) -> Candidate:
     """Groups of two to four channels on the SLIC unit, four groups side by side. Source: facts page 2 and 8.5."""
     blocks = replace(product, groups=math.ceil(product.groups / SLIC_GROUPS))
     pg, pm, pk, pn, used = _grid(chip, blocks, tiles, 4, 4)
@@ -238,7 +251,7 @@ SLIC_GROUPS = 4
 """Convolution groups of four channels that the unit takes at once: 16 channels."""
 
 
-def _vector_plan(chip: Chip, product: Product, tiles: int) -> Plan:
+def _vector_plan(chip: Chip, product: Product, tiles: int) -> Candidate:
     """Few channels: the vector unit. Groups of one channel run as vertical MAC: 3 cycles per 8 channels."""
     vector = vertices.vector_width(product.input_type)
     if product.groups > 1 and product.k * product.n <= 4 and product.groups >= 8:
@@ -251,7 +264,7 @@ def _vector_plan(chip: Chip, product: Product, tiles: int) -> Plan:
         moved = share / tiles + product.groups * product.kernel * width / max(
             1, min(tiles, product.groups // 8)
         )
-        return Plan(
+        plan = Plan(
             "conv",
             compute=cycles,
             exchange=PHASE_CYCLES + moved / chip.exchange_bytes,
@@ -265,6 +278,7 @@ def _vector_plan(chip: Chip, product: Product, tiles: int) -> Plan:
             fragments=16.0,
             detail="vertical mac",
         )
+        return Candidate(plan, moved * 2.0 <= product.proportion * chip.tile_bytes)
     pg, pm, pk, pn, used = _grid(chip, product, tiles, vector, 1)
     rows = np.ceil(product.m / pm)
     k = np.ceil(product.k / pk)
@@ -297,9 +311,11 @@ def _choose(
     n: NDArray[np.float64],
     split: tuple[NDArray[np.float64], ...],
     transform: float,
-) -> Plan:
-    """Add what moves to the vertex cycles of each candidate, take the cheapest that fits and make it a
-    Plan."""
+) -> Candidate:
+    """Add what moves to the vertex cycles of each split and take the cheapest that fits.
+
+    If none fits, the smallest is run serially over its output channels: every turn gathers its inputs again.
+    """
     pm, pk, pn, used = split
     item, partial = float(_BYTES[product.input_type]), float(_BYTES[product.partials_type])
     in_bytes = groups * in_rows * k * item / np.minimum(in_rows, product.reuse)
@@ -336,11 +352,11 @@ def _choose(
     best = int(np.argmin(np.where(allowed, total, np.inf))) if allowed.any() else int(np.argmin(temporary))
     serial = 1 if allowed.any() else math.ceil(temporary[best] / (product.proportion * chip.tile_bytes))
     reductions = 1 if pk[best] > 1 else 0
-    return Plan(
+    plan = Plan(
         "conv" if product.kernel > 1 else "matmul",
-        compute=float(compute[best] + reduce[best] + cast[best]) + (serial - 1) * 400.0,
-        exchange=float(exchange[best]) + (serial - 1) * PHASE_CYCLES,
-        rearrange=float(rearrange[best]),
+        compute=float(compute[best] + reduce[best] + cast[best]) + (serial - 1) * TURN_CYCLES,
+        exchange=float(exchange[best]) * serial,
+        rearrange=float(rearrange[best]) * serial,
         compute_sets=serial + reductions + (1 if transform else 0),
         exchanges=serial + reductions,
         flops=2.0 * product.macs,
@@ -350,8 +366,16 @@ def _choose(
         fragments=(PRODUCT_FRAGMENTS if product.groups == 1 else GROUPED_FRAGMENTS)
         + KERNEL_FRAGMENTS * product.kernel,
         detail=f"{method} {product.m}x{product.k}x{product.n} rows/{pm[best]:.0f} in/{pk[best]:.0f} "
-        f"out/{pn[best]:.0f}",
+        f"out/{pn[best]:.0f}" + (f" serial/{serial}" if serial > 1 else ""),
     )
+    return Candidate(plan, serial == 1 or product.n >= serial * SERIAL_CHANNELS)
+
+
+SERIAL_CHANNELS = 8
+"""Output channels that a turn of a serial split has at least: one group of the narrower unit."""
+TURN_CYCLES = 400.0
+"""Cycles of one turn of a serial split beside its product: loop control, slice of the weights, place of the outputs.
+Assumed."""
 
 
 def forget() -> None:

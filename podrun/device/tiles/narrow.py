@@ -45,16 +45,12 @@ def place_of(scope: str) -> Place | None:
 
 def narrow(flat: FlatJaxpr) -> FlatJaxpr:
     """``flat`` with halves where the library has halves; ``flat`` itself if nothing is computed wider."""
-    places: dict[str, Place | None] = {}
-    for equation in flat.equations:
-        if equation.scope not in places:
-            places[equation.scope] = place_of(equation.scope)
-    crossing, leaving = _crossings(flat, places)
-    kinds = {label: _half_of(numbers, flat) for label, numbers in crossing.items()}
+    labels, explicit = _labels(flat)
+    crossing, leaving = _crossings(flat, labels)
+    kinds = {label: _half_of(numbers, flat) for label, numbers in crossing.items() if label not in explicit}
     half: dict[int, str] = {}
-    for equation in flat.equations:
-        place = places[equation.scope]
-        kind = kinds.get(place.label) if place is not None and place.kind not in EXPLICIT else None
+    for equation, label in zip(flat.equations, labels, strict=True):
+        kind = kinds.get(label)
         if kind is None:
             continue
         for number in equation.outputs:
@@ -66,15 +62,40 @@ def narrow(flat: FlatJaxpr) -> FlatJaxpr:
     return replace(flat, equations=[_retyped(e, tensors) for e in flat.equations], tensors=tensors)
 
 
-def _crossings(flat: FlatJaxpr, places: dict[str, Place | None]) -> tuple[dict[str, set[int]], set[int]]:
+def _labels(flat: FlatJaxpr) -> tuple[list[str], set[str]]:
+    """The operator of each equation ("" for none), and the operators whose meaning is a type.
+
+    An equation without a scope that reads one operator's values alone belongs to it: differentiating a loop moves
+    what does not change out of it, and drops its scope.
+    """
+    places: dict[str, Place | None] = {}
+    maker: dict[int, str] = {}
+    labels: list[str] = []
+    explicit: set[str] = set()
+    for equation in flat.equations:
+        if equation.scope not in places:
+            places[equation.scope] = place_of(equation.scope)
+        place = places[equation.scope]
+        if place is not None:
+            label = place.label
+            if place.kind in EXPLICIT:
+                explicit.add(label)
+        else:
+            sources = {maker.get(n, "") for n in equation.inputs if n is not None}
+            label = sources.pop() if len(sources) == 1 else ""
+        labels.append(label)
+        for number in equation.outputs:
+            maker[number] = label
+    return labels, explicit
+
+
+def _crossings(flat: FlatJaxpr, labels: Sequence[str]) -> tuple[dict[str, set[int]], set[int]]:
     """By operator, the values of others that it reads; and all values that are read by others or the outside."""
     maker: dict[int, str] = {}
     crossing: dict[str, set[int]] = {}
     leaving = set(flat.results)
     neutral: set[int] = set()
-    for equation in flat.equations:
-        place = places[equation.scope]
-        label = place.label if place else ""
+    for equation, label in zip(flat.equations, labels, strict=True):
         foreign = {n for n in equation.inputs if n is not None and maker.get(n, "") != label}
         if all(n is None or n in neutral for n in equation.inputs):
             neutral.update(equation.outputs)  # Zeros and the like take the type of what they meet.

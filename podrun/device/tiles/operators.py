@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from podrun.device.tiles.flatten import Equation, FlatJaxpr, Tensor
-from podrun.device.tiles.narrow import Place, narrow, runs
+from podrun.device.tiles.narrow import Place, narrow, place_of, runs
 
 
 @dataclass(slots=True)
@@ -158,6 +158,8 @@ class Operator:
 
 
 Template = Callable[[Operator], None]
+VIEWS = frozenset({"reshape", "name", "squeeze", "expand_dims", "broadcast_in_dim"})
+"""Equations that keep a parameter a parameter."""
 
 
 def rewrite(flat: FlatJaxpr) -> FlatJaxpr:
@@ -165,7 +167,7 @@ def rewrite(flat: FlatJaxpr) -> FlatJaxpr:
     found = runs(flat.equations)
     if all(place is None for place, _, _ in found):
         return flat
-    flat = narrow(flat)
+    flat = free_transposes(narrow(flat))
     replaced: dict[int, Run] = {}
     for operator in _operators(flat, found):
         try:
@@ -178,6 +180,26 @@ def rewrite(flat: FlatJaxpr) -> FlatJaxpr:
     equations: list[Equation] = []
     for _, first, end in found:
         equations += replaced[first].made if first in replaced else flat.equations[first:end]
+    return replace(flat, equations=equations)
+
+
+def free_transposes(flat: FlatJaxpr) -> FlatJaxpr:
+    """``flat`` with transposes that the library does not do as views: of a parameter, which it lays out as the product
+    reads it, and of a product's result, which it writes the other way round."""
+    parameters = {*flat.arguments, *flat.constants}
+    product: dict[int, str] = {}
+    equations = []
+    for equation in flat.equations:
+        place = place_of(equation.scope)
+        source = equation.inputs[0] if equation.inputs else None
+        if equation.primitive == "dot_general" and place is not None:
+            product.update(dict.fromkeys(equation.outputs, place.label))
+        elif equation.primitive in VIEWS and source in parameters:
+            parameters.update(equation.outputs)
+        elif equation.primitive == "transpose" and place is not None and source is not None:
+            if source in parameters or product.get(source) == place.label:
+                equation = replace(equation, primitive="reshape")
+        equations.append(equation)
     return replace(flat, equations=equations)
 
 
