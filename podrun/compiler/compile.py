@@ -110,6 +110,7 @@ class _Compilation:
             program.ipus_per_replica,
             pipelined=program.pipelined,
             schedule=program.pipeline_schedule if program.pipelined else PipelineSchedule.GROUPED,
+            phased=program.phases is not None,
         )
 
     @cached_property

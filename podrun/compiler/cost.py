@@ -14,9 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podrun.compiler import jax_internals
+from podrun.compiler import jax_internals, streaming
 from podrun.compiler.abstract import abstract, buffer
 from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer, scalar_dtype
+from podrun.compiler.exchange import alone
+from podrun.compiler.exchange_cost import collective_seconds
 from podrun.compiler.grouped import GroupOf, group_count
 from podrun.compiler.holdings import Work, ipu_memory
 from podrun.compiler.pieces import TracedPiece
@@ -39,7 +41,7 @@ def tile_report(
 ) -> dict[str, Any]:
     """The report of one batch, plain JSON-able data.
 
-    ``step``: cycles and seconds, and seconds by cause (compute, copies, update, all_reduce). ``segments``:
+    ``step``: cycles and seconds, and seconds by cause (compute, copies, streaming, update, all_reduce). ``segments``:
     for each segment of a micro-batch its IPU, the cycle of the pipeline it runs in, and the tile model's
     report of it; ``update``: the same for each IPU that has weights. ``ipus``: what each IPU holds. ``pipelined``,
     and for pipelines ``pipeline``: schedule, cycles to fill, run full and flush, the share of time in which IPUs idle.
@@ -53,11 +55,17 @@ def tile_report(
     segments = [_segment_cost(program, step, segment, cut, placement, target) for segment in cut]
     updates = _update_reports(program, memory, target)
     tasks = _tasks(program, segments, updates, memory, model)
+    streamed = _update_streaming(program, memory)
     schedule = program.pipeline_schedule if program.pipelined else None
     causes = seconds_by_cause(tasks, program.accumulation_factor, schedule)
     if not program.updates_each_micro_batch:
+        if streamed:
+            causes["streaming"] = causes.get("streaming", 0.0) + max(streamed.values())
         causes["update"] = max((report["step"]["seconds"] for report in updates.values()), default=0.0)
         causes["all_reduce"] = max(_all_reduce_by_ipu(program, memory, model).values(), default=0.0)
+    collectives = collective_seconds(program, traced, model)
+    if collectives:
+        causes["collectives"] = collectives
     seconds = sum(causes.values())
     report = {
         "version": 1,
@@ -80,6 +88,8 @@ class _SegmentCost:
     kept_bytes: int
     report: dict[str, Any]
     work: Work
+    gradients: frozenset[str]
+    """The weights whose gradients it makes."""
 
 
 def micro_batch_segments(program: Program, traced: Trace, placement: Placement) -> tuple[Segment, ...]:
@@ -99,7 +109,7 @@ def _traced_step(program: Program, traced: Trace) -> tuple[Any, tuple[str, ...],
         named = dict(zip(names, arguments[:-1], strict=True))
 
         def forward(chosen: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            values = evaluate(traced, [*(named | chosen).values(), arguments[-1]], {})
+            values = evaluate(traced, [*(named | chosen).values(), arguments[-1]], {}, alone)
             return values[program.loss] if program.loss else jnp.float32(0), values
 
         if program.loss is None or not weights:
@@ -180,7 +190,9 @@ def _segment_cost(
         tuple(streams),
         sum(flat.tensors[n].nbytes for n in flat.constants),
     )
-    return _SegmentCost(ipu, segment.rank, sent, kept, report, work)
+    made_here = {results.get(n) for n in made}
+    weights = frozenset(name for name in program.parameters if gradient_buffer(name) in made_here)
+    return _SegmentCost(ipu, segment.rank, sent, kept, report, work, weights)
 
 
 def _sent_bytes(
@@ -211,6 +223,10 @@ def _tasks(
     copy_rate = model.tiles * model.store_bytes * model.clock_hz
     last = {segment.ipu: place for place, segment in enumerate(segments)}
     reductions = _all_reduce_by_ipu(program, memory, model)
+    moved = streaming.segment_bytes(program, [s.work for s in segments], [s.gradients for s in segments])
+    at_once = (
+        len({s.ipu for s, nbytes in zip(segments, moved, strict=True) if nbytes}) if program.pipelined else 1
+    )
     found = []
     for place, segment in enumerate(segments):
         early = program.updates_each_micro_batch and last[segment.ipu] == place and segment.ipu in updates
@@ -221,11 +237,20 @@ def _tasks(
                 segment.report["step"]["seconds"],
                 neighbour_seconds(model, segment.sent_bytes)
                 + program.pipelined * 2 * segment.kept_bytes / copy_rate,
+                streaming.seconds(program, moved[place], at_once),
                 updates[segment.ipu]["step"]["seconds"] if early else 0.0,
                 reductions.get(segment.ipu, 0.0) if early else 0.0,
+                preload=program.phases is not None and program.phases.preload,
             )
         )
     return found
+
+
+def _update_streaming(program: Program, memory: Memory) -> dict[int, float]:
+    """Seconds that the update of each IPU of a replica waits for streaming memory; the IPUs share it."""
+    moved = {ipu: streaming.update_bytes(program, groups) for ipu, groups in _groups_by_ipu(memory).items()}
+    at_once = sum(bool(nbytes) for nbytes in moved.values())
+    return {ipu: streaming.seconds(program, nbytes, at_once) for ipu, nbytes in moved.items() if nbytes}
 
 
 def _pipeline(program: Program, placement: Placement, tasks: Sequence[Task]) -> dict[str, Any]:

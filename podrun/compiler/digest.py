@@ -38,6 +38,7 @@ def digest(program: Program, target: str, settings: dict[str, Any], identity: It
             program.pipeline_schedule.value,
             program.updates_each_micro_batch,
         ],
+        "phases": None if program.phases is None else asdict(program.phases),
         "loss": [program.loss, program.loss_scaling, program.reduction.value],
         "automatic_scaling": None if program.automatic_scaling is None else asdict(program.automatic_scaling),
         "state_updates": dict(program.state_updates),

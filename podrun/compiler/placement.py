@@ -33,13 +33,15 @@ class Placement:
     inferred: bool = False
     """True iff stages are IPUs, because a pipelined program named none."""
     schedule: PipelineSchedule = PipelineSchedule.GROUPED
+    phase_places: int = 0
+    """Places of an execution phase (IPUs of a replica); 0: places are no phases."""
 
     def spot(self, equation: JaxprEqn) -> Spot | None:
         """Stage and cycle of an equation if there are stages, else its IPU; None if it has no place.
 
         Backward work of stage *s* comes in cycle ``2 * last - s``: the last stage goes forward and backward
         in one. If forward and backward work take turns it comes a cycle later, so that every stage does one of them
-        in even cycles and the other in odd ones.
+        in even cycles and the other in odd ones. Execution phases are counted the same way, over all IPUs.
         """
         return self.spot_of("/".join(jax_internals.name_scopes(equation)))
 
@@ -51,8 +53,10 @@ class Placement:
         stage = _innermost(scope, _IPU if self.inferred else _STAGE)
         if stage is None:
             return None
-        turn = 2 * max(self.stages) + self.schedule.period - 1
-        return Spot(stage, turn - stage if "transpose(" in scope else stage)
+        each = self.phase_places or 1
+        turn = 2 * (max(self.stages) // each) + self.schedule.period - 1
+        rank = stage // each
+        return Spot(stage, turn - rank if "transpose(" in scope else rank)
 
     def ipu(self, place: int) -> int:
         """The IPU of a place."""
@@ -65,6 +69,7 @@ def placement_of(
     *,
     pipelined: bool,
     schedule: PipelineSchedule = PipelineSchedule.GROUPED,
+    phased: bool = False,
 ) -> Placement:
     """Read the placement from the forward trace. A pipelined program without stages has one on each IPU.
 
@@ -86,7 +91,9 @@ def placement_of(
     inferred = pipelined and not stages and len(ipus) > 1
     if inferred:
         stages = {ipu: ipu for ipu in ipus}
-    return Placement(dict(sorted(stages.items())), len(ipus) > 1 or len(stages) > 1, inferred, schedule)
+    several = len(ipus) > 1 or len(stages) > 1
+    places = ipus_per_replica if phased else 0
+    return Placement(dict(sorted(stages.items())), several, inferred, schedule, places)
 
 
 def _scope(equation: JaxprEqn, kind: re.Pattern[str]) -> int | None:

@@ -179,6 +179,16 @@ class PipelineSchedule(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Phases:
+    """Operators run in ``count`` phases, then backward through all but the last of them. Places (scopes ``stage:s``)
+    are ``phase * ipus_per_replica + ipu``. ``preload``: while a phase computes, the next one's off-chip tensors come.
+    """
+
+    count: int
+    preload: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """See the module docstring.
 
@@ -213,6 +223,7 @@ class Program:
     updates_each_micro_batch: bool = False
     """Pipelined training without accumulation: the micro-batches of a "batch" are batches of one. Each changes the
     weights of a stage as soon as that stage has their gradient, while others are in flight."""
+    phases: Phases | None = None
     recompute: Recompute = NOTHING
     """Forward values that the backward pass makes again: changes modelled memory and cycles, no bit of a result."""
     locations: Locations = field(default_factory=Locations)

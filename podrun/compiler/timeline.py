@@ -1,6 +1,7 @@
 """When the pieces of a batch run on the IPUs of a replica, by schedule, and what part of the time nobody computes.
 
-- Sequential: one piece after the other.
+- Sequential: one piece after the other. What comes from streaming memory for a piece may come while the one before
+  it computes (``preload``).
 - Grouped (PopART's pipeline): cycles in lock-step. In a cycle each IPU does what it has, then all copy; a cycle is as
   long as its busiest IPU and its slowest copy. With F forward stages and training, a batch of N micro-batches takes
   N + 2F - 2 cycles: 2F - 2 to fill, as many to flush.
@@ -16,22 +17,25 @@ from dataclasses import dataclass
 
 from podrun.compiler.program import PipelineSchedule
 
-CAUSES = ("compute", "copies", "update", "all_reduce")
+CAUSES = ("compute", "copies", "streaming", "update", "all_reduce")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """A piece of every micro-batch: where, in which cycle of the micro-batch, and seconds by cause.
 
-    ``update`` and ``all_reduce``: of weights that change right after the piece, where batches overlap.
+    ``streaming``: to and from streaming memory. ``update`` and ``all_reduce``: of weights that change right after the
+    piece, where batches overlap. ``preload``: what it streams comes while the piece before it computes.
     """
 
     ipu: int
     cycle: int
     compute: float
     copies: float
+    streaming: float = 0.0
     update: float = 0.0
     all_reduce: float = 0.0
+    preload: bool = False
 
     def busy(self, causes: Iterable[str]) -> float:
         """Seconds on its IPU; copies are counted apart."""
@@ -41,13 +45,18 @@ class Task:
 def seconds_by_cause(
     tasks: Sequence[Task], micro_batches: int, schedule: PipelineSchedule | None
 ) -> dict[str, float]:
-    """What each of `CAUSES` adds to the time of a batch, in their order. ``schedule``: None for no pipeline."""
+    """What each of `CAUSES` adds to the time of a batch, in their order. ``schedule``: None for no pipeline.
+
+    ``streaming`` is left out if nothing streams.
+    """
     found: dict[str, float] = {}
     before = 0.0
     for count in range(1, len(CAUSES) + 1):
         total = makespan(tasks, micro_batches, schedule, CAUSES[:count])
         found[CAUSES[count - 1]] = max(0.0, total - before)
         before = max(before, total)
+    if not any(task.streaming for task in tasks):
+        del found["streaming"]
     return found
 
 
@@ -77,8 +86,16 @@ def idle_share(tasks: Sequence[Task], micro_batches: int, schedule: PipelineSche
 
 
 def _sequential(tasks: Sequence[Task], micro_batches: int, causes: Sequence[str]) -> float:
-    copies = "copies" in causes
-    return micro_batches * sum(task.busy(causes) + copies * task.copies for task in tasks)
+    copies, streaming = "copies" in causes, "streaming" in causes
+    each = 0.0
+    for place, task in enumerate(tasks):
+        each += task.busy(causes) + copies * task.copies
+        if streaming and task.preload:
+            # It comes while the piece before computes (the last one's, for the first), so far as that is long enough.
+            each -= min(task.streaming, tasks[place - 1].compute)
+    # For the first micro-batch there is no piece before.
+    hidden = min(tasks[0].streaming, tasks[-1].compute) if streaming and tasks[0].preload else 0.0
+    return micro_batches * each + hidden
 
 
 def _in_cycles(tasks: Sequence[Task], micro_batches: int, causes: Sequence[str]) -> float:

@@ -34,6 +34,7 @@ from podrun.popart.memory_options import locations_of, recompute_of
 from podrun.popart.optimizers.base import Optimizer, UpdateContext
 from podrun.popart.optimizers.sgd import SgdRule
 from podrun.popart.options import SessionOptions
+from podrun.popart.phases import phases_of
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, data_type_of
 from podrun.popart.tensor_proto import to_array
 from podrun.popart.variable_settings import (
@@ -175,6 +176,7 @@ def build(
         accumulation_factor=flow.batchesPerStep() if options.overlaps_batches else context.accumulation,
         pipelined=options.overlaps,
         pipeline_schedule=SCHEDULES[options.pipelineSchedule],
+        phases=phases_of(options),
         updates_each_micro_batch=options.overlaps_batches and bool(trainable),
         loss=loss,
         update=rule,

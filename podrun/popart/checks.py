@@ -127,6 +127,14 @@ def _check_placement(options: SessionOptions, device: DeviceInfo) -> None:
     phases = options.executionPhaseSettings.phases
     if phases > 1 and options.virtualGraphMode is not VirtualGraphMode.ExecutionPhases:
         raise popart_exception(f"{phases} execution phases need virtualGraphMode ExecutionPhases.")
+    if options.virtualGraphMode is VirtualGraphMode.ExecutionPhases:
+        if options.enablePipelining:
+            raise popart_exception("Pipelining does not go with virtualGraphMode ExecutionPhases.")
+        if options.executionPhaseSettings.stages not in (1, 2):
+            raise popart_exception(
+                f"executionPhaseSettings.stages is 1 (one IPU) or 2 (IPUs take turns), not "
+                f"{options.executionPhaseSettings.stages}."
+            )
 
 
 def _check_io(options: SessionOptions, device: DeviceInfo) -> None:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
 
-def _attribute(node: NodeProto, name: str) -> int | None:
+def integer_attribute(node: NodeProto, name: str) -> int | None:
+    """The value of an integer attribute; None if the node has none of that name."""
     return next((int(item.i) for item in node.attribute if item.name == name), None)
 
 
@@ -33,14 +34,15 @@ def set_attribute(node: NodeProto, name: str, value: int) -> None:
     node.attribute.append(helper.make_attribute(name, value))
 
 
-def _label(node: NodeProto) -> str:
+def label(node: NodeProto) -> str:
+    """A node in messages."""
     return f"{node.op_type} making {list(node.output)}"
 
 
 def recompute_annotated(model: ModelProto) -> bool:
     """True iff a node says itself that its outputs are computed again."""
     wanted = RecomputeType.Recompute.value
-    return any(_attribute(node, RECOMPUTE) == wanted for node in model.graph.node)
+    return any(integer_attribute(node, RECOMPUTE) == wanted for node in model.graph.node)
 
 
 def without_places(model: ModelProto) -> ModelProto:
@@ -59,9 +61,15 @@ def place(model: ModelProto, options: SessionOptions, ipus_per_replica: int) -> 
     """Bring the annotations of ``model`` (changed in place) into the form that lowering reads.
 
     Off: all on IPU 0, so annotations go. Manual, and Auto (placed by `podrun.popart.auto_placement` before): checked.
-    Without pipelining stages go too. popart_exception for annotations that cannot be.
+    Without pipelining stages go too. ExecutionPhases: see `podrun.popart.phases`. popart_exception for annotations
+    that cannot be.
     """
     nodes = list(model.graph.node)
+    if options.virtualGraphMode is VirtualGraphMode.ExecutionPhases:
+        from podrun.popart.phases import place_phases
+
+        place_phases(model, options, ipus_per_replica)
+        return
     if options.virtualGraphMode is VirtualGraphMode.Off:
         for node in nodes:
             _remove(node, VIRTUAL_GRAPH, PIPELINE_STAGE)
@@ -75,12 +83,14 @@ def place(model: ModelProto, options: SessionOptions, ipus_per_replica: int) -> 
 
 
 def _check_virtual_graphs(nodes: list[NodeProto], options: SessionOptions, ipus: int) -> None:
-    placed = {id(node): _attribute(node, VIRTUAL_GRAPH) for node in nodes if node.op_type != "Constant"}
+    placed = {
+        id(node): integer_attribute(node, VIRTUAL_GRAPH) for node in nodes if node.op_type != "Constant"
+    }
     missing = [node for node in nodes if id(node) in placed and placed[id(node)] is None]
     if options.virtualGraphMode is VirtualGraphMode.Manual and missing and len(missing) < len(placed):
         raise popart_exception(
             "Either all Ops must have their virtual graph ids set, or none must: "
-            f"{len(placed) - len(missing)} have one, {_label(missing[0])} has none."
+            f"{len(placed) - len(missing)} have one, {label(missing[0])} has none."
         )
     if options.virtualGraphMode is VirtualGraphMode.Manual and missing and placed:
         raise popart_exception(
@@ -90,31 +100,31 @@ def _check_virtual_graphs(nodes: list[NodeProto], options: SessionOptions, ipus:
         ipu = placed.get(id(node))
         if ipu is not None and not 0 <= ipu < ipus:
             raise popart_exception(
-                f"{_label(node)} is assigned to an invalid virtual graph {ipu}: each replica has {ipus} IPUs."
+                f"{label(node)} is assigned to an invalid virtual graph {ipu}: each replica has {ipus} IPUs."
             )
 
 
 def _check_stages(nodes: list[NodeProto]) -> None:
     counted = [node for node in nodes if node.op_type != "Constant"]
-    stages = {id(node): _attribute(node, PIPELINE_STAGE) for node in counted}
+    stages = {id(node): integer_attribute(node, PIPELINE_STAGE) for node in counted}
     unset = [node for node in counted if stages[id(node)] is None]
     if unset and len(unset) < len(counted):
         raise popart_exception(
-            f"Only some ops have had their pipeline stage set: {_label(unset[0])} has none. Set all or none."
+            f"Only some ops have had their pipeline stage set: {label(unset[0])} has none. Set all or none."
         )
     if unset:
         for node in counted:
-            set_attribute(node, PIPELINE_STAGE, _attribute(node, VIRTUAL_GRAPH) or 0)
-            stages[id(node)] = _attribute(node, VIRTUAL_GRAPH) or 0
+            set_attribute(node, PIPELINE_STAGE, integer_attribute(node, VIRTUAL_GRAPH) or 0)
+            stages[id(node)] = integer_attribute(node, VIRTUAL_GRAPH) or 0
     _check_order(counted, stages)
     homes: dict[int, tuple[int, Any]] = {}
     for node in counted:
-        stage, ipu = stages[id(node)] or 0, _attribute(node, VIRTUAL_GRAPH) or 0
+        stage, ipu = stages[id(node)] or 0, integer_attribute(node, VIRTUAL_GRAPH) or 0
         before, first = homes.setdefault(stage, (ipu, node))
         if before != ipu:
             raise popart_exception(
-                f"Ops of pipeline stage {stage} must share one virtual graph: {_label(first)} is on "
-                f"{before}, {_label(node)} on {ipu}."
+                f"Ops of pipeline stage {stage} must share one virtual graph: {label(first)} is on "
+                f"{before}, {label(node)} on {ipu}."
             )
     used = sorted(homes)
     if used != list(range(len(used))):
@@ -127,14 +137,14 @@ def _check_order(nodes: list[NodeProto], stages: dict[int, int | None]) -> None:
         for name in node.input:
             if name in made and made[name][0] > (stages[id(node)] or 0):
                 raise popart_exception(
-                    f"{name!r} is made in pipeline stage {made[name][0]} and used by {_label(node)} in stage "
+                    f"{name!r} is made in pipeline stage {made[name][0]} and used by {label(node)} in stage "
                     f"{stages[id(node)]}: stages must not go backwards."
                 )
 
 
 def stage_count(model: ModelProto) -> int:
     """Forward pipeline stages of a placed model."""
-    found = [_attribute(node, PIPELINE_STAGE) for node in model.graph.node]
+    found = [integer_attribute(node, PIPELINE_STAGE) for node in model.graph.node]
     return 1 + max((stage for stage in found if stage is not None), default=0)
 
 

@@ -70,7 +70,7 @@ def test_interleaved_keeps_every_stage_busy_when_pieces_are_even() -> None:
 
 
 def test_causes_add_up() -> None:
-    tasks = [Task(0, 0, 1.0, 0.5, 0.25, 0.125), Task(1, 1, 2.0, 0.0)]
+    tasks = [Task(0, 0, 1.0, 0.5, 0.0625, 0.25, 0.125), Task(1, 1, 2.0, 0.0)]
     for schedule in (None, *PipelineSchedule):
         found = seconds_by_cause(tasks, 3, schedule)
         assert tuple(found) == CAUSES
@@ -78,6 +78,19 @@ def test_causes_add_up() -> None:
     assert seconds_by_cause(tasks, 3, None) == {
         "compute": 9.0,
         "copies": 1.5,
+        "streaming": 0.1875,
         "update": 0.75,
         "all_reduce": 0.375,
     }
+
+
+def test_what_is_preloaded_hides_behind_the_piece_before() -> None:
+    """Pieces of 2 s that want 1, 3 and 0 s of streaming: only 1 s of the second one's shows, and the first one's
+    once."""
+    pieces = [(2.0, 1.0), (2.0, 3.0), (2.0, 0.0)]
+    tasks = [Task(0, i, compute, 0.0, wanted, preload=True) for i, (compute, wanted) in enumerate(pieces)]
+    assert makespan(tasks, 1, None) == 6 + 1 + 1
+    assert makespan(tasks, 4, None) == 4 * 7 + 1
+    on_demand = [Task(0, t.cycle, t.compute, 0.0, t.streaming) for t in tasks]
+    assert makespan(on_demand, 4, None) == 4 * 10
+    assert "streaming" not in seconds_by_cause([Task(0, 0, 1.0, 0.0)], 1, None)
