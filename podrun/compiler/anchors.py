@@ -9,13 +9,15 @@ import enum
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from podrun.compiler.program import AnchorSpec, Program
+from podrun.compiler.program import AnchorSpec, Program, joint
 from podrun.errors import UnimplementedError, UsageError
 from podrun.executable import Retrieval
 
 GRADIENT_PREFIX = "Gradient___"
 UPDATED_PREFIX = "UpdatedVar___"
-_LATER = ("FinalReducedGradient___", "GlobalNorm___", "Accum___")
+REDUCED_PREFIX = "FinalReducedGradient___"
+NORM_PREFIX = "GlobalNorm___"
+_LATER = ("Accum___",)
 """Prefixes PopART has and the compiler does not give a value yet."""
 
 
@@ -32,6 +34,15 @@ class AnchorKind(enum.Enum):
     """Gradient with respect to a forward value or an input."""
     UPDATED = "updated"
     """A parameter after the update of its batch."""
+    REDUCED = "reduced"
+    """The gradient that the update of a batch sees: reduced over replicas and micro-batches, still scaled."""
+    NORM = "norm"
+    """The norm that a joint update clips by; the subject is the number of its group."""
+
+    @property
+    def once_a_batch(self) -> bool:
+        """True iff there is one value for each batch, known when its micro-batches are done."""
+        return self in (AnchorKind.UPDATED, AnchorKind.REDUCED, AnchorKind.NORM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +80,35 @@ def _classify(spec: AnchorSpec, program: Program, variables: Collection[str]) ->
         kind = AnchorKind.PARAMETER_GRADIENT if subject in program.parameters else AnchorKind.VALUE_GRADIENT
         return Anchor(name, kind, subject)
     if name.startswith(UPDATED_PREFIX):
-        return _updated(spec, program)
+        return _updated(spec, program, UPDATED_PREFIX, AnchorKind.UPDATED)
+    if name.startswith(REDUCED_PREFIX):
+        return _updated(spec, program, REDUCED_PREFIX, AnchorKind.REDUCED)
+    if name.startswith(NORM_PREFIX):
+        if joint(program.update) is None:
+            raise UsageError(f"Anchor {name!r}: nothing is clipped by a norm.")
+        _check_once(spec, program)
+        return Anchor(name, AnchorKind.NORM, name[len(NORM_PREFIX) :])
     if name.startswith(_LATER):
         raise UnimplementedError(f"Anchor {name!r}: tensors with this prefix cannot be anchored yet.")
     return Anchor(name, AnchorKind.VALUE, name)
 
 
-def _updated(spec: AnchorSpec, program: Program) -> Anchor:
-    subject = spec.name[len(UPDATED_PREFIX) :]
+def _updated(spec: AnchorSpec, program: Program, prefix: str, kind: AnchorKind) -> Anchor:
+    subject = spec.name[len(prefix) :]
     parameter = program.parameters.get(subject)
     if parameter is None or not parameter.trainable or program.loss is None:
         raise UsageError(f"Anchor {spec.name!r}: {subject!r} is no weight that this program updates.")
+    _check_once(spec, program)
+    return Anchor(spec.name, kind, subject)
+
+
+def _check_once(spec: AnchorSpec, program: Program) -> None:
     if program.accumulation_factor > 1 and spec.retrieval is not Retrieval.FINAL:
         raise UnimplementedError(
             f"Anchor {spec.name!r} changes once a batch, not with each of its {program.accumulation_factor} "
             f"micro-batches; only FINAL can be returned yet.",
             hint='Use AnchorReturnType("Final") for it.',
         )
-    return Anchor(spec.name, AnchorKind.UPDATED, subject)
 
 
 def unknown_tensor(name: str, known: Collection[str], *, gradient: bool = False) -> UsageError:

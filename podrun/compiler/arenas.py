@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from podrun.compiler.anchors import REDUCED_PREFIX
 from podrun.compiler.averaging import averaging_arenas
 from podrun.compiler.grouped import GroupOf, group_count, grouped_names, state_of, stored
 from podrun.compiler.layout import holders, position_of
@@ -58,6 +59,8 @@ class WeightGroup:
     """Elements of the weight, gradient and element-wise state arenas."""
     home: int
     """The IPU of a replica that holds the weights and updates them."""
+    whole_gradient: bool = False
+    """Every machine needs the whole reduced gradient, not its slice: somebody anchors it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,11 @@ class _Planner:
             elementwise=rule.elementwise,
             size=self._padded(_members((weight.name, weight.shape) for weight in weights)),
             home=self._home(first.name),
+            whole_gradient=any(
+                anchor.name == REDUCED_PREFIX + weight.name
+                for anchor in self.program.anchors
+                for weight in weights
+            ),
         )
 
     def _field(self, index: int, prefix: str, weights: list[TensorSpec], rule: UpdateRule) -> StateField:

@@ -20,6 +20,7 @@ from podrun.compiler.anchors import Anchor, AnchorKind
 from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer
 from podrun.compiler.averaging import averaged, averages, count_buffer, counted
 from podrun.compiler.differentiate import gradients, weight_gradients_each
+from podrun.compiler.exchange import alone
 from podrun.compiler.fold import Folded
 from podrun.compiler.grouped import grouped_names, replicas_reduced, rows
 from podrun.compiler.pieces import Piece
@@ -74,12 +75,21 @@ class ChunkBuilder:
     @property
     def stored(self) -> tuple[Anchor, ...]:
         """The anchors that chunks give a value (the others get theirs after the update)."""
-        return tuple(anchor for anchor in self.anchors if anchor.kind is not AnchorKind.UPDATED)
+        return tuple(anchor for anchor in self.anchors if not anchor.kind.once_a_batch)
+
+    @property
+    def norms(self) -> tuple[Anchor, ...]:
+        """The anchored norms that a joint update clips by."""
+        return tuple(anchor for anchor in self.anchors if anchor.kind is AnchorKind.NORM)
 
     def updated(self, home: int) -> tuple[Anchor, ...]:
-        """The anchors of weights of IPU ``home`` after the update."""
+        """The anchors of weights of IPU ``home`` after the update, and of the gradients that it saw."""
         here = {weight.name for group in self.memory.groups if group.home == home for weight in group.weights}
-        return tuple(a for a in self.anchors if a.kind is AnchorKind.UPDATED and a.subject in here)
+        return tuple(
+            a
+            for a in self.anchors
+            if a.kind in (AnchorKind.UPDATED, AnchorKind.REDUCED) and a.subject in here
+        )
 
     @property
     def loaded(self) -> tuple[str, ...]:
@@ -279,6 +289,6 @@ def forward_piece(builder: ChunkBuilder) -> Piece:
     specs |= {n: abstract(program.inputs[n].spec) for n in traced.inputs}
 
     def run(values: Buffers) -> dict[str, Any]:
-        return evaluate(traced, [values[n] for n in (*names, seeds.SEED_VARIABLE)], {})
+        return evaluate(traced, [values[n] for n in (*names, seeds.SEED_VARIABLE)], {}, alone)
 
     return Piece("forward", run, specs | {seeds.SEED_VARIABLE: buffer((2,), "uint32")}, traced.outputs)

@@ -13,16 +13,19 @@ import jax.numpy as jnp
 from podrun.compiler import seeds
 from podrun.compiler.abstract import abstract
 from podrun.compiler.anchors import Anchor, AnchorKind, classify, unknown_tensor
-from podrun.compiler.arenas import Memory, plan_memory
+from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer, plan_memory
 from podrun.compiler.averaging import COUNTS
 from podrun.compiler.cache import cached
 from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, forward_piece
 from podrun.compiler.cost import tile_report
 from podrun.compiler.digest import digest
+from podrun.compiler.exchange import exchanges
 from podrun.compiler.fold import chunks
 from podrun.compiler.grouped import check_groups, rows
 from podrun.compiler.layout import layout_of
-from podrun.compiler.pieces import Piece, export_piece, export_traced
+from podrun.compiler.meetings import Cut
+from podrun.compiler.meetings import cut as cut_at_meetings
+from podrun.compiler.pieces import Piece, export_piece, export_traced, trace_piece
 from podrun.compiler.placement import Placement, placement_of
 from podrun.compiler.program import PipelineSchedule, Program, joint
 from podrun.compiler.scaling import STATISTICS, scaling_piece
@@ -34,6 +37,7 @@ from podrun.compiler.update import JOINT_UPDATE, joint_piece, update_piece
 from podrun.errors import UnimplementedError, UnsupportedError, UsageError
 from podrun.executable import (
     REPLICA_OFFSET,
+    Arena,
     Computation,
     Executable,
     Instruction,
@@ -141,8 +145,11 @@ class _Compilation:
         found: dict[str, Computation] = {}
         together = joint(rule)
         if together is not None and memory.groups:
+            norms = [anchor.subject for anchor in self.builder.norms]
             with fixed_numerics():
-                found[JOINT_UPDATE] = export_piece(joint_piece(memory, together))
+                found[JOINT_UPDATE] = export_piece(
+                    joint_piece(memory, together, norms, self.layout.replicas_per_machine)
+                )
         with fixed_numerics():
             for index, group in enumerate(() if found else memory.groups):
                 assert rule is not None
@@ -161,18 +168,20 @@ class _Compilation:
             return digest(self.program, self.target, settings, [self.options.program_digest.encode()])
         with fixed_numerics():
             forward = export_piece(forward_piece(self.builder))
-        parts = [forward, *self.updates.values()]
-        return digest(self.program, self.target, settings, [part.stablehlo for part in parts])
+        parts = [part.stablehlo for part in (forward, *self.updates.values())]
+        parts += [repr(sorted(e.params.items())).encode() for e in exchanges(self.traced.jaxpr)]
+        return digest(self.program, self.target, settings, parts)
 
     def executable(self) -> Executable:
         """All stages."""
         program, builder = self.program, self.builder
         _check_pipeline(program, self.placement)
+        meetings: Mapping[str, Arena] = {}
         with fixed_numerics():
             if self.placement.split:
                 computations, instructions = _sharded(builder, self.chain)
             else:
-                computations, instructions = _folded(builder, self.options.chunk_bytes)
+                computations, instructions, meetings = _folded(builder, self.options.chunk_bytes)
             computations |= self.updates
             for home in sorted({group.home for group in builder.memory.groups}):
                 if builder.updated(home):
@@ -186,7 +195,7 @@ class _Compilation:
             training=program.training,
             streams=_streams(builder),
             variables=builder.memory.variables,
-            arenas=builder.memory.arenas,
+            arenas={**builder.memory.arenas, **meetings},
             computations=computations,
             instructions=instructions,
             target=self.target,
@@ -220,10 +229,11 @@ def _check(program: Program) -> None:
 
 def _folded(
     builder: ChunkBuilder, budget: int
-) -> tuple[dict[str, Computation], tuple[tuple[Instruction, ...], ...]]:
-    """Replicas whole: micro-batches in chunks, and their schedule."""
+) -> tuple[dict[str, Computation], tuple[tuple[Instruction, ...], ...], dict[str, Arena]]:
+    """Replicas whole: micro-batches in chunks, their schedule, and the arenas of their meetings."""
     cut = chunks(builder.program, builder.traced, builder.layout.replicas_per_machine, budget)
     found: dict[str, Computation] = {}
+    work: dict[str, Cut] = {}
     names = []
     accumulate = len(cut) > 1 and bool(builder.weights)
     if accumulate:
@@ -231,9 +241,12 @@ def _folded(
     for chunk in cut:
         name = f"micro_batches.{chunk.count}"
         names.append(name)
-        if name not in found:
-            found[name] = export_piece(builder.piece(name, chunk.count, accumulate=accumulate))
-    return found, schedule(builder, cut, names, clear=accumulate)
+        if name not in work:
+            piece = trace_piece(builder.piece(name, chunk.count, accumulate=accumulate))
+            work[name] = cut_at_meetings(piece, builder.layout)
+            found |= {part.name: export_traced(part) for part in work[name].pieces}
+    instructions = schedule(builder, cut, [work[name].instructions for name in names], clear=accumulate)
+    return found, instructions, {n: a for item in work.values() for n, a in item.arenas.items()}
 
 
 def _sharded(
@@ -284,14 +297,24 @@ def _clear(memory: Memory, name: str, home: int | None = None) -> Piece:
 
 
 def _updated_anchors(builder: ChunkBuilder, home: int) -> Piece:
-    """The weights of IPU ``home`` after the update, once for each replica of the machine."""
+    """The weights of IPU ``home`` after the update, and the gradients it saw, for each replica of the machine."""
     anchors = builder.updated(home)
+    kinds = {weight: group.gradient_dtype for group in builder.memory.groups for weight in _names(group)}
+
+    def source(anchor: Anchor) -> str:
+        return gradient_buffer(anchor.subject) if anchor.kind is AnchorKind.REDUCED else anchor.subject
+
+    def stored(anchor: Anchor) -> TensorSpec:
+        spec = builder.memory.variables[anchor.subject].spec
+        reduced = anchor.kind is AnchorKind.REDUCED
+        return TensorSpec(source(anchor), kinds[anchor.subject], spec.shape) if reduced else spec
+
     replicas = builder.layout.replicas_per_machine
 
     def run(values: Mapping[str, Any]) -> dict[str, Any]:
         found = {}
         for anchor in anchors:
-            value, group_of = values[anchor.subject], builder.memory.group_of.get(anchor.subject)
+            value, group_of = values[source(anchor)], builder.memory.group_of.get(anchor.subject)
             if group_of is None:
                 found[anchor_buffer(anchor.name)] = jnp.broadcast_to(value, (1, replicas, *value.shape))
             else:
@@ -300,11 +323,15 @@ def _updated_anchors(builder: ChunkBuilder, home: int) -> Piece:
                 )[None]
         return found
 
-    inputs = {a.subject: abstract(builder.memory.variables[a.subject].spec) for a in anchors}
+    inputs = {source(a): abstract(stored(a)) for a in anchors}
     if any(a.subject in builder.memory.group_of for a in anchors):
         inputs[REPLICA_OFFSET] = abstract(TensorSpec(REPLICA_OFFSET, "int32", ()))
     outputs = tuple(anchor_buffer(anchor.name) for anchor in anchors)
     return Piece(f"anchors.updated.{home}", run, inputs, outputs)
+
+
+def _names(group: WeightGroup) -> tuple[str, ...]:
+    return tuple(weight.name for weight in group.weights)
 
 
 def _streams(builder: ChunkBuilder) -> dict[str, Stream]:
@@ -324,8 +351,13 @@ def _streams(builder: ChunkBuilder) -> dict[str, Stream]:
 
 def _subject_spec(builder: ChunkBuilder, kind: AnchorKind, subject: str) -> TensorSpec:
     """dtype and shape of what an anchor speaks of, as one replica sees it in one micro-batch."""
+    if kind is AnchorKind.NORM:
+        return TensorSpec(subject, "float32", ())
     if subject in builder.memory.variables:
         found = builder.memory.variables[subject].spec
+        if kind is AnchorKind.REDUCED:
+            group = next(group for group in builder.memory.groups if subject in _names(group))
+            found = TensorSpec(subject, group.gradient_dtype, found.shape)
         grouped = subject in builder.memory.group_of
         return TensorSpec(found.name, found.dtype, found.shape[1:]) if grouped else found
     if subject in builder.program.inputs:

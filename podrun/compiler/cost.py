@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from podrun.compiler import jax_internals, streaming
 from podrun.compiler.abstract import abstract, buffer
 from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer, scalar_dtype
+from podrun.compiler.exchange import alone
+from podrun.compiler.exchange_cost import collective_seconds
 from podrun.compiler.grouped import GroupOf, group_count
 from podrun.compiler.holdings import Work, ipu_memory
 from podrun.compiler.pieces import TracedPiece
@@ -61,6 +63,9 @@ def tile_report(
             causes["streaming"] = causes.get("streaming", 0.0) + max(streamed.values())
         causes["update"] = max((report["step"]["seconds"] for report in updates.values()), default=0.0)
         causes["all_reduce"] = max(_all_reduce_by_ipu(program, memory, model).values(), default=0.0)
+    collectives = collective_seconds(program, traced, model)
+    if collectives:
+        causes["collectives"] = collectives
     seconds = sum(causes.values())
     report = {
         "version": 1,
@@ -104,7 +109,7 @@ def _traced_step(program: Program, traced: Trace) -> tuple[Any, tuple[str, ...],
         named = dict(zip(names, arguments[:-1], strict=True))
 
         def forward(chosen: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            values = evaluate(traced, [*(named | chosen).values(), arguments[-1]], {})
+            values = evaluate(traced, [*(named | chosen).values(), arguments[-1]], {}, alone)
             return values[program.loss] if program.loss else jnp.float32(0), values
 
         if program.loss is None or not weights:

@@ -73,20 +73,22 @@ def weight_gradients_each(
 ) -> dict[str, Any]:
     """Gradients of the ``wanted`` parameters for each replica and micro-batch, ``[size, *shape]``."""
 
-    def one(parameters: Tensors, inputs: Tensors, key: Any) -> dict[str, Any]:
+    def one(parameters: Tensors, inputs: Tensors, key: Any, token: Any) -> dict[str, Any]:
         def loss_of(chosen: Tensors) -> Any:
-            return folded.single({**parameters, **chosen}, inputs, key, {})[loss]
+            return folded.single({**parameters, **chosen}, inputs, key, {}, token)[loss]
 
         each, pull_back = jax.vjp(loss_of, {name: parameters[name] for name in wanted})
         return dict(pull_back(_seed(scale, each))[0])
 
-    parameters = folded.own_rows(parameters)
+    parameters, tokens = folded.own_rows(parameters), folded.tokens()
     axes = (
         folded.parameter_axes(parameters),
         folded.input_axes(inputs),
         None if keys is None else 0,
+        None if tokens is None else 0,
     )
-    return dict(jax.vmap(one, in_axes=axes, out_axes=0, axis_size=folded.size)(parameters, inputs, keys))
+    run = jax.vmap(one, in_axes=axes, out_axes=0, axis_size=folded.size)
+    return dict(run(parameters, inputs, keys, tokens))
 
 
 def _seed(scale: Any, losses: Any) -> Any:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from podrun.compiler import seeds
 from podrun.compiler.averaging import averages
+from podrun.compiler.exchange import exchanges, with_tokens
 from podrun.compiler.grouped import GroupOf, rows
 from podrun.compiler.program import Program
 from podrun.compiler.trace import Trace, evaluate
@@ -101,12 +102,20 @@ class Folded:
         """Key data ``[size, 2]``."""
         return seeds.folded_keys(seed, replica_offset, self.micro_batches, self.replicas)
 
-    def single(self, parameters: Tensors, inputs: Tensors, key: Any, deltas: Tensors) -> dict[str, Any]:
+    def tokens(self) -> Any:
+        """A number for each place of the folded axis, for `exchange`; None if the program has no collectives."""
+        return jnp.arange(self.size, dtype=jnp.int32) if exchanges(self.traced.jaxpr) else None
+
+    def single(
+        self, parameters: Tensors, inputs: Tensors, key: Any, deltas: Tensors, token: Any = None
+    ) -> dict[str, Any]:
         """The values of one micro-batch on one replica; what the trace does not use may be missing."""
         named = {**parameters, **inputs}
         names = (*self.traced.parameters, *self.traced.inputs)
         arguments = [named.get(name) for name in names]
-        return evaluate(self.traced, [*arguments, key], deltas)
+        if token is None:
+            return evaluate(self.traced, [*arguments, key], deltas)
+        return evaluate(self.traced, [*arguments, key], deltas, with_tokens(token))
 
     def own_rows(self, parameters: Tensors) -> dict[str, Any]:
         """Parameters as replicas see them: those with groups on the folded axis."""
@@ -125,15 +134,16 @@ class Folded:
     def forward(self, parameters: Tensors, inputs: Tensors, keys: Any, deltas: Tensors) -> dict[str, Any]:
         """Every result with the folded axis in front. ``inputs`` from `fold_inputs`, ``deltas`` ``[size,
         ...]``."""
-        parameters = self.own_rows(parameters)
+        parameters, tokens = self.own_rows(parameters), self.tokens()
         axes = (
             self.parameter_axes(parameters),
             self.input_axes(inputs),
             None if keys is None else 0,
             dict.fromkeys(deltas, 0),
+            0 if tokens is not None else None,
         )
         run = jax.vmap(self.single, in_axes=axes, out_axes=0, axis_size=self.size)
-        return run(parameters, inputs, keys, deltas)
+        return run(parameters, inputs, keys, deltas, tokens)
 
     def unfold(self, value: Any) -> Any:
         """``[size, *shape]`` as ``[micro_batches, replicas, *shape]``."""

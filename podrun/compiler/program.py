@@ -123,6 +123,20 @@ class JointRule(UpdateRule, Protocol):
         """New weights and states by weight; ``scalars`` has those of all weights (and may have more)."""
 
 
+@runtime_checkable
+class NormRule(JointRule, Protocol):
+    """A joint rule that can tell the norms it clips by."""
+
+    def norms(
+        self,
+        weights: Mapping[str, Any],
+        gradients: Mapping[str, Any],
+        states: Mapping[str, Mapping[str, Any]],
+        scalars: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """The norm of each group by its number (``"0"``, ``"1"`` ...), from what `apply_joint` takes."""
+
+
 def joint(rule: UpdateRule | None) -> JointRule | None:
     """The rule if it updates all weights at once, else None."""
     return rule if isinstance(rule, JointRule) and rule.joint else None

@@ -32,10 +32,9 @@ from podrun.executable import (
 
 
 def schedule(
-    builder: ChunkBuilder, chunks: Sequence[Chunk], pieces: Sequence[str], *, clear: bool
+    builder: ChunkBuilder, chunks: Sequence[Chunk], pieces: Sequence[Sequence[Instruction]], *, clear: bool
 ) -> tuple[tuple[Instruction, ...], ...]:
-    """Instructions per IPU; ``pieces[i]`` names the Computation of ``chunks[i]``. ``clear``: accumulators
-    start at zero.
+    """Instructions per IPU; ``pieces[i]`` is the work of ``chunks[i]``. ``clear``: accumulators start at zero.
 
     The numerical work of a replica is listed at its IPU 0; the others synchronise. (Sharding lists it per
     scope.)
@@ -45,11 +44,15 @@ def schedule(
         work.append(Compute("clear"))
     for chunk, piece in zip(chunks, pieces, strict=True):
         work += [LoadStream(n, input_buffer(n), chunk.first, chunk.count) for n in builder.loaded]
-        work.append(Compute(piece))
+        work += piece
         work += _stores(builder, chunk, last=chunk is chunks[-1])
     groups = builder.memory.groups
     if groups and joint(builder.program.update):
-        work += [*(AllReduce(group.gradient_arena) for group in groups), Compute(JOINT_UPDATE)]
+        work += [
+            *(AllReduce(group.gradient_arena) for group in groups),
+            Compute(JOINT_UPDATE),
+            *norm_anchors(builder),
+        ]
     else:
         for index, group in enumerate(groups):
             work += update_instructions(index, group)
@@ -74,8 +77,15 @@ def update_instructions(index: int, group: WeightGroup) -> list[Instruction]:
     update = Compute(f"update.{index}")
     if group.elementwise:
         gathered = [AllGather(field.arena) for field in group.states if field.gathered and not field.scalar]
-        return [ReduceScatter(group.gradient_arena), update, AllGather(group.weight_arena), *gathered]
+        reduce = AllReduce if group.whole_gradient else ReduceScatter
+        return [reduce(group.gradient_arena), update, AllGather(group.weight_arena), *gathered]
     return [AllReduce(group.gradient_arena), update]
+
+
+def norm_anchors(builder: ChunkBuilder) -> list[Instruction]:
+    """Hand over the norms that a joint update has just clipped by, as the last micro-batch of the batch."""
+    final = builder.program.accumulation_factor - 1
+    return [StoreStream(anchor.name, anchor_buffer(anchor.name), final, 1) for anchor in builder.norms]
 
 
 def updated_anchors(builder: ChunkBuilder, home: int) -> list[Instruction]:

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from podrun.compiler.arenas import Memory, gradient_buffer
 from podrun.compiler.chunk import ANCHOR_PREFIX, INPUT_PREFIX, KEYS, ChunkBuilder
 from podrun.compiler.layout import IPUS_PER_MACHINE, position_of
+from podrun.compiler.meetings import resolved
 from podrun.compiler.pieces import TracedPiece, trace_piece
 from podrun.compiler.placement import Placement
 from podrun.compiler.program import joint
 from podrun.compiler.scaling import STATISTICS
 from podrun.compiler.scaling import UPDATE as SCALING
-from podrun.compiler.schedule import update_instructions, updated_anchors
+from podrun.compiler.schedule import norm_anchors, update_instructions, updated_anchors
 from podrun.compiler.split import CROSSING_PREFIX, Segment, split
 from podrun.compiler.update import JOINT_UPDATE
 from podrun.errors import UnimplementedError, UsageError
@@ -65,6 +66,7 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
     """
     accumulate = builder.program.accumulates and bool(builder.weights)
     whole = trace_piece(builder.piece("segment", 1, accumulate=accumulate, split=True))
+    whole = resolved(whole, builder.layout)
     segments = split(whole, placement.spot)
     cycles = _cycles(segments, placement) if pipelined else range(len(segments))
     found = [
@@ -200,7 +202,7 @@ class Timetable:
         for group in self.builder.memory.groups:
             self.lists[group.home].append(AllReduce(group.gradient_arena))
         self._everywhere(Sync(SyncScope.MACHINE))
-        self.lists[0].append(Compute(JOINT_UPDATE))
+        self.lists[0] += [Compute(JOINT_UPDATE), *norm_anchors(self.builder)]
         self._everywhere(Sync(SyncScope.MACHINE))
 
     def _update_scaling(self) -> None:

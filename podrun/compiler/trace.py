@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from podrun.compiler import jax_internals
 from podrun.compiler.abstract import abstract, buffer
@@ -108,16 +108,21 @@ def trace(program: Program, anchors: Sequence[Anchor]) -> Trace:
     return traced
 
 
-def evaluate(traced: Trace, arguments: Sequence[Any], deltas: Mapping[str, Any]) -> dict[str, Any]:
+def evaluate(
+    traced: Trace,
+    arguments: Sequence[Any],
+    deltas: Mapping[str, Any],
+    apply: Callable[[JaxprEqn, Sequence[Any]], Any] = jax_internals.bind,
+) -> dict[str, Any]:
     """The results by name; ``deltas[name]`` is added, for differentiation only, to what consumers of it
-    read."""
+    read. ``apply(equation, operands)`` gives an equation's result."""
     taps: dict[Var, Callable[[Any], Any]] = {}
     for name, delta in deltas.items():
         variable = traced.variable(name)
         if variable is not None:
             taps[variable] = partial(_perturbed, delta)
     closed = traced.jaxpr
-    values = jax_internals.evaluate(closed.jaxpr, closed.consts, arguments, taps)
+    values = jax_internals.evaluate(closed.jaxpr, closed.consts, arguments, taps, apply)
     return dict(zip(traced.outputs, values, strict=True))
 
 

@@ -8,7 +8,7 @@ each weight whole, on every machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,11 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.compiler.abstract import buffer
+from podrun.compiler.anchors import NORM_PREFIX
 from podrun.compiler.arenas import ALIGNMENT, Memory, WeightGroup, gradient_buffer, scalar_dtype
+from podrun.compiler.chunk import anchor_buffer
 from podrun.compiler.grouped import group_count
 from podrun.compiler.layout import holders
 from podrun.compiler.pieces import Piece
-from podrun.compiler.program import JointRule, UpdateRule
+from podrun.compiler.program import JointRule, NormRule, UpdateRule
 from podrun.errors import UnimplementedError
 from podrun.executable import REPLICA_OFFSET, Layout, TensorSpec
 
@@ -84,9 +86,10 @@ def _sliced(
     return Piece(name, run, inputs, (weights, *buffers.values()))
 
 
-def joint_piece(memory: Memory, rule: JointRule) -> Piece:
+def joint_piece(memory: Memory, rule: JointRule, norms: Sequence[str] = (), replicas: int = 1) -> Piece:
     """The piece that updates all weights at once, for rules whose update of one weight depends on others
-    (clipping by a norm over several). Every machine does it whole.
+    (clipping by a norm over several). Every machine does it whole. ``norms``: the groups whose norms are anchored, by
+    their numbers; each of a machine's ``replicas`` gives the one norm.
     """
     inputs: dict[str, Any] = {}
     outputs: list[str] = []
@@ -102,6 +105,10 @@ def joint_piece(memory: Memory, rule: JointRule) -> Piece:
             outputs += [weight.name, *states_of[weight.name].values()]
 
     groups = _common_groups(memory, states_of)
+    if norms and groups > 1:
+        raise UnimplementedError(
+            "Norms of weights that groups of replicas train apart cannot be anchored yet."
+        )
 
     def run(values: Buffers) -> dict[str, Any]:
         if groups == 1:
@@ -117,11 +124,18 @@ def joint_piece(memory: Memory, rule: JointRule) -> Piece:
         results = {name: _like(new_weights[name], values[name]) for name in states_of}
         for name, buffers in states_of.items():
             results |= {b: _like(new_states[name][p], values[b]) for p, b in buffers.items()}
+        found = rule.norms(weights, gradients, states, values) if isinstance(rule, NormRule) and norms else {}
+        for number in norms:
+            results[_norm_buffer(number)] = jnp.broadcast_to(found[number], (1, replicas))
         return results
 
     arrays = {*outputs, *(gradient_buffer(name) for name in states_of)}
 
-    return Piece(JOINT_UPDATE, run, inputs, tuple(outputs))
+    return Piece(JOINT_UPDATE, run, inputs, (*outputs, *map(_norm_buffer, norms)))
+
+
+def _norm_buffer(number: str) -> str:
+    return anchor_buffer(NORM_PREFIX + number)
 
 
 def _blocks(group: WeightGroup, memory: Memory, machine: Any, count: int) -> Any:

@@ -23,7 +23,11 @@ ANCHORS = [AnchorSpec("loss"), AnchorSpec("Gradient___w0"), AnchorSpec("w0", Ret
 
 
 def on_machines(
-    executable: Executable, program: Program, batches: int, start: dict[str, Any] | None = None
+    executable: Executable,
+    program: Program,
+    batches: int,
+    start: dict[str, Any] | None = None,
+    inputs: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Anchors and variables after a run on machines inside this process."""
     whole = IpuRange(0, executable.layout.ipus)
@@ -34,7 +38,7 @@ def on_machines(
         )
         connection.load(executable)
         connection.write_variables(weights_for(program) if start is None else start)
-        result = connection.run(batches, inputs_for(program, batches))
+        result = connection.run(batches, inputs or inputs_for(program, batches))
         return dict(result.anchors), connection.read_variables(executable.variables)
     finally:
         connection.close()

@@ -1,0 +1,309 @@
+"""Collectives inside a model: within a machine and over several, forward and backward, against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from podrun.collectives.replica_groups import GroupKind, replica_groups
+from podrun.compiler import seeds
+from podrun.compiler.compile import CompileOptions, compile_program
+from podrun.compiler.exchange import Operator, all_gather, all_reduce, reduce_scatter
+from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
+from podrun.errors import UnimplementedError, UsageError
+from podrun.executable import AllGather, TensorSpec
+
+from .programs import Momentum, Sgd
+from .reference_interpreter import Pod
+from .test_on_machines import on_machines
+
+SHAPE = (3, 5)
+GROUPS = {
+    "all": lambda replicas: replica_groups(replicas, GroupKind.ALL),
+    "consecutive": lambda replicas: replica_groups(replicas, GroupKind.CONSECUTIVE, 2),
+    "orthogonal": lambda replicas: replica_groups(replicas, GroupKind.ORTHOGONAL, 2),
+    "none": lambda replicas: replica_groups(replicas, GroupKind.NONE),
+}
+
+
+def forward_only(
+    function: Callable[[Any], Any], replicas: int, dtype: str = "float32", **more: Any
+) -> Program:
+    """``y = function(x)`` for every replica."""
+    return Program(
+        name="collective",
+        forward=lambda p, inputs, key: {"y": function(inputs["x"])},
+        parameters={},
+        inputs={"x": InputSpec(TensorSpec("x", dtype, SHAPE), **more)},
+        anchors=(AnchorSpec("y"),),
+        replicas=replicas,
+    )
+
+
+def run(program: Program, x: np.ndarray) -> np.ndarray:
+    return np.array(Pod(compile_program(program)).run(1, {"x": x})["y"])[0]
+
+
+def data(replicas: int, dtype: str = "float32") -> np.ndarray:
+    generator = np.random.default_rng(9)
+    values = generator.normal(size=(1, 1, replicas, *SHAPE)) * 3
+    return (values.round() if np.dtype(dtype).kind in "iub" else values).astype(dtype)
+
+
+def combined(values: np.ndarray, operator: Operator) -> np.ndarray:
+    """What NumPy makes of the members' values, ``[members, ...]``."""
+    wide = values.astype(np.float32) if values.dtype == np.float16 else values
+    match operator:
+        case Operator.ADD:
+            found = np.add.accumulate(wide)[-1]
+        case Operator.MEAN:
+            found = np.add.accumulate(wide)[-1] / len(wide)
+        case Operator.MUL:
+            found = np.multiply.accumulate(wide)[-1]
+        case Operator.MIN:
+            found = wide.min(0)
+        case Operator.MAX:
+            found = wide.max(0)
+        case Operator.LOGICAL_AND:
+            found = (wide != 0).all(0)
+        case Operator.LOGICAL_OR:
+            found = (wide != 0).any(0)
+        case Operator.SQUARE_ADD:
+            found = np.add.accumulate(wide * wide)[-1]
+        case _:
+            raise AssertionError(operator)
+    return np.asarray(found).astype(values.dtype)
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("replicas", [4, 8])
+def test_all_reduce_sums_in_order_of_replicas(kind: str, replicas: int) -> None:
+    groups = GROUPS[kind](replicas)
+    x = data(replicas)
+    found = run(forward_only(lambda v: all_reduce(v, Operator.ADD, groups), replicas), x)
+    for group in groups:
+        for r in group:
+            np.testing.assert_array_equal(found[r], combined(x[0, 0, list(group)], Operator.ADD))
+
+
+@pytest.mark.parametrize("operator", list(Operator))
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+def test_every_operator(operator: Operator, dtype: str) -> None:
+    replicas, groups = 8, replica_groups(8, GroupKind.ORTHOGONAL, 4)
+    x = data(replicas, dtype)
+    program = forward_only(lambda v: all_reduce(v, operator, groups), replicas, dtype)
+    if operator is Operator.MEAN and dtype == "int32":
+        with pytest.raises(UsageError, match="cannot combine values of type int32 with MEAN"):
+            compile_program(program)
+        return
+    found = run(program, x)
+    assert found.dtype == x.dtype
+    for group in groups:
+        for r in group:
+            expected = x[0, 0, r] if operator is Operator.LOCAL else combined(x[0, 0, list(group)], operator)
+            np.testing.assert_array_equal(found[r], expected)
+
+
+@pytest.mark.parametrize("replicas", [4, 16])
+def test_reduce_scatter_and_all_gather(replicas: int) -> None:
+    groups = replica_groups(replicas, GroupKind.CONSECUTIVE, 4)
+    x = data(replicas)
+    scattered = run(forward_only(lambda v: reduce_scatter(v, Operator.MAX, groups), replicas), x)
+    gathered = run(forward_only(lambda v: all_gather(v, groups), replicas), x)
+    assert scattered.shape == (replicas, 4)  # 15 elements in 4 parts, padded to 16
+    assert gathered.shape == (replicas, 60)
+    for group in groups:
+        members = x[0, 0, list(group)]
+        whole = np.append(members.max(0).reshape(-1), 0).reshape(4, 4)
+        for k, r in enumerate(group):
+            np.testing.assert_array_equal(scattered[r], whole[k])
+            np.testing.assert_array_equal(gathered[r], members.reshape(-1))
+
+
+def test_what_all_replicas_have_alike_is_counted_once_for_each() -> None:
+    program = forward_only(lambda v: all_reduce(v, Operator.ADD, GROUPS["all"](8)), 8, broadcast=True)
+    x = data(1)[:, :, 0]
+    expected = np.add.accumulate(np.broadcast_to(x[0, 0], (8, *SHAPE)))[-1]
+    np.testing.assert_array_equal(run(program, x), np.broadcast_to(expected, (8, *SHAPE)))
+
+
+def trained(replicas: int, accumulation: int, groups: Any, update: Any = None) -> Program:
+    """Two layers whose values in between are summed, gathered and scattered over replicas; losses differ by replica."""
+
+    def forward(p: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
+        h = tap("h", jnp.tanh(inputs["x"] @ p["a"]))
+        s = tap("s", all_reduce(h, Operator.MEAN, groups))
+        m = all_reduce(h * h, Operator.MUL, groups)
+        g = all_gather(h[0], groups)
+        part = reduce_scatter(s * jnp.sin(h), Operator.ADD, groups)
+        second = all_reduce(jnp.tanh(s @ p["b"]), Operator.ADD, groups)
+        weight = inputs["x"][0, 0]
+        loss = jnp.sum(part**2) + weight * jnp.sum(second) + jnp.sum(g) * weight + jnp.sum(m)
+        return {"h": h, "s": s, "loss": loss}
+
+    return Program(
+        name="trained",
+        forward=forward,
+        parameters={
+            "a": ParameterSpec(TensorSpec("a", "float32", (5, 4)), True),
+            "b": ParameterSpec(TensorSpec("b", "float32", (4, 2)), True),
+        },
+        inputs={"x": InputSpec(TensorSpec("x", "float32", SHAPE))},
+        anchors=(AnchorSpec("loss"), AnchorSpec("Gradient___h"), AnchorSpec("Gradient___a")),
+        replicas=replicas,
+        accumulation_factor=accumulation,
+        loss="loss",
+        update=update or Sgd(),
+    )
+
+
+def start() -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(2)
+    return {n: generator.normal(size=s).astype(np.float32) * 0.4 for n, s in (("a", (5, 4)), ("b", (4, 2)))}
+
+
+def plain_loss(weights: Mapping[str, Any], x: Any, groups: Any) -> Any:
+    """The sum of the losses of all replicas, ``x [replicas, ...]``, written without collectives."""
+    h = [jnp.tanh(x[r] @ weights["a"]) for r in range(len(x))]
+    total = 0.0
+    for group in groups:
+        size = len(group)
+        s = sum(h[r] for r in group) / size
+        m = jnp.prod(jnp.stack([h[r] * h[r] for r in group]), axis=0)
+        scattered = sum(s * jnp.sin(h[r]) for r in group).reshape(-1)
+        second = size * jnp.tanh(s @ weights["b"])
+        gathered = sum(jnp.sum(h[r][0]) for r in group)
+        total += jnp.sum(scattered**2)
+        for r in group:
+            total += x[r][0, 0] * (jnp.sum(second) + gathered) + jnp.sum(m)
+    return total
+
+
+@pytest.mark.parametrize(("kind", "replicas", "accumulation"), [("all", 4, 1), ("orthogonal", 8, 3)])
+def test_gradients_go_through_collectives(kind: str, replicas: int, accumulation: int) -> None:
+    groups = GROUPS[kind](replicas)
+    program = trained(replicas, accumulation, groups)
+    x = np.random.default_rng(8).normal(size=(2, accumulation, replicas, *SHAPE)).astype(np.float32)
+    results = []
+    for budget in (1, 1 << 27):
+        pod = Pod(compile_program(program, options=CompileOptions(chunk_bytes=budget)))
+        pod.write_variables(start())
+        anchors = pod.run(2, {"x": x})
+        results.append({n: pod.read_variable(n) for n in ("a", "b")})
+    weights = start()
+    for batch in range(2):
+        gradients = [jax.grad(plain_loss)(weights, x[batch, k], groups) for k in range(accumulation)]
+        if batch == 0:
+            each = np.array(anchors["Gradient___a"])[:accumulation].sum(1)
+            np.testing.assert_allclose(each, [g["a"] for g in gradients], rtol=2e-4, atol=1e-5)
+        weights = {n: w - np.float32(0.1) * sum(g[n] for g in gradients) for n, w in weights.items()}
+    for found in results:
+        for name, expected in weights.items():
+            np.testing.assert_allclose(found[name], expected, rtol=2e-4, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("budget", [1, 1 << 27])
+def test_machines_equal_the_reference_to_the_bit(budget: int) -> None:
+    program = trained(16, 2, GROUPS["consecutive"](16), Momentum())
+    executable = compile_program(program, options=CompileOptions(chunk_bytes=budget))
+    meetings = [i for i in executable.instructions[0] if isinstance(i, AllGather) and "exchange" in i.arena]
+    assert meetings
+    x = np.random.default_rng(8).normal(size=(2, 2, 16, *SHAPE)).astype(np.float32)
+    anchors, variables = on_machines(executable, program, 2, start(), {"x": x})
+    pod = Pod(executable, as_machines=True)
+    pod.write_variables(start())
+    for name, expected in pod.run(2, {"x": x}).items():
+        np.testing.assert_array_equal(anchors[name].reshape(np.shape(expected)), expected, err_msg=name)
+    for name, value in variables.items():
+        np.testing.assert_array_equal(value, pod.read_variable(name), err_msg=name)
+
+
+def test_random_numbers_are_the_same_around_a_meeting() -> None:
+    """Keys are made again in each part; the seed must move on behind the last of them."""
+
+    def forward(p: Any, inputs: Any, key: Any) -> dict[str, Any]:
+        noise = jax.random.normal(key, SHAPE)
+        met = all_reduce(inputs["x"] + noise, Operator.ADD, GROUPS["all"](8))
+        return {"y": met + jax.random.normal(jax.random.fold_in(key, 1), SHAPE) + noise}
+
+    program = Program(
+        name="random",
+        forward=forward,
+        parameters={},
+        inputs={"x": InputSpec(TensorSpec("x", "float32", SHAPE))},
+        anchors=(AnchorSpec("y"),),
+        replicas=8,
+        accumulation_factor=2,
+        uses_random=True,
+    )
+    x = np.random.default_rng(8).normal(size=(1, 2, 8, *SHAPE)).astype(np.float32)
+    pod = Pod(compile_program(program, options=CompileOptions(chunk_bytes=1)))
+    found = np.array(pod.run(1, {"x": x})["y"])
+    for micro in range(2):
+        keys = [
+            jax.random.wrap_key_data(
+                jnp.array(seeds.seed_words(seeds.advanced(0, micro) + r), jnp.uint32), impl="threefry2x32"
+            )
+            for r in range(8)
+        ]
+        with jax.threefry_partitionable(True):
+            noise = np.stack([jax.random.normal(k, SHAPE) for k in keys])
+            more = np.stack([jax.random.normal(jax.random.fold_in(k, 1), SHAPE) for k in keys])
+        met = np.add.accumulate(x[0, micro] + noise)[-1]
+        np.testing.assert_allclose(found[micro], met + more + noise, rtol=1e-5, atol=1e-5)
+
+
+def test_large_groups_sum_in_the_same_order() -> None:
+    replicas = 32
+    x = data(replicas)
+    for kind in (GroupKind.ALL, GroupKind.ORTHOGONAL):
+        groups = replica_groups(replicas, kind, replicas)
+        found = run(forward_only(lambda v, g=groups: all_reduce(v, Operator.ADD, g), replicas), x)
+        np.testing.assert_array_equal(found[3], np.add.accumulate(x[0, 0])[-1])
+
+
+def test_collectives_of_replicas_of_several_ipus_on_one_machine() -> None:
+    def forward(p: Any, inputs: Any, key: Any) -> dict[str, Any]:
+        with jax.named_scope("ipu:0"):
+            h = inputs["x"] * 2
+        with jax.named_scope("ipu:1"):
+            return {"y": all_reduce(h, Operator.ADD, ((0, 1),)) + 1}
+
+    def program(replicas: int) -> Program:
+        return Program(
+            name="two",
+            forward=forward,
+            parameters={},
+            inputs={"x": InputSpec(TensorSpec("x", "float32", SHAPE))},
+            anchors=(AnchorSpec("y"),),
+            replicas=replicas,
+            ipus_per_replica=2,
+        )
+
+    x = data(2)
+    np.testing.assert_array_equal(run(program(2), x)[0], (x[0, 0] * 2).sum(0) + 1)
+    with pytest.raises(UnimplementedError, match="several IPUs on several machines"):
+        compile_program(program(4))
+
+
+def test_refused_inside_loops() -> None:
+    def looped(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 3, lambda i, v: all_reduce(v, Operator.ADD, GROUPS["all"](4)) * 0.1, x)
+
+    with pytest.raises(UnimplementedError, match="inside of a loop or branch"):
+        compile_program(forward_only(looped, 4))
+
+
+def test_collectives_take_modelled_time() -> None:
+    groups = GROUPS["all"](16)
+    causes = []
+    for function in (lambda v: v + 1, lambda v: all_reduce(v, Operator.ADD, groups) + 1):
+        report = compile_program(forward_only(function, 16)).tile_report
+        causes.append(report["step"]["seconds_by_cause"])
+    assert causes[0].get("collectives", 0.0) == 0.0
+    assert causes[1]["collectives"] > 1e-6
