@@ -24,6 +24,7 @@ L2."""
 _CACHE_BYTES = 1024 * 1024
 """What the blocks of all ranks together may take when they are overwritten in place: half of a usual L2."""
 _LEAST_BLOCK = 16 * 1024
+_PREPARED_BLOCKS = 64
 
 _UFUNCS: dict[Reduction, Any] = {
     Reduction.SUM: np.add,
@@ -79,20 +80,48 @@ def reduce_into(out: Array, parts: Sequence[Array], reduction: Reduction) -> Non
             _reduce_narrow(out[block], [part[block] for part in parts], reduction, scratch)
 
 
-def reduce_in_place(parts: Sequence[Array], reduction: Reduction) -> None:
+def prepared(out: Array, parts: Sequence[Array], reduction: Reduction) -> Callable[[], None]:
+    """`reduce_into` made ready for doing it again and again: of few blocks, no more than their ufuncs are left."""
+    plain = wide_dtype(out.dtype) == out.dtype and reduction is not Reduction.MEAN
+    step = BLOCK_BYTES // out.itemsize
+    if len(parts) < 2 or not plain or out.size > _PREPARED_BLOCKS * step:
+        return lambda: reduce_into(out, parts, reduction)
+    ufunc = combine(reduction)
+    cuts = [slice(start, start + step) for start in range(0, out.size, step)]
+    blocks = [(out[cut], parts[0][cut], parts[1][cut], [part[cut] for part in parts[2:]]) for cut in cuts]
+
+    def run() -> None:
+        for total, first, second, rest in blocks:
+            ufunc(first, second, out=total)
+            for part in rest:
+                ufunc(total, part, out=total)
+
+    return run
+
+
+def prepared_in_place(parts: Sequence[Array], reduction: Reduction) -> Callable[[], None]:
     """Every part becomes what `reduce_into` would give, block by block: the values are still in the cache when
     they are overwritten, so this costs little more than reading them once.
     """
     step = max(_LEAST_BLOCK, _CACHE_BYTES // (len(parts) + 1)) // parts[0].itemsize
     size = parts[0].size
-    total = np.empty(min(step, size), parts[0].dtype)
-    for start in range(0, size, step):
-        block = slice(start, min(start + step, size))
-        here = total[: block.stop - start]
-        views = [part[block] for part in parts]
-        reduce_into(here, views, reduction)
-        for view in views:
-            view[:] = here
+    scratch = np.empty(min(step, size), parts[0].dtype)
+
+    def block(start: int) -> tuple[Callable[[], None], Array, list[Array]]:
+        views = [part[start : start + step] for part in parts]
+        total = scratch[: views[0].size]
+        return prepared(total, views, reduction), total, views
+
+    starts = range(0, size, step)
+    ready = [block(start) for start in starts] if len(starts) <= _PREPARED_BLOCKS else None
+
+    def run() -> None:
+        for reduce, total, views in ready if ready is not None else map(block, starts):
+            reduce()
+            for view in views:
+                view[:] = total
+
+    return run
 
 
 def finish_mean(total: Array, count: int) -> None:

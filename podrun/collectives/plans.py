@@ -19,14 +19,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from podrun.collectives.arithmetic import combine, reduce_in_place, reduce_into, wide_dtype
+from podrun.collectives.arithmetic import prepared, prepared_in_place
 from podrun.collectives.board import Board
 from podrun.collectives.group import Array, ByteArray, slice_of
 from podrun.executable import Reduction
 
 POSTED_BYTES = 16 * 1024
 """Largest vector that goes by `posted`; meetings cost more than adding so much twice."""
-LAST_BYTES = 512 * 1024
+LAST_BYTES = 2 * 1024 * 1024
 """Most bytes of all ranks together that go by `by_the_last`: more are worth both a meeting and all cores."""
 
 Run = Callable[[], Array]
@@ -73,7 +73,7 @@ def posted(job: Job, board: Board, posts: Posts) -> Run:
     result = job.mine if job.in_place else np.empty_like(job.mine)
     source = job.mine.view(np.uint8).data  # copies by memoryview cost a fraction of NumPy's call
     targets = [rows[board.rank][:nbytes].data for rows in posts.sets]
-    reduces = [small_reduction(result, parts, job.reduction) for parts in sets]
+    reduces = [prepared(result, parts, job.reduction) for parts in sets]
     meet, begin, timeout = board.meet, job.begin, job.timeout
 
     def run() -> Array:
@@ -88,7 +88,7 @@ def posted(job: Job, board: Board, posts: Posts) -> Run:
 
 def by_the_last(job: Job, board: Board) -> Run:
     """See the module docstring. Nothing is posted: nobody goes on before all rows are read."""
-    reduce = small_reduction(job.whole, job.rows, job.reduction)
+    reduce = prepared(job.whole, job.rows, job.reduction)
     mine, whole, begin, timeout = job.mine, job.whole, job.begin, job.timeout
     meet_and_close = board.meet_and_close
 
@@ -107,29 +107,17 @@ def by_the_last(job: Job, board: Board) -> Run:
 def in_slices(job: Job, board: Board) -> Run:
     """See the module docstring."""
     own = slice_of(board.rank, board.ranks, job.whole.size)
-    part, parts = job.whole[own], [row[own] for row in job.rows]
+    parts = [row[own] for row in job.rows]
+    reduction = job.reduction
+    reduce = (
+        prepared_in_place(parts, reduction) if job.in_place else prepared(job.whole[own], parts, reduction)
+    )
+    result = job.mine if job.in_place else job.whole
 
     def run() -> Array:
         board.meet(job.begin, job.timeout)
-        if job.in_place:
-            reduce_in_place(parts, job.reduction)
-        else:
-            reduce_into(part, parts, job.reduction)
+        reduce()
         board.meet(job.end, job.timeout)
-        return job.mine if job.in_place else job.whole
-
-    return run
-
-
-def small_reduction(out: Array, parts: Sequence[Array], reduction: Reduction) -> Callable[[], None]:
-    """`reduce_into` made ready: for one block of a type that is combined as it is, no more than the ufuncs."""
-    if len(parts) < 2 or wide_dtype(out.dtype) != out.dtype or reduction is Reduction.MEAN:
-        return lambda: reduce_into(out, parts, reduction)
-    ufunc, first, second, rest = combine(reduction), parts[0], parts[1], list(parts[2:])
-
-    def run() -> None:
-        ufunc(first, second, out=out)
-        for part in rest:
-            ufunc(out, part, out=out)
+        return result
 
     return run
