@@ -32,11 +32,11 @@ class Machines:
     processes: list[subprocess.Popen[str]]
     endpoints: list[str]
 
-    def attach(self) -> PortConnection:
-        """A connection of this process that holds all IPUs."""
+    def attach(self, ipus: IpuRange | None = None) -> PortConnection:
+        """A connection of this process that holds these IPUs, or all."""
         sites = [Site(i, endpoint, IpuRange(4 * i, 4)) for i, endpoint in enumerate(self.endpoints)]
         connection = PortConnection(sites, lambda site, machines: RemotePort(site))
-        everything = IpuRange(0, 4 * len(sites))
+        everything = ipus or IpuRange(0, 4 * len(sites))
         refusal = connection.try_attach(
             AttachRequest(everything, everything, os.getpid(), "benchmark", sys.argv[0])
         )

@@ -1,0 +1,191 @@
+"""Wall time of a 4-stage pipeline over 4 machines, 4 processes, against the same model on one machine in one process.
+
+    python benchmarks/pipeline.py [--json FILE] [--width N] [--micro-batches N] [--rounds N]
+
+Training and inference of a chain of dense layers, four to a stage. ``one_machine``: the same four stages on the four
+IPUs of one machine; ``one_ipu``: the model whole, on one IPU of a machine. Either is one process and computes on one
+core, as any machine does; a pipeline over 4 machines has all cores of the host. Runs of all three alternate, so that
+whatever else the host does falls on each; figures are medians, ratios those of neighbouring runs. ``stage_ms``: a
+stage's work on one micro-batch, from the run on one machine. Losses and weights are compared to the bit.
+
+Target: ``pipeline_vs_one_machine``, the larger of the two ratios, at most 1.2 for stages of at least 5 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from machines import machines
+
+from podrun.compiler.compile import compile_program
+from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
+from podrun.device.connection import IpuRange
+from podrun.executable import TensorSpec
+
+STAGES, LAYERS, BATCH = 4, 4, 64
+TARGET, LEAST_MS = 1.2, 5.0
+
+
+@dataclass(frozen=True)
+class Descent:
+    """w - rate * g."""
+
+    rate: float = 1e-3
+    elementwise: bool = True
+
+    def group_key(self, weight: str) -> tuple[Any, ...]:
+        return ()
+
+    def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
+        return {}
+
+    def scalars(self, weight: str) -> dict[str, float]:
+        return {}
+
+    def apply(self, name: str, w: Any, g: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]) -> Any:
+        return w - self.rate * g, {}
+
+
+def model(places: list[int], ipus: int, width: int, count: int, *, training: bool) -> Program:
+    """Layers of tanh, stage *s* on IPU ``places[s]``; the mean square of the last is the loss."""
+    names = [[f"w{stage}.{layer}" for layer in range(LAYERS)] for stage in range(STAGES)]
+    pipelined = ipus > 1
+
+    def forward(p: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
+        x = inputs["x"]
+        for stage, place in enumerate(places):
+            with (
+                jax.named_scope(f"ipu:{place}"),
+                jax.named_scope(f"stage:{stage}" if pipelined else "layers"),
+            ):
+                for name in names[stage]:
+                    x = jnp.tanh(x @ p[name])
+                if stage == STAGES - 1:
+                    x = tap("y", x)
+                    return {"y": x, "loss": jnp.mean(jnp.square(x))}
+        raise AssertionError
+
+    specs = [TensorSpec(name, "float32", (width, width)) for stage in names for name in stage]
+    return Program(
+        name="chain",
+        forward=forward,
+        parameters={spec.name: ParameterSpec(spec, trainable=training) for spec in specs},
+        inputs={"x": InputSpec(TensorSpec("x", "float32", (BATCH, width)))},
+        anchors=(AnchorSpec("loss"),),
+        loss="loss" if training else None,
+        update=Descent() if training else None,
+        ipus_per_replica=ipus,
+        accumulation_factor=count,
+        pipelined=pipelined,
+    )
+
+
+class Side:
+    """A program, loaded, and how long its runs took."""
+
+    def __init__(self, connection: Any, program: Program) -> None:
+        self.connection, self.program = connection, program
+        self.seconds: list[float] = []
+        random = np.random.default_rng(0)
+        self.weights = {
+            n: (random.standard_normal(p.spec.shape) / p.spec.shape[0] ** 0.5).astype(np.float32)
+            for n, p in sorted(program.parameters.items())
+        }
+        lead = (1, program.accumulation_factor, 1)
+        self.inputs = {
+            n: random.standard_normal((*lead, *i.spec.shape)).astype(np.float32)
+            for n, i in program.inputs.items()
+        }
+        connection.load(compile_program(program))
+        connection.write_variables(self.weights)
+        self.losses = [self.step(measure=False)]
+
+    def step(self, *, measure: bool = True) -> np.ndarray:
+        begin = time.perf_counter()
+        loss: np.ndarray = self.connection.run(1, self.inputs).anchors["loss"]
+        if measure:
+            self.seconds.append(time.perf_counter() - begin)
+            self.losses.append(loss)
+        return loss
+
+    def weights_now(self) -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = self.connection.read_variables(self.weights)
+        return found
+
+
+def measure(width: int, count: int, rounds: int, *, training: bool) -> dict[str, Any]:
+    """One model, all three ways."""
+    spread = model([0, 4, 8, 12], 16, width, count, training=training)
+    one = model([0, 1, 2, 3], 4, width, count, training=training)
+    whole = replace(model([0] * STAGES, 1, width, count, training=training), pipelined=False)
+    with machines(STAGES) as four, machines(1) as single, machines(1) as other:
+        sides = {
+            "pipeline": Side(four.attach(IpuRange(0, 16)), spread),
+            "one_machine": Side(single.attach(IpuRange(0, 4)), one),
+            "one_ipu": Side(other.attach(IpuRange(0, 1)), whole),
+        }
+        try:
+            for turn in range(rounds):
+                for name in list(sides)[:: 1 if turn % 2 else -1]:
+                    sides[name].step()
+            same_losses = np.array_equal(sides["pipeline"].losses, sides["one_machine"].losses)
+            weights = sides["pipeline"].weights_now(), sides["one_machine"].weights_now()
+            same = same_losses and all(np.array_equal(weights[1][n], w) for n, w in weights[0].items())
+        finally:
+            for side in sides.values():
+                side.connection.close()
+    if not same:
+        sys.exit("the pipeline over 4 machines does not give the bits of one machine")
+    found: dict[str, Any] = {f"{n}_ms": 1e3 * statistics.median(s.seconds) for n, s in sides.items()}
+    for name in ("one_machine", "one_ipu"):
+        pairs = zip(sides["pipeline"].seconds, sides[name].seconds, strict=True)
+        found[f"vs_{name}"] = statistics.median(ours / theirs for ours, theirs in pairs)
+    found["stage_ms"] = found["one_machine_ms"] / (count * STAGES)
+    found["bits_equal"] = bool(same)
+    return found
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", metavar="FILE", help="write the figures")
+    parser.add_argument("--width", type=int, default=1024, help="of each of the 16 layers")
+    parser.add_argument("--micro-batches", type=int, default=16, help="in a batch")
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each kind, in turn")
+    arguments = parser.parse_args()
+    report: dict[str, Any] = {"host": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    for kind in ("inference", "training"):
+        found = measure(
+            arguments.width, arguments.micro_batches, arguments.rounds, training=kind == "training"
+        )
+        report[kind] = found
+        print(
+            f"{kind}: pipeline over {STAGES} machines {found['pipeline_ms']:.0f} ms, one machine "
+            f"{found['one_machine_ms']:.0f} ms, one IPU {found['one_ipu_ms']:.0f} ms a batch; stages of "
+            f"{found['stage_ms']:.1f} ms; {found['vs_one_machine']:.2f} times one machine",
+            flush=True,
+        )
+        if found["stage_ms"] < LEAST_MS:
+            print(f"  stages below {LEAST_MS} ms: raise --width", flush=True)
+    worst = max(report[kind]["vs_one_machine"] for kind in ("inference", "training"))
+    report["pipeline_vs_one_machine"] = worst
+    print(f"pipeline_vs_one_machine {worst:.2f}, at most {TARGET} wanted")
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
