@@ -297,7 +297,14 @@ def _lower(
     casting = options.enableSupportedDataTypeCasting
 
     def lowered(outputs: list[str]) -> Lowered:
-        return lower(model, training=loss is not None, outputs=outputs, input_shapes=fixed, casting=casting)
+        return lower(
+            model,
+            training=loss is not None,
+            outputs=outputs,
+            input_shapes=fixed,
+            casting=casting,
+            replicas=options.getGlobalReplicationFactor(),
+        )
 
     found = lowered(list(wanted))
     extra = [target for target in found.state_updates.values() if target not in wanted]
@@ -382,9 +389,14 @@ def _add_reserved(
         infos[loss_scaling] = TensorInfo("FLOAT", [])
         if rule is not None and rule.context.automatic:
             infos |= {name: TensorInfo("FLOAT", []) for name in (FACTOR, FINAL)}
+    if rule is not None:
+        groups = range(len(rule.optimizer.clip_norm_settings))
+        infos |= {f"GlobalNorm___{number}": TensorInfo("FLOAT", []) for number in groups}
     for name in trainable:
         infos[UPDATED + name] = infos[name]
-        infos[names.PREFIXES["FinalReducedGrad"] + name] = infos[name]
+        if rule is not None and isinstance(rule, SgdRule) and rule.form(name) == 0:
+            kind = data_type_of(numpy_dtype(rule.gradient_dtype(lowered.parameters[name])))
+            infos[names.PREFIXES["FinalReducedGrad"] + name] = TensorInfo(kind, infos[name].shape())
         if accumulates and rule is not None and not (isinstance(rule, SgdRule) and rule.form(name) == 1):
             kind = data_type_of(numpy_dtype(rule.gradient_dtype(lowered.parameters[name])))
             infos[names.PREFIXES["Accum"] + name] = TensorInfo(kind, infos[name].shape())

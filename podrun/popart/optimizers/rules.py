@@ -195,6 +195,29 @@ class Rule(abc.ABC):
         """
         import jax.numpy as jnp
 
+        norms = self.norms(weights, gradients, states, scalars)
+        factor_of: dict[str, Any] = {}
+        for number, settings in enumerate(self.optimizer.clip_norm_settings):
+            members = sorted(weights) if settings.all_weights else settings.weightIds
+            norm = norms[str(number)]
+            bound = jnp.float32(settings.maxNorm)
+            factor_of |= dict.fromkeys(members, bound / jnp.maximum(norm, bound))
+        results = {}
+        for name, weight in weights.items():
+            clip = partial(operator.mul, factor_of[name]) if name in factor_of else _unclipped
+            results[name] = self._apply(name, weight, gradients[name], states[name], scalars, clip)
+        return {n: new for n, (new, _) in results.items()}, {n: after for n, (_, after) in results.items()}
+
+    def norms(
+        self,
+        weights: Mapping[str, Any],
+        gradients: Mapping[str, Any],
+        states: Mapping[str, Mapping[str, Any]],
+        scalars: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """The norm over all tensors of each clipping group, by its number: what ``GlobalNorm___`` anchors give."""
+        import jax.numpy as jnp
+
         clipped: dict[str, Any] = {}
         for name, weight in weights.items():
 
@@ -203,17 +226,11 @@ class Rule(abc.ABC):
                 return value
 
             self._apply(name, weight, gradients[name], states[name], scalars, keep)
-        factor_of: dict[str, Any] = {}
-        for settings in self.optimizer.clip_norm_settings:
+        found = {}
+        for number, settings in enumerate(self.optimizer.clip_norm_settings):
             members = sorted(weights) if settings.all_weights else settings.weightIds
-            norm = jnp.sqrt(sum(jnp.sum(clipped[name] * clipped[name]) for name in members))
-            bound = jnp.float32(settings.maxNorm)
-            factor_of |= dict.fromkeys(members, bound / jnp.maximum(norm, bound))
-        results = {}
-        for name, weight in weights.items():
-            clip = partial(operator.mul, factor_of[name]) if name in factor_of else _unclipped
-            results[name] = self._apply(name, weight, gradients[name], states[name], scalars, clip)
-        return {n: new for n, (new, _) in results.items()}, {n: after for n, (_, after) in results.items()}
+            found[str(number)] = jnp.sqrt(sum(jnp.sum(clipped[name] * clipped[name]) for name in members))
+        return found
 
     @abc.abstractmethod
     def update(
