@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from podrun.device.tiles.fit import check_program
+from podrun.device.tiles.strict import bounds_of, check_planned
 from podrun.popart.enums import DeviceType, Instrumentation, IrSerializationFormat
 from podrun.popart.errors import popart_exception, poplar_exception, surfaced
 from podrun.report.engine_options import EngineOptions, engine_options
@@ -70,7 +71,8 @@ class SessionReports:
     def _after_compile(self: Session, settings: EngineOptions) -> None:  # type: ignore[misc]
         """Write the reports that are asked for, then see that the program fits its tiles.
 
-        OutOfMemoryException if it does not, unless debug.allowOutOfMemory; the report is there all the same.
+        OutOfMemoryException if it does not, unless debug.allowOutOfMemory; popart_exception for equations that no
+        planner knows, if podrun.strict. The report is there all the same.
         """
         executable = self._prepared("getReport")
         if self._device.type is DeviceType.Cpu or "segments" not in executable.tile_report:
@@ -81,6 +83,8 @@ class SessionReports:
                 folder = settings.directory / self._name
                 written = write_report(profile_of(executable), folder, trace=settings.execution_profile)
                 path = str(written)
+            if settings.strict:
+                check_planned(bounds_of(executable.tile_report))
             if not settings.allow_out_of_memory:
                 check_program(executable.tile_report, profile_path=path)
 

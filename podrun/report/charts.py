@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from podrun.report.model import PHASES, Profile, Stage
+from podrun.report.model import PHASES, MemoryUse, Profile, Stage
 from podrun.report.pipeline import runs, shown_micro_batches
 
 WIDTH = 860
@@ -22,6 +22,14 @@ COLOURS = {
     "always_live": "#3b6fb6",
     "not_always_live": "#6aa0dc",
     "temporary": "#d9822b",
+    "weights": "#3b6fb6",
+    "optimizer_state": "#7a5ea8",
+    "accumulators": "#2f8f8a",
+    "streams": "#b5443c",
+    "stash": "#e3b23c",
+    "constants": "#59636e",
+    "arguments": "#3b6fb6",
+    "activations": "#6aa0dc",
     "vertex_state": "#4b9b63",
     "vertex_code": "#2f8f8a",
     "exchange_code": "#7a5ea8",
@@ -108,9 +116,9 @@ def timeline(stage: Stage) -> str:
     return svg(66, shapes, "BSP timeline") + key(PHASES)
 
 
-def memory_by_tile(stage: Stage) -> str:
+def memory_by_tile(memory: MemoryUse) -> str:
     """Bytes on each tile by category. A dashed line is what a tile has, where it is within sight."""
-    memory, height = stage.memory, 160.0
+    height = 160.0
     tiles = memory.by_tile[-1].end_tile if memory.by_tile else 1
     fullest = max((interval.total_bytes for interval in memory.by_tile), default=0)
     near = fullest * 4 >= memory.tile_capacity_bytes
@@ -137,9 +145,9 @@ def memory_by_tile(stage: Stage) -> str:
     return svg(height + 2, shapes, "memory by tile") + key(categories)
 
 
-def memory_over_time(stage: Stage) -> str:
+def memory_over_time(memory: MemoryUse) -> str:
     """Not-always-live bytes along the schedule."""
-    curve = stage.memory.over_time_bytes
+    curve = memory.over_time_bytes
     most = max(curve, default=0) or 1
     step = WIDTH / max(1, len(curve))
     corners = []

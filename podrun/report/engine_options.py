@@ -1,8 +1,8 @@
 """POPLAR_ENGINE_OPTIONS and SessionOptions.engineOptions: which reports are written where, and what else counts.
 
-Names are those of Poplar's Engine. What concerns reports and memory is honoured; the others are accepted, because
-programs set them, and change nothing here. A name that Poplar does not have is an error. The environment comes
-before the program.
+Names are those of Poplar's Engine, and ``podrun.strict``. What concerns reports and memory is honoured; the others are
+accepted, because programs set them, and change nothing here. A name that Poplar does not have is an error. The
+environment comes before the program.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ FLAGS = (
     "autoReport.outputGraphProfile",
     "autoReport.outputExecutionProfile",
     "debug.allowOutOfMemory",
+    "podrun.strict",
 )
-"""Honoured options that are true or false."""
+"""Honoured options that are true or false. ``podrun.strict`` is podrun's own: refuse what no tile planner knows."""
 DIRECTORY = "autoReport.directory"
 RUN_COUNT = "autoReport.executionProfileProgramRunCount"
 ACCEPTED = (
@@ -116,6 +117,7 @@ class EngineOptions:
     graph_profile: bool = False
     execution_profile: bool = False
     allow_out_of_memory: bool = False
+    strict: bool = False
 
     @property
     def reports(self) -> bool:
@@ -139,6 +141,7 @@ def engine_options(program: Mapping[str, str], environ: Mapping[str, str]) -> En
         graph_profile=_flag(given, "autoReport.outputGraphProfile", everything),
         execution_profile=_flag(given, "autoReport.outputExecutionProfile", everything),
         allow_out_of_memory=_flag(given, "debug.allowOutOfMemory", False),
+        strict=_flag(given, "podrun.strict", False),
     )
 
 

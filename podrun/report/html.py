@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 
 from podrun.report import charts
-from podrun.report.model import Profile, Stage, layer_of
+from podrun.report.model import IpuUse, MemoryUse, Profile, Stage, layer_of
 from podrun.report.pipeline import shape, shown_micro_batches
 from podrun.report.text import TRUST, compare
 
@@ -78,24 +78,52 @@ def _sections(profile: Profile, other: Profile | None) -> Iterator[tuple[str, st
     yield "operators", "Cycles by operator", charts.bars(operators, total)
     top = dict(list(layers.items())[:TOP_LAYERS])
     yield "layers", "Cycles by layer", charts.bars(top, total) + _table("layer-table", "layer", layers, total)
+    for use in profile.held():
+        yield f"ipu-{use.ipu}", f"Memory of IPU {use.ipu}", _memory(use)
     for index, stage in enumerate(profile.stages):
         yield (
             f"stage-{index}",
             f"{stage.name[:1].upper()}{stage.name[1:]} on IPU {stage.ipu}",
             _stage(index, stage),
         )
+    if profile.bounds():
+        yield "bounds", "Costed by a bound", _bounds(profile)
+
+
+def _memory(use: IpuUse) -> str:
+    """What one IPU holds: by tile, by content, along its work."""
+    memory = use.memory
+    verdict = "fits" if memory.fits else '<span class="warn">does not fit</span>'
+    about = (
+        f"<p>Fullest tile {memory.max_tile_bytes:,} of {memory.tile_capacity_bytes:,} B: {verdict}. "
+        f"{memory.total_bytes:,} B on the IPU.</p>"
+    )
+    parts = (
+        ("tiles", "Memory by tile", charts.memory_by_tile(memory)),
+        ("memory", "Memory by content", _contents(memory)),
+        ("time", "Not-always-live memory over the schedule", charts.memory_over_time(memory)),
+    )
+    return about + "".join(f'<h3 id="{name}-{use.ipu}">{title}</h3>{body}' for name, title, body in parts)
 
 
 def _stage(index: int, stage: Stage) -> str:
-    """One stage: where its cycles go, what its tiles hold."""
-    parts = (
-        ("bsp", "BSP timeline", charts.timeline(stage)),
-        ("tiles", "Memory by tile", charts.memory_by_tile(stage)),
-        ("memory", "Memory by category", _categories(stage)),
-        ("time", "Not-always-live memory over the schedule", charts.memory_over_time(stage)),
-    )
+    """One stage: where its cycles go."""
     about = f"<p>{stage.cycles:,} cycles, {stage.flops:,} FLOP, sends {stage.sent_bytes:,} B.</p>"
-    return about + "".join(f'<h3 id="{name}-{index}">{title}</h3>{body}' for name, title, body in parts)
+    return f'{about}<h3 id="bsp-{index}">BSP timeline</h3>{charts.timeline(stage)}'
+
+
+def _bounds(profile: Profile) -> str:
+    """Equations that no planner knows."""
+    rows = "".join(
+        f"<tr><td>{escape(bound.name)}</td><td>{bound.count}</td><td>{bound.cycles:,}</td>"
+        f"<td>{escape(', '.join(layer_of(scope) for scope in bound.scopes))}</td></tr>"
+        for bound in profile.bounds()
+    )
+    return (
+        "<p>No planner knows these equations; each costs a stated bound (<code>docs/tiles.md</code>). Engine option "
+        "<code>podrun.strict</code> refuses them.</p><table><thead><tr><th>equation</th><th>count</th><th>cycles</th>"
+        f"<th>where</th></tr></thead><tbody>{rows}</tbody></table>"
+    )
 
 
 def _pipeline(profile: Profile) -> str:
@@ -115,9 +143,8 @@ def _pipeline(profile: Profile) -> str:
     return f"{about}</p>{charts.pipeline(profile)}"
 
 
-def _categories(stage: Stage) -> str:
-    memory = stage.memory
-    sizes: dict[str, float] = {
+def _contents(memory: MemoryUse) -> str:
+    sizes: dict[str, float] = dict(memory.bytes_by_content) or {
         "always_live": memory.always_live_bytes,
         "not_always_live": memory.not_always_live_peak_bytes,
         **memory.code_bytes_by_category,
@@ -127,7 +154,7 @@ def _categories(stage: Stage) -> str:
         f"<td>{item.size_bytes:,} B</td></tr>"
         for item in memory.largest[:TOP_VALUES]
     )
-    held = f"<p>Largest values alive at the peak:</p><table>{rows}</table>" if rows else ""
+    held = f"<p>Largest contents:</p><table>{rows}</table>" if rows else ""
     return charts.stack({name: size / 1024 for name, size in sizes.items()}, "KiB") + held
 
 

@@ -65,7 +65,9 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What one stage needs by itself, or one IPU in all. ``over_time_bytes``: not-always-live bytes along the schedule (thinned by maximum)."""
+    """What one stage needs by itself, or one IPU in all. ``over_time_bytes``: not-always-live bytes along the schedule
+    (thinned by maximum). ``bytes_by_content`` adds up to ``total_bytes``.
+    """
 
     always_live_bytes: int
     not_always_live_peak_bytes: int
@@ -101,6 +103,16 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """A primitive that no planner knows: ``count`` equations, the cycles of their bound, and where some of them are."""
+
+    name: str
+    cycles: int
+    count: int
+    scopes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """One piece of work on one IPU of a replica: a segment of a micro-batch, or the weight update.
 
@@ -120,7 +132,7 @@ class Stage:
     layers: tuple[Share, ...]
     timeline: tuple[BspStep, ...]
     memory: MemoryUse
-    bounds: tuple[Share, ...]
+    bounds: tuple[Bound, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +218,14 @@ class Profile:
         """Cycles of one micro-batch by layer, forward and backward together, largest first."""
         return _ranked(self.stages, lambda stage: stage.layers, layer_of)
 
-    def bounds(self) -> dict[str, tuple[int, int]]:
-        """Primitives that no planner knew: how often, and the cycles of their bound."""
-        found: dict[str, tuple[int, int]] = {}
-        for stage in self.stages:
-            for share in stage.bounds:
-                count, cycles = found.get(share.name, (0, 0))
-                found[share.name] = (count + share.count, cycles + share.cycles)
-        return found
+    def bounds(self) -> tuple[Bound, ...]:
+        """Primitives that no planner knew, over all stages and the update, by name."""
+        found: dict[str, Bound] = {}
+        for bound in (bound for stage in (*self.stages, *self.updates) for bound in stage.bounds):
+            old = found.get(bound.name, Bound(bound.name, 0, 0))
+            scopes = tuple(dict.fromkeys((*old.scopes, *bound.scopes)))
+            found[bound.name] = Bound(bound.name, old.cycles + bound.cycles, old.count + bound.count, scopes)
+        return tuple(found[name] for name in sorted(found))
 
     def held(self) -> tuple[IpuUse, ...]:
         """What each IPU holds; in reports of single functions what their fullest stage needs."""

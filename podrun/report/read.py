@@ -14,7 +14,17 @@ from typing import Any
 from podrun.device.target import chip
 from podrun.errors import ConfigError
 from podrun.executable import Executable
-from podrun.report.model import BspStep, Content, IpuUse, MemoryUse, Profile, Share, Stage, TileInterval
+from podrun.report.model import (
+    Bound,
+    BspStep,
+    Content,
+    IpuUse,
+    MemoryUse,
+    Profile,
+    Share,
+    Stage,
+    TileInterval,
+)
 
 
 def profile_of(executable: Executable) -> Profile:
@@ -125,7 +135,10 @@ def _stage(
             for e in report["timeline"]
         ),
         memory=_memory(report["memory"]),
-        bounds=_shares(report.get("bounds", {}).items()),
+        bounds=tuple(
+            Bound(name, int(e["cycles"]), int(e["count"]), tuple(e.get("scopes", ())))
+            for name, e in report.get("bounds", {}).items()
+        ),
     )
 
 

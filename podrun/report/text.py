@@ -28,8 +28,12 @@ def summary(profile: Profile, *, top: int = 8) -> str:
     lines += ["By operator", *_ranks(profile.operators(), total, top)]
     lines += ["By layer, forward and backward", *_ranks(profile.layers(), total, top)]
     lines += _memory(profile)
-    for name, (count, cycles) in profile.bounds().items():
-        lines.append(f"Bounded, no planner: {name} x {count}, {cycles:,} cycles")
+    for bound in profile.bounds():
+        where = ", ".join(layer_of(scope) for scope in bound.scopes[:3])
+        lines.append(
+            f"Bounded, no planner: {bound.name} x {bound.count}, {bound.cycles:,} cycles"
+            + f" ({where})" * bool(where)
+        )
     return "\n".join([*lines, TRUST]) + "\n"
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
-from popart_sessions import MICRO_BATCH, linear, options
+from popart_sessions import MICRO_BATCH, linear, options, training
 
 import podrun.popart as popart
 from podrun.report import Profile
@@ -124,3 +125,64 @@ def test_out_of_memory_can_be_allowed():
     made = popart.InferenceSession(model, popart.DataFlow(1, [y]), OFFLINE, userOptions=opts)
     made.prepareDevice()
     assert not made.getReport().fits
+
+
+def determinant(**values):
+    """A session with an operator that no tile planner knows."""
+    builder = popart.Builder(opsets={"ai.onnx": 11, "ai.graphcore": 1})
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [8, 16, 16]))
+    y = builder.aiOnnx.det([x], "volume")
+    flow = popart.DataFlow(1, [y])
+    return popart.InferenceSession(builder.getModelProto(), flow, OFFLINE, userOptions=options(**values))
+
+
+def test_what_no_planner_knows_is_counted_and_shown_everywhere(tmp_path):
+    made = determinant(engineOptions={"autoReport.all": "true", "autoReport.directory": str(tmp_path)})
+    made.prepareDevice()
+    (bound,) = made.getReport().bounds()
+    assert (bound.count, bound.scopes) == (1, ("volume",))
+    assert bound.cycles > 0
+    folder = tmp_path / "inference"
+    for name in ("summary.txt", "profile.html", "profile.json"):
+        text = (folder / name).read_text(encoding="utf-8")
+        assert bound.name in text
+        assert "volume" in text
+    assert f"Bounded, no planner: {bound.name} x 1" in made.getSummaryReport()
+    assert "Costed by a bound" in (folder / "profile.html").read_text(encoding="utf-8")
+    assert load(folder / "profile.json").bounds() == (bound,)
+
+
+@pytest.mark.parametrize("source", ["environment", "session"])
+def test_strict_mode_refuses_it_by_name_and_place_and_leaves_the_report(source, tmp_path, monkeypatch):
+    wanted = {"podrun.strict": "true", "autoReport.all": "true", "autoReport.directory": str(tmp_path)}
+    if source == "environment":
+        monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps(wanted))
+    made = determinant(engineOptions=wanted if source == "session" else {})
+    with pytest.raises(popart.popart_exception, match=r"no tile planner knows 1 kind.*lu x 1 \(volume\)"):
+        made.prepareDevice()
+    assert load(tmp_path / "inference" / "profile.json").bounds()
+
+
+def test_strict_mode_is_content_with_what_planners_know():
+    prepared(engineOptions={"podrun.strict": "true"})
+
+
+def test_a_compiled_step_is_never_costed_again(tmp_path, monkeypatch, device_of):
+    """Training after prepareDevice, and preparing from the executable cache, ask the tile model for nothing."""
+    from podrun.device.tiles import cost
+
+    opts = options(enableEngineCaching=True, cachePath=str(tmp_path / "cache"))
+    costed = []
+    make = cost.make_schedule
+    monkeypatch.setattr(cost, "make_schedule", lambda *a: costed.append(1) or make(*a))
+    case = linear()
+    made = training(case, [case.y], device_of(1), opts=opts)
+    assert costed
+    costed.clear()
+    x = np.ones((MICRO_BATCH, 4), np.float32)
+    anchors = made.initAnchorArrays()
+    for _ in range(3):
+        made.run(popart.PyStepIO({case.x: x}, anchors))
+    assert made.getReport().cycles > 0
+    training(case, [case.y], device_of(1), opts=opts)
+    assert costed == []

@@ -246,10 +246,11 @@ def test_the_page_stands_alone(profile: Profile) -> None:
         "operators",
         "layers",
         "bsp-0",
-        "tiles-2",
+        "tiles-1",
+        "bsp-2",
         "time-1",
     } <= parser.anchors
-    assert parser.charts == 5 + 4 * len(profile.stages)
+    assert parser.charts == 5 + 3 * len(profile.held()) + len(profile.stages)
     assert "a &lt;b&gt; &amp; c" in text
     assert "dense &lt;1&gt;" in text
     assert "http" not in text

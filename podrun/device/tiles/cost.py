@@ -20,6 +20,7 @@ from podrun.device.tiles.liveness import Liveness, measure
 from podrun.device.tiles.memory import ARGUMENTS, TILE_IMBALANCE, Demand, section
 from podrun.device.tiles.plan import Plan
 from podrun.device.tiles.schedule import Options, Step, make_schedule
+from podrun.device.tiles.strict import SCOPES, check_planned
 
 REPORT_VERSION = 1
 """Version of the report's keys."""
@@ -42,20 +43,23 @@ def cost_jaxpr(
     jaxpr runs in one step (accumulated micro-batches). ``results_stay``: results are held to the end (gradients that
     wait for the update), or used up as they are made; for all of them, or for each. The report is JSON-able: ``step``
     (cycles, seconds, and cycles by cause), ``by_operator`` and ``by_scope`` (cycles, largest first), ``memory``
-    (`podrun.device.tiles.memory.section`), ``bounds`` (primitives that no planner knows, with count and cycles),
+    (`podrun.device.tiles.memory.section`), ``bounds`` (primitives that no planner knows: count, cycles, scopes),
     ``target``, ``version``.
 
     Raises:
         InvalidOptionError: unknown target, or an impossible proportion.
-        UnimplementedError: strict, and an equation that no planner knows.
+        UnimplementedError: strict, and equations that no planner knows, all of them by name.
     """
-    return cost_flat(
+    report = cost_flat(
         flatten(closed_jaxpr),
         target,
-        Options(partials_type, available_memory_proportion, strict, product_type=product_type),
+        Options(partials_type, available_memory_proportion, product_type=product_type),
         repeats=repeats,
         results_stay=results_stay,
     )
+    if strict:
+        check_planned([report["bounds"]])
+    return report
 
 
 def cost_flat(
@@ -97,6 +101,7 @@ def report_of(chip: Chip, steps: Sequence[Step], liveness: Liveness, repeats: in
     by_family: dict[str, list[float]] = {}
     by_scope: dict[str, float] = {}
     bounds: dict[str, list[float]] = {}
+    unplanned: dict[str, dict[str, None]] = {}
     flops = 0.0
     for step in leaves(steps):
         plan = step.plan
@@ -116,6 +121,7 @@ def report_of(chip: Chip, steps: Sequence[Step], liveness: Liveness, repeats: in
             bound = bounds.setdefault(step.primitive, [0.0, 0.0])
             bound[0] += cycles
             bound[1] += 1
+            unplanned.setdefault(step.primitive, {})[step.scope] = None
         flops += plan.flops * repeats
     total = sum(causes.values())
     return {
@@ -134,7 +140,10 @@ def report_of(chip: Chip, steps: Sequence[Step], liveness: Liveness, repeats: in
         "timeline": timeline(chip, steps),
         "memory": memory_report(chip, steps, liveness),
         "code_by_scope": code_by_scope(chip, steps),
-        "bounds": {name: {"cycles": round(c), "count": int(n)} for name, (c, n) in sorted(bounds.items())},
+        "bounds": {
+            name: {"cycles": round(c), "count": int(n), "scopes": [s for s in unplanned[name] if s][:SCOPES]}
+            for name, (c, n) in sorted(bounds.items())
+        },
     }
 
 

@@ -17,19 +17,17 @@ from podrun.device.tiles.fuse import absorb
 from podrun.device.tiles.matmul import DEFAULT_PROPORTION, plan_product
 from podrun.device.tiles.plan import Plan
 from podrun.device.tiles.primitives import PLANNERS, PRODUCTS, VIEWS
-from podrun.errors import UnimplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to plan: partials type and memory proportion of products; ``strict`` refuses what no planner knows.
+    """How to plan: partials type and memory proportion of products.
 
     ``loop_trips``: turns assumed for a ``while`` loop, whose trip count a trace does not say.
     """
 
     partials_type: str = "float32"
     proportion: float = DEFAULT_PROPORTION
-    strict: bool = False
     loop_trips: int = 1
     product_type: str | None = None
 
@@ -58,11 +56,7 @@ MAKERS = {
 
 
 def make_schedule(chip: Chip, flat: FlatJaxpr, options: Options) -> list[Step]:
-    """Plan every equation of ``flat`` in order.
-
-    Raises:
-        UnimplementedError: in strict mode, for an equation that no planner knows.
-    """
+    """Plan every equation of ``flat`` in order; one that no planner knows gets the stated bound."""
     flat = absorb(flat)
     last_use = _last_uses(flat)
     steps: list[Step] = []
@@ -135,11 +129,6 @@ def _single_step(chip: Chip, equation: Equation, options: Options) -> Step:
         plan = plan_product(chip, product)
     elif name in PLANNERS:
         plan = PLANNERS[name](chip, equation)
-    elif options.strict:
-        raise UnimplementedError(
-            f"no tile planner knows the equation {name!r} (at {equation.scope or 'top level'})",
-            hint="Cost it by the stated bound instead: leave strict mode off.",
-        )
     else:
         plan = families.plan_bound(chip, equation)
     return Step(plan, name, equation.scope, reads, equation.outputs)
