@@ -2,7 +2,10 @@
 
 The running reduction of a piece stands in the host's result row itself, or apart where that is too narrow for
 it, and is sent from there. It comes back finished, if this host needs it, to the same place: by then it has
-long been sent.
+long been sent. A run of one rank that comes first has nothing to reduce: its row is sent as it is.
+
+Between two hosts of which the second has one rank, the sum may as well be finished at the first, from that
+rank's row as it is: so each host finishes its own ranks' lanes, and both add and send alike.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from podrun.collectives.mesh import Mesh
 from podrun.collectives.wire import Frame, FrameKind, Link
 from podrun.executable import Reduction
 
-PIECE_BYTES = 256 * 1024
+PIECE_BYTES = 512 * 1024
 """Lanes travel in pieces of so many bytes: small enough to overlap adding and both ways, large enough for
 TCP.
 """
@@ -46,7 +49,9 @@ class HostReduction:
         self._size = len(layout.host_of)
         self._wide = wide_dtype(whole.dtype)
         self._step = max(1, PIECE_BYTES // self._wide.itemsize)
-        self._origin = self._layout.runs[-1][0]  # where lanes are finished
+        runs = layout.runs
+        self._shares = len(runs) == 2 and len(runs[1][1]) == 1
+        self._raw = np.empty(min(self._step, whole.size) if self._shares else 0, whole.dtype)
         self._scratch: dict[tuple[int, int], Array] = {}
 
     def run(self) -> None:
@@ -55,29 +60,51 @@ class HostReduction:
         lanes = self._layout.lanes_of(self._rank)
         owed: dict[int, int] = {}
         for lane in lanes:
-            pieces = len(self._bounds(lane))
-            for stage in range(1, len(runs)):
-                if runs[stage][0] == self._host:
-                    source = self._layout.handler(runs[stage - 1][0], lane)
-                    owed[source] = owed.get(source, 0) + pieces
-            source_host = self._result_source(lane)
-            if source_host is not None:
-                source = self._layout.handler(source_host, lane)
-                owed[source] = owed.get(source, 0) + pieces
-        if runs[0][0] == self._host:
-            for lane in lanes:
+            for host in self._sources(lane):
+                source = self._layout.handler(host, lane)
+                owed[source] = owed.get(source, 0) + len(self._bounds(lane))
+        for lane in lanes:
+            if self._finished_first(lane):
+                if self._host != runs[0][0]:
+                    self._post_row(runs[0][0], lane)
+            elif self._host == runs[0][0]:
                 for piece in range(len(self._bounds(lane))):
                     self._advance(lane, piece, 0)
         self._mesh.collect(self._what, owed, self._take)
         self._mesh.drain()
 
+    def _finished_first(self, lane: int) -> bool:
+        """Whether the host of the first run finishes the lane, rather than that of the last."""
+        return self._shares and self._layout.host_of[lane] == self._layout.runs[0][0]
+
+    def _origin(self, lane: int) -> int:
+        """The host where a lane is finished."""
+        return self._layout.runs[0 if self._finished_first(lane) else -1][0]
+
+    def _sources(self, lane: int) -> list[int]:
+        """The hosts that send this one pieces of a lane, once for each time they do."""
+        runs = self._layout.runs
+        if self._finished_first(lane):
+            sources = [runs[1][0]] if self._host == runs[0][0] else []
+        else:
+            sources = [runs[s - 1][0] for s in range(1, len(runs)) if runs[s][0] == self._host]
+        result = self._result_source(lane)
+        return sources if result is None else [*sources, result]
+
     def _result_source(self, lane: int) -> int | None:
         """The host that sends this one the finished lane, if any does."""
-        if self._host == self._origin:
+        origin = self._origin(lane)
+        if self._host == origin:
             return None
         if self._everywhere:
             return self._layout.previous_host(self._host)
-        return self._origin if self._layout.host_of[lane] == self._host else None
+        return origin if self._layout.host_of[lane] == self._host else None
+
+    def _post_row(self, host: int, lane: int) -> None:
+        """Send this rank's own values of a lane to the host that finishes it."""
+        row, peer = self._rows[self._rank], self._layout.handler(host, lane)
+        for piece, where in enumerate(self._bounds(lane)):
+            self._mesh.post(peer, FrameKind.ROW, self._what, lane, piece, payload=as_bytes(row[where]))
 
     def _bounds(self, lane: int) -> list[slice]:
         own = slice_of(lane, self._size, self._whole.size)
@@ -97,6 +124,13 @@ class HostReduction:
         if frame.kind is FrameKind.PARTIAL:
             self._mesh.fill(link, frame, as_bytes(self._total(frame.a, frame.b)), deadline)
             self._advance(frame.a, frame.b, frame.tag)
+        elif frame.kind is FrameKind.ROW:
+            where = self._bounds(frame.a)[frame.b]
+            raw = self._raw[: where.stop - where.start]
+            self._mesh.fill(link, frame, as_bytes(raw), deadline)
+            first = [self._rows[rank][where] for rank in self._layout.runs[0][1]]
+            reduce_into(self._whole[where], [*first, raw], self._reduction)
+            self._hand_on(frame.a, frame.b)
         else:
             where = self._bounds(frame.a)[frame.b]
             self._mesh.fill(link, frame, as_bytes(self._whole[where]), deadline)
@@ -107,8 +141,11 @@ class HostReduction:
         runs = self._layout.runs
         where = self._bounds(lane)[piece]
         parts = [self._rows[rank][where] for rank in runs[stage][1]]
-        total = self._total(lane, piece)
-        self._add(total, parts, first=stage == 0)
+        if stage == 0 and len(parts) == 1 and self._wide == self._whole.dtype:
+            total = parts[0]
+        else:
+            total = self._total(lane, piece)
+            self._add(total, parts, first=stage == 0)
         if stage + 1 < len(runs):
             peer = self._layout.handler(runs[stage + 1][0], lane)
             self._mesh.post(peer, FrameKind.PARTIAL, self._what, lane, piece, stage + 1, as_bytes(total))
@@ -133,11 +170,11 @@ class HostReduction:
 
     def _hand_on(self, lane: int, piece: int) -> None:
         """Send a finished piece to the next host that needs it."""
-        owner_host = self._layout.host_of[lane]
+        owner_host, origin = self._layout.host_of[lane], self._origin(lane)
         if self._everywhere:
-            target = self._layout.next_host(self._host, self._origin)
+            target = self._layout.next_host(self._host, origin)
         else:
-            target = owner_host if self._host == self._origin != owner_host else None
+            target = owner_host if self._host == origin != owner_host else None
         if target is not None:
             peer = self._layout.handler(target, lane)
             payload = as_bytes(self._whole[self._bounds(lane)[piece]])

@@ -33,6 +33,8 @@ class FrameKind(enum.IntEnum):
 
     PARTIAL = 1
     """A lane's running reduction, for the next run of ranks."""
+    ROW = 6
+    """Values of a lane as a rank has them."""
     RESULT = 2
     """Finished values of a lane."""
     BLOCK = 3
@@ -65,7 +67,7 @@ class Link:
         sock.settimeout(None)  # the sender blocks, the receiver polls first
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
-        self._queue: deque[tuple[bytes, ByteArray]] = deque()
+        self._queue: deque[list[memoryview]] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._broken = False
@@ -75,11 +77,23 @@ class Link:
     # --- Sending --------------------------------------------------------------------------------------------
 
     def post(self, frame: Frame, payload: ByteArray) -> None:
-        """Queue a frame. The payload must not change until `drain`."""
+        """Queue a frame. The payload must not change until `drain`.
+
+        What the connection takes at once goes out here: waking the thread that sends costs more than sending.
+        """
         header = _HEADER.pack(_MAGIC, frame.kind, frame.a, frame.b, frame.tag, payload.size, frame.label)
+        parts = [memoryview(header), payload.data] if payload.size else [memoryview(header)]
         with self._changed:
-            self._queue.append((header, payload))
-            self._changed.notify_all()
+            if not self._queue and not self._broken:
+                try:
+                    parts = _rest(parts, self.socket.sendmsg(parts, [], socket.MSG_DONTWAIT))
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    self._break()
+            if parts and not self._broken:
+                self._queue.append(parts)
+                self._changed.notify_all()
 
     def drain(self, deadline: float) -> None:
         """Wait until all that was posted is out of our hands."""
@@ -100,21 +114,24 @@ class Link:
                     if self._closing:
                         return
                     self._changed.wait()
-                header, payload = self._queue[0]
+                parts = self._queue[0]
             try:
-                self.socket.sendall(header)
-                if payload.size:
-                    self.socket.sendall(payload.data)
+                while parts:
+                    parts = _rest(parts, self.socket.sendmsg(parts))
             except OSError:
-                # The peer is gone: whoever next waits for it learns so from the receiving side.
                 with self._changed:
-                    self._broken = True
-                    self._queue.clear()
-                    self._changed.notify_all()
+                    self._break()
                 return
             with self._changed:
-                self._queue.popleft()
+                if self._queue:
+                    self._queue.popleft()
                 self._changed.notify_all()
+
+    def _break(self) -> None:
+        """The peer is gone: whoever next waits for it learns so from the receiving side."""
+        self._broken = True
+        self._queue.clear()
+        self._changed.notify_all()
 
     # --- Receiving ------------------------------------------------------------------------------------------
 
@@ -161,9 +178,7 @@ class Link:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         with self._changed:
-            self._broken = True
-            self._queue.clear()
-            self._changed.notify_all()
+            self._break()
 
     def close(self, grace: float = 5.0) -> None:
         """Send what is queued, at most ``grace`` seconds, and close."""
@@ -174,6 +189,16 @@ class Link:
         self.wake()
         self._sender.join(grace)
         self.socket.close()
+
+
+def _rest(parts: list[memoryview], sent: int) -> list[memoryview]:
+    """What is left of some buffers once so many bytes are sent."""
+    left = []
+    for part in parts:
+        if sent < len(part):
+            left.append(part[sent:] if sent else part)
+        sent = max(0, sent - len(part))
+    return left
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
