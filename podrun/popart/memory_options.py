@@ -31,7 +31,9 @@ RULES = {
     RecomputationType.RecomputeAll: "all",
 }
 NORMS = frozenset({"BatchNormalization", "InstanceNormalization", "GroupNormalization", "LayerNormalization"})
-NONLINEARITIES = frozenset({"Relu", "Gelu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "Selu", "Softplus", "Swish"})
+NONLINEARITIES = frozenset(
+    {"Relu", "Gelu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "Selu", "Softplus", "Swish"}
+)
 
 
 def recompute_of(nodes: Iterable[Any], options: SessionOptions) -> Recompute:

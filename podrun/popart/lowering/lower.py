@@ -59,6 +59,7 @@ class Lowered:
     uses_random: bool
     specialised: frozenset[str] = frozenset()
     state_updates: Mapping[str, str] = field(default_factory=dict)
+    replicas: int = 1
 
     def forward(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
         """One micro-batch on one replica: what ``returns`` names.
@@ -66,7 +67,7 @@ class Lowered:
         Pure and traceable. Every input and every operator's output goes through
         `podrun.compiler.program.tap`, so gradients of all of them can be anchored.
         """
-        session = Session(training=self.training, x64=self.x64, tap=_tap)
+        session = Session(training=self.training, x64=self.x64, tap=_tap, replicas=self.replicas)
         environment = _environment(self.constants, parameters, inputs, self.x64)
         run_graph(self.graph, environment, session, lambda: key)
         return {name: environment[name].traced for name in self.returns}
@@ -81,6 +82,7 @@ def lower(
     input_values: Mapping[str, Any] | None = None,
     x64: bool = False,
     casting: bool = True,
+    replicas: int = 1,
 ) -> Lowered:
     """Read a model and trace it abstractly once, which checks it and finds every shape and type.
 
@@ -91,7 +93,7 @@ def lower(
     if they decide shapes (also gives their shapes and types). ``x64``: compute 64-bit types as such; trace
     and run
     `forward` inside ``jax.enable_x64(True)`` then. ``casting`` False refuses 64-bit integers instead of
-    narrowing them (PopART's ``enableSupportedDataTypeCasting``).
+    narrowing them (PopART's ``enableSupportedDataTypeCasting``). ``replicas``: of the whole program, for collectives.
 
     Raises `UnimplementedError` for an operator that is not there, `UnsupportedError` for what is refused
     by intent
@@ -106,7 +108,7 @@ def lower(
     baked: frozenset[str] = frozenset()
     with jax.enable_x64(x64):
         while True:
-            session, tensors = _discover(graph, specs, initial, values, baked, wanted, training, x64)
+            session, tensors = _discover(graph, specs, initial, values, baked, wanted, training, x64, replicas)
             if session.demanded <= baked:
                 break
             baked |= session.demanded
@@ -128,6 +130,7 @@ def lower(
         uses_random=session.uses_random,
         specialised=frozenset(baked & values.keys()),
         state_updates={p: t for p, t in session.state_updates.items() if p in parameters},
+        replicas=replicas,
     )
 
 
@@ -267,11 +270,12 @@ def _discover(
     wanted: Sequence[str],
     training: bool,
     x64: bool,
+    replicas: int,
 ) -> tuple[Session, dict[str, TensorSpec]]:
     """Trace abstractly, with everything that could be known known: what is demanded, and every tensor's
     spec.
     """
-    session = Session(training=training, x64=x64)
+    session = Session(training=training, x64=x64, replicas=replicas)
 
     def probe(arrays: Mapping[str, Any], key: Any) -> dict[str, Any]:
         session.demanded.clear()

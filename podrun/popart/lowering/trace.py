@@ -161,6 +161,8 @@ class Session:
     uses_random: bool = False
     state_updates: dict[str, str] = field(default_factory=dict)
     """Parameter -> tensor that replaces it after each micro-batch (running statistics)."""
+    replicas: int = 1
+    """Of the whole program."""
     tap: Callable[[str, Any], Any] | None = None
     """Called on every tensor of the main graph as it is made; returns what its consumers see."""
 
@@ -186,6 +188,10 @@ class NodeContext:
     @property
     def x64(self) -> bool:
         return self.session.x64 or self.xp is np
+
+    @property
+    def replicas(self) -> int:
+        return self.session.replicas
 
     def key(self) -> Any:
         self.session.uses_random = True

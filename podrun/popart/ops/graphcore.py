@@ -75,15 +75,6 @@ def normalize_image(ctx: Context, node: Node, x: Array, offsets: Array, scales: 
     return lax.pad(y, np.zeros((), kind), [(0, 0, 0)] * (x.ndim - 1) + [(0, 1, 0)])
 
 
-@operator(GRAPHCORE, "ReplicatedAllReduce")
-@operator(GRAPHCORE, "ReplicatedReduceScatter")
-def replicated_collective(ctx: Context, node: Node, *inputs: Array) -> Array:
-    """Refused as yet: values of other replicas are not there within a micro-batch."""
-    raise UnimplementedError(
-        f"{node.describe()}: collectives inside the model are not there yet; gradients are all-reduced by the session"
-    )
-
-
 @operator(GRAPHCORE, "Abort")
 def abort(ctx: Context, node: Node, *inputs: Array) -> Any:
     """Refused as yet: a program cannot stop itself."""

@@ -54,6 +54,7 @@ FAMILIES = (
     "linear_algebra",
     "attention",
     "graphcore",
+    "collectives",
     "optimizer_steps",
     "classical",
 )
@@ -117,6 +118,10 @@ class Context(Protocol):
     @property
     def xp(self) -> Any:
         """``numpy`` if the operator folds and all inputs are NumPy arrays, else ``jax.numpy``."""
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the whole program: what collectives in the model may span."""
 
     def key(self) -> Any:
         """A JAX random key of this node (and of this loop iteration, replica and micro-batch)."""

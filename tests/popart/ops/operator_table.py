@@ -92,7 +92,13 @@ NOT_DIFFERENTIABLE = {
         "ShapedDropout",
     ],
     "stops gradients by its meaning": ["Detach"],
-    "refused by name": ["ReplicatedAllReduce", "ReplicatedReduceScatter", "Abort", "PackedDataBlock"],
+    "refused by name": ["Abort", "PackedDataBlock"],
+    "between replicas": [  # values and gradients: test_popart_collectives.py, tests/compiler/test_exchange.py
+        "ReplicatedAllReduce",
+        "ReplicatedAllReduceInplace",
+        "ReplicatedReduceScatter",
+        "ReplicatedAllGather",
+    ],
     "its inputs decide a shape, so they are constants": ["Unique"],
 }
 """Operators without gradients, by reason."""
