@@ -1,4 +1,4 @@
-"""Replicas of 8 IPUs, each a pipeline of 8 stages over two machines.
+"""Replicas of 8 IPUs, each a pipeline of 8 stages over two machines; or of 16, over four.
 
 Alone, one replica: ``python -m podrun.compat examples/popart/large_replicas.py``; or
 ``podrun --num-replicas 2 --ipus-per-replica 8 examples/popart/large_replicas.py``.
@@ -12,8 +12,9 @@ import popdist
 import popdist.popart
 from network import images, network, read
 
-IPUS, BATCH, ACCUMULATION, STEPS = 8, 8, 16, 5
+BATCH, ACCUMULATION, STEPS = 8, 32, 5
 
+IPUS = popdist.getNumIpusPerReplica() if popdist.isPopdistEnvSet() else 8
 replicas = popdist.getNumTotalReplicas() if popdist.isPopdistEnvSet() else 1
 mine = popdist.getNumLocalReplicas() if popdist.isPopdistEnvSet() else 1
 first = popdist.getReplicaIndexOffset() if popdist.isPopdistEnvSet() else 0

@@ -1,4 +1,4 @@
-"""Replicas over machines that are processes: the bits of one machine, tensors shared or sent; a machine that is lost."""
+"""Replicas over machines that are processes: the bits of one machine, tensors shared or sent; a machine lost."""
 
 from __future__ import annotations
 

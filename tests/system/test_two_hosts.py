@@ -17,6 +17,7 @@ from tests.system.namespaces import NamespaceHost, needs, two_hosts
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 EXAMPLE = ROOT / "examples/digits/train.py"
+LARGE = ROOT / "examples/popart/large_replicas.py"
 FEW = ("--epochs=1", "--model=mlp", "--seed=5")
 PORT = 6379
 
@@ -105,6 +106,20 @@ def test_two_hosts_compute_the_same_bits_as_one(cluster: Cluster) -> None:
     assert one.returncode == 0, one.stdout + one.stderr
     here = cluster.hosts[0].tmp
     assert digest(here / "2.onnx") == digest(here / "1.onnx")
+
+
+@pytest.mark.parametrize(("replicas", "ipus"), [(2, 8), (1, 16)])
+def test_replicas_over_several_machines_lie_on_both_hosts(cluster: Cluster, replicas: int, ipus: int) -> None:
+    """Gradients between hosts (a replica on each), then activations too (one replica on both)."""
+    words = ("podrun", f"--num-replicas={replicas}", f"--ipus-per-replica={ipus}", LARGE)
+    both = cluster.run(*words, env={"RAY_ADDRESS": cluster.address})
+    assert both.returncode == 0, both.stdout + both.stderr
+    one = cluster.run(*words)
+    assert one.returncode == 0, one.stdout + one.stderr
+    said = tagged(both.stdout, 0)
+    assert said[0].startswith(f"{ipus} stages, {replicas} replica(s): loss")
+    assert said == tagged(one.stdout, 0), "the same losses and weights"
+    assert "4 machines" in both.stderr
 
 
 LOOK = """
