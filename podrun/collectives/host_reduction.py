@@ -52,6 +52,7 @@ class HostReduction:
         runs = layout.runs
         self._shares = len(runs) == 2 and len(runs[1][1]) == 1
         self._raw = np.empty(min(self._step, whole.size) if self._shares else 0, whole.dtype)
+        self._cuts: dict[int, list[slice]] = {}
         self._scratch: dict[tuple[int, int], Array] = {}
 
     def run(self) -> None:
@@ -107,8 +108,12 @@ class HostReduction:
             self._mesh.post(peer, FrameKind.ROW, self._what, lane, piece, payload=as_bytes(row[where]))
 
     def _bounds(self, lane: int) -> list[slice]:
-        own = slice_of(lane, self._size, self._whole.size)
-        return [slice(at, min(at + self._step, own.stop)) for at in range(own.start, own.stop, self._step)]
+        bounds = self._cuts.get(lane)
+        if bounds is None:
+            own, step = slice_of(lane, self._size, self._whole.size), self._step
+            starts = range(own.start, own.stop, step)
+            bounds = self._cuts[lane] = [slice(at, min(at + step, own.stop)) for at in starts]
+        return bounds
 
     def _total(self, lane: int, piece: int) -> Array:
         """Where the running reduction of a piece stands: in the result itself, unless that is too narrow."""
