@@ -21,6 +21,7 @@ from podrun.compiler.cost import tile_report
 from podrun.compiler.digest import digest
 from podrun.compiler.exchange import exchanges
 from podrun.compiler.fold import chunks
+from podrun.compiler.gathering import taking_pieces
 from podrun.compiler.grouped import check_groups, rows
 from podrun.compiler.layout import layout_of
 from podrun.compiler.meetings import Cut
@@ -258,6 +259,8 @@ def _sharded(
     if accumulate:
         homes = sorted({group.home for group in builder.memory.groups})
         pieces = [_clear(builder.memory, f"clear.{home}", home) for home in homes]
+    if joint(builder.program.update):
+        pieces += taking_pieces(builder.memory, builder.layout)
     found = {piece.name: export_piece(piece) for piece in pieces}
     found |= {unit.piece.name: export_traced(unit.piece) for unit in chain}
     timetable = Timetable(builder, chain, pipelined=builder.program.pipelined)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from podrun.compiler.arenas import Memory, gradient_buffer
 from podrun.compiler.chunk import ANCHOR_PREFIX, INPUT_PREFIX, KEYS, ChunkBuilder
+from podrun.compiler.gathering import RETURNED, far_groups, read_names, taking_name, written_names
 from podrun.compiler.layout import IPUS_PER_MACHINE, position_of
 from podrun.compiler.meetings import resolved
 from podrun.compiler.pieces import TracedPiece, trace_piece
@@ -193,17 +194,28 @@ class Timetable:
 
     def _update_jointly(self) -> None:
         """All weights in one piece, on IPU 0, between the reduction of all gradients and whatever comes
-        after."""
-        if self.builder.layout.machines_per_replica > 1:
-            raise UnimplementedError(
-                "An optimizer that looks at all weights at once (gradient clipping) is not there yet for replicas over "
-                "several machines."
-            )
-        for group in self.builder.memory.groups:
+        after. What other machines of the replica hold comes there and goes back."""
+        memory = self.builder.memory
+        far = far_groups(memory, self.builder.layout)
+        for group in memory.groups:
             self.lists[group.home].append(AllReduce(group.gradient_arena))
         self._everywhere(Sync(SyncScope.MACHINE))
+        for group in far:
+            for name in read_names(memory, group):
+                self._send_once(name, group.home, 0, name)
         self.lists[0] += [Compute(JOINT_UPDATE), *norm_anchors(self.builder)]
+        for group in far:
+            for name in written_names(memory, group):
+                self._send_once(name, 0, group.home, RETURNED + name)
+        for home in sorted({group.home for group in far}):
+            self.lists[home].append(Compute(taking_name(home)))
         self._everywhere(Sync(SyncScope.MACHINE))
+
+    def _send_once(self, name: str, source: int, dest: int, buffer: str) -> None:
+        """Send a buffer to another IPU for the update, where it is called ``buffer``."""
+        tag = self._tag(f"update:{name}", dest, 0)
+        self.lists[source].append(Send(name, dest, tag))
+        self.lists[dest].append(Receive(buffer, source, tag))
 
     def _update_scaling(self) -> None:
         """The loss scale's factor, on IPU 0 when all weights were updated with the one it had."""

@@ -343,6 +343,7 @@ def test_a_seed_moves_on_with_each_micro_batch() -> None:
         slow({"skip": True}),
         slow({"update": Adam(), "replicas": 2}),
         slow({"update": NormScaled(), "replicas": 2}),
+        {"update": Clipped(), "replicas": 2},
     ],
     ids=str,
 )
@@ -381,8 +382,3 @@ def test_one_update_of_all_weights_together(pipelined: bool) -> None:
         np.testing.assert_allclose(
             pod.read_variable(name), start - 0.1 * total[name] / norm, rtol=1e-4, atol=1e-6
         )
-
-
-def test_one_update_of_all_weights_needs_them_on_one_machine() -> None:
-    with pytest.raises(UnimplementedError, match="all weights at once"):
-        compile_program(chain([0, 4], ipus=8, update=Clipped()))

@@ -1,0 +1,68 @@
+"""One update of all weights together, where a replica spans machines.
+
+The update is one piece on IPU 0 (`podrun.compiler.update.joint_piece`). What it reads and another machine of the
+replica holds is sent there, once a batch and after all gradients are reduced; what it writes is sent back, and a piece
+on the IPU that holds it puts it into its arenas. Every replica computes the same, so replicas stay equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from podrun.compiler.abstract import buffer
+from podrun.compiler.arenas import Memory, WeightGroup
+from podrun.compiler.layout import position_of
+from podrun.compiler.pieces import Piece
+from podrun.executable import Layout
+
+RETURNED = "updated:"
+"""Prefix of what came back, until it is put into its arena."""
+
+
+def far_groups(memory: Memory, layout: Layout) -> tuple[WeightGroup, ...]:
+    """The groups of weights that another machine than that of IPU 0 holds; none if replicas lie on one machine."""
+    return tuple(group for group in memory.groups if position_of(layout, group.home) not in (None, 0))
+
+
+def read_names(memory: Memory, group: WeightGroup) -> tuple[str, ...]:
+    """What a joint update reads of a group: weights, gradients, optimizer state."""
+    return _members(memory, (group.weight_arena, group.gradient_arena, *_states(group)))
+
+
+def written_names(memory: Memory, group: WeightGroup) -> tuple[str, ...]:
+    """What a joint update writes of a group."""
+    return _members(memory, (group.weight_arena, *_states(group)))
+
+
+def taking_pieces(memory: Memory, layout: Layout) -> list[Piece]:
+    """For each IPU that holds far groups, the piece that puts back what was updated elsewhere."""
+    groups = far_groups(memory, layout)
+    return [
+        _taking(memory, home, [group for group in groups if group.home == home])
+        for home in sorted({group.home for group in groups})
+    ]
+
+
+def taking_name(home: int) -> str:
+    """The name of an IPU's `taking_pieces`."""
+    return f"take.{home}"
+
+
+def _taking(memory: Memory, home: int, groups: Sequence[WeightGroup]) -> Piece:
+    names = [name for group in groups for name in written_names(memory, group)]
+    specs = {name: memory.variables[name].spec for name in names}
+
+    def run(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: values[RETURNED + name] for name in names}
+
+    inputs = {RETURNED + name: buffer(spec.shape, spec.dtype) for name, spec in specs.items()}
+    return Piece(taking_name(home), run, inputs, tuple(names))
+
+
+def _states(group: WeightGroup) -> tuple[str, ...]:
+    return tuple(field.arena for field in group.states)
+
+
+def _members(memory: Memory, arenas: Iterable[str]) -> tuple[str, ...]:
+    return tuple(member.name for arena in arenas for member in memory.arenas[arena].members)
