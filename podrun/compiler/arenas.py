@@ -18,7 +18,8 @@ from podrun.compiler.anchors import REDUCED_PREFIX
 from podrun.compiler.averaging import averaging_arenas
 from podrun.compiler.grouped import GroupOf, group_count, grouped_names, state_of, stored
 from podrun.compiler.layout import holders, position_of
-from podrun.compiler.program import FACTOR, Program, UpdateRule
+from podrun.compiler.program import FACTOR, RNG, Program, UpdateRule
+from podrun.compiler.rounding import rounding_variables
 from podrun.compiler.scaling import scaling_arenas, scaling_variables
 from podrun.errors import UnimplementedError, UsageError
 from podrun.executable import Arena, ArenaMember, Layout, TensorSpec, Variable, VariableRole
@@ -131,7 +132,7 @@ class _Planner:
         arenas |= scaling_arenas(self.program, ALIGNMENT)
         names = tuple(weight.name for group in groups for weight in group.weights)
         arenas |= averaging_arenas(self.program, names, ALIGNMENT)
-        variables |= scaling_variables(self.program)
+        variables |= scaling_variables(self.program) | rounding_variables(self.program)
         variables |= _scalar_variables(self.program, groups)
         return Memory(tuple(groups), arenas, variables, self._group_of(groups))
 
@@ -279,6 +280,7 @@ def _scalar_variables(program: Program, groups: Iterable[WeightGroup]) -> dict[s
         for weight in group.weights:
             values |= program.update.scalars(weight.name)
     values.pop(FACTOR, None)
+    values.pop(RNG, None)
     specs = [(TensorSpec(name, scalar_dtype(name), ()), values[name]) for name in sorted(values)]
     return {spec.name: Variable(spec, VariableRole.SCALAR, value) for spec, value in specs}
 

@@ -28,7 +28,8 @@ from podrun.compiler.meetings import Cut
 from podrun.compiler.meetings import cut as cut_at_meetings
 from podrun.compiler.pieces import Piece, export_piece, export_traced, trace_piece
 from podrun.compiler.placement import Placement, placement_of
-from podrun.compiler.program import PipelineSchedule, Program, joint
+from podrun.compiler.program import RNG, PipelineSchedule, Program, joint
+from podrun.compiler.rounding import ADVANCE, advance_piece
 from podrun.compiler.scaling import STATISTICS, scaling_piece
 from podrun.compiler.scaling import UPDATE as SCALING
 from podrun.compiler.schedule import schedule
@@ -158,6 +159,8 @@ class _Compilation:
                 found[piece.name] = export_piece(piece)
             if self.program.automatic_scaling is not None:
                 found[SCALING] = export_piece(scaling_piece(self.program))
+            if RNG in memory.variables:
+                found[ADVANCE] = export_piece(advance_piece())
         return found
 
     def digest(self) -> str:

@@ -163,6 +163,11 @@ PHASE = "lossScaleUpdatePhase"
 """Variable: the batch's number modulo the period of automatic loss scaling."""
 
 
+RNG = "rngState___"
+"""Variable, uint32 ``[2]``: the state of the generator that rounds stochastically. A rule that names it among its
+scalars gets it, already that of its place."""
+
+
 @dataclass(frozen=True, slots=True)
 class AutomaticScaling:
     """Automatic loss scaling (`podrun.compiler.scaling`). ``tracked``: the values and weights whose gradients are

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from podrun.compiler.arenas import WeightGroup
 from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, input_buffer
 from podrun.compiler.fold import Chunk
-from podrun.compiler.program import joint
+from podrun.compiler.program import RNG, joint
+from podrun.compiler.rounding import ADVANCE
 from podrun.compiler.scaling import STATISTICS
 from podrun.compiler.scaling import UPDATE as SCALING
 from podrun.compiler.update import JOINT_UPDATE
@@ -56,8 +57,7 @@ def schedule(
     else:
         for index, group in enumerate(groups):
             work += update_instructions(index, group)
-    if builder.tracked:
-        work += [AllReduce(STATISTICS), Compute(SCALING)]
+    work += closing(builder)
     work += updated_anchors(builder, 0)
     idle: tuple[Instruction, ...] = (Sync(SyncScope.HOST),)
     return (tuple(work), *([idle] * (builder.layout.ipus_per_replica - 1)))
@@ -80,6 +80,12 @@ def update_instructions(index: int, group: WeightGroup) -> list[Instruction]:
         reduce = AllReduce if group.whole_gradient else ReduceScatter
         return [reduce(group.gradient_arena), update, AllGather(group.weight_arena), *gathered]
     return [AllReduce(group.gradient_arena), update]
+
+
+def closing(builder: ChunkBuilder) -> list[Instruction]:
+    """What comes after all weights were updated: the loss scale's factor and the RNG state move on."""
+    found: list[Instruction] = [AllReduce(STATISTICS), Compute(SCALING)] if builder.tracked else []
+    return [*found, Compute(ADVANCE)] if RNG in builder.memory.variables else found
 
 
 def norm_anchors(builder: ChunkBuilder) -> list[Instruction]:

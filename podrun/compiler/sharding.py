@@ -23,9 +23,7 @@ from podrun.compiler.meetings import resolved
 from podrun.compiler.pieces import TracedPiece, trace_piece
 from podrun.compiler.placement import Placement
 from podrun.compiler.program import joint
-from podrun.compiler.scaling import STATISTICS
-from podrun.compiler.scaling import UPDATE as SCALING
-from podrun.compiler.schedule import norm_anchors, update_instructions, updated_anchors
+from podrun.compiler.schedule import closing, norm_anchors, update_instructions, updated_anchors
 from podrun.compiler.split import CROSSING_PREFIX, Segment, split
 from podrun.compiler.update import JOINT_UPDATE
 from podrun.errors import UnimplementedError, UsageError
@@ -186,8 +184,7 @@ class Timetable:
         elif not self.updates_early:
             for index, group in enumerate(groups):
                 self.lists[group.home] += update_instructions(index, group)
-        if self.builder.tracked:
-            self._update_scaling()
+        self._close()
         for home in homes:
             self.lists[home] += updated_anchors(self.builder, home)
         return tuple(tuple(work) for work in self.lists)
@@ -217,14 +214,17 @@ class Timetable:
         self.lists[source].append(Send(name, dest, tag))
         self.lists[dest].append(Receive(buffer, source, tag))
 
-    def _update_scaling(self) -> None:
-        """The loss scale's factor, on IPU 0 when all weights were updated with the one it had."""
+    def _close(self) -> None:
+        """What waits for the update of all weights, on IPU 0."""
+        work = closing(self.builder)
+        if not work:
+            return
         if self.builder.layout.machines_per_replica > 1:
             raise UnimplementedError(
-                "Automatic loss scaling is not there yet for replicas over several machines."
+                "Automatic loss scaling and stochastic rounding are not there yet for replicas over several machines."
             )
         self._everywhere(Sync(SyncScope.MACHINE))
-        self.lists[0] += [AllReduce(STATISTICS), Compute(SCALING)]
+        self.lists[0] += work
         self._everywhere(Sync(SyncScope.MACHINE))
 
     def _send_variables(self) -> None:

@@ -22,7 +22,8 @@ from podrun.compiler.chunk import anchor_buffer
 from podrun.compiler.grouped import group_count
 from podrun.compiler.layout import holders
 from podrun.compiler.pieces import Piece
-from podrun.compiler.program import JointRule, NormRule, UpdateRule
+from podrun.compiler.program import RNG, JointRule, NormRule, UpdateRule
+from podrun.compiler.rounding import place
 from podrun.errors import UnimplementedError
 from podrun.executable import REPLICA_OFFSET, Layout, TensorSpec
 
@@ -34,14 +35,14 @@ JOINT_UPDATE = "update.joint"
 
 def update_piece(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout) -> Piece:
     """The piece that updates a group after its gradients were reduced over the machines."""
-    scalars = {name: buffer((), scalar_dtype(name)) for name in group.scalars}
+    scalars = {name: scalar_buffer(name) for name in group.scalars}
     if group.elementwise:
-        return _sliced(f"update.{index}", group, memory, rule, layout, scalars)
-    return _whole(f"update.{index}", group, memory, rule, scalars)
+        return _sliced(index, group, memory, rule, layout, scalars)
+    return _whole(index, group, memory, rule, scalars)
 
 
 def _sliced(
-    name: str, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout, scalars: Buffers
+    index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout, scalars: Buffers
 ) -> Piece:
     count = group.size // holders(layout)
     weights, gradients = f"arena_slice:{group.weight_arena}", f"arena_slice:{group.gradient_arena}"
@@ -59,7 +60,10 @@ def _sliced(
     counters = [field.prefix for field in group.states if field.scalar]
 
     def apply(weight: Any, gradient: Any, state: Buffers, values: Buffers) -> tuple[Any, dict[str, Any]]:
-        return rule.apply(group.weights[0].name, weight, gradient, state, {n: values[n] for n in scalars})
+        chosen = {n: values[n] for n in scalars}
+        if RNG in chosen:
+            chosen[RNG] = place(chosen[RNG], index, values[REPLICA_OFFSET])
+        return rule.apply(group.weights[0].name, weight, gradient, state, chosen)
 
     def run(values: Buffers) -> dict[str, Any]:
         state = {prefix: values[buffer] for prefix, buffer in buffers.items()}
@@ -83,7 +87,7 @@ def _sliced(
             after |= {p: state[p].at[:length].set(counted[p].astype(state[p].dtype)) for p in counters}
         return results | {buffers[p]: _like(after[p], state[p]) for p in buffers}
 
-    return Piece(name, run, inputs, (weights, *buffers.values()))
+    return Piece(f"update.{index}", run, inputs, (weights, *buffers.values()))
 
 
 def joint_piece(memory: Memory, rule: JointRule, norms: Sequence[str] = (), replicas: int = 1) -> Piece:
@@ -95,7 +99,7 @@ def joint_piece(memory: Memory, rule: JointRule, norms: Sequence[str] = (), repl
     outputs: list[str] = []
     states_of: dict[str, dict[str, str]] = {}
     for group in memory.groups:
-        inputs |= {name: buffer((), scalar_dtype(name)) for name in group.scalars}
+        inputs |= {name: scalar_buffer(name) for name in group.scalars}
         for weight in group.weights:
             inputs[weight.name] = buffer(weight.shape, weight.dtype)
             inputs[gradient_buffer(weight.name)] = buffer(weight.shape, group.gradient_dtype)
@@ -172,7 +176,7 @@ def _like(value: Any, old: Any) -> Any:
     return jnp.asarray(value).astype(old.dtype).reshape(old.shape)
 
 
-def _whole(name: str, group: WeightGroup, memory: Memory, rule: UpdateRule, scalars: Buffers) -> Piece:
+def _whole(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, scalars: Buffers) -> Piece:
     inputs: dict[str, Any] = dict(scalars)
     outputs: list[str] = []
     state_of: dict[str, dict[str, str]] = {}
@@ -187,8 +191,10 @@ def _whole(name: str, group: WeightGroup, memory: Memory, rule: UpdateRule, scal
 
     def run(values: Buffers) -> dict[str, Any]:
         results: dict[str, Any] = {}
-        chosen = {n: values[n] for n in scalars}
-        for weight, states in state_of.items():
+        for number, (weight, states) in enumerate(state_of.items()):
+            chosen = {n: values[n] for n in scalars}
+            if RNG in chosen:
+                chosen[RNG] = place(chosen[RNG], index, number)
             groups = group_count(memory.group_of.get(weight, ()))
             if groups == 1:
                 results |= once(weight, states, values, chosen)
@@ -207,4 +213,9 @@ def _whole(name: str, group: WeightGroup, memory: Memory, rule: UpdateRule, scal
         found = {weight: _like(new, values[weight])}
         return found | {states[p]: _like(after[p], state[p]) for p in states}
 
-    return Piece(name, run, inputs, tuple(outputs))
+    return Piece(f"update.{index}", run, inputs, tuple(outputs))
+
+
+def scalar_buffer(name: str) -> Any:
+    """A streamed scalar, or the RNG state, as a piece takes it."""
+    return buffer((2,), "uint32") if name == RNG else buffer((), scalar_dtype(name))

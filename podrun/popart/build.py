@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.compiler.program import FACTOR, AnchorSpec, Forward, InputSpec, ParameterSpec, Program, Tensors
+from podrun.compiler.program import (
+    FACTOR,
+    RNG,
+    AnchorSpec,
+    Forward,
+    InputSpec,
+    ParameterSpec,
+    Program,
+    Tensors,
+)
 from podrun.compiler.program import PipelineSchedule as Order
 from podrun.device.tiles.recompute import NOTHING
 from podrun.executable import Reduction, TensorSpec, numpy_dtype
@@ -137,6 +146,7 @@ def build(
         accumulation=options.micro_batches,
         mean=mean,
         running=running,
+        stochastic=options.enableStochasticRounding and loss is not None,
         automatic=options.automaticLossScalingSettings.enabled and loss is not None,
     )
     rule = optimizer.rule(context) if optimizer is not None else None
@@ -403,7 +413,7 @@ def _add_reserved(
         if rule is not None:
             for spec, _ in rule.state(lowered.parameters[name]).values():
                 infos[spec.name] = _info(spec)
-            for scalar in rule.scalars(name):
+            for scalar in rule.scalars(name).keys() - {RNG}:
                 infos[scalar] = TensorInfo("FLOAT", [])
 
 

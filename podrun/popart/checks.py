@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from podrun.popart.dataflow import DataFlow
@@ -9,6 +10,8 @@ from podrun.popart.device import DeviceInfo
 from podrun.popart.enums import AnchorReturnTypeId, DeviceType, RecomputationType, VirtualGraphMode
 from podrun.popart.errors import popart_exception, popart_unimplemented
 from podrun.popart.options import SessionOptions
+
+_log = logging.getLogger("podrun.popart.session")
 
 
 def check_options(options: SessionOptions, flow: DataFlow, device: DeviceInfo, *, training: bool) -> None:
@@ -23,7 +26,7 @@ def check_options(options: SessionOptions, flow: DataFlow, device: DeviceInfo, *
         raise popart_exception(
             "An inference session needs at least one anchor in its DataFlow: it would give nothing."
         )
-    _check_unbuilt(options)
+    _check_rounding(options, training)
 
 
 def _check_accumulation(options: SessionOptions, training: bool) -> None:
@@ -186,17 +189,19 @@ def _check_scaling(options: SessionOptions, training: bool) -> None:
         )
 
 
-def _check_unbuilt(options: SessionOptions) -> None:
-    """Options that would change numbers and that nothing behind them computes yet."""
-    if options.enableStochasticRounding:
+def _check_rounding(options: SessionOptions, training: bool) -> None:
+    """Say what stochastic rounding covers. popart_unimplemented where weights change while others are in flight."""
+    if not options.enableStochasticRounding:
+        return
+    if training and options.enablePipelining and options.micro_batches == 1:
         raise popart_unimplemented(
-            "enableStochasticRounding: stochastic rounding is not there yet; results are rounded to nearest.",
-            hint="Set it to False.",
+            "enableStochasticRounding in a pipeline without gradient accumulation is not there yet.",
+            hint="Use gradient accumulation.",
         )
-    if options.enableLoadAndOffloadRNGState:
-        raise popart_unimplemented(
-            "enableLoadAndOffloadRNGState: the RNG state of tiles is not modelled yet."
-        )
+    _log.warning(
+        "enableStochasticRounding: float16 weights and optimizer state are rounded stochastically where they are "
+        "updated; all other float16 results are rounded to nearest."
+    )
 
 
 def check_recomputation(options: SessionOptions, annotated: bool) -> None:

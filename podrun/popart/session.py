@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.compiler.program import RNG
 from podrun.executable import Executable, Retrieval, VariableRole
 from podrun.popart import checks, loader, placement
 from podrun.popart.build import BuiltModel, build
@@ -31,6 +32,7 @@ from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
 from podrun.popart.session_files import SessionFiles, refuse
 from podrun.popart.session_reports import SessionReports
+from podrun.popart.session_rng import WORDS, SessionRng
 from podrun.popart.session_weights import SessionWeights
 from podrun.popart.stepio import IStepIO, StepTensor
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
@@ -46,7 +48,7 @@ CACHE_VARIABLE = "POPDIST_EXECUTABLE_CACHE_PATH"
 """Names the executable cache that all instances of a run share."""
 
 
-class Session(SessionFiles, SessionReports, SessionWeights):
+class Session(SessionFiles, SessionRng, SessionReports, SessionWeights):
     """What both kinds of session are. Made through InferenceSession or TrainingSession."""
 
     _training = False
@@ -84,6 +86,7 @@ class Session(SessionFiles, SessionReports, SessionWeights):
         self._weights_sent = False
         self._pending_scalars = False
         self._seed: int | None = None
+        self._rng = [0] * WORDS
         self._cycles: int | None = None
 
     def _build(self, shapes: InputShapeInfo, loss: str | None) -> BuiltModel:
@@ -214,6 +217,7 @@ class Session(SessionFiles, SessionReports, SessionWeights):
         values |= self._scalars()
         if self._seed is not None:
             values |= self._seed_value(self._seed)
+        values |= self._rng_value()
         self._write(values)
 
     def _scalars(self) -> dict[str, np.ndarray]:
@@ -228,6 +232,7 @@ class Session(SessionFiles, SessionReports, SessionWeights):
         return {
             name: np.asarray(current[name], variable.spec.dtype).reshape(variable.spec.shape)
             for name, variable in scalars.items()
+            if name != RNG
         }
 
     def _write(self, values: Mapping[str, np.ndarray]) -> None:
@@ -377,8 +382,6 @@ class Session(SessionFiles, SessionReports, SessionWeights):
     # -- public in PopART, refused by name here --------------------------------------------------------
 
     getSerializedGraph = refuse("getSerializedGraph")
-    getRNGState = refuse("getRNGState")
-    setRNGState = refuse("setRNGState")
     getIr = refuse("getIr")
 
 

@@ -110,7 +110,12 @@ class SessionWeights:
     def setRandomSeed(self: Session, seedValue: int) -> None:  # type: ignore[misc]
         """Start the sequence of random numbers anew from a seed."""
         executable = self._prepared("Devicex::setRandomSeedFromHost")
+        self._rng = [seedValue >> 32 & 0xFFFFFFFF, seedValue & 0xFFFFFFFF]
+        if self._device._loaded is self:
+            self._write(self._rng_value())
         if self._seed_variable(executable) is None:
+            if self._options.enableStochasticRounding:
+                return
             _log.warning("The program draws no random numbers: setRandomSeed does nothing.")
             return
         self._seed = seedValue

@@ -85,7 +85,6 @@ def test_options_are_taken_when_the_session_is_made():
             },
             "single replica",
         ),
-        (1, {"enableStochasticRounding": True}, "not there yet"),
     ],
 )
 def test_combinations_that_are_refused(ipus, values, word):

@@ -28,6 +28,9 @@ class UpdateContext:
     automatic: bool = False
     """Automatic loss scaling: the loss scaling is the optimizer's times `podrun.compiler.program.FACTOR`."""
 
+    stochastic: bool = False
+    """Halves that an update stores are rounded stochastically."""
+
     @property
     def divisor(self) -> int:
         """What the gradient that comes is divided by, apart from the loss scaling."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import abc
 import operator
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from podrun.compiler.program import FACTOR
+from podrun.compiler.program import FACTOR, RNG
 from podrun.executable import TensorSpec
 from podrun.popart import names
 from podrun.popart.enums import DataType
@@ -116,7 +117,8 @@ class Rule(abc.ABC):
             scalar = self.scalar(compound, weight)
             if scalar.streamed is not None:
                 found[scalar.streamed] = scalar.value
-        return found | ({FACTOR: 1.0} if self.context.automatic else {})
+        found |= {FACTOR: 1.0} if self.context.automatic else {}
+        return found | ({RNG: 0.0} if self.context.stochastic else {})
 
     def factors(self, weight: str, scalars: Mapping[str, Any]) -> dict[str, Any]:
         """Compounds by name as float32 values inside the trace."""
@@ -178,8 +180,12 @@ class Rule(abc.ABC):
             self.factors(name, scalars),
             clip,
         )
-        rounded = {prefix: value.astype(state[prefix].dtype) for prefix, value in new_state.items()}
-        return new_weight.astype(weight.dtype), rounded
+        bits = scalars[RNG] if self.context.stochastic else None
+        rounded = {
+            prefix: _rounded(value, state[prefix].dtype, bits, name + prefix)
+            for prefix, value in new_state.items()
+        }
+        return _rounded(new_weight, weight.dtype, bits, name), rounded
 
     def apply_joint(
         self,
@@ -243,6 +249,17 @@ class Rule(abc.ABC):
         clip: Clip,
     ) -> tuple[Any, dict[str, Any]]:
         """The formula, in float32. What gradient clipping scales goes through ``clip``, once."""
+
+
+def _rounded(value: Any, dtype: Any, bits: Any, name: str) -> Any:
+    """A new value in the type that it is stored in; halves stochastically if there are ``bits``."""
+    import jax.numpy as jnp
+
+    if bits is None or dtype != jnp.float16:
+        return value.astype(dtype)
+    from podrun.compiler.rounding import place, stochastic_half
+
+    return stochastic_half(value, place(bits, zlib.crc32(name.encode())))
 
 
 def state_spec(prefix: str, weight: TensorSpec, dtype: DataType = DataType.UNDEFINED) -> TensorSpec:

@@ -1,0 +1,135 @@
+"""Stochastic rounding of weights and state, and the RNG state."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from popart_sessions import INPUTS, MICRO_BATCH, linear, options, replicated, training, weights
+
+import podrun.popart as popart
+from podrun.compiler.rounding import stochastic_half
+
+STEPS = 64
+
+
+def draw(value, count=4096, seed=0):
+    state = jax.random.key_data(jax.random.key(seed))
+    return np.asarray(stochastic_half(jnp.full(count, value, jnp.float32), state))
+
+
+@pytest.mark.parametrize("value", [1.0001, -1.0001, 1000.3, 3.3e-6, -5e-8, 6.1e-5, 40000.3, 0.1])
+def test_a_value_becomes_one_of_its_neighbours_and_itself_on_average(value):
+    found = draw(value)
+    ulp = np.float64(np.spacing(np.abs(np.float16(value * 0.9999))))
+    assert np.abs(found.astype(np.float64) - value).max() < abs(ulp) * 1.001
+    assert len(np.unique(found)) == 2
+    # The mean of n draws has a standard deviation of at most ulp / (2 sqrt(n)); five of them are far out.
+    assert abs(found.astype(np.float64).mean() - value) < 5 * abs(ulp) / (2 * np.sqrt(len(found)))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 65504.0, 2.0**-24, np.inf, -np.inf, np.nan])
+def test_halves_stay_what_they_are(value):
+    np.testing.assert_array_equal(draw(value, 64), np.float16(value))
+
+
+def session_of(device, case, **values):
+    optimizer = popart.ConstSGD(2.0**-14)
+    replicas = device.numIpus
+    made = replicated(replicas, enableStochasticRounding=True, enableLoadAndOffloadRNGState=True, **values)
+    return training(case, [], device, optimizer=optimizer, opts=made, batches=STEPS)
+
+
+def steps(replicas):
+    data = np.abs(np.random.default_rng(0).standard_normal((STEPS, replicas, MICRO_BATCH, INPUTS)))
+    return (data / replicas / MICRO_BATCH).astype(np.float16)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_steps_too_small_for_the_last_place_are_not_lost(device_of, replicas):
+    """Rounded to nearest the weights stand still; stochastically they move as float32 weights do."""
+    case = linear("float16")
+    plain = training(
+        case, [], device_of(replicas), optimizer=popart.ConstSGD(2.0**-14), opts=replicated(replicas), batches=STEPS
+    )  # fmt: skip
+    data = steps(replicas)
+    plain.run(popart.PyStepIO({case.x: data}, {}))
+    before = plain._built.weights[case.w].astype(np.float64)
+    still = np.abs(weights(plain, case.w)[0] - before).mean()
+    rounded = session_of(device_of(replicas), case)
+    rounded.run(popart.PyStepIO({case.x: data}, {}))
+    moved = weights(rounded, case.w)[0] - before
+    want = np.zeros_like(before)
+    for x in data.astype(np.float64).reshape(STEPS, -1, INPUTS):
+        want -= 2.0**-14 * 0.5 * x.T @ np.sign(x @ before)
+    ulp = 2.0**-10
+    assert still < np.abs(want).mean() / 4
+    assert np.abs(moved - want).max() < 6 * ulp * np.sqrt(STEPS) / 2
+    assert abs((moved - want).mean()) < 5 * ulp * np.sqrt(STEPS) / 2 / np.sqrt(moved.size)
+
+
+def test_the_same_seed_rounds_alike_and_another_does_not(device_of):
+    case, found = linear("float16"), []
+    for seed in (7, 7, 8):
+        session = session_of(device_of(1), case)
+        session.setRandomSeed(seed)
+        session.run(popart.PyStepIO({case.x: steps(1)}, {}))
+        found.append(weights(session, case.w)[0])
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2])
+
+
+def test_a_state_that_was_read_goes_on_where_it_was(device_of):
+    case, data = linear("float16"), steps(1)
+    session = session_of(device_of(1), case)
+    session.setRandomSeed(3)
+    session.run(popart.PyStepIO({case.x: data}, {}))
+    state, middle = session.getRNGState(), weights(session, case.w)[0]
+    session.run(popart.PyStepIO({case.x: data}, {}))
+    end = weights(session, case.w)[0]
+    assert session.getRNGState() != state
+    other = session_of(device_of(1), case)
+    other.writeWeights(popart.PyWeightsIO({case.w: middle}))
+    other.weightsFromHost()
+    other.setRNGState(state)
+    other.run(popart.PyStepIO({case.x: data}, {}))
+    np.testing.assert_array_equal(weights(other, case.w)[0], end)
+
+
+def test_sharded_programs_round_and_move_on(device_of):
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT16", [2, 4]))
+    made = options(enableStochasticRounding=True, enableLoadAndOffloadRNGState=True)
+    made.virtualGraphMode = popart.VirtualGraphMode.Manual
+    h = x
+    for ipu in range(2):
+        w = builder.addInitializedInputTensor(np.ones((4, 4), np.float16))
+        with builder.virtualGraph(ipu):
+            h = builder.aiOnnx.matmul([h, w])
+    with builder.virtualGraph(1):
+        loss = builder.aiGraphcore.l1loss([h], 0.1)
+    session = popart.TrainingSession(
+        builder.getModelProto(), popart.DataFlow(2, []), loss, popart.Adam({}), device_of(2), userOptions=made
+    )
+    session.prepareDevice()
+    session.weightsFromHost()
+    first = session.getRNGState()
+    session.run(popart.PyStepIO({x: np.ones((2, 2, 4), np.float16)}, {}))
+    assert session.getRNGState() != first
+
+
+def test_misuse(device):
+    session = training(linear("float16"), [], device, opts=options(enableStochasticRounding=True))
+    with pytest.raises(popart.popart_exception, match="enableLoadAndOffloadRNGState"):
+        session.getRNGState()
+    session = session_of(device, linear("float16"))
+    for state in ([1], [1, 2, 3], [1, -1]):
+        with pytest.raises(popart.popart_runtime_error, match="received rngState of size"):
+            session.setRNGState(state)
+
+
+def test_without_rounding_the_state_is_kept_and_changes_nothing(device):
+    session = training(linear(), [], device, opts=options(enableLoadAndOffloadRNGState=True))
+    session.setRNGState([5, 6])
+    assert session.getRNGState() == [5, 6]
