@@ -16,24 +16,24 @@ import jax.numpy as jnp
 
 from podrun.compiler import jax_internals, streaming
 from podrun.compiler.abstract import abstract, buffer
-from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer, scalar_dtype
+from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer
 from podrun.compiler.exchange import alone
 from podrun.compiler.exchange_cost import collective_seconds
-from podrun.compiler.grouped import GroupOf, group_count
 from podrun.compiler.holdings import Work, ipu_memory
 from podrun.compiler.pieces import TracedPiece
 from podrun.compiler.placement import Placement
 from podrun.compiler.program import Program, UpdateRule
+from podrun.compiler.shards import gather_seconds, reduction_seconds, update_spec
 from podrun.compiler.split import CROSSING_PREFIX, Segment, split
 from podrun.compiler.timeline import Task, idle_share, seconds_by_cause
 from podrun.compiler.trace import Trace, evaluate
+from podrun.compiler.update import scalar_buffer
 from podrun.device.target import Chip, chip
 from podrun.device.tiles.cost import cost_flat, cost_jaxpr
 from podrun.device.tiles.flatten import FlatJaxpr, flatten
-from podrun.device.tiles.links import all_reduce_seconds, neighbour_seconds
+from podrun.device.tiles.links import neighbour_seconds
 from podrun.device.tiles.recompute import recomputed
 from podrun.device.tiles.segments import FlatSegment, split_flat
-from podrun.executable import numpy_dtype
 
 
 def tile_report(
@@ -62,8 +62,9 @@ def tile_report(
         if streamed:
             causes["streaming"] = causes.get("streaming", 0.0) + max(streamed.values())
         causes["update"] = max((report["step"]["seconds"] for report in updates.values()), default=0.0)
-        causes["all_reduce"] = max(_all_reduce_by_ipu(program, memory, model).values(), default=0.0)
+        causes["all_reduce"] = max(reduction_seconds(program, memory, model).values(), default=0.0)
     collectives = collective_seconds(program, traced, model)
+    collectives += gather_seconds(program, [segment.work for segment in segments], model)
     if collectives:
         causes["collectives"] = collectives
     seconds = sum(causes.values())
@@ -222,7 +223,7 @@ def _tasks(
     """
     copy_rate = model.tiles * model.store_bytes * model.clock_hz
     last = {segment.ipu: place for place, segment in enumerate(segments)}
-    reductions = _all_reduce_by_ipu(program, memory, model)
+    reductions = reduction_seconds(program, memory, model)
     moved = streaming.segment_bytes(program, [s.work for s in segments], [s.gradients for s in segments])
     at_once = (
         len({s.ipu for s, nbytes in zip(segments, moved, strict=True) if nbytes}) if program.pipelined else 1
@@ -290,7 +291,7 @@ def _groups_by_ipu(memory: Memory) -> dict[int, list[WeightGroup]]:
 def _update_jaxpr(program: Program, rule: UpdateRule, groups: Sequence[WeightGroup]) -> Any:
     """The update of every weight of the groups, on one replica."""
     weights = [
-        (program.parameters[weight.name].spec, group.gradient_dtype)
+        (update_spec(program, weight.name), group.gradient_dtype)
         for group in groups
         for weight in group.weights
     ]
@@ -305,27 +306,5 @@ def _update_jaxpr(program: Program, rule: UpdateRule, groups: Sequence[WeightGro
     gradients = [buffer(spec.shape, dtype) for spec, dtype in weights]
     states = [{p: abstract(s) for p, (s, _) in sorted(rule.state(spec).items())} for spec, _ in weights]
     names = sorted({name for spec, _ in weights for name in rule.scalars(spec.name)})
-    scalars = {name: buffer((), scalar_dtype(name)) for name in names}
+    scalars = {name: scalar_buffer(name) for name in names}
     return jax.make_jaxpr(run)(now, gradients, states, scalars)
-
-
-def _all_reduce_by_ipu(program: Program, memory: Memory, model: Chip) -> dict[int, float]:
-    """Seconds to reduce the gradients of each IPU of a replica over the replicas that share the weights; IPUs do theirs
-    side by side."""
-    found = {}
-    for ipu, groups in _groups_by_ipu(memory).items():
-        sizes: dict[GroupOf, float] = {}
-        for group in groups:
-            apart = memory.group_of.get(group.weights[0].name, ())
-            nbytes = group.size * numpy_dtype(group.gradient_dtype).itemsize / group_count(apart)
-            sizes[apart] = sizes.get(apart, 0.0) + nbytes
-        found[ipu] = sum(
-            all_reduce_seconds(
-                model,
-                program.replicas // group_count(apart),
-                nbytes,
-                ipus_per_replica=program.ipus_per_replica,
-            )
-            for apart, nbytes in sizes.items()
-        )
-    return found

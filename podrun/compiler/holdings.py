@@ -67,7 +67,7 @@ def ipu_memory(
         if not own and not groups and not lasting:
             continue
         reports = [work.report for work in own]
-        demand, named, curve = _at_work(program, groups, reports, updates.get(ipu), chip)
+        demand, named, curve = _at_work(program, groups, own, updates.get(ipu), chip)
         held: dict[str, int] = {}
         for kind, name, size in lasting:
             held[kind] = held.get(kind, 0) + size
@@ -88,27 +88,52 @@ def ipu_memory(
 def _at_work(
     program: Program,
     groups: Sequence[WeightGroup],
-    reports: Sequence[Report],
+    works: Sequence[Work],
     update: Report | None,
     chip: Chip,
 ) -> tuple[Demand, list[tuple[str, int]], list[int]]:
     """The fullest moment of the IPU's work: its activations and temporary data, what is alive, and the curve."""
-    moments = [_moment(report) for report in reports]
-    curve = [size for report in reports for size in report["memory"]["by_time"]]
+    extras = [_visiting(program, work) for work in works]
+    moments = [
+        _with_extra(_moment(work.report), "weight", extra) for work, extra in zip(works, extras, strict=True)
+    ]
+    curve = [
+        size + extra
+        for work, extra in zip(works, extras, strict=True)
+        for size in work.report["memory"]["by_time"]
+    ]
     if update is not None:
         extra = _update_bytes(program, groups)
-        moment = _moment(update)
-        moments.append(
-            (
-                Demand({}, moment[0].activations + extra, moment[0].temporary, moment[0].temporary_tiles),
-                [*moment[1], ("update", extra)] if extra else moment[1],
-            )
-        )
+        moments.append(_with_extra(_moment(update), "update", extra))
         curve += [size + extra for size in update["memory"]["by_time"]]
     if not moments:
         return Demand({}, 0), [], []
     demand, named = max(moments, key=lambda m: m[0].activations / chip.tiles + m[0].temporary)
     return demand, list(named), curve
+
+
+def _with_extra(
+    moment: tuple[Demand, list[tuple[str, int]]], name: str, extra: int
+) -> tuple[Demand, list[tuple[str, int]]]:
+    demand, named = moment
+    if not extra:
+        return moment
+    more = Demand({}, demand.activations + extra, demand.temporary, demand.temporary_tiles)
+    return more, [*named, (name, extra)]
+
+
+def _visiting(program: Program, work: Work) -> int:
+    """Bytes of the largest weight that comes for a segment only, gathered from its shards or from streaming memory:
+    one weight at a time is there whole."""
+    where = program.locations
+    return max(
+        (
+            parameter.spec.nbytes - _on_chip(parameter.spec, where.of(name, where.weights))
+            for name, parameter in program.parameters.items()
+            if name in work.reads
+        ),
+        default=0,
+    )
 
 
 def _moment(report: Report) -> tuple[Demand, list[tuple[str, int]]]:

@@ -48,7 +48,7 @@ def update_bytes(program: Program, groups: Sequence[WeightGroup]) -> int:
     total = 0
     for group in groups:
         assert rule is not None
-        for weight in group.weights:
+        for weight in (program.parameters[weight.name].spec for weight in group.weights):
             total += 2 * _moved(weight, where.of(weight.name, where.weights))
             for spec, _ in rule.state(weight).values():
                 total += 2 * _moved(spec, where.of(spec.name, where.optimizer_state))

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from podrun.compiler.arenas import gradient_buffer
 from podrun.compiler.program import Locations
 from podrun.device.tiles.memory import Location
 from podrun.device.tiles.recompute import Recompute
+from podrun.popart import names
 from podrun.popart.attributes import RECOMPUTE
 from podrun.popart.enums import (
     RecomputationType,
@@ -60,7 +62,7 @@ def _norms(nodes: list[Any]) -> set[str]:
 
 
 def locations_of(options: SessionOptions) -> Locations:
-    """Where a session's variables live. Sharding is over all replicas of the program."""
+    """Where a session's variables live. Sharding is over the replicas of the sharding domain (default: all)."""
     replicas = options.getGlobalReplicationFactor()
     return Locations(
         _location(options.weightTensorLocationSettings, replicas),
@@ -68,11 +70,17 @@ def locations_of(options: SessionOptions) -> Locations:
         _location(options.accumulatorTensorLocationSettings, replicas),
         _location(options.activationTensorLocationSettings, replicas),
         {
-            name: _place(where, replicas, 0, 0)
+            _own_name(name): _place(where, replicas, 0, 0)
             for name, where in sorted(options.tensorLocationSettingsOverride.items())
             if isinstance(where, TensorLocation)
         },
     )
+
+
+def _own_name(name: str) -> str:
+    """The compiler's name of an accumulator that PopART's name stands for; any other name as it is."""
+    accumulator = names.PREFIXES["Accum"]
+    return gradient_buffer(name.removeprefix(accumulator)) if name.startswith(accumulator) else name
 
 
 def _location(settings: TensorLocationSettings, replicas: int) -> Location:
@@ -85,5 +93,8 @@ def _location(settings: TensorLocationSettings, replicas: int) -> Location:
 
 
 def _place(where: TensorLocation, replicas: int, off_chip: int, sharded: int) -> Location:
-    shards = replicas if where.replicatedTensorSharding is ReplicatedTensorSharding.On else 1
+    """popart_exception for a sharding domain that does not divide the replicas."""
+    shards = 1
+    if where.replicatedTensorSharding is ReplicatedTensorSharding.On:
+        shards = where.shardingDomain.toReplicaGrouping(replicas).groupSize
     return Location(where.storage is TensorStorage.OffChip, shards, off_chip, sharded)
