@@ -38,7 +38,8 @@ PREDICTORS: dict[str, Predictor] = {
     "session_call": machine.session_call,
     "all_reduce": machine.all_reduce,
     "ipu_link": machine.ipu_link,
-    "hpc_app": machine.gteps,
+    "hpc_app": kernels.graph_search,
+    "sparse_matmul": kernels.sparse_product,
     "gemm": kernels.gemm,
     "vertex": kernels.vertex,
     "stencil": kernels.grid_kernel,
@@ -50,7 +51,6 @@ NOT_A_DEVICE = {
     "speedup_vs_cpu": "needs the CPU's time, which is not part of the device model",
     "speedup_vs_gpu": "needs the GPU's time, which is not part of the device model",
     "time_to_train_min": "needs the convergence of the run, which a performance model does not give",
-    "gteps": "irregular application: no planner for it",
     "residual_cycles": "the residual of another estimator",
     "relative_error": "the error of another estimator",
 }

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
-from podrun.device.tiles import amp, exchange, host, stencil, vertices
+from podrun.device.tiles import amp, bandwidth, ctc, exchange, host, sparse, stencil, vertices
 from podrun.device.tiles.matmul import Product, plan_product
 
 STENCILS: dict[str, dict[str, Any]] = {
@@ -201,6 +201,13 @@ def vertex(record: Record) -> float:
         "conv_depthwise": _conv,
         "spin_loop": _spin_loop,
         "block_of_compute_sets": _compute_sets,
+        "ctc_loss": _ctc_loss,
+        "ctc_beam_search": _beam_search,
+        "dot": _dot,
+        "vector_arithmetic": _vector_arithmetic,
+        "qr": _qr,
+        "index_put": _rows_update,
+        "scatter_reduce_grad": _rows_update,
     }
     if op not in makers:
         raise NotPredicted(f"no planner for {op!r}")
@@ -214,12 +221,13 @@ def _conv_nx1(record: Record) -> float:
     rows = batch * ((height - kernel_h) // stride + 1)
     row_length = (width - kernel_w) // stride + 1
     total, supervisor = amp.four_row_cycles(rows, row_length, inputs, outputs, kernel_h, kernel_w)
-    part = record.params["part"]
-    if part == "amp_call":
-        return record.rate(amp.FOUR_ROW_CALL)
-    if part != "total" or record.params["scope"] == "worker":
+    part, scope = record.params["part"], record.params["scope"]
+    parts = amp.four_row_parts(rows, row_length, inputs, outputs, kernel_h, kernel_w)
+    if part in parts:
+        return record.rate(parts[part])
+    if part != "total":
         raise NotPredicted(f"part {part!r} of a trace is not separated")
-    return record.rate(supervisor if record.params["scope"] == "supervisor" else total)
+    return record.rate({"supervisor": supervisor, "worker": parts["busiest_worker"]}.get(scope, total))
 
 
 def _avg_pool(record: Record) -> float:
@@ -248,6 +256,90 @@ def _reduce(record: Record) -> float:
     here = depth / tiles
     first, second = vertices.two_stage_reduce_cycles(outputs, here, dtype)
     return record.rate({"stage_1": first, "stage_2": second}.get(part, first + second))
+
+
+def _ctc_loss(record: Record) -> float:
+    """Alpha and beta; entries of a batch lie on tiles of their own."""
+    steps, label = record.need("time_steps", "label_length")
+    dtype, part = TYPES[record.params["input_type"]], record.params["part"]
+    if part == "reduction":
+        return record.rate(ctc.loss_reduction_cycles(steps, label, dtype))
+    if part != "total":
+        raise NotPredicted(f"part {part!r} of a loss depends on its partition, which is not stated")
+    split = record.params.get("split_time"), record.params.get("split_label")
+    cycles = ctc.loss_cycles(record.chip, steps, label, dtype, step_part=split[0], label_part=split[1])
+    if split[1] and split[1] < label:
+        # Partitions of labels hold parts of one gradient: their sum belongs to the loss.
+        cycles += ctc.loss_reduction_cycles(steps, label, dtype)
+    return record.rate(cycles)
+
+
+def _beam_search(record: Record) -> float:
+    classes, beams = record.need("classes", "beam_width")
+    parts = ctc.beam_parts(classes, beams)
+    part = record.params["part"]
+    if part in parts:
+        return record.rate(parts[part])
+    loops = record.params.get("loops") or record.params.get("time_steps") or 1
+    return record.rate(loops * sum(parts.values()))
+
+
+def _elements(record: Record) -> float:
+    (shape,) = record.need("shape")
+    return math.prod(shape) / record.params["tiles"]
+
+
+def _dot(record: Record) -> float:
+    """Two loads and a multiply-add per vector, then the workers' sums joined."""
+    dtype = TYPES[record.params["input_type"]]
+    each = vertices.per_worker_vectors(_elements(record), dtype)
+    return record.rate(vertices.SUPERVISOR + vertices.WORKERS * (30.0 + 2.0 * each))
+
+
+def _vector_arithmetic(record: Record) -> float:
+    dtype = TYPES[record.params["input_type"]]
+    if record.params.get("implementation") == "vectorised" or record.params.get("implementation") is None:
+        return record.rate(vertices.elementwise_cycles(_elements(record), dtype, ("add",), 2))
+    # A compiled loop takes its issue slots for every element.
+    each = math.ceil(_elements(record) / vertices.WORKERS)
+    return record.rate(vertices.SUPERVISOR + vertices.WORKERS * (27.0 + bandwidth.LOOP_SLOTS * each))
+
+
+def _qr(record: Record) -> float:
+    """A Householder step on one tile: a product with the matrix and an update, a vector at a time."""
+    each = vertices.per_worker_vectors(_elements(record), TYPES[record.params["input_type"]])
+    return record.rate(vertices.SUPERVISOR + vertices.WORKERS * (27.0 + 4.0 * each))
+
+
+def _rows_update(record: Record) -> float:
+    """Rows of a table updated by index; without the embedding planner, all rows on the tiles that hold the table."""
+    shape, rows = record.need("shape", "batch")
+    width = shape[-1] if len(shape) > 1 else 1
+    planned = record.params.get("implementation") != "no_planner"
+    tiles = record.chip.tiles if planned else max(1, min(record.chip.tiles, math.prod(shape) // width // 8))
+    here = math.ceil(rows / tiles) if planned else rows
+    return record.rate(vertices.multi_update_cycles(here, width))
+
+
+def sparse_product(record: Record) -> float:
+    """A sparse matrix times a dense one; the sizes of the sparse matrix have a default."""
+    m, k, n, density = record.need("m", "k", "n", "density")
+    input_type = TYPES[record.params["input_type"]]
+    plan = sparse.plan_sparse(record.chip, m, k, n, density, record.params["block_size"], input_type)
+    return record.rate(plan.cycles(record.chip), flops=plan.flops)
+
+
+def graph_search(record: Record) -> float:
+    """A breadth-first search: traversed edges per second."""
+    (name,) = record.need("name")
+    if name != "bfs":
+        raise NotPredicted(f"the work of {name!r} depends on its data, which are not in the record")
+    scale, factor = record.params.get("scale"), record.params.get("edge_factor")
+    edges = record.params.get("edges") or (factor * 2**scale if scale and factor else None)
+    if edges is None:
+        raise NotPredicted("not stated and no sensible default: edges")
+    tiles = record.params.get("tiles") or record.chip.tiles
+    return edges * record.chip.clock_hz / sparse.search_cycles(record.chip, edges, tiles) / 1e9
 
 
 def _conv(record: Record) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
 from podrun.device.tiles import amp, bandwidth, exchange, host, links
 
@@ -67,6 +65,9 @@ def host_stream(record: Record) -> float:
     chip, phase = record.chip, record.params["phase"]
     down, up = record.params["bytes_to_device"], record.params["bytes_from_device"]
     parts = host.stream_copy(chip, down + up)
+    if record.params.get("occurrence") == 1:
+        # The first copy of a program finds the host waiting: two barriers before, one after.
+        parts = {**parts, "begin": 2.0 * exchange.sync_cycles(chip), "end": exchange.sync_cycles(chip)}
     if pattern == "stream_copy":
         return record.rate(parts[phase] if phase in parts else sum(parts.values()), nbytes=down + up)
     return record.rate(parts["mid"], nbytes=down + up)
@@ -81,7 +82,11 @@ def session_call(record: Record) -> float:
 
 def all_reduce(record: Record) -> float:
     """Replicated all-reduce over IPU-Links."""
-    (nbytes,) = record.need("bytes")
+    label = record.params.get("size_label")
+    # A bare label is taken as elements, as the tool that prints it takes them.
+    nbytes = record.params.get("bytes") or (label * BYTES[record.params["data_type"]] if label else None)
+    if nbytes is None:
+        raise NotPredicted("not stated and no sensible default: bytes")
     ipus = max(record.ipus, record.params.get("ipus") or 1)
     method = None if record.params["method"] == "default" else record.params["method"]
     if record.metric == "ratio":
@@ -98,15 +103,3 @@ def ipu_link(record: Record) -> float:
     if nbytes is None:
         raise NotPredicted("the bytes that cross the links are not stated")
     return record.rate(links.neighbour_seconds(record.chip, nbytes) * record.chip.clock_hz)
-
-
-def gteps(record: Record) -> float:
-    """Irregular applications."""
-    raise NotPredicted(
-        "irregular HPC applications: no planner for this program, work depends on the graph's data"
-    )
-
-
-def log2_ceil(value: float) -> int:
-    """Levels of a tree over ``value`` leaves."""
-    return max(0, math.ceil(math.log2(max(1.0, value))))

@@ -57,6 +57,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "chained": 1,
         "allocator": "optimised",
     },
+    "sparse_matmul": {"m": 4096, "k": 4096, "block_size": 1, "input_type": "fp16", "pattern": "static"},
     "network": {
         "mode": "inference",
         "micro_batch": 1,
@@ -95,7 +96,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """By kind: the value a parameter takes where the record leaves it open. One default per parameter."""
 
-MK2_CHIP: dict[tuple[str, str], Chip] = {("gemm", "tflops"): BOW}
+MK2_CHIP: dict[tuple[str, str], Chip] = {("gemm", "tflops"): BOW, ("sparse_matmul", "tflops"): BOW}
 """The chip taken for ``mk2`` (GC200 or Bow not stated) where a time or rate needs a clock; GC200
 elsewhere."""
 

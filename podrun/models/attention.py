@@ -176,6 +176,17 @@ def _roll(net: Network, x: str, by: int) -> str:
     return x
 
 
+def _shifted_mask(net: Network, batch: int, side: int, window: int, shift: int) -> str:
+    """What is added to the scores of shifted windows, so that pixels which were not neighbours do not meet."""
+    count = side // window
+    bands = np.repeat([0, 1, 2], [side - window, window - shift, shift])
+    regions = 3 * bands[:, None] + bands[None, :]
+    windows = regions.reshape(count, window, count, window).transpose(0, 2, 1, 3).reshape(count * count, -1)
+    apart = np.where(windows[:, None, :] != windows[:, :, None], ATTENTION_BLOCKED, 0.0)
+    whole = np.tile(apart[:, None], (batch, 1, 1, 1))
+    return str(net.builder.aiOnnx.constant(whole.astype(net.dtype)))
+
+
 def _swin_block(net: Network, x: str, name: str, heads: int, window: int, shift: int) -> str:
     batch, side, _, hidden = net.shape(x)
     count, tokens = side // window, window * window
@@ -184,7 +195,8 @@ def _swin_block(net: Network, x: str, name: str, heads: int, window: int, shift:
     y = net.transpose(net.reshape(y, (batch, count, window, count, window, hidden)), (0, 1, 3, 2, 4, 5))
     rows = net.reshape(y, (batch * count * count * tokens, hidden))
     bias = net.weight(f"{name}.bias", (1, heads, tokens, tokens))
-    rows = self_attention(net, rows, name, (batch * count * count, tokens), heads, bias=bias)
+    mask = _shifted_mask(net, batch, side, window, shift) if shift else ""
+    rows = self_attention(net, rows, name, (batch * count * count, tokens), heads, mask, bias)
     y = net.reshape(rows, (batch, count, count, window, window, hidden))
     y = net.reshape(net.transpose(y, (0, 1, 3, 2, 4, 5)), (batch, side, side, hidden))
     x = net.add(x, _roll(net, y, shift) if shift else y)

@@ -145,6 +145,27 @@ def four_row_cycles(
     return supervisor + calls * WORKERS * worker + clear, supervisor
 
 
+def four_row_parts(
+    rows: float, row_length: float, in_channels: int, out_channels: int, kernel_h: int, kernel_w: int
+) -> dict[str, float]:
+    """Cycles of parts of a trace of `four_row_cycles`: of one call, of the supervisor's syncs, of one worker."""
+    calls = math.ceil(in_channels / 4) * math.ceil(kernel_h / 4) * kernel_w * math.ceil(out_channels / 8)
+    out_groups = math.ceil(out_channels / 8)
+    inner = 34.0 + 4.0 * max(0.0, row_length - 3.0) - 9.0
+    most, least = math.ceil(rows / WORKERS), math.floor(rows / WORKERS)
+    clear = 17.0 + rows * row_length * 2.0 / WORKERS
+    return {
+        "amp_call": FOUR_ROW_CALL,
+        # One round of the six threads for each call, each clearing and the end.
+        "syncs": WORKERS * (calls + out_groups + 1.0),
+        "amp_inner": inner,
+        "partition_loop": most * (3.0 + inner),
+        "zero_loop": clear,
+        "busiest_worker": calls * (18.0 + most * (3.0 + inner)) + out_groups * clear,
+        "other_workers": calls * (18.0 + least * (3.0 + inner)) + out_groups * clear,
+    }
+
+
 FOUR_ROW_CALL = 64.0 + 60.0 + WORKERS * 9.0
 """Supervisor cycles of one call: weights loaded 64 bits at a time, set-up, and the workers' launch."""
 

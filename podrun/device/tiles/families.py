@@ -68,7 +68,7 @@ def plan_movement(chip: Chip, equation: Equation) -> Plan:
     transposing = equation.primitive in ("transpose", "rev")
     return Plan(
         "rearrangement",
-        exchange=exchange_cycles(chip, nbytes),
+        exchange=exchange_cycles(chip, nbytes, fragmented=transposing),
         rearrange=rearrange_cycles(nbytes, small_groups=transposing),
         compute_sets=1,
         exchanges=1,
@@ -215,21 +215,29 @@ def plan_scan_reduce(chip: Chip, equation: Equation) -> Plan:
 
 
 def plan_sort(chip: Chip, equation: Equation) -> Plan:
-    """Sort, top-k, arg-max: a bitonic network of log2(n)(log2(n)+1)/2 compare-exchange steps over all
-    tiles."""
+    """Sort and top-k: a bitonic network of log2(n)(log2(n)+1)/2 compare-exchange steps over all tiles.
+
+    Top-k sorts runs of k and keeps the larger half of each pair of runs: log2(n/k) merges of log2(k) steps more.
+    """
     source = equation.operands[0]
     axis = equation.params.get("dimension", -1)
     length = source.shape[axis] if source.shape and isinstance(axis, int) else max(2, source.size)
     depth = max(1, math.ceil(math.log2(max(2, length))))
+    kept = equation.params.get("k")
+    if isinstance(kept, int) and 0 < kept < length:
+        runs = max(1, math.ceil(math.log2(max(2, kept))))
+        steps = runs * (runs + 1) // 2 + max(0, depth - runs) * (runs + 1)
+    else:
+        steps = depth * (depth + 1) // 2
     tiles, here = spread(chip, source.size)
-    steps = depth * (depth + 1) // 2
+    values = sum(1 for t in equation.operands if t.size == source.size) or 1
     return Plan(
         "sort",
-        compute=vertices.elementwise_cycles(here, source.dtype, ("compare", "select"), 2),
-        exchange=exchange_cycles(chip, here * 4.0),
+        compute=vertices.elementwise_cycles(here * values, source.dtype, ("compare", "select"), 2),
+        exchange=exchange_cycles(chip, here * 4.0 * values),
         compute_sets=1,
         exchanges=1,
-        temporary_bytes=here * 8.0,
+        temporary_bytes=here * 8.0 * values,
         tiles=tiles,
         vertices=1.0,
         fragments=8.0,

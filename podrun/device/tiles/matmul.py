@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from podrun.device.target import Chip
 from podrun.device.tiles import amp, vertices
-from podrun.device.tiles.exchange import PHASE_CYCLES
+from podrun.device.tiles.exchange import FRAGMENTED, PHASE_CYCLES
 from podrun.device.tiles.plan import Plan
 from podrun.errors import InvalidOptionError
 
@@ -329,6 +329,9 @@ def _choose(
     else:
         stay_rows, stay_weights = 1.0 / used, 1.0 / pm
     gather = in_bytes * (1.0 - stay_rows) / in_rate + weight_bytes * (1.0 - stay_weights) / weight_rate
+    if product.groups > 1 and product.kernel == 1:
+        # Operands of many small products arrive in rows of one group each.
+        gather = gather * FRAGMENTED
     spread = np.where(pk > 1, partial_bytes * (1.0 - 1.0 / pk) / chip.exchange_bytes + PHASE_CYCLES, 0.0)
     outputs = groups * rows * n / pk
     vector = vertices.vector_width(product.partials_type)

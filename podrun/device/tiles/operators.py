@@ -197,8 +197,8 @@ def free_transposes(flat: FlatJaxpr) -> FlatJaxpr:
         elif equation.primitive in VIEWS and source in parameters:
             parameters.update(equation.outputs)
         elif equation.primitive == "transpose" and place is not None and source is not None:
-            if source in parameters or product.get(source) == place.label:
-                equation = replace(equation, primitive="reshape")
+            free = source in parameters or product.get(source) == place.label
+            equation = replace(equation, primitive="reshape") if free else equation
         equations.append(equation)
     return replace(flat, equations=equations)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from podrun.device.target import Chip
-from podrun.device.tiles import families
+from podrun.device.tiles import families, solvers
 from podrun.device.tiles.elementwise import OPS
 from podrun.device.tiles.flatten import Equation
 from podrun.device.tiles.plan import Plan
@@ -77,6 +77,11 @@ PLANNERS: dict[str, Planner] = {
     "iota": families.plan_fill,
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), families.plan_scan_reduce),
     **dict.fromkeys(("sort", "top_k", "approx_top_k"), families.plan_sort),
+    **dict.fromkeys(
+        ("cholesky", "lu", "geqrf", "householder_product", "qr", "eigh", "svd", "triangular_solve"),
+        solvers.plan_factorisation,
+    ),
+    "fft": solvers.plan_fft,
 }
 """Families priced equation by equation."""
 
