@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from podrun.device.target import system
+from podrun.device.target import System, system
+from podrun.device.tiles.strict import check_planned
 from podrun.errors import ConfigError, PodrunError, UsageError
 from podrun.estimate.model import ACCUMULATIONS, Estimate, Layout, estimate, scan, trace
 
@@ -109,6 +110,12 @@ def parser() -> argparse.ArgumentParser:
         "--optimizer", default="momentum", help="sgd, momentum, lars, adam, lamb (default: %(default)s)"
     )
     made.add_argument("--state-off-chip", action="store_true", help="optimizer state in streaming memory")
+    made.add_argument(
+        "--shard-state",
+        action="store_true",
+        help="optimizer state cut over replicas (replicated tensor sharding)",
+    )
+    made.add_argument("--strict", action="store_true", help="refuse equations that no tile planner knows")
     made.add_argument("--available-memory-proportion", type=float, default=0.6)
     made.add_argument("--partials-type", choices=("float16", "float32"), default="float16")
     made.add_argument("--scan", action="store_true", help="try layouts and list the best")
@@ -132,16 +139,22 @@ def answer(options: argparse.Namespace) -> list[Estimate]:
         options.recompute,
         options.optimizer,
         options.state_off_chip,
+        options.shard_state,
         options.partials_type,
         options.available_memory_proportion,
     )
-    target, model = system(options.target), load_model(options.model)
+    target = system(options.target)
+    found = _found(options, target, layout)
+    if options.strict:
+        check_planned([found[0].bounds])
+    return found
+
+
+def _found(options: argparse.Namespace, target: System, layout: Layout) -> list[Estimate]:
+    model = load_model(options.model)
     if not options.scan:
-        return [
-            estimate(
-                trace(model, target.chip, layout, train=options.train), target, layout, train=options.train
-            )
-        ]
+        traced = trace(model, target.chip, layout, train=options.train)
+        return [estimate(traced, target, layout, train=options.train)]
     return scan(
         model,
         target,

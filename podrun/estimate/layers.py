@@ -5,7 +5,9 @@ between layers. Cycles and code come from the tile model's reports, bytes from t
 
 * ``weights`` belong to the layer that reads them first;
 * ``saved_bytes`` are forward values that the backward pass reads (the activations that training keeps);
-* ``crossing_bytes`` are values made in this layer or before it and read after it.
+* ``crossing_bytes`` are values made in this layer or before it and read after it;
+* ``work_bytes`` is what is alive beside kept activations while the layer works, ``temporary_bytes`` the most temporary
+  data of its steps on one tile.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ from typing import Any
 
 from podrun.device.tiles.flatten import FlatJaxpr
 from podrun.device.tiles.primitives import VIEWS
+from podrun.device.tiles.recompute import BACKWARD
 from podrun.report.model import layer_of
-
-BACKWARD = "transpose("
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Layer:
     saved_bytes: int
     crossing_bytes: int
     code_bytes: int
+    work_bytes: int
+    temporary_bytes: int
 
 
 def layers_of(
@@ -52,11 +55,25 @@ def layers_of(
     weights, weight_bytes = _weights(ahead, places, parameters, len(names))
     saved = _saved(whole, index)
     crossing = _crossing(ahead, places, len(names))
-    columns = (ahead_cycles, step_cycles, weights, weight_bytes, saved, crossing, code)
+    work, temporary = _at_work(step, index, saved)
+    columns = (ahead_cycles, step_cycles, weights, weight_bytes, saved, crossing, code, work, temporary)
     return tuple(
-        Layer(name, a, s, int(w), int(b), int(k), int(c), int(o))
-        for name, a, s, w, b, k, c, o in zip(names, *columns, strict=True)
+        Layer(name, a, s, int(w), int(b), int(k), int(c), int(o), int(m), int(t))
+        for name, a, s, w, b, k, c, o, m, t in zip(names, *columns, strict=True)
     )
+
+
+def _at_work(
+    step: Mapping[str, Any], index: Mapping[str, int], saved: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """What is alive while each layer works, without what it and the layers before it keep; temporary data."""
+    kept = list(itertools.accumulate(saved))
+    live, temporary = [0] * len(index), [0] * len(index)
+    for scope, entry in step["memory_by_scope"].items():
+        place = index.get(layer_of(scope), len(index) - 1)
+        live[place] = max(live[place], entry["live"] - kept[place])
+        temporary[place] = max(temporary[place], entry["temporary"])
+    return live, temporary
 
 
 def _cycles(entry: Mapping[str, Any]) -> float:

@@ -1,80 +1,101 @@
-"""Bytes on the fullest tile of each IPU of a replica: weights, state, activations kept and at work, code.
+"""What each IPU of a layout holds, from the layers on it: the estimate's half of the memory model.
 
-Training keeps on IPU *p* of *P* the activations of ``2 (P - 1 - p) + 1`` micro-batches (its forward and backward
-stages lie that far apart). With recomputation only what enters the IPU's stage is kept for each of them, and its
-inner activations once; on a single IPU checkpoints stand at every square root of the layers.
+`podrun.device.tiles.memory` adds up, for this and for the compiler alike; the compiler knows the program's segments,
+here layers stand for them. In a training pipeline every value that backward work reads is stashed for each micro-batch
+in flight; with recomputation only what enters the IPU is, and the rest of its layers' values are there once. On a
+single IPU the step is one, and its liveness (with recomputation: of the recomputed step) is what it is.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from podrun.device.target import Chip
-from podrun.device.tiles.cost import TILE_IMBALANCE
+from podrun.device.tiles.memory import (
+    ACCUMULATORS,
+    STASH,
+    STATE,
+    STREAMS,
+    TEMPORARY,
+    WEIGHTS,
+    Demand,
+    Location,
+    fits,
+    fullest_tile,
+    in_flight,
+)
 from podrun.estimate.layers import Layer
 
 STATES = {"sgd": 0, "momentum": 1, "lars": 1, "adam": 2, "lamb": 2}
 """Values of optimizer state per weight, float32."""
+STATE_WIDTH = 4
 
 
 class MemoryModel:
-    """Answers for one traced model and layout. ``forward`` and ``step`` are the tile model's reports."""
+    """Answers for one traced model and layout. ``step``: the report's memory of what one IPU would run alone, the
+    forward pass, the training step, or the recomputed training step.
+    """
 
     def __init__(
         self,
         chip: Chip,
         layers: Sequence[Layer],
-        forward: Mapping[str, Any],
         step: Mapping[str, Any],
         *,
         train: bool,
         ipus: int,
         accumulation: int,
         recompute: bool,
-        state_values: int,
+        states: int,
+        state_location: Location,
         input_bytes: int,
     ) -> None:
         self.chip, self.layers, self.train, self.ipus = chip, layers, train, ipus
-        self.accumulation, self.recompute, self.state_values = accumulation, recompute, state_values
+        self.accumulation, self.recompute = accumulation, recompute
+        self.states, self.state_location = states, state_location
         self.input_bytes = input_bytes
-        self.forward_peak = int(forward["memory"]["not_always_live_peak_bytes"])
-        self.step_peak = int(step["memory"]["not_always_live_peak_bytes"])
-        self.vertex_code = int(step["memory"]["code"].get("vertex_code", 0))
-        saved = sum(layer.saved_bytes for layer in layers)
-        self.at_work = max(0, self.step_peak - saved)
-        """Of the step's peak what is not kept activations: gradients in flight, temporaries."""
+        self.step = step
+        self.vertex_code = int(self.step["code"].get("vertex_code", 0))
+
+    def fits(self, ipu: int, first: int, end: int) -> bool:
+        """True iff the fullest tile of IPU ``ipu`` holds its share of layers ``[first, end)``."""
+        return fits(self.chip, self.demand(ipu, first, end))
 
     def tile_bytes(self, ipu: int, first: int, end: int) -> int:
         """On the fullest tile of IPU ``ipu`` if it has layers ``[first, end)``."""
-        total = sum(self.parts(ipu, first, end).values())
-        return int(total / self.chip.tiles * TILE_IMBALANCE)
+        return fullest_tile(self.chip, self.demand(ipu, first, end))
 
-    def fits(self, ipu: int, first: int, end: int) -> bool:
-        """True iff the fullest tile holds its share."""
-        return self.tile_bytes(ipu, first, end) <= self.chip.tile_bytes
-
-    def parts(self, ipu: int, first: int, end: int) -> dict[str, int]:
-        """Bytes on the whole IPU by content."""
+    def demand(self, ipu: int, first: int, end: int) -> Demand:
+        """What IPU ``ipu`` has to hold if it has layers ``[first, end)``."""
         own = self.layers[first:end]
-        weights = sum(layer.weight_bytes for layer in own)
-        found = {"weights": weights, "code": self.vertex_code + sum(layer.code_bytes for layer in own)}
-        entering = self.layers[first - 1].crossing_bytes if first else self.input_bytes
-        if not self.train:
-            found["activations"] = self.forward_peak + entering
-            return found
-        found["state"] = 4 * self.state_values * sum(layer.weights for layer in own)
-        found["gradients"] = weights if self.accumulation > 1 else 0
-        found["activations"], found["at work"] = self._activations(ipu, own, entering)
-        return found
-
-    def _activations(self, ipu: int, own: Sequence[Layer], entering: int) -> tuple[int, int]:
-        saved = sum(layer.saved_bytes for layer in own)
-        in_flight = 2 * (self.ipus - 1 - ipu) + 1
-        work = self.at_work
-        if not self.recompute:
-            return saved * in_flight + entering * in_flight, work
+        lasting = {WEIGHTS: sum(layer.weight_bytes for layer in own)}
+        lasting[STREAMS] = 0 if first else self.input_bytes
+        entering = self.layers[first - 1].crossing_bytes if first else 0
+        leaving = own[-1].crossing_bytes
+        if self.train:
+            lasting[STATE] = sum(self.states * self._state_bytes(layer) for layer in own)
+            lasting[ACCUMULATORS] = lasting[WEIGHTS] if self.accumulation > 1 else 0
         if self.ipus == 1:
-            saved = min(saved, round(2 * saved / math.sqrt(max(1, len(own)))))
-        return saved + entering * in_flight, work
+            live = self.step["not_always_live_peak_bytes"] - self.step["by_content"].get(TEMPORARY, 0)
+            temporary, tiles = self.step["temporary_bytes"], self.step["temporary_tiles"]
+            return Demand(lasting, live, temporary, tiles, self.step["code"])
+        # An upper bound: layers that are like one before them need less exchange code.
+        code = {"vertex_code": self.vertex_code, "other_code": sum(layer.code_bytes for layer in own)}
+        work = max(layer.work_bytes for layer in own)
+        temporary = max(layer.temporary_bytes for layer in own)
+        saved = sum(layer.saved_bytes for layer in own)
+        if not self.train:
+            lasting[STASH] = entering + leaving
+        else:
+            flight = in_flight(self.ipus, ipu)
+            # An input that is kept is in its stream's buffer once.
+            first_inputs = (flight - 1) * self.input_bytes if not first else 0
+            crossing = flight * entering + leaving + (leaving if ipu < self.ipus - 1 else 0)
+            last = ipu == self.ipus - 1
+            lasting[STASH] = first_inputs + crossing + (0 if self.recompute or last else flight * saved)
+            work += saved if self.recompute or last else 0
+        return Demand(lasting, work, temporary, self.chip.tiles if temporary else 0, code)
+
+    def _state_bytes(self, layer: Layer) -> int:
+        return self.state_location.on_chip(layer.weights, STATE_WIDTH)

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.device.target import Chip, System
 from podrun.device.tiles.batch import UPDATE_PASSES, Batch, batch_seconds
-from podrun.device.tiles.cost import cost_jaxpr
+from podrun.device.tiles.cost import cost_flat
 from podrun.device.tiles.flatten import flatten
+from podrun.device.tiles.memory import Location
+from podrun.device.tiles.recompute import Recompute, recomputed
+from podrun.device.tiles.schedule import Options
 from podrun.errors import InvalidOptionError, UsageError
 from podrun.estimate.layers import Layer, layers_of
 from podrun.estimate.memory import STATES, MemoryModel
@@ -34,16 +37,22 @@ class Layout:
     recompute: bool = False
     optimizer: str = "momentum"
     state_off_chip: bool = False
+    shard_state: bool = False
     partials_type: str = "float16"
     proportion: float = 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What one micro-batch costs on one chip, forward alone and (in training) forward and backward."""
+    """What one micro-batch costs on one chip: forward alone, (in training) forward and backward, and these with
+    recomputation between checkpoints. The latter two's gradients are used up as they are made; ``step_waiting`` and
+    ``remade_waiting`` are their memory if gradients wait for the update."""
 
     forward: Mapping[str, Any]
     step: Mapping[str, Any]
+    remade: Mapping[str, Any]
+    step_waiting: Mapping[str, Any]
+    remade_waiting: Mapping[str, Any]
     weights: int
     weight_bytes: int
     input_bytes: int
@@ -154,26 +163,27 @@ def trace(model: onnx.ModelProto, chip: Chip, layout: Layout, *, train: bool) ->
 
         return jax.value_and_grad(loss)(floating)
 
-    def cost(jaxpr: Any) -> dict[str, Any]:
-        return cost_jaxpr(
-            jaxpr,
-            chip,
-            partials_type=layout.partials_type,
-            available_memory_proportion=layout.proportion,
-            results_stay=not train,  # Gradients are used up as they are made; accumulators are counted apart.
-        )
-
-    traces = [jax.make_jaxpr(function)(parameters, inputs, key) for function in (forward, step)[: 1 + train]]
-    reports = [cost(jaxpr) for jaxpr in traces]
-    flats = [flatten(jaxpr) for jaxpr in traces]
+    flats = [
+        flatten(jax.make_jaxpr(function)(parameters, inputs, key))
+        for function in (forward, step)[: 1 + train]
+    ]
+    if train:
+        flats.append(recomputed(flats[1], Recompute("standard")))
+    options = Options(layout.partials_type, layout.proportion)
+    reports = [cost_flat(flat, chip, options, results_stay=False) for flat in flats]
+    waiting = [cost_flat(flat, chip, options) for flat in flats[1:]] or reports
+    ahead, whole = reports[0], reports[train]
     specs = list(lowered.parameters.values())
     return Traced(
-        reports[0],
+        ahead,
+        whole,
         reports[-1],
+        waiting[0]["memory"],
+        waiting[-1]["memory"],
         sum(spec.size for spec in specs),
         sum(spec.nbytes for spec in specs),
         sum(spec.nbytes for spec in lowered.inputs.values()),
-        layers_of(reports[0], reports[-1], flats[0], flats[-1], len(specs)),
+        layers_of(ahead, whole, flats[0], flats[train], len(specs)),
     )
 
 
@@ -226,16 +236,17 @@ def estimate(traced: Traced, system: System, layout: Layout, *, train: bool) -> 
         )
     accumulation = layout.accumulation if train else 1
     recompute = train and layout.recompute
+    replicas = system.ipus // per
     memory = MemoryModel(
         system.chip,
         traced.layers,
-        traced.forward,
-        traced.step,
+        _alone(traced, recompute=recompute and per == 1, waiting=train and accumulation == 1),
         train=train,
         ipus=per,
         accumulation=accumulation,
         recompute=recompute,
-        state_values=0 if layout.state_off_chip else STATES[layout.optimizer],
+        states=STATES[layout.optimizer],
+        state_location=Location(layout.state_off_chip, replicas if layout.shard_state else 1),
         input_bytes=traced.input_bytes,
     )
     shares = _split(traced, memory, per, recompute=recompute)
@@ -267,6 +278,14 @@ def estimate(traced: Traced, system: System, layout: Layout, *, train: bool) -> 
     )
 
 
+def _alone(traced: Traced, *, recompute: bool, waiting: bool) -> Mapping[str, Any]:
+    """Memory of the step on an IPU that runs all of it."""
+    if waiting:
+        return traced.remade_waiting if recompute else traced.step_waiting
+    found: Mapping[str, Any] = (traced.remade if recompute else traced.step)["memory"]
+    return found
+
+
 def _check_counts(layout: Layout) -> None:
     for name, value in (("micro-batch", layout.micro_batch), ("accumulation", layout.accumulation)):
         if value < 1:
@@ -277,6 +296,9 @@ def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -
     """The layers over the IPUs: as even as memory allows, else as even as can be (and then it does not fit)."""
     layers = traced.layers
     costs = [layer.step_cycles + (layer.forward_cycles if recompute else 0.0) for layer in layers]
+    if recompute and ipus == 1:
+        # What is made again is known; layers take shares of it, as nobody cuts them apart.
+        costs = [cost * traced.remade["step"]["cycles"] / sum(costs) for cost in costs]
     ends = cut(costs, ipus, memory.fits) or cut(costs, ipus)
     assert ends is not None  # There are at least as many layers as IPUs.
     found = []
@@ -288,7 +310,7 @@ def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -
                 end - first,
                 round(sum(costs[first:end])),
                 memory.tile_bytes(ipu, first, end),
-                memory.parts(ipu, first, end),
+                memory.demand(ipu, first, end).by_content(memory.chip),
             )
         )
     return tuple(found)

@@ -243,11 +243,11 @@ class Profile:
 
 
 _WRAPPED = re.compile(r"\b(?:transpose|jvp|vmap|checkpoint|remat)\(((?:[^()]|\([^()]*\))*)\)")
-_PLACE = re.compile(r"(?:ipu|stage):\d+")
+_PLACE = re.compile(r"(?:ipu|stage):\d+|op:\w+:0")
 
 
 def layer_of(scope: str) -> str:
-    """The layer's own name in a scope: without differentiation (``transpose(jvp(NAME))``) and without IPU and stage."""
+    """The layer's own name in a scope: without differentiation (``transpose(jvp(NAME))``), IPU, stage and type."""
     before = ""
     while before != scope:
         before, scope = scope, _WRAPPED.sub(r"\1", scope)

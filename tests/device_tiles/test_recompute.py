@@ -96,6 +96,7 @@ def test_names_of_operators_end_at_their_numbers() -> None:
     assert operator_of("jvp(ipu:1)/MatMul:0", names) == "MatMul:0"
     assert operator_of("transpose(jvp(MatMul:0))", names) == "MatMul:0"
     assert operator_of("jvp(MatMul:0/1)", names) is None
+    assert operator_of("jvp(ipu:1)/outer/op:Loop:0/inner/op:Relu:0", names) == "outer"
     assert operator_of("outer/while/body/Relu:0", names) == "outer"
     assert operator_of("", names) is None
 

@@ -9,6 +9,7 @@ import pytest
 from popart_sessions import MICRO_BATCH, linear, options, training
 
 import podrun.popart as popart
+from podrun.device.tiles import primitives
 from podrun.report import Profile
 from podrun.report.document import load
 
@@ -127,20 +128,28 @@ def test_out_of_memory_can_be_allowed():
     assert not made.getReport().fits
 
 
-def determinant(**values):
-    """A session with an operator that no tile planner knows."""
-    builder = popart.Builder(opsets={"ai.onnx": 11, "ai.graphcore": 1})
-    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [8, 16, 16]))
-    y = builder.aiOnnx.det([x], "volume")
-    flow = popart.DataFlow(1, [y])
-    return popart.InferenceSession(builder.getModelProto(), flow, OFFLINE, userOptions=options(**values))
+@pytest.fixture
+def unknown(monkeypatch):
+    """``unknown(**options)``: a session with an operator that no tile planner knows, for once."""
+    monkeypatch.delitem(primitives.PLANNERS, "cumsum")
+
+    def made(**values):
+        builder = popart.Builder(opsets={"ai.onnx": 11, "ai.graphcore": 1})
+        x = builder.addInputTensor(popart.TensorInfo("FLOAT", [8, 16]))
+        axis = builder.aiOnnx.constant(np.asarray(1, np.int32))
+        y = builder.aiOnnx.cumsum([x, axis], debugContext="volume")
+        flow = popart.DataFlow(1, [y])
+        return popart.InferenceSession(builder.getModelProto(), flow, OFFLINE, userOptions=options(**values))
+
+    return made
 
 
-def test_what_no_planner_knows_is_counted_and_shown_everywhere(tmp_path):
-    made = determinant(engineOptions={"autoReport.all": "true", "autoReport.directory": str(tmp_path)})
+def test_what_no_planner_knows_is_counted_and_shown_everywhere(tmp_path, unknown):
+    made = unknown(engineOptions={"autoReport.all": "true", "autoReport.directory": str(tmp_path)})
     made.prepareDevice()
     (bound,) = made.getReport().bounds()
-    assert (bound.count, bound.scopes) == (1, ("volume",))
+    assert bound.count == 1
+    assert "volume" in bound.scopes[0]
     assert bound.cycles > 0
     folder = tmp_path / "inference"
     for name in ("summary.txt", "profile.html", "profile.json"):
@@ -153,12 +162,14 @@ def test_what_no_planner_knows_is_counted_and_shown_everywhere(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["environment", "session"])
-def test_strict_mode_refuses_it_by_name_and_place_and_leaves_the_report(source, tmp_path, monkeypatch):
+def test_strict_mode_refuses_it_by_name_and_place_and_leaves_the_report(
+    source, tmp_path, monkeypatch, unknown
+):
     wanted = {"podrun.strict": "true", "autoReport.all": "true", "autoReport.directory": str(tmp_path)}
     if source == "environment":
         monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps(wanted))
-    made = determinant(engineOptions=wanted if source == "session" else {})
-    with pytest.raises(popart.popart_exception, match=r"no tile planner knows 1 kind.*lu x 1 \(volume\)"):
+    made = unknown(engineOptions=wanted if source == "session" else {})
+    with pytest.raises(popart.popart_exception, match=r"no tile planner knows 1 kind.*cumsum x 1 \(volume"):
         made.prepareDevice()
     assert load(tmp_path / "inference" / "profile.json").bounds()
 

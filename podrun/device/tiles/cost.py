@@ -139,6 +139,7 @@ def report_of(chip: Chip, steps: Sequence[Step], liveness: Liveness, repeats: in
         "by_scope": dict(sorted(((s, round(c)) for s, c in by_scope.items()), key=lambda i: (-i[1], i[0]))),
         "timeline": timeline(chip, steps),
         "memory": memory_report(chip, steps, liveness),
+        "memory_by_scope": memory_by_scope(steps, liveness),
         "code_by_scope": code_by_scope(chip, steps),
         "bounds": {
             name: {"cycles": round(c), "count": int(n), "scopes": [s for s in unplanned[name] if s][:SCOPES]}
@@ -184,6 +185,18 @@ def code_by_scope(chip: Chip, steps: Sequence[Step]) -> dict[str, dict[str, int]
 
 def _ranked(entries: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     return dict(sorted(entries.items(), key=lambda item: (-item[1]["cycles"], item[0])))
+
+
+def memory_by_scope(steps: Sequence[Step], liveness: Liveness) -> dict[str, dict[str, int]]:
+    """The most that is alive while a named scope works (bytes on the chip, arguments left out), and the most temporary
+    data of its steps (bytes on each of their tiles)."""
+    found: dict[str, dict[str, int]] = {}
+    for live, step in zip(liveness.curve, steps, strict=True):
+        if step.plan.family != "view":
+            entry = found.setdefault(step.scope or "(no scope)", {"live": 0, "temporary": 0})
+            entry["live"] = max(entry["live"], live)
+            entry["temporary"] = max(entry["temporary"], round(step.plan.temporary_bytes))
+    return dict(sorted(found.items()))
 
 
 def demand_of(chip: Chip, steps: Sequence[Step], liveness: Liveness) -> tuple[Demand, int]:

@@ -58,7 +58,7 @@ def recomputed(flat: FlatJaxpr, what: Recompute, place: Place = lambda scope: No
 
 
 _WRAPPERS = re.compile(r"\b(?:transpose|jvp|vmap|checkpoint|remat|custom_jvp|custom_vjp)\(|\)")
-_PLACES = re.compile(r"(?:ipu|stage):\d+(?:/|$)")
+_PLACES = re.compile(r"(?:ipu|stage):\d+(?:/|$)|/op:\w+:0(?=/|$)")
 
 
 def operator_of(scope: str, operators: frozenset[str]) -> str | None:

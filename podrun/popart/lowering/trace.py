@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -348,7 +349,15 @@ def _scopes(node: Node) -> list[str]:
         scopes.append(f"ipu:{node['__ipu_number']}")
     if "__pipeline_stage" in node.attributes:
         scopes.append(f"stage:{node['__pipeline_stage']}")
-    return [*scopes, node.label]
+    scopes.append(node.label)
+    if not _TELLING.fullmatch(node.label):
+        # Whatever a model calls its nodes, the tile model wants to know what they are.
+        scopes.append(f"op:{node.op_type}:0")
+    return scopes
+
+
+_TELLING = re.compile(r"[A-Z][A-Za-z0-9]*:\d+(?:/\d+)?")
+"""Names that say the operator's type: those that the builder gives."""
 
 
 def _call(operator: Operator, context: NodeContext, values: Sequence[Any]) -> tuple[Any, ...]:
