@@ -5,6 +5,7 @@ None of them changes a number; they change what tiles hold, and the cycles of re
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,8 @@ def _norms(nodes: list[Any]) -> set[str]:
 def locations_of(options: SessionOptions) -> Locations:
     """Where a session's variables live. Sharding is over the replicas of the sharding domain (default: all)."""
     replicas = options.getGlobalReplicationFactor()
+    if replicas == 1:
+        _warn_of_sharding(options)
     return Locations(
         _location(options.weightTensorLocationSettings, replicas),
         _location(options.optimizerStateTensorLocationSettings, replicas),
@@ -75,6 +78,26 @@ def locations_of(options: SessionOptions) -> Locations:
             if isinstance(where, TensorLocation)
         },
     )
+
+
+def _warn_of_sharding(options: SessionOptions) -> None:
+    """Say once that there is nothing to cut over one replica, as PopART does."""
+    settings = {
+        name: getattr(options, name).location
+        for name in (
+            "weightTensorLocationSettings",
+            "optimizerStateTensorLocationSettings",
+            "accumulatorTensorLocationSettings",
+        )
+    }
+    chosen = [
+        n for n, where in settings.items() if where.replicatedTensorSharding is ReplicatedTensorSharding.On
+    ]
+    if chosen:
+        logging.getLogger("podrun.popart").warning(
+            "%s ask for replicated tensor sharding, but the session has one replica: tensors stay whole.",
+            ", ".join(chosen),
+        )
 
 
 def _own_name(name: str) -> str:
