@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep
 
+from podrun.device.rewrite import rewrite
 from podrun.errors import PodrunError, UnsupportedError, UsageError
 from podrun.popart.lowering import lower
 from podrun.popart.lowering.graph import Graph, read_model, subgraphs
@@ -129,7 +130,9 @@ class PodrunBackendRep(BackendRep):
             with jax.enable_x64(True):
                 split = hoist(lowered.forward, lowered.initial, free, jax.random.key(_ANY_SEED))
                 kept = jax.jit(split.prepare, compiler_options=COMPILER_OPTIONS)(lowered.initial)
-                run = jax.jit(split.run, compiler_options=COMPILER_OPTIONS)
+                traced = jax.jit(split.run).lower(kept, free, jax.random.key(_ANY_SEED))
+                rewrite(traced)
+                run = traced.compile(compiler_options=dict(COMPILER_OPTIONS))
             made = _Compiled(fixed, kept, run, lowered.uses_random)
             known.append(made)
             return made

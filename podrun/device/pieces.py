@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from podrun.device.rewrite import rewrite
 from podrun.errors import ApplicationRuntimeError
 from podrun.executable import Computation
 
@@ -158,6 +159,7 @@ def _compile(computation: Computation, donated: tuple[int, ...]) -> Callable[...
     with jax.enable_x64(True):
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
         lowered = jax.jit(flat, donate_argnums=donated).lower(*shapes)
+        rewrite(lowered)
         compiled: Callable[..., Any] = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))
     return compiled
 

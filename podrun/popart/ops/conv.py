@@ -2,7 +2,7 @@
 
 XLA on CPUs is slow where groups are many, and slowest in their weight gradients (design, 3.1). So:
 
-* one group: XLA's own convolution, or a matrix product where the kernel is a single position (half the time);
+* one group: a plain convolution; `podrun.device.rewrite` finds the fast library when it is compiled;
 * depthwise (one input channel a group): a sum over kernel positions of shifted products;
 * two groups: two convolutions; more: shifted patches of all kernel positions stacked, then one batched
 matrix product.
@@ -55,8 +55,6 @@ def convolve(node: Node, x: Array, w: Array, bias: Array = None) -> Array:
 
 def correlate(x: Array, w: Array, groups: int, window: Window) -> Array:
     """``[N, C, *in]`` with ``[M, C/groups, *kernel]``, the formulation picked by the number of groups."""
-    if groups == 1 and max(window.kernel) == 1 and not any(map(any, window.pads)):
-        return _pointwise(x, w, window)
     if groups == 1 and x.shape[0] == 1 and w[0].size <= FEW_PRODUCTS:
         return _grouped(x, w, 1, window)
     if groups == 1:
@@ -78,13 +76,6 @@ def correlate(x: Array, w: Array, groups: int, window: Window) -> Array:
 
 FEW_PRODUCTS = 32
 """Up to so many products an output (a first layer of 3 channels, 3x3), stacked patches of one image are faster."""
-
-
-def _pointwise(x: Array, w: Array, window: Window) -> Array:
-    """A kernel of one position: a matrix product over channels."""
-    x = lax.slice(x, (0,) * x.ndim, x.shape, (1, 1, *window.strides))
-    y = jnp.matmul(w.reshape(w.shape[:2]), x.reshape(*x.shape[:2], -1))
-    return y.reshape(x.shape[0], w.shape[0], *x.shape[2:])
 
 
 def _layout(rank: int) -> lax.ConvDimensionNumbers:

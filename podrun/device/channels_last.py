@@ -1,0 +1,190 @@
+"""Keeps images channels last between the calls into oneDNN.
+
+XLA on CPUs lays every array out row by row as its program says, so each transpose around a call is a copy. Here they
+are moved: an operation on ``transpose(x)`` becomes the transpose of the operation on x, and where it meets the next
+call's transpose the two are one identity. Numbers do not change: sums over batch and positions aside, each element is
+worked out as before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+TO_FIRST = (0, 3, 1, 2)
+"""The transpose from ``[N, H, W, C]`` to ``[N, C, H, W]``."""
+TO_LAST = (0, 2, 3, 1)
+
+_NAMES = (
+    "abs",
+    "add",
+    "and",
+    "ceil",
+    "clamp",
+    "compare",
+    "convert",
+    "cosine",
+    "divide",
+    "exponential",
+    "exponential_minus_one",
+    "floor",
+    "is_finite",
+    "log",
+    "log_plus_one",
+    "logistic",
+    "maximum",
+    "minimum",
+    "multiply",
+    "negate",
+    "not",
+    "or",
+    "power",
+    "remainder",
+    "round_nearest_afz",
+    "round_nearest_even",
+    "rsqrt",
+    "select",
+    "sign",
+    "sine",
+    "sqrt",
+    "subtract",
+    "tanh",
+    "xor",
+)
+ELEMENTWISE = frozenset(f"stablehlo.{name}" for name in _NAMES)
+
+
+def sink_transposes(module: Any) -> None:
+    """Move transposes from channels last to channels first behind the operations that can do without, in place."""
+    ir: Any = importlib.import_module("jaxlib.mlir.ir")
+    with module.context, ir.Location.unknown():
+        for function in module.body.operations:
+            _region(ir, function.operation)
+
+
+def _region(ir: Any, operation: Any) -> None:
+    for region in operation.regions:
+        for block in region:
+            for op in list(block):
+                if op.operation.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if", "func.func"):
+                    _region(ir, op.operation)
+                elif len(op.operation.results) == 1:
+                    _sink(ir, op.operation)
+
+
+def _sink(ir: Any, op: Any) -> None:
+    rule: Callable[[Any, Any], Any] | None = _RULES.get(op.name)
+    if op.name in ELEMENTWISE:
+        rule = _elementwise
+    if rule is None or not any(_last(value) is not None for value in op.operands):
+        return
+    with ir.InsertionPoint(op):
+        result = rule(ir, op)
+    if result is not None:
+        op.results[0].replace_all_uses_with(result)
+        op.erase()
+
+
+def _last(value: Any) -> Any:
+    """x of ``value = transpose(x)``, x channels last; None of any other value."""
+    owner = _owner(value)
+    if owner is None or owner.name != "stablehlo.transpose":
+        return None
+    return owner.operands[0] if tuple(owner.attributes["permutation"]) == TO_FIRST else None
+
+
+def _owner(value: Any) -> Any:
+    owner = value.owner
+    return owner if hasattr(owner, "name") and hasattr(owner, "operands") else None
+
+
+def _is_image(value: Any) -> bool:
+    return len(value.type.shape) == len(TO_LAST)
+
+
+def _permuted(ir: Any, kind: Any) -> Any:
+    return ir.RankedTensorType.get([kind.shape[i] for i in TO_LAST], kind.element_type)
+
+
+def _as_last(ir: Any, value: Any) -> Any:
+    """An image channels last: without its transpose, or made so anew, or transposed."""
+    there = _last(value)
+    if there is not None:
+        return there
+    owner, kind = _owner(value), _permuted(ir, value.type)
+    if owner is not None and owner.name == "stablehlo.broadcast_in_dim":
+        axes = [TO_LAST.index(d) for d in owner.attributes["broadcast_dimensions"]]
+        attributes = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get(axes)}
+        return _create(ir, "stablehlo.broadcast_in_dim", kind, [owner.operands[0]], attributes)
+    if owner is not None and owner.name == "stablehlo.constant" and owner.attributes["value"].is_splat:
+        element = owner.attributes["value"].get_splat_value()
+        splat = ir.DenseElementsAttr.get_splat(kind, element)
+        return _create(ir, "stablehlo.constant", kind, [], {"value": splat})
+    return _create(
+        ir, "stablehlo.transpose", kind, [value], {"permutation": ir.DenseI64ArrayAttr.get(TO_LAST)}
+    )
+
+
+def _create(ir: Any, name: str, kind: Any, operands: list[Any], attributes: dict[str, Any]) -> Any:
+    return ir.Operation.create(name, results=[kind], operands=operands, attributes=attributes).results[0]
+
+
+def _as_first(ir: Any, value: Any, kind: Any) -> Any:
+    return _create(
+        ir, "stablehlo.transpose", kind, [value], {"permutation": ir.DenseI64ArrayAttr.get(TO_FIRST)}
+    )
+
+
+def _moved(ir: Any, op: Any, permute: tuple[str, ...] = ()) -> Any:
+    """The operation on images channels last, attributes with an entry for each axis permuted too."""
+    clone = op.clone()
+    for place, value in enumerate(op.operands):
+        if _is_image(value):
+            clone.operands[place] = _as_last(ir, value)
+    kind = op.results[0].type
+    clone.results[0].set_type(_permuted(ir, kind))
+    for name in permute:
+        values = list(op.attributes[name])
+        clone.attributes[name] = ir.DenseI64ArrayAttr.get([values[i] for i in TO_LAST])
+    # clones are appended where they are made, operands that were made on the way before them
+    clone.move_before(op)
+    return _as_first(ir, clone.results[0], kind)
+
+
+def _elementwise(ir: Any, op: Any) -> Any:
+    return _moved(ir, op) if _is_image(op.results[0]) else None
+
+
+def _pad(ir: Any, op: Any) -> Any:
+    return _moved(ir, op, ("edge_padding_low", "edge_padding_high", "interior_padding"))
+
+
+def _slice(ir: Any, op: Any) -> Any:
+    return _moved(ir, op, ("start_indices", "limit_indices", "strides"))
+
+
+def _concatenate(ir: Any, op: Any) -> Any:
+    axis = TO_LAST.index(op.attributes["dimension"].value)
+    op.attributes["dimension"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis)
+    return _moved(ir, op)
+
+
+def _reduce(ir: Any, op: Any) -> Any:
+    """A sum (or maximum) over axes of which at most batch and channels stay, in this order."""
+    axes = list(op.attributes["dimensions"])
+    if len(op.operands) != 2 or not {2, 3} <= set(axes):
+        return None
+    clone = op.clone()
+    clone.operands[0] = _as_last(ir, op.operands[0])
+    clone.attributes["dimensions"] = ir.DenseI64ArrayAttr.get(sorted(TO_LAST.index(a) for a in axes))
+    clone.move_before(op)
+    return clone.results[0]
+
+
+_RULES: dict[str, Callable[[Any, Any], Any]] = {
+    "stablehlo.pad": _pad,
+    "stablehlo.slice": _slice,
+    "stablehlo.concatenate": _concatenate,
+    "stablehlo.reduce": _reduce,
+}
