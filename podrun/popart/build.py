@@ -211,10 +211,13 @@ def _compute_in_the_callers_thread() -> None:
     """Let JAX run what it is given in the thread that gives it, as machines of their own process do.
 
     Otherwise a thread of XLA's own may still be giving buffers back to Python when a script ends, which
-    aborts the process. Without effect if the script has computed with JAX before.
+    aborts the process. And let XLA count one thread, as in machines of their own process: it divides some sums by the
+    number that it has, so that bits would depend on the host. Without effect if the script has computed with JAX before.
     """
     import importlib
+    import os
 
+    os.environ.setdefault("NPROC", "1")  # Read by XLA when its client starts.
     config: Any = importlib.import_module("jax").config
     config.update("jax_cpu_enable_async_dispatch", False)
 
