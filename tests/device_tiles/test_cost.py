@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from podrun.device.tiles import primitives
 from podrun.device.tiles.cost import cost_jaxpr
-from podrun.device.tiles.primitives import known
 from podrun.errors import InvalidOptionError, UnimplementedError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -96,14 +96,26 @@ def test_repeats_scale_time_and_not_memory() -> None:
     assert often["memory"] == once["memory"]
 
 
-def test_an_unknown_equation_is_bounded_and_counted_or_refused() -> None:
-    closed = jax.make_jaxpr(lambda x: jnp.linalg.qr(x)[0])(jax.ShapeDtypeStruct((64, 64), jnp.float32))
-    names = {eqn.primitive.name for eqn in closed.jaxpr.eqns}
+def test_an_unknown_equation_is_bounded_and_counted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cumsum", "sort"):
+        monkeypatch.delitem(primitives.PLANNERS, name)
+        assert not primitives.known(name)
+
+    def run(x: Any) -> Any:
+        with jax.named_scope("running"):
+            x = jnp.cumsum(x, 0)
+        with jax.named_scope("ranked"):
+            return jnp.sort(x, 1) + jnp.cumsum(x, 1)
+
+    closed = jax.make_jaxpr(run)(jax.ShapeDtypeStruct((64, 64), jnp.float32))
     report = cost_jaxpr(closed, "gc200")
-    assert report["bounds"], f"nothing unknown among {names}"
-    assert not any(known(name) for name in report["bounds"])
-    assert all(entry["count"] >= 1 and entry["cycles"] > 0 for entry in report["bounds"].values())
-    with pytest.raises(UnimplementedError, match=next(iter(report["bounds"]))):
+    assert {name: (entry["count"], entry["scopes"]) for name, entry in report["bounds"].items()} == {
+        "cumsum": (2, ["running", "ranked"]),
+        "sort": (1, ["ranked"]),
+    }
+    assert all(entry["cycles"] > 0 for entry in report["bounds"].values())
+    # All of them at once, by name and place.
+    with pytest.raises(UnimplementedError, match=r"cumsum x 2 \(running, ranked\); sort x 1 \(ranked\)"):
         cost_jaxpr(closed, "gc200", strict=True)
 
 
