@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, Program
@@ -19,6 +21,7 @@ from podrun.executable import Retrieval
 from .programs import Adam, Clipped, Momentum, NormScaled, Sgd, inputs_for, mlp
 from .reference_interpreter import Pod
 from .test_on_machines import on_machines
+from .test_sharding import chain
 from .test_state_updates import normalised
 
 CONSECUTIVE, ORTHOGONAL, NONE = "consecutive", "orthogonal", "none"
@@ -219,6 +222,79 @@ def test_inference_uses_each_groups_constants() -> None:
     for r in range(8):
         h = np.maximum(inputs["x"][0, 0, r] @ start["w0"][r] + start["b0"], 0)
         np.testing.assert_allclose(found[r], h @ start["w1"] + start["b1"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [2, 8])
+@pytest.mark.parametrize("places", [[0, 1, 0, 1], [0, 1, 2, 3]], ids=["two IPUs", "four IPUs"])
+def test_groups_over_pipelines(places: list[int], replicas: int) -> None:
+    """Replicas of several IPUs, several to a machine and over machines: pipelined is sequential to the bit."""
+    found = []
+    for pipelined in (False, True):
+        program = chain(
+            places, replicas=replicas, accumulation_factor=8, update=Momentum(), pipelined=pipelined
+        )
+        groups = {
+            "w1": group_of(NONE, replicas),
+            "b3": group_of(CONSECUTIVE, replicas, max(1, replicas // 2)),
+        }
+        program = grouped(program, groups)
+        start, inputs = values_for(program), inputs_for(program, 2)
+        pod = Pod(compile_program(program))
+        pod.write_variables(start)
+        losses = pod.run(2, inputs)["loss"]
+        found.append([np.array(losses), *(pod.read_variable(n) for n in sorted(program.parameters))])
+    for first, second in zip(*found, strict=True):
+        np.testing.assert_array_equal(first, second)
+    expected = plain_training(program, start, inputs)
+    for name in program.parameters:
+        np.testing.assert_allclose(
+            pod.read_variable(name), expected[name], rtol=5e-5, atol=1e-6, err_msg=name
+        )
+
+
+def test_groups_of_replicas_that_span_machines() -> None:
+    program = chain(list(range(8)), replicas=2, accumulation_factor=8, update=Momentum(), pipelined=True)
+    program = grouped(program, {"w0": (0, 1), "w7": (0, 1)})
+    start, inputs = values_for(program), inputs_for(program, 1)
+    pod = Pod(compile_program(program))
+    pod.write_variables(start)
+    pod.run(1, inputs)
+    expected = plain_training(program, start, inputs)
+    for name in program.parameters:
+        np.testing.assert_allclose(
+            pod.read_variable(name), expected[name], rtol=5e-5, atol=1e-6, err_msg=name
+        )
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    shape=st.sampled_from([(4, 1), (4, 2), (8, 1), (16, 1), (2, 4)]),
+    accumulation=st.integers(1, 3),
+    kinds=st.tuples(*[st.sampled_from([CONSECUTIVE, ORTHOGONAL, NONE, "all"])] * 2),
+    budget=st.sampled_from([1, 1 << 27]),
+)
+@pytest.mark.slow
+def test_generated_layouts(
+    shape: tuple[int, int], accumulation: int, kinds: tuple[str, str], budget: int
+) -> None:
+    replicas, ipus = shape
+    program = mlp(
+        replicas=replicas, ipus_per_replica=ipus, accumulation_factor=accumulation, update=Momentum()
+    )
+    size = 2 if replicas > 2 else 1
+    groups = {n: group_of(k, replicas, size) for n, k in zip(("w0", "w1"), kinds, strict=True) if k != "all"}
+    program = grouped(program, groups)
+    start, inputs = values_for(program), inputs_for(program, 2)
+    executable = compile_program(program, options=CompileOptions(chunk_bytes=budget))
+    pod = Pod(executable, as_machines=True)
+    pod.write_variables(start)
+    pod.run(2, inputs)
+    expected = plain_training(program, start, inputs)
+    _, variables = on_machines(executable, program, 2, start)
+    for name in program.parameters:
+        found = pod.read_variable(name)
+        np.testing.assert_allclose(found, expected[name], rtol=5e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(variables[name], found, err_msg=name)
 
 
 def test_a_smaller_group_reduces_faster() -> None:
