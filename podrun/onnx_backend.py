@@ -25,7 +25,7 @@ from podrun.popart.lowering import lower
 from podrun.popart.lowering.graph import Graph, read_model, subgraphs
 from podrun.popart.lowering.hoist import hoist
 from podrun.popart.model_loader import check_model
-from podrun.popart.ops.registry import find
+from podrun.popart.ops.registry import GRAPHCORE, find
 
 _ANY_SEED = 0
 """What tracing takes for a seed; the numbers come from the seed that ``run`` is given."""
@@ -77,6 +77,9 @@ class PodrunBackendRep(BackendRep):
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
         self._graph: Graph = read_model(model)
+        stops = [node for node in self._graph.nodes if node.op_type == "Abort" and node.domain == GRAPHCORE]
+        if stops:
+            raise UnsupportedError(f"{stops[0].describe()}: only a session can be stopped")
         self._compiled: dict[Any, list[_Compiled]] = {}
         self._lock = threading.Lock()
 

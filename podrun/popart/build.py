@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,8 @@ from podrun.popart.enums import (
 from podrun.popart.errors import popart_exception
 from podrun.popart.loss_scaling import FINAL, automatic_scaling, returning
 from podrun.popart.memory_options import locations_of, recompute_of
+from podrun.popart.observers import Observer, observers_of, seen
+from podrun.popart.observers import tensors as observed_tensors
 from podrun.popart.optimizers.base import Optimizer, UpdateContext
 from podrun.popart.optimizers.sgd import SgdRule
 from podrun.popart.options import SessionOptions
@@ -88,6 +90,15 @@ class BuiltModel:
     derived: dict[str, Derived]
     """Those of them that are worked out on the host."""
     settings: dict[str, VariableSettings] = field(default_factory=dict)
+    observers: tuple[Observer, ...] = ()
+    """What prints or aborts."""
+
+    def observed(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The tensors that observers look at, from what the program gave."""
+        inputs = self.program.inputs
+        return {
+            o.tensor: given[anchor_alias(o.tensor, inputs)] for o in self.observers if o.tensor is not None
+        }
 
     def anchor(self, name: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
         """An anchor's values of one run, from those that the program gave."""
@@ -134,7 +145,8 @@ def build(
     state, pruned = _take_state(model)
     replicas, settings = options.getGlobalReplicationFactor(), settings_of(model)
     pruned, grouped = for_one_replica(pruned, settings, replicas)
-    lowered = _lower(pruned, flow, options, shapes, loss)
+    watching = observers_of(pruned)
+    lowered = _lower(pruned, flow, options, shapes, loss, observed_tensors(watching))
     needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
     check_variables(grouped, lowered.parameters, lowered.state_updates, settings, replicas, needed)
     trainable = _trainable(lowered, loss) if loss is not None else set()
@@ -164,6 +176,7 @@ def build(
     _check_anchors(flow, infos)
     broadcast = set(metadata(model, BROADCAST_KEY, []))
     weights = {n: lowered.parameters[n] for n in trainable}
+    watching = seen(watching, infos)
     derived = derived_anchors(flow.anchors(), weights, rule, context.replicas)
     scaling = None
     if loss is not None and optimizer is not None:
@@ -173,13 +186,13 @@ def build(
     wanted = {a: flow.art(a).spec(anchor_alias(a, lowered.inputs)) for a in flow.anchors()}
     program = Program(
         name=name,
-        forward=_aliasing(lowered, flow),
+        forward=_aliasing(lowered, [*flow.anchors(), *observed_tensors(watching)]),
         parameters={
             n: ParameterSpec(spec, n in trainable, group_of(settings, n, replicas))
             for n, spec in lowered.parameters.items()
         },
         inputs={n: InputSpec(spec, n in broadcast) for n, spec in lowered.inputs.items()},
-        anchors=program_anchors(wanted, derived),
+        anchors=program_anchors(wanted, derived, _hidden(watching, lowered)),
         replicas=context.replicas,
         ipus_per_replica=ipus_per_replica,
         # The batches of a step that are in a pipeline together are the micro-batches of one run.
@@ -204,7 +217,12 @@ def build(
         },
     )
     start = host_values(lowered.initial, grouped)
-    return BuiltModel(program, lowered, rule, infos, start, state, wanted, derived, settings)
+    return BuiltModel(program, lowered, rule, infos, start, state, wanted, derived, settings, watching)
+
+
+def _hidden(watching: Sequence[Observer], lowered: Lowered) -> list[str]:
+    """The anchors that printing and aborting need."""
+    return [anchor_alias(item.tensor, lowered.inputs) for item in watching if item.tensor is not None]
 
 
 def _compute_in_the_callers_thread() -> None:
@@ -250,9 +268,9 @@ def anchor_alias(anchor: str, inputs: Container[str]) -> str:
     return f"Input___{anchor}" if anchor in inputs else anchor
 
 
-def _aliasing(lowered: Lowered, flow: DataFlow) -> Forward:
+def _aliasing(lowered: Lowered, anchors: Sequence[str]) -> Forward:
     """The forward function that also gives anchored inputs, under their aliases."""
-    anchored = [anchor for anchor in flow.anchors() if anchor in lowered.inputs]
+    anchored = [anchor for anchor in anchors if anchor in lowered.inputs]
     if not anchored:
         return lowered.forward
 
@@ -286,12 +304,17 @@ def _take_state(model: ModelProto) -> tuple[dict[str, np.ndarray], ModelProto]:
 
 
 def _lower(
-    model: ModelProto, flow: DataFlow, options: SessionOptions, shapes: InputShapeInfo, loss: str | None
+    model: ModelProto,
+    flow: DataFlow,
+    options: SessionOptions,
+    shapes: InputShapeInfo,
+    loss: str | None,
+    observed: Sequence[str] = (),
 ) -> Lowered:
     from podrun.popart.lowering import lower
 
     known = _tensors_of(model)
-    wanted = dict.fromkeys(anchor for anchor in flow.anchors() if anchor in known)
+    wanted = dict.fromkeys(anchor for anchor in (*flow.anchors(), *observed) if anchor in known)
     if loss is not None:
         if loss not in known:
             raise popart_exception(

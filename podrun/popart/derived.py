@@ -144,12 +144,14 @@ def derived_anchors(
 
 
 def program_anchors(
-    wanted: Mapping[str, AnchorSpec], derived: Mapping[str, Derived]
+    wanted: Mapping[str, AnchorSpec], derived: Mapping[str, Derived], hidden: Iterable[str] = ()
 ) -> tuple[AnchorSpec, ...]:
-    """What the program hands over: what is wanted, and sources of derived anchors for every micro-batch."""
+    """What the program hands over: what is wanted, and for every micro-batch sources of derived anchors and what is
+    only looked at (``hidden``)."""
     specs = {spec.name: spec for name, spec in wanted.items() if name not in derived}
     for item in derived.values():
         specs |= {source: AnchorSpec(source, Retrieval.ALL) for source in item.sources}
+    specs |= {name: AnchorSpec(name, Retrieval.ALL) for name in hidden}
     return tuple(specs[name] for name in sorted(specs))
 
 

@@ -326,6 +326,9 @@ class AiGraphcore(_OpFamily):
                 f"{op.op_type} has invalid number of inputs: {len(inputs)} given, {_range(*op.inputs)} taken "
                 "(ai.graphcore)."
             )
+        if method == "abort" and not inputs:
+            # ONNX has no nodes without inputs and outputs: an abort without a condition has one that is true.
+            inputs = [self._builder.addInitializedInputTensor(np.array([True]), "abort")]
         count = bound.pop("num_outputs", op.outputs)
         context = bound.pop(debug)
         attributes = {}

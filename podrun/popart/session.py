@@ -25,8 +25,10 @@ from podrun.popart.enums import DeviceType, ReplicatedStreamMode, SyntheticDataM
 from podrun.popart.errors import (
     popart_exception,
     popart_runtime_error,
+    poplar_application_runtime_error,
     surfaced,
 )
+from podrun.popart.observers import observe
 from podrun.popart.optimizers.base import Optimizer
 from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
@@ -283,10 +285,23 @@ class Session(SessionFiles, SessionRng, SessionReports, SessionWeights):
             self._write(self._scalars())
             self._pending_scalars = False
         result = self._run_on_device(data)
+        self._observe(result)
         if self._options.syntheticDataMode is SyntheticDataMode.Off:
             given = self._by_batch(result.anchors)
             for name, tensor in outputs.items():
                 io.store(tensor, self._built.anchor(name, given))
+
+    def _observe(self, result: Any) -> None:
+        """Print and abort as the program says."""
+        if not self._built.observers:
+            return
+        values = self._built.observed(self._by_batch(result.anchors))
+        first = self._options.globalReplicaOffset if self._options.enableDistributedReplicatedGraphs else 0
+        try:
+            observe(self._built.observers, values, first, self._built.program.replicas > 1)
+        except poplar_application_runtime_error:
+            self._device._loaded = None
+            raise
 
     def _by_batch(self, anchors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Anchors by batch and micro-batch, where the program took a step's batches for micro-batches."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import jax
@@ -37,10 +36,7 @@ def nop(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(GRAPHCORE, "PrintTensor")
 def print_tensor(ctx: Context, node: Node, x: Array) -> Array:
-    """x. Values are not printed while a program runs; a warning says so once, when it is compiled."""
-    logging.getLogger("podrun.popart").warning(
-        "%s: values are not printed while the program runs; anchor '%s' to see it", node.label, node.inputs[0]
-    )
+    """x. Sessions print what those of the main graph see (`podrun.popart.observers`); those of subgraphs do not."""
     return x
 
 
@@ -77,8 +73,8 @@ def normalize_image(ctx: Context, node: Node, x: Array, offsets: Array, scales: 
 
 @operator(GRAPHCORE, "Abort")
 def abort(ctx: Context, node: Node, *inputs: Array) -> Any:
-    """Refused as yet: a program cannot stop itself."""
-    raise UnimplementedError(f"{node.describe()}: a program cannot stop itself yet")
+    """Refused in a subgraph; sessions carry out those of the main graph (`podrun.popart.observers`)."""
+    raise UnimplementedError(f"{node.describe()}: a program cannot stop itself inside a subgraph yet")
 
 
 @operator(GRAPHCORE, "PackedDataBlock")
