@@ -109,7 +109,7 @@ def image_network(
         name,
         batch=batch,
         side=side,
-        dtype=dtype,
+        weights=Declared(dtype),
         norm=kind,
         depthwise_group=group_size,
         train=train,

@@ -72,12 +72,17 @@ def embedding(net: Network, tokens: str, vocabulary: int, hidden: int) -> str:
         return net.dropout(net.layer_norm(x, "embedding.norm"))
 
 
-def prediction_head(net: Network, x: str, vocabulary: int, predictions: int) -> str:
-    """Log-probabilities of words at the first ``predictions`` tokens of each row."""
+def prediction_head(net: Network, x: str, vocabulary: int, predictions: int, table: str = "") -> str:
+    """Log-probabilities of words at the first ``predictions`` tokens of each row.
+
+    ``table``: the embedding's, used again the other way round; without it the head has weights of its own.
+    """
     batch, _, hidden = net.shape(x)
     with net.scope("mlm"):
         y = net.reshape(net.slice(x, 1, 0, predictions), (batch * predictions, hidden))
         y = net.layer_norm(net.gelu(net.dense(y, "transform", hidden)), "head.norm")
+        if table:
+            return net.log_softmax(net.matmul(y, net.transpose(table, (1, 0))))
         return net.log_softmax(net.dense(y, "vocabulary", vocabulary, bias=False))
 
 

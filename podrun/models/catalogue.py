@@ -14,7 +14,10 @@ from podrun.popart.builder import Builder
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """Sizes of a text transformer. ``causal``: a token sees none after it, and every token is predicted."""
+    """Sizes of a text transformer. ``causal``: a token sees none after it, and every token is predicted.
+
+    ``shared``: all layers have one set of weights.
+    """
 
     layers: int
     hidden: int
@@ -22,6 +25,7 @@ class Transformer:
     feed_forward: int
     vocabulary: int
     causal: bool = False
+    shared: bool = False
 
 
 TRANSFORMERS: Mapping[str, Transformer] = MappingProxyType(
@@ -31,13 +35,13 @@ TRANSFORMERS: Mapping[str, Transformer] = MappingProxyType(
         "bert_3_layer": Transformer(3, 768, 12, 3072, 30528),
         "bert_tiny": Transformer(2, 128, 2, 512, 30528),
         "roberta": Transformer(12, 768, 12, 3072, 50265),
-        "albert": Transformer(12, 768, 12, 3072, 30000),
+        "albert": Transformer(12, 768, 12, 3072, 30000, shared=True),
         "roformer": Transformer(12, 768, 12, 3072, 50000),
         "gpt_117m": Transformer(12, 768, 12, 3072, 50257, causal=True),
         "clip_text": Transformer(12, 512, 8, 2048, 49408, causal=True),
     }
 )
-"""Published sizes; a name without a size means the base model. ALBERT's layers share one set of weights."""
+"""Published sizes; a name without a size means the base model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,6 @@ def build(
     side: int = 0,
     tokens: int = 128,
     weights: Weights | None = None,
-    dtype: str = "float16",
     norm: str = "batch",
     group_size: int = 16,
     depthwise_group: int = 1,
@@ -96,13 +99,14 @@ def build(
     """Build the network called ``name`` for one micro-batch.
 
     ``side``: of square images, the network's own if 0. ``tokens``: length of text. ``weights``: `Declared` (shapes
-    only, the default) or `Random`. ``depthwise_group``: channels of a group of EfficientNet's depthwise convolutions.
-    ``padded_channels``: channels of an image, 4 as the IPU library pads them.
+    only, the default, halves) or `Random`; their type is that of the network. ``depthwise_group``: channels of a
+    group of EfficientNet's depthwise convolutions. ``padded_channels``: channels of an image, 4 as the IPU library
+    pads them.
 
     Raises:
         InvalidOptionError: no network of that name, or a normalisation or type that is not known; names the known.
     """
-    net = Network(Builder(), weights or Declared(dtype), dtype, norm, group_size, train)
+    net = Network(Builder(), weights or Declared(), norm, group_size, train)
     if name in CATALOGUE:
         entry = CATALOGUE[name]
         x = net.input("images", (batch, padded_channels, side or entry.side, side or entry.side))
@@ -121,23 +125,16 @@ def _text(net: Network, size: Transformer, batch: int, tokens: int) -> Built:
     mask = attention.causal_mask(net, tokens) if size.causal else net.input("mask", (batch, 1, 1, tokens))
     for layer in range(size.layers):
         with net.scope(f"layer{layer}"):
-            x = attention.encoder_layer(net, x, f"layer{layer}", size.heads, size.feed_forward, mask)
+            name = "layer" if size.shared else f"layer{layer}"
+            x = attention.encoder_layer(net, x, name, size.heads, size.feed_forward, mask)
     predictions = tokens if size.causal else max(1, round(tokens * 0.15))
-    y = attention.prediction_head(net, x, size.vocabulary, predictions)
+    y = attention.prediction_head(net, x, size.vocabulary, predictions, net.named["word"])
     return finished(net, (words,) if size.causal else (words, mask), y)
 
 
-def lstm(
-    batch: int,
-    steps: int,
-    layers: int,
-    hidden: int,
-    *,
-    weights: Weights | None = None,
-    dtype: str = "float16",
-) -> Built:
+def lstm(batch: int, steps: int, layers: int, hidden: int, *, weights: Weights | None = None) -> Built:
     """A stack of LSTM layers whose input is as wide as its state."""
-    net = Network(Builder(), weights or Declared(dtype), dtype)
+    net = Network(Builder(), weights or Declared())
     x = net.input("x", (steps, batch, hidden))
     return finished(net, (x,), recurrent.lstm(net, x, layers, hidden))
 
@@ -145,4 +142,4 @@ def lstm(
 def finished(net: Network, inputs: tuple[str, ...], output: str) -> Built:
     """The network that ``net`` wrote, with ``output`` as its only output."""
     net.builder.addOutputTensor(output)
-    return Built(net.builder.getModelProto(), inputs, output, tuple(net.names), tuple(net.state))
+    return Built(net.builder.getModelProto(), inputs, output, tuple(net.named.values()), tuple(net.state))

@@ -23,14 +23,16 @@ ATTENTION_BLOCKED = -1e4
 
 
 class Weights(Protocol):
-    """Where a network's weights come from."""
+    """Where a network's weights come from, and their type."""
+
+    dtype: str
 
     def add(self, builder: Builder, name: str, shape: Sequence[int], scale: float, mean: float) -> str:
         """Add a weight and give its tensor; values about ``mean``, spread ``scale``."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Declared:
     """Weights that are inputs of the model: their shapes and types are known, their values never made."""
 
@@ -68,11 +70,10 @@ class Network:
 
     builder: Builder
     weights: Weights
-    dtype: str = "float16"
     norm: str = "batch"
     group_size: int = 16
     train: bool = False
-    names: list[str] = field(default_factory=list)
+    named: dict[str, str] = field(default_factory=dict)
     state: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -80,8 +81,15 @@ class Network:
             raise InvalidOptionError(
                 f"unknown normalisation {self.norm!r}", hint=f"Known: {', '.join(NORMS)}."
             )
-        if self.dtype not in DTYPES:
-            raise InvalidOptionError(f"unknown type {self.dtype!r}", hint=f"Known: {', '.join(DTYPES)}.")
+        if self.weights.dtype not in DTYPES:
+            raise InvalidOptionError(
+                f"unknown type {self.weights.dtype!r}", hint=f"Known: {', '.join(DTYPES)}."
+            )
+
+    @property
+    def dtype(self) -> str:
+        """The type of weights and activations."""
+        return self.weights.dtype
 
     @contextlib.contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -98,10 +106,10 @@ class Network:
         return self.builder.addInputTensor(TensorInfo(dtype or DTYPES[self.dtype], list(shape)), name)
 
     def weight(self, name: str, shape: Sequence[int], scale: float = 0.02, mean: float = 0.0) -> str:
-        """A trained parameter."""
-        tensor = self.weights.add(self.builder, name, shape, scale, mean)
-        self.names.append(tensor)
-        return tensor
+        """The trained parameter called ``name``: asked for twice, it is shared."""
+        if name not in self.named:
+            self.named[name] = self.weights.add(self.builder, name, shape, scale, mean)
+        return self.named[name]
 
     def constant(self, value: float) -> str:
         """A scalar of the network's type."""
@@ -109,12 +117,21 @@ class Network:
 
     # -- convolutions -----------------------------------------------------------------------------
 
-    def conv(self, x: str, name: str, out: int, kernel: int, stride: int = 1, groups: int = 1) -> str:
-        """A convolution without bias; padding keeps the field before striding."""
+    def conv(
+        self,
+        x: str,
+        name: str,
+        out: int,
+        kernel: int,
+        stride: int = 1,
+        groups: int = 1,
+        pad: int | None = None,
+    ) -> str:
+        """A convolution without bias; unless ``pad`` is given, padding keeps the field before striding."""
         channels = self.shape(x)[1]
         fan_in = channels // groups * kernel * kernel
         w = self.weight(name, (out, channels // groups, kernel, kernel), math.sqrt(2.0 / fan_in))
-        before, after = (kernel - 1) // 2, kernel // 2
+        before, after = ((kernel - 1) // 2, kernel // 2) if pad is None else (pad, pad)
         return str(
             self.builder.aiOnnx.conv(
                 [x, w],
@@ -154,9 +171,9 @@ class Network:
         )
         return str(outputs[0])
 
-    def max_pool(self, x: str, window: int, stride: int) -> str:
-        """Max-pooling with the padding that keeps the field before striding."""
-        before, after = (window - 1) // 2, window // 2
+    def max_pool(self, x: str, window: int, stride: int, *, padded: bool = True) -> str:
+        """Max-pooling; ``padded``: with the padding that keeps the field before striding."""
+        before, after = ((window - 1) // 2, window // 2) if padded else (0, 0)
         (y,) = self.builder.aiOnnx.maxpool(
             [x],
             num_outputs=1,

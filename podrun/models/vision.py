@@ -115,12 +115,12 @@ def _inverted(
 def alexnet(net: Network, images: str) -> str:
     """Logits of AlexNet in its one-tower form."""
     x = images
-    plan = ((64, 11, 4, True), (192, 5, 1, True), (384, 3, 1, False), (256, 3, 1, False), (256, 3, 1, True))
-    for index, (out, kernel, stride, pool) in enumerate(plan):
+    plan = ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False))
+    for index, (out, kernel, stride, pad, pool) in enumerate((*plan, (256, 3, 1, 1, True))):
         with net.scope(f"conv{index}"):
-            x = net.conv(x, f"conv{index}", out, kernel, stride)
+            x = net.conv(x, f"conv{index}", out, kernel, stride, pad=pad)
             x = net.relu(net.add(x, net.reshape(net.weight(f"conv{index}.bias", (out,)), (1, out, 1, 1))))
-            x = net.max_pool(x, 3, 2) if pool else x
+            x = net.max_pool(x, 3, 2, padded=False) if pool else x
     x = net.reshape(x, (net.shape(x)[0], math.prod(net.shape(x)[1:])))
     for index, out in enumerate((4096, 4096, CLASSES)):
         with net.scope(f"fc{index}"):
