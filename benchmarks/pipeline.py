@@ -162,7 +162,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", metavar="FILE", help="write the figures")
-    parser.add_argument("--width", type=int, default=1024, help="of each of the 16 layers")
+    parser.add_argument("--width", type=int, default=1280, help="of each of the 16 layers")
     parser.add_argument("--micro-batches", type=int, default=16, help="in a batch")
     parser.add_argument("--rounds", type=int, default=7, help="runs of each kind, in turn")
     arguments = parser.parse_args()

@@ -1,0 +1,70 @@
+"""Replicas of 8 and 16 IPUs: sessions whose stages lie on several machines give the bits of one machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from popart_sessions import options
+from test_popart_pipelining import MANUAL, Chain, infer, pipelined, train
+
+import podrun.popart as popart
+
+REPLICATED = {"enableReplicatedGraphs": True, "replicatedGraphCount": 2}
+ACCUMULATED = {"enableGradientAccumulation": True, "accumulationFactor": 7}
+
+
+def clipped(chain):
+    return popart.SGD(
+        {"defaultLearningRate": (0.05, True), "defaultMomentum": (0.9, True)},
+        clip_norm_settings=[popart.ClipNormSettings.clipAllWeights(0.3)],
+    )
+
+
+def assert_same(found, expected):
+    """Anchors of each run, and weights; not modelled time: another machine is further away."""
+    for run, other in zip(found[0], expected[0], strict=True):
+        for (name, value), (_, wanted) in zip(run.items(), other.items(), strict=True):
+            np.testing.assert_array_equal(value, wanted, err_msg=name)
+    for (name, value), (_, wanted) in zip(found[1].items(), expected[1].items(), strict=True):
+        np.testing.assert_array_equal(value, wanted, err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", [None, clipped], ids=["sgd", "clipping by the norm of all weights"])
+def test_a_pipeline_over_two_machines_trains_as_on_one(optimizer):
+    found = []
+    for places, ipus in (([0, 3, 4, 7], 8), ([0, 1, 2, 3], 4)):
+        chain = Chain(places)
+        chosen = None if optimizer is None else optimizer(chain)
+        opts = pipelined(**ACCUMULATED, **REPLICATED)
+        opts.accumulateOuterFragmentSettings = popart.AccumulateOuterFragmentSettings(
+            popart.AccumulateOuterFragmentSchedule.OverlapMemoryOptimized
+        )
+        found.append(train(chain, opts, 2, ipus, runs=2, optimizer=chosen))
+    assert_same(*found)
+
+
+def test_sharded_over_four_machines_trains_as_on_one():
+    found = [
+        train(Chain(places, stages=False), options(virtualGraphMode=MANUAL, **ACCUMULATED), 2, ipus)
+        for places, ipus in (([0, 5, 15], 16), ([0, 1, 2], 4))
+    ]
+    assert_same(*found)
+
+
+def test_inference_over_two_machines():
+    found = []
+    for places, ipus in (([0, 4, 5, 7], 8), ([0, 1, 2, 3], 4)):
+        chain = Chain(places)
+        kinds = {chain.hidden[0]: popart.AnchorReturnType("All"), chain.loss: popart.AnchorReturnType("Sum")}
+        found.append(infer(chain, pipelined(**REPLICATED), 6, ipus, kinds)[0])
+    for (name, value), (_, wanted) in zip(found[0].items(), found[1].items(), strict=True):
+        np.testing.assert_array_equal(value, wanted, err_msg=name)
+
+
+def test_eight_stages_are_faster_than_eight_shards_on_the_modelled_ipus():
+    chain = Chain(list(range(8)))
+    more = {"enableGradientAccumulation": True, "accumulationFactor": 16}
+    sharded = train(chain, options(virtualGraphMode=MANUAL, **more), 1, 8)
+    found = train(chain, pipelined(**more), 1, 8)
+    assert_same(found, sharded)
+    assert found[2] < 0.5 * sharded[2]
