@@ -25,6 +25,7 @@ EXPECTED = {
     "recomputation": "RecomputeAll: loss",
     "callbacks": "x: consumed",
     "replication": "4 replicas, 4 of them here",
+    "replica_groups": "weights of 4 models: [4, 784, 10]",
     "optimizers": "LAMB: mean loss",
 }
 
