@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "launcher": FOUNDATION | {"faults", "partition", "report", "estimate"},
     "estimate": BASE | {"executable", "popart", "report", "device.target", "device.tiles"},
     "report": BASE | {"executable", "device.target"},
-    "compat": BASE | {"popart", "popdist", "monitor"},
+    "compat": BASE | {"popart", "popdist", "monitor", "report"},
 }
 
 

@@ -18,14 +18,14 @@ from podrun.report.trace import to_trace
 
 
 def load(path: Path) -> Profile:
-    """The profile in a file: a program that podrun compiled, a profile.json, or a tile report as JSON.
+    """The profile in a file: a program that podrun compiled, a profile.json or .pop, or a tile report as JSON.
 
     Raises:
         ConfigError: there is no such file, or it holds none of these.
     """
     if not path.is_file():
         raise ConfigError(f"there is no file {path}")
-    if path.suffix != ".json":
+    if path.suffix not in (".json", ".pop"):
         from podrun.executable_file import read
 
         return profile_of(read(path))

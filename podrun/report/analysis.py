@@ -1,6 +1,6 @@
 """A profile in the shape of the SDK's analysis library (libpva), for programs that read its reports.
 
-    report = session.getReport()
+    report = session.getReport()             # or pva.openReport("training/profile.pop")
     max(tile.memory.total.includingGaps for tile in report.compilation.tiles)
     sum(step.ipus[0].cycles for step in report.execution.steps)
 
@@ -12,15 +12,22 @@ not modelled: ``includingGaps`` equals ``excludingGaps``.
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
 
 from podrun.device.target import chip
-from podrun.report.model import PHASES, Profile, Stage, layer_of
+from podrun.report.document import load
+from podrun.report.model import PHASES, BspStep, MemoryUse, Profile, Stage, layer_of
 from podrun.report.pipeline import runs
 
 VERSION = "3.3.0 (podrun's tile model)"
 """What ``report.poplarVersion.string`` says: the SDK whose names are followed."""
+LASTING = ("weights", "optimizer_state", "accumulators", "streams", "stash", "constants", "arguments")
+"""Contents that are always live (`podrun.device.tiles.memory.LASTING`)."""
 CATEGORIES = {
     "vertex_code": "vertexCode",
     "vertex_state": "vertexInstanceState",
@@ -28,6 +35,19 @@ CATEGORIES = {
     "control_code": "controlCode",
 }
 """Our categories of code and the SDK's names."""
+
+
+class ProgramVisitor:
+    """Derive from it, override what is of interest, and give it to a program's ``accept``."""
+
+    def visitOnTileExecute(self, program: Program) -> None:
+        """A compute set that runs on the tiles."""
+
+    def visitDoExchange(self, program: Program) -> None:
+        """An exchange between tiles."""
+
+    def visitSync(self, program: Program) -> None:
+        """A barrier."""
 
 
 class ProgramType(enum.Enum):
@@ -50,8 +70,18 @@ KINDS = {
 class Program:
     """What a step executes."""
 
+    Type: ClassVar[type[ProgramType]] = ProgramType
     name: str
     type: ProgramType
+
+    @property
+    def children(self) -> tuple[Program, ...]:
+        """A step's program holds no others."""
+        return ()
+
+    def accept(self, visitor: ProgramVisitor) -> None:
+        """Call the visitor's method for this kind of program."""
+        getattr(visitor, f"visit{self.type.value}")(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +97,45 @@ class ExecutionStep:
 
     program: Program
     ipus: Sequence[StepOnIpu]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Modelled microseconds from the start of the batch."""
+
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One batch."""
+
+    name: str
+    microseconds: Interval
+    steps: Sequence[ExecutionStep]
+
+
+@dataclass(frozen=True, slots=True)
+class TotalCycles:
+    """Cycles of a whole execution."""
+
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSet:
+    """A compute set by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """What is always live on an IPU, summed up by what it is."""
+
+    name: str
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +223,11 @@ class Target:
     totalMemory: int
     clockFrequency: float
 
+    @property
+    def bytesPerIPU(self) -> int:
+        """The same as ``bytesPerIpu``."""
+        return self.bytesPerIpu
+
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
@@ -163,6 +237,8 @@ class Compilation:
     graph: Graph
     ipus: Sequence[Ipu]
     livenessProgramSteps: Sequence[LivenessStep]
+    computeSets: Sequence[ComputeSet]
+    alwaysLiveVariables: Sequence[Variable]
 
     @property
     def tiles(self) -> list[Tile]:
@@ -175,6 +251,8 @@ class Execution:
     """The modelled run of one batch."""
 
     steps: Sequence[ExecutionStep]
+    runs: Sequence[Run]
+    totalCycles: TotalCycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +266,9 @@ def compilation(profile: Profile) -> Compilation:
     """``report.compilation``: target, graph and memory by tile."""
     model = chip(profile.target)
     count = profile.ipus_per_replica
-    ipus = tuple(_ipu([s for s in profile.stages if s.ipu == ipu], ipu, model.tiles) for ipu in range(count))
-    steps = (step for stage in (*profile.stages, *profile.updates) for step in stage.timeline)
+    held = {use.ipu: use.memory for use in profile.held()}
+    ipus = tuple(_ipu(held.get(ipu), ipu, model.tiles) for ipu in range(count))
+    steps = [step for stage in (*profile.stages, *profile.updates) for step in stage.timeline]
     live = [LivenessStep(Live(size)) for stage in _in_order(profile) for size in stage.memory.over_time_bytes]
     target = Target(
         count,
@@ -200,7 +279,17 @@ def compilation(profile: Profile) -> Compilation:
         model.sram_bytes * count,
         profile.clock_hz,
     )
-    return Compilation(target, Graph(sum(step.steps for step in steps)), ipus, live)
+    names = [ComputeSet(_name(step)) for step in steps if step.compute_cycles]
+    return Compilation(
+        target, Graph(sum(step.steps for step in steps)), ipus, live, names, list(_variables(profile))
+    )
+
+
+def _variables(profile: Profile) -> Iterator[Variable]:
+    for use in profile.held():
+        for name in LASTING:
+            if size := use.memory.bytes_by_content.get(name, 0):
+                yield Variable(name, size)
 
 
 def execution(profile: Profile) -> Execution:
@@ -211,7 +300,41 @@ def execution(profile: Profile) -> Execution:
         if id(stage) not in kinds:
             kinds[id(stage)] = list(_steps(stage, profile.ipus_per_replica))
         found += kinds[id(stage)]
-    return Execution(found)
+    run = Run(profile.name, Interval(0.0, profile.seconds * 1e6), found)
+    return Execution(found, [run], TotalCycles(profile.cycles))
+
+
+class Report:
+    """What ``pva.openReport`` gives: `compilation` and `execution` of a profile, each worked out once."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.poplarVersion = Version()
+
+    @cached_property
+    def compilation(self) -> Compilation:
+        """What is known before anything runs."""
+        return compilation(self.profile)
+
+    @cached_property
+    def execution(self) -> Execution:
+        """The modelled run of one batch."""
+        return execution(self.profile)
+
+
+def open_report(path: str | os.PathLike[str], debug: str | os.PathLike[str] = "") -> Report:
+    """The report in a ``profile.pop`` (or ``profile.json``) that podrun wrote: JSON, whatever its name says.
+
+    ``debug``: the SDK's debug information, of which podrun has none; ignored.
+
+    Raises:
+        ConfigError: there is no such file, or it is no report of podrun's (the SDK's own are in another format).
+    """
+    return Report(load(Path(path)))
+
+
+def _name(step: BspStep) -> str:
+    return f"{layer_of(step.scope)}/{step.operator}"
 
 
 def _in_order(profile: Profile) -> list[Stage]:
@@ -220,22 +343,19 @@ def _in_order(profile: Profile) -> list[Stage]:
 
 def _steps(stage: Stage, ipus: int) -> Iterator[ExecutionStep]:
     for step in stage.timeline:
-        name = f"{layer_of(step.scope)}/{step.operator}"
+        name = _name(step)
         for phase in PHASES:
             if cycles := step.cycles(phase):
                 each = [StepOnIpu(cycles if ipu == stage.ipu else 0) for ipu in range(ipus)]
                 yield ExecutionStep(Program(name, KINDS[phase]), each)
 
 
-def _ipu(stages: Sequence[Stage], ipu: int, tiles: int) -> Ipu:
-    """An IPU whose tiles hold what the stage needs that needs most; empty ones where there is none."""
+def _ipu(use: MemoryUse | None, ipu: int, tiles: int) -> Ipu:
+    """An IPU and what its tiles hold; nothing where it has no work."""
     found: list[Tile] = []
-    if stages:
-        for interval in max(stages, key=lambda stage: stage.memory.max_tile_bytes).memory.by_tile:
-            memory = _tile_memory(interval.bytes_by_category)
-            found += [
-                Tile(ipu * tiles + t, ipu, memory) for t in range(interval.first_tile, interval.end_tile)
-            ]
+    for interval in use.by_tile if use is not None else ():
+        memory = _tile_memory(interval.bytes_by_category)
+        found += [Tile(ipu * tiles + t, ipu, memory) for t in range(interval.first_tile, interval.end_tile)]
     empty = _tile_memory({})
     found += [Tile(ipu * tiles + t, ipu, empty) for t in range(len(found), tiles)]
     return Ipu(ipu, tuple(found))

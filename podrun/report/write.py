@@ -1,4 +1,5 @@
-"""The files of a report: ``profile.json``, ``summary.txt``, ``profile.html`` and ``trace.json`` in one directory."""
+"""The files of a report: ``profile.json``, ``profile.pop`` (the same under the SDK's name), ``summary.txt``,
+``profile.html`` and ``trace.json`` in one directory."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from podrun.report.text import compare, summary
 from podrun.report.trace import to_trace
 
 DOCUMENT = "profile.json"
+ARCHIVE = "profile.pop"
+"""What the SDK calls its report. Ours is the JSON document; ``pva.openReport`` reads it."""
 PAGE = "profile.html"
 SUMMARY = "summary.txt"
 TRACE = "trace.json"
@@ -20,13 +23,15 @@ TRACE = "trace.json"
 def write_report(
     profile: Profile, directory: Path, *, trace: bool = True, other: Profile | None = None
 ) -> Path:
-    """Write the files; returns the path of the document. ``other``: what page and summary compare with.
+    """Write the files; returns the path of ``profile.pop``. ``other``: what page and summary compare with.
 
     Raises:
         ConfigError: the directory cannot be written.
     """
+    document = to_json(profile)
     texts = {
-        DOCUMENT: to_json(profile),
+        DOCUMENT: document,
+        ARCHIVE: document,
         PAGE: page(profile, other=other),
         SUMMARY: summary(profile) + ("" if other is None else compare(other, profile)),
     }
@@ -41,4 +46,4 @@ def write_report(
             f"the report cannot be written to {directory}: {error.strerror}",
             hint="Name another directory with autoReport.directory (or podrun profile --report-directory DIR).",
         ) from error
-    return directory / DOCUMENT
+    return directory / ARCHIVE

@@ -61,7 +61,7 @@ def test_auto_report_writes_a_folder_for_each_session(source, tmp_path, monkeypa
     else:
         made = prepared(engineOptions=wanted)
     folder = tmp_path / "report" / "training"
-    names = ["profile.html", "profile.json", "summary.txt", "trace.json"]
+    names = ["profile.html", "profile.json", "profile.pop", "summary.txt", "trace.json"]
     assert sorted(path.name for path in folder.iterdir()) == names
     assert load(folder / "profile.json") == made.getReport()
     assert (folder / "summary.txt").read_text(encoding="utf-8") == made.getSummaryReport()
@@ -72,6 +72,7 @@ def test_the_execution_profile_alone_decides_about_the_trace(tmp_path):
     assert sorted(path.name for path in (tmp_path / "training").iterdir()) == [
         "profile.html",
         "profile.json",
+        "profile.pop",
         "summary.txt",
     ]
 
@@ -115,7 +116,8 @@ def test_out_of_memory_says_what_and_leaves_the_report(tmp_path):
     with pytest.raises(popart.popart_exception, match="Out of memory on tile 0: ") as caught:
         made.prepareDevice()
     error = caught.value
-    assert error.getProfilePath() == str(tmp_path / "inference" / "profile.json")
+    assert error.getProfilePath() == str(tmp_path / "inference" / "profile.pop")
+    assert f"Profile saved to: {error.getProfilePath()}" in str(error)
     assert not load(tmp_path / "inference" / "profile.json").fits
     assert "DOES NOT FIT" in (tmp_path / "inference" / "summary.txt").read_text(encoding="utf-8")
 

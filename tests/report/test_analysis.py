@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from podrun.report.analysis import ProgramType
+from podrun.compat import COMPAT_PATH
+from podrun.errors import ConfigError
+from podrun.report.analysis import Program, ProgramType, ProgramVisitor, open_report
+from podrun.report.write import write_report
 from tests.report.profiles import pipeline_profile
 
 
@@ -60,3 +67,70 @@ def test_an_ipu_without_work_is_there_and_empty() -> None:
 def test_what_is_not_modelled_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="programs"):
         _ = pipeline_profile().compilation.programs  # type: ignore[attr-defined]
+
+
+def test_a_report_file_opens_as_the_librarys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = pipeline_profile()
+    path = write_report(profile, tmp_path)
+    assert path.name == "profile.pop"
+    monkeypatch.syspath_prepend(COMPAT_PATH)
+    import pva
+
+    report = pva.openReport(str(path), str(tmp_path / "debug.cbor"))
+    assert report.compilation == profile.compilation
+    assert report.execution == profile.execution
+    assert report.compilation is report.compilation
+    assert report.compilation.target.bytesPerIPU == report.compilation.target.bytesPerIpu
+    (run,) = report.execution.runs
+    assert run.name == profile.name
+    assert run.microseconds.end - run.microseconds.start == pytest.approx(profile.seconds * 1e6)
+    assert report.execution.totalCycles.total == profile.cycles
+    assert any("dense <1>" in compute_set.name for compute_set in report.compilation.computeSets)
+
+
+def test_visitors_see_every_step_by_its_kind() -> None:
+    seen: Counter[str] = Counter()
+
+    class Counting(ProgramVisitor):
+        def visitOnTileExecute(self, program: Program) -> None:
+            seen["compute"] += 1
+
+        def visitDoExchange(self, program: Program) -> None:
+            seen["exchange"] += 1
+
+    steps = pipeline_profile().execution.steps
+    for step in steps:
+        step.program.accept(Counting())
+        assert step.program.children == ()
+    kinds = Counter(step.program.type for step in steps)
+    assert seen["compute"] == kinds[Program.Type.OnTileExecute] > 0
+    assert seen["exchange"] == kinds[Program.Type.DoExchange] > 0
+
+
+def test_what_is_no_report_is_refused_by_name(tmp_path: Path) -> None:
+    for content in (b"\x89\x00poplar", b"{}", b"[1]"):
+        (tmp_path / "profile.pop").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"profile\.pop"):
+            open_report(tmp_path / "profile.pop")
+    with pytest.raises(ConfigError, match=r"none\.pop"):
+        open_report(tmp_path / "none.pop")
+
+
+@pytest.mark.system
+def test_a_script_imports_it_as_podrun_runs_it(tmp_path: Path) -> None:
+    write_report(pipeline_profile(), tmp_path)
+    script = tmp_path / "look.py"
+    script.write_text(
+        "import pva\n"
+        "report = pva.openReport('profile.pop')\n"
+        "print(report.compilation.target.numTiles, sum(s.ipus[0].cycles for s in report.execution.steps) > 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "podrun.compat", str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == ["2944", "True"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import os
 from html.parser import HTMLParser
 from pathlib import Path
@@ -196,6 +197,8 @@ def test_reports_of_recorded_models_are_byte_identical(model: str, tmp_path: Pat
     """From the ``tile_report.json`` beside them. ``UPDATE_GOLDEN=1 pytest tests/report`` records anew."""
     report = json.loads((GOLDEN / model / "tile_report.json").read_text(encoding="utf-8"))
     write_report(read_report(report, name=model, samples_per_micro_batch=32), tmp_path)
+    assert (tmp_path / "profile.pop").read_bytes() == (tmp_path / "profile.json").read_bytes()
+    (tmp_path / "profile.pop").unlink()
     for path in sorted(tmp_path.iterdir()):
         recorded = GOLDEN / model / path.name
         if os.environ.get("UPDATE_GOLDEN"):
@@ -282,6 +285,42 @@ def test_the_trace_holds_every_cycle_in_order(profile: Profile) -> None:
             ends = [event["ts"] + event["dur"] for event in mine]
             assert all(later["ts"] >= end - 0.05 for end, later in zip(ends, mine[1:], strict=False))
     assert chrome_trace(profile)["metadata"]["micro_batches"] == 6
+
+
+def test_the_trace_has_the_trace_event_format(profile: Profile) -> None:
+    """The JSON object format: metadata and complete events only, slices of a thread nested or apart."""
+    trace = json.loads(to_trace(profile))
+    assert set(trace) <= {"traceEvents", "displayTimeUnit", "metadata"}
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    named: set[tuple[int, int]] = set()
+    slices: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in trace["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert event["name"]
+        assert all(type(event[key]) is int for key in ("pid", "tid"))
+        thread = event["pid"], event["tid"]
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            assert isinstance(event["args"]["name"], str)
+            named.add(thread)
+            continue
+        assert event["ph"] == "X"
+        assert isinstance(event["cat"], str)
+        assert isinstance(event["args"], dict)
+        for key in ("ts", "dur"):
+            assert type(event[key]) in (int, float)
+            assert math.isfinite(event[key])
+            assert event[key] >= 0
+        slices.setdefault(thread, []).append((event["ts"], event["ts"] + event["dur"]))
+    assert set(slices) <= named
+    for found in slices.values():
+        open_slices: list[float] = []
+        for start, end in sorted(found, key=lambda slice: (slice[0], -slice[1])):
+            while open_slices and open_slices[-1] <= start + 1e-3:
+                open_slices.pop()
+            # Times are rounded to a tenth of a nanosecond.
+            assert not open_slices or end <= open_slices[-1] + 1e-3
+            open_slices.append(end)
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
