@@ -44,7 +44,7 @@ class Drawn:
             "accumulation_factor": self.accumulation,
             "skip": self.skip,
             "dropout": self.dropout,
-            "tied": self.tied,
+            "tied": self.tied and len(self.places) > 2,
             "update": rules[self.rule],
             "anchors": ANCHORS,
             "ipus": 4,
