@@ -21,6 +21,7 @@ EXPECTED = {
     "training_loop": "epoch 3",
     "sharding": "4 IPU(s), Auto",
     "pipelining": "pipelined:",
+    "phases": "6 phases on two IPUs, Preload",
     "large_replicas": "8 stages, 1 replica(s)",
     "recomputation": "RecomputeAll: loss",
     "callbacks": "x: consumed",
