@@ -94,6 +94,11 @@ def dumps(executable: Executable) -> bytes:
     return body + hashlib.sha256(body).digest()
 
 
+def description(executable: Executable) -> dict[str, Any]:
+    """All of the file but the pieces' code, as plain JSON values."""
+    return _split(dumps(executable), "the executable")[0]
+
+
 def loads(data: bytes, *, where: str = "the received bytes") -> Executable:
     """The Executable in ``data``; ``where`` names its origin in errors.
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
-
 from podrun.compiler.program import Program
 from podrun.executable import Arena, ArenaMember, Reduction
 
@@ -46,6 +44,8 @@ def averaging_arenas(program: Program, weights: tuple[str, ...], alignment: int)
 
 def averaged(old: Any, count: Any, gradient: Any, replicas: int) -> Any:
     """The accumulator with one more micro-batch; ``gradient`` is its sum over the replicas of a machine."""
+    import jax.numpy as jnp
+
     mean = gradient.astype(jnp.float32) / replicas
     if old is None:
         return mean

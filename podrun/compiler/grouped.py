@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from podrun.compiler.program import ParameterSpec, Program, UpdateRule
@@ -57,6 +56,8 @@ def rows(value: Any, group_of: GroupOf, offset: Any, micro_batches: int, replica
     ``offset``: the machine's first replica, as an int32 scalar. Halves take a way through float32, so that their
     gradients are summed there and rounded once.
     """
+    import jax.numpy as jnp
+
     table = jnp.asarray(np.asarray(group_of, np.int32))
     index = jnp.tile(table[offset + jnp.arange(replicas, dtype=jnp.int32)], micro_batches)
     if value.dtype.itemsize < 4 and jnp.issubdtype(value.dtype, jnp.floating):

@@ -12,16 +12,14 @@ rounding.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import jax
-import jax.numpy as jnp
+from typing import TYPE_CHECKING, Any
 
 from podrun.compiler import seeds
-from podrun.compiler.abstract import buffer
-from podrun.compiler.pieces import Piece
 from podrun.compiler.program import RNG, Program
 from podrun.executable import TensorSpec, Variable, VariableRole
+
+if TYPE_CHECKING:
+    from podrun.compiler.pieces import Piece
 
 ADVANCE = "update.rng"
 """Name of the Computation that moves the RNG state on."""
@@ -43,6 +41,8 @@ def rounding_variables(program: Program) -> dict[str, Variable]:
 
 def place(state: Any, *numbers: Any) -> Any:
     """The RNG state of a place: uint32 ``[2]`` from the RNG state and numbers that tell the place."""
+    import jax
+
     key = jax.random.wrap_key_data(state, impl="threefry2x32")
     for number in numbers:
         key = jax.random.fold_in(key, number)
@@ -51,6 +51,9 @@ def place(state: Any, *numbers: Any) -> Any:
 
 def stochastic_half(value: Any, state: Any) -> Any:
     """float32 to float16 by stochastic rounding, with the bits that ``state`` gives. NaN and infinities stay."""
+    import jax
+    import jax.numpy as jnp
+
     key = jax.random.wrap_key_data(state, impl="threefry2x32")
     bits = jax.lax.bitcast_convert_type(value, jnp.uint32)
     exponent = jnp.maximum(((bits >> 23) & 255).astype(jnp.int32), 127 - 14)
@@ -61,6 +64,9 @@ def stochastic_half(value: Any, state: Any) -> Any:
 
 def advance_piece() -> Piece:
     """The piece that moves the RNG state on after a batch."""
+
+    from podrun.compiler.abstract import buffer
+    from podrun.compiler.pieces import Piece
 
     def run(values: Mapping[str, Any]) -> dict[str, Any]:
         return {RNG: seeds.advance(values[RNG], 1)}

@@ -12,14 +12,13 @@ Source: the class documentation of PopART's AutomaticLossScale transform. Counts
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
-
-from podrun.compiler.abstract import buffer
-from podrun.compiler.pieces import Piece
 from podrun.compiler.program import FACTOR, PHASE, AutomaticScaling, Program
 from podrun.executable import Arena, ArenaMember, TensorSpec, Variable, VariableRole
+
+if TYPE_CHECKING:
+    from podrun.compiler.pieces import Piece
 
 STATISTICS = "lossScaleStatistics"
 """Arena of the counts; its members are `statistics_buffer`s."""
@@ -54,12 +53,19 @@ def scaling_variables(program: Program) -> dict[str, Variable]:
 
 def counts(gradient: Any, scaling: AutomaticScaling) -> Any:
     """How many elements of ``gradient`` (any shape) lie below the edge and how many do not: float32 ``[2]``."""
+    import jax.numpy as jnp
+
     below = (jnp.abs(gradient.astype(jnp.float32)) < jnp.float32(scaling.edge)).sum(dtype=jnp.int32)
     return jnp.stack([below, jnp.int32(gradient.size) - below]).astype(jnp.float32)
 
 
 def scaling_piece(program: Program) -> Piece:
     """The piece that halves or doubles the factor, after the counts were summed over the machines."""
+    import jax.numpy as jnp
+
+    from podrun.compiler.abstract import buffer
+    from podrun.compiler.pieces import Piece
+
     scaling, loss_scaling = program.automatic_scaling, program.loss_scaling
     assert scaling is not None
     assert isinstance(loss_scaling, str)

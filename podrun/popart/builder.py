@@ -12,8 +12,10 @@ Types and shapes are inferred as nodes are added, so what does not fit is refuse
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -383,16 +385,19 @@ class Builder(NodeAttributes):
         return self._model().SerializeToString(deterministic=True)
 
     def saveModelProto(self, filename: str) -> None:
-        """Check the model with onnx.checker and write it."""
+        """Check the model with onnx.checker and write it. Data in other files lie beside it."""
         from onnx import checker
 
-        model = self._model()
-        try:
-            checker.check_model(model)
-        except checker.ValidationError as error:
-            raise popart_exception(f"onnx.checker refuses the model: {error}") from error
-        with open(filename, "wb") as file:
-            file.write(model.SerializeToString(deterministic=True))
+        data = self._model().SerializeToString(deterministic=True)
+        target = Path(filename)
+        with tempfile.NamedTemporaryFile(prefix=f".{target.name}.", dir=target.resolve().parent) as draft:
+            draft.write(data)
+            draft.flush()
+            try:
+                checker.check_model(draft.name)
+            except checker.ValidationError as error:
+                raise popart_exception(f"onnx.checker refuses the model: {error}") from error
+        target.write_bytes(data)
 
     def saveInitializersExternally(self, ids: Sequence[str], filename: str) -> None:
         """Move values of variables out of the model into ``filename``, whose folder must exist."""

@@ -44,7 +44,7 @@ def read_model(source: str | bytes | os.PathLike[str]) -> ModelProto:
             f"(): incompatible function arguments. A model is a path or bytes, not {type(source).__name__}."
         )
     try:
-        model = model_loader.read_model(source, folder=_data_folder(source))
+        model = model_loader.read_model(source, folder=data_folder(source))
     except UsageError as error:
         what = "" if isinstance(source, bytes) else f" from the string {_shorten(os.fspath(source))}"
         raise popart_exception(
@@ -113,7 +113,7 @@ def _check_text(message: Message) -> None:
                 _check_text(item)
 
 
-def _data_folder(source: object) -> Path | None:
+def data_folder(source: object) -> Path | None:
     """Where data beside a model given as bytes are: where this process wrote them."""
     if not isinstance(source, bytes) or not _written:
         return None

@@ -28,11 +28,13 @@ from podrun.popart.errors import (
     poplar_application_runtime_error,
     surfaced,
 )
+from podrun.popart.external import ExternalFiles
 from podrun.popart.observers import observe
 from podrun.popart.optimizers.base import Optimizer
 from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
 from podrun.popart.session_files import SessionFiles, refuse
+from podrun.popart.session_ir import Ir, SessionIr, inference_from
 from podrun.popart.session_reports import SessionReports
 from podrun.popart.session_rng import WORDS, SessionRng
 from podrun.popart.session_weights import SessionWeights
@@ -50,7 +52,7 @@ CACHE_VARIABLE = "POPDIST_EXECUTABLE_CACHE_PATH"
 """Names the executable cache that all instances of a run share."""
 
 
-class Session(SessionFiles, SessionRng, SessionReports, SessionWeights):
+class Session(SessionFiles, SessionIr, SessionRng, SessionReports, SessionWeights):
     """What both kinds of session are. Made through InferenceSession or TrainingSession."""
 
     _training = False
@@ -81,6 +83,7 @@ class Session(SessionFiles, SessionRng, SessionReports, SessionWeights):
         self._model = loader.read_model(fnModel)
         shapes = inputShapeInfo or InputShapeInfo()
         loader.check_model(self._model, shapes)
+        self._shapes, self._external = shapes, ExternalFiles(fnModel)
         with surfaced():
             self._built = self._build(shapes, loss)
         self._weights = HostWeights(self._model, self._built)
@@ -396,9 +399,6 @@ class Session(SessionFiles, SessionRng, SessionReports, SessionWeights):
 
     # -- public in PopART, refused by name here --------------------------------------------------------
 
-    getSerializedGraph = refuse("getSerializedGraph")
-    getIr = refuse("getIr")
-
 
 def _info_of(spec: Any) -> TensorInfo:
     from podrun.executable import numpy_dtype
@@ -450,7 +450,11 @@ class InferenceSession(Session):
         """True iff in-place operators could change results: here nothing works in place."""
         return False
 
-    fromIr = refuse("fromIr")
+    @staticmethod
+    def fromIr(ir: Ir, deviceInfo: DeviceInfo, name: str = "fromIr") -> InferenceSession:
+        """A session of what `getIr` gave, on another device. popart_exception for the IR of a training session."""
+        return inference_from(ir, deviceInfo, name)
+
     _setDeviceInfo = refuse("_setDeviceInfo")
 
 

@@ -110,14 +110,13 @@ class SessionFiles:
         """Executables are written to the cache when they are compiled, so there is nothing left to do."""
         self._prepared("updateEngineCache")
 
-    def updateExternallySavedTensorLocations(self, fromLocation: str, toLocation: str) -> None:
-        """Refused by name: weights are read when the session is made, so their file may move afterwards as
-        it is.
+    def updateExternallySavedTensorLocations(self: Session, fromLocation: str, toLocation: str) -> None:  # type: ignore[misc]
+        """Have modelToHost write the tensors that lie in the file ``fromLocation`` to ``toLocation``, with their
+        optimizer state. (Those of files that were not named go into the model's own file.)
+
+        popart_exception if ``toLocation`` exists, ``fromLocation`` does not, or nothing lies in it.
         """
-        raise popart_unimplemented(
-            f"updateExternallySavedTensorLocations({fromLocation!r}, {toLocation!r}) is not there yet.",
-            hint="modelToHost writes all weights into the model's own file.",
-        )
+        self._external.move(fromLocation, toLocation)
 
 
 def _in_folder(path: str, name: str) -> str:

@@ -87,6 +87,7 @@ class SessionWeights:
         self.weightsToHost()
         keep = not self._options.disableOptimizerStateTensorStreams
         data = self._weights.model(with_state=keep and not self._options.disableGradAccumulationTensorStreams)
+        self._external.put_out(data, fn)
         with open(fn, "wb") as file:
             file.write(data.SerializeToString(deterministic=True))
 

@@ -287,8 +287,8 @@ def test_losses_that_cannot_be(device):
 
 def test_unknown_methods_of_popart_are_refused_by_name(device):
     session = training(linear(), [linear().loss], device)
-    with pytest.raises(popart.popart_exception, match="getSerializedGraph is not there yet"):
-        session.getSerializedGraph()
+    with pytest.raises(popart.popart_exception, match="connectStreamToCallback is not there yet"):
+        session.connectStreamToCallback("stream", print)
     with pytest.raises(popart.popart_exception, match=r"popart.NumericsReport"):
         _ = popart.NumericsReport
 
