@@ -294,6 +294,9 @@ EXECUTABLE_CODE_GC2 = 8192
 tile."""
 VERTEX_DATA_2018 = 1.9
 """Vertex data of the 2018 library on GC2 over today's. Fitted: pointers were not packed yet."""
+VARIABLES_2018 = 1.4
+"""Bytes of variables over the most that live at one time: every tile has its own fullest moment. Derived from two
+profiles of 2018 (1.35 and 1.50); the library of today shares storage better."""
 INTERLEAVED_SHARE = {"train": 0.75, "inference": 0.4}
 """Share of variables in interleaved memory. Derived from two profiles of 2018."""
 
@@ -312,6 +315,8 @@ def memory(record: Record) -> float:
     executable = EXECUTABLE_CODE_GC2 * record.chip.tiles if old else code.get("vertex_code", 0.0)
     control = 0.0 if old else code["control_code"]
     variables = parts["always"] + parts["peak"]
+    if old:
+        variables = max(variables, VARIABLES_2018 * (parts["always"] + parts["live"]))
     total = variables + vertex_data + exchange + executable + control
     interleaved = INTERLEAVED_SHARE["train" if _training(record) else "inference"]
     figures = {
@@ -393,7 +398,11 @@ def _transformer_memory(record: Record, name: str) -> dict[str, Any]:
     layer, embedding = costs["layer"][0], costs["embedding"][0]
     op = record.params.get("op")
     if op is not None:
-        inside = [code for scope, code in layer["code_by_scope"].items() if op in scope.split("/")]
+        # A product's row is of the product alone, not of the bias and the rearrangements around it.
+        node = "MatMul:" if op.endswith("_matmul") else ""
+        inside = [
+            code for scope, code in layer["code_by_scope"].items() if op in scope.split("/") and node in scope
+        ]
         if not inside:
             raise NotPredicted(f"operation {op!r} is not one of the layer's")
         summed = {part: float(sum(code[part] for code in inside)) for part in inside[0]}
