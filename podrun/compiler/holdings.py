@@ -67,7 +67,7 @@ def ipu_memory(
         if not own and not groups and not lasting:
             continue
         reports = [work.report for work in own]
-        demand, named, curve = _at_work(program, groups, own, updates.get(ipu), chip)
+        demand, named, curve = _at_work(program, groups, own, updates.get(ipu))
         held: dict[str, int] = {}
         for kind, name, size in lasting:
             held[kind] = held.get(kind, 0) + size
@@ -76,7 +76,6 @@ def ipu_memory(
             {kind: size for kind, size in held.items() if size},
             demand.activations,
             demand.temporary,
-            demand.temporary_tiles,
             merged_code(chip, [*reports, *([updates[ipu]] if ipu in updates else [])]),
         )
         named.sort(key=lambda item: (-item[1], item[0]))
@@ -90,7 +89,6 @@ def _at_work(
     groups: Sequence[WeightGroup],
     works: Sequence[Work],
     update: Report | None,
-    chip: Chip,
 ) -> tuple[Demand, list[tuple[str, int]], list[int]]:
     """The fullest moment of the IPU's work: its activations and temporary data, what is alive, and the curve."""
     extras = [_visiting(program, work) for work in works]
@@ -108,7 +106,7 @@ def _at_work(
         curve += [size + extra for size in update["memory"]["by_time"]]
     if not moments:
         return Demand({}, 0), [], []
-    demand, named = max(moments, key=lambda m: m[0].activations / chip.tiles + m[0].temporary)
+    demand, named = max(moments, key=lambda moment: moment[0].activations + moment[0].temporary)
     return demand, list(named), curve
 
 
@@ -118,7 +116,7 @@ def _with_extra(
     demand, named = moment
     if not extra:
         return moment
-    more = Demand({}, demand.activations + extra, demand.temporary, demand.temporary_tiles)
+    more = Demand({}, demand.activations + extra, demand.temporary)
     return more, [*named, (name, extra)]
 
 
@@ -140,12 +138,8 @@ def _moment(report: Report) -> tuple[Demand, list[tuple[str, int]]]:
     """The fullest moment of one report, its arguments left out: they are variables, streams or stashes."""
     memory = report["memory"]
     temporary = memory["temporary_bytes"]
-    tiles = memory["temporary_tiles"] if temporary else 0
-    activations = memory["not_always_live_peak_bytes"] - memory["by_content"].get("temporary", 0)
-    return (
-        Demand({}, activations, temporary, tiles),
-        [(item["scope"], item["bytes"]) for item in memory["largest"]],
-    )
+    activations = memory["not_always_live_peak_bytes"] - temporary
+    return Demand({}, activations, temporary), [(item["scope"], item["bytes"]) for item in memory["largest"]]
 
 
 def _update_bytes(program: Program, groups: Sequence[WeightGroup]) -> int:

@@ -7,7 +7,7 @@ between layers. Cycles and code come from the tile model's reports, bytes from t
 * ``saved_bytes`` are forward values that the backward pass reads (the activations that training keeps);
 * ``crossing_bytes`` are values made in this layer or before it and read after it;
 * ``work_bytes`` is what is alive beside kept activations while the layer works, ``temporary_bytes`` the most temporary
-  data of its steps on one tile.
+  data of its steps.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from podrun.device.tiles.memory import (
     STASH,
     STATE,
     STREAMS,
-    TEMPORARY,
     WEIGHTS,
     Demand,
     Location,
@@ -77,9 +76,8 @@ class MemoryModel:
             lasting[STATE] = sum(self.states * self._state_bytes(layer) for layer in own)
             lasting[ACCUMULATORS] = lasting[WEIGHTS] if self.accumulation > 1 else 0
         if self.ipus == 1:
-            live = self.step["not_always_live_peak_bytes"] - self.step["by_content"].get(TEMPORARY, 0)
-            temporary, tiles = self.step["temporary_bytes"], self.step["temporary_tiles"]
-            return Demand(lasting, live, temporary, tiles, self.step["code"])
+            live = self.step["not_always_live_peak_bytes"] - self.step["temporary_bytes"]
+            return Demand(lasting, live, self.step["temporary_bytes"], self.step["code"])
         # An upper bound: layers that are like one before them need less exchange code.
         code = {"vertex_code": self.vertex_code, "other_code": sum(layer.code_bytes for layer in own)}
         work = max(layer.work_bytes for layer in own)
@@ -95,7 +93,7 @@ class MemoryModel:
             last = ipu == self.ipus - 1
             lasting[STASH] = first_inputs + crossing + (0 if self.recompute or last else flight * saved)
             work += saved if self.recompute or last else 0
-        return Demand(lasting, work, temporary, self.chip.tiles if temporary else 0, code)
+        return Demand(lasting, work, temporary, code)
 
     def _state_bytes(self, layer: Layer) -> int:
         return self.state_location.on_chip(layer.weights, STATE_WIDTH)

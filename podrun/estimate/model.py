@@ -310,7 +310,7 @@ def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -
                 end - first,
                 round(sum(costs[first:end])),
                 memory.tile_bytes(ipu, first, end),
-                memory.demand(ipu, first, end).by_content(memory.chip),
+                memory.demand(ipu, first, end).by_content(),
             )
         )
     return tuple(found)

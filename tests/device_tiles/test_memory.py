@@ -22,8 +22,7 @@ DEMANDS = st.builds(
     Demand,
     st.dictionaries(st.sampled_from(LASTING), SIZES),
     SIZES,
-    st.integers(0, 2**19),
-    st.integers(0, 3000),
+    SIZES,
     st.dictionaries(st.sampled_from(("vertex_code", "exchange_code")), SIZES),
 )
 

@@ -139,7 +139,7 @@ def report_of(chip: Chip, steps: Sequence[Step], liveness: Liveness, repeats: in
         "by_scope": dict(sorted(((s, round(c)) for s, c in by_scope.items()), key=lambda i: (-i[1], i[0]))),
         "timeline": timeline(chip, steps),
         "memory": memory_report(chip, steps, liveness),
-        "memory_by_scope": memory_by_scope(steps, liveness),
+        "memory_by_scope": memory_by_scope(chip, steps, liveness),
         "code_by_scope": code_by_scope(chip, steps),
         "bounds": {
             name: {"cycles": round(c), "count": int(n), "scopes": [s for s in unplanned[name] if s][:SCOPES]}
@@ -187,15 +187,15 @@ def _ranked(entries: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     return dict(sorted(entries.items(), key=lambda item: (-item[1]["cycles"], item[0])))
 
 
-def memory_by_scope(steps: Sequence[Step], liveness: Liveness) -> dict[str, dict[str, int]]:
-    """The most that is alive while a named scope works (bytes on the chip, arguments left out), and the most temporary
-    data of its steps (bytes on each of their tiles)."""
+def memory_by_scope(chip: Chip, steps: Sequence[Step], liveness: Liveness) -> dict[str, dict[str, int]]:
+    """Bytes on the chip: the most that is alive while a named scope works, arguments left out, and the most temporary
+    data of its steps."""
     found: dict[str, dict[str, int]] = {}
     for live, step in zip(liveness.curve, steps, strict=True):
         if step.plan.family != "view":
             entry = found.setdefault(step.scope or "(no scope)", {"live": 0, "temporary": 0})
             entry["live"] = max(entry["live"], live)
-            entry["temporary"] = max(entry["temporary"], round(step.plan.temporary_bytes))
+            entry["temporary"] = max(entry["temporary"], temporary_on_chip(chip, step.plan))
     return dict(sorted(found.items()))
 
 
@@ -203,17 +203,19 @@ def demand_of(chip: Chip, steps: Sequence[Step], liveness: Liveness) -> tuple[De
     """What a planned schedule needs by itself, and the step at which its fullest tile is fullest."""
     plans = [step.plan for step in leaves(steps)]
     code = code_bytes(chip, plans)
-    peak, where = -1.0, 0
-    for index, (live, step) in enumerate(zip(liveness.curve, steps, strict=True)):
-        held = live / chip.tiles * TILE_IMBALANCE + step.plan.temporary_bytes
-        if held > peak:
-            peak, where = held, index
-    if not steps:
+    held = [
+        live + temporary_on_chip(chip, step.plan) for live, step in zip(liveness.curve, steps, strict=True)
+    ]
+    if not held:
         return Demand({ARGUMENTS: liveness.always}, 0, code=code), 0
-    busiest = steps[where].plan
-    tiles = min(busiest.tiles or chip.tiles, chip.tiles) if busiest.temporary_bytes else 0
+    where = max(range(len(held)), key=held.__getitem__)
     live = liveness.curve[where]
-    return Demand({ARGUMENTS: liveness.always}, live, busiest.temporary_bytes, tiles, code), where
+    return Demand({ARGUMENTS: liveness.always}, live, held[where] - live, code), where
+
+
+def temporary_on_chip(chip: Chip, plan: Plan) -> int:
+    """Bytes of temporary data on the chip while a plan runs."""
+    return round(plan.temporary_bytes * min(plan.tiles or chip.tiles, chip.tiles))
 
 
 def memory_report(chip: Chip, steps: Sequence[Step], liveness: Liveness) -> dict[str, Any]:

@@ -6,8 +6,9 @@ temporary data of the step that runs then, and code. The compiler makes one for 
 by itself. `section` turns it into the report's ``memory``; whether a program fits is read from there and from nowhere
 else.
 
-Tensors, code and state are spread over all tiles. The fullest tile holds `TILE_IMBALANCE` times the mean of them; a
-line from there to as much below the mean stands for the rest. Temporary data stands on the tiles of its own step.
+Everything is taken as spread over all tiles: the library begins each operation's work on another tile to make it so.
+The fullest tile holds `TILE_IMBALANCE` times the mean; a line from there to as much below the mean stands for the
+rest. Held against the published totals and maxima of networks in docs/fidelity.md.
 """
 
 from __future__ import annotations
@@ -71,16 +72,15 @@ def in_flight(stages: int, stage: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one IPU has to hold: bytes on the whole chip, but ``temporary``, which is on each of its tiles.
+    """What one IPU has to hold: bytes on the whole chip.
 
-    ``lasting``: by the names of `LASTING`. ``activations``: other values alive at the fullest moment. ``code``: by
-    category.
+    ``lasting``: by the names of `LASTING`. ``activations``: other values alive at the fullest moment. ``temporary``:
+    data of the step that runs then, beside its operands and results. ``code``: by category.
     """
 
     lasting: Mapping[str, int]
     activations: int
-    temporary: float = 0.0
-    temporary_tiles: int = 0
+    temporary: int = 0
     code: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -88,30 +88,25 @@ class Demand:
         """Bytes that are always live, code left out."""
         return sum(self.lasting.values())
 
-    def by_content(self, chip: Chip) -> dict[str, int]:
+    def by_content(self) -> dict[str, int]:
         """Bytes on the chip by content, without those that are empty."""
         found: dict[str, float] = {name: self.lasting.get(name, 0) for name in LASTING}
-        found |= {
-            ACTIVATIONS: self.activations,
-            TEMPORARY: self.temporary * min(self.temporary_tiles, chip.tiles),
-        }
-        found |= self.code
+        found |= {ACTIVATIONS: self.activations, TEMPORARY: self.temporary, **self.code}
         return {name: round(size) for name, size in found.items() if round(size)}
 
 
-def _on_tile(chip: Chip, demand: Demand, share: float, *, works: bool) -> dict[str, int]:
+def _on_tile(chip: Chip, demand: Demand, share: float) -> dict[str, int]:
     """Bytes by category on a tile that has ``share`` of the mean. Whole bytes, so that sums agree everywhere."""
     each = share / chip.tiles
-    spread = {"always_live": demand.always, "not_always_live": demand.activations, **demand.code}
+    spread: dict[str, float] = {"always_live": demand.always, "not_always_live": demand.activations}
+    spread |= {TEMPORARY: demand.temporary, **demand.code}
     found = {name: round(size * each) for name, size in spread.items()}
-    if works:
-        found[TEMPORARY] = round(demand.temporary)
     return {name: size for name, size in found.items() if size}
 
 
 def fullest_tile(chip: Chip, demand: Demand) -> int:
     """Bytes on the fullest tile."""
-    return sum(_on_tile(chip, demand, TILE_IMBALANCE, works=demand.temporary_tiles > 0).values())
+    return sum(_on_tile(chip, demand, TILE_IMBALANCE).values())
 
 
 def fits(chip: Chip, demand: Demand) -> bool:
@@ -121,13 +116,11 @@ def fits(chip: Chip, demand: Demand) -> bool:
 
 def by_tile(chip: Chip, demand: Demand) -> list[dict[str, Any]]:
     """Tiles ``[first, last)`` and the bytes by category on each of them, all tiles in order, the fullest first."""
-    works = min(demand.temporary_tiles, chip.tiles)
-    edges = sorted({*(chip.tiles * band // BANDS for band in range(BANDS + 1)), works})
+    edges = [chip.tiles * band // BANDS for band in range(BANDS + 1)]
     found = []
-    for first, last in itertools.pairwise(edges):
-        band = first * BANDS // chip.tiles
+    for band, (first, last) in enumerate(itertools.pairwise(edges)):
         share = TILE_IMBALANCE - 2 * (TILE_IMBALANCE - 1) * band / (BANDS - 1)
-        content = _on_tile(chip, demand, share, works=first < works)
+        content = _on_tile(chip, demand, share)
         found.append({"first": first, "last": last, "bytes": dict(sorted(content.items()))})
     return found
 
@@ -144,14 +137,13 @@ def section(
 
     ``largest``: the largest contents by name. ``curve``: not-always-live bytes along the schedule.
     """
-    content = demand.by_content(chip)
+    content = demand.by_content()
     fullest = fullest_tile(chip, demand)
     return {
         "always_live_bytes": demand.always,
-        "not_always_live_peak_bytes": demand.activations + content.get(TEMPORARY, 0),
+        "not_always_live_peak_bytes": demand.activations + demand.temporary,
         "activations_peak_bytes": max(curve, default=demand.activations),
-        "temporary_bytes": round(demand.temporary),
-        "temporary_tiles": min(demand.temporary_tiles, chip.tiles),
+        "temporary_bytes": demand.temporary,
         "code": {name: round(size) for name, size in demand.code.items()},
         "total_bytes": sum(content.values()),
         "max_tile_bytes": fullest,
