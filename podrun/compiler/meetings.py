@@ -12,7 +12,7 @@ are spread over machines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ meet_p: Any = Primitive("meet")
 """``meet(part)``: the parts of all machines end to end."""
 meet_p.def_abstract_eval(lambda part, *, machines: ShapedArray((part.shape[0] * machines,), part.dtype))
 _LAST = "exchange:last"
+_ARENA, _SLICE = "exchange:", "arena_slice:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,36 +58,85 @@ def cut(piece: TracedPiece, layout: Layout) -> Cut:
 
     Raises UnimplementedError for an exchange inside of a loop or branch.
     """
+    _refuse_hidden(piece)
+    if not exchanges(piece.jaxpr):
+        return Cut((piece,), (Compute(piece.name),), {})
+    written = _with_arithmetic(piece, layout, late=True)
+    if holders(layout) == 1:
+        return Cut((written,), (Compute(written.name),), {})
+    return _apart(written, layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A piece that reads ``arena:exchange:...`` and writes its slices of these, to be cut by the caller: equations of a
+    level go before the meetings that those of the next level read from. ``levels``: by an equation's identity."""
+
+    piece: TracedPiece
+    levels: Mapping[int, int]
+
+    @property
+    def depth(self) -> int:
+        """How many levels there are."""
+        return max(self.levels.values(), default=0) + 1
+
+    def level(self, equation: JaxprEqn) -> int:
+        """After how many meetings an equation runs."""
+        return self.levels.get(id(equation), 0)
+
+
+def opened(piece: TracedPiece, layout: Layout) -> Opened:
+    """A piece of replicas of several IPUs with arithmetic for its exchanges.
+
+    Raises UnimplementedError where a replica spans machines, and what `cut` raises.
+    """
+    _refuse_hidden(piece)
+    if not exchanges(piece.jaxpr):
+        return Opened(piece, {})
+    if layout.machines_per_replica > 1:
+        raise UnimplementedError(
+            "Collectives between replicas inside of a model are not there yet where a replica spans machines.",
+            hint="Use at most 4 IPUs per replica.",
+        )
+    written = _with_arithmetic(piece, layout, late=False)
+    if holders(layout) == 1:
+        return Opened(written, {})
+    found, _, _ = _opened(written)
+    return Opened(found, _levels(found)[0])
+
+
+def meetings_of(pieces: Iterable[TracedPiece], layout: Layout) -> dict[str, Arena]:
+    """The arenas that pieces cut from an `Opened` one meet in."""
+    found = {}
+    for piece in pieces:
+        for name, aval in zip(piece.outputs, piece.jaxpr.out_avals, strict=True):
+            arena = met_in(name)
+            if arena is not None:
+                found[arena] = Arena(
+                    arena, str(aval.dtype), aval.shape[0] * holders(layout), (), shared=False
+                )
+    return found
+
+
+def met_in(output: str) -> str | None:
+    """The arena whose meeting an output of a piece is for; None for any other output."""
+    return output.removeprefix(_SLICE) if output.startswith(_SLICE + _ARENA) else None
+
+
+def _refuse_hidden(piece: TracedPiece) -> None:
     hidden = hidden_exchange(piece.jaxpr)
     if hidden is not None or any(e.primitive is exchange_p for e in exchanges(piece.jaxpr)):
         raise UnimplementedError(
             f"A collective between replicas inside of a loop or branch ({hidden or 'unfolded'}) is not there yet.",
             hint="Use it outside of If, Loop and Scan.",
         )
-    if not exchanges(piece.jaxpr):
-        return Cut((piece,), (Compute(piece.name),), {})
-    written = _with_arithmetic(piece, layout)
-    if holders(layout) == 1:
-        return Cut((written,), (Compute(written.name),), {})
-    return _apart(written, layout)
 
 
-def resolved(piece: TracedPiece, layout: Layout) -> TracedPiece:
-    """The piece with its exchanges as arithmetic, where all replicas lie on one machine.
+def _with_arithmetic(piece: TracedPiece, layout: Layout, *, late: bool) -> TracedPiece:
+    """The piece with arithmetic and ``meet`` for its exchanges; on several machines it also reads who it is.
 
-    Raises UnimplementedError where they do not, and what `cut` raises.
+    ``late``: what it both reads and writes is marked, to be written behind all meetings.
     """
-    if exchanges(piece.jaxpr) and layout.machines > 1:
-        raise UnimplementedError(
-            "Collectives between replicas inside of a model are not there yet for replicas of several IPUs on several "
-            "machines.",
-            hint="Use replicas of one IPU, or a partition of four IPUs.",
-        )
-    return cut(piece, layout).pieces[0]
-
-
-def _with_arithmetic(piece: TracedPiece, layout: Layout) -> TracedPiece:
-    """The piece with arithmetic and ``meet`` for its exchanges; on several machines it also reads who it is."""
     several = holders(layout) > 1
     inputs = (*piece.inputs, *((REPLICA_OFFSET,) if several and REPLICA_OFFSET not in piece.inputs else ()))
     closed = piece.jaxpr
@@ -105,7 +155,7 @@ def _with_arithmetic(piece: TracedPiece, layout: Layout) -> TracedPiece:
 
         given = arguments[: len(piece.inputs)]
         results = jax_internals.evaluate(closed.jaxpr, closed.consts, given, {}, apply)
-        both = {*piece.inputs} if several else set()
+        both = {*piece.inputs} if several and late else set()
         named = zip(piece.outputs, results, strict=True)
         return tuple(tap(_LAST, jnp.asarray(v)) if n in both else v for n, v in named)
 
@@ -197,9 +247,24 @@ def _looped(wide: Any, order: Any) -> Any:
 
 def _apart(piece: TracedPiece, layout: Layout) -> Cut:
     """A piece with meets as Computations between AllGathers."""
+    open_piece, names, arenas = _opened(piece)
+    levels, meeting = _levels(open_piece)
+    segments = split(open_piece, lambda equation: Spot(levels[id(equation)], levels[id(equation)]))
+    pieces = [segment.piece for segment in segments]
+    if len(pieces) != max(meeting, default=0) + 1:
+        raise InternalError(f"{piece.name} has {len(pieces)} parts around {max(meeting, default=0)} meetings")
+    work: list[Instruction] = []
+    for k, part in enumerate(pieces):
+        work.append(Compute(part.name))
+        work += [AllGather(name) for name, level in zip(names, meeting, strict=True) if level == k + 1]
+    return Cut(tuple(pieces), tuple(work), arenas)
+
+
+def _opened(piece: TracedPiece) -> tuple[TracedPiece, list[str], dict[str, Arena]]:
+    """A piece without its meets: it reads their wholes and writes its parts; names and arenas of the meetings."""
     closed = piece.jaxpr
     meets = [e for e in closed.jaxpr.eqns if e.primitive is meet_p]
-    names = [f"exchange:{piece.name}:{k}" for k in range(len(meets))]
+    names = [f"{_ARENA}{piece.name}:{k}" for k in range(len(meets))]
     arenas = {
         name: Arena(name, str(m.outvars[0].aval.dtype), int(m.outvars[0].aval.shape[0]), (), shared=False)
         for name, m in zip(names, meets, strict=True)
@@ -213,23 +278,14 @@ def _apart(piece: TracedPiece, layout: Layout) -> Cut:
         piece.name,
         open_jaxpr,
         (*piece.inputs, *(f"arena:{name}" for name in names)),
-        (*piece.outputs, *(f"arena_slice:{name}" for name in names)),
+        (*piece.outputs, *(_SLICE + name for name in names)),
     )
-    levels, meeting = _levels(open_piece, len(meets))
-    segments = split(open_piece, lambda equation: Spot(levels[id(equation)], levels[id(equation)]))
-    pieces = [segment.piece for segment in segments]
-    if len(pieces) != max(meeting, default=0) + 1:
-        raise InternalError(f"{piece.name} has {len(pieces)} parts around {max(meeting, default=0)} meetings")
-    work: list[Instruction] = []
-    for k, part in enumerate(pieces):
-        work.append(Compute(part.name))
-        work += [AllGather(name) for name, level in zip(names, meeting, strict=True) if level == k + 1]
-    return Cut(tuple(pieces), tuple(work), arenas)
+    return open_piece, names, arenas
 
 
-def _levels(piece: TracedPiece, meets: int) -> tuple[dict[int, int], list[int]]:
+def _levels(piece: TracedPiece) -> tuple[dict[int, int], list[int]]:
     """After how many meetings each equation (by its identity) can run, and the number of each meeting, from 1."""
-    jaxpr = piece.jaxpr.jaxpr
+    jaxpr, meets = piece.jaxpr.jaxpr, sum(met_in(name) is not None for name in piece.outputs)
     first_whole, first_part = len(jaxpr.invars) - meets, len(jaxpr.outvars) - meets
     source = dict(zip(jaxpr.invars[first_whole:], jaxpr.outvars[first_part:], strict=True))
     reached: dict[Var, int] = {}
