@@ -23,8 +23,8 @@ from podrun.compiler.exchange import exchanges
 from podrun.compiler.fold import chunks
 from podrun.compiler.gathering import taking_pieces
 from podrun.compiler.grouped import check_groups, rows
-from podrun.compiler.layout import layout_of
-from podrun.compiler.meetings import Cut, meetings_of
+from podrun.compiler.layout import layout_of, position_of
+from podrun.compiler.meetings import Cut
 from podrun.compiler.meetings import cut as cut_at_meetings
 from podrun.compiler.pieces import Piece, export_piece, export_traced, trace_piece
 from podrun.compiler.placement import Placement, placement_of
@@ -33,7 +33,7 @@ from podrun.compiler.rounding import ADVANCE, advance_piece
 from podrun.compiler.scaling import STATISTICS, scaling_piece
 from podrun.compiler.scaling import UPDATE as SCALING
 from podrun.compiler.schedule import schedule
-from podrun.compiler.sharding import Timetable, Unit, homes_of, units
+from podrun.compiler.sharding import Timetable, Unit, clearing_homes, counted_pieces, homes_of, units
 from podrun.compiler.trace import Trace, fixed_numerics, trace
 from podrun.compiler.update import JOINT_UPDATE, joint_piece, update_piece
 from podrun.errors import UnimplementedError, UnsupportedError, UsageError
@@ -184,7 +184,6 @@ class _Compilation:
         with fixed_numerics():
             if self.placement.split:
                 computations, instructions = _sharded(builder, self.chain)
-                meetings = meetings_of((unit.piece for unit in self.chain), self.layout)
             else:
                 computations, instructions, meetings = _folded(builder, self.options.chunk_bytes)
             computations |= self.updates
@@ -261,8 +260,12 @@ def _sharded(
     accumulate = builder.program.accumulates and bool(builder.weights)
     pieces = []
     if accumulate:
-        homes = sorted({group.home for group in builder.memory.groups})
-        pieces = [_clear(builder.memory, f"clear.{home}", home) for home in homes]
+        homes = clearing_homes(builder)
+        firsts = {position_of(builder.layout, home): home for home in reversed(homes)}
+        pieces = [
+            _clear(builder.memory, f"clear.{home}", home, counts=home in firsts.values()) for home in homes
+        ]
+    pieces += counted_pieces(builder, chain)
     if joint(builder.program.update):
         pieces += taking_pieces(builder.memory, builder.layout)
     found = {piece.name: export_piece(piece) for piece in pieces}
@@ -289,11 +292,14 @@ def _check_pipeline(program: Program, placement: Placement) -> None:
         )
 
 
-def _clear(memory: Memory, name: str, home: int | None = None) -> Piece:
-    """Zeros for the gradient accumulators of an IPU (None: of all), so that every chunk can add to them."""
+def _clear(memory: Memory, name: str, home: int | None = None, *, counts: bool = True) -> Piece:
+    """Zeros for the gradient accumulators of an IPU (None: of all), so that every chunk can add to them.
+
+    ``counts``: and for what its machine counts.
+    """
     groups = [group for group in memory.groups if home is None or group.home == home]
     arenas = {f"arena:{g.gradient_arena}": (g.size, numpy_dtype(g.gradient_dtype)) for g in groups}
-    if home in (None, min((group.home for group in memory.groups), default=None)):
+    if counts:
         extra = [memory.arenas[name] for name in (STATISTICS, COUNTS) if name in memory.arenas]
         arenas |= {f"arena:{a.name}": (a.size, numpy_dtype(a.dtype)) for a in extra}
 

@@ -1,4 +1,4 @@
-"""One update of all weights together, where a replica spans machines.
+"""What one machine of a replica does with what others hold: one update of all weights, counts of all gradients.
 
 The update is one piece on IPU 0 (`podrun.compiler.update.joint_piece`). What it reads and another machine of the
 replica holds is sent there, once a batch and after all gradients are reduced; what it writes is sent back, and a piece
@@ -44,20 +44,24 @@ def taking_pieces(memory: Memory, layout: Layout) -> list[Piece]:
     ]
 
 
-def taking_name(home: int) -> str:
-    """The name of an IPU's `taking_pieces`."""
-    return f"take.{home}"
+def taking_name(home: int, what: str = "") -> str:
+    """The name of the piece with which an IPU takes in what came from other machines."""
+    return f"take.{what}.{home}" if what else f"take.{home}"
+
+
+def taking_piece(name: str, specs: Mapping[str, tuple[str, tuple[int, ...]]]) -> Piece:
+    """A piece that puts what came from another machine into the buffers of its names; ``specs``: dtype and shape."""
+
+    def run(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: values[RETURNED + name] for name in specs}
+
+    inputs = {RETURNED + name: buffer(shape, dtype) for name, (dtype, shape) in specs.items()}
+    return Piece(name, run, inputs, tuple(specs))
 
 
 def _taking(memory: Memory, home: int, groups: Sequence[WeightGroup]) -> Piece:
-    names = [name for group in groups for name in written_names(memory, group)]
-    specs = {name: memory.variables[name].spec for name in names}
-
-    def run(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: values[RETURNED + name] for name in names}
-
-    inputs = {RETURNED + name: buffer(spec.shape, spec.dtype) for name, spec in specs.items()}
-    return Piece(taking_name(home), run, inputs, tuple(names))
+    specs = [memory.variables[name].spec for group in groups for name in written_names(memory, group)]
+    return taking_piece(taking_name(home), {spec.name: (spec.dtype, spec.shape) for spec in specs})
 
 
 def _states(group: WeightGroup) -> tuple[str, ...]:

@@ -15,22 +15,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jax.extend.core import JaxprEqn
-
 from podrun.compiler.arenas import Memory, gradient_buffer
 from podrun.compiler.chunk import ANCHOR_PREFIX, INPUT_PREFIX, KEYS, ChunkBuilder
-from podrun.compiler.gathering import RETURNED, far_groups, read_names, taking_name, written_names
+from podrun.compiler.gathering import (
+    RETURNED,
+    far_groups,
+    read_names,
+    taking_name,
+    taking_piece,
+    written_names,
+)
 from podrun.compiler.layout import IPUS_PER_MACHINE, position_of
-from podrun.compiler.meetings import Opened, met_in, opened
-from podrun.compiler.pieces import TracedPiece, trace_piece
+from podrun.compiler.meetings import resolved
+from podrun.compiler.pieces import Piece, TracedPiece, trace_piece
 from podrun.compiler.placement import Placement
 from podrun.compiler.program import joint
+from podrun.compiler.scaling import statistics_buffer
 from podrun.compiler.schedule import closing, norm_anchors, update_instructions, updated_anchors
-from podrun.compiler.split import CROSSING_PREFIX, Segment, Spot, split
+from podrun.compiler.split import CROSSING_PREFIX, Segment, split
 from podrun.compiler.update import JOINT_UPDATE
 from podrun.errors import UnimplementedError, UsageError
 from podrun.executable import (
-    AllGather,
     AllReduce,
     Compute,
     Copy,
@@ -67,11 +72,12 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
     Raises UsageError for stages that cannot be a pipeline.
     """
     accumulate = builder.program.accumulates and bool(builder.weights)
-    whole = opened(trace_piece(builder.piece("segment", 1, accumulate=accumulate, split=True)), builder.layout)
-    segments = _segments(whole, placement)
-    cycles = _cycles(segments, placement, whole.depth) if pipelined else range(len(segments))
+    whole = trace_piece(builder.piece("segment", 1, accumulate=accumulate, split=True))
+    whole = resolved(whole, builder.layout)
+    segments = split(whole, placement.spot)
+    cycles = _cycles(segments, placement) if pipelined else range(len(segments))
     found = [
-        Unit(segment.piece, placement.ipu(segment.place // whole.depth), cycle)
+        Unit(segment.piece, placement.ipu(segment.place), cycle)
         for segment, cycle in zip(segments, cycles, strict=True)
     ]
     if builder.traced.uses_random:
@@ -80,20 +86,6 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
     if builder.program.updates_each_micro_batch:
         _check_updates(builder, found)
     return tuple(found)
-
-
-def _segments(whole: Opened, placement: Placement) -> tuple[Segment, ...]:
-    """The segments, also cut where machines meet: places and ranks are multiplied by the number of levels, and the
-    level added."""
-
-    def spot(equation: JaxprEqn) -> Spot | None:
-        found, level = placement.spot(equation), whole.level(equation)
-        if found is None:
-            return None
-        rank = None if found.rank is None else found.rank * whole.depth + level
-        return Spot(found.place * whole.depth + level, rank)
-
-    return split(whole.piece, spot)
 
 
 def _check_updates(builder: ChunkBuilder, chain: Sequence[Unit]) -> None:
@@ -148,19 +140,54 @@ def _check_states(builder: ChunkBuilder, chain: Sequence[Unit], *, pipelined: bo
             )
 
 
-def _cycles(segments: Sequence[Segment], placement: Placement, depth: int) -> list[int]:
-    """The cycle of each segment: its rank without the level, which must go up along the chain."""
+def _cycles(segments: Sequence[Segment], placement: Placement) -> list[int]:
+    """The cycle of each segment: its rank, which must go up along the chain."""
     missing = sorted(set(range(max(placement.stages) + 1)) - set(placement.stages))
     if missing:
         raise UsageError(f"The pipeline has no work in stage {', '.join(map(str, missing))}.")
     ranks = [segment.rank for segment in segments]
     if ranks != sorted(set(ranks)):
-        order = ", ".join(str(segment.place // depth) for segment in segments)
+        order = ", ".join(str(segment.place) for segment in segments)
         raise UsageError(
             f"The pipeline's stages run in the order {order}: an operator reads what a later stage makes.",
             hint="Give every operator a stage that is not before those of the operators it reads.",
         )
-    return [rank // depth for rank in ranks]
+    return ranks
+
+
+def first_ipus(builder: ChunkBuilder) -> range:
+    """The first IPU of each machine of a replica."""
+    spanned = builder.layout.machines_per_replica
+    return range(0, spanned * IPUS_PER_MACHINE if spanned > 1 else 1, IPUS_PER_MACHINE)
+
+
+def clearing_homes(builder: ChunkBuilder) -> list[int]:
+    """The IPUs that clear accumulators: those with weights, and one of each machine that only counts."""
+    homes = sorted({group.home for group in builder.memory.groups})
+    cleared = {position_of(builder.layout, home) for home in homes}
+    counting = [f for f in first_ipus(builder) if position_of(builder.layout, f) not in cleared]
+    return sorted([*homes, *(counting if builder.tracked and homes else ())])
+
+
+def far_counts(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[int, tuple[str, ...]]:
+    """For the first IPU of each machine of a replica, the counts of tracked gradients that other machines make."""
+    layout = builder.layout
+    makers = {name: unit.ipu for unit in chain for name in unit.piece.outputs}
+    names = [statistics_buffer(name) for name in builder.tracked]
+    return {
+        first: tuple(n for n in names if position_of(layout, makers[n]) != position_of(layout, first))
+        for first in first_ipus(builder)
+    }
+
+
+def counted_pieces(builder: ChunkBuilder, chain: Sequence[Unit]) -> list[Piece]:
+    """The pieces that put counts that came from other machines of a replica into the arena of counts."""
+    specs = {statistics_buffer(name): ("float32", (2,)) for name in builder.tracked}
+    return [
+        taking_piece(taking_name(first, "counts"), {name: specs[name] for name in far})
+        for first, far in far_counts(builder, chain).items()
+        if far
+    ]
 
 
 class Timetable:
@@ -187,7 +214,7 @@ class Timetable:
         homes = sorted({group.home for group in groups})
         self._everywhere(Sync(SyncScope.HOST))
         if clear:
-            for home in homes:
+            for home in clearing_homes(self.builder):
                 self.lists[home].append(Compute(f"clear.{home}"))
             self._everywhere(Sync(SyncScope.MACHINE))
         self._send_variables()
@@ -231,16 +258,19 @@ class Timetable:
         self.lists[dest].append(Receive(buffer, source, tag))
 
     def _close(self) -> None:
-        """What waits for the update of all weights, on IPU 0."""
+        """What waits for the update of all weights: on IPU 0, or on the first IPU of every machine of a replica, which
+        all do it alike."""
         work = closing(self.builder)
         if not work:
             return
-        if self.builder.layout.machines_per_replica > 1:
-            raise UnimplementedError(
-                "Automatic loss scaling and stochastic rounding are not there yet for replicas over several machines."
-            )
         self._everywhere(Sync(SyncScope.MACHINE))
-        self.lists[0] += work
+        for first, far in far_counts(self.builder, self.chain).items():
+            for name in far:
+                self._send_once(name, self.maker[name].ipu, first, RETURNED + name)
+            if far:
+                self.lists[first].append(Compute(taking_name(first, "counts")))
+        for first in first_ipus(self.builder):
+            self.lists[first] += work
         self._everywhere(Sync(SyncScope.MACHINE))
 
     def _send_variables(self) -> None:
@@ -289,7 +319,6 @@ class Timetable:
         for name in unit.reads:
             work += self._arrival(name, unit, micro_batch)
         work.append(Compute(unit.piece.name))
-        work += [AllGather(arena) for arena in map(met_in, unit.piece.outputs) if arena is not None]
         for name in unit.piece.outputs:
             if name.startswith(ANCHOR_PREFIX):
                 work += self._store(name.removeprefix(ANCHOR_PREFIX), micro_batch)

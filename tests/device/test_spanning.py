@@ -26,9 +26,9 @@ from podrun.errors import (
     UnknownRuntimeError,
     UnrecoverableRuntimeError,
 )
-from podrun.executable import Executable, Retrieval, Send, StreamDirection
+from podrun.executable import Executable, Reduction, Retrieval, Send, StreamDirection
 from podrun.faults import parse_faults
-from tests.compiler.programs import Adam, Momentum, Sgd, inputs_for, mlp, weights_for
+from tests.compiler.programs import Adam, Clipped, Momentum, Sgd, inputs_for, mlp, weights_for
 from tests.compiler.test_sharding import chain
 
 from .conftest import owners, request, together
@@ -88,7 +88,11 @@ def cases(draw: st.DrawFn) -> Case:
         "pipeline_schedule": draw(st.sampled_from([PipelineSchedule.GROUPED, PipelineSchedule.INTERLEAVED])),
     }
     if training:
-        options |= {"update": draw(st.sampled_from([Sgd(), Momentum(), Adam()])), "anchors": ANCHORS}
+        options |= {
+            "update": draw(st.sampled_from([Sgd(), Momentum(), Adam(), Clipped()])),
+            "reduction": draw(st.sampled_from([Reduction.SUM, Reduction.MEAN])),
+            "anchors": ANCHORS,
+        }
     else:
         options |= {"loss": None, "update": None, "anchors": SEEN}
     if options["tied"]:
@@ -175,6 +179,12 @@ def test_a_replica_over_machines_gives_the_bits_of_one_machine(pieces: PieceCach
 @given(case=cases())
 def test_many_layouts_give_the_bits_of_one_machine(pieces: PieceCache, case: Case) -> None:
     compare(case, pieces)
+
+
+def test_running_means_start_anew_on_every_machine(pieces: PieceCache) -> None:
+    """They count micro-batches next to the weights, on whichever machine these lie."""
+    options = {"accumulation_factor": 3, "pipelined": True, "reduction": Reduction.MEAN, "update": Sgd()}
+    compare(Case((1, 4, 6), 8, 1, 1, options), pieces)
 
 
 def test_eight_stages_agree_with_one_ipu(pieces: PieceCache) -> None:
