@@ -24,7 +24,7 @@ from podrun.compiler.fold import chunks
 from podrun.compiler.gathering import taking_pieces
 from podrun.compiler.grouped import check_groups, rows
 from podrun.compiler.layout import layout_of, position_of
-from podrun.compiler.meetings import Cut
+from podrun.compiler.meetings import Cut, meetings_of
 from podrun.compiler.meetings import cut as cut_at_meetings
 from podrun.compiler.pieces import Piece, export_piece, export_traced, trace_piece
 from podrun.compiler.placement import Placement, placement_of
@@ -184,6 +184,7 @@ class _Compilation:
         with fixed_numerics():
             if self.placement.split:
                 computations, instructions = _sharded(builder, self.chain)
+                meetings = meetings_of((unit.piece for unit in self.chain), self.layout)
             else:
                 computations, instructions, meetings = _folded(builder, self.options.chunk_bytes)
             computations |= self.updates

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from jax.extend.core import JaxprEqn
+
 from podrun.compiler.arenas import Memory, gradient_buffer
 from podrun.compiler.chunk import ANCHOR_PREFIX, INPUT_PREFIX, KEYS, ChunkBuilder
 from podrun.compiler.gathering import (
@@ -26,16 +28,17 @@ from podrun.compiler.gathering import (
     written_names,
 )
 from podrun.compiler.layout import IPUS_PER_MACHINE, position_of
-from podrun.compiler.meetings import resolved
+from podrun.compiler.meetings import Opened, met_in, opened
 from podrun.compiler.pieces import Piece, TracedPiece, trace_piece
 from podrun.compiler.placement import Placement
 from podrun.compiler.program import joint
 from podrun.compiler.scaling import statistics_buffer
 from podrun.compiler.schedule import closing, norm_anchors, update_instructions, updated_anchors
-from podrun.compiler.split import CROSSING_PREFIX, Segment, split
+from podrun.compiler.split import CROSSING_PREFIX, Segment, Spot, split
 from podrun.compiler.update import JOINT_UPDATE
 from podrun.errors import UnimplementedError, UsageError
 from podrun.executable import (
+    AllGather,
     AllReduce,
     Compute,
     Copy,
@@ -72,12 +75,11 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
     Raises UsageError for stages that cannot be a pipeline.
     """
     accumulate = builder.program.accumulates and bool(builder.weights)
-    whole = trace_piece(builder.piece("segment", 1, accumulate=accumulate, split=True))
-    whole = resolved(whole, builder.layout)
-    segments = split(whole, placement.spot)
-    cycles = _cycles(segments, placement) if pipelined else range(len(segments))
+    whole = opened(trace_piece(builder.piece("segment", 1, accumulate=accumulate, split=True)), builder.layout)
+    segments = _segments(whole, placement)
+    cycles = _cycles(segments, placement, whole.depth) if pipelined else range(len(segments))
     found = [
-        Unit(segment.piece, placement.ipu(segment.place), cycle)
+        Unit(segment.piece, placement.ipu(segment.place // whole.depth), cycle)
         for segment, cycle in zip(segments, cycles, strict=True)
     ]
     if builder.traced.uses_random:
@@ -86,6 +88,20 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
     if builder.program.updates_each_micro_batch:
         _check_updates(builder, found)
     return tuple(found)
+
+
+def _segments(whole: Opened, placement: Placement) -> tuple[Segment, ...]:
+    """The segments, also cut where machines meet: places and ranks are multiplied by the number of levels, and the
+    level added."""
+
+    def spot(equation: JaxprEqn) -> Spot | None:
+        found, level = placement.spot(equation), whole.level(equation)
+        if found is None:
+            return None
+        rank = None if found.rank is None else found.rank * whole.depth + level
+        return Spot(found.place * whole.depth + level, rank)
+
+    return split(whole.piece, spot)
 
 
 def _check_updates(builder: ChunkBuilder, chain: Sequence[Unit]) -> None:
@@ -140,19 +156,19 @@ def _check_states(builder: ChunkBuilder, chain: Sequence[Unit], *, pipelined: bo
             )
 
 
-def _cycles(segments: Sequence[Segment], placement: Placement) -> list[int]:
-    """The cycle of each segment: its rank, which must go up along the chain."""
+def _cycles(segments: Sequence[Segment], placement: Placement, depth: int) -> list[int]:
+    """The cycle of each segment: its rank without the level, which must go up along the chain."""
     missing = sorted(set(range(max(placement.stages) + 1)) - set(placement.stages))
     if missing:
         raise UsageError(f"The pipeline has no work in stage {', '.join(map(str, missing))}.")
     ranks = [segment.rank for segment in segments]
     if ranks != sorted(set(ranks)):
-        order = ", ".join(str(segment.place) for segment in segments)
+        order = ", ".join(str(segment.place // depth) for segment in segments)
         raise UsageError(
             f"The pipeline's stages run in the order {order}: an operator reads what a later stage makes.",
             hint="Give every operator a stage that is not before those of the operators it reads.",
         )
-    return ranks
+    return [rank // depth for rank in ranks]
 
 
 def first_ipus(builder: ChunkBuilder) -> range:
@@ -319,6 +335,7 @@ class Timetable:
         for name in unit.reads:
             work += self._arrival(name, unit, micro_batch)
         work.append(Compute(unit.piece.name))
+        work += [AllGather(arena) for arena in map(met_in, unit.piece.outputs) if arena is not None]
         for name in unit.piece.outputs:
             if name.startswith(ANCHOR_PREFIX):
                 work += self._store(name.removeprefix(ANCHOR_PREFIX), micro_batch)
