@@ -18,7 +18,9 @@ from training import replicas, train
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ipus", type=int, default=8, help="IPUs of a replica, each a stage (default: 8)")
+    parser.add_argument(
+        "--ipus", type=int, default=8, help="IPUs of a replica, at most 8 of them used (default: 8)"
+    )
     parser.add_argument("--replicas", type=int, default=1, help="without podrun: replicas (default: 1)")
     parser.add_argument("--accumulation", type=int, default=16, help="micro-batches in a batch (default: 16)")
     parser.add_argument("--steps", type=int, default=30, help="batches to train on (default: 30)")
@@ -26,6 +28,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     sizes = Sizes()
+    stages = min(arguments.ipus, sizes.parts)
     own, options, device = replicas(arguments.replicas, arguments.ipus)
     options.virtualGraphMode = popart.VirtualGraphMode.Manual
     options.enablePipelining = True
@@ -36,8 +39,8 @@ def main() -> None:
 
     def place(builder: popart.Builder, part: int) -> ExitStack:
         scopes = ExitStack()
-        stage = part * arguments.ipus // sizes.parts
-        scopes.enter_context(builder.virtualGraph(stage))
+        stage = part * stages // sizes.parts
+        scopes.enter_context(builder.virtualGraph(stage * arguments.ipus // stages))
         scopes.enter_context(builder.pipelineStage(stage))
         return scopes
 

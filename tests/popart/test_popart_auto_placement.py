@@ -116,10 +116,17 @@ def test_too_few_operators():
         session(builder.getModelProto(), loss, 4, virtualGraphMode=AUTO)
 
 
-def trained(case, ipus: int, **values) -> dict[str, bytes]:
-    """Losses and weights after some steps, as bytes."""
+def test_pieces_are_stages_of_a_pipeline():
+    sharded = trained(uneven(), 4, virtualGraphMode=AUTO, accumulation=8)
+    pipelined = trained(uneven(), 4, virtualGraphMode=AUTO, enablePipelining=True, accumulation=8)
+    for name, value in sharded.items():
+        np.testing.assert_array_equal(pipelined[name], value, err_msg=name)
+
+
+def trained(case, ipus: int, accumulation: int = 3, **values) -> dict[str, np.ndarray]:
+    """Losses and weights after some steps."""
     model, x, loss, weights = case
-    opts = replicated(2, 3, **values)
+    opts = replicated(2, accumulation, **values)
     with popart.DeviceManager().acquireAvailableDevice(2 * ipus) as device:
         made = popart.TrainingSession(
             model, popart.DataFlow(2, [loss]), loss, popart.ConstSGD(0.1), device, userOptions=opts
@@ -127,7 +134,7 @@ def trained(case, ipus: int, **values) -> dict[str, bytes]:
         made.prepareDevice()
         made.weightsFromHost()
         anchors = made.initAnchorArrays()
-        data = np.random.default_rng(1).standard_normal((2, 3, 2, 4, WIDTHS[0])).astype(np.float32)
+        data = np.random.default_rng(1).standard_normal((2, accumulation, 2, 4, WIDTHS[0])).astype(np.float32)
         made.run(popart.PyStepIO({x: data}, anchors))
         made.weightsToHost()
         arrays = {name: np.empty(made.getInfo(name).shape(), np.float32) for name in weights}

@@ -157,6 +157,20 @@ def test_numbers_are_those_of_the_same_pieces_without_phases(replicas, accumulat
         np.testing.assert_allclose(plain[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+def test_phases_over_two_machines():
+    """Replicas of 8 IPUs: the same phases on virtual graphs of two machines give the same bits."""
+    near = train(Chain(phases=range(LAYERS)), phased(LAYERS, 2, 2, 2), 2)
+    far = train(Chain(phases=range(LAYERS), ipus=[0, 5, 2, 7, 4, 1]), phased(LAYERS, 2, 2, 2), 8)
+    for name, value in near.items():
+        np.testing.assert_array_equal(far[name], value, err_msg=name)
+
+
+def test_one_phase_is_no_phase():
+    made = session(Chain(), phased(1), 2)
+    made.prepareDevice()
+    assert len(made._executable.tile_report["segments"]) == 1
+
+
 def streaming(opts, ipus, width=WIDTH):
     made = session(Chain(phases=range(LAYERS), width=width), opts, ipus)
     made.prepareDevice()
