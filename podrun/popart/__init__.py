@@ -7,11 +7,9 @@ neither JAX nor ONNX.
 
 from __future__ import annotations
 
-from typing import Any
-
 from podrun.popart import enums as _enums
-from podrun.popart import errors as _errors
 from podrun.popart.builder import Builder
+from podrun.popart.contexts import AttributeContextManager, KeyValueContextManager, NameContextManager
 from podrun.popart.custom import register_op
 from podrun.popart.dataflow import AnchorReturnType, DataFlow, InputSettings
 from podrun.popart.debug import (
@@ -25,6 +23,7 @@ from podrun.popart.device import DeviceInfo
 from podrun.popart.device_manager import DeviceManager, syncPatternFromString, syncPatternToString
 from podrun.popart.enums import *  # noqa: F403
 from podrun.popart.errors import (
+    OutOfMemoryError,
     OutOfMemoryException,
     popart_exception,
     popart_internal_exception,
@@ -40,6 +39,7 @@ from podrun.popart.errors import (
 )
 from podrun.popart.logger import Logger, configure_from_environment, getLogger
 from podrun.popart.names import ACCESSORS as _ACCESSORS
+from podrun.popart.numerics import NumericsReport
 from podrun.popart.operations import (
     OpDefinition,
     OperatorIdentifier,
@@ -82,6 +82,11 @@ globals().update(_ACCESSORS)
 configure_from_environment()
 
 __all__ = [
+    "AttributeContextManager",
+    "KeyValueContextManager",
+    "NameContextManager",
+    "NumericsReport",
+    "OutOfMemoryError",
     "DebugContext",
     "DebugInfo",
     "SourceLocation",
@@ -156,19 +161,3 @@ __all__ = [
     *_enums.__all__,
     *_ACCESSORS,
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Public names of PopART that are not built here are refused by name, not by a bare AttributeError."""
-    if name in _NOT_BUILT:
-        raise _errors.popart_unimplemented(f"popart.{name} is not there yet.")
-    raise AttributeError(f"module 'popart' has no attribute {name!r}")
-
-
-_NOT_BUILT = frozenset(
-    {
-        "NumericsReport",
-        "OutOfMemoryError",
-    }
-)
-"""PopART's public names without an implementation."""

@@ -115,6 +115,24 @@ class poplar_unknown_runtime_error(poplar_system_runtime_error, podrun_errors.Un
     type_name = "unknown_runtime_error"
 
 
+class OutOfMemoryError:
+    """How an attempt to compile ended, for programs that ask instead of catching `OutOfMemoryException`: here one that
+    did not run out of memory.
+    """
+
+    def isSuccessful(self) -> bool:
+        """True: the exception is raised where this would say otherwise."""
+        return True
+
+    def getSummaryReport(self) -> str:
+        """What did not fit: nothing."""
+        return ""
+
+    def getProfilePath(self) -> str:
+        """Path of the memory report: none."""
+        return ""
+
+
 class OutOfMemoryException(popart_exception, podrun_errors.GraphMemoryAllocationError):
     """The program does not fit the tiles; raised by prepareDevice and compileAndExport."""
 

@@ -455,7 +455,15 @@ class InferenceSession(Session):
         """A session of what `getIr` gave, on another device. popart_exception for the IR of a training session."""
         return inference_from(ir, deviceInfo, name)
 
-    _setDeviceInfo = refuse("_setDeviceInfo")
+    def _setDeviceInfo(self, deviceInfo: DeviceInfo) -> None:
+        """Use another device with as many IPUs; before prepareDevice. popart_exception otherwise."""
+        if self._executable is not None:
+            raise popart_exception("_setDeviceInfo comes before prepareDevice.")
+        if deviceInfo.numIpus != self._device.numIpus:
+            raise popart_exception(
+                f"The session was made for {self._device.numIpus} IPUs; the device has {deviceInfo.numIpus}."
+            )
+        self._device = deviceInfo
 
 
 class TrainingSession(Session):
