@@ -108,6 +108,20 @@ def all_gather(x: Any, groups: Groups) -> Any:
     return _exchange(x.reshape(-1), Kind.GATHER, groups).reshape(-1)
 
 
+def check_groups(groups: Groups, replicas: int | None = None) -> None:
+    """Raises UsageError unless the groups are disjoint and equally large, and hold ``replicas`` replicas, if given."""
+    members = [replica for group in groups for replica in group]
+    sizes = {len(group) for group in groups}
+    if len(sizes) != 1 or 0 in sizes or sorted(members) != list(range(len(members))):
+        raise UsageError(
+            f"The groups {[list(group) for group in groups]} of a collective are not disjoint groups of equally many "
+            "replicas, each replica in one.",
+            hint="podrun.collectives.replica_groups makes such groups.",
+        )
+    if replicas is not None and len(members) != replicas:
+        raise UsageError(f"A collective has groups of {len(members)} replicas; the program has {replicas}.")
+
+
 def _check(x: Any, operator: Operator) -> None:
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     logical = operator in (Operator.LOGICAL_AND, Operator.LOGICAL_OR)
@@ -138,6 +152,7 @@ folded_p: Any = Primitive("folded_exchange")
 
 
 def _exchange(x: Any, kind: Kind, groups: Groups) -> Any:
+    check_groups(groups)
     return exchange_p.bind(x, jnp.int32(0), kind=kind, groups=groups)
 
 

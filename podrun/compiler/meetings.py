@@ -24,7 +24,15 @@ from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn, Literal, Primitive, Var
 
 from podrun.compiler import jax_internals
-from podrun.compiler.exchange import Groups, Kind, exchange_p, exchanges, folded_p, hidden_exchange
+from podrun.compiler.exchange import (
+    Groups,
+    Kind,
+    check_groups,
+    exchange_p,
+    exchanges,
+    folded_p,
+    hidden_exchange,
+)
 from podrun.compiler.layout import holders
 from podrun.compiler.pieces import TracedPiece
 from podrun.compiler.program import tap
@@ -58,7 +66,7 @@ def cut(piece: TracedPiece, layout: Layout) -> Cut:
 
     Raises UnimplementedError for an exchange inside of a loop or branch.
     """
-    _refuse_hidden(piece)
+    _check(piece, layout)
     if not exchanges(piece.jaxpr):
         return Cut((piece,), (Compute(piece.name),), {})
     written = _with_arithmetic(piece, layout, late=True)
@@ -90,7 +98,7 @@ def opened(piece: TracedPiece, layout: Layout) -> Opened:
 
     Raises UnimplementedError where a replica spans machines, and what `cut` raises.
     """
-    _refuse_hidden(piece)
+    _check(piece, layout)
     if not exchanges(piece.jaxpr):
         return Opened(piece, {})
     if layout.machines_per_replica > 1:
@@ -123,13 +131,16 @@ def met_in(output: str) -> str | None:
     return output.removeprefix(_SLICE) if output.startswith(_SLICE + _ARENA) else None
 
 
-def _refuse_hidden(piece: TracedPiece) -> None:
+def _check(piece: TracedPiece, layout: Layout) -> None:
+    """Raises for exchanges that cannot be."""
     hidden = hidden_exchange(piece.jaxpr)
     if hidden is not None or any(e.primitive is exchange_p for e in exchanges(piece.jaxpr)):
         raise UnimplementedError(
             f"A collective between replicas inside of a loop or branch ({hidden or 'unfolded'}) is not there yet.",
             hint="Use it outside of If, Loop and Scan.",
         )
+    for equation in exchanges(piece.jaxpr):
+        check_groups(equation.params["groups"], layout.replicas)
 
 
 def _with_arithmetic(piece: TracedPiece, layout: Layout, *, late: bool) -> TracedPiece:

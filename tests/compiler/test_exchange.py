@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from podrun.collectives.replica_groups import GroupKind, replica_groups
 from podrun.compiler import seeds
@@ -378,6 +380,74 @@ def test_refused_where_a_replica_spans_machines() -> None:
     program = staged(False, 2, GROUPS["all"](2))
     with pytest.raises(UnimplementedError, match="where a replica spans machines"):
         compile_program(replace(program, ipus_per_replica=8))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    replicas=st.sampled_from([1, 2, 4, 8, 12]),
+    order=st.randoms(use_true_random=False),
+    operator=st.sampled_from(list(Operator)),
+    dtype=st.sampled_from(["float32", "float16", "int32"]),
+    shape=st.lists(st.integers(1, 5), max_size=3).map(tuple),
+    accumulation=st.integers(1, 3),
+    budget=st.sampled_from([1, 1 << 27]),
+)
+def test_generated_collectives(
+    replicas: int,
+    order: Any,
+    operator: Operator,
+    dtype: str,
+    shape: tuple[int, ...],
+    accumulation: int,
+    budget: int,
+) -> None:
+    """Any groups, of any members in any order: sums go in the order of the group."""
+    if operator is Operator.MEAN and dtype == "int32":
+        dtype = "float32"
+    size = order.choice([s for s in range(1, replicas + 1) if replicas % s == 0])
+    members = order.sample(range(replicas), replicas)
+    groups = tuple(tuple(members[i : i + size]) for i in range(0, replicas, size))
+    program = Program(
+        name="generated",
+        forward=lambda p, inputs, key: {
+            "y": all_reduce(inputs["x"], operator, groups),
+            "z": reduce_scatter(inputs["x"], operator, groups),
+            "g": all_gather(inputs["x"], groups),
+        },
+        parameters={},
+        inputs={"x": InputSpec(TensorSpec("x", dtype, shape))},
+        anchors=(AnchorSpec("y"), AnchorSpec("z"), AnchorSpec("g")),
+        replicas=replicas,
+        accumulation_factor=accumulation,
+    )
+    x = (np.random.default_rng(size).normal(size=(1, accumulation, replicas, *shape)) * 3).astype(dtype)
+    pod = Pod(compile_program(program, options=CompileOptions(chunk_bytes=budget)))
+    found = {n: np.array(v) for n, v in pod.run(1, {"x": x}).items()}
+    for k in range(accumulation):
+        for group in groups:
+            values = x[0, k, list(group)]
+            for place, r in enumerate(group):
+                alone = operator is Operator.LOCAL
+                expected = x[0, k, r] if alone else combined(values, operator)
+                np.testing.assert_array_equal(found["y"][k, r], expected)
+                part = -(-expected.size // size)
+                padded = np.append(expected.reshape(-1), np.zeros(part * size - expected.size, dtype))
+                np.testing.assert_array_equal(found["z"][k, r], padded[place * part : (place + 1) * part])
+                np.testing.assert_array_equal(found["g"][k, r], values.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("groups", "match"),
+    [
+        (((0, 1), (1, 2)), "not disjoint groups"),
+        (((0, 1), (2,)), "not disjoint groups"),
+        (((0, 1), (3, 4)), "not disjoint groups"),
+        (((0, 1),), "groups of 2 replicas; the program has 4"),
+    ],
+)
+def test_groups_that_cannot_be(groups: Any, match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        compile_program(forward_only(lambda v: all_reduce(v, Operator.ADD, groups), 4))
 
 
 def test_refused_inside_loops() -> None:
