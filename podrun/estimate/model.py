@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from podrun.device.target import Chip, System
+from podrun.device.tiles import plan_cache
 from podrun.device.tiles.batch import UPDATE_PASSES, Batch, batch_seconds
 from podrun.device.tiles.cost import cost_flat
 from podrun.device.tiles.flatten import flatten
@@ -136,16 +138,32 @@ def trace(model: onnx.ModelProto, chip: Chip, layout: Layout, *, train: bool) ->
     """Lower, trace and cost one micro-batch. The first dimension of every input is the batch.
 
     Training differentiates the mean of the first output: a model in a file has no loss, and a loss is small.
+    Answers are kept on disk (`podrun.device.tiles.plan_cache`), so that a repeat needs no tracing.
 
     Raises what `podrun.popart.lowering.lower` raises, and UsageError for a model without inputs.
     """
+    _check_counts(layout)
+    shapes = _batched(model, layout.micro_batch)
+    question = (
+        "estimate",
+        hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest(),
+        shapes,
+        (chip.name, {name: fact.value for name, fact in chip.facts.items()}),
+        (layout.partials_type, layout.proportion, train),
+        plan_cache.sources("popart", "estimate", "compiler"),
+    )
+    found = plan_cache.remembered(question, lambda: asdict(_trace(model, chip, layout, shapes, train=train)))
+    return Traced(**{**found, "layers": tuple(Layer(**layer) for layer in found["layers"])})
+
+
+def _trace(
+    model: onnx.ModelProto, chip: Chip, layout: Layout, shapes: dict[str, tuple[int, ...]], *, train: bool
+) -> Traced:
     import jax
     import jax.numpy as jnp
 
     from podrun.popart.lowering import lower
 
-    _check_counts(layout)
-    shapes = _batched(model, layout.micro_batch)
     lowered = lower(model, training=train, input_shapes=shapes)
     parameters = {name: _abstract(spec) for name, spec in lowered.parameters.items()}
     inputs = {name: _abstract(spec) for name, spec in lowered.inputs.items()}

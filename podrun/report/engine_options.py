@@ -176,8 +176,9 @@ def _unknown(name: str, source: str) -> InvalidOptionError:
     family = name.partition(".")[0] + "."
     valid = [known for known in KNOWN if known.startswith(family)] or list(KNOWN)
     meant = f" Did you mean {close[0]!r}?" if close else ""
+    listed = f"Valid: {', '.join(valid)}."
     return InvalidOptionError(
-        f"Unrecognised engine option {name!r} in {source}.{meant}", hint=f"Valid: {', '.join(valid)}."
+        f"Unrecognised engine option {name!r} in {source}.{meant} {listed}", hint=listed
     )
 
 

@@ -313,3 +313,21 @@ def test_strict_mode_names_what_no_planner_knows(
     assert "Bounded, no planner: cumsum" in capsys.readouterr().out
     assert main([str(path), "--strict"]) == 2
     assert "no tile planner knows 1 kind(s) of equations: cumsum x 1 (running" in capsys.readouterr().err
+
+
+def test_a_repeat_reads_what_the_first_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from podrun.estimate import model as estimating
+
+    monkeypatch.setenv("PODRUN_PLAN_CACHE", str(tmp_path))
+    layout = Layout(micro_batch=4)
+    first = trace(_perceptron(64, 2), GC200, layout, train=True)
+    calls: list[int] = []
+    make = estimating._trace
+    monkeypatch.setattr(estimating, "_trace", lambda *a, **k: calls.append(1) or make(*a, **k))
+    assert trace(_perceptron(64, 2), GC200, layout, train=True) == first
+    assert calls == []
+    trace(_perceptron(64, 2), GC200, Layout(micro_batch=8), train=True)
+    trace(_perceptron(64, 2), GC200, Layout(micro_batch=4, proportion=0.3), train=True)
+    trace(_perceptron(64, 3), GC200, layout, train=True)
+    trace(_perceptron(64, 2), GC200, layout, train=False)
+    assert len(calls) == 4

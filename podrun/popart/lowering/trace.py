@@ -356,8 +356,8 @@ def _scopes(node: Node) -> list[str]:
     return scopes
 
 
-_TELLING = re.compile(r"[A-Z][A-Za-z0-9]*:\d+(?:/\d+)?")
-"""Names that say the operator's type: those that the builder gives."""
+_TELLING = re.compile(r"(?:.*/)?[A-Z][A-Za-z0-9]*:\d+(?:/\d+)?")
+"""Names that end with the operator's type: those that the builder gives."""
 
 
 def _call(operator: Operator, context: NodeContext, values: Sequence[Any]) -> tuple[Any, ...]:
