@@ -1,8 +1,8 @@
 """NumericsReport: how far two trainings that started alike have moved apart, weight by weight.
 
 ``A0`` and ``A1`` are a model's files before and after training in one place, ``B0`` and ``B1`` in another (PyTorch,
-say). With dA and dB the changes of a weight, its relative error is ``sum (dA - dB)^2 / (|dA| |dB| + 1e-8)``: 0 if both moved
-alike, about 2 if they moved at random by as much (PopART's numerics report).
+say). With dA and dB the changes of a weight, its relative error is ``sum (dA - dB)^2 / (|dA| |dB| + 1e-8)``: 0 if both
+moved alike, about 2 if they moved at random by as much (PopART's numerics report).
 """
 
 from __future__ import annotations
