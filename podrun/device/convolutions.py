@@ -89,12 +89,19 @@ def supported(c: Convolution) -> bool:
     return c.groups == 1 or min(min(p) for p in c.pads) >= 0
 
 
-def convolve(c: Convolution, x: Array, w: Array) -> Array:
-    """The convolution of x by w in the formulation that fits its shape."""
+HWIO = (0, 1, 2, 3)
+
+
+def convolve(c: Convolution, x: Array, stored: Array, order: tuple[int, ...] = HWIO) -> Array:
+    """The convolution of x by w in the formulation that fits its shape.
+
+    ``stored.transpose(order)`` is w: oneDNN reads weights as they lie faster than XLA brings them into an order.
+    """
+    w = stored.transpose(order)
     if max(c.spread) > 1:
         return _spread(c, x, w)
     if c.groups > 1:
-        return _library(c, x, w)
+        return _library(c, x, stored, order)
     x, c = _cropped(c, x)
     if math.prod(c.weights[:2]) > 1 and math.prod(c.weights[:2]) >= 4 * math.prod(c.out):
         return _weight_gradient(c, x, w)
@@ -104,7 +111,7 @@ def convolve(c: Convolution, x: Array, w: Array) -> Array:
     if c.image[0] * math.prod(c.out) <= FEW_ROWS:
         patches = _patches(c, x).reshape(-1, math.prod(c.weights[:3]))
         return _product(patches, w.reshape(-1, c.weights[3])).reshape(_shape(c))
-    return _library(c, x, w)
+    return _library(c, x, stored, order)
 
 
 def _shape(c: Convolution) -> tuple[int, ...]:
@@ -164,8 +171,8 @@ def _weight_gradient(c: Convolution, x: Array, w: Array) -> Array:
     image, turned = _cropped(turned, image)
     patches = _patches(turned, image).reshape(-1, math.prod(turned.weights[:3]))
     gradient = w.transpose(2, 0, 1, 3).reshape(-1, c.weights[3])
-    made = _product(patches, gradient, transposed=True)
-    return made.reshape(*c.out, c.image[0], c.weights[3]).transpose(2, 0, 1, 3)
+    made = _product(gradient, patches, transposed=True)
+    return made.reshape(c.weights[3], *c.out, c.image[0]).transpose(3, 1, 2, 0)
 
 
 def _spread(c: Convolution, x: Array, w: Array) -> Array:
@@ -206,14 +213,19 @@ def _taps(residue: int, spread: int, kernel: int, before: int) -> tuple[int, int
     return min(first, kernel), (residue + first - before) // spread
 
 
-def _library(c: Convolution, x: Array, w: Array) -> Array:
+def _library(c: Convolution, x: Array, stored: Array, order: tuple[int, ...]) -> Array:
     """oneDNN's convolution."""
+    height, width, inputs, outputs = (str(place) for place in order)
     layout = {"data": {"batch_dim": "0", "feature_dim": "3", "spatial_dims": ["1", "2"]}}
     configuration = {
         "dims": "4",
         "input": layout,
         "kernel": {
-            "filter": {"input_feature_dim": "2", "output_feature_dim": "3", "spatial_dims": ["0", "1"]}
+            "filter": {
+                "input_feature_dim": inputs,
+                "output_feature_dim": outputs,
+                "spatial_dims": [height, width],
+            }
         },
         "output": layout,
         "window": {
@@ -224,7 +236,7 @@ def _library(c: Convolution, x: Array, w: Array) -> Array:
         },
         "feature_groups": str(c.groups),
     }
-    return _call("__onednn$convolution", {"onednn_conv_config": configuration}, _shape(c), x, w)
+    return _call("__onednn$convolution", {"onednn_conv_config": configuration}, _shape(c), x, stored)
 
 
 def _product(a: Array, b: Array, transposed: bool = False) -> Array:

@@ -17,6 +17,7 @@ import importlib
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ COMPILER_OPTIONS: dict[str, bool | str] = {
 """Passed to XLA for every piece; part of the cache key. Without excess precision halves are rounded between operators,
 as tiles do.
 """
+WORTH_COMPILING = 1 << 27
+"""Products of a piece's convolutions from which on they go to oneDNN: faster, but compiled anew in each process, since
+XLA's cache cannot hold such calls. It depends on the piece alone, so numbers are the same on every host."""
 WAIT_FOR_COMPILE = 300.0
 """Seconds to wait for another process's compile before compiling here too."""
 
@@ -86,8 +90,9 @@ class PieceCache:
                 if self._inline:
                     config: Any = importlib.import_module("jax").config
                     config.update("jax_cpu_enable_async_dispatch", False)
-                with self._first_on_host(key):
-                    call = self._calls[key] = _compile(computation, donated)
+                lowered, cacheable = _lower(computation, donated)
+                with self._first_on_host(key) if cacheable else contextlib.nullcontext():
+                    call = self._calls[key] = _compile(lowered)
         return Piece(computation, call)
 
     @contextlib.contextmanager
@@ -140,7 +145,8 @@ def _use_xla_cache(directory: Path) -> None:
         config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _compile(computation: Computation, donated: tuple[int, ...]) -> Callable[..., Any]:
+def _lower(computation: Computation, donated: tuple[int, ...]) -> tuple[Any, bool]:
+    """A piece ready to compile, and whether XLA's cache can hold what comes of it."""
     jax: Any = importlib.import_module("jax")  # untyped here: jax's own annotations do not cover these calls
     export: Any = importlib.import_module("jax.export")
 
@@ -159,7 +165,14 @@ def _compile(computation: Computation, donated: tuple[int, ...]) -> Callable[...
     with jax.enable_x64(True):
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
         lowered = jax.jit(flat, donate_argnums=donated).lower(*shapes)
-        rewrite(lowered)
+    return lowered, rewrite(lowered, WORTH_COMPILING) == 0
+
+
+def _compile(lowered: Any) -> Callable[..., Any]:
+    jax: Any = importlib.import_module("jax")
+    # XLA cannot write calls into oneDNN to its cache; JAX tries, and warns that it failed
+    warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry .*std::bad_alloc")
+    with jax.enable_x64(True):
         compiled: Callable[..., Any] = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))
     return compiled
 

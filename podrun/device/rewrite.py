@@ -14,10 +14,11 @@ from podrun.device.channels_last import sink_transposes
 from podrun.device.convolutions import Convolution, available, convolve, supported
 
 
-def rewrite(lowered: Any) -> int:
+def rewrite(lowered: Any, least: int = 0) -> int:
     """Replace convolutions of a ``jax.stages.Lowered`` by calls of `convolve`, in place. Returns how many.
 
-    What it has no formulation for stays XLA's, and everything does where oneDNN is not there.
+    What it has no formulation for stays XLA's, and everything does where oneDNN is not there, or where the program's
+    convolutions have fewer than ``least`` products in all.
     """
     if not available():
         return 0
@@ -27,10 +28,11 @@ def rewrite(lowered: Any) -> int:
     count = 0
     with module.context, ir.Location.unknown():
         _inline(ir, module)
-        for op in [op for op in _operations(module.operation) if op.name == "stablehlo.convolution"]:
-            recognised = _recognise(ir, op)
-            if recognised is None:
-                continue
+        found = [op for op in _operations(module.operation) if op.name == "stablehlo.convolution"]
+        all_recognised = [(op, recognised) for op in found if (recognised := _recognise(ir, op))]
+        if sum(convolution.products for _, (convolution, _) in all_recognised) < least:
+            return 0
+        for op, recognised in all_recognised:
             if recognised not in made:
                 made[recognised] = _add_function(ir, module, f"podrun_convolution_{len(made)}", *recognised)
             _replace(ir, op, made[recognised], *recognised)
@@ -137,7 +139,7 @@ def _add_function(ir: Any, module: Any, name: str, convolution: Convolution, ord
     jax: Any = importlib.import_module("jax")
 
     def formulation(x: Any, w: Any) -> Any:
-        return convolve(convolution, x.transpose(orders[0]), w.transpose(orders[1]))
+        return convolve(convolution, x.transpose(orders[0]), w, orders[1])
 
     shapes = [
         jax.ShapeDtypeStruct(tuple(sizes[i] for i in np.argsort(order)), np.float32)
