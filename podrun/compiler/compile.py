@@ -184,7 +184,7 @@ class _Compilation:
         with fixed_numerics():
             if self.placement.split:
                 computations, instructions = _sharded(builder, self.chain)
-                meetings = meetings_of((unit.piece for unit in self.chain), self.layout)
+                meetings = meetings_of(((unit.piece, unit.ipu) for unit in self.chain), self.layout)
             else:
                 computations, instructions, meetings = _folded(builder, self.options.chunk_bytes)
             computations |= self.updates

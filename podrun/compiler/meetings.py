@@ -33,7 +33,7 @@ from podrun.compiler.exchange import (
     folded_p,
     hidden_exchange,
 )
-from podrun.compiler.layout import holders
+from podrun.compiler.layout import holders, position_of
 from podrun.compiler.pieces import TracedPiece
 from podrun.compiler.program import tap
 from podrun.compiler.split import Spot, split
@@ -96,16 +96,11 @@ class Opened:
 def opened(piece: TracedPiece, layout: Layout) -> Opened:
     """A piece of replicas of several IPUs with arithmetic for its exchanges.
 
-    Raises UnimplementedError where a replica spans machines, and what `cut` raises.
+    Raises what `cut` raises.
     """
     _check(piece, layout)
     if not exchanges(piece.jaxpr):
         return Opened(piece, {})
-    if layout.machines_per_replica > 1:
-        raise UnimplementedError(
-            "Collectives between replicas inside of a model are not there yet where a replica spans machines.",
-            hint="Use at most 4 IPUs per replica.",
-        )
     written = _with_arithmetic(piece, layout, late=False)
     if holders(layout) == 1:
         return Opened(written, {})
@@ -113,16 +108,28 @@ def opened(piece: TracedPiece, layout: Layout) -> Opened:
     return Opened(found, _levels(found)[0])
 
 
-def meetings_of(pieces: Iterable[TracedPiece], layout: Layout) -> dict[str, Arena]:
-    """The arenas that pieces cut from an `Opened` one meet in."""
-    found = {}
-    for piece in pieces:
+def meetings_of(pieces: Iterable[tuple[TracedPiece, int]], layout: Layout) -> dict[str, Arena]:
+    """The arenas that pieces cut from an `Opened` one meet in; each piece with its IPU.
+
+    Raises UnimplementedError where a replica spans machines and several IPUs of one of them meet others: which of them
+    comes first would depend on when messages arrive.
+    """
+    found: dict[str, Arena] = {}
+    meeting: dict[int | None, int] = {}
+    for piece, ipu in pieces:
+        position = position_of(layout, ipu)
         for name, aval in zip(piece.outputs, piece.jaxpr.out_avals, strict=True):
             arena = met_in(name)
-            if arena is not None:
-                found[arena] = Arena(
-                    arena, str(aval.dtype), aval.shape[0] * holders(layout), (), shared=False
+            if arena is None:
+                continue
+            if position is not None and meeting.setdefault(position, ipu) != ipu:
+                raise UnimplementedError(
+                    f"IPUs {meeting[position]} and {ipu} of a replica, on one machine, both have collectives between "
+                    "replicas; where a replica spans machines only one IPU of each can.",
+                    hint="Place the collectives of a machine's four IPUs on one of them.",
                 )
+            size = aval.shape[0] * holders(layout)
+            found[arena] = Arena(arena, str(aval.dtype), size, (), shared=False, position=position)
     return found
 
 

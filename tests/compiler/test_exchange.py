@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -376,10 +376,58 @@ def test_pipelined_is_sequential_to_the_bit() -> None:
         np.testing.assert_array_equal(first, second)
 
 
-def test_refused_where_a_replica_spans_machines() -> None:
-    program = staged(False, 2, GROUPS["all"](2))
-    with pytest.raises(UnimplementedError, match="where a replica spans machines"):
-        compile_program(replace(program, ipus_per_replica=8))
+def spanning(replicas: int, places: Sequence[int], ipus: int, pipelined: bool = True) -> Program:
+    """A layer on each of ``places``; what each gives is averaged over replicas."""
+    groups = GROUPS["all"](replicas)
+
+    def forward(p: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
+        x = inputs["x"]
+        for i, place in enumerate(places):
+            with jax.named_scope(f"ipu:{place}"), jax.named_scope(f"stage:{i}"):
+                x = jnp.tanh(x @ p[f"w{i}"])
+                x = all_reduce(x, Operator.MEAN, groups) + 0.5 * x
+                if i == len(places) - 1:
+                    return {"loss": jnp.sum(x * inputs["x"][0, 0])}
+        raise AssertionError
+
+    return Program(
+        name="spanning",
+        forward=forward,
+        parameters={
+            f"w{i}": ParameterSpec(TensorSpec(f"w{i}", "float32", (5, 5)), True) for i in range(len(places))
+        },
+        inputs={"x": InputSpec(TensorSpec("x", "float32", SHAPE))},
+        anchors=(AnchorSpec("loss"),),
+        replicas=replicas,
+        ipus_per_replica=ipus,
+        accumulation_factor=4,
+        loss="loss",
+        update=Momentum(),
+        pipelined=pipelined,
+    )
+
+
+def test_collectives_of_replicas_that_span_machines() -> None:
+    """One IPU of each machine of a replica meets its like; the bits are those of small replicas on one machine."""
+    generator = np.random.default_rng(4)
+    weights = {f"w{i}": generator.normal(size=(5, 5)).astype(np.float32) for i in range(2)}
+    x = generator.normal(size=(2, 4, 2, *SHAPE)).astype(np.float32)
+    found = []
+    for places, ipus in (((0, 1), 2), ((1, 6), 8)):
+        program = spanning(2, places, ipus)
+        executable = compile_program(program)
+        pod = Pod(executable, as_machines=True)
+        pod.write_variables(weights)
+        anchors = pod.run(2, {"x": x})
+        given, variables = on_machines(executable, program, 2, weights, {"x": x})
+        np.testing.assert_array_equal(given["loss"].reshape(np.shape(anchors["loss"])), anchors["loss"])
+        found.append([np.array(anchors["loss"]), *(variables[n] for n in weights)])
+        for name in weights:
+            np.testing.assert_array_equal(variables[name], pod.read_variable(name))
+    for small, large in zip(*found, strict=True):
+        np.testing.assert_allclose(small, large, rtol=1e-5, atol=1e-6)
+    with pytest.raises(UnimplementedError, match="only one IPU of each can"):
+        compile_program(spanning(2, (1, 3, 6), 8))
 
 
 @settings(max_examples=12, deadline=None)
