@@ -96,7 +96,9 @@ def _check_distributed(options: SessionOptions, device: DeviceInfo) -> None:
 def _check_placement(options: SessionOptions, device: DeviceInfo) -> None:
     per_replica = device.numIpus // options.local_replicas
     if options.virtualGraphMode is VirtualGraphMode.Off and per_replica > 1 and options.enablePipelining:
-        raise popart_exception("Pipelining needs a virtualGraphMode other than Off.")
+        raise popart_exception(
+            "Pipelining requires more than 1 IPU per replica in use: set a virtualGraphMode other than Off."
+        )
     if options.enablePipelining and per_replica < 2:
         raise popart_exception(
             f"Pipelining requires more than 1 IPU per replica; each replica has {per_replica} of the "

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from podrun.popart.attributes import EXECUTION_PHASE, PIPELINE_STAGE, RECOMPUTE, VIRTUAL_GRAPH
@@ -129,6 +130,16 @@ def _check_stages(nodes: list[NodeProto]) -> None:
     used = sorted(homes)
     if used != list(range(len(used))):
         raise popart_exception(f"Pipeline stages must be numbered without gaps from 0; there are {used}.")
+    _merge_neighbours(counted, [homes[stage][0] for stage in used])
+
+
+def _merge_neighbours(nodes: list[NodeProto], ipus: list[int]) -> None:
+    """Make one of consecutive stages that lie on one virtual graph, as PopART does: they cannot overlap."""
+    merged = [0]
+    for before, ipu in pairwise(ipus):
+        merged.append(merged[-1] + (ipu != before))
+    for node in nodes:
+        set_attribute(node, PIPELINE_STAGE, merged[integer_attribute(node, PIPELINE_STAGE) or 0])
 
 
 def _check_order(nodes: list[NodeProto], stages: dict[int, int | None]) -> None:

@@ -223,6 +223,18 @@ def test_stages_are_inferred_from_ipus():
     assert session(Chain([0, 1, 0]), **accumulating(5))
 
 
+def test_consecutive_stages_on_one_ipu_are_one_stage():
+    """Three stages would need a depth of 5; the first two are one."""
+    chain = Chain([0, 0, 1])
+    found = train(chain, pipelined(**accumulating(3)), 1, 2)
+    sharded = train(chain, options(virtualGraphMode=MANUAL, **accumulating(3)), 1, 2)
+    for name, value in sharded[1].items():
+        np.testing.assert_array_equal(found[1][name], value)
+    made = session(chain, ipus=2, **accumulating(3))
+    made.prepareDevice()
+    assert made._executable.tile_report["pipeline"]["stages"] == 2
+
+
 def test_what_pipelines_refuse():
     chain = Chain([0, 1])
     annotated = Chain([0, 1], recompute=True)
