@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from popart_sessions import options
+from popart_sessions import options, replicated, weights
+from test_popart_loss_scaling import automatic, inputs, scaled, two_layers
 from test_popart_pipelining import MANUAL, Chain, infer, pipelined, train
 
 import podrun.popart as popart
@@ -68,3 +69,34 @@ def test_eight_stages_are_faster_than_eight_shards_on_the_modelled_ipus():
     found = train(chain, pipelined(**more), 1, 8)
     assert_same(found, sharded)
     assert found[2] < 0.5 * sharded[2]
+
+
+@pytest.mark.parametrize("rounds", [False, True], ids=["nearest", "stochastic"])
+def test_the_loss_scale_and_rounding_move_on_with_every_machine(rounds):
+    """Two replicas whose layers lie on the first and the second machine, against both layers on one machine."""
+    seen = []
+    for ipus, second in ((2, 1), (8, 4)):
+        x, loss, model = two_layers(second)
+        made = scaled(replicated(2, 4))
+        made.accumulationAndReplicationReductionType = popart.ReductionType.Mean
+        made.meanAccumulationAndReplicationReductionStrategy = popart.MeanReductionStrategy.Running
+        made.virtualGraphMode = MANUAL
+        made.enableStochasticRounding = made.enableLoadAndOffloadRNGState = rounds
+        with popart.DeviceManager().acquireAvailableDevice(2 * ipus) as device:
+            session = popart.TrainingSession(
+                fnModel=model,
+                dataFlow=popart.DataFlow(6, {"finalLossScale": popart.AnchorReturnType("All")}),
+                loss=loss,
+                optimizer=automatic(2.0**10),
+                deviceInfo=device,
+                userOptions=made,
+            )
+            session.prepareDevice()
+            session.weightsFromHost()
+            anchors = session.initAnchorArrays()
+            for seed in (4, 5):
+                session.run(popart.PyStepIO({x: inputs(seed, 6, 4, 2)}, anchors))
+            seen.append((*weights(session, "w0", "w1"), anchors["finalLossScale"]))
+    for one, two in zip(*seen, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert len(set(seen[0][2].ravel())) > 1
