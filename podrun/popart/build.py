@@ -177,7 +177,7 @@ def build(
     broadcast = set(metadata(model, BROADCAST_KEY, []))
     weights = {n: lowered.parameters[n] for n in trainable}
     watching = seen(watching, infos)
-    derived = derived_anchors(flow.anchors(), weights, rule, context.replicas)
+    derived = derived_anchors(flow.anchors(), weights, rule, grouped)
     scaling = None
     if loss is not None and optimizer is not None:
         able = _differentiable(lowered, loss)

@@ -14,7 +14,7 @@ So the program gives gradients of all micro-batches, and the return types of Pop
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +30,7 @@ from podrun.popart.optimizers.sgd import SGD1, SgdRule
 
 ACCUM = names.PREFIXES["Accum"]
 ACCL = names.PREFIXES["Accl"]
+REDUCED = names.PREFIXES["FinalReducedGrad"]
 SCALING = names.default_scalar("lossScaling")
 
 Arrays = Mapping[str, np.ndarray]
@@ -73,10 +74,24 @@ class Accumulator:
 
 @dataclass(frozen=True, slots=True)
 class CombinedVelocity:
-    """``Accl___w`` of combined SGD."""
+    """``Accl___w`` of combined SGD.
+
+    With accumulation replicas add their own gradients and reduce afterwards. PopART scales these by the number of
+    replicas meanwhile, so that the sum over replicas is that number times the velocity: replica r shows
+    ``start + replicas * scale * (its own sum so far)``, and the mean over replicas is the velocity. Without
+    accumulation every micro-batch's gradient is reduced first, and all replicas show the velocity itself.
+    """
 
     weight: TensorSpec
     automatic: bool
+    replicas: int = 1
+    accumulation: int = 1
+
+    @property
+    def gradient(self) -> str:
+        """The anchor whose sum is added."""
+        reduced = self.replicas > 1 and self.accumulation == 1
+        return (REDUCED if reduced else names.PREFIXES["Gradient"]) + self.weight.name
 
     @property
     def name(self) -> str:
@@ -85,17 +100,18 @@ class CombinedVelocity:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        gradient = names.gradient(self.weight.name)
-        return (gradient, self.name, FACTOR) if self.automatic else (gradient, self.name)
+        needed = (self.gradient, self.name)
+        return (*needed, FACTOR) if self.automatic else needed
 
     def value(self, anchors: Arrays, rule: Rule) -> np.ndarray:
-        gradients = anchors[names.gradient(self.weight.name)].astype(np.float32)
+        gradients = anchors[self.gradient].astype(np.float32)
         scale: np.ndarray = np.asarray(np.float32(rule.scalar(SGD1[3], self.weight.name).value))
         if self.automatic:
             scale = (scale / anchors[FACTOR]).reshape(*gradients.shape[:3], *[1] * (gradients.ndim - 3))
         total = np.add.accumulate(gradients, axis=1, dtype=np.float32)
-        if rule.context.running:
-            total /= np.float32(rule.context.accumulation)
+        if self.accumulation > 1:
+            # A running mean over replicas and micro-batches comes averaged, a sum does not.
+            total *= np.float32(1 / self.accumulation if rule.context.running else self.replicas)
         start = anchors[self.name]
         value: np.ndarray = (start.astype(np.float32) + scale * total).astype(start.dtype)
         return value
@@ -114,9 +130,12 @@ class FinalLossScale:
 
 
 def derived_anchors(
-    anchors: Iterable[str], weights: Mapping[str, TensorSpec], rule: Rule | None, replicas: int
+    anchors: Iterable[str], weights: Mapping[str, TensorSpec], rule: Rule | None, grouped: Container[str] = ()
 ) -> dict[str, Derived]:
-    """Those of ``anchors`` that are worked out on the host. popart_exception for one that cannot be yet."""
+    """Those of ``anchors`` that are worked out on the host. ``grouped``: weights that groups of replicas train apart.
+
+    popart_exception for one that cannot be yet.
+    """
     found: dict[str, Derived] = {}
     for anchor in anchors:
         if rule is None:
@@ -132,14 +151,16 @@ def derived_anchors(
             and isinstance(rule, SgdRule)
             and rule.form(weight) == 1
         ):
-            if replicas > 1:
+            if weight in grouped:
                 raise popart_unimplemented(
-                    f"Anchor {anchor!r}: the velocity of combined SGD, which replicas reduce while they "
-                    "accumulate, "
-                    "cannot be anchored with several replicas yet.",
+                    f"Anchor {anchor!r}: the velocity of combined SGD of a weight that groups of replicas train apart "
+                    "cannot be anchored yet.",
                     hint="Use SGDAccumulatorAndMomentum.Separate and anchor Accl1___, or readWeights between runs.",
                 )
-            found[anchor] = CombinedVelocity(weights[weight], rule.context.automatic)
+            context = rule.context
+            found[anchor] = CombinedVelocity(
+                weights[weight], context.automatic, context.replicas, context.accumulation
+            )
     return found
 
 

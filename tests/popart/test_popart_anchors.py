@@ -266,11 +266,38 @@ def test_the_velocity_of_combined_sgd_leads_from_one_weight_to_the_next(device, 
 
 def test_accumulators_that_are_not_there(device_of):
     case = linear()
-    accum, accl = popart.reservedAccumPrefix() + case.w, popart.reservedAcclPrefix() + case.w
+    accum = popart.reservedAccumPrefix() + case.w
     with pytest.raises(popart.popart_exception, match="not in the IR tensors"):
         training(case, [accum], device_of(1))
     momentum = popart.SGD({"defaultMomentum": (0.9, True)})
     with pytest.raises(popart.popart_exception, match="not in the IR tensors"):
         training(case, [accum], device_of(1), optimizer=momentum, opts=replicated(1, 2))
-    with pytest.raises(popart.popart_exception, match="several replicas"):
-        training(case, [accl], device_of(2), optimizer=momentum, opts=replicated(2))
+
+
+@pytest.mark.parametrize(("replicas", "accumulation"), [(2, 1), (8, 1), (4, 3), (8, 2)])
+def test_the_velocities_of_replicas_are_the_velocity_on_average(device_of, replicas, accumulation):
+    """Without accumulation all replicas show it; with it each shows its own part, times their number."""
+    case = linear()
+    accl = popart.reservedAcclPrefix() + case.w
+    values = {
+        "defaultLearningRate": (0.1, False),
+        "defaultMomentum": (0.9, True),
+        "defaultWeightDecay": (0.1, True),
+        "lossScaling": (4.0, True),
+    }
+    opts = replicated(replicas, accumulation)
+    names = [case.w, accl, f"Gradient___{case.w}"]
+    session = training(case, names, device_of(replicas), batches=3, optimizer=popart.SGD(values), opts=opts)
+    x = np.random.default_rng(10).standard_normal((3, accumulation, replicas, MICRO_BATCH, INPUTS))
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({case.x: x.astype(np.float32)}, anchors))
+    w, v, g = (anchors[n].reshape(3, accumulation, replicas, INPUTS, OUTPUTS) for n in names)
+    last = v[:, -1]
+    np.testing.assert_allclose(
+        w[:-1, -1, 0] - 0.1 * last[:-1].mean(axis=1), w[1:, 0, 0], rtol=1e-5, atol=1e-6
+    )
+    if accumulation == 1:
+        assert all(np.array_equal(last[:, 0], last[:, r]) for r in range(replicas))
+    else:
+        own = np.diff(v, axis=1)
+        np.testing.assert_allclose(own, replicas * g[:, 1:] / 4, rtol=1e-4, atol=1e-5)
