@@ -119,15 +119,17 @@ class Operator:
         Raises:
             Unexpected: nothing of that size is read.
         """
-        assert self.backward is not None
-        known = {*self.forward.reads, *self._made_forward()}
-        found = [n for n in self.backward.reads if n not in known and self.size(n) == self.size(y)]
+        found = [n for n in self.arriving() if self.size(n) == self.size(y)]
         if not found:
             raise Unexpected
         return found[0]
 
-    def _made_forward(self) -> set[int]:
-        return {n for e in self.equations[self.forward.first : self.forward.end] for n in e.outputs}
+    def arriving(self) -> list[int]:
+        """What the backward run reads that the forward run neither read nor made: gradients of other operators."""
+        assert self.backward is not None
+        forward = self.equations[self.forward.first : self.forward.end]
+        known = {*self.forward.reads, *(n for e in forward for n in e.outputs)}
+        return [n for n in self.backward.reads if n not in known]
 
     def wanted(self, source: int) -> int | None:
         """The result of the backward run that is the gradient of ``source``, if anything reads it."""
@@ -283,7 +285,7 @@ def _convolution(op: Operator) -> None:
         if wanted is None or wanted in done:
             continue
         done.add(wanted)
-        extra = [n for n in op.backward.reads if n not in (x, w, g) and op.shape(n) == op.shape(wanted)]
+        extra = [n for n in op.arriving() if n != g and op.shape(n) == op.shape(wanted)]
         made = write.emit(
             "product", operands, None if extra else wanted, shape=op.shape(source), params=form[name]
         )
@@ -406,9 +408,7 @@ def _normalised_gradient(
     if not shared:
         first = write.emit("reduce_sum", [scaled], **reduce)
         second = write.emit("reduce_sum", [write.emit("mul", [product, scale], shape=full)], **reduce)
-    assert op.backward is not None
-    extra = [n for n in op.backward.reads if n != g and n not in op.forward.reads and op.shape(n) == full]
-    extra = [n for n in extra if n not in op._made_forward()]
+    extra = [n for n in op.arriving() if n != g and op.shape(n) == full]
     less = write.emit("sub", [scaled, first], shape=full)
     less = write.emit("sub", [less, write.emit("mul", [whitened, second], shape=full)], shape=full)
     result = write.emit("mul", [less, deviation], None if extra else dx, shape=full)
@@ -478,8 +478,7 @@ def _field_mean(op: Operator) -> None:
         return
     wanted = op.wanted(x)
     write = op.writer(op.backward)
-    known = {*op.forward.reads, *op._made_forward()}
-    reads = [n for n in op.backward.reads if n not in known]
+    reads = op.arriving()
     if wanted is None or not reads:
         raise Unexpected
     write.emit("copy" if len(reads) == 1 else "add", sorted(reads, key=op.size, reverse=True), wanted)
@@ -500,8 +499,7 @@ def _pointwise(forward: str, backward: str, *, keeps_output: bool) -> Template:
         g, wanted = op.gradient(y), op.wanted(x)
         if wanted is None:
             raise Unexpected
-        extra = [n for n in op.backward.reads if n not in (g, x, y) and op.shape(n) == op.shape(x)]
-        extra = [n for n in extra if n not in op._made_forward()]
+        extra = [n for n in op.arriving() if n != g and op.shape(n) == op.shape(x)]
         write = op.writer(op.backward)
         made = write.emit(
             backward, [g, y if keeps_output else x], None if extra else wanted, shape=op.shape(x)

@@ -1,0 +1,164 @@
+"""Operators of the front end priced in the library's form: what replaces their traces, and what is left alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import onnx
+import pytest
+
+from podrun import models
+from podrun.device.tiles.cost import cost_jaxpr
+from podrun.device.tiles.flatten import FlatJaxpr, flatten
+from podrun.device.tiles.narrow import place_of
+from podrun.executable import numpy_dtype
+from podrun.models.catalogue import Built, finished, lstm
+from podrun.models.network import Network
+from podrun.popart.builder import Builder
+from podrun.popart.lowering import lower
+
+
+def traced(built: Built, *, train: bool) -> Any:
+    """The jaxpr of a built network's forward, or of its gradient."""
+    lowered = lower(onnx.load_from_string(built.model), training=train)
+    given = {n: jax.ShapeDtypeStruct(s.shape, numpy_dtype(s.dtype)) for n, s in lowered.inputs.items()}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    weights = {n: given[n] for n in built.weights if n in given}
+    rest = {n: s for n, s in given.items() if n not in weights}
+
+    def forward(weights: Any, rest: Any, key: Any) -> Any:
+        return lowered.forward({}, {**weights, **rest}, key)[built.output]
+
+    def loss(weights: Any, rest: Any, key: Any) -> Any:
+        return jnp.sum(forward(weights, rest, key))
+
+    return jax.make_jaxpr(jax.grad(loss) if train else forward)(weights, rest, key)
+
+
+def primitives(flat: FlatJaxpr, kind: str) -> Counter[str]:
+    """Primitives of the equations that stand in operators of one kind."""
+    found: Counter[str] = Counter()
+    for equation in flat.equations:
+        place = place_of(equation.scope)
+        if place is not None and place.kind == kind:
+            found[equation.primitive] += 1
+    return found
+
+
+@pytest.fixture(scope="module")
+def resnet() -> FlatJaxpr:
+    return flatten(traced(models.build("resnet18", batch=2, side=64, train=True), train=True))
+
+
+def test_convolutions_are_three_products_each(resnet: FlatJaxpr) -> None:
+    # Twenty convolutions; the first has no gradient of its input.
+    found = primitives(resnet, "Conv")
+    assert found["product"] == 3 * 20 - 1
+    assert set(found) <= {"product", "add_any"}
+
+
+def test_nothing_large_is_wider_than_a_half(resnet: FlatJaxpr) -> None:
+    wide = [
+        (e.primitive, e.scope)
+        for e in resnet.equations
+        for t in e.results
+        if t.dtype == "float32" and t.size > 1000 and place_of(e.scope)
+    ]
+    assert wide == []
+
+
+def test_a_normalisation_keeps_one_value_of_its_inputs_size(resnet: FlatJaxpr) -> None:
+    """The whitened input; the trace itself keeps two or three."""
+    forward = {
+        n: e
+        for e in resnet.equations
+        for n in e.outputs
+        if "transpose(" not in e.scope and "BatchNorm" in e.scope
+    }
+    kept: Counter[str] = Counter()
+    for equation in resnet.equations:
+        if "transpose(" in equation.scope and "BatchNorm" in equation.scope:
+            for number in set(equation.inputs):
+                if number in forward and resnet.tensors[number].size > 1000:
+                    kept[forward[number].scope] |= 1
+    reads = Counter(
+        forward[n].scope
+        for n in {
+            n
+            for e in resnet.equations
+            if "transpose(" in e.scope and "BatchNorm" in e.scope
+            for n in e.inputs
+            if n in forward and resnet.tensors[n].size > 1000
+        }
+    )
+    assert len(reads) == 20
+    assert set(reads.values()) == {1}
+
+
+def test_pools_and_nonlinearities_are_one_vertex_each_way(resnet: FlatJaxpr) -> None:
+    assert primitives(resnet, "MaxPool") == {"reduce_window_max": 1, "select_and_scatter_add": 1}
+    relu = primitives(resnet, "Relu")
+    assert relu["relu"] == relu["nonlinear_grad"] == 17
+    assert "select_n" not in relu
+
+
+def test_every_value_that_is_read_is_made(resnet: FlatJaxpr) -> None:
+    made = {*resnet.arguments, *resnet.constants}
+    for equation in resnet.equations:
+        assert all(n is None or n in made for n in equation.inputs), equation
+        made.update(equation.outputs)
+    assert set(resnet.results) <= made
+
+
+def test_depthwise_convolutions_are_products_of_many_groups() -> None:
+    flat = flatten(traced(models.build("mobilenet_v1", batch=1, side=64), train=False))
+    groups = [e.params["groups"] for e in flat.equations if e.primitive == "product"]
+    assert groups.count(1) == 14
+    assert sum(1 for g in groups if g > 1) == 13
+    assert set(primitives(flat, "Conv")) == {"product"}
+
+
+def test_a_recurrent_loop_runs_in_halves() -> None:
+    report = cost_jaxpr(traced(lstm(32, 5, 1, 512), train=True), "gc200")
+    single = cost_jaxpr(traced(lstm(32, 5, 1, 512, weights=models.Declared("float32")), train=True), "gc200")
+    flat = flatten(traced(lstm(4, 5, 1, 64), train=True))
+    bodies = [body for e in flat.equations for body in e.bodies]
+    assert bodies
+    assert not [t for body in bodies for e in body.equations for t in e.results if t.dtype == "float32"]
+    assert report["step"]["cycles"] < single["step"]["cycles"]
+
+
+def test_an_explicit_cast_keeps_its_type() -> None:
+    net = Network(Builder(), models.Declared("float16"))
+    x = net.input("x", (64, 64))
+    wide = str(net.builder.aiOnnx.cast([x], "FLOAT"))
+    y = net.matmul(wide, wide)
+    flat = flatten(traced(finished(net, (x,), y), train=False))
+    (product,) = [e for e in flat.equations if e.primitive == "dot_general"]
+    assert {t.dtype for t in (*product.operands, *product.results)} == {"float32"}
+
+
+def test_a_trace_without_operators_is_left_alone() -> None:
+    def step(x: Any) -> Any:
+        return jnp.sum(x.astype(jnp.float32) * 2.0)
+
+    flat = flatten(jax.make_jaxpr(step)(jnp.ones((8, 8), jnp.float16)))
+    assert [e.primitive for e in flat.equations][:2] == ["convert_element_type", "mul"]
+    assert flat.equations[1].results[0].dtype == "float32"
+
+
+def test_places_are_read_from_wrapped_scopes() -> None:
+    place = place_of("transpose(jvp(layer0/attention/softmax/Softmax:0/2))")
+    assert place is not None
+    assert (place.label, place.kind, place.backward) == (
+        "layer0/attention/softmax/Softmax:0/2",
+        "Softmax",
+        True,
+    )
+    forward = place_of("jvp(ipu:1/stage0/Conv:0)")
+    assert forward is not None
+    assert (forward.kind, forward.backward) == ("Conv", False)
+    assert place_of("embedding/sum") is None
