@@ -70,7 +70,7 @@ def all_reduce(x: Any, operator: Operator, groups: Groups) -> Any:
     size = len(groups[0])
     _check(x, operator)
     if size == 1 or operator is Operator.LOCAL:
-        return x * x if operator is Operator.SQUARE_ADD else x
+        return _of_one(x, operator)
     wide = _wide(x)
     if operator is Operator.ADD:
         return _exchange(x, Kind.SUM, groups)
@@ -87,6 +87,13 @@ def all_reduce(x: Any, operator: Operator, groups: Groups) -> Any:
         return each.max(0)
     found = (each != 0).all(0) if operator is Operator.LOGICAL_AND else (each != 0).any(0)
     return found.astype(x.dtype)
+
+
+def _of_one(x: Any, operator: Operator) -> Any:
+    """What is left of a combination where nobody else takes part."""
+    if operator is Operator.SQUARE_ADD:
+        return x * x
+    return (x != 0).astype(x.dtype) if operator in (Operator.LOGICAL_AND, Operator.LOGICAL_OR) else x
 
 
 def reduce_scatter(x: Any, operator: Operator, groups: Groups) -> Any:

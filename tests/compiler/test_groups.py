@@ -224,8 +224,13 @@ def test_inference_uses_each_groups_constants() -> None:
         np.testing.assert_allclose(found[r], h @ start["w1"] + start["b1"], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("replicas", [2, 8])
-@pytest.mark.parametrize("places", [[0, 1, 0, 1], [0, 1, 2, 3]], ids=["two IPUs", "four IPUs"])
+@pytest.mark.parametrize(
+    ("places", "replicas"),
+    [
+        ([0, 1, 0, 1], 8),
+        *(pytest.param(p, r, marks=pytest.mark.slow) for p, r in (([0, 1, 0, 1], 2), ([0, 1, 2, 3], 8))),
+    ],
+)
 def test_groups_over_pipelines(places: list[int], replicas: int) -> None:
     """Replicas of several IPUs, several to a machine and over machines: pipelined is sequential to the bit."""
     found = []

@@ -42,8 +42,22 @@ def trained(opts: popart.SessionOptions, replicas: int, accumulation: int, devic
     return [anchors[case.loss], anchors[case.y], *weights(session, case.w, *states)]
 
 
-@pytest.mark.parametrize("location", [SHARDED, STREAMED, TensorLocation(TensorStorage.OffChip)])
-@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 2), (4, 3), (8, 1)])
+@pytest.mark.parametrize(
+    ("location", "replicas", "accumulation"),
+    [
+        (SHARDED, 4, 3),
+        (STREAMED, 8, 1),
+        *(
+            pytest.param(location, replicas, accumulation, marks=pytest.mark.slow)
+            for location, replicas, accumulation in (
+                (SHARDED, 8, 1),
+                (STREAMED, 1, 2),
+                (STREAMED, 4, 3),
+                (TensorLocation(TensorStorage.OffChip), 4, 3),
+            )
+        ),
+    ],
+)
 def test_no_bit_depends_on_locations(location: Any, replicas: int, accumulation: int, device_of: Any) -> None:
     expected = trained(replicated(replicas, accumulation), replicas, accumulation, device_of(replicas))
     opts = replicated(replicas, accumulation, **settings(location))
