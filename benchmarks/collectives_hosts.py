@@ -5,8 +5,9 @@
 The hosts are two network namespaces joined by a virtual cable, so the ranks share no memory and all data
 goes by TCP.
 ``--gbit`` limits the cable both ways, as a network card would; without it the host's cores are the limit,
-and an all-reduce, which moves its bytes both ways and adds them, cannot keep up with a stream that does one
-of these.
+and an all-reduce, which moves its bytes both ways and adds them, has a hard time to keep up with a stream that
+does one of these. Stream, stream both ways and all-reduce take turns in the same two processes, so that a busy
+host is as bad for one as for the other; of each the best round counts.
 
 JSON keys, bytes per second: ``stream`` (one way), ``duplex`` (each way, both at once), ``all_reduce``
 (algorithm bandwidth of 64 MiB); ``vs_stream`` and ``vs_duplex`` are its shares of the two.
@@ -80,11 +81,22 @@ def _run(*command: str) -> None:
         sys.exit(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def on_both(names: tuple[str, str], job: str) -> dict[str, float]:
-    """Run this script's ``job`` in both namespaces; what side 0 prints."""
+def on_both(names: tuple[str, str], turns: int) -> dict[str, float]:
+    """Run both sides in the two namespaces; what side 0 prints."""
     sides = [
         subprocess.Popen(
-            ["ip", "netns", "exec", name, sys.executable, __file__, "--job", job, "--side", str(side)],
+            [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                sys.executable,
+                __file__,
+                "--side",
+                str(side),
+                "--turns",
+                str(turns),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -101,51 +113,52 @@ def on_both(names: tuple[str, str], job: str) -> dict[str, float]:
     return result
 
 
-def stream_job(side: int, both_ways: bool) -> None:
-    """Move bytes through one socket for a while."""
+def one_side(side: int, turns: int) -> None:
+    """One of the two processes."""
     if side == 0:
+        group, token = create(2, address=ADDRESSES[0])
         with socket.create_server((ADDRESSES[0], 0)) as server:
-            print(json.dumps({"port": server.getsockname()[1]}), flush=True)
+            print(json.dumps({"token": token, "port": server.getsockname()[1]}), flush=True)
             sock = server.accept()[0]
     else:
-        sock = socket.create_connection((ADDRESSES[0], json.loads(sys.stdin.readline())["port"]))
-    data, count = np.ones(1 << 20, np.uint8), 1024
-    sending = threading.Thread(target=lambda: [sock.sendall(data.data) for _ in range(count)])
-    began = time.perf_counter()
-    if both_ways or side == 1:
-        sending.start()
-    if both_ways or side == 0:
-        received, room = 0, np.empty(1 << 20, np.uint8)
-        while received < count << 20:
-            received += sock.recv_into(room)
-    seconds = time.perf_counter() - began
-    if both_ways or side == 1:
-        sending.join()
+        told = json.loads(sys.stdin.readline())
+        group = join(told["token"], 1)
+        sock = socket.create_connection((ADDRESSES[0], told["port"]))
+    mine = group.allocate("gradients", "float32", BYTES // 4)
+    best = {"stream": 0.0, "duplex": 0.0, "all_reduce": 0.0}
+    for turn in range(turns):
+        group.barrier()
+        best["stream"] = max(best["stream"], stream(sock, sends=side == 1, receives=side == 0))
+        group.barrier()
+        best["duplex"] = max(best["duplex"], stream(sock, sends=True, receives=True))
+        for again in range(4):
+            mine[:] = 4 * turn + again + side
+            group.barrier()
+            began = time.perf_counter()
+            result = group.all_reduce("gradients")
+            best["all_reduce"] = max(best["all_reduce"], BYTES / (time.perf_counter() - began))
+            assert (result == 2 * (4 * turn + again) + 1).all()
+    group.barrier()
     if side == 0:
-        print(json.dumps({"rate": (count << 20) / seconds}), flush=True)
+        print(json.dumps(best), flush=True)
+    group.close()
     sock.close()
 
 
-def reduce_job(side: int) -> None:
-    """All-reduce a vector of `BYTES`, rewritten each round and checked."""
-    if side == 0:
-        group, token = create(2, address=ADDRESSES[0])
-        print(json.dumps(token), flush=True)
-    else:
-        group = join(json.loads(sys.stdin.readline()), 1)
-    mine = group.allocate("gradients", "float32", BYTES // 4)
-    best = float("inf")
-    for turn in range(12):
-        mine[:] = turn + side
-        group.barrier()
-        began = time.perf_counter()
-        result = group.all_reduce("gradients")
-        best = min(best, time.perf_counter() - began)
-        assert (result == 2 * turn + 1).all()
-    group.barrier()
-    if side == 0:
-        print(json.dumps({"rate": BYTES / best}), flush=True)
-    group.close()
+def stream(sock: socket.socket, *, sends: bool, receives: bool) -> float:
+    """Bytes per second through a socket, of four times what is reduced, seen by who receives."""
+    data, room, count = np.ones(1 << 20, np.uint8), np.empty(1 << 20, np.uint8), 4 * BYTES
+    sending = threading.Thread(target=lambda: [sock.sendall(data.data) for _ in range(count >> 20)])
+    began = time.perf_counter()
+    if sends:
+        sending.start()
+    received = 0
+    while receives and received < count:
+        received += sock.recv_into(room)
+    seconds = time.perf_counter() - began
+    if sends:
+        sending.join()
+    return received / seconds
 
 
 def main() -> None:
@@ -155,18 +168,15 @@ def main() -> None:
     )
     parser.add_argument("--gbit", type=float)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--job", choices=["stream", "duplex", "reduce"], help=argparse.SUPPRESS)
+    parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--side", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.job == "reduce":
-        reduce_job(options.side)
-    elif options.job:
-        stream_job(options.side, options.job == "duplex")
+    if options.side is not None:
+        one_side(options.side, options.turns)
     else:
-        result: dict[str, Any] = {"schema": 1, "gbit": options.gbit}
+        result: dict[str, Any] = {"schema": 2, "gbit": options.gbit}
         with two_hosts(options.gbit) as names:
-            for key, job in (("stream", "stream"), ("duplex", "duplex"), ("all_reduce", "reduce")):
-                result[key] = max(on_both(names, job)["rate"] for _ in range(2))
+            result.update(on_both(names, options.turns))
         result["vs_stream"] = result["all_reduce"] / result["stream"]
         result["vs_duplex"] = result["all_reduce"] / result["duplex"]
         print(json.dumps(result, indent=1))

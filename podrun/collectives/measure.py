@@ -23,8 +23,17 @@ from podrun.collectives.rendezvous import create, join
 from podrun.errors import UsageError
 from podrun.executable import Reduction, numpy_dtype
 
-OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "gather", "scatter")
-"""What can be measured."""
+OPERATIONS = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "scatter",
+    "send_receive",
+)
+"""What can be measured. ``send_receive``: every rank sends to the next one and receives from the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +187,25 @@ def _round(job: Job, group: Group, count: int) -> Iterator[_Round]:
             lambda out: comm.scatter(mine if comm.rank == 0 else None, out, 0), mine.shape[1:], dtype
         ),
     }
+    if job.operation == "send_receive":
+        calls[job.operation] = _with_out(lambda out: _pass_on(comm, mine, out), mine.shape, dtype)
     yield rewrite, calls[job.operation], _checker(job.operation, group, dtype, reduction)
+
+
+def _pass_on(comm: Communicator, mine: Array, out: Array) -> Array:
+    """Send to the next rank, receive from the one before. Even ranks send first and odd ones receive first, so
+    that messages larger than what a connection holds do not all wait for one another.
+    """
+    following, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    if comm.size == 1:
+        out[...] = mine
+    elif comm.rank % 2:
+        comm.receive(out, before)
+        comm.send(mine, following)
+    else:
+        comm.send(mine, following)
+        comm.receive(out, before)
+    return out
 
 
 def _with_out(call: Callable[[Array], Any], shape: Sequence[int], dtype: np.dtype[Any]) -> Callable[[], Any]:
@@ -233,6 +260,8 @@ def _checker(
             want: Any = np.asarray(combined, dtype)
         elif operation in ("broadcast", "scatter"):
             want = each[0]
+        elif operation == "send_receive":
+            want = each[group.rank - 1]
         else:
             want = each.reshape(-1, 1)
         return int(np.count_nonzero(result != want))

@@ -32,6 +32,8 @@ def parse_size(text: str) -> int:
 
 def modelled(operation: str, nbytes: int, ranks: int, fabric: links.Fabric) -> timing.Estimate:
     """The estimate for an operation by its name in `measure.OPERATIONS`."""
+    if operation == "send_receive":
+        return timing.send(nbytes, fabric) if ranks > 1 else timing.broadcast(nbytes, 1, fabric)
     name = "gather" if operation == "scatter" else operation
     estimate: timing.Estimate = getattr(timing, name)(nbytes, ranks, fabric)
     return estimate
@@ -83,7 +85,13 @@ def render(rows: list[dict[str, Any]], job: measure.Job, target: str) -> str:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--operation", type=click.Choice(measure.OPERATIONS), default="all_reduce", show_default=True)
+@click.option(
+    "--operation",
+    type=click.Choice([*measure.OPERATIONS, "all"]),
+    default="all_reduce",
+    show_default=True,
+    help="What to measure; all: one table for each.",
+)
 @click.option("--variant", type=click.Choice(["array", "copy", "shared"]), default="array", show_default=True)
 @click.option("-g", "--ranks", type=int, default=4, show_default=True, help="Ranks, a process each.")
 @click.option(
@@ -109,19 +117,26 @@ def main(
         while sizes[-1] * stepfactor <= parse_size(maxbytes):
             sizes.append(sizes[-1] * stepfactor)
         options["dtype"], options["reduction"] = options.pop("datatype"), options.pop("op")
-        job = measure.Job(sizes=tuple(sizes), **options)
+        chosen = options.pop("operation")
+        operations = measure.OPERATIONS if chosen == "all" else (chosen,)
         fabric = links.fabric(target)
-        rows = [
-            table_row(row, modelled(job.operation, row.bytes, job.ranks, fabric), job)
-            for row in measure.run(job)
-        ]
+        tables = []
+        for operation in operations:
+            job = measure.Job(operation=operation, sizes=tuple(sizes), **options)
+            rows = [
+                table_row(row, modelled(operation, row.bytes, job.ranks, fabric), job)
+                for row in measure.run(job)
+            ]
+            click.echo(render(rows, job, target))
+            tables.append({"job": asdict(job), "rows": rows})
     except PodrunError as error:
         click.echo(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), err=True)
         sys.exit(error.exit_code)
-    click.echo(render(rows, job, target))
     if json_file is not None:
-        json_file.write_text(json.dumps({"schema": 1, "job": asdict(job), "rows": rows}, indent=1) + "\n")
-    sys.exit(1 if any(row["wrong"] for row in rows) else 0)
+        data: dict[str, Any] = (
+            {"schema": 1, **tables[0]} if len(tables) == 1 else {"schema": 1, "tables": tables}
+        )
+        json_file.write_text(json.dumps(data, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -9,23 +9,26 @@ import pytest
 from collective_ranks import hosts, on_all, ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_group_results import expected
 
 from podrun.collectives import Communicator, Group, MismatchError, Reduction, check_groups
 from podrun.collectives.channel import RING_BYTES
 from podrun.errors import UsageError
+from podrun.executable import numpy_dtype
 
 SHAPES = st.one_of(
     st.tuples(st.integers(0, 9)),
     st.tuples(st.integers(1, 5), st.integers(1, 40)),
     st.just((300_001,)),
 )
-DTYPES = st.sampled_from(["float32", "float16", "int64", "uint8"])
+DTYPES = st.sampled_from(["float32", "float16", "bfloat16", "float8_e4m3fn", "int64", "uint8"])
 
 
 def data(shape: tuple[int, ...], dtype: str, rank: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng([rank, *shape]).integers(0, 50, shape).astype(dtype)
+    return np.random.default_rng([rank, *shape]).integers(0, 50, shape).astype(numpy_dtype(dtype))
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @settings(max_examples=20, deadline=None)
 @given(shape=SHAPES, dtype=DTYPES, members=st.integers(1, 4), root=st.integers(0, 3))
 def test_everything_equals_numpy(shape: tuple[int, ...], dtype: str, members: int, root: int) -> None:
@@ -44,7 +47,7 @@ def test_everything_equals_numpy(shape: tuple[int, ...], dtype: str, members: in
         assert (gathered is None) == (rank != root)
         if gathered is not None:
             np.testing.assert_array_equal(gathered, np.stack(each))
-        out = np.empty(shape, dtype)
+        out = np.empty(shape, numpy_dtype(dtype))
         comm.scatter(pieces[rank] if rank == root else None, out, root)
         np.testing.assert_array_equal(out, pieces[root][rank])
         np.testing.assert_array_equal(comm.all_reduce(mine, Reduction.MAX), np.max(each, axis=0))
@@ -53,10 +56,14 @@ def test_everything_equals_numpy(shape: tuple[int, ...], dtype: str, members: in
         )
         np.testing.assert_array_equal(comm.all_reduce(mine, Reduction.LOCAL), each[rank])
         assert comm.all_reduce(mine, out=mine) is mine
-        total = each[0]
-        for other in each[1:]:
-            total = (total + other).astype(dtype)
-        np.testing.assert_array_equal(mine, total)
+        np.testing.assert_array_equal(mine, expected(each, Reduction.SUM))
+        np.testing.assert_array_equal(
+            comm.all_reduce(each[rank], Reduction.PRODUCT), expected(each, Reduction.PRODUCT)
+        )
+        if mine.dtype.kind not in "iu":
+            np.testing.assert_array_equal(
+                comm.all_reduce(each[rank], Reduction.MEAN), expected(each, Reduction.MEAN)
+            )
         np.testing.assert_array_equal(comm.broadcast(each[rank].copy(), root), each[root])
         comm.barrier()
 

@@ -30,7 +30,17 @@ NUMPY = {
     Reduction.MAX: np.maximum,
     Reduction.PRODUCT: np.multiply,
 }
-DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "uint8", "int64"]
+DTYPES = [
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "int32",
+    "uint8",
+    "int64",
+]
 
 
 def values(dtype: str, size: int, rank: int) -> np.ndarray[Any, Any]:
@@ -44,7 +54,7 @@ def values(dtype: str, size: int, rank: int) -> np.ndarray[Any, Any]:
 def expected(parts: list[np.ndarray[Any, Any]], reduction: Reduction) -> np.ndarray[Any, Any]:
     """The plain NumPy reduction: in rank order, half types in float32, rounded once."""
     dtype = parts[0].dtype
-    wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+    wide = np.dtype(np.float32) if "float" in dtype.name and dtype.itemsize < 4 else dtype
     total = parts[0].astype(wide)
     for part in parts[1:]:
         total = NUMPY[reduction](total, part.astype(wide)).astype(wide)

@@ -6,9 +6,12 @@ Hosts are made by name: ranks that give different host names share no memory and
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +34,7 @@ from podrun.collectives import (
     slice_of,
 )
 from podrun.collectives.lanes import Layout
-from podrun.errors import ConflictError
+from podrun.errors import ConflictError, PodrunError
 
 LAYOUTS = ["AB", "AABB", "ABC", "ABAB", "AAB", "ABBA", "AABBCC"]
 
@@ -273,5 +276,66 @@ def test_a_killed_remote_process_is_named_and_the_group_can_be_made_again() -> N
         peer.join(20)
         group.close()
         peer.close()
+        for end in (ours, theirs):
+            end.close()
+
+
+def _reduce_on_and_on(group: Any, strike: Callable[[], None] = lambda: None) -> None:
+    """Reduce until the group ends; once all are up, with a deadline of a second."""
+    for turn in range(1_000_000):
+        group.allocate("x", "float32", 300_000)[:] = turn
+        group.all_reduce("x")
+        if turn == 3:
+            group._timeout = group._mesh._timeout = group._local._timeout = 1.0
+        if turn == 10:
+            strike()
+
+
+def _rank_of_two_hosts(token: dict[str, Any], rank: int, pipe: Any) -> None:
+    """Rank ``rank`` of a group on hosts "AABB" that reduces until the group ends, and says how it did."""
+    group = join(token, rank, host="AABB"[rank])
+    try:
+        _reduce_on_and_on(group)
+    except PodrunError as error:
+        pipe.send((type(error).__name__, str(error)))
+    group.close()
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("fate", "named"), [(signal.SIGKILL, RankLostError), (signal.SIGSTOP, RankMissingError)]
+)
+def test_a_host_that_dies_or_freezes_while_reducing_is_named_on_every_rank_in_time(
+    fate: signal.Signals, named: type[PodrunError]
+) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    group, token = create(4, address="127.0.0.1", timeout=30, host="A")
+    ours, theirs = spawn.Pipe()
+    peers = [spawn.Process(target=_rank_of_two_hosts, args=(token, rank, theirs)) for rank in (1, 2, 3)]
+    for peer in peers:
+        peer.start()
+    struck: list[float] = []
+
+    def strike() -> None:
+        struck.append(time.monotonic())
+        for peer in peers[1:]:
+            os.kill(peer.pid or 0, fate)
+
+    try:
+        with pytest.raises(named) as error:
+            _reduce_on_and_on(group, strike)
+        assert time.monotonic() - struck[0] < 10
+        assert ours.poll(10)
+        kind, message = ours.recv()
+        assert kind == named.__name__
+        for text in (str(error.value), message):  # each names the rank it found missing first
+            assert "all_reduce('x'" in text
+            assert "rank 2" in text or "rank 3" in text
+    finally:
+        for peer in peers:
+            peer.kill()
+            peer.join(20)
+            peer.close()
+        group.close()
         for end in (ours, theirs):
             end.close()

@@ -51,7 +51,9 @@ def test_every_operation_has_a_model(operation: str) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("extra", [["--variant", "shared"], ["--hosts", "2"], ["--operation", "all_to_all"]])
+@pytest.mark.parametrize(
+    "extra", [["--variant", "shared"], ["--hosts", "2"], ["--operation", "send_receive"]]
+)
 def test_a_measurement_with_real_processes(extra: list[str], tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     sizes = ["-g", "2", "-b", "64", "-e", "64K", "-f", "1024", "--seconds", "0.001"]
@@ -61,6 +63,20 @@ def test_a_measurement_with_real_processes(extra: list[str], tmp_path: Path) -> 
     data = json.loads(report.read_text())
     assert [row["bytes"] for row in data["rows"]] == [64, 65536]
     assert all(row["emulated_seconds"] > 0 and row["wrong"] == 0 for row in data["rows"])
+
+
+@pytest.mark.system
+def test_one_table_for_each_operation(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    sizes = ["-g", "3", "-b", "96", "-e", "96", "--seconds", "0.001"]
+    run = CliRunner().invoke(main, ["--operation", "all", *sizes, "--json", str(report)])
+    assert run.exit_code == 0, run.output
+    tables = json.loads(report.read_text())["tables"]
+    assert [table["job"]["operation"] for table in tables] == list(measure.OPERATIONS)
+    for table in tables:
+        assert table["rows"][0]["wrong"] == 0
+        assert table["rows"][0]["modelled_seconds"] > 0
+        assert f"# {table['job']['operation']} (array), 3 ranks" in run.output
 
 
 def test_wrong_options_end_with_code_2() -> None:
