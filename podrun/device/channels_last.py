@@ -12,9 +12,16 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-TO_FIRST = (0, 3, 1, 2)
-"""The transpose from ``[N, H, W, C]`` to ``[N, C, H, W]``."""
-TO_LAST = (0, 2, 3, 1)
+
+def to_first(rank: int) -> tuple[int, ...]:
+    """The transpose from ``[..., H, W, C]`` to ``[..., C, H, W]``."""
+    return (*range(rank - 3), rank - 1, rank - 3, rank - 2)
+
+
+def to_last(rank: int) -> tuple[int, ...]:
+    """The transpose from ``[..., C, H, W]`` to ``[..., H, W, C]``."""
+    return (*range(rank - 3), rank - 2, rank - 1, rank - 3)
+
 
 _NAMES = (
     "abs",
@@ -91,7 +98,8 @@ def _last(value: Any) -> Any:
     owner = _owner(value)
     if owner is None or owner.name != "stablehlo.transpose":
         return None
-    return owner.operands[0] if tuple(owner.attributes["permutation"]) == TO_FIRST else None
+    permutation = tuple(owner.attributes["permutation"])
+    return owner.operands[0] if len(permutation) > 3 and permutation == to_first(len(permutation)) else None
 
 
 def _owner(value: Any) -> Any:
@@ -100,11 +108,11 @@ def _owner(value: Any) -> Any:
 
 
 def _is_image(value: Any) -> bool:
-    return len(value.type.shape) == len(TO_LAST)
+    return len(value.type.shape) > 3
 
 
 def _permuted(ir: Any, kind: Any) -> Any:
-    return ir.RankedTensorType.get([kind.shape[i] for i in TO_LAST], kind.element_type)
+    return ir.RankedTensorType.get([kind.shape[i] for i in to_last(len(kind.shape))], kind.element_type)
 
 
 def _as_last(ir: Any, value: Any) -> Any:
@@ -114,16 +122,16 @@ def _as_last(ir: Any, value: Any) -> Any:
         return there
     owner, kind = _owner(value), _permuted(ir, value.type)
     if owner is not None and owner.name == "stablehlo.broadcast_in_dim":
-        axes = [TO_LAST.index(d) for d in owner.attributes["broadcast_dimensions"]]
+        order = to_last(len(kind.shape))
+        axes = [order.index(d) for d in owner.attributes["broadcast_dimensions"]]
         attributes = {"broadcast_dimensions": ir.DenseI64ArrayAttr.get(axes)}
         return _create(ir, "stablehlo.broadcast_in_dim", kind, [owner.operands[0]], attributes)
     if owner is not None and owner.name == "stablehlo.constant" and owner.attributes["value"].is_splat:
         element = owner.attributes["value"].get_splat_value()
         splat = ir.DenseElementsAttr.get_splat(kind, element)
         return _create(ir, "stablehlo.constant", kind, [], {"value": splat})
-    return _create(
-        ir, "stablehlo.transpose", kind, [value], {"permutation": ir.DenseI64ArrayAttr.get(TO_LAST)}
-    )
+    permutation = ir.DenseI64ArrayAttr.get(to_last(len(kind.shape)))
+    return _create(ir, "stablehlo.transpose", kind, [value], {"permutation": permutation})
 
 
 def _create(ir: Any, name: str, kind: Any, operands: list[Any], attributes: dict[str, Any]) -> Any:
@@ -132,7 +140,11 @@ def _create(ir: Any, name: str, kind: Any, operands: list[Any], attributes: dict
 
 def _as_first(ir: Any, value: Any, kind: Any) -> Any:
     return _create(
-        ir, "stablehlo.transpose", kind, [value], {"permutation": ir.DenseI64ArrayAttr.get(TO_FIRST)}
+        ir,
+        "stablehlo.transpose",
+        kind,
+        [value],
+        {"permutation": ir.DenseI64ArrayAttr.get(to_first(len(kind.shape)))},
     )
 
 
@@ -146,7 +158,7 @@ def _moved(ir: Any, op: Any, permute: tuple[str, ...] = ()) -> Any:
     clone.results[0].set_type(_permuted(ir, kind))
     for name in permute:
         values = list(op.attributes[name])
-        clone.attributes[name] = ir.DenseI64ArrayAttr.get([values[i] for i in TO_LAST])
+        clone.attributes[name] = ir.DenseI64ArrayAttr.get([values[i] for i in to_last(len(values))])
     # clones are appended where they are made, operands that were made on the way before them
     clone.move_before(op)
     return _as_first(ir, clone.results[0], kind)
@@ -165,21 +177,30 @@ def _slice(ir: Any, op: Any) -> Any:
 
 
 def _concatenate(ir: Any, op: Any) -> Any:
-    axis = TO_LAST.index(op.attributes["dimension"].value)
+    axis = to_last(len(op.results[0].type.shape)).index(op.attributes["dimension"].value)
     op.attributes["dimension"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis)
     return _moved(ir, op)
 
 
 def _reduce(ir: Any, op: Any) -> Any:
-    """A sum (or maximum) over axes of which at most batch and channels stay, in this order."""
-    axes = list(op.attributes["dimensions"])
-    if len(op.operands) != 2 or not {2, 3} <= set(axes):
+    """A sum (or maximum) over both spatial axes at least, so that what stays is in the same order."""
+    axes, rank = list(op.attributes["dimensions"]), len(op.operands[0].type.shape)
+    if len(op.operands) != 2 or not {rank - 2, rank - 1} <= set(axes):
         return None
     clone = op.clone()
     clone.operands[0] = _as_last(ir, op.operands[0])
-    clone.attributes["dimensions"] = ir.DenseI64ArrayAttr.get(sorted(TO_LAST.index(a) for a in axes))
+    clone.attributes["dimensions"] = ir.DenseI64ArrayAttr.get(sorted(to_last(rank).index(a) for a in axes))
     clone.move_before(op)
     return clone.results[0]
+
+
+def _reshape(ir: Any, op: Any) -> Any:
+    """Leading axes made one or several; the image's own stay."""
+    kind = op.results[0].type
+    if not _is_image(op.results[0]) or list(kind.shape)[-3:] != list(op.operands[0].type.shape)[-3:]:
+        return None
+    reshaped = _create(ir, "stablehlo.reshape", _permuted(ir, kind), [_last(op.operands[0])], {})
+    return _as_first(ir, reshaped, kind)
 
 
 _RULES: dict[str, Callable[[Any, Any], Any]] = {
@@ -187,4 +208,5 @@ _RULES: dict[str, Callable[[Any, Any], Any]] = {
     "stablehlo.slice": _slice,
     "stablehlo.concatenate": _concatenate,
     "stablehlo.reduce": _reduce,
+    "stablehlo.reshape": _reshape,
 }

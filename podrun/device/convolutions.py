@@ -30,6 +30,9 @@ FEW_ROWS = 128
 LONGEST_SUM = 1024
 """Rows that one matrix product of a weight gradient sums over, at most."""
 
+MANY_CHANNELS = 32
+"""From so many input channels on a weight gradient is one product for each kernel position."""
+
 LEAST_PRODUCTS = 1 << 16
 """Products of a convolution below which a call is not worth while."""
 
@@ -134,8 +137,16 @@ def _patches(c: Convolution, x: Array) -> Array:
     """``[N, *out, *kernel * C]``: what each output position reads."""
     import jax.numpy as jnp
 
+    views = _views(c, x)
+    return jnp.concatenate(views, axis=3) if len(views) > 1 else views[0]
+
+
+def _views(c: Convolution, x: Array) -> list[Array]:
+    """``[N, *out, C]`` for each kernel position: what output positions read there."""
+    import jax.numpy as jnp
+
     x = jnp.pad(x, ((0, 0), *c.pads, (0, 0)))
-    views = [
+    return [
         x[
             :,
             *(
@@ -145,7 +156,6 @@ def _patches(c: Convolution, x: Array) -> Array:
         ]
         for at in itertools.product(*map(range, c.weights[:2]))
     ]
-    return jnp.concatenate(views, axis=3) if len(views) > 1 else views[0]
 
 
 def _weight_gradient(c: Convolution, x: Array, w: Array) -> Array:
@@ -154,6 +164,8 @@ def _weight_gradient(c: Convolution, x: Array, w: Array) -> Array:
     There the image's batch is the weights' input channels, its channels are the batch, and the kernel is the gradient
     of the result. Patches of the small result's positions, transposed, times that gradient.
     """
+    import jax.numpy as jnp
+
     image = x.transpose(3, 1, 2, 0)
     turned = replace(
         c,
@@ -169,9 +181,16 @@ def _weight_gradient(c: Convolution, x: Array, w: Array) -> Array:
         ),
     )
     image, turned = _cropped(turned, image)
-    patches = _patches(turned, image).reshape(-1, math.prod(turned.weights[:3]))
     gradient = w.transpose(2, 0, 1, 3).reshape(-1, c.weights[3])
-    made = _product(gradient, patches, transposed=True)
+    if c.image[0] >= MANY_CHANNELS:  # views need not be stacked to fill a product
+        products = [
+            _product(gradient, view.reshape(-1, c.image[0]), transposed=True)
+            for view in _views(turned, image)
+        ]
+        made = jnp.stack(products, axis=1)
+    else:
+        patches = _patches(turned, image).reshape(-1, math.prod(turned.weights[:3]))
+        made = _product(gradient, patches, transposed=True)
     return made.reshape(c.weights[3], *c.out, c.image[0]).transpose(3, 1, 2, 0)
 
 
