@@ -187,7 +187,10 @@ def measure(up: list[Library], ranks: int, size: int, options: argparse.Namespac
     for library, variant in turns:
         library.block(variant, 2)  # touch the memory
         reduced[variant] = library.block(variant, 3)[0] / 3
-    for _ in range(options.blocks if size <= 2**24 else max(2, options.blocks // 10)):
+    until = time.monotonic() + 60 * options.minutes / (len(options.ranks) * len(options.sizes))
+    for block in range(options.blocks):
+        if block > 1 and time.monotonic() > until:
+            break
         for library, variant in turns:
             rounds = int(np.clip(options.seconds / max(reduced[variant], 1e-7), 2, 2000))
             with_it, without, wrong = library.block(variant, rounds)
@@ -283,6 +286,9 @@ def main() -> None:
     parser.add_argument("--memory", type=parse_size, default=parse_size("20G"), help="most for all buffers")
     parser.add_argument("--seconds", type=float, default=0.004, help="for one block of one size")
     parser.add_argument("--blocks", type=int, default=32, help="of each library and size; the best counts")
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="for the whole; large sizes get fewer blocks"
+    )
     parser.add_argument("--mpi-python", default=sys.executable)
     parser.add_argument("--torch-python", default=sys.executable)
     options = parser.parse_args()

@@ -68,7 +68,7 @@ def test_a_measurement_with_real_processes(extra: list[str], tmp_path: Path) -> 
 @pytest.mark.system
 def test_one_table_for_each_operation(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    sizes = ["-g", "3", "-b", "96", "-e", "96", "--seconds", "0.001"]
+    sizes = ["-g", "2", "-b", "96", "-e", "96", "--seconds", "0.0005"]
     run = CliRunner().invoke(main, ["--operation", "all", *sizes, "--json", str(report)])
     assert run.exit_code == 0, run.output
     tables = json.loads(report.read_text())["tables"]
@@ -76,7 +76,7 @@ def test_one_table_for_each_operation(tmp_path: Path) -> None:
     for table in tables:
         assert table["rows"][0]["wrong"] == 0
         assert table["rows"][0]["modelled_seconds"] > 0
-        assert f"# {table['job']['operation']} (array), 3 ranks" in run.output
+        assert f"# {table['job']['operation']} (array), 2 ranks" in run.output
 
 
 def test_wrong_options_end_with_code_2() -> None:
