@@ -230,7 +230,8 @@ def _compute_in_the_callers_thread() -> None:
 
     Otherwise a thread of XLA's own may still be giving buffers back to Python when a script ends, which
     aborts the process. And let XLA count one thread, as in machines of their own process: it divides some sums by the
-    number that it has, so that bits would depend on the host. Without effect if the script has computed with JAX before.
+    number that it has, so that bits would depend on the host. Without effect if the script has computed with JAX
+    before.
     """
     import importlib
     import os

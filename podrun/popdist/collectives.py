@@ -1,7 +1,7 @@
 """Collectives between the instances' host processes: `popdist.allReduceSum`, `allGather`, `broadcast`, `barrier`.
 
-``podrun`` tells every instance where they meet (`MEETING`): instance 0 listens there, the others come to it. From then on
-data go through `podrun.collectives`: shared memory on a host, TCP between hosts, sums in the order of instances.
+``podrun`` tells every instance where they meet (`MEETING`): instance 0 listens there, the others come to it. From then
+on data go through `podrun.collectives`: shared memory on a host, TCP between hosts, sums in the order of instances.
 All instances (inside `popdist.execute_on_instances`: all of those) must make the same calls in the same order with
 arrays of one shape and type. Who does not come within the deadline is named in a popdist_error; nothing hangs.
 

@@ -203,7 +203,6 @@ def test_halves_are_rounded_once(operator: tuple[str, str]) -> None:
 
 NOT_THERE = {
     "ImageDecoder",
-    "TfIdfVectorizer",
     "RegexFullMatch",
     "StringConcat",
     "StringNormalizer",
