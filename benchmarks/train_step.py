@@ -143,7 +143,8 @@ def measure(name: str, python: str | None, rounds: int) -> dict[str, Any]:
         ) as peer:
 
             def torch_steps() -> dict[str, Any]:
-                assert peer.stdin and peer.stdout
+                assert peer.stdin
+                assert peer.stdout
                 peer.stdin.write(f"{STEPS}\n")
                 peer.stdin.flush()
                 answer: dict[str, Any] = json.loads(peer.stdout.readline())

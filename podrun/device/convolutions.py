@@ -93,6 +93,8 @@ def supported(c: Convolution) -> bool:
 
 
 HWIO = (0, 1, 2, 3)
+GRADIENT = (2, 3, 0, 1)
+"""How the weights ``[O, I, H, W]`` of a convolution are read by the gradient of its image, after a reversal."""
 
 
 def convolve(c: Convolution, x: Array, stored: Array, order: tuple[int, ...] = HWIO) -> Array:
@@ -112,8 +114,9 @@ def convolve(c: Convolution, x: Array, stored: Array, order: tuple[int, ...] = H
         rows = x[:, :: c.strides[0], :: c.strides[1]]
         return _product(rows.reshape(-1, c.image[3]), w[0, 0]).reshape(_shape(c))
     if c.image[0] * math.prod(c.out) <= FEW_ROWS:
-        patches = _patches(c, x).reshape(-1, math.prod(c.weights[:3]))
-        return _product(patches, w.reshape(-1, c.weights[3])).reshape(_shape(c))
+        if order == GRADIENT and c.strides == c.dilation == (1, 1):
+            return _few_rows_back(c, x, stored)
+        return _few_rows(c, x, w, channels_last=order == HWIO)
     return _library(c, x, stored, order)
 
 
@@ -156,6 +159,39 @@ def _views(c: Convolution, x: Array) -> list[Array]:
         ]
         for at in itertools.product(*map(range, c.weights[:2]))
     ]
+
+
+def _few_rows(c: Convolution, x: Array, w: Array, channels_last: bool) -> Array:
+    """Patches times weights; channels first within both if weights lie as ``[O, I, H, W]``, so that they stay."""
+    import jax.numpy as jnp
+
+    rows = c.image[0] * math.prod(c.out)
+    if channels_last:
+        return _product(_patches(c, x).reshape(rows, -1), w.reshape(-1, c.weights[3])).reshape(_shape(c))
+    patches = jnp.stack(_views(c, x), axis=4).reshape(rows, -1)
+    weights = w.transpose(3, 2, 0, 1).reshape(c.weights[3], -1)
+    return _product(weights, patches.T).T.reshape(_shape(c))
+
+
+def _few_rows_back(c: Convolution, x: Array, stored: Array) -> Array:
+    """The same for a gradient: each row of x times all weights as they lie, and what falls on one position added.
+
+    The reversal that is taken off here is the one that JAX put on; XLA drops both.
+    """
+    import jax.numpy as jnp
+    from jax import lax
+
+    (kh, kw), (ph, pw), (oh, ow) = c.weights[:2], (c.pads[0][0], c.pads[1][0]), c.out
+    lying = jnp.flip(stored, (2, 3)).reshape(stored.shape[0], -1)
+    products = _product(x.reshape(-1, c.image[3]), lying).reshape(*c.image[:3], c.weights[3], kh, kw)
+    total: Any = None
+    for i, j in itertools.product(range(kh), range(kw)):
+        # x[q] times the weights at i lands on q + i - (kh - 1 - ph)
+        spans = [(i - (kh - 1 - ph), oh, c.image[1]), (j - (kw - 1 - pw), ow, c.image[2])]
+        config = [(0, 0, 0), *((at, size - n - at, 0) for at, size, n in spans), (0, 0, 0)]
+        part = lax.pad(products[..., i, j], x.dtype.type(0), config)
+        total = part if total is None else total + part
+    return total
 
 
 def _weight_gradient(c: Convolution, x: Array, w: Array) -> Array:
