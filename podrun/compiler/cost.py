@@ -41,7 +41,8 @@ def tile_report(
 ) -> dict[str, Any]:
     """The report of one batch, plain JSON-able data.
 
-    ``step``: cycles and seconds, and seconds by cause (compute, copies, streaming, update, all_reduce). ``segments``:
+    ``step``: cycles and seconds, and seconds by cause (compute, copies, streaming, update, all_reduce,
+    collectives: those of the model, and sharded weights that are gathered). ``segments``:
     for each segment of a micro-batch its IPU, the cycle of the pipeline it runs in, and the tile model's
     report of it; ``update``: the same for each IPU that has weights. ``ipus``: what each IPU holds. ``pipelined``,
     and for pipelines ``pipeline``: schedule, cycles to fill, run full and flush, the share of time in which IPUs idle.
