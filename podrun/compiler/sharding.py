@@ -75,7 +75,9 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
     Raises UsageError for stages that cannot be a pipeline.
     """
     accumulate = builder.program.accumulates and bool(builder.weights)
-    whole = opened(trace_piece(builder.piece("segment", 1, accumulate=accumulate, split=True)), builder.layout)
+    whole = opened(
+        trace_piece(builder.piece("segment", 1, accumulate=accumulate, split=True)), builder.layout
+    )
     segments = _segments(whole, placement)
     cycles = _cycles(segments, placement, whole.depth) if pipelined else range(len(segments))
     found = [
