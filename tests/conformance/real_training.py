@@ -1,0 +1,64 @@
+"""Training sessions of the real-model architectures in the onnx wheel, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_suite
+
+import podrun.popart as popart
+
+CLASSES = 1000
+
+
+@dataclass
+class Training:
+    """A prepared session over one image; ``losses`` runs steps."""
+
+    session: popart.TrainingSession
+    loss: str
+    feed: dict[str, np.ndarray]
+    construct_s: float
+    prepare_s: float
+
+    def losses(self, steps: int) -> list[float]:
+        """The loss of each of some steps on the same image."""
+        anchors = self.session.initAnchorArrays()
+        io = popart.PyStepIO(self.feed, anchors)
+        found = []
+        for _ in range(steps):
+            self.session.run(io)
+            found.append(float(np.mean(anchors[self.loss])))
+        return found
+
+
+def training(name: str, rate: float) -> Training:
+    """ResNet-50 (``test_resnet50``), AlexNet (``test_bvlc_alexnet``) or another, with the negative log likelihood of a
+    label and SGD.
+
+    ``construct_s``: seconds of tracing, differentiation and cost model; ``prepare_s``: of compiling, sending weights.
+    """
+    case = next(c for c in onnx_suite.cases(("real",)) if c.name == name)
+    model = onnx_suite.light_model(case)
+    (image,) = (v.name for v in model.graph.input)
+    x = onnx_suite.random_inputs(model)[image]
+    probabilities = model.graph.output[0].name
+    begin = time.perf_counter()
+    builder = popart.Builder(model.SerializeToString())
+    labels = builder.addInputTensor(popart.TensorInfo("INT32", [1]), "labels")
+    loss = builder.aiGraphcore.nllloss([probabilities, labels], reduction=popart.ReductionType.Mean)
+    session = popart.TrainingSession(
+        builder.getModelProto(),
+        popart.DataFlow(1, {loss: popart.AnchorReturnType("All")}),
+        loss,
+        popart.ConstSGD(rate),
+        popart.DeviceManager().createIpuModelDevice({"numIPUs": 1}),
+    )
+    constructed = time.perf_counter()
+    session.prepareDevice()
+    session.weightsFromHost()
+    end = time.perf_counter()
+    feed = {image: np.asarray(x), labels: np.asarray([7], np.int32)}
+    return Training(session, loss, feed, constructed - begin, end - constructed)
