@@ -92,8 +92,19 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("replicas", "accumulation"), [(1, 1), (2, 1), (1, 3), (4, 2)])
-@pytest.mark.parametrize(("settings", "tracked"), CASES, ids=["all", "products", "period", "threshold"])
+LAYOUTS = [(1, 1), (2, 1), (1, 3), (4, 2)]
+QUICK = [(0, 3), (1, 0), (2, 2), (3, 1)]
+"""Pairs of a case and a layout that run by default; the others are slow."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "tracked", "replicas", "accumulation"),
+    [
+        pytest.param(*case, *layout, marks=[] if (i, j) in QUICK else pytest.mark.slow)
+        for i, case in enumerate(CASES)
+        for j, layout in enumerate(LAYOUTS)
+    ],
+)
 def test_scale_and_weights_follow_the_formula(settings, tracked, replicas, accumulation):
     case = linear("float16")
     made = scaled(replicated(replicas, accumulation), **settings)
