@@ -1,11 +1,12 @@
 """Numerical pieces: StableHLO -> compiled code, once per process and once per host.
 
-A piece runs on one thread whatever the host (`COMPILER_OPTIONS`): XLA divides some sums by the number of
-threads it has, so this is what makes a machine's numbers independent of where it runs; machines run side by
+In a process of its own a machine computes on one thread whatever the host, which makes its numbers independent of
+where it runs: XLA divides some sums by the number of threads it has (docs/device.md says which). Machines run side by
 side instead.
 
-Compiled code is kept in XLA's persistent cache under `cache_directory`. Machines of one job on one host ask
-for the same pieces at the same moment: the first compiles, the others wait for it and load.
+Compiled code is kept in XLA's persistent cache under `cache_directory`, but for pieces with large convolutions
+(`WORTH_COMPILING`). Machines of one job on one host ask for the same pieces at the same moment: the first compiles, the
+others wait for it and load.
 """
 
 from __future__ import annotations
