@@ -23,7 +23,7 @@ FAST = {
     "all_reduce",
     "ipu_link",
 }
-FAST |= {"gemm", "vertex", "stencil"}
+FAST |= {"gemm", "vertex", "stencil", "sparse_matmul", "hpc_app"}
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,35 @@ def test_strange_records_are_reported_and_not_fatal(fidelity: Any, fast_records:
     empty = {**fast_records[0], "id": "empty", "params": {}, "kind": "stencil"}
     rows = fidelity.evaluate([odd, empty])
     assert all(row["reason"] for row in rows)
+
+
+def test_records_with_other_parameters_are_predicted_or_refused_with_a_reason(
+    fidelity: Any, fast_records: list[Any]
+) -> None:
+    """Records kept apart mix the same parameters in other ways: none of them may end the comparison."""
+    choose = random.Random(7)
+    values: dict[str, list[Any]] = {}
+    for record in fast_records:
+        for name, value in record["params"].items():
+            values.setdefault(name, [None]).append(value)
+    targets = sorted({record["target"] for record in fast_records} | {"pod64", "bow", "c600", "64xipu"})
+    mixed = []
+    for index in range(400):
+        record = choose.choice(fast_records)
+        params = dict(record["params"])
+        for name in choose.sample(sorted(params), min(2, len(params))):
+            params[name] = choose.choice(values[name])
+        target = choose.choice([record["target"], *targets])
+        mixed.append({**record, "id": f"M{index}", "params": params, "target": target})
+    rows = fidelity.evaluate(mixed)
+    assert all((row["predicted"] is None) == (row["reason"] is not None) for row in rows)
+    assert all(row["predicted"] is None or row["predicted"] > 0.0 for row in rows)
+    assert sum(row["predicted"] is not None for row in rows) > 200
+
+
+def test_no_stencil_is_off_by_more_than_half(fidelity: Any, fast_records: list[Any]) -> None:
+    rows = fidelity.evaluate([record for record in fast_records if record["kind"] == "stencil"])
+    assert fidelity.summarise(rows)["stencil"]["high+medium"]["worst_error"] <= 0.5
 
 
 def test_json_file_has_rows_and_by_kind(fidelity: Any, records: list[Any], tmp_path: Path) -> None:
