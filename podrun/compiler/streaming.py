@@ -25,7 +25,7 @@ from podrun.executable import TensorSpec, numpy_dtype
 def segment_bytes(
     program: Program, works: Sequence[Work], gradients: Sequence[Collection[str]]
 ) -> tuple[int, ...]:
-    """Bytes that each segment moves for one micro-batch; ``gradients[i]``: weights whose gradients ``works[i]`` makes."""
+    """Bytes that each segment moves for a micro-batch; ``gradients[i]``: weights whose gradients ``works[i]`` makes."""
     found = [_variables(program, work, made) for work, made in zip(works, gradients, strict=True)]
     activations = program.locations.activations
     for maker, work in enumerate(works):

@@ -108,7 +108,9 @@ def lower(
     baked: frozenset[str] = frozenset()
     with jax.enable_x64(x64):
         while True:
-            session, tensors = _discover(graph, specs, initial, values, baked, wanted, training, x64, replicas)
+            session, tensors = _discover(
+                graph, specs, initial, values, baked, wanted, training, x64, replicas
+            )
             if session.demanded <= baked:
                 break
             baked |= session.demanded
