@@ -49,7 +49,7 @@ Terms beyond what is published, and what they move:
 
 * **Waiting between IPU-Link domains** (`batch.DOMAIN_SECONDS`, 2.5 ms per batch and doubling of domains, taken from
   two ResNet-50 rows): with 0 instead, ResNet-50 is predicted 20 % faster on POD256 and 13 % on Bow Pod128,
-  EfficientNet-B4 8 % and BERT-Large 1 % on Bow Pod256. Systems of at most 64 IPUs do not depend on it.
+  EfficientNet-B4 10 % and BERT-Large 1 % on Bow Pod256. Systems of at most 64 IPUs do not depend on it.
 * **Streaming memory** (`batch.STREAMING_BYTES_PER_SECOND`, 20 GB/s per machine, recalled): with 38.4 GB/s (the DDR
   peak) BERT-Large pretraining with off-chip optimizer state is predicted 1 % (2,048 micro-batches per batch) to 20
   % (36 micro-batches) faster.
