@@ -1,0 +1,301 @@
+"""The library's form of each operator: one template an ONNX type (see `operators`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from podrun.device.tiles.operator_runs import Operator, Template, Unexpected, Writer
+
+
+def _convolution(op: Operator) -> None:
+    """Forward, data gradient and weight gradient, each one product of the library's planner."""
+    y = op.main_output()
+    out = op.shape(y)
+    pairs = [
+        (x, w)
+        for x in op.forward.reads
+        for w in op.forward.reads
+        if x != w and _is_convolution(op.shape(x), op.shape(w), out)
+    ]
+    if len(pairs) != 1:
+        raise Unexpected
+    x, w = pairs[0]
+    form = _conv_form(op.shape(x), op.shape(w), out)
+    write = op.writer(op.forward)
+    others = [n for n in op.forward.reads if n not in (x, w)]
+    made = write.emit("product", [x, w], None if others else y, shape=out, params=form["forward"])
+    if others:
+        write.emit("add", [made, others[0]], y)
+    op.finish(op.forward, {y}, y)
+    if op.backward is None:
+        return
+    g, write = op.gradient(y), op.writer(op.backward)
+    done: set[int] = set()
+    for source, operands, name in ((w, [x, g], "weights"), (x, [g, w], "data")):
+        wanted = op.wanted(source)
+        if wanted is None or wanted in done:
+            continue
+        done.add(wanted)
+        extra = [n for n in op.arriving() if n != g and op.shape(n) == op.shape(wanted)]
+        made = write.emit(
+            "product", operands, None if extra else wanted, shape=op.shape(source), params=form[name]
+        )
+        if extra:
+            write.emit("add_any", [made, extra[0]], wanted)
+    for other in others:
+        wanted = op.wanted(other)
+        if wanted is not None and wanted not in done:
+            done.add(wanted)
+            write.emit(
+                "reduce_sum", [g], wanted, params={"axes": (0,)}, seen_as=(out[0] * _field(out), out[1])
+            )
+    op.finish(op.backward, done, g)
+
+
+def _field(shape: Sequence[int]) -> int:
+    return math.prod(shape[2:])
+
+
+def _is_convolution(x: Sequence[int], w: Sequence[int], y: Sequence[int]) -> bool:
+    return (
+        len(x) == len(w) == len(y) >= 3
+        and x[0] == y[0]
+        and w[0] == y[1]
+        and x[1] % w[1] == 0
+        and w[0] % (x[1] // w[1]) == 0
+        and all(a >= b for a, b in zip(x[2:], y[2:], strict=True))
+    )
+
+
+def _conv_form(x: Sequence[int], w: Sequence[int], y: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """The three products' sizes, as arguments of `matmul.Product`."""
+    groups, kernel = x[1] // w[1], _field(w)
+    stride = max(1, round(x[2] / y[2]))
+    batch, spread = x[0], round(_field(x) / _field(y)) or 1
+    sparse = kernel < spread
+    return {
+        "forward": {
+            "groups": groups,
+            "m": batch * _field(y),
+            "k": w[1],
+            "n": w[0] // groups,
+            "kernel": kernel,
+            "row_length": y[-1],
+            "stride": min(stride, max(w[2:])) if kernel > 1 else 1,
+        },
+        "data": {
+            "groups": groups,
+            # Input pixels that no output saw have no gradient and take no work.
+            "m": batch * _field(y if sparse else x),
+            "k": w[0] // groups,
+            "n": w[1],
+            "kernel": max(1, round(kernel / spread)),
+            "row_length": (y if sparse else x)[-1],
+        },
+        "weights": {
+            "groups": groups,
+            "m": w[1] * kernel,
+            "k": batch * _field(y),
+            "n": w[0] // groups,
+            "transposed": True,
+            "reuse": kernel,
+        },
+    }
+
+
+def _normalisation(op: Operator) -> None:
+    """Two sums, then one pass that whitens, scales and shifts; the whitened values are kept for the gradient."""
+    x, y = op.main_input(), op.main_output()
+    if op.size(x) != op.size(y):
+        raise Unexpected
+    shape, axes = _reduced(op, x)
+    statistics = [1 if d in axes else s for d, s in enumerate(shape)]
+    parameters = [n for n in op.forward.reads if n != x and op.size(n) < op.size(x)][:2]
+    if len(parameters) < 2:
+        raise Unexpected
+    scale, bias = parameters
+    write = op.writer(op.forward)
+    reduce = {"params": {"axes": axes}, "seen_as": shape, "shape": statistics}
+    mean = write.emit("reduce_sum", [x], **reduce)  # type: ignore[arg-type]
+    square = write.emit("reduce_sum", [x], **reduce)  # type: ignore[arg-type]
+    deviation = write.emit("rsqrt", [square], shape=statistics)
+    centred = write.emit("sub", [x, mean], shape=op.shape(x))
+    whitened = write.emit("mul", [centred, deviation], shape=op.shape(x))
+    write.emit("add", [write.emit("mul", [whitened, scale], shape=op.shape(x)), bias], y)
+    op.finish(op.forward, {y}, mean, y)
+    if op.backward is None:
+        return
+    g, write = op.gradient(y), op.writer(op.backward)
+    product = write.emit("mul", [g, whitened], shape=op.shape(x))
+    outer = tuple(range(len(shape) - 1)) if op.size(scale) == shape[-1] else axes
+    channels = op.shape(scale)
+    done: set[int] = set()
+    for source in (product, g):
+        wanted = next((n for n in op.backward.written if op.shape(n) == channels and n not in done), None)
+        done.add(
+            write.emit("reduce_sum", [source], wanted, shape=channels, params={"axes": outer}, seen_as=shape)
+        )
+    dx = next((n for n in op.backward.written if op.size(n) == op.size(x) and n not in done), None)
+    if dx is not None:
+        _normalised_gradient(op, write, (g, product, whitened, scale, deviation), reduce, outer == axes, dx)
+        done.add(dx)
+    op.finish(op.backward, done, g)
+
+
+def _normalised_gradient(
+    op: Operator,
+    write: Writer,
+    values: tuple[int, int, int, int, int],
+    reduce: Mapping[str, Any],
+    shared: bool,
+    dx: int,
+) -> None:
+    """One pass over gradient and whitened values; where the statistics are not those of the parameters, two more
+    sums before it."""
+    g, product, whitened, scale, deviation = values
+    full = op.shape(whitened)
+    scaled = write.emit("mul", [g, scale], shape=full)
+    first = second = deviation
+    if not shared:
+        first = write.emit("reduce_sum", [scaled], **reduce)
+        second = write.emit("reduce_sum", [write.emit("mul", [product, scale], shape=full)], **reduce)
+    extra = [n for n in op.arriving() if n != g and op.shape(n) == full]
+    less = write.emit("sub", [scaled, first], shape=full)
+    less = write.emit("sub", [less, write.emit("mul", [whitened, second], shape=full)], shape=full)
+    result = write.emit("mul", [less, deviation], None if extra else dx, shape=full)
+    if extra:
+        write.emit("add_any", [result, extra[0]], dx)
+
+
+def _reduced(op: Operator, x: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and axes of the statistics' sums, with channels last as on the tiles.
+
+    Raises:
+        Unexpected: no sum over values of ``x``'s size.
+    """
+    for equation in op.equations[op.forward.first : op.forward.end]:
+        if equation.primitive == "reduce_sum" and equation.operands[0].size == op.size(x):
+            shape, axes = equation.operands[0].shape, tuple(equation.params["axes"])
+            break
+    else:
+        raise Unexpected
+    whole = op.shape(x)
+    if len(whole) > 2 and axes == (0, *range(2, len(whole))):
+        return (whole[0], *whole[2:], whole[1]), tuple(range(len(whole) - 1))
+    if len(whole) > 2 and len(shape) > 1 and shape[0] == whole[0] and 0 not in axes:
+        groups = shape[1]
+        size = whole[1] // groups if whole[1] % groups == 0 else 1
+        return (whole[0], math.prod(whole[2:]), groups, size), (1, 3)
+    rows = math.prod(s for d, s in enumerate(shape) if d not in axes)
+    return (rows, op.size(x) // rows), (1,)
+
+
+def _pooling(op: Operator) -> None:
+    """One pass of windows forward, one backward."""
+    x, y = op.main_input(), op.main_output()
+    joined = ("max", "add", "min")
+    window = 1 + sum(
+        1
+        for e in op.equations[op.forward.first : op.forward.end]
+        if e.primitive in joined and e.results[0].shape == op.shape(y)
+    )
+    if window == 1:
+        raise Unexpected
+    params = {"window_dimensions": (window,)}
+    op.writer(op.forward).emit("reduce_window_max", [x], y, params=params)
+    op.finish(op.forward, {y}, y)
+    if op.backward is None:
+        return
+    g, wanted = op.gradient(y), op.wanted(x)
+    write, done = op.writer(op.backward), set()
+    if wanted is not None:
+        write.emit("select_and_scatter_add", [x, g], wanted, params=params)
+        done.add(wanted)
+    op.finish(op.backward, done, x)
+
+
+def _field_mean(op: Operator) -> None:
+    """Mean over rows and columns: a sum with channels last; its gradient is broadcast."""
+    x, y = op.main_input(), op.main_output()
+    shape = op.shape(x)
+    seen = (shape[0], *shape[2:], shape[1])
+    write = op.writer(op.forward)
+    total = write.emit(
+        "reduce_sum", [x], shape=op.shape(y), params={"axes": tuple(range(1, len(shape) - 1))}, seen_as=seen
+    )
+    write.emit("copy", [total], y)
+    op.finish(op.forward, {y}, y)
+    if op.backward is None:
+        return
+    wanted = op.wanted(x)
+    write = op.writer(op.backward)
+    reads = op.arriving()
+    if wanted is None or not reads:
+        raise Unexpected
+    write.emit("copy" if len(reads) == 1 else "add", sorted(reads, key=op.size, reverse=True), wanted)
+    op.finish(op.backward, {wanted}, wanted)
+
+
+def _pointwise(forward: str, backward: str, *, keeps_output: bool) -> Template:
+    """A nonlinearity: one vertex forward, one backward that reads its output or its input again."""
+
+    def template(op: Operator) -> None:
+        x, y = op.main_input(), op.main_output()
+        if op.size(x) != op.size(y) or len(op.forward.reads) != 1:
+            raise Unexpected
+        op.writer(op.forward).emit(forward, [x], y)
+        op.finish(op.forward, {y}, y)
+        if op.backward is None:
+            return
+        g, wanted = op.gradient(y), op.wanted(x)
+        if wanted is None:
+            raise Unexpected
+        extra = [n for n in op.arriving() if n != g and op.shape(n) == op.shape(x)]
+        write = op.writer(op.backward)
+        made = write.emit(
+            backward, [g, y if keeps_output else x], None if extra else wanted, shape=op.shape(x)
+        )
+        if extra:
+            write.emit("add_any", [made, extra[0]], wanted)
+        op.finish(op.backward, {wanted}, wanted)
+
+    return template
+
+
+def _dropout(op: Operator) -> None:
+    """The generator runs inside the vertex; the backward pass runs it again from the same seed, so no mask is kept."""
+    floating = [n for n in op.forward.reads if op.tensors[n].dtype.startswith(("float", "bfloat"))]
+    if not floating:
+        raise Unexpected
+    x, y = max(floating, key=op.size), op.main_output()
+    if op.size(x) != op.size(y):
+        raise Unexpected
+    op.writer(op.forward).emit("dropout", [x], y)
+    op.finish(op.forward, {y}, y)
+    if op.backward is None:
+        return
+    g, wanted = op.gradient(y), op.wanted(x)
+    if wanted is None:
+        raise Unexpected
+    op.writer(op.backward).emit("dropout", [g], wanted)
+    op.finish(op.backward, {wanted}, wanted)
+
+
+TEMPLATES: dict[str, Template] = {
+    "Conv": _convolution,
+    **dict.fromkeys(
+        ("BatchNormalization", "GroupNormalization", "LayerNormalization", "InstanceNormalization"),
+        _normalisation,
+    ),
+    **dict.fromkeys(("MaxPool", "AveragePool"), _pooling),
+    "GlobalAveragePool": _field_mean,
+    "Relu": _pointwise("relu", "nonlinear_grad", keeps_output=True),
+    "Sigmoid": _pointwise("logistic", "nonlinear_grad", keeps_output=True),
+    "Tanh": _pointwise("tanh", "nonlinear_grad", keeps_output=True),
+    "Swish": _pointwise("swish", "nonlinear_grad", keeps_output=False),
+    "Gelu": _pointwise("gelu", "gelu_grad", keeps_output=False),
+    "Dropout": _dropout,
+}
+"""By ONNX type: how the library computes it."""
