@@ -181,6 +181,7 @@ def measure(up: list[Library], ranks: int, size: int, options: argparse.Namespac
     turns = [(library, variant) for library in up for variant in VARIANTS[library.name]]
     for library in up:
         library.tell({"count": size // 4})
+    least = 40 if size <= LARGE else 2
     reduced = {variant: np.inf for _, variant in turns}
     alone = dict(reduced)
     row: dict[str, Any] = {"ranks": ranks, "bytes": size, "wrong": 0}
@@ -192,7 +193,7 @@ def measure(up: list[Library], ranks: int, size: int, options: argparse.Namespac
         if block > 1 and time.monotonic() > until:
             break
         for library, variant in turns:
-            rounds = int(np.clip(options.seconds / max(reduced[variant], 1e-7), 2, 2000))
+            rounds = int(np.clip(options.seconds / max(reduced[variant], 1e-7), least, 2000))
             with_it, without, wrong = library.block(variant, rounds)
             reduced[variant] = min(reduced[variant], with_it / rounds)
             alone[variant] = min(alone[variant], without / rounds)

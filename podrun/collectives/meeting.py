@@ -10,9 +10,7 @@ A meeting may have something to be done before all go on (`Meetings.meet_and_clo
 Waiting is looking again, and giving up the core at every look: hosts are oversubscribed, and what a rank waits
 for is often another rank that wants this core. That way a rank gets on with one switch of the core, and nobody
 has to wake anybody: a meeting of 8 processes on 2 cores takes 5 us, where falling asleep and being woken took
-180. Who waits longer than `_SPIN` sleeps on the board's bell, and says so, for who comes last to ring it. So does,
-for some meetings, who got the core back late: another program wants it, and the scheduler favours who computes
-over who gives up, but a sleeper that wakes over both.
+180. Who waits longer than `_SPIN` sleeps on the board's bell, and says so, for who comes last to ring it.
 
 On its way to memory a rank's word may miss that another fell asleep in the same few nanoseconds; sleep is in
 slices, so that costs one slice, never a hang.
@@ -38,9 +36,7 @@ _WORD = 8
 _LINE = 64
 _COUNT_BITS = 24  # meetings are counted modulo this many bits; stale words are two meetings old
 _DIGEST_BITS = 64 - _COUNT_BITS
-_SPIN = 200e-6  # seconds of looking for each rank of a core: longer than it takes to wake a sleeping core
-_LATE = 1e-3  # seconds in which the core comes back unless another program computes: less than a time slice
-_MOST_NAPS = 64
+_SPIN = 1e-3  # seconds of looking for each rank of a core: longer than a sleeper takes to wake on a busy host
 _QUICK_LOOKS = 16  # looks before the core is given up, where every rank has one of its own
 _MOST_DIGESTS = 4096
 
@@ -89,7 +85,6 @@ class Meetings:
         self._spin = _SPIN * max(1, ranks // cores)
         self._quick_looks = range(_QUICK_LOOKS if ranks <= cores else 0)
         self._spins: bool | None = None
-        self._naps_due = self._naps = 0  # meetings to sleep through before looking again; of late
 
     def meet(self, what: bytes, timeout: float) -> None:
         """Wait until every rank has come to this meeting with the same label; raises what ended the group
@@ -164,28 +159,18 @@ class Meetings:
         return made
 
     def _look(self, window: slice, wanted: bytes) -> bool:
-        """Look for a while until the words are as wanted; False: it takes longer, or is not the time to."""
+        """Look for a while until the words are as wanted; False: it takes longer."""
         if not self._spins and (self._spins is not None or not self._may_spin()):
-            return False
-        if self._naps_due:
-            self._naps_due -= 1
             return False
         shared, now, give_up = self._map, time.monotonic, os.sched_yield
         for _ in self._quick_looks:
             if shared[window] == wanted:
                 return True
-        before = now()
-        limit = before + self._spin
-        while before < limit:
+        limit = now() + self._spin
+        while now() < limit:
             give_up()
             if shared[window] == wanted:
-                self._naps = 0
                 return True
-            after = now()
-            if after - before > _LATE:
-                self._naps_due = self._naps = min(2 * self._naps or 1, _MOST_NAPS)
-                return False
-            before = after
         return False
 
     def _sleep(self, side: int, done: Callable[[], bool], what: bytes, timeout: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 from collective_ranks import on_all, ranks
 from test_group_results import bits, expected, values
 
-from podrun.collectives import Group, RankLostError, Reduction, create, join, meeting, plans
+from podrun.collectives import Group, RankLostError, Reduction, create, join, plans
 from podrun.collectives.board import Board, label
 from podrun.collectives.shared_memory import SharedMemoryGroup
 
@@ -131,29 +131,3 @@ def test_every_way_of_reducing_gives_the_same_bits(
     with ranks(members) as groups:
         assert on_all(groups, work) == [None] * members
     assert set(taken) == {way}
-
-
-def test_who_gets_the_core_back_late_sleeps_for_some_meetings(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    took = [2e-3]
-
-    def give_up() -> None:
-        clock[0] += took[0]
-
-    with ranks(2) as groups:
-        meetings = board_of(groups[0])._meetings
-        monkeypatch.setattr(meetings, "_spins", True)
-        monkeypatch.setattr(meeting.time, "monotonic", lambda: clock[0])
-        monkeypatch.setattr(meeting.os, "sched_yield", give_up)
-        window = slice(0, 8)
-        looks = []
-        for _ in range(7):
-            before = clock[0]
-            assert not meetings._look(window, b"nobody's")
-            looks.append(clock[0] > before)
-        assert looks == [True, False, True, False, False, True, False]  # sleeps through 1, 2, then 4 meetings
-        meetings._naps_due, took[0] = 0, 1e-6
-        assert meetings._look(window, meetings._map[window])
-        assert meetings._look(window, b"nobody's") is False
-        assert meetings._naps_due == 0  # the core came back in time: only the rank was late
-        monkeypatch.undo()
