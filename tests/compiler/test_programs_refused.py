@@ -41,7 +41,6 @@ def test_layouts(replicas: int, ipus: int, layout: Layout) -> None:
         (6, 1, UsageError, "6 replicas", "4 or 8"),
         (3, 2, UsageError, "3 replicas", "2 or 4"),
         (1, 3, UsageError, "powers of two", "4 IPUs"),
-        (2, 8, UnimplementedError, "several machines", "at most 4"),
     ],
 )
 def test_layouts_that_do_not_fill_machines(
