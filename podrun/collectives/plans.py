@@ -26,8 +26,9 @@ from podrun.executable import Reduction
 
 POSTED_BYTES = 16 * 1024
 """Largest vector that goes by `posted`; meetings cost more than adding so much twice."""
-LAST_BYTES = 2 * 1024 * 1024
-"""Most bytes of all ranks together that go by `by_the_last`: more are worth both a meeting and all cores."""
+LAST_BYTES = 64 * 1024
+"""Largest vector, for each rank of a core, that goes by `by_the_last`: larger ones are worth all cores and a
+second meeting, which costs the more the more ranks share a core."""
 
 Run = Callable[[], Array]
 
@@ -63,7 +64,11 @@ def ready(job: Job, board: Board, posts: Callable[[], Posts]) -> Run:
     nbytes = job.mine.nbytes
     if board.ranks <= board.cores:
         return posted(job, board, posts()) if nbytes <= POSTED_BYTES else in_slices(job, board)
-    return by_the_last(job, board) if nbytes * board.ranks <= LAST_BYTES else in_slices(job, board)
+    return (
+        by_the_last(job, board)
+        if nbytes <= LAST_BYTES * board.ranks // board.cores
+        else in_slices(job, board)
+    )
 
 
 def posted(job: Job, board: Board, posts: Posts) -> Run:
