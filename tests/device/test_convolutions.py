@@ -154,6 +154,7 @@ def _digests() -> str:
 
 @known
 @pytest.mark.system
+@pytest.mark.slow
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
     """NPROC is how many threads XLA's client starts with; it is read once, so each count takes a process."""
     results = {
