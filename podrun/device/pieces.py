@@ -63,7 +63,8 @@ class PieceCache:
 
     ``own_process``: the process holds nothing but a machine, so JAX may be set up for it. XLA then runs
     pieces in the thread that asks for them instead of handing them to a pool: machines share a host's cores,
-    and a pool each makes them wait for one another's threads. Numbers are the same either way.
+    and a pool each makes them wait for one another's threads. XLA then counts one thread, on which some sums
+    depend; a script with machines inside of it asks for the same (`podrun.popart.build`).
     """
 
     def __init__(self, directory: Path | None, *, own_process: bool = False) -> None:

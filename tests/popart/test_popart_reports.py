@@ -177,7 +177,8 @@ def test_strict_mode_refuses_it_by_name_and_place_and_leaves_the_report(
 
 
 def test_strict_mode_is_content_with_what_planners_know():
-    prepared(engineOptions={"podrun.strict": "true"})
+    made = prepared(engineOptions={"podrun.strict": "true"})
+    assert made.getReport().bounds() == ()
 
 
 def test_a_compiled_step_is_never_costed_again(tmp_path, monkeypatch, device_of):

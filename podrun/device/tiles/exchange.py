@@ -68,8 +68,6 @@ COUNTER_READ = 14.0
 ARRANGE_PER_BYTE = 2.1
 """Cycles per byte of element-wise rearrangement on a tile. Derived: GC2 stencil's pre- and post-arrange
 phases."""
-ARRANGE_PER_PIECE = 14.0
-"""Cycles per piece of such a rearrangement. Derived: the same."""
 PHASES = {"implicit": 1, "two_wave_copies": 2, "grouped_directions": 4, "many_tensors": 1}
 """Exchange phases that a halo swap becomes, by how its copies are written."""
 
@@ -79,8 +77,3 @@ def halo_cycles(chip: Chip, height: int, width: int, item: int, implementation: 
     rim = (2 * (height + width) + 4) * item
     phases = PHASES.get(implementation, 1)
     return phases * PHASE_CYCLES + math.ceil(rim / chip.exchange_bytes) * HALO_FRAGMENTS
-
-
-def arrange_cycles(pieces: float, piece_bytes: float) -> float:
-    """Gather ``pieces`` scattered pieces of ``piece_bytes`` each into one region of the same tile."""
-    return pieces * (ARRANGE_PER_PIECE + ARRANGE_PER_BYTE * piece_bytes)
