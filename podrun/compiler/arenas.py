@@ -87,12 +87,14 @@ def trained(program: Program) -> tuple[TensorSpec, ...]:
     return tuple(stored(p) for name, p in sorted(program.parameters.items()) if p.trainable)
 
 
-def plan_memory(program: Program, layout: Layout, homes: Mapping[str, int]) -> Memory:
+def plan_memory(
+    program: Program, layout: Layout, homes: Mapping[str, int], turns: Mapping[str, int] | None = None
+) -> Memory:
     """Lay out every parameter, state and scalar; ``homes`` gives the IPU of those that are not on IPU 0.
 
-    Raises UsageError for names that clash.
+    ``turns``: which weights are updated at the same time, if not all are. Raises UsageError for names that clash.
     """
-    planner = _Planner(program, layout, homes)
+    planner = _Planner(program, layout, homes, turns or {})
     memory = planner.plan()
     clash = sorted(set(memory.variables) & set(program.inputs))
     if clash:
@@ -112,6 +114,7 @@ class _Planner:
     program: Program
     layout: Layout
     homes: Mapping[str, int]
+    turns: Mapping[str, int]
 
     def plan(self) -> Memory:
         groups: list[WeightGroup] = []
@@ -171,6 +174,7 @@ class _Planner:
             groups_of_replicas = self.program.parameters[weight.name].group_of
             key = (
                 self._home(weight.name),
+                self.turns.get(weight.name, 0),
                 rule.group_key(weight.name),
                 dtypes,
                 states,

@@ -33,7 +33,15 @@ from podrun.compiler.rounding import ADVANCE, advance_piece
 from podrun.compiler.scaling import STATISTICS, scaling_piece
 from podrun.compiler.scaling import UPDATE as SCALING
 from podrun.compiler.schedule import schedule
-from podrun.compiler.sharding import Timetable, Unit, clearing_homes, counted_pieces, homes_of, units
+from podrun.compiler.sharding import (
+    Timetable,
+    Unit,
+    clearing_homes,
+    counted_pieces,
+    homes_of,
+    turns_of,
+    units,
+)
 from podrun.compiler.trace import Trace, fixed_numerics, trace
 from podrun.compiler.update import JOINT_UPDATE, joint_piece, update_piece
 from podrun.errors import UnimplementedError, UnsupportedError, UsageError
@@ -130,10 +138,11 @@ class _Compilation:
     @cached_property
     def builder(self) -> ChunkBuilder:
         """The trace, on the plan of memory."""
-        return self._builder(homes_of(self._builder({}), self.chain))
+        plain = self._builder({})
+        return self._builder(homes_of(plain, self.chain), turns_of(plain, self.chain))
 
-    def _builder(self, homes: Mapping[str, int]) -> ChunkBuilder:
-        memory = plan_memory(self.program, self.layout, homes)
+    def _builder(self, homes: Mapping[str, int], turns: Mapping[str, int] | None = None) -> ChunkBuilder:
+        memory = plan_memory(self.program, self.layout, homes, turns)
         if self.traced.uses_random:
             spec = TensorSpec(seeds.SEED_VARIABLE, "uint32", (2,))
             variables = memory.variables | {spec.name: Variable(spec, VariableRole.RANDOM_SEED, 0.0)}
@@ -286,7 +295,7 @@ def _check_pipeline(program: Program, placement: Placement) -> None:
             hint="Place operators with virtualGraph and pipelineStage, or switch pipelining off.",
         )
     if program.updates_each_micro_batch and joint(program.update):
-        raise UnimplementedError(
+        raise UnsupportedError(
             "An optimizer that looks at all weights at once (gradient clipping) needs gradient accumulation in a "
             "pipeline: stages update their weights at different times.",
             hint="Use gradient accumulation.",

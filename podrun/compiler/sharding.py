@@ -36,7 +36,7 @@ from podrun.compiler.scaling import statistics_buffer
 from podrun.compiler.schedule import closing, norm_anchors, update_instructions, updated_anchors
 from podrun.compiler.split import CROSSING_PREFIX, Segment, Spot, split
 from podrun.compiler.update import JOINT_UPDATE
-from podrun.errors import UnimplementedError, UsageError
+from podrun.errors import UnimplementedError, UnsupportedError, UsageError
 from podrun.executable import (
     AllGather,
     AllReduce,
@@ -107,26 +107,27 @@ def _segments(whole: Opened, placement: Placement) -> tuple[Segment, ...]:
 
 
 def _check_updates(builder: ChunkBuilder, chain: Sequence[Unit]) -> None:
-    """Weights that change while micro-batches are in flight belong to one stage, and each IPU has those of one."""
-    makers: dict[int, set[str]] = {}
+    """Weights that change while micro-batches are in flight are read on the IPU that holds them only."""
     for name in builder.weights:
-        made = [unit for unit in chain if gradient_buffer(name) in unit.piece.outputs]
-        readers = {unit.ipu for unit in chain if name in unit.piece.inputs}
-        ipu = made[0].ipu if made else 0
-        makers.setdefault(ipu, set()).update(unit.piece.name for unit in made)
-        if readers - {ipu}:
-            raise UnimplementedError(
-                f"{name!r} is read on IPUs {', '.join(map(str, sorted(readers | {ipu})))}; without gradient "
-                "accumulation a pipeline's weight can be on one IPU only.",
-                hint="Use gradient accumulation.",
+        ipus = {
+            unit.ipu
+            for unit in chain
+            if {name, gradient_buffer(name)} & {*unit.piece.inputs, *unit.piece.outputs}
+        }
+        if len(ipus) > 1:
+            raise UnsupportedError(
+                f"{name!r} is read on IPUs {', '.join(map(str, sorted(ipus)))}; without gradient accumulation a "
+                "pipeline's weight can be on one IPU only.",
+                hint="Place everything that reads it on one IPU, or use gradient accumulation.",
             )
-    for ipu, names in sorted(makers.items()):
-        if len(names) > 1:
-            raise UnimplementedError(
-                f"IPU {ipu} holds weights of {len(names)} pipeline stages; without gradient accumulation it can hold "
-                "those of one.",
-                hint="Use gradient accumulation, or give each stage an IPU of its own.",
-            )
+
+
+def turns_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
+    """Where weights change while micro-batches are in flight: the unit after which each is updated, by its number."""
+    if not builder.program.updates_each_micro_batch:
+        return {}
+    made = {name: number for number, unit in enumerate(chain) for name in unit.piece.outputs}
+    return {name: made[gradient_buffer(name)] for name in builder.weights}
 
 
 def homes_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:

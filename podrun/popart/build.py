@@ -260,6 +260,12 @@ def _check_clipping(optimizer: Optimizer | None, trainable: set[str], options: S
             "Gradient clipping of a pipelined program needs another accumulateOuterFragmentSettings.schedule "
             "than Serial."
         )
+    if options.overlaps_batches:
+        raise popart_exception(
+            "Gradient clipping of a pipelined program needs gradient accumulation: without, stages update their "
+            "weights at different times, and there is no norm over all of them.",
+            hint="Set enableGradientAccumulation and accumulationFactor.",
+        )
 
 
 def anchor_alias(anchor: str, inputs: Container[str]) -> str:

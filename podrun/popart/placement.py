@@ -1,11 +1,8 @@
-"""From annotations of nodes to placement: virtual graphs and pipeline stages of a model, checked
-(semantics, 9 and 10).
-"""
+"""From annotations of nodes to placement: the virtual graphs of a model, checked (semantics, 9)."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from podrun.popart.attributes import EXECUTION_PHASE, PIPELINE_STAGE, RECOMPUTE, VIRTUAL_GRAPH
 from podrun.popart.enums import RecomputeType, VirtualGraphMode
@@ -77,7 +74,9 @@ def place(model: ModelProto, options: SessionOptions, ipus_per_replica: int) -> 
         return
     _check_virtual_graphs(nodes, options, ipus_per_replica)
     if options.enablePipelining:
-        _check_stages(nodes)
+        from podrun.popart.pipelining import set_stages
+
+        set_stages(nodes)
     else:
         for node in nodes:
             _remove(node, PIPELINE_STAGE)
@@ -103,76 +102,3 @@ def _check_virtual_graphs(nodes: list[NodeProto], options: SessionOptions, ipus:
             raise popart_exception(
                 f"{label(node)} is assigned to an invalid virtual graph {ipu}: each replica has {ipus} IPUs."
             )
-
-
-def _check_stages(nodes: list[NodeProto]) -> None:
-    counted = [node for node in nodes if node.op_type != "Constant"]
-    stages = {id(node): integer_attribute(node, PIPELINE_STAGE) for node in counted}
-    unset = [node for node in counted if stages[id(node)] is None]
-    if unset and len(unset) < len(counted):
-        raise popart_exception(
-            f"Only some ops have had their pipeline stage set: {label(unset[0])} has none. Set all or none."
-        )
-    if unset:
-        for node in counted:
-            set_attribute(node, PIPELINE_STAGE, integer_attribute(node, VIRTUAL_GRAPH) or 0)
-            stages[id(node)] = integer_attribute(node, VIRTUAL_GRAPH) or 0
-    _check_order(counted, stages)
-    homes: dict[int, tuple[int, Any]] = {}
-    for node in counted:
-        stage, ipu = stages[id(node)] or 0, integer_attribute(node, VIRTUAL_GRAPH) or 0
-        before, first = homes.setdefault(stage, (ipu, node))
-        if before != ipu:
-            raise popart_exception(
-                f"Ops of pipeline stage {stage} must share one virtual graph: {label(first)} is on "
-                f"{before}, {label(node)} on {ipu}."
-            )
-    used = sorted(homes)
-    if used != list(range(len(used))):
-        raise popart_exception(f"Pipeline stages must be numbered without gaps from 0; there are {used}.")
-    _merge_neighbours(counted, [homes[stage][0] for stage in used])
-
-
-def _merge_neighbours(nodes: list[NodeProto], ipus: list[int]) -> None:
-    """Make one of consecutive stages that lie on one virtual graph, as PopART does: they cannot overlap."""
-    merged = [0]
-    for before, ipu in pairwise(ipus):
-        merged.append(merged[-1] + (ipu != before))
-    for node in nodes:
-        set_attribute(node, PIPELINE_STAGE, merged[integer_attribute(node, PIPELINE_STAGE) or 0])
-
-
-def _check_order(nodes: list[NodeProto], stages: dict[int, int | None]) -> None:
-    made = {output: (stages[id(node)] or 0, node) for node in nodes for output in node.output}
-    for node in nodes:
-        for name in node.input:
-            if name in made and made[name][0] > (stages[id(node)] or 0):
-                raise popart_exception(
-                    f"{name!r} is made in pipeline stage {made[name][0]} and used by {label(node)} in stage "
-                    f"{stages[id(node)]}: stages must not go backwards."
-                )
-
-
-def stage_count(model: ModelProto) -> int:
-    """Forward pipeline stages of a placed model."""
-    found = [integer_attribute(node, PIPELINE_STAGE) for node in model.graph.node]
-    return 1 + max((stage for stage in found if stage is not None), default=0)
-
-
-def check_depth(model: ModelProto, options: SessionOptions, batches: int, *, training: bool) -> None:
-    """popart_exception if a pipeline has fewer micro-batches to work on than stages."""
-    if not options.overlaps:
-        return
-    forward = stage_count(model)
-    stages = 2 * forward - 1 if training else forward
-    accumulated = training and options.enableGradientAccumulation
-    depth, what = (
-        (options.accumulationFactor, "gradient accumulation factor")
-        if accumulated
-        else (batches, "batchesPerStep")
-    )
-    if depth < stages:
-        raise popart_exception(
-            f"For pipelining, depth ({what}) must equal at least the number of pipeline stages ({stages}); "
-            f"it is {depth}."
-        )

@@ -33,6 +33,7 @@ from podrun.popart.observers import observe
 from podrun.popart.optimizers.base import Optimizer
 from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
+from podrun.popart.pipelining import check_pipeline
 from podrun.popart.session_files import SessionFiles, refuse
 from podrun.popart.session_ir import Ir, SessionIr, inference_from
 from podrun.popart.session_reports import SessionReports
@@ -104,7 +105,7 @@ class Session(SessionFiles, SessionIr, SessionRng, SessionReports, SessionWeight
         if self._options.virtualGraphMode is VirtualGraphMode.Auto:
             self._place_automatically(placed, shapes, loss, per_replica)
         placement.place(placed, self._options, per_replica)
-        placement.check_depth(placed, self._options, self._flow.batchesPerStep(), training=self._training)
+        check_pipeline(placed, self._options, self._flow.batchesPerStep(), training=self._training)
         self._placed = placed
         return build(
             placed, self._flow, self._options, shapes, per_replica, self._name, loss, self._optimizer

@@ -21,7 +21,7 @@ from podrun.compiler.program import (
     Program,
     tap,
 )
-from podrun.errors import UnimplementedError, UsageError
+from podrun.errors import UnsupportedError, UsageError
 from podrun.executable import Compute, Copy, LoadStream, Retrieval, Send, TensorSpec
 
 from .oracle import train
@@ -90,9 +90,10 @@ def chain(
     )
 
 
-def slow(options: dict[str, Any]) -> Any:
-    """Options that only the long test run tries."""
-    return pytest.param(options, marks=pytest.mark.slow)
+def slow(options: dict[str, Any] | tuple[Any, ...]) -> Any:
+    """Options, or one set of parameters, that only the long test run tries."""
+    values = options if isinstance(options, tuple) else (options,)
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def run(program: Program, batches: int = 2) -> tuple[Pod, dict[str, np.ndarray]]:
@@ -170,23 +171,39 @@ def test_interleaved_takes_turns_and_keeps_half_of_the_stash() -> None:
     assert (ring, found[PipelineSchedule.GROUPED][1]) == (4, 7)
 
 
-@pytest.mark.parametrize("replicas", [1, 4])
-def test_weights_that_change_while_micro_batches_are_in_flight(replicas: int) -> None:
+@pytest.mark.parametrize(
+    ("places", "tied", "replicas", "ipus"),
+    [
+        ([0, 1, 2], False, 4, 4),
+        ([0, 1, 0], True, 1, 2),
+        slow(([0, 1, 2], False, 1, 4)),
+        slow(([0, 1, 0, 1], False, 2, 2)),
+        slow(([0, 1, 2, 0], True, 2, 4)),
+        ([0, 1, 4], False, 2, 8),
+        slow(([0, 1, 4, 1], False, 2, 8)),
+    ],
+    ids=str,
+)
+def test_weights_that_change_while_micro_batches_are_in_flight(
+    places: list[int], tied: bool, replicas: int, ipus: int
+) -> None:
     """Against a simulation in NumPy, cycle by cycle."""
-    places, batches, rate = [0, 1, 2], 7, 0.1
+    batches, rate = 2 * len(places) + 1, 0.1
     program = chain(
         places,
+        tied=tied,
         pipelined=True,
         updates_each_micro_batch=True,
         accumulation_factor=batches,
         replicas=replicas,
+        ipus=ipus,
         anchors=(AnchorSpec("loss"), AnchorSpec("UpdatedVar___w1", Retrieval.FINAL)),
     )
     pod, anchors = run(program, batches=2)
     weights = {n: np.float64(v) for n, v in weights_for(program).items()}
     data = inputs_for(program, 2)
     for run_ in range(2):
-        losses = _in_flight(weights, {n: v[run_] for n, v in data.items()}, len(places), rate)
+        losses = _in_flight(weights, {n: v[run_] for n, v in data.items()}, len(places), rate, tied)
         np.testing.assert_allclose(anchors["loss"][run_ * batches : (run_ + 1) * batches], losses, rtol=1e-5)
     for name, value in weights.items():
         np.testing.assert_allclose(pod.read_variable(name), value, rtol=1e-4, atol=2e-6, err_msg=name)
@@ -194,35 +211,44 @@ def test_weights_that_change_while_micro_batches_are_in_flight(replicas: int) ->
 
 
 def _in_flight(
-    weights: dict[str, np.ndarray], data: Mapping[str, np.ndarray], stages: int, rate: float
+    weights: dict[str, np.ndarray], data: Mapping[str, np.ndarray], stages: int, rate: float, tied: bool
 ) -> np.ndarray:
     """Losses ``[micro-batch, replica]`` of a pipeline of dense layers that changes ``weights`` as it goes.
 
-    In cycle *t* stage *s* first goes forward with micro-batch ``t - s``, then backward with
-    ``t - 2 * (stages - 1) + s``, and changes its weights at once; activations are kept, weights are not.
+    In cycle *t* stage *s* goes forward with micro-batch ``t - s``; then, the last stage first, backward with
+    ``t - 2 * (stages - 1) + s``, and changes its weights at once; activations are kept, weights are not. A weight that
+    two stages share changes when the first of them has gone backward, by what both found for that micro-batch.
     """
     total, last = len(data["x"]), stages - 1
     inputs: dict[tuple[int, int], np.ndarray] = {(0, m): np.float64(data["x"][m]) for m in range(total)}
     outputs: dict[tuple[int, int], np.ndarray] = {}
     wanted: dict[tuple[int, int], np.ndarray] = {}
+    shared: dict[int, np.ndarray] = {}
     losses = np.zeros(data["y"].shape[:2])
+    names = [f"w{0 if tied and stage == last else stage}" for stage in range(stages)]
     for cycle in range(total + 2 * last):
         for stage in range(stages):
-            w, b = weights[f"w{stage}"], weights[f"b{stage}"]
-            forward, backward = cycle - stage, cycle - 2 * last + stage
+            forward = cycle - stage
             if 0 <= forward < total:
-                h = outputs[stage, forward] = np.tanh(inputs[stage, forward] @ w + b)
-                inputs[stage + 1, forward] = h
+                h = np.tanh(inputs[stage, forward] @ weights[names[stage]] + weights[f"b{stage}"])
+                outputs[stage, forward] = inputs[stage + 1, forward] = h
                 if stage == last:
                     chosen = np.eye(h.shape[-1])[data["y"][forward]]
                     p = np.exp(h) / np.exp(h).sum(-1, keepdims=True)
                     losses[forward] = -np.log((p * chosen).sum(-1)).mean(-1)
                     wanted[stage, forward] = (p - chosen) / h.shape[-2]
+        for stage in reversed(range(stages)):
+            w, b, backward = weights[names[stage]], weights[f"b{stage}"], cycle - 2 * last + stage
             if 0 <= backward < total:
                 h = outputs[stage, backward]
                 z = wanted[stage, backward] * (1 - h * h)
                 wanted[stage - 1, backward] = z @ w.T
-                weights[f"w{stage}"] = w - rate * np.einsum("rni,rnj->ij", inputs[stage, backward], z)
+                gradient = np.einsum("rni,rnj->ij", inputs[stage, backward], z)
+                if tied and stage == last:
+                    shared[backward] = gradient
+                else:
+                    gradient += shared.get(backward, 0) if tied and stage == 0 else 0
+                    weights[names[stage]] = w - rate * gradient
                 weights[f"b{stage}"] = b - rate * z.sum((0, 1))
     return losses
 
@@ -289,11 +315,9 @@ def test_refused_pipelines() -> None:
     early: dict[str, Any] = {"updates_each_micro_batch": True, "accumulation_factor": 5}
     with pytest.raises(UsageError, match="Only a pipelined program"):
         compile_program(chain([0, 1], **early))
-    with pytest.raises(UnimplementedError, match="'w0' is read on IPUs 0, 1"):
+    with pytest.raises(UnsupportedError, match="'w0' is read on IPUs 0, 1"):
         compile_program(chain([0, 1], tied=True, pipelined=True, **early))
-    with pytest.raises(UnimplementedError, match="IPU 0 holds weights of 2 pipeline stages"):
-        compile_program(chain([0, 1, 0], pipelined=True, **early))
-    with pytest.raises(UnimplementedError, match="all weights at once"):
+    with pytest.raises(UnsupportedError, match="all weights at once"):
         compile_program(chain([0, 1], pipelined=True, update=Clipped(), **early))
     with pytest.raises(UsageError, match="no work in stage 0"):
         compile_program(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from popart_sessions import options
@@ -185,13 +187,13 @@ def test_updates_in_flight_are_the_same_for_any_number_of_machines(optimizer):
     np.testing.assert_array_equal(first[0][1][chain.loss], again[0][1][chain.loss])
 
 
-def session(chain, training=True, batches=1, ipus=4, anchors=None, **values):
+def session(chain, training=True, batches=1, ipus=4, anchors=None, optimizer=None, **values):
     flow = popart.DataFlow(batches, anchors or [chain.loss])
     opts = pipelined(**values)
     if not training:
         return popart.InferenceSession(chain.model, flow, OFFLINE[ipus], userOptions=opts)
     return popart.TrainingSession(
-        chain.model, flow, chain.loss, popart.ConstSGD(0.1), OFFLINE[ipus], userOptions=opts
+        chain.model, flow, chain.loss, optimizer or popart.ConstSGD(0.1), OFFLINE[ipus], userOptions=opts
     )
 
 
@@ -250,8 +252,73 @@ def test_what_pipelines_refuse():
         session(chain, batches=3, ipus=2, createImplicitPipeliningFwdOnlyProgram=True)
     with pytest.raises(popart.popart_exception, match="only the forward stages"):
         session(chain, ipus=2, createImplicitPipeliningFwdOnlyProgram=True, **accumulating(3))
-    with pytest.raises(popart.popart_exception, match="IPU 0 holds weights of 2 pipeline stages"):
-        session(Chain([0, 1, 0]), ipus=2, batches=5).prepareDevice()
+    clipped = popart.SGD({"defaultLearningRate": (0.1, True)}, [popart.ClipNormSettings.clipAllWeights(1.0)])
+    parallel = popart.AccumulateOuterFragmentSettings(popart.AccumulateOuterFragmentSchedule.Scheduler)
+    with pytest.raises(popart.popart_exception, match="clipping of a pipelined program needs gradient accum"):
+        session(chain, ipus=2, batches=3, optimizer=clipped, accumulateOuterFragmentSettings=parallel)
+
+
+def shared_weight(ipus):
+    """Two products with one weight, on IPUs ``ipus`` and in stages 0 and 2, and one with another between."""
+    builder = popart.Builder()
+    y = builder.addInputTensor("FLOAT", [MICRO_BATCH, WIDTH])
+    names = [builder.addInitializedInputTensor(np.eye(WIDTH, dtype=np.float32), n) for n in ("shared", "own")]
+    for stage, (ipu, weight) in enumerate(zip((ipus[0], 1, ipus[1]), (0, 1, 0), strict=True)):
+        with builder.virtualGraph(ipu), builder.pipelineStage(stage):
+            y = builder.aiOnnx.matmul([y, names[weight]])
+            if stage == 2:
+                loss = builder.aiGraphcore.l1loss([y], 0.1)
+    return SimpleNamespace(model=builder.getModelProto(), loss=loss)
+
+
+def test_a_variable_is_on_one_virtual_graph():
+    with pytest.raises(
+        popart.popart_exception, match="Can not copy variable tensor 'shared' between virtual"
+    ):
+        session(shared_weight([0, 2]), **accumulating(5))
+    with pytest.raises(
+        popart.popart_exception, match="Can not copy variable tensor 'shared' between virtual"
+    ):
+        session(shared_weight([0, 2]), training=False, batches=3, constantWeights=False)
+    assert session(shared_weight([0, 0]), **accumulating(5))
+    assert session(shared_weight([0, 2]), training=False, batches=3), "constants can be copied"
+    sequential = popart.PipelineSchedule.Sequential
+    assert session(shared_weight([0, 2]), pipelineSchedule=sequential, **accumulating(5))
+
+
+@pytest.mark.parametrize(("skip", "operator"), [(True, "tanh"), (False, "tanh"), (True, "neg")])
+def test_recomputation_for_several_stages_of_an_ipu_is_refused(skip, operator):
+    """Stage 2 lies where stage 0 does and (``skip``) reads what it made; so does stage 0's own gradient, of a tanh."""
+    builder = popart.Builder()
+    x = y = builder.addInputTensor("FLOAT", [MICRO_BATCH, WIDTH])
+    for stage, ipu in enumerate([0, 1, 0]):
+        with builder.virtualGraph(ipu), builder.pipelineStage(stage):
+            weight = builder.addInitializedInputTensor(np.eye(WIDTH, dtype=np.float32))
+            y = getattr(builder.aiOnnx, operator)([builder.aiOnnx.matmul([y, weight])])
+            if stage == 0:
+                x = y
+            if stage == 2:
+                loss = builder.aiGraphcore.l1loss([builder.aiOnnx.add([x, y]) if skip else y], 0.1)
+    model = SimpleNamespace(model=builder.getModelProto(), loss=loss)
+    recompute = {"autoRecomputation": popart.RecomputationType.Pipeline, **accumulating(5)}
+    if skip and operator == "tanh":
+        with pytest.raises(
+            popart.popart_exception, match=r"must be restored for recomputation in stages 2, 4"
+        ):
+            session(model, ipus=2, **recompute)
+    else:
+        assert session(model, ipus=2, **recompute)
+    assert session(model, ipus=2, **accumulating(5))
+
+
+def test_stages_of_one_ipu_update_their_weights_in_turn():
+    """Without accumulation; against NumPy as above, where stages know no IPUs."""
+    chain, batches = Chain([0, 1, 0]), 7
+    found = train(chain, pipelined(), batches, 2)
+    losses, weights = in_flight(data(batches, seed=0)[:, 0, 0], 3, 0.05)
+    np.testing.assert_allclose(found[0][0][chain.loss], losses, rtol=1e-5)
+    for name, value in weights.items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["NoRecompute", "Pipeline"])

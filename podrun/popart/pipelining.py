@@ -1,0 +1,160 @@
+"""Pipelines: the stages of a model, and what PopART refuses of a pipelined session (semantics, 10).
+
+Source of what is refused: PopART's pipeline transform (graphcore/popart, willow/src/transforms/pipeline.cpp).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from podrun.popart.attributes import PIPELINE_STAGE, VIRTUAL_GRAPH
+from podrun.popart.enums import RecomputationType
+from podrun.popart.errors import popart_exception
+from podrun.popart.options import SessionOptions
+from podrun.popart.placement import integer_attribute, label, set_attribute
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+_READ_NOTHING = frozenset(
+    "Add Cast Concat Constant Detach Expand Flatten Identity IdentityLoss Neg Pad ReduceMean ReduceSum Reshape Slice "
+    "Split Squeeze Sub Sum Transpose Unsqueeze".split()
+)
+"""Operators whose gradient needs neither what they read nor what they made."""
+_READ_OUTPUTS = frozenset(
+    "BatchNormalization Dropout Elu Exp GroupNormalization InstanceNormalization LeakyRelu LSTM GRU MaxPool Reciprocal "
+    "Relu Selu Sigmoid Softmax Sqrt Tanh".split()
+)
+"""Operators whose gradient reads what they made; all others' reads what they read."""
+
+
+def set_stages(nodes: list[NodeProto]) -> None:
+    """Give every node (changed in place) a stage: its own, else the number of its IPU; neighbours on one IPU are one.
+
+    popart_exception for stages that cannot be.
+    """
+    counted = [node for node in nodes if node.op_type != "Constant"]
+    stages = {id(node): integer_attribute(node, PIPELINE_STAGE) for node in counted}
+    unset = [node for node in counted if stages[id(node)] is None]
+    if unset and len(unset) < len(counted):
+        raise popart_exception(
+            f"Only some ops have had their pipeline stage set: {label(unset[0])} has none. Set all or none."
+        )
+    if unset:
+        for node in counted:
+            set_attribute(node, PIPELINE_STAGE, integer_attribute(node, VIRTUAL_GRAPH) or 0)
+            stages[id(node)] = integer_attribute(node, VIRTUAL_GRAPH) or 0
+    _check_order(counted, stages)
+    homes: dict[int, tuple[int, Any]] = {}
+    for node in counted:
+        stage, ipu = stages[id(node)] or 0, integer_attribute(node, VIRTUAL_GRAPH) or 0
+        before, first = homes.setdefault(stage, (ipu, node))
+        if before != ipu:
+            raise popart_exception(
+                f"Ops of pipeline stage {stage} must share one virtual graph: {label(first)} is on "
+                f"{before}, {label(node)} on {ipu}."
+            )
+    used = sorted(homes)
+    if used != list(range(len(used))):
+        raise popart_exception(f"Pipeline stages must be numbered without gaps from 0; there are {used}.")
+    _merge_neighbours(counted, [homes[stage][0] for stage in used])
+
+
+def _merge_neighbours(nodes: list[NodeProto], ipus: list[int]) -> None:
+    """Make one of consecutive stages that lie on one virtual graph, as PopART does: they cannot overlap."""
+    merged = [0]
+    for before, ipu in pairwise(ipus):
+        merged.append(merged[-1] + (ipu != before))
+    for node in nodes:
+        set_attribute(node, PIPELINE_STAGE, merged[integer_attribute(node, PIPELINE_STAGE) or 0])
+
+
+def _check_order(nodes: list[NodeProto], stages: dict[int, int | None]) -> None:
+    made = {output: (stages[id(node)] or 0, node) for node in nodes for output in node.output}
+    for node in nodes:
+        for name in node.input:
+            if name in made and made[name][0] > (stages[id(node)] or 0):
+                raise popart_exception(
+                    f"{name!r} is made in pipeline stage {made[name][0]} and used by {label(node)} in stage "
+                    f"{stages[id(node)]}: stages must not go backwards."
+                )
+
+
+def stage_count(model: ModelProto) -> int:
+    """Forward pipeline stages of a placed model."""
+    found = [integer_attribute(node, PIPELINE_STAGE) for node in model.graph.node]
+    return 1 + max((stage for stage in found if stage is not None), default=0)
+
+
+def _check_depth(model: ModelProto, options: SessionOptions, batches: int, *, training: bool) -> None:
+    """popart_exception if a pipeline has fewer micro-batches to work on than stages."""
+    forward = stage_count(model)
+    stages = 2 * forward - 1 if training else forward
+    accumulated = training and options.enableGradientAccumulation
+    depth, what = (
+        (options.accumulationFactor, "gradient accumulation factor")
+        if accumulated
+        else (batches, "batchesPerStep")
+    )
+    if depth < stages:
+        raise popart_exception(
+            f"For pipelining, depth ({what}) must equal at least the number of pipeline stages ({stages}); "
+            f"it is {depth}."
+        )
+
+
+def _check_restores(model: ModelProto) -> None:
+    """Work of one stage can be done again for one other stage of its virtual graph only.
+
+    With RecomputationType.Pipeline a virtual graph stashes what comes to it. What a stage makes of that is made again
+    where a later stage on the same virtual graph, forward or backward, reads it.
+    """
+    nodes = [node for node in model.graph.node if node.op_type != "Constant"]
+    last = stage_count(model) - 1
+    lasting = {tensor.name for tensor in model.graph.initializer}
+    lasting |= {output for node in model.graph.node if node.op_type == "Constant" for output in node.output}
+    for (stage, ipu), own in _by_place(nodes).items():
+        near = [node for node in nodes if _place(node)[1] == ipu]
+        here = {output for node in near for output in node.output} | lasting
+        for name in sorted({n for node in own for n in node.input if n} - here):
+            again = _made_of(name, own)
+            stages = {_place(node)[0] for node in near if again.intersection(node.input)}
+            stages |= {2 * last - _place(node)[0] for node in near if _needs(node, again)}
+            stages -= {stage}
+            if len(stages) > 1:
+                raise popart_exception(
+                    "SessionOptions::autoRecomputation == RecomputationType::Pipeline is not compatible with the "
+                    f"partitioning of operations over pipeline stages: {name!r} comes to virtual graph {ipu} in stage "
+                    f"{stage} and must be restored for recomputation in stages {', '.join(map(str, sorted(stages)))}; "
+                    "more than one is not supported.",
+                    hint="Put the stages that share what they make on different virtual graphs, or do not recompute.",
+                )
+
+
+def _place(node: NodeProto) -> tuple[int, int]:
+    """Stage and virtual graph."""
+    return integer_attribute(node, PIPELINE_STAGE) or 0, integer_attribute(node, VIRTUAL_GRAPH) or 0
+
+
+def _by_place(nodes: list[NodeProto]) -> dict[tuple[int, int], list[NodeProto]]:
+    found: dict[tuple[int, int], list[NodeProto]] = {}
+    for node in nodes:
+        found.setdefault(_place(node), []).append(node)
+    return dict(sorted(found.items()))
+
+
+def _made_of(name: str, nodes: list[NodeProto]) -> set[str]:
+    """What ``nodes``, in order, make of a tensor."""
+    found = {name}
+    for node in nodes:
+        if not found.isdisjoint(node.input):
+            found.update(output for output in node.output if output)
+    return found - {name}
+
+
+def _needs(node: NodeProto, values: set[str]) -> bool:
+    """Whether the gradient of a node reads one of the values."""
+    read = node.output if node.op_type in _READ_OUTPUTS else node.input
+    return node.op_type not in _READ_NOTHING and not values.isdisjoint(read)
