@@ -19,15 +19,88 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
 _READ_NOTHING = frozenset(
-    "Add Cast Concat Constant Detach Expand Flatten Identity IdentityLoss Neg Pad ReduceMean ReduceSum Reshape Slice "
-    "Split Squeeze Sub Sum Transpose Unsqueeze".split()
+    {
+        *(
+            "Add",
+            "Cast",
+            "Concat",
+            "Constant",
+            "Detach",
+            "Expand",
+            "Flatten",
+            "Identity",
+            "IdentityLoss",
+            "Neg",
+            "Pad",
+        ),
+        *(
+            "ReduceMean",
+            "ReduceSum",
+            "Reshape",
+            "Slice",
+            "Split",
+            "Squeeze",
+            "Sub",
+            "Sum",
+            "Transpose",
+            "Unsqueeze",
+        ),
+    }
 )
 """Operators whose gradient needs neither what they read nor what they made."""
 _READ_OUTPUTS = frozenset(
-    "BatchNormalization Dropout Elu Exp GroupNormalization InstanceNormalization LeakyRelu LSTM GRU MaxPool Reciprocal "
-    "Relu Selu Sigmoid Softmax Sqrt Tanh".split()
+    {
+        *(
+            "BatchNormalization",
+            "Dropout",
+            "Elu",
+            "Exp",
+            "GRU",
+            "GroupNormalization",
+            "InstanceNormalization",
+            "LSTM",
+        ),
+        *("LeakyRelu", "MaxPool", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softmax", "Sqrt", "Tanh"),
+    }
 )
 """Operators whose gradient reads what they made; all others' reads what they read."""
+
+
+def check_pipeline(model: ModelProto, options: SessionOptions, batches: int, *, training: bool) -> None:
+    """popart_exception for a placed model that cannot be pipelined; nothing where micro-batches do not overlap."""
+    if not options.overlaps:
+        return
+    if training or not options.constantWeights:
+        _check_variables(model)
+    _check_depth(model, options, batches, training=training)
+    if training and options.autoRecomputation is RecomputationType.Pipeline:
+        _check_restores(model)
+
+
+def _check_variables(model: ModelProto) -> None:
+    """A variable is on one virtual graph: pipelines copy what stages make, not what lasts."""
+    variables = {tensor.name for tensor in model.graph.initializer}
+    homes: dict[str, tuple[int, NodeProto]] = {}
+    for node in model.graph.node:
+        ipu = integer_attribute(node, VIRTUAL_GRAPH) or 0
+        for name in variables.intersection(_reads(node)):
+            home, first = homes.setdefault(name, (ipu, node))
+            if home != ipu:
+                raise popart_exception(
+                    f"Can not copy variable tensor {name!r} between virtual graphs when pipelining: {label(first)} is "
+                    f"on {home}, {label(node)} on {ipu}. All pipeline stages using this tensor should be on the same "
+                    "graph.",
+                    hint="Several stages may be on one virtual graph: put these stages there.",
+                )
+
+
+def _reads(node: NodeProto) -> Iterator[str]:
+    """What a node reads, what its subgraphs take from outside included (and more)."""
+    yield from node.input
+    for attribute in node.attribute:
+        graphs: list[GraphProto] = [attribute.g, *attribute.graphs]
+        for inner in (inner for graph in graphs for inner in graph.node):
+            yield from _reads(inner)
 
 
 def set_stages(nodes: list[NodeProto]) -> None:
