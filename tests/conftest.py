@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,9 @@ settings.load_profile("podrun")
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 MARK = "PODRUN_TEST_MARK"
+# A shell that starts a run in the background has it ignore Ctrl-C, and so would all it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests plan anew, and leave no plans behind.
 os.environ["PODRUN_PLAN_CACHE"] = "off"
 LEAK_SECONDS = 5.0

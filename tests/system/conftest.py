@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from podrun.partition.discovery import Registry
 from tests.conftest import Commands, run_and_check_for_leaks, wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -25,7 +26,7 @@ def server() -> Iterator[Commands]:
         for commands in run_and_check_for_leaks(home):
             process = commands.start("vipu-server", "--cluster=pod16", "--port=0", "--no-state", "--prestart")
             wait_until(
-                lambda: process.poll() is not None or bool(list(commands.runtime.glob("vipu-server-*.json"))),  # noqa: B023
+                lambda: process.poll() is not None or _listens(commands),  # noqa: B023
                 START_SECONDS,
                 "vipu-server starts",
             )
@@ -50,6 +51,11 @@ def pod(server: Commands, tmp_path: Path) -> Iterator[Commands]:
     wait_until(lambda: set(server.processes()) <= before | _machines(server), 10, "the test's processes end")
     published = {path.name for path in server.runtime.glob("podrun-*.json")}
     assert published == set(), "a launch left its entry behind"
+
+
+def _listens(commands: Commands) -> bool:
+    """Whether its entry says where it listens: it publishes itself, without a port, before it does."""
+    return commands.runtime.exists() and Registry(commands.runtime).find() is not None
 
 
 def _machines(commands: Commands) -> set[int]:
