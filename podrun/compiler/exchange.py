@@ -17,7 +17,7 @@ step.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -235,13 +235,13 @@ def exchanges(closed: ClosedJaxpr) -> list[JaxprEqn]:
     return [equation for equation in closed.jaxpr.eqns if equation.primitive in (exchange_p, folded_p)]
 
 
-def hidden_exchange(closed: ClosedJaxpr) -> str | None:
-    """The name of a loop or branch that has an exchange inside; None if there is none."""
-    for equation in closed.jaxpr.eqns:
-        for inner in _inner(equation):
-            if any(e.primitive in (exchange_p, folded_p) for e in _all(inner)):
-                return str(equation.primitive.name)
-    return None
+def has_exchange(jaxpr: Jaxpr) -> bool:
+    """True iff a jaxpr has an exchange, inside of loops and branches or not."""
+    return any(
+        equation.primitive in (exchange_p, folded_p)
+        or any(has_exchange(inner) for inner in jax_internals.inner_jaxprs(equation))
+        for equation in jaxpr.eqns
+    )
 
 
 def with_tokens(tokens: Any) -> Callable[[JaxprEqn, Sequence[Any]], Any]:
@@ -261,19 +261,3 @@ def alone(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
         return jax_internals.bind(equation, operands)
     x, size = operands[0], len(equation.params["groups"][0])
     return jnp.broadcast_to(x, (size, *x.shape)) if equation.params["kind"] is Kind.GATHER else x
-
-
-def _inner(equation: JaxprEqn) -> Iterator[Jaxpr]:
-    for value in equation.params.values():
-        for item in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(item, ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, Jaxpr):
-                yield item
-
-
-def _all(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in _inner(equation):
-            yield from _all(inner)

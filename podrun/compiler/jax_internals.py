@@ -8,7 +8,7 @@ each must do.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -90,6 +90,16 @@ def sub_jaxpr(
     info = DebugInfo("podrun", "piece", ("",) * len(invars), ("",) * len(outvars))
     jaxpr = Jaxpr([v for v, _ in consts], list(invars), list(outvars), list(equations), effects, info)
     return pruned(ClosedJaxpr(jaxpr, [value for _, value in consts]))
+
+
+def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
+    """The jaxprs that an equation runs: a loop's body, a branch's sides, a call's function."""
+    for value in equation.params.values():
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, Jaxpr):
+                yield item
 
 
 def read_arguments(jaxpr: Jaxpr) -> set[Any]:

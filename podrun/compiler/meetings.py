@@ -31,13 +31,12 @@ from podrun.compiler.exchange import (
     exchange_p,
     exchanges,
     folded_p,
-    hidden_exchange,
 )
 from podrun.compiler.layout import holders, position_of
 from podrun.compiler.pieces import TracedPiece
 from podrun.compiler.program import tap
 from podrun.compiler.split import Spot, split
-from podrun.errors import InternalError, UnimplementedError
+from podrun.errors import InternalError
 from podrun.executable import REPLICA_OFFSET, AllGather, Arena, Compute, Instruction, Layout
 
 ALIGNMENT = 64
@@ -62,10 +61,7 @@ class Cut:
 
 
 def cut(piece: TracedPiece, layout: Layout) -> Cut:
-    """The piece with its exchanges as arithmetic and meetings. A piece without exchanges stays as it is.
-
-    Raises UnimplementedError for an exchange inside of a loop or branch.
-    """
+    """The piece with its exchanges as arithmetic and meetings. A piece without exchanges stays as it is."""
     _check(piece, layout)
     if not exchanges(piece.jaxpr):
         return Cut((piece,), (Compute(piece.name),), {})
@@ -94,10 +90,7 @@ class Opened:
 
 
 def opened(piece: TracedPiece, layout: Layout) -> Opened:
-    """A piece of replicas of several IPUs with arithmetic for its exchanges.
-
-    Raises what `cut` raises.
-    """
+    """A piece of replicas of several IPUs with arithmetic for its exchanges."""
     _check(piece, layout)
     if not exchanges(piece.jaxpr):
         return Opened(piece, {})
@@ -109,28 +102,20 @@ def opened(piece: TracedPiece, layout: Layout) -> Opened:
 
 
 def meetings_of(pieces: Iterable[tuple[TracedPiece, int]], layout: Layout) -> dict[str, Arena]:
-    """The arenas that pieces cut from an `Opened` one meet in; each piece with its IPU.
-
-    Raises UnimplementedError where a replica spans machines and several IPUs of one of them meet others: which of them
-    comes first would depend on when messages arrive.
-    """
-    found: dict[str, Arena] = {}
-    meeting: dict[int | None, int] = {}
-    for piece, ipu in pieces:
-        position = position_of(layout, ipu)
-        for name, aval in zip(piece.outputs, piece.jaxpr.out_avals, strict=True):
-            arena = met_in(name)
-            if arena is None:
-                continue
-            if position is not None and meeting.setdefault(position, ipu) != ipu:
-                raise UnimplementedError(
-                    f"IPUs {meeting[position]} and {ipu} of a replica, on one machine, both have collectives between "
-                    "replicas; where a replica spans machines only one IPU of each can.",
-                    hint="Place the collectives of a machine's four IPUs on one of them.",
-                )
-            size = aval.shape[0] * holders(layout)
-            found[arena] = Arena(arena, str(aval.dtype), size, (), shared=False, position=position)
-    return found
+    """The arenas that pieces cut from an `Opened` one meet in; each piece with its IPU."""
+    return {
+        arena: Arena(
+            arena,
+            str(aval.dtype),
+            aval.shape[0] * holders(layout),
+            (),
+            shared=False,
+            position=position_of(layout, ipu),
+        )
+        for piece, ipu in pieces
+        for name, aval in zip(piece.outputs, piece.jaxpr.out_avals, strict=True)
+        if (arena := met_in(name)) is not None
+    }
 
 
 def met_in(output: str) -> str | None:
@@ -140,12 +125,8 @@ def met_in(output: str) -> str | None:
 
 def _check(piece: TracedPiece, layout: Layout) -> None:
     """Raises for exchanges that cannot be."""
-    hidden = hidden_exchange(piece.jaxpr)
-    if hidden is not None or any(e.primitive is exchange_p for e in exchanges(piece.jaxpr)):
-        raise UnimplementedError(
-            f"A collective between replicas inside of a loop or branch ({hidden or 'unfolded'}) is not there yet.",
-            hint="Use it outside of If, Loop and Scan.",
-        )
+    if any(e.primitive is exchange_p for e in exchanges(piece.jaxpr)):
+        raise InternalError(f"{piece.name} has a collective that was not folded")
     for equation in exchanges(piece.jaxpr):
         check_groups(equation.params["groups"], layout.replicas)
 

@@ -226,6 +226,7 @@ class Timetable:
                 self.readers.setdefault((name, unit.ipu), []).append(unit)
         self.retrievals = {spec.name: spec.retrieval for spec in builder.program.anchors}
         self.tags: dict[tuple[str, int, int], int] = {}
+        self.last_meeting: dict[int, tuple[int, int, str]] = {}
 
     def instructions(self, *, clear: bool) -> tuple[tuple[Instruction, ...], ...]:
         """The lists of one batch. ``clear``: gradient accumulators start at zero."""
@@ -338,7 +339,9 @@ class Timetable:
         for name in unit.reads:
             work += self._arrival(name, unit, micro_batch)
         work.append(Compute(unit.piece.name))
-        work += [AllGather(arena) for arena in map(met_in, unit.piece.outputs) if arena is not None]
+        met = [AllGather(arena) for arena in map(met_in, unit.piece.outputs) if arena is not None]
+        if met:
+            self._meet(unit.ipu, met, met[-1].arena)
         for name in unit.piece.outputs:
             if name.startswith(ANCHOR_PREFIX):
                 work += self._store(name.removeprefix(ANCHOR_PREFIX), micro_batch)
@@ -351,7 +354,25 @@ class Timetable:
         """Update the weights whose gradients a unit has just made."""
         for index, group in enumerate(self.builder.memory.groups):
             if gradient_buffer(group.weights[0].name) in unit.piece.outputs:
-                self.lists[unit.ipu] += update_instructions(index, group)
+                self._meet(unit.ipu, update_instructions(index, group), group.weight_arena)
+
+    def _meet(self, ipu: int, instructions: Iterable[Instruction], arena: str) -> None:
+        """Add work in which this machine meets others. ``arena``: one that is there afterwards.
+
+        Where a replica spans machines, messages of others decide which of a machine's lists goes on first. But machines
+        have to meet in one order: a message from the list that met before, inserted right behind that, keeps it.
+        """
+        position = position_of(self.builder.layout, ipu)
+        if position is not None:
+            before, place, left = self.last_meeting.get(position, (ipu, 0, ""))
+            if before != ipu:
+                tag = len(self.tags)
+                self.tags[f"order:{tag}", ipu, 0] = tag
+                self.lists[before].insert(place, Send(f"arena:{left}", ipu, tag))
+                self.lists[ipu].append(Receive("order", before, tag))
+        self.lists[ipu] += instructions
+        if position is not None:
+            self.last_meeting[position] = (ipu, len(self.lists[ipu]), arena)
 
     def _arrival(self, name: str, unit: Unit, micro_batch: int) -> list[Instruction]:
         """How a temporary comes to the unit that reads it."""

@@ -19,6 +19,7 @@ from podrun.compiler import jax_internals
 from podrun.compiler.abstract import abstract, buffer
 from podrun.compiler.anchors import Anchor, AnchorKind, unknown_tensor
 from podrun.compiler.program import Program
+from podrun.compiler.unroll import written_out
 from podrun.errors import UsageError
 from podrun.executable import TensorSpec, numpy_dtype
 
@@ -98,7 +99,7 @@ def trace(program: Program, anchors: Sequence[Anchor]) -> Trace:
     specs = [abstract(program.parameters[n].spec) for n in parameters]
     specs += [abstract(program.inputs[n].spec) for n in inputs]
     closed = jax.make_jaxpr(flat)(*specs, buffer((2,), "uint32"))
-    pruned = jax_internals.pruned(closed)
+    pruned = jax_internals.pruned(written_out(closed))
     needed = jax_internals.read_arguments(pruned.jaxpr)
     *variables, key_variable = pruned.jaxpr.invars
     named = zip((*parameters, *inputs), variables, strict=True)

@@ -18,7 +18,7 @@ from podrun.compiler import seeds
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.exchange import Operator, all_gather, all_reduce, reduce_scatter
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
-from podrun.errors import UnimplementedError, UsageError
+from podrun.errors import UnsupportedError, UsageError
 from podrun.executable import AllGather, TensorSpec
 
 from .programs import Momentum, Sgd
@@ -342,12 +342,92 @@ def test_groups_that_cannot_be(groups: Any, match: str) -> None:
         compile_program(forward_only(lambda v: all_reduce(v, Operator.ADD, groups), 4))
 
 
-def test_refused_inside_loops() -> None:
-    def looped(x: Any) -> Any:
-        return jax.lax.fori_loop(0, 3, lambda i, v: all_reduce(v, Operator.ADD, GROUPS["all"](4)) * 0.1, x)
+def looped(groups: Any) -> Callable[[Any], Any]:
+    """A collective in a scan that carries, reads rows and stacks, and in a branch of a condition on data."""
 
-    with pytest.raises(UnimplementedError, match="inside of a loop or branch"):
-        compile_program(forward_only(looped, 4))
+    def step(carried: Any, row: Any) -> tuple[Any, Any]:
+        met = all_reduce(carried + row, Operator.MEAN, groups)
+        return jnp.tanh(met), met[:2]
+
+    def function(x: Any) -> Any:
+        last, stacked = jax.lax.scan(step, x[0], x, reverse=True)
+        met = jax.lax.cond(x[0, 0] > 0, lambda v: all_reduce(v, Operator.ADD, groups), lambda v: v * 2, last)
+        return jnp.concatenate([met, stacked.reshape(-1)])
+
+    return function
+
+
+@pytest.mark.parametrize("replicas", [4, 8])
+def test_inside_loops_and_branches(replicas: int) -> None:
+    groups = GROUPS["consecutive"](replicas)
+    x = data(replicas)
+    found = run(forward_only(looped(groups), replicas), x)
+    rows, carried = x[0, 0], x[0, 0, :, 0].copy()
+    stacked = np.zeros((replicas, SHAPE[0], 2), np.float32)
+    for i in reversed(range(SHAPE[0])):
+        for group in groups:
+            met = combined((carried + rows[:, i])[list(group)], Operator.MEAN)
+            carried[list(group)], stacked[list(group), i] = np.tanh(met), met[:2]
+    for group in groups:
+        total = carried[list(group)].sum(0)
+        for r in group:
+            expected = total if rows[r, 0, 0] > 0 else carried[r] * 2
+            np.testing.assert_allclose(found[r], np.append(expected, stacked[r]), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_go_through_collectives_in_loops() -> None:
+    """Written out by JAX as by hand."""
+    groups = GROUPS["all"](8)
+
+    def program(unrolled: bool) -> Program:
+        def forward(p: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
+            def step(h: Any, _: Any) -> tuple[Any, None]:
+                return all_reduce(jnp.tanh(h @ p["a"]), Operator.MEAN, groups) + 0.5 * h, None
+
+            h = inputs["x"]
+            if unrolled:
+                for _ in range(3):
+                    h, _ = step(h, None)
+            else:
+                h, _ = jax.lax.scan(step, h, None, length=3)
+            return {"loss": jnp.sum(h * inputs["x"])}
+
+        return Program(
+            name="looped",
+            forward=forward,
+            parameters={"a": ParameterSpec(TensorSpec("a", "float32", (5, 5)), True)},
+            inputs={"x": InputSpec(TensorSpec("x", "float32", SHAPE))},
+            anchors=(AnchorSpec("loss"),),
+            replicas=8,
+            loss="loss",
+            update=Sgd(),
+        )
+
+    found = []
+    for unrolled in (False, True):
+        pod = Pod(compile_program(program(unrolled)))
+        pod.write_variables({"a": np.eye(5, dtype=np.float32)})
+        anchors = pod.run(1, {"x": data(8)})
+        found.append((np.array(anchors["loss"]), pod.read_variable("a")))
+    for scanned, unrolled in zip(*found, strict=True):
+        np.testing.assert_array_equal(scanned, unrolled)
+
+
+def test_loops_that_cannot_be_written_out() -> None:
+    groups = GROUPS["all"](4)
+
+    def open_ended(x: Any) -> Any:
+        return jax.lax.while_loop(
+            lambda v: jnp.sum(v) < 10, lambda v: all_reduce(v, Operator.ADD, groups) + 1, x
+        )
+
+    def long(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 5000, lambda i, v: all_reduce(v, Operator.MEAN, groups), x)
+
+    with pytest.raises(UnsupportedError, match="inside of 'while': how often it runs is not known"):
+        compile_program(forward_only(open_ended, 4))
+    with pytest.raises(UnsupportedError, match="loop of 5000 iterations: at most 1024"):
+        compile_program(forward_only(long, 4))
 
 
 def test_collectives_take_modelled_time() -> None:

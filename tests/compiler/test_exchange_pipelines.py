@@ -15,8 +15,7 @@ import pytest
 from podrun.compiler.compile import compile_program
 from podrun.compiler.exchange import Operator, all_reduce
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
-from podrun.errors import UnimplementedError
-from podrun.executable import TensorSpec
+from podrun.executable import AllGather, Send, TensorSpec
 
 from .programs import Momentum
 from .reference_interpreter import Pod
@@ -161,14 +160,27 @@ def spanning(replicas: int, places: Sequence[int], ipus: int, pipelined: bool = 
     )
 
 
-def test_collectives_of_replicas_that_span_machines() -> None:
-    """One IPU of each machine of a replica meets its like; the bits are those of small replicas on one machine."""
+@pytest.mark.parametrize(
+    ("pipelined", "small", "large"),
+    [
+        pytest.param(True, (0, 1), (1, 6), marks=pytest.mark.slow),
+        pytest.param(False, (0, 1), (1, 6), marks=pytest.mark.slow),
+        (True, (0, 1, 2), (1, 3, 6)),
+        pytest.param(True, (0, 1, 2, 3), (0, 1, 4, 6), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_collectives_of_replicas_that_span_machines(
+    pipelined: bool, small: tuple[int, ...], large: tuple[int, ...]
+) -> None:
+    """Each IPU of a replica meets its like, several of one machine too; the bits are those of the reference."""
+    depth = 2 * len(small)
     generator = np.random.default_rng(4)
-    weights = {f"w{i}": generator.normal(size=(5, 5)).astype(np.float32) for i in range(2)}
-    x = generator.normal(size=(2, 4, 2, *SHAPE)).astype(np.float32)
+    weights = {f"w{i}": generator.normal(size=(5, 5)).astype(np.float32) for i in range(len(small))}
+    x = generator.normal(size=(2, depth, 2, *SHAPE)).astype(np.float32)
     found = []
-    for places, ipus in (((0, 1), 2), ((1, 6), 8)):
-        program = spanning(2, places, ipus)
+    for places, ipus in ((small, 1 << max(small).bit_length()), (large, 8)):
+        program = replace(spanning(2, places, ipus, pipelined), accumulation_factor=depth)
         executable = compile_program(program)
         pod = Pod(executable, as_machines=True)
         pod.write_variables(weights)
@@ -178,7 +190,44 @@ def test_collectives_of_replicas_that_span_machines() -> None:
         found.append([np.array(anchors["loss"]), *(variables[n] for n in weights)])
         for name in weights:
             np.testing.assert_array_equal(variables[name], pod.read_variable(name))
-    for small, large in zip(*found, strict=True):
-        np.testing.assert_allclose(small, large, rtol=1e-5, atol=1e-6)
-    with pytest.raises(UnimplementedError, match="only one IPU of each can"):
-        compile_program(spanning(2, (1, 3, 6), 8))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_machines_meet_in_one_order() -> None:
+    """A message goes from each meeting to the next one that another IPU of the machine has."""
+    executable = compile_program(spanning(2, (1, 3, 6), 8))
+    ordering = [
+        (ipu, work[k - 1], instruction)
+        for ipu, work in enumerate(executable.instructions)
+        for k, instruction in enumerate(work)
+        if isinstance(instruction, Send) and instruction.buffer.startswith("arena:exchange")
+    ]
+    assert ordering
+    for ipu, before, instruction in ordering:
+        assert before == AllGather(instruction.buffer.removeprefix("arena:"))
+        assert (ipu, instruction.peer) in {(1, 3), (3, 1)}
+    met = [
+        w
+        for w in executable.instructions
+        if any(isinstance(i, AllGather) and "exchange" in i.arena for i in w)
+    ]
+    assert len(met) == 3
+
+
+@pytest.mark.slow
+def test_updates_in_flight_of_replicas_that_span_machines() -> None:
+    """Two IPUs of a machine reduce gradients while messages are under way."""
+    places = (0, 1, 4)
+    program = replace(spanning(2, places, 8), updates_each_micro_batch=True, accumulation_factor=9)
+    generator = np.random.default_rng(4)
+    weights = {f"w{i}": generator.normal(size=(5, 5)).astype(np.float32) for i in range(len(places))}
+    x = generator.normal(size=(2, 9, 2, *SHAPE)).astype(np.float32)
+    executable = compile_program(program)
+    pod = Pod(executable, as_machines=True)
+    pod.write_variables(weights)
+    anchors = pod.run(2, {"x": x})
+    given, variables = on_machines(executable, program, 2, weights, {"x": x})
+    np.testing.assert_array_equal(given["loss"].reshape(np.shape(anchors["loss"])), anchors["loss"])
+    for name in weights:
+        np.testing.assert_array_equal(variables[name], pod.read_variable(name))
