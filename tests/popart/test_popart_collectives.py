@@ -171,3 +171,26 @@ def test_mean_of_integers_is_refused(device_of: Any) -> None:
             np.zeros((4, *SHAPE), np.int32),
             "INT32",
         )
+
+
+def test_in_a_loop(device_of: Any) -> None:
+    """``x <- mean over replicas of x, plus x``, three times."""
+    x = values(8)
+
+    def loop(builder: Any, t: str) -> str:
+        body = builder.createSubgraphBuilder()
+        body.addInputTensor(popart.TensorInfo("INT32", []))
+        going = body.addInputTensor(popart.TensorInfo("BOOL", []))
+        carried = body.addUntypedInputTensor(t)
+        met = body.aiGraphcore.replicatedallreduce([carried], collectiveOperator=1)
+        body.addOutputTensor(going)
+        body.addOutputTensor(body.aiOnnx.add([met, carried]))
+        count = builder.aiOnnx.constant(np.array(3, np.int32))
+        on = builder.aiOnnx.constant(np.array(True))
+        return str(builder.aiOnnx.loop([count, on, t], 1, body)[0])
+
+    found = infer(8, device_of(8), loop, x)
+    expected = x
+    for _ in range(3):
+        expected = expected + expected.mean(0)
+    np.testing.assert_allclose(found, expected.reshape(8, -1), rtol=1e-5, atol=1e-5)
