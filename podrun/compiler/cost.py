@@ -60,9 +60,11 @@ def tile_report(
     schedule = program.pipeline_schedule if program.pipelined else None
     causes = seconds_by_cause(tasks, program.accumulation_factor, schedule)
     if not program.updates_each_micro_batch:
-        if streamed:
-            causes["streaming"] = causes.get("streaming", 0.0) + max(streamed.values())
         causes["update"] = max((report["step"]["seconds"] for report in updates.values()), default=0.0)
+        if streamed:
+            batched = program.phases is not None and program.phases.batched
+            hidden = causes["update"] if batched else 0.0
+            causes["streaming"] = causes.get("streaming", 0.0) + max(0.0, max(streamed.values()) - hidden)
         causes["all_reduce"] = max(reduction_seconds(program, memory, model).values(), default=0.0)
     collectives = collective_seconds(program, traced, model)
     collectives += gather_seconds(program, [segment.work for segment in segments], model)

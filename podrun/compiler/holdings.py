@@ -145,9 +145,10 @@ def _moment(report: Report) -> tuple[Demand, list[tuple[str, int]]]:
 def _update_bytes(program: Program, groups: Sequence[WeightGroup]) -> int:
     """Bytes that only the update needs: gradients that no accumulator holds, and state that is streamed in.
 
-    Streamed state is there for one weight at a time: the largest counts.
+    Streamed state is there for one weight at a time, and the largest counts, unless phases batch it.
     """
     where, rule = program.locations, program.update
+    batched = program.phases is not None and program.phases.batched
     assert rule is not None
     extra = most = 0
     for group in groups:
@@ -159,7 +160,7 @@ def _update_bytes(program: Program, groups: Sequence[WeightGroup]) -> int:
                 place = where.of(spec.name, where.optimizer_state)
                 if place.streamed(spec.size):
                     streamed += place.elements(spec.size) * numpy_dtype(spec.dtype).itemsize
-            most = max(most, streamed)
+            most = most + streamed if batched else max(most, streamed)
     return extra + most
 
 

@@ -201,10 +201,12 @@ class PipelineSchedule(enum.Enum):
 class Phases:
     """Operators run in ``count`` phases, then backward through all but the last of them. Places (scopes ``stage:s``)
     are ``phase * ipus_per_replica + ipu``. ``preload``: while a phase computes, the next one's off-chip tensors come.
+    ``batched``: optimizer state of all weights comes together, while others are updated, not with each weight in turn.
     """
 
     count: int
     preload: bool
+    batched: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,10 @@ Phase *p* lies on the virtual graphs *v* with ``v % stages == p % stages`` (PopA
 with one stage everything is on one IPU, phase after phase. What a phase leaves for the next one stays on chip; for
 later phases, and for the backward pass, it goes to streaming memory where the activations' location says so.
 
+``schedule`` is about the update: Interleaving brings each weight's optimizer state when its turn comes; with two stages
+Batch and BatchClusteredIO (which differ in how copies merge, and that is not modelled) bring that of all weights of an
+IPU while the other one updates its own: less time, more memory.
+
 Operators without a phase get one in the order of the graph, so that every phase has about the same bytes of weights.
 An operator is never in an earlier phase than one whose result it reads.
 """
@@ -15,7 +19,7 @@ import math
 from typing import TYPE_CHECKING
 
 from podrun.popart.attributes import EXECUTION_PHASE, PIPELINE_STAGE, VIRTUAL_GRAPH
-from podrun.popart.enums import ExecutionPhaseIOSchedule
+from podrun.popart.enums import ExecutionPhaseIOSchedule, ExecutionPhaseSchedule
 from podrun.popart.errors import popart_exception
 from podrun.popart.placement import integer_attribute, label, set_attribute
 
@@ -62,8 +66,10 @@ def phases_of(options: SessionOptions) -> Phases | None:
     if settings.phases <= 1:
         return None
     wanted = (settings.weightIOSchedule, settings.activationIOSchedule)
-    preload = settings.stages > 1 and all(s is ExecutionPhaseIOSchedule.Preload for s in wanted)
-    return Phases(settings.phases, preload)
+    turns = settings.stages > 1
+    preload = turns and all(s is ExecutionPhaseIOSchedule.Preload for s in wanted)
+    batched = turns and settings.schedule is not ExecutionPhaseSchedule.Interleaving
+    return Phases(settings.phases, preload, batched)
 
 
 def _by_weights(model: ModelProto, nodes: list[NodeProto], phases: int) -> list[int]:

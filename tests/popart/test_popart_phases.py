@@ -55,11 +55,10 @@ def off_chip(opts, *kinds):
     return opts
 
 
-def session(chain, opts, ipus):
-    flow = popart.DataFlow(1, [chain.loss])
-    return popart.TrainingSession(
-        chain.model, flow, chain.loss, popart.ConstSGD(0.1), OFFLINE[ipus], userOptions=opts
-    )
+def session(chain, opts, ipus, optimizer=None):
+    flow, device = popart.DataFlow(1, [chain.loss]), OFFLINE[ipus]
+    optimizer = optimizer or popart.ConstSGD(0.1)
+    return popart.TrainingSession(chain.model, flow, chain.loss, optimizer, device, userOptions=opts)
 
 
 def attributes(made, name):
@@ -194,6 +193,23 @@ def test_preloading_hides_streams_behind_compute():
     on_demand = off_chip(phased(LAYERS), "weight", "activation")
     on_demand.executionPhaseSettings.weightIOSchedule = popart.ExecutionPhaseIOSchedule.OnDemand
     assert 0 < streaming(preload, 2, width) < streaming(on_demand, 2, width)
+
+
+def test_the_schedule_batches_what_updates_need():
+    """Batch: all weights' state at once, while the other IPU updates; Interleaving: one weight's after another."""
+    found = {}
+    for schedule in ("Interleaving", "Batch"):
+        for stages in (1, 2):
+            opts = off_chip(phased(LAYERS, stages), "optimizerState")
+            opts.executionPhaseSettings.schedule = getattr(popart.ExecutionPhaseSchedule, schedule)
+            made = session(Chain(phases=range(LAYERS), width=256), opts, stages, popart.Adam({}))
+            made.prepareDevice()
+            report = made._executable.tile_report
+            held = sum(ipu["memory"]["not_always_live_peak_bytes"] for ipu in report["ipus"])
+            found[schedule, stages] = report["step"]["seconds_by_cause"]["streaming"], held
+    assert found["Batch", 2][0] < found["Interleaving", 2][0]
+    assert found["Batch", 2][1] > found["Interleaving", 2][1]
+    assert found["Batch", 1] == found["Interleaving", 1], "one IPU has nobody to take turns with"
 
 
 @pytest.mark.parametrize(("phases", "streams"), [([0, 0, 0, 1, 1, 1], False), ([0, 0, 1, 1, 2, 2], True)])
