@@ -18,52 +18,20 @@ from podrun.popart.placement import integer_attribute, label, set_attribute
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
-_READ_NOTHING = frozenset(
-    {
-        *(
-            "Add",
-            "Cast",
-            "Concat",
-            "Constant",
-            "Detach",
-            "Expand",
-            "Flatten",
-            "Identity",
-            "IdentityLoss",
-            "Neg",
-            "Pad",
-        ),
-        *(
-            "ReduceMean",
-            "ReduceSum",
-            "Reshape",
-            "Slice",
-            "Split",
-            "Squeeze",
-            "Sub",
-            "Sum",
-            "Transpose",
-            "Unsqueeze",
-        ),
-    }
-)
+# fmt: off
+_READ_NOTHING = frozenset({
+    "Add", "Cast", "Concat", "Detach", "Expand", "Flatten", "Identity", "IdentityLoss", "Neg", "Pad", "ReduceMean",
+    "ReduceSum", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze",
+})
 """Operators whose gradient needs neither what they read nor what they made."""
-_READ_OUTPUTS = frozenset(
-    {
-        *(
-            "BatchNormalization",
-            "Dropout",
-            "Elu",
-            "Exp",
-            "GRU",
-            "GroupNormalization",
-            "InstanceNormalization",
-            "LSTM",
-        ),
-        *("LeakyRelu", "MaxPool", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softmax", "Sqrt", "Tanh"),
-    }
-)
+_READ_OUTPUTS = frozenset({
+    "BatchNormalization", "Dropout", "Elu", "Exp", "GRU", "GroupNormalization", "InstanceNormalization", "LSTM",
+    "LeakyRelu", "MaxPool", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softmax", "Sqrt", "Tanh",
+})
 """Operators whose gradient reads what they made; all others' reads what they read."""
+# fmt: on
+_FLOATS = frozenset({1, 10, 16})
+"""FLOAT, FLOAT16 and BFLOAT16 in ONNX: integers that models keep in initializers are shapes and indices, constants."""
 
 
 def check_pipeline(model: ModelProto, options: SessionOptions, batches: int, *, training: bool) -> None:
@@ -79,7 +47,7 @@ def check_pipeline(model: ModelProto, options: SessionOptions, batches: int, *, 
 
 def _check_variables(model: ModelProto) -> None:
     """A variable is on one virtual graph: pipelines copy what stages make, not what lasts."""
-    variables = {tensor.name for tensor in model.graph.initializer}
+    variables = {tensor.name for tensor in model.graph.initializer if tensor.data_type in _FLOATS}
     homes: dict[str, tuple[int, NodeProto]] = {}
     for node in model.graph.node:
         ipu = integer_attribute(node, VIRTUAL_GRAPH) or 0
