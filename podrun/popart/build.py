@@ -46,6 +46,7 @@ from podrun.popart.optimizers.base import Optimizer, UpdateContext
 from podrun.popart.optimizers.sgd import SgdRule
 from podrun.popart.options import SessionOptions
 from podrun.popart.phases import phases_of
+from podrun.popart.pipelining import RESTORED, restoring, stashed
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, data_type_of
 from podrun.popart.tensor_proto import to_array
 from podrun.popart.variable_settings import (
@@ -173,7 +174,10 @@ def build(
         _loss_scaling(optimizer),
         options.enableGradientAccumulation,
     )
+    kept = stashed(model, options, training=loss is not None)
+    infos |= {RESTORED + n: infos[n] for n in kept if n in infos}
     _check_anchors(flow, infos)
+    kept = {n: place for n, place in kept.items() if RESTORED + n in flow.anchors()}
     broadcast = set(metadata(model, BROADCAST_KEY, []))
     weights = {n: lowered.parameters[n] for n in trainable}
     watching = seen(watching, infos)
@@ -186,7 +190,7 @@ def build(
     wanted = {a: flow.art(a).spec(anchor_alias(a, lowered.inputs)) for a in flow.anchors()}
     program = Program(
         name=name,
-        forward=_aliasing(lowered, [*flow.anchors(), *observed_tensors(watching)]),
+        forward=restoring(_aliasing(lowered, [*flow.anchors(), *observed_tensors(watching)]), kept),
         parameters={
             n: ParameterSpec(spec, n in trainable, group_of(settings, n, replicas))
             for n, spec in lowered.parameters.items()
@@ -329,7 +333,7 @@ def _lower(
             )
         wanted[loss] = None
     for anchor in flow.anchors():
-        subject = anchor.removeprefix(GRADIENT)
+        subject = anchor.removeprefix(GRADIENT).removeprefix(RESTORED)
         if subject != anchor and subject in known:
             wanted[subject] = None
     if not wanted:
@@ -480,6 +484,8 @@ def _check_anchors(flow: DataFlow, infos: Mapping[str, TensorInfo]) -> None:
                 if subject in infos
                 else f" There is no tensor {subject!r} either."
             )
+        elif anchor.startswith(names.PREFIXES["Stashed"]):
+            hint = f" A stash is a ring in an IPU's memory: {RESTORED + anchor[10:]} is what comes out of it."
         raise popart_exception(
             f"Anchor tensor {anchor!r} is not in the IR tensors.{hint}{_near(anchor, infos)}"
         )

@@ -5,10 +5,12 @@ Source of what is refused: PopART's pipeline transform (graphcore/popart, willow
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from podrun.compiler.program import Forward, Tensors, tap
+from podrun.popart import names
 from podrun.popart.attributes import PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.popart.enums import RecomputationType
 from podrun.popart.errors import popart_exception
@@ -17,6 +19,8 @@ from podrun.popart.placement import integer_attribute, label, set_attribute
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
+
+RESTORED = names.PREFIXES["Restored"]
 
 # fmt: off
 _READ_NOTHING = frozenset({
@@ -174,6 +178,31 @@ def _check_restores(model: ModelProto) -> None:
                 )
 
 
+def stashed(model: ModelProto, options: SessionOptions, *, training: bool) -> dict[str, tuple[int, int]]:
+    """The tensors that a later stage of their virtual graph reads, so that they are stashed: stage and virtual graph.
+
+    Gradients read what PopART's read. With RecomputationType.Pipeline only inputs of the model are stashed as such.
+    """
+    if not training or not options.overlaps:
+        return {}
+    nodes = [node for node in model.graph.node if node.op_type != "Constant"]
+    last = stage_count(model) - 1
+    homes = {name: _place(node) for node in reversed(nodes) for name in node.input}
+    if options.autoRecomputation is not RecomputationType.Pipeline:
+        homes |= {name: _place(node) for node in nodes for name in node.output}
+    else:
+        homes = {value.name: homes[value.name] for value in model.graph.input if value.name in homes}
+    lasting = {tensor.name for tensor in model.graph.initializer}
+    found = {}
+    for name, (stage, ipu) in homes.items():
+        near = [node for node in nodes if _place(node)[1] == ipu]
+        reading = {_place(node)[0] for node in near if name in node.input}
+        reading |= {2 * last - _place(node)[0] for node in near if _needs(node, {name})}
+        if name and name not in lasting and max(reading, default=stage) > stage:
+            found[name] = stage, ipu
+    return found
+
+
 def _place(node: NodeProto) -> tuple[int, int]:
     """Stage and virtual graph."""
     return integer_attribute(node, PIPELINE_STAGE) or 0, integer_attribute(node, VIRTUAL_GRAPH) or 0
@@ -193,6 +222,29 @@ def _made_of(name: str, nodes: list[NodeProto]) -> set[str]:
         if not found.isdisjoint(node.input):
             found.update(output for output in node.output if output)
     return found - {name}
+
+
+def restoring(forward: Forward, restored: Mapping[str, tuple[int, int]]) -> Forward:
+    """The forward function that also gives ``Restored___x`` of some tensors, as their backward stage restores them.
+
+    ``restored``: as of `stashed`.
+    """
+    if not restored:
+        return forward
+
+    def run(parameters: Tensors, inputs: Tensors, key: Any) -> dict[str, Any]:
+        import jax
+
+        values = forward(parameters, inputs, key)
+        for name, (stage, ipu) in restored.items():
+            # The scope says when: with the backward work of the stage. So the stash is what comes there.
+            with jax.named_scope(f"ipu:{ipu}"), jax.named_scope(f"stage:{stage}/transpose(restore)"):
+                values[RESTORED + name] = tap(
+                    RESTORED + name, inputs[name] if name in inputs else values[name]
+                )
+        return values
+
+    return run
 
 
 def _needs(node: NodeProto, values: set[str]) -> bool:

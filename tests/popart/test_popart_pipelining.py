@@ -9,6 +9,7 @@ import pytest
 from popart_sessions import options
 
 import podrun.popart as popart
+from podrun.executable import LoadStream, StoreStream
 
 WIDTH, MICRO_BATCH = 8, 4
 MANUAL = popart.VirtualGraphMode.Manual
@@ -344,3 +345,28 @@ def test_the_report_shows_the_bubble():
     assert 0 < shares["Interleaved"]["idle_share"] < 0.75
     assert 0 < grouped["idle_share"] < 0.75
     assert shares["Sequential"] == {}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_what_is_restored_is_what_was_stashed(recompute):
+    """For every batch, in the order of the batches; also of an input, which alone is left when stages recompute."""
+    chain, kind = Chain([0, 1, 2]), popart.AnchorReturnType("All")
+    names = [chain.x] if recompute else [chain.x, *chain.hidden[:2]]
+    anchors = {prefix + name: kind for name in names for prefix in ("", popart.reservedRestoredPrefix())}
+    more = {"autoRecomputation": popart.RecomputationType.Pipeline} if recompute else {}
+    ((found,), _, _) = train(chain, pipelined(**more), 7, 4, anchors)
+    for name in names:
+        assert len({batch.tobytes() for batch in found[name]}) == 7
+        np.testing.assert_array_equal(found[f"Restored___{name}"], found[name])
+    made = session(chain, batches=7, anchors=[f"Restored___{chain.x}"], **more)
+    made.prepareDevice()
+    work = made._executable.instructions[0]
+    first = next(k for k, i in enumerate(work) if isinstance(i, StoreStream))
+    assert sum(isinstance(i, LoadStream) for i in work[:first]) == 5, (
+        "the first batch is back after five cycles"
+    )
+    for name in [chain.hidden[2], *(chain.hidden[:1] if recompute else ())]:
+        with pytest.raises(popart.popart_exception, match=r"'Restored___.*' is not in the IR tensors"):
+            session(chain, batches=7, anchors=[f"Restored___{name}"], **more)
+    with pytest.raises(popart.popart_exception, match="Restored___Tanh:0 is what comes out of it"):
+        session(chain, batches=7, anchors=["Stashed___Tanh:0"])
