@@ -20,6 +20,8 @@ from podrun.compiler.trace import Trace
 from podrun.errors import UsageError
 
 _IPU = re.compile(r"\bipu:(\d+)\b")
+RESTORE = "transpose(restore)"
+"""The scope of what is computed with the backward work of its stage from what waits for that."""
 _STAGE = re.compile(r"\bstage:(\d+)\b")
 
 
@@ -56,7 +58,7 @@ class Placement:
         each = self.phase_places or 1
         turn = 2 * (max(self.stages) // each) + self.schedule.period - 1
         rank = stage // each
-        return Spot(stage, turn - rank if "transpose(" in scope else rank)
+        return Spot(stage, turn - rank if "transpose(" in scope else rank, late=RESTORE in scope)
 
     def ipu(self, place: int) -> int:
         """The IPU of a place."""

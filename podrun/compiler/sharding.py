@@ -101,7 +101,7 @@ def _segments(whole: Opened, placement: Placement) -> tuple[Segment, ...]:
         if found is None:
             return None
         rank = None if found.rank is None else found.rank * whole.depth + level
-        return Spot(found.place * whole.depth + level, rank)
+        return Spot(found.place * whole.depth + level, rank, found.late)
 
     return split(whole.piece, spot)
 

@@ -24,10 +24,12 @@ from podrun.compiler.pieces import TracedPiece
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where and when: ``rank`` orders the work; None leaves it in program order."""
+    """Where and when: ``rank`` orders the work; None leaves it in program order. ``late``: not with work of a lower
+    rank, even if all that it reads is there."""
 
     place: int
     rank: int | None = None
+    late: bool = False
 
 
 Place = Callable[[JaxprEqn], Spot | None]
@@ -72,6 +74,7 @@ class _Splitter:
         for reads in direct:
             self.reads.append([w for v in reads for w in self._behind(v)])
         self.indices = [i for i in range(len(self.equations)) if not self.repeated[i]]
+        self.late: set[int] = set()
         self.spots = self._placed(place)
 
     def _behind(self, variable: Var) -> list[Var]:
@@ -86,6 +89,8 @@ class _Splitter:
             spot = place(self.equations[i])
             if spot is not None:
                 found[i] = (spot.place, i if spot.rank is None else spot.rank)
+                if spot.late:
+                    self.late.add(i)
             else:
                 self._follow(i, found)
         consumers: dict[int, list[int]] = {}
@@ -145,10 +150,11 @@ class _Splitter:
         groups: list[list[int]] = []
         while left:
             ready = [i for i in left if all(p in done for p in self._producers(i))]
-            place, _ = self.spots[min(ready, key=lambda i: (self.spots[i][1], i))]
+            place, rank = self.spots[min(ready, key=lambda i: (self.spots[i][1], i))]
             group = []
             for i in left:
-                if self.spots[i][0] == place and all(p in done for p in self._producers(i)):
+                own = self.spots[i][0] == place and (i not in self.late or self.spots[i][1] <= rank)
+                if own and all(p in done for p in self._producers(i)):
                     group.append(i)
                     done.add(i)
             groups.append(group)

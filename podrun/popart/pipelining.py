@@ -235,10 +235,11 @@ def restoring(forward: Forward, restored: Mapping[str, tuple[int, int]]) -> Forw
     def run(parameters: Tensors, inputs: Tensors, key: Any) -> dict[str, Any]:
         import jax
 
+        from podrun.compiler.placement import RESTORE
+
         values = forward(parameters, inputs, key)
         for name, (stage, ipu) in restored.items():
-            # The scope says when: with the backward work of the stage. So the stash is what comes there.
-            with jax.named_scope(f"ipu:{ipu}"), jax.named_scope(f"stage:{stage}/transpose(restore)"):
+            with jax.named_scope(f"ipu:{ipu}"), jax.named_scope(f"stage:{stage}"), jax.named_scope(RESTORE):
                 values[RESTORED + name] = tap(
                     RESTORED + name, inputs[name] if name in inputs else values[name]
                 )
