@@ -12,10 +12,12 @@ from podrun.collectives.timing import all_gather, all_reduce, reduce_scatter
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import Locations, Program
 from podrun.compiler.shards import Shards, shards_of, update_spec
+from podrun.device.buffers import Buffers
 from podrun.device.target import chip
 from podrun.device.tiles.links import fabric_of
 from podrun.device.tiles.memory import Location
 
+from ..collectives.collective_ranks import on_all, ranks
 from .programs import Adam, inputs_for, mlp, weights_for
 from .reference_interpreter import Pod
 from .test_groups import CONSECUTIVE, group_of, grouped
@@ -123,3 +125,20 @@ def test_off_chip_variables_stream() -> None:
     assert 0 < state < both
     cut = causes(network(optimizer_state=replace(CUT, off_chip=True)))["streaming"]
     assert cut == pytest.approx(state / 16, rel=0.05)
+
+
+def test_a_host_keeps_one_copy_of_weights_and_state() -> None:
+    """What one machine writes of its slice all machines of the host see; gradients are each machine's own."""
+    executable = compile_program(network())
+    with ranks(4) as groups:
+        machines = on_all(groups, lambda group: Buffers(executable, group))
+        for name, arena in executable.arenas.items():
+            for number, machine in enumerate(machines):
+                machine.arenas[name].own[machine.arenas[name].mine] = number + 1
+            seen = [set(np.unique(machine.arenas[name].own)) for machine in machines]
+            if arena.shared:
+                assert seen == [{1, 2, 3, 4}] * 4, name
+            else:
+                assert [found - {0} for found in seen] == [{1}, {2}, {3}, {4}], name
+        shared = {name.split(".")[0] for name, arena in executable.arenas.items() if arena.shared}
+        assert shared >= {"weights", "state"}
