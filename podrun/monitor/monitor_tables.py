@@ -90,8 +90,7 @@ def process_table(view: View, now: float | None = None) -> str:
     """
     busy = [device for device in view.devices if device.ipu.process is not None]
     if not busy:
-        text = f"No attached processes in partition {view.info.name}"
-        return "\n".join([rule([IDLE_WIDTH]), row([text], [IDLE_WIDTH]), rule([IDLE_WIDTH])])
+        return _box(f"No attached processes in partition {view.info.name}")
     moment = time.time() if now is None else now
     cells = [_process_cells(device, moment) for device in busy]
     command = max([PROCESS_COLUMNS[1][1], *(len(line[1]) + 2 for line in cells)])
@@ -109,6 +108,10 @@ def process_table(view: View, now: float | None = None) -> str:
         previous = group
     lines.append(rule(widths))
     return "\n".join(lines)
+
+
+def _box(text: str) -> str:
+    return "\n".join([rule([IDLE_WIDTH]), row([text], [IDLE_WIDTH]), rule([IDLE_WIDTH])])
 
 
 def _process_cells(device: Device, now: float) -> list[str]:
@@ -144,7 +147,12 @@ def duration(seconds: float) -> str:
 
 
 def error_table(view: View) -> str | None:
-    """IPUs that are not usable, why, and what makes them usable; None if all are."""
+    """IPUs that are not usable, why, and what makes them usable; None if all are.
+
+    While a partition is brought up or taken back, that is said once: it is nothing that needs help.
+    """
+    if not view.info.state.is_terminal():
+        return _box(f"Partition {view.info.name} is {view.info.state.name}: its IPUs cannot be used now")
     lines = [cells for device in view.devices if (cells := _error_cells(view, device)) is not None]
     if view.info.error:
         lines.insert(0, ["-", f"partition {view.info.state.name}", view.info.error])

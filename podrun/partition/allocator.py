@@ -14,7 +14,6 @@ States of a partition::
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -23,10 +22,9 @@ from podrun.cluster import Allocation, Cluster
 from podrun.errors import ConflictError, InternalError, NotFoundError, UsageError
 from podrun.partition import events as ev
 from podrun.partition.events import Event, Instruction, Partition, Requirements
-from podrun.partition.placement import find_place, ipus_of, is_power_of_two, least_ilds, slices_of
+from podrun.partition.placement import find_place, ipus_of, is_power_of_two, slices_of
+from podrun.partition.requirements import check_name, completed
 from podrun.partition.types import PartitionState, SyncType
-
-NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 S = PartitionState
 
@@ -121,7 +119,12 @@ class Allocator:
     # --- partitions -----------------------------------------------------------------------------------------
 
     def _create(self, event: ev.Create) -> list[Instruction]:
-        needs = self._checked(event.requirements)
+        if event.requirements.name in self.partitions:
+            raise ConflictError(
+                f"partition {event.requirements.name} exists already",
+                hint=f"Use it, or remove it first: vipu remove partition {event.requirements.name}",
+            )
+        needs = completed(event.requirements, self.cluster)
         allocation, ipus = self._place(needs)
         partition = Partition(
             name=needs.name,
@@ -139,66 +142,6 @@ class Allocator:
             story=("created",),
         )
         return self._put(partition, ev.Provision(partition.name, partition.operation))
-
-    def _checked(self, needs: Requirements) -> Requirements:
-        """The requirements with what was left open filled in. Raises UsageError if they cannot be right."""
-        if not NAME_PATTERN.fullmatch(needs.name):
-            raise UsageError(
-                f"{needs.name!r} is no name for a partition",
-                hint="Use letters, digits, '.', '_' and '-', at most 64, starting with a letter or digit.",
-            )
-        if needs.name in self.partitions:
-            raise ConflictError(
-                f"partition {needs.name} exists already",
-                hint=f"Use it, or remove it first: vipu remove partition {needs.name}",
-            )
-        if not is_power_of_two(needs.size):
-            raise UsageError(
-                f"the size of a partition is a power of two, not {needs.size}", hint=_sizes_near(needs.size)
-            )
-        ilds = needs.num_ilds or least_ilds(self.cluster, needs.size)
-        self._check_size(needs, ilds)
-        gcds = needs.num_gcds or 1
-        if needs.reconfigurable:
-            if needs.sync_type not in (None, SyncType.C2_COMPATIBLE):
-                raise UsageError(
-                    f"a reconfigurable partition has sync type c2-compatible, not {needs.sync_type.value}",
-                    hint="Leave out --sync-type or --reconfigurable.",
-                )
-            if gcds != 1:
-                raise UsageError(
-                    f"a reconfigurable partition has one GCD, not {gcds}", hint="Leave out one of the two."
-                )
-            if ilds != 1:
-                raise UsageError(
-                    f"a reconfigurable partition lies in one IPU-Link domain; {needs.size} IPUs need {ilds}",
-                    hint=f"Leave out --reconfigurable and use --num-gcds {ilds} or more.",
-                )
-        if not is_power_of_two(gcds) or gcds > needs.size:
-            raise UsageError(f"{gcds} GCDs do not divide {needs.size} IPUs", hint="Use a power of two.")
-        if gcds < ilds:
-            raise UsageError(
-                f"a GCD lies in one IPU-Link domain: {ilds} domains need at least {ilds} GCDs, not {gcds}",
-                hint=f"Use --num-gcds {ilds} (podrun: --num-instances {ilds} or more).",
-            )
-        default = SyncType.C2_COMPATIBLE if needs.reconfigurable else SyncType.POD_NATIVE_DEFAULT
-        sync = needs.sync_type or default
-        return replace(needs, num_gcds=gcds, num_ilds=ilds, sync_type=sync)
-
-    def _check_size(self, needs: Requirements, ilds: int) -> None:
-        cluster = self.cluster
-        if needs.size > cluster.ipu_count:
-            raise UsageError(
-                f"a partition of {needs.size} IPUs is larger than {cluster.name} of {cluster.ipu_count}",
-                hint="Ask for fewer, or start a larger POD: vipu-server --cluster pod64",
-            )
-        if not is_power_of_two(ilds) or ilds > needs.size or ilds > len(cluster.ilds):
-            raise UsageError(f"{needs.size} IPUs cannot lie in {ilds} IPU-Link domains of {cluster.name}")
-        if needs.size // ilds > cluster.topology.ild_ipus:
-            raise UsageError(
-                f"{needs.size} IPUs do not fit {ilds} IPU-Link domains of {cluster.topology.ild_ipus}",
-                hint=f"Use --num-ilds {least_ilds(cluster, needs.size)}.",
-            )
 
     def _place(self, needs: Requirements) -> tuple[str, tuple[int, ...]]:
         """An allocation with room, and the IPUs there."""
@@ -353,10 +296,12 @@ class Allocator:
     # --- allocations ----------------------------------------------------------------------------------------
 
     def _create_allocation(self, event: ev.CreateAllocation) -> list[Instruction]:
-        if not NAME_PATTERN.fullmatch(event.name):
-            raise UsageError(f"{event.name!r} is no name for an allocation")
+        check_name(event.name, "an allocation")
         if event.name in self.allocations:
-            raise ConflictError(f"allocation {event.name} exists already")
+            raise ConflictError(
+                f"allocation {event.name} exists already",
+                hint=f"Remove it first: vipu-admin remove allocation {event.name}",
+            )
         if not event.agents:
             raise UsageError("an allocation needs at least one agent", hint="--agents ipum1,ipum2")
         for agent in event.agents:
@@ -410,13 +355,6 @@ def _unknown(kind: str, name: str, known: Iterable[str], make: str) -> NotFoundE
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     there = f"There are: {shown}." if names else f"There are none: {make}"
     return NotFoundError(f"there is no {kind} {name!r}", hint=did_you_mean + there)
-
-
-def _sizes_near(size: int) -> str:
-    if size < 1:
-        return "Use 1, 2, 4, 8, ..."
-    lower = 1 << (size.bit_length() - 1)
-    return f"Use {lower} or {2 * lower}."
 
 
 def _must(condition: bool, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,7 @@ from podrun.partition.cli_user import NAMES, add_user_commands
 from podrun.partition.tables import fields, table
 
 if TYPE_CHECKING:
+    from podrun.partition.client import VipuClient
     from podrun.partition.types import AgentInfo
 
 
@@ -83,36 +85,6 @@ def create_allocation(session: Session, name: str, agents: str) -> None:
     session.show("created", name, lambda: f"create allocation ({name}): success.")
 
 
-@click.command("allocation")
-@click.argument("name")
-@click.pass_obj
-def remove_allocation(session: Session, name: str) -> None:
-    """Remove an allocation that has no partitions."""
-    with session.client() as client:
-        client.remove_allocation(name)
-    session.show("removed", name, lambda: f"remove allocation ({name}): success.")
-
-
-@click.command("agent")
-@click.argument("name")
-@click.pass_obj
-def power_cycle_agent(session: Session, name: str) -> None:
-    """Power-cycle an IPU-M2000. Its partitions need a reset afterwards."""
-    with session.client() as client:
-        client.power_cycle_agent(name)
-    session.show("power_cycled", name, lambda: f"power-cycle agent ({name}): success.")
-
-
-@click.command("agent")
-@click.argument("name")
-@click.pass_obj
-def restart_agent(session: Session, name: str) -> None:
-    """Replace a lost machine by a fresh one. Its partitions need a reset afterwards."""
-    with session.client() as client:
-        client.restart_agent(name)
-    session.show("restarted", name, lambda: f"restart agent ({name}): success.")
-
-
 @click.command("fault")
 @click.argument("partition")
 @click.argument("faults", nargs=-1, required=True, metavar="SPEC...")
@@ -144,11 +116,49 @@ def agent_json(info: AgentInfo) -> dict[str, Any]:
     }
 
 
+def _named(
+    verb: str, noun: str, done: str, help_text: str, ask: Callable[[VipuClient, str], None]
+) -> click.Command:
+    """A command that asks the server to do something to the thing of that name."""
+
+    @click.command(noun, help=help_text)
+    @click.argument("name")
+    @click.pass_obj
+    def command(session: Session, name: str) -> None:
+        with session.client() as client:
+            ask(client, name)
+        session.show(done, name, lambda: f"{verb} {noun} ({name}): success.")
+
+    return command
+
+
 def _verb(name: str, help_text: str, command: click.Command, alias: str) -> None:
     group = SuggestingGroup(name, help=help_text, aliases={alias: command.name or ""})
     group.add_command(command)
     vipu_admin.add_command(group)
 
+
+remove_allocation = _named(
+    "remove",
+    "allocation",
+    "removed",
+    "Remove an allocation that has no partitions.",
+    lambda client, name: client.remove_allocation(name),
+)
+power_cycle_agent = _named(
+    "power-cycle",
+    "agent",
+    "power_cycled",
+    "Power-cycle an IPU-M2000. Its partitions need a reset afterwards.",
+    lambda client, name: client.power_cycle_agent(name),
+)
+restart_agent = _named(
+    "restart",
+    "agent",
+    "restarted",
+    "Replace a lost machine by a fresh one. Its partitions need a reset afterwards.",
+    lambda client, name: client.restart_agent(name),
+)
 
 _verbs = add_user_commands(vipu_admin)
 _verbs["list"].add_command(list_agents)

@@ -15,6 +15,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
@@ -205,16 +206,7 @@ class VipuClient:
         )
         config = self._call(self._user.GetPartitionIpuofConfig, request).ipuof_config
         devices = tuple(
-            IpuofDevice(
-                ip=device.ip,
-                server_port=device.server_port,
-                rdma_port=device.rdma_port,
-                partition_ipu=device.partition_ipu,
-                machine=device.machine,
-                ipu=device.ipu,
-                agent_id=device.agent_id,
-                ipu_number=device.ipu_number,
-            )
+            IpuofDevice(**{field.name: getattr(device, field.name) for field in fields(IpuofDevice)})
             for device in config.devices
         )
         return IpuofConfig(
@@ -230,12 +222,8 @@ class VipuClient:
         )
         return [MachineReport.from_json_dict(json.loads(text)) for text in reply.reports_json]
 
-    def reset_ipu(self, partition: str, ipu: int) -> None:
-        """Reset one IPU (recovery action IPU_RESET); ``ipu`` is its index in the partition."""
-        self.reset_ipus(partition, (ipu,))
-
     def reset_ipus(self, partition: str, ipus: Iterable[int]) -> None:
-        """Reset IPUs by their index in the partition. Links are not touched."""
+        """Reset IPUs (recovery action IPU_RESET) by their index in the partition. Links are not touched."""
         request = self._pb.ResetIpusRequest(
             partition_id=partition, partition_ipus=[_unsigned(ipu, "ipu") for ipu in ipus]
         )

@@ -8,6 +8,7 @@ import logging
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -198,19 +199,7 @@ class UserServicer:
     @_answers
     def GetPartitionIpuofConfig(self, request: Any) -> Any:
         config = self._service.ipuof_config(request.partition_id, request.gcd_id.id)
-        devices = [
-            pb.IpuofDevice(
-                ip=device.ip,
-                server_port=device.server_port,
-                rdma_port=device.rdma_port,
-                partition_ipu=device.partition_ipu,
-                machine=device.machine,
-                ipu=device.ipu,
-                agent_id=device.agent_id,
-                ipu_number=device.ipu_number,
-            )
-            for device in config.devices
-        ]
+        devices = [pb.IpuofDevice(**asdict(device)) for device in config.devices]
         return pb.GetPartitionIpuofConfigResponse(
             ipuof_config=pb.PartitionConfig(
                 partition_id=config.partition,

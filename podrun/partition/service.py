@@ -19,12 +19,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from podrun import __version__
-from podrun.cluster import Cluster, LinkTopology, ipu_number, ladder_links
+from podrun.cluster import Cluster, LinkTopology, ladder_links
 from podrun.errors import ConflictError, PodrunError, ServiceError, UsageError
 from podrun.partition import events as ev
 from podrun.partition.allocator import Allocator
@@ -36,14 +36,13 @@ from podrun.partition.reports import Reporter
 from podrun.partition.store import Store
 from podrun.partition.types import (
     AgentInfo,
-    AgentState,
     AllocationInfo,
     IpuofConfig,
-    IpuofDevice,
     PartitionInfo,
     PartitionState,
     ServerVersion,
 )
+from podrun.partition.views import agent_state, ipuof_config, partition_info
 from podrun.telemetry import MachineReport
 
 log = logging.getLogger("podrun.partition")
@@ -118,12 +117,14 @@ class Service:
     def partition(self, name: str) -> PartitionInfo:
         """One partition. Raises NotFoundError."""
         with self._lock:
-            return self._info(self._allocator.partition(name))
+            return partition_info(self.cluster, self._allocator.partition(name))
 
     def partitions(self) -> list[PartitionInfo]:
         """All partitions, by name."""
         with self._lock:
-            return [self._info(entry) for _, entry in sorted(self._allocator.partitions.items())]
+            return [
+                partition_info(self.cluster, entry) for _, entry in sorted(self._allocator.partitions.items())
+            ]
 
     def reset(self, name: str) -> None:
         """Re-initialise IPUs and links in the background."""
@@ -137,13 +138,7 @@ class Service:
         """Where the IPUs of one GCD are to be reached. Raises UsageError if there is no such GCD."""
         with self._lock:
             partition = self._allocator.partition(name)
-        if gcd >= partition.num_gcds:
-            raise UsageError(
-                f"partition {name} has no GCD {gcd}", hint=f"Its GCDs are 0 to {partition.num_gcds - 1}."
-            )
-        share = partition.size // partition.num_gcds
-        devices = [d for d in self._devices(partition) if d.partition_ipu // share == gcd]
-        return IpuofConfig(name, partition.state, tuple(devices), self._attributes(partition, gcd))
+        return ipuof_config(self.cluster, partition, gcd, self.pool.endpoints())
 
     def allocations(self) -> list[AllocationInfo]:
         """Allocations, by name."""
@@ -199,7 +194,7 @@ class Service:
                 host=agent.host,
                 port=agent.port,
                 serial=agent.serial,
-                state=_agent_state(agent.id, lost, running),
+                state=agent_state(agent.id, lost, running),
                 ild=agent.ild,
                 partitions=holders[agent.id],
                 endpoints=tuple(where for seat, where in endpoints.items() if seat.agent_id == agent.id),
@@ -367,59 +362,3 @@ class Service:
                 hint=f"Look at it: vipu get partition {name}",
             )
         return partition
-
-    def _info(self, partition: Partition) -> PartitionInfo:
-        return PartitionInfo(
-            name=partition.name,
-            cluster=self.cluster.name,
-            allocation=partition.allocation,
-            size=partition.size,
-            state=partition.state,
-            reconfigurable=partition.reconfigurable,
-            num_gcds=partition.num_gcds,
-            sync_type=partition.sync_type,
-            num_ilds=partition.num_ilds,
-            ild_routing=routing_of(self.cluster, partition.size, partition.num_ilds).ild_routing,
-            agents=tuple(part.agent_id for part in partition.slices),
-            error=partition.error,
-            generation=partition.generation,
-            created=partition.created,
-        )
-
-    def _devices(self, partition: Partition) -> Iterable[IpuofDevice]:
-        endpoints = self.pool.endpoints()
-        for machine, (first, part) in enumerate(partition.machines()):
-            host, _, port = endpoints.get(Seat(part.agent_id, partition.name), ":0").rpartition(":")
-            for ipu in range(part.count):
-                yield IpuofDevice(
-                    ip=host,
-                    server_port=int(port),
-                    partition_ipu=first + ipu,
-                    machine=machine,
-                    ipu=ipu,
-                    agent_id=part.agent_id,
-                    ipu_number=ipu_number(part.first_slot + ipu),
-                )
-
-    def _attributes(self, partition: Partition, gcd: int) -> dict[str, str]:
-        routing = routing_of(self.cluster, partition.size, partition.num_ilds)
-        return {
-            "GCD Id": str(gcd),
-            "Num GCDs": str(partition.num_gcds),
-            "Partition Size": str(partition.size),
-            "Reconfigurable": str(partition.reconfigurable).lower(),
-            "Generation": str(partition.generation),
-            "IPU-Link Domain Size": str(partition.size // partition.num_ilds),
-            "IPU-Link Topology": routing.link_topology,
-            "IPU-Link Configuration": routing.link_configuration,
-            "Gateway Mode": "true",
-            "Target": self.cluster.target,
-            "Auto Reset": str(partition.auto_reset).lower(),
-            "Error": partition.error,
-        }
-
-
-def _agent_state(agent: str, lost: set[str], running: set[str]) -> AgentState:
-    if agent in lost:
-        return AgentState.LOST
-    return AgentState.UP if agent in running else AgentState.STANDBY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -109,6 +110,14 @@ def test_errors_say_what_helps() -> None:
     text = whole([view(lost=True)])
     assert text.count("vipu-admin restart agent ipum1") == 4
     assert "Errors in partition" not in whole([view()])
+
+
+def test_a_partition_on_its_way_is_no_error() -> None:
+    up = view()
+    coming = replace(up, info=replace(up.info, state=PartitionState.PROVISIONING))
+    lines = whole([coming]).splitlines()
+    assert "Errors in partition" not in whole([coming])
+    assert lines[-2].strip("| ") == "Partition p1 is PROVISIONING: its IPUs cannot be used now"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_the_service_on_real_machines(pool: LocalMachinePool) -> None:
             assert all(ipu.error_state == "no errors" for report in reports for ipu in report.ipus)
             client.reset_partition("p")
             client.wait_for_state("p", {S.ACTIVE}, 30)
-            client.reset_ipu("p", 5)
+            client.reset_ipus("p", [5])
             client.power_cycle_agent("ipum2")
             assert client.partition_state("p")[0] is S.ERROR
             client.reset_partition("p")

@@ -139,7 +139,7 @@ def test_ipu_error_is_cleared_by_ipu_reset_only_on_that_ipu(pod16: Pod) -> None:
     machine = pod16.pool.machine("ipum2", "p")
     machine.ipu_errors.update({1: "tile parity error", 2: "tile parity error"})
     machine.links_down.add(3)
-    pod16.client.reset_ipu("p", 5)
+    pod16.client.reset_ipus("p", [5])
     reports = pod16.client.machine_reports("p")
     assert [ipu.error_state for ipu in reports[1].ipus] == [
         "no errors",
@@ -149,7 +149,7 @@ def test_ipu_error_is_cleared_by_ipu_reset_only_on_that_ipu(pod16: Pod) -> None:
     ]
     assert reports[1].ipus[0].links_down == (3,)
     with pytest.raises(UsageError, match="no IPU 8"):
-        pod16.client.reset_ipu("p", 8)
+        pod16.client.reset_ipus("p", [8])
 
 
 def test_link_down_is_cleared_by_partition_reset(pod16: Pod) -> None:
@@ -172,7 +172,7 @@ def test_lost_machine_needs_agent_restart_then_partition_reset(pod16: Pod) -> No
         client.reset_partition("p")
     assert caught.value.hint == "Replace it first: vipu-admin restart agent ipum2"
     with pytest.raises(ConflictError, match="not ACTIVE"):
-        client.reset_ipu("p", 5)
+        client.reset_ipus("p", [5])
     client.restart_agent("ipum2")
     state, error = client.partition_state("p")
     assert state is S.ERROR
