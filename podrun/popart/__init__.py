@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from podrun.popart import enums as _enums
 from podrun.popart.builder import Builder
+from podrun.popart.builder_model import DEFAULT_OPSET
 from podrun.popart.contexts import AttributeContextManager, KeyValueContextManager, NameContextManager
 from podrun.popart.custom import register_op
 from podrun.popart.dataflow import AnchorReturnType, DataFlow, InputSettings
@@ -81,6 +82,9 @@ from podrun.popart.version import packageHash, versionNumber, versionString
 globals().update(_ACCESSORS)
 configure_from_environment()
 
+defaultAiOnnxOpset = DEFAULT_OPSET
+defaultAiOnnxMlOpset = defaultAiGraphcoreOpset = 1
+
 __all__ = [
     "AttributeContextManager",
     "KeyValueContextManager",
@@ -140,6 +144,9 @@ __all__ = [
     "TensorLocationSettings",
     "TrainingSession",
     "VariableSettings",
+    "defaultAiGraphcoreOpset",
+    "defaultAiOnnxMlOpset",
+    "defaultAiOnnxOpset",
     "getLogger",
     "getTensorInfo",
     "packageHash",

@@ -12,38 +12,31 @@ Types and shapes are inferred as nodes are added, so what does not fit is refuse
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from podrun.popart.attributes import NodeAttributes
+from podrun.popart.builder_model import DEFAULT_OPSET, BuilderModel, load
 from podrun.popart.dataflow import InputSettings
 from podrun.popart.enums import ReplicatedStreamMode
 from podrun.popart.errors import popart_exception
-from podrun.popart.graph import GRAPHCORE_DOMAIN, Names, Scope, scope_from_graph
+from podrun.popart.graph import GRAPHCORE_DOMAIN, Names, Scope
 from podrun.popart.graphcore_ops import GraphcoreOp
+from podrun.popart.node_inference import infer_custom, infer_graphcore
 from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name
 from podrun.popart.tensor_info import TensorInfo
-from podrun.popart.tensor_proto import check_initializer, info_from_type
+from podrun.popart.tensor_proto import check_initializer
 from podrun.popart.variables import VariableSettings
-
-if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto
-
-DEFAULT_OPSET = 10
-OPSETS = range(6, 12)
-"""Opsets that have an ``aiOnnxOpsetN`` property in PopART."""
 
 BROADCAST_KEY = "podrun.broadcast_inputs"
 VARIABLE_KEY = "podrun.variable_settings"
 """Keys of ModelProto.metadata_props for what ONNX has no field for."""
 
 
-class Builder(NodeAttributes):
+class Builder(NodeAttributes, BuilderModel):
     """See the module docstring. ``modelProtoOrFilename`` continues a model that is there already;
     ``opsets`` fixes the operator set versions up front, ``Builder(opsets={"ai.onnx": 9, "ai.graphcore":
     1})``.
@@ -64,7 +57,7 @@ class Builder(NodeAttributes):
             self._scope = Scope(builderCore._scope.names, builderCore._scope.opsets, builderCore._scope)
             self._metadata = builderCore._metadata
         elif modelProtoOrFilename is not None:
-            self._scope = _load(modelProtoOrFilename)
+            self._scope = load(modelProtoOrFilename)
         else:
             self._scope = Scope(Names(), versions)
         self._children: list[Builder] = []
@@ -206,19 +199,8 @@ class Builder(NodeAttributes):
         if known == "":
             return self._add_onnx(opName, version, list(inputs), numOutputs, plain, name)
         node = self._make_node(domain, opName, list(inputs), numOutputs, plain, name)
-        infos = self._infer_custom(node, version, plain)
-        self._scope.add_node(node, [*infos, *[None] * numOutputs][:numOutputs])
+        self._scope.add_node(node, infer_custom(self._scope, node, version, plain))
         return list(node.output)
-
-    def _infer_custom(
-        self, node: Any, version: int, attributes: Mapping[str, Any]
-    ) -> list[TensorInfo | None]:
-        from podrun.popart import custom
-
-        if not custom.registered(node.domain, node.op_type):
-            return []
-        infos = [self._scope.info(tensor) if tensor else None for tensor in node.input]
-        return custom.infer(node.domain, node.op_type, version, infos, attributes)
 
     def reshape_const(
         self, aiOnnx: Any, args: Sequence[str], shape: Sequence[int], debugContext: Any = ""
@@ -319,24 +301,8 @@ class Builder(NodeAttributes):
         self, op: GraphcoreOp, inputs: list[str], outputs: int, attributes: Mapping[str, Any], name: str
     ) -> list[str]:
         self._scope.opsets.setdefault(GRAPHCORE_DOMAIN, 1)
-        return self._add_node(GRAPHCORE_DOMAIN, op, inputs, outputs, attributes, name)
-
-    def _add_node(
-        self,
-        domain: str,
-        op: GraphcoreOp,
-        inputs: list[str],
-        outputs: int,
-        attributes: Mapping[str, Any],
-        name: str,
-    ) -> list[str]:
-        node = self._make_node(domain, op.op_type, inputs, outputs, attributes, name)
-        if op.op_type == "Call":
-            infos = [info_from_type(output.type) for output in attributes["callee"].output]
-            infos = [*infos, *[None] * outputs][:outputs]
-        else:
-            infos = self._scope.infer_graphcore(op, node, attributes)
-        self._scope.add_node(node, infos)
+        node = self._make_node(GRAPHCORE_DOMAIN, op.op_type, inputs, outputs, attributes, name)
+        self._scope.add_node(node, infer_graphcore(self._scope, op, node, attributes))
         return list(node.output)
 
     def _make_node(
@@ -359,61 +325,6 @@ class Builder(NodeAttributes):
         for key, value in {**attributes, **self._scope_attributes()}.items():
             node.attribute.append(helper.make_attribute(key, value))
         return node
-
-    # -- out --------------------------------------------------------------------------------------
-
-    def _subgraph_proto(self) -> GraphProto:
-        return self._scope.to_proto()
-
-    def _model(self) -> ModelProto:
-        from onnx import ModelProto, helper
-
-        opsets = {"": DEFAULT_OPSET, **self._scope.opsets}
-        model = ModelProto(
-            ir_version=3 if opsets[""] <= 8 else _ir_version(opsets[""]), producer_name="podrun"
-        )
-        model.graph.CopyFrom(self._scope.to_proto())
-        model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in opsets.items())
-        if self._metadata:
-            import json
-
-            helper.set_model_props(model, {key: json.dumps(value) for key, value in self._metadata.items()})
-        return model
-
-    def getModelProto(self) -> bytes:
-        """The model as bytes, which the sessions take."""
-        return self._model().SerializeToString(deterministic=True)
-
-    def saveModelProto(self, filename: str) -> None:
-        """Check the model with onnx.checker and write it. Data in other files lie beside it."""
-        from onnx import checker
-
-        data = self._model().SerializeToString(deterministic=True)
-        target = Path(filename)
-        with tempfile.NamedTemporaryFile(prefix=f".{target.name}.", dir=target.resolve().parent) as draft:
-            draft.write(data)
-            draft.flush()
-            try:
-                checker.check_model(draft.name)
-            except checker.ValidationError as error:
-                raise popart_exception(f"onnx.checker refuses the model: {error}") from error
-        target.write_bytes(data)
-
-    def saveInitializersExternally(self, ids: Sequence[str], filename: str) -> None:
-        """Move values of variables out of the model into ``filename``, whose folder must exist."""
-        from podrun.popart.transformer import move_initializers
-
-        move_initializers(self._scope.initializers, ids, filename)
-
-
-def _ir_version(opset: int) -> int:
-    """PopART writes 4 for its opsets from 9 on; later opsets get the oldest IR version that knows them."""
-    from onnx import helper
-
-    if opset in OPSETS:
-        return 4
-    versions = {row[2]: row[1] for row in helper.VERSION_TABLE}
-    return max(4, int(versions.get(opset, 4)))
 
 
 def _input_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[TensorInfo, InputSettings, Any]:
@@ -441,26 +352,3 @@ def _input_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Ten
     if kwargs:
         raise TypeError(f"addInputTensor(): incompatible function arguments: {sorted(kwargs)}.")
     return info, settings or InputSettings(), context
-
-
-def _load(source: str | bytes | os.PathLike[str]) -> Scope:
-    """A scope that continues the model in a file or in bytes."""
-    from onnx import shape_inference
-
-    from podrun.popart.loader import read_model
-
-    model = read_model(source)
-    opsets = {
-        ("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import
-    }
-    inferred = shape_inference.infer_shapes(model)
-    known = {value.name: info_from_type(value.type) for value in inferred.graph.value_info}
-    for initializer in model.graph.initializer:
-        known[initializer.name] = TensorInfo(_proto_type(initializer), [int(dim) for dim in initializer.dims])
-    return scope_from_graph(model.graph, opsets, known)
-
-
-def _proto_type(initializer: Any) -> Any:
-    from podrun.popart.tensor_info import data_type_from_onnx
-
-    return data_type_from_onnx(initializer.data_type)

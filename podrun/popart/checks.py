@@ -153,9 +153,7 @@ def _check_io(options: SessionOptions, device: DeviceInfo) -> None:
         )
     depths = {
         "defaultBufferingDepth": options.defaultBufferingDepth,
-        "defaultPrefetchBufferingDepth": options.defaultPrefetchBufferingDepth,
         **options.bufferingDepthMap,
-        **options.prefetchBufferingDepthMap,
     }
     for name, depth in depths.items():
         if depth < 1:

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
+import numpy as np
+
 from podrun.compiler.program import AnchorSpec
 from podrun.executable import Retrieval
+from podrun.popart.conversions import integer
 from podrun.popart.enums import AnchorReturnTypeId, ExchangeStrategy, ReplicatedStreamMode, TileSet
 from podrun.popart.errors import popart_exception
 
@@ -53,7 +56,7 @@ class AnchorReturnType:
     def __init__(self, anchorReturnTypeString: str, *args: Any, **kwargs: Any) -> None:
         period = kwargs.pop("returnPeriod", None)
         rest = list(args)
-        if rest and isinstance(rest[0], int) and not isinstance(rest[0], bool):
+        if rest and isinstance(rest[0], (int, np.integer)) and not isinstance(rest[0], (bool, TileSet)):
             period = rest.pop(0)
         settings = dict(zip(("tileSet", "exchangeStrategy"), rest, strict=False)) | kwargs
         if len(rest) > 2 or set(settings) - {"tileSet", "exchangeStrategy"}:
@@ -153,15 +156,16 @@ class DataFlow:
         *,
         anchorIds: Sequence[str] | None = None,
     ) -> None:
-        if isinstance(batchesPerStep, bool) or not isinstance(batchesPerStep, int):
+        try:
+            batches = integer(batchesPerStep)
+        except TypeError as error:
             raise TypeError(
-                "__init__(): incompatible function arguments. batchesPerStep is an int, not "
-                f"{batchesPerStep!r}."
-            )
+                f"__init__(): incompatible function arguments. batchesPerStep is an int, not {batchesPerStep!r}."
+            ) from error
         anchors = anchorIds if anchorTensors is None else anchorTensors
         self._anchors = self._collect(anchors if anchors is not None else {}, anchorReturnType)
         self._batches = 0
-        self.setBatchesPerStep(batchesPerStep)
+        self.setBatchesPerStep(batches)
 
     @staticmethod
     def _collect(

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podrun.popart.errors import popart_exception
-from podrun.popart.graphcore_ops import Attributes, GraphcoreOp
 from podrun.popart.tensor_info import TensorInfo
 from podrun.popart.tensor_proto import info_from_type, to_array, to_proto, type_proto
 
@@ -149,7 +148,9 @@ class Scope:
             return self._infer_control(node)
         try:
             found = _infer(node, version, types, data)
-        except (shape_inference.InferenceError, RuntimeError) as error:
+        except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
+            if any(not kind.WhichOneof("value") for name, kind in types.items() if name):
+                return [None] * len(node.output)  # Nothing is known of an input, which ONNX may take for an error.
             inputs = ", ".join(f"{name!r} {self.info(name)}" for name in node.input if name)
             raise popart_exception(f"{node.op_type} cannot take its inputs ({inputs}): {error}") from error
         return [info_from_type(found[name]) if name in found else None for name in node.output]
@@ -167,18 +168,6 @@ class Scope:
             kept = [info or None for info in results[1 : 1 + carried]]
             return [*kept, *[None] * (len(node.output) - len(kept))]
         return [None] * len(node.output)
-
-    def infer_graphcore(
-        self, op: GraphcoreOp, node: NodeProto, attributes: Attributes
-    ) -> list[TensorInfo | None]:
-        """Types and shapes of an ai.graphcore node's outputs by the operator table."""
-        infos = [self.info(name) if name else None for name in node.input]
-        try:
-            found = op.rule(infos, attributes)
-        except (ValueError, IndexError, TypeError) as error:
-            inputs = ", ".join(f"{name!r} {info}" for name, info in zip(node.input, infos, strict=True))
-            raise popart_exception(f"{node.op_type} cannot take its inputs ({inputs}): {error}") from error
-        return [*found, *[None] * len(node.output)][: len(node.output)]
 
     # -- out --------------------------------------------------------------------------------------
 

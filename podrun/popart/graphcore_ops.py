@@ -137,7 +137,7 @@ def _scatter_reduce(infos: Infos, attributes: Attributes) -> list[TensorInfo | N
     return [TensorInfo(data.dataType(), shape)]
 
 
-def _unknown(infos: Infos, attributes: Attributes) -> list[TensorInfo | None]:
+def _depends_on_replicas(infos: Infos, attributes: Attributes) -> list[TensorInfo | None]:
     return [None]
 
 
@@ -146,13 +146,14 @@ class GraphcoreOp:
     """One operator: its node type, attributes with defaults in the order of the method's arguments, and
     outputs.
 
+    ``rule`` gives the outputs' types and shapes (None: found by tracing, `podrun.popart.node_inference`).
     ``outputs``: a number, or "num_outputs" if the caller says. ``listed``: the method gives a list.
     ``inputs``: least and greatest number of inputs.
     """
 
     op_type: str
     attributes: tuple[tuple[str, Any], ...] = ()
-    rule: Rule = _same
+    rule: Rule | None = _same
     outputs: int | str = 1
     inputs: tuple[int, int] = (1, 1)
     listed: bool = False
@@ -180,7 +181,7 @@ OPS: dict[str, GraphcoreOp] = {
     ),
     "scale": GraphcoreOp("Scale", (("scale", REQUIRED),)),
     "scaledadd": GraphcoreOp("ScaledAdd", (("scale0", 1.0), ("scale1", 1.0)), inputs=(2, 4)),
-    "call": GraphcoreOp("Call", (("callee", REQUIRED),), _unknown, "num_outputs", (0, _ANY), listed=True),
+    "call": GraphcoreOp("Call", (("callee", REQUIRED),), None, "num_outputs", (0, _ANY), listed=True),
     "groupnormalization": GraphcoreOp(
         "GroupNormalization",
         (("num_groups", REQUIRED), ("epsilon", 1e-05)),
@@ -268,16 +269,16 @@ OPS: dict[str, GraphcoreOp] = {
             ("group_size", 1),
             ("enable_index_broadcast", 1),
         ),
-        _unknown,
+        None,
         inputs=(2, 3),
         args_default=True,
     ),
     "groupedgather": GraphcoreOp(
-        "GroupedGather", (("axis", 0), ("group_size", 1)), _unknown, inputs=(2, 2), args_default=True
+        "GroupedGather", (("axis", 0), ("group_size", 1)), None, inputs=(2, 2), args_default=True
     ),
-    "reducemedian": GraphcoreOp("ReduceMedian", (("axes", None), ("keepdims", 1)), _unknown, 2, listed=True),
-    "depthtospace": GraphcoreOp("DepthToSpace", (("blocksize", REQUIRED), ("mode", REQUIRED)), _unknown),
-    "lstm": GraphcoreOp("LSTM", (("outputFullSequence", 1),), _unknown, 2, (2, 4), listed=True),
+    "reducemedian": GraphcoreOp("ReduceMedian", (("axes", None), ("keepdims", 1)), None, 2, listed=True),
+    "depthtospace": GraphcoreOp("DepthToSpace", (("blocksize", REQUIRED), ("mode", REQUIRED)), None),
+    "lstm": GraphcoreOp("LSTM", (("outputFullSequence", 1),), None, 2, (2, 4), listed=True),
     "multiconv": GraphcoreOp(
         "MultiConv",
         (
@@ -293,11 +294,11 @@ OPS: dict[str, GraphcoreOp] = {
             ("cycleBackOff", None),
             ("enableConvDithering", ()),
         ),
-        _unknown,
+        None,
         listed=True,
         inputs=(2, _ANY),
     ),
-    "normalize_image": GraphcoreOp("NormalizeImage", (("scale", 1.0),), _unknown, inputs=(3, 3)),
+    "normalize_image": GraphcoreOp("NormalizeImage", (("scale", 1.0),), None, inputs=(3, 3)),
     "packedDataBlock": GraphcoreOp(
         "PackedDataBlock",
         (
@@ -306,7 +307,7 @@ OPS: dict[str, GraphcoreOp] = {
             ("callbackBatchSize", REQUIRED),
             ("callback", REQUIRED),
         ),
-        _unknown,
+        None,
         inputs=(1, _ANY),
     ),
     "printtensor": GraphcoreOp(
@@ -325,21 +326,21 @@ OPS: dict[str, GraphcoreOp] = {
         ),
     ),
     "replicatedallreduce": GraphcoreOp("ReplicatedAllReduce", _COLLECTIVE),
-    "replicatedreducescatter": GraphcoreOp("ReplicatedReduceScatter", _COLLECTIVE, _unknown),
+    "replicatedreducescatter": GraphcoreOp("ReplicatedReduceScatter", _COLLECTIVE, _depends_on_replicas),
     "tensorremap": GraphcoreOp("TensorRemap", (("remap_type", int(TensorRemapType.FwdBwdReverse)),)),
     "ctcbeamsearchdecoder": GraphcoreOp(
         "CtcBeamSearchDecoder",
         (("blank", 0), ("beam_width", 100), ("top_paths", 1)),
-        _unknown,
+        None,
         3,
         (2, 2),
         listed=True,
     ),
     "splinebasis": GraphcoreOp(
-        "SplineBasis", (("degree", REQUIRED),), _unknown, 2, (3, 3), listed=True, args_default=True
+        "SplineBasis", (("degree", REQUIRED),), None, 2, (3, 3), listed=True, args_default=True
     ),
-    "splineweighting": GraphcoreOp("SplineWeighting", (), _unknown, inputs=(4, 4), args_default=True),
-    "abort": GraphcoreOp("Abort", (), _unknown, 0, (0, 1), args_default=True),
+    "splineweighting": GraphcoreOp("SplineWeighting", (), None, inputs=(4, 4), args_default=True),
+    "abort": GraphcoreOp("Abort", (), None, 0, (0, 1), args_default=True),
 }
 """Every ai.graphcore operator by its method name."""
 

@@ -119,7 +119,7 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 def _all(value: Any, kinds: tuple[type, ...]) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim == 1 and (value.dtype.kind in "iu" or float in kinds)
-    return isinstance(value, (list, tuple)) and all(isinstance(item, kinds) for item in value)
+    return isinstance(value, (list, tuple, range)) and all(isinstance(item, kinds) for item in value)
 
 
 class _OpFamily:
@@ -277,7 +277,7 @@ def _onnx_value(method: str, op_type: str, parameter: Parameter, value: Any) -> 
             f"not {value!r}."
         )
     plain = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
-    if isinstance(plain, tuple):
+    if isinstance(plain, (tuple, range)):
         plain = list(plain)
     if parameter.kind == "FLOAT":
         plain = float(plain)

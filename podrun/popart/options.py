@@ -6,6 +6,7 @@ accepted, checked and passed on to the compiler's cost model where it has a use 
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,10 @@ CACHE_VARIABLES = ("POPART_CACHE_DIR", "POPXL_CACHE_DIR")
 """Environment variables that name a cache directory and so switch the executable cache on."""
 
 
+def _deprecated(name: str, instead: str) -> None:
+    logging.getLogger("podrun.popart").warning("%s has been deprecated: use %s.", name, instead)
+
+
 def _cache_from_environment() -> str:
     return next((os.environ[name] for name in CACHE_VARIABLES if os.environ.get(name)), "")
 
@@ -47,6 +52,21 @@ class SessionOptions(Strict):
     Unknown names raise AttributeError, values of a wrong type TypeError; combinations are checked when a
     session is made (`podrun.popart.checks`).
     """
+
+    RETIRED = {  # noqa: RUF012
+        **dict.fromkeys(
+            ("enableGroupedMatmuls", "enableSerializedMatmuls"),
+            "PopART 3.4 has no such option any more: delete the line.",
+        ),
+        **dict.fromkeys(
+            ("hostAllReduce", "hostAllReduceRemoteBuffer", "hostWeightUpdate"),
+            "PopART 3.4 reduces over instances on the IPUs: use popdist.popart.configureSessionOptions(options).",
+        ),
+        "enableVirtualGraphs": "Use virtualGraphMode = popart.VirtualGraphMode.Manual.",
+        "autoVirtualGraph": "Use virtualGraphMode = popart.VirtualGraphMode.Auto.",
+        "ignoreData": "Use syntheticDataMode = popart.SyntheticDataMode.Zeros.",
+        "pingPongPhases": "Use executionPhaseSettings.phases.",
+    }
 
     # Replication and accumulation.
     enableReplicatedGraphs: bool = False
@@ -73,9 +93,7 @@ class SessionOptions(Strict):
     syntheticDataMode: SyntheticDataMode = SyntheticDataMode.Off
     enablePrefetchDatastreams: bool = True
     defaultBufferingDepth: int = 1
-    defaultPrefetchBufferingDepth: int = 1
     bufferingDepthMap: dict[str, int] = field(default_factory=dict)
-    prefetchBufferingDepthMap: dict[str, int] = field(default_factory=dict)
     rearrangeAnchorsOnHost: bool = True
     rearrangeStreamsOnHost: bool = False
     disableGradAccumulationTensorStreams: bool = False
@@ -171,6 +189,26 @@ class SessionOptions(Strict):
     exportPoplarVertexGraph: bool = False
     serializedPoprithmsShiftGraphsDir: str = ""
     serializedPoprithmsAnnealGraphsDir: str = ""
+
+    @property
+    def defaultPrefetchBufferingDepth(self) -> int:
+        """The former name of ``defaultBufferingDepth``; setting it warns."""
+        return self.defaultBufferingDepth
+
+    @defaultPrefetchBufferingDepth.setter
+    def defaultPrefetchBufferingDepth(self, depth: int) -> None:
+        _deprecated("defaultPrefetchBufferingDepth", "defaultBufferingDepth")
+        self.defaultBufferingDepth = depth
+
+    @property
+    def prefetchBufferingDepthMap(self) -> dict[str, int]:
+        """The former name of ``bufferingDepthMap``; setting it warns."""
+        return self.bufferingDepthMap
+
+    @prefetchBufferingDepthMap.setter
+    def prefetchBufferingDepthMap(self, depths: dict[str, int]) -> None:
+        _deprecated("prefetchBufferingDepthMap", "bufferingDepthMap")
+        self.bufferingDepthMap = depths
 
     def enableExplicitIR(self, enable: bool) -> None:
         """Switch host copy operators, explicit main loops and explicit recomputation on or off together."""

@@ -6,10 +6,13 @@ Attributes that do not exist are refused, with the nearest name that does; so ar
 from __future__ import annotations
 
 import difflib
-import enum
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
+
+from podrun.popart.conversions import boolean, integer, number
 from podrun.popart.enums import (
     AccumulateOuterFragmentSchedule,
     AutodiffStitchStrategy,
@@ -25,28 +28,29 @@ from podrun.popart.enums import (
 )
 from podrun.popart.variables import CommGroup
 
+_PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = ((bool, boolean), (int, integer), (float, number))
 
-def _accepts(current: object, value: object) -> bool:
-    """True iff ``value`` may replace ``current`` as pybind11's conversions would have it."""
-    if isinstance(current, bool):
-        return isinstance(value, bool)
-    if isinstance(current, enum.Enum):
-        return isinstance(value, type(current))
-    if isinstance(current, int):
-        return isinstance(value, int) and not isinstance(value, bool)
-    if isinstance(current, float):
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if isinstance(current, (str, dict)):
-        return isinstance(value, type(current))
-    if isinstance(current, (list, set)):
-        return isinstance(value, (list, tuple, set, frozenset))
-    return isinstance(value, type(current))
+
+def _converted(current: object, value: Any) -> Any:
+    """``value`` as what may replace ``current``. TypeError where pybind11 has no conversion."""
+    for kind, convert in _PLAIN:
+        if isinstance(current, kind):
+            return convert(value)
+    if isinstance(current, (list, set)) and isinstance(value, (list, tuple, set, frozenset, np.ndarray)):
+        return type(current)(value.tolist() if isinstance(value, np.ndarray) else value)
+    if not isinstance(value, type(current)):
+        raise TypeError(f"{value!r} is no {type(current).__name__}")
+    return value
 
 
 class Strict:
-    """Base of settings classes: assignment is checked against the names and the types of the defaults."""
+    """Base of settings classes: assignment is checked against the names and the types of the defaults.
+
+    ``RETIRED``: names that earlier SDKs had, and what to do about them.
+    """
 
     __slots__ = ()
+    RETIRED: ClassVar[Mapping[str, str]] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         fields = type(self).__dataclass_fields__  # type: ignore[attr-defined]
@@ -54,18 +58,20 @@ class Strict:
         if not known:
             near = difflib.get_close_matches(name, [*fields, *dir(type(self))], n=1)
             guess = f" Did you mean {near[0]!r}?" if near else ""
+            guess = f" {self.RETIRED[name]}" if name in self.RETIRED else guess
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{guess}")
         try:
             current = getattr(self, name)
         except AttributeError:  # The first assignment, by __init__.
             object.__setattr__(self, name, value)
             return
-        if not _accepts(current, value):
+        try:
+            object.__setattr__(self, name, _converted(current, value))
+        except TypeError as error:
             raise TypeError(
                 f"(): incompatible function arguments. {type(self).__name__}.{name} takes "
                 f"{type(current).__name__}, not {value!r}."
-            )
-        object.__setattr__(self, name, list(value) if isinstance(current, list) else value)
+            ) from error
 
 
 class TensorLocation:

@@ -46,10 +46,12 @@ ON_DEVICE = {DataType.INT64: DataType.INT32, DataType.UINT64: DataType.UINT32}
 """Types the IPU does not have and what stands for them there (enableSupportedDataTypeCasting)."""
 
 
-def parse_data_type(dtype: DataType | str) -> DataType:
-    """The DataType that ``dtype`` is or names (``"FLOAT"``). popart_exception for an unknown name."""
+def parse_data_type(dtype: DataType | str | type | np.dtype[Any]) -> DataType:
+    """The DataType that ``dtype`` is or names (``"FLOAT"``, ``numpy.float32``). popart_exception for an unknown one."""
     if isinstance(dtype, DataType):
         return dtype
+    if isinstance(dtype, (type, np.dtype)):
+        return data_type_of(dtype)
     if isinstance(dtype, str) and dtype.upper() in DataType.__members__:
         return DataType[dtype.upper()]
     known = ", ".join(DataType.__members__)
@@ -97,7 +99,7 @@ class TensorInfo:
 
     def __init__(
         self,
-        dtype: DataType | str | np.ndarray,
+        dtype: DataType | str | type | np.dtype[Any] | np.ndarray,
         shape: Iterable[int | str] | None = None,
         metaShape: Iterable[int] = (),
     ) -> None:

@@ -71,6 +71,7 @@ ACCEPTED = (
     "opt.maxComputeSetsPerLoopOnChip",
     "opt.maxCopyMergeSize",
     "opt.maxLinkerThreads",
+    "opt.useAutoloader",
     "prng.enableStochasticRounding",
     "prng.seed",
     "profiler.blocks.filter",

@@ -32,7 +32,8 @@ def test_unknown_options_and_wrong_types():
     for name, value in [
         ("accumulationFactor", "2"),
         ("accumulationFactor", 2.0),
-        ("enablePipelining", 1),
+        ("enablePipelining", "yes"),
+        ("outlineThreshold", "1.5"),
         ("virtualGraphMode", "Manual"),
         ("cachePath", 3),
         ("engineOptions", []),

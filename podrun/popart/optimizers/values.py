@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from podrun.popart.conversions import boolean, number
 from podrun.popart.errors import popart_exception
 
 
@@ -68,16 +69,15 @@ def parse_value(owner: str, key: str, value: Any) -> OptimizerValue:
     """
     if isinstance(value, OptimizerValue):
         return value
-    if (
-        isinstance(value, (tuple, list))
-        and len(value) == 2
-        and isinstance(value[0], (int, float))
-        and isinstance(value[1], (bool, int))
-    ):
-        return OptimizerValue(float(value[0]), bool(value[1]))
-    raise popart_exception(
-        f"{owner} key {key!r} takes a pair (value, isConst), for example (0.1, False); got {value!r}."
-    )
+    try:
+        if not isinstance(value, (tuple, list)):
+            raise TypeError(f"{value!r} is no pair")
+        found, constant = value
+        return OptimizerValue(number(found), boolean(constant))
+    except (TypeError, ValueError) as error:
+        raise popart_exception(
+            f"{owner} key {key!r} takes a pair (value, isConst), for example (0.1, False); got {value!r}."
+        ) from error
 
 
 class ClipNormSettings:

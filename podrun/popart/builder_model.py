@@ -1,0 +1,99 @@
+"""A builder's model: continued from a file or bytes, and written out."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from podrun.popart.errors import popart_exception
+from podrun.popart.graph import Scope, scope_from_graph
+from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx
+from podrun.popart.tensor_proto import info_from_type
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto
+
+DEFAULT_OPSET = 10
+OPSETS = range(6, 12)
+"""Opsets that have an ``aiOnnxOpsetN`` property in PopART."""
+
+
+class BuilderModel:
+    """The part of a builder that makes models."""
+
+    _scope: Scope
+    _metadata: dict[str, Any]
+
+    def _subgraph_proto(self) -> GraphProto:
+        return self._scope.to_proto()
+
+    def _model(self) -> ModelProto:
+        from onnx import ModelProto, helper
+
+        opsets = {"": DEFAULT_OPSET, **self._scope.opsets}
+        model = ModelProto(
+            ir_version=3 if opsets[""] <= 8 else _ir_version(opsets[""]), producer_name="podrun"
+        )
+        model.graph.CopyFrom(self._scope.to_proto())
+        model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in opsets.items())
+        if self._metadata:
+            helper.set_model_props(model, {key: json.dumps(value) for key, value in self._metadata.items()})
+        return model
+
+    def getModelProto(self) -> bytes:
+        """The model as bytes, which the sessions take."""
+        return self._model().SerializeToString(deterministic=True)
+
+    def saveModelProto(self, filename: str) -> None:
+        """Check the model with onnx.checker and write it. Data in other files lie beside it."""
+        from onnx import checker
+
+        data = self._model().SerializeToString(deterministic=True)
+        target = Path(filename)
+        with tempfile.NamedTemporaryFile(prefix=f".{target.name}.", dir=target.resolve().parent) as draft:
+            draft.write(data)
+            draft.flush()
+            try:
+                checker.check_model(draft.name)
+            except checker.ValidationError as error:
+                raise popart_exception(f"onnx.checker refuses the model: {error}") from error
+        target.write_bytes(data)
+
+    def saveInitializersExternally(self, ids: Sequence[str], filename: str) -> None:
+        """Move values of variables out of the model into ``filename``, whose folder must exist."""
+        from podrun.popart.transformer import move_initializers
+
+        move_initializers(self._scope.initializers, ids, filename)
+
+
+def _ir_version(opset: int) -> int:
+    """PopART writes 4 for its opsets from 9 on; later opsets get the oldest IR version that knows them."""
+    from onnx import helper
+
+    if opset in OPSETS:
+        return 4
+    versions = {row[2]: row[1] for row in helper.VERSION_TABLE}
+    return max(4, int(versions.get(opset, 4)))
+
+
+def load(source: str | bytes | os.PathLike[str]) -> Scope:
+    """A scope that continues the model in a file or in bytes."""
+    from onnx import shape_inference
+
+    from podrun.popart.loader import read_model
+
+    model = read_model(source)
+    opsets = {
+        ("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import
+    }
+    inferred = shape_inference.infer_shapes(model)
+    known = {value.name: info_from_type(value.type) for value in inferred.graph.value_info}
+    for initializer in model.graph.initializer:
+        known[initializer.name] = TensorInfo(
+            data_type_from_onnx(initializer.data_type), [int(dim) for dim in initializer.dims]
+        )
+    return scope_from_graph(model.graph, opsets, known)
