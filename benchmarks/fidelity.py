@@ -11,6 +11,7 @@ were fitted on the others).
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import random
@@ -23,12 +24,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from fidelity_kinds import applications, kernels, machine  # noqa: E402
+from fidelity_kinds import applications, estimators, grids, kernels, machine, products, schema  # noqa: E402
 from fidelity_kinds.record import DEFAULTS, NotPredicted, Record, make_record  # noqa: E402
 
 from podrun.errors import PodrunError  # noqa: E402
 
 Predictor = Callable[[Record], float]
+OWN = HERE / "data" / "measurements.json"
+"""The project's copy of the published measurements."""
 PREDICTORS: dict[str, Predictor] = {
     "amp_tile": machine.amp_tile,
     "memory_bandwidth": machine.memory_bandwidth,
@@ -38,11 +41,11 @@ PREDICTORS: dict[str, Predictor] = {
     "session_call": machine.session_call,
     "all_reduce": machine.all_reduce,
     "ipu_link": machine.ipu_link,
-    "hpc_app": kernels.graph_search,
-    "sparse_matmul": kernels.sparse_product,
-    "gemm": kernels.gemm,
+    "hpc_app": products.graph_search,
+    "sparse_matmul": products.sparse_product,
+    "gemm": products.gemm,
     "vertex": kernels.vertex,
-    "stencil": kernels.grid_kernel,
+    "stencil": grids.grid_kernel,
     "network": applications.network,
     "memory": applications.memory,
 }
@@ -51,8 +54,6 @@ NOT_A_DEVICE = {
     "speedup_vs_cpu": "needs the CPU's time, which is not part of the device model",
     "speedup_vs_gpu": "needs the GPU's time, which is not part of the device model",
     "time_to_train_min": "needs the convergence of the run, which a performance model does not give",
-    "residual_cycles": "the residual of another estimator",
-    "relative_error": "the error of another estimator",
 }
 """Metrics that no device model predicts, and why."""
 
@@ -63,15 +64,20 @@ def predict(raw: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]]) -> f
     Raises:
         NotPredicted: with the reason.
     """
+    wrong = schema.mistakes(str(raw["kind"]), raw.get("params", {}))
+    if wrong:
+        raise NotPredicted(f"not in the records' schema: {'; '.join(wrong)}")
     record = make_record(raw)
     if record.metric in NOT_A_DEVICE:
         raise NotPredicted(NOT_A_DEVICE[record.metric])
+    if record.kind == "estimator_check":
+        return estimators.estimator_check(record, by_id.values())
     if record.kind == "scaling_ratio":
         parts = []
         for side in ("numerator", "denominator"):
             name = record.params.get(side)
             if name not in by_id:
-                raise NotPredicted(f"the {side} {name!r} is not in this file")
+                raise NotPredicted(f"the {side} {name!r} is neither in this file nor in the project's copy")
             parts.append(predict(by_id[name], by_id))
         return parts[0] / parts[1]
     if record.kind not in PREDICTORS:
@@ -81,7 +87,8 @@ def predict(raw: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]]) -> f
     except PodrunError as error:
         raise NotPredicted(str(error)) from error
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        # A record of another file may hold parameters that no model here was made for: one row less, and said so.
+        # A record of another file may hold parameters that no model here was made for: one row less, and said
+        # so.
         raise NotPredicted(
             f"the model does not take these parameters: {type(error).__name__}: {error}"
         ) from error
@@ -91,8 +98,12 @@ def predict(raw: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]]) -> f
 
 
 def evaluate(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per record: id, kind, confidence, predicted, published, error (signed fraction), reason."""
-    by_id = {raw["id"]: raw for raw in records}
+    """One row per record: id, kind, confidence, predicted, published, error (signed fraction), reason.
+
+    A scaling ratio may name records of another file: what ``records`` do not hold is sought in the
+    project's copy.
+    """
+    by_id = {**own_records(), **{raw["id"]: raw for raw in records}}
     rows = []
     for raw in records:
         row: dict[str, Any] = {
@@ -113,6 +124,12 @@ def evaluate(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             row["error"] = round(value / raw["value"] - 1.0, 6) if raw["value"] else None
         rows.append(row)
     return rows
+
+
+@functools.cache
+def own_records() -> Mapping[str, Mapping[str, Any]]:
+    """The project's copy of the measurements, by id."""
+    return {raw["id"]: raw for raw in json.loads(OWN.read_text(encoding="utf-8"))}
 
 
 def median(values: Sequence[float]) -> float:
@@ -191,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--measurements", type=Path, default=HERE / "data" / "measurements.json")
+    parser.add_argument("--measurements", type=Path, default=OWN)
     parser.add_argument("--json", type=Path, help="write rows and by_kind here")
     parser.add_argument("--markdown", type=Path, help="write the page docs/fidelity.md here")
     parser.add_argument("--held-out", type=Path, help="results of fidelity_holdout.py --json, for the page")

@@ -1,9 +1,10 @@
 """Does the model predict, or remember? ``python benchmarks/fidelity_holdout.py [--seeds N] [--json FILE]``.
 
-For each seed, a random third of the table's rows is held out. The fitted constants are fitted again on the other two
-thirds (where any of their kind is there), from values that are off by half as much again, one after the other: the
-value of a grid with the smallest mean squared log error. The median error by kind is printed for both parts.
-Constants that are published or derived from a formula stay as they are. Nothing is written back.
+For each seed, a random third of the table's rows is held out. The fitted constants are fitted again on the
+other two thirds (where any of their kind is there), from values that are off by half as much again, one
+after the other: the value of a grid with the smallest mean squared log error. The median error by kind is
+printed for both parts. Constants that are published or derived from a formula stay as they are. Nothing is
+written back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import fidelity  # noqa: E402
-from fidelity_kinds import applications, kernels  # noqa: E402
+from fidelity_kinds import applications, products  # noqa: E402
 
 from podrun.device.tiles import bandwidth, batch, exchange, host, stencil  # noqa: E402
 
@@ -43,8 +44,8 @@ FITTED: tuple[tuple[ModuleType, str, str], ...] = (
     (host, "WAIT_SECONDS", "host_stream"),
     (host, "RELEASE_SECONDS", "host_stream"),
     (host, "CALL_SECONDS", "session_call"),
-    (kernels, "CPP_MAC", "gemm"),
-    (kernels, "LINEAR_FRAGMENTS", "gemm"),
+    (products, "CPP_MAC", "gemm"),
+    (products, "LINEAR_FRAGMENTS", "gemm"),
 )
 """Module, constant and the kind it is fitted to. Constants that shape a plan are not refitted: plans are
 cached.

@@ -294,8 +294,9 @@ tile."""
 VERTEX_DATA_2018 = 1.9
 """Vertex data of the 2018 library on GC2 over today's. Fitted: pointers were not packed yet."""
 VARIABLES_2018 = 1.4
-"""Bytes of variables over the most that live at one time: every tile has its own fullest moment. Derived from two
-profiles of 2018 (1.35 and 1.50); the library of today shares storage better."""
+"""Bytes of variables over the most that live at one time: every tile has its own fullest moment. Derived
+from two profiles of 2018 (1.35 and 1.50); the library of today shares storage better.
+"""
 INTERLEAVED_SHARE = {"train": 0.75, "inference": 0.4}
 """Share of variables in interleaved memory. Derived from two profiles of 2018."""
 

@@ -1,190 +1,12 @@
-"""Records about kernels: vertices, whole matrix products, stencils."""
+"""Records about vertices, codelets and single layers, named by their operation."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
-from podrun.device.tiles import amp, bandwidth, ctc, exchange, host, sparse, stencil, vertices
+from fidelity_kinds.record import TYPES, NotPredicted, Record
+from podrun.device.tiles import amp, bandwidth, ctc, exchange, vertices
 from podrun.device.tiles.matmul import Product, plan_product
-
-STENCILS: dict[str, dict[str, Any]] = {
-    "gaussian_blur_3x3": {"taps": 9, "flops": 18, "values": 4, "code": None},
-    "stencil_2d_32b": {"taps": 5, "flops": 10, "values": 8, "code": "scalar"},
-    "lbm_d2q9": {"taps": 14, "flops": 15, "values": 9, "code": "scalar"},
-    "heat_2d": {"taps": 5, "flops": 6, "values": 1, "code": "optimised_vertex"},
-    "heat_3d": {"taps": 7, "flops": 8, "values": 1, "code": "optimised_vertex"},
-    "diffusion_3d": {"taps": 13, "flops": 15, "values": 1, "code": "generated"},
-    "acoustic_wave_3d": {"taps": 18, "flops": 20, "values": 1, "code": "generated"},
-    "aliev_panfilov_2d": {"taps": 14, "flops": 28, "values": 2, "code": "optimised_vertex"},
-}
-"""What each named kernel does per value; ``code`` None: scalar or vector by the record's vector width."""
-
-
-def gemm(record: Record) -> float:
-    """A whole matrix product."""
-    m, k, n = record.need("m", "k", "n")
-    chip, params = record.chip, record.params
-    flops = 2.0 * m * k * n * params["chained"]
-    if params["implementation"] == "custom_codelet":
-        return _matrix_vector(record, m, k, n)
-    input_type, partials = TYPES[params["input_type"]], TYPES[params["partials_type"]]
-    if input_type == "float32":
-        partials = "float32"
-    if params["phase"] not in ("total", "compute", "exchange"):
-        raise NotPredicted(f"phase {params['phase']!r} of a library product is not separated")
-    splits = params["serial_split_k"]
-    if params.get("tiles") == 1:
-        cycles = _one_tile(chip, m, k, n, input_type, partials, splits, params["serial_split_variant"])
-        return record.rate(cycles, flops=flops)
-    product = Product(1, max(m, n), k, min(m, n), input_type, input_type, partials)
-    plan = plan_product(chip, product)
-    part = {"total": plan.cycles(chip), "compute": plan.compute, "exchange": plan.exchange}[params["phase"]]
-    if params["allocator"] == "linear":
-        part += (m * k + k * n) * BYTES[params["input_type"]] / chip.tiles / chip.exchange_bytes
-    # A library's suite reports cycles of a layer's three training passes; a rate is that of one product.
-    passes = params.get("passes") or (
-        3.0 if record.metric == "cycles" and params["phase"] == "total" else 1.0
-    )
-    return record.rate(part * params["chained"] * passes, flops=flops)
-
-
-def _matrix_vector(record: Record, m: int, k: int, n: int) -> float:
-    """The tutorial's product: one hand-written C++ vertex per output, operands mapped linearly."""
-    chip, item = record.chip, BYTES[record.params["input_type"]]
-    per_tile = m * n / chip.tiles
-    rounds = math.ceil(per_tile / vertices.WORKERS)
-    moved = (m * k / chip.tiles + k * n) * item / chip.exchange_bytes
-    nbytes = (m * k + k * n + m * n) * item
-    streams = host.stream_copy(chip, nbytes)
-    phases = {
-        "compute": vertices.WORKERS * rounds * (30.0 + k * CPP_MAC),
-        "exchange": exchange.PHASE_CYCLES + moved * LINEAR_FRAGMENTS,
-        # Waiting for the host at both ends of the program shows as sync.
-        "sync": 3.0 * exchange.sync_cycles(chip) + streams["begin"] + streams["end"],
-        "host": host.TRANSFER_CYCLES + nbytes / host.PCIE_BYTES_PER_SECOND * chip.clock_hz,
-    }
-    phase = record.params["phase"]
-    if phase == "total":
-        raise NotPredicted(
-            "the host's own time between its calls is inside the total and is not published apart"
-        )
-    return record.rate(phases[phase] if phase in phases else sum(phases.values()), flops=2.0 * m * k * n)
-
-
-CPP_MAC = 2.33
-"""Issue slots per element of a compiled dot product: two loads, a co-issued multiply-add, a third of a
-branch."""
-LINEAR_FRAGMENTS = 1.1
-"""Schedule length over word bound when a linearly mapped matrix moves to row-wise vertices. Derived."""
-
-
-def _one_tile(
-    chip: Any, m: int, k: int, n: int, input_type: str, partials: str, splits: int, variant: str
-) -> float:
-    """A product on one tile with a serial split: slices and outputs are rearranged in every turn of the
-    loop."""
-    part = math.ceil(k / splits)
-    item = 2.0 if input_type == "float16" else 4.0
-    units = chip.conv_units(input_type, partials)
-    turn = float(amp.matmul_cycles(m, part, n, input_type=input_type, partials_type=partials, units=units))
-    turn += exchange.ARRANGE_PER_BYTE * item * (m * part + part * n + m * n)
-    join = vertices.scaled_add_cycles(m * n, partials)
-    clear = vertices.fill_cycles(m * n, partials)
-    joins = splits if variant == "zeroing" else splits - 1
-    control = {"if": 120.0, "switch": 0.0, "zeroing": 0.0}[variant] * splits
-    return splits * turn + joins * join + control + (clear if variant == "zeroing" else 0.0)
-
-
-def grid_kernel(record: Record) -> float:
-    """A structured-grid kernel."""
-    params, chip = record.params, record.chip
-    (name,) = record.need("name")
-    if name not in STENCILS:
-        raise NotPredicted(f"no stencil model for {name!r}")
-    spec = STENCILS[name]
-    ipus = max(record.ipus, params["ipus"])
-    width, height, depth = record.need("width", "height", "depth")
-    item = BYTES[params["data_type"]]
-    values = params["channels"] if name == "gaussian_blur_3x3" else spec["values"]
-    lanes = int(params.get("vector_width") or 1) if spec["code"] is None else 1
-    code = spec["code"] or ("vector" if lanes > 1 else "scalar")
-    if params["implementation"] in stencil.TAP_CYCLES and spec["code"]:
-        code = params["implementation"]
-    if params["implementation"] == "poplin_conv":
-        return _convolution(record, width, height, params["channels"], ipus)
-    radius = max(1, params["space_order"] // 2)
-    grid = stencil.Grid(
-        width,
-        height,
-        depth,
-        values,
-        item,
-        spec["taps"]
-        if radius == 1 or spec["taps"] > 9
-        else spec["taps"] + (radius - 1) * 2 * (3 if depth > 1 else 2),
-        radius,
-        code,
-        ipus,
-        arranged=spec["code"] is None or name in ("stencil_2d_32b", "lbm_d2q9"),
-        lanes=lanes,
-        per_ipu=bool(params["size_is_per_ipu"]),
-        smallest=(
-            int(params.get("partition_h") or stencil.SMALLEST),
-            int(params.get("partition_w") or stencil.SMALLEST),
-        ),
-    )
-    phases = stencil.sweep(chip, grid)
-    if record.metric == "fraction":
-        return _roofline(record, grid, phases)
-    phase = params["phase"]
-    if phase != "total" and phase not in phases:
-        raise NotPredicted(f"phase {phase!r} of a stencil is not modelled")
-    cycles = sum(phases.values()) if phase == "total" else phases[phase]
-    sweeps = 1 if record.metric in ("tflops", "gpoints_per_s", "bandwidth_gb_s") else params["sweeps"]
-    if record.metric == "time_s":
-        record.need("sweeps")
-        if record.params.get("sweeps") == 1 and phase == "total":
-            raise NotPredicted("the number of sweeps is not stated")
-    traffic = float(grid.points * values * item * spec["taps"])
-    return record.rate(
-        cycles * sweeps, flops=float(grid.points) * spec["flops"], points=grid.points, nbytes=traffic
-    )
-
-
-def _roofline(record: Record, grid: stencil.Grid, phases: dict[str, float]) -> float:
-    """Share of the vector unit's roofline: intensity 0.55 (FP32 0.275) FLOP per byte against 16 B per
-    cycle."""
-    raise NotPredicted("the source's roofline counts operations in a way the record does not say")
-
-
-def _convolution(record: Record, width: int, height: int, channels: int, ipus: int) -> float:
-    """The blur written as a grouped convolution with the library."""
-    input_type = TYPES[record.params["data_type"]]
-    # Every output channel sees every input channel: a dense convolution with few channels.
-    product = Product(
-        1,
-        width * height // ipus,
-        channels,
-        channels,
-        input_type,
-        input_type,
-        "float32",
-        kernel=9,
-        row_length=width,
-        proportion=record.params["available_memory_proportion"],
-    )
-    chip = record.chip
-    plan = plan_product(chip, product)
-    extra = 0.0
-    if ipus > 1:
-        extra = (
-            stencil.links.neighbour_seconds(chip, height * channels * BYTES[record.params["data_type"]])
-            * chip.clock_hz
-        )
-        extra += exchange.global_sync_cycles(chip, ipus) + stencil.GLOBAL_SKEW
-    return record.rate((plan.cycles(chip) + extra) * record.params["sweeps"])
 
 
 def vertex(record: Record) -> float:
@@ -218,6 +40,7 @@ def _conv_nx1(record: Record) -> float:
     """The kernel form of AMP on one tile; ``supervisor`` scope leaves the workers' time out."""
     names = ("batch", "height", "width", "in_channels", "out_channels", "kernel_h", "kernel_w", "stride")
     batch, height, width, inputs, outputs, kernel_h, kernel_w, stride = record.need(*names)
+    _inside(height, width, kernel_h, kernel_w)
     rows = batch * ((height - kernel_h) // stride + 1)
     row_length = (width - kernel_w) // stride + 1
     total, supervisor = amp.four_row_cycles(rows, row_length, inputs, outputs, kernel_h, kernel_w)
@@ -230,9 +53,15 @@ def _conv_nx1(record: Record) -> float:
     return record.rate({"supervisor": supervisor, "worker": parts["busiest_worker"]}.get(scope, total))
 
 
+def _inside(height: int, width: int, kernel_h: int, kernel_w: int) -> None:
+    if kernel_h > height or kernel_w > width:
+        raise NotPredicted(f"a window of {kernel_h}x{kernel_w} has no place in a field of {height}x{width}")
+
+
 def _avg_pool(record: Record) -> float:
     names = ("batch", "height", "width", "in_channels", "kernel_h", "kernel_w", "stride")
     batch, height, width, channels, kernel_h, kernel_w, stride = record.need(*names)
+    _inside(height, width, kernel_h, kernel_w)
     fields = batch * ((height - kernel_h) // stride + 1) * ((width - kernel_w) // stride + 1)
     return record.rate(
         vertices.pool_rows_cycles(fields, kernel_h * kernel_w, channels, TYPES[record.params["input_type"]])
@@ -262,6 +91,8 @@ def _ctc_loss(record: Record) -> float:
     """Alpha and beta; entries of a batch lie on tiles of their own."""
     steps, label = record.need("time_steps", "label_length")
     dtype, part = TYPES[record.params["input_type"]], record.params["part"]
+    if dtype not in ctc.LOG_ADD:
+        raise NotPredicted(f"no loss of {dtype}")
     if part == "reduction":
         return record.rate(ctc.loss_reduction_cycles(steps, label, dtype))
     if part != "total":
@@ -312,7 +143,9 @@ def _qr(record: Record) -> float:
 
 
 def _rows_update(record: Record) -> float:
-    """Rows of a table updated by index; without the embedding planner, all rows on the tiles that hold the table."""
+    """Rows of a table updated by index; without the embedding planner, all rows on the tiles that hold the
+    table.
+    """
     shape, rows = record.need("shape", "batch")
     width = shape[-1] if len(shape) > 1 else 1
     planned = record.params.get("implementation") != "no_planner"
@@ -321,31 +154,10 @@ def _rows_update(record: Record) -> float:
     return record.rate(vertices.multi_update_cycles(here, width))
 
 
-def sparse_product(record: Record) -> float:
-    """A sparse matrix times a dense one; the sizes of the sparse matrix have a default."""
-    m, k, n, density = record.need("m", "k", "n", "density")
-    input_type = TYPES[record.params["input_type"]]
-    plan = sparse.plan_sparse(record.chip, m, k, n, density, record.params["block_size"], input_type)
-    return record.rate(plan.cycles(record.chip), flops=plan.flops)
-
-
-def graph_search(record: Record) -> float:
-    """A breadth-first search: traversed edges per second."""
-    (name,) = record.need("name")
-    if name != "bfs":
-        raise NotPredicted(f"the work of {name!r} depends on its data, which are not in the record")
-    scale, factor = record.params.get("scale"), record.params.get("edge_factor")
-    edges = record.params.get("edges") or (factor * 2**scale if scale and factor else None)
-    if edges is None:
-        raise NotPredicted("not stated and no sensible default: edges")
-    tiles = record.params.get("tiles") or record.chip.tiles
-    return edges * record.chip.clock_hz / sparse.search_cycles(record.chip, edges, tiles) / 1e9
-
-
 def _conv(record: Record) -> float:
     names = ("batch", "height", "width", "in_channels", "out_channels", "kernel_h", "kernel_w", "stride")
     batch, height, width, inputs, outputs, kernel_h, kernel_w, stride = record.need(*names)
-    input_type, partials = TYPES[record.params["input_type"]], TYPES[record.params["partials_type"]]
+    input_type, partials = record.product_types()
     depthwise = record.params["op"] == "conv_depthwise"
     field = math.ceil(height / stride) * math.ceil(width / stride)
     product = Product(
@@ -379,7 +191,7 @@ def _conv(record: Record) -> float:
 
 def _fully_connected(record: Record) -> float:
     inputs, outputs, batch = record.need("in_channels", "out_channels", "batch")
-    input_type, partials = TYPES[record.params["input_type"]], TYPES[record.params["partials_type"]]
+    input_type, partials = record.product_types()
     product = Product(
         1,
         max(batch, outputs),

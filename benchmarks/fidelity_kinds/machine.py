@@ -9,7 +9,7 @@ from podrun.device.tiles import amp, bandwidth, exchange, host, links
 def amp_tile(record: Record) -> float:
     """One 1x1 convolution vertex."""
     rows, inputs, outputs = record.need("rows", "in_channels", "out_channels")
-    input_type, partials = (TYPES[record.params[key]] for key in ("input_type", "partials_type"))
+    input_type, partials = record.product_types()
     units = record.chip.conv_units(input_type, partials)
     cycles = float(
         amp.matmul_cycles(rows, inputs, outputs, input_type=input_type, partials_type=partials, units=units)
@@ -25,9 +25,9 @@ def memory_bandwidth(record: Record) -> float:
     per_cycle = bandwidth.bytes_per_cycle(record.chip, pattern, how, TYPES[record.params["data_type"]])
     if record.metric == "fraction":
         return per_cycle / record.chip.load_bytes
-    return record.rate(
-        1.0, nbytes=per_cycle * record.chip.tiles, flops=per_cycle / 12.0 * 2 * record.chip.tiles
-    )
+    # A triad moves three elements for each multiply-add.
+    flops = per_cycle / (3.0 * BYTES[record.params["data_type"]]) * 2.0 if pattern == "stream_triad" else 0.0
+    return record.rate(1.0, nbytes=per_cycle * record.chip.tiles, flops=flops * record.chip.tiles)
 
 
 def exchange_kind(record: Record) -> float:
@@ -35,10 +35,15 @@ def exchange_kind(record: Record) -> float:
     chip, (pattern,) = record.chip, record.need("pattern")
     if pattern == "point_to_point":
         return record.rate(chip.facts["exchange_latency_cycles"].value)
-    if pattern == "latency_under_load" and record.metric == "ratio":
-        return 1.0 + exchange.LOADED_LATENCY
-    if pattern != "halo_swap" or record.params["phase"] not in ("exchange", "total"):
+    if pattern == "latency_under_load":
+        loaded = 1.0 + exchange.LOADED_LATENCY
+        if record.metric == "ratio":
+            return loaded
+        return record.rate(chip.facts["exchange_latency_cycles"].value * loaded)
+    if pattern != "halo_swap":
         raise NotPredicted(f"exchange pattern {pattern!r}: the traffic is not given")
+    if record.params["phase"] not in ("exchange", "total"):
+        raise NotPredicted(f"phase {record.params['phase']!r} of a halo swap is not separated")
     height, width = record.need("block_h", "block_w")
     moved = exchange.halo_cycles(
         chip, height, width, BYTES[record.params["data_type"]], record.params["implementation"]
@@ -62,22 +67,31 @@ def host_stream(record: Record) -> float:
     (pattern,) = record.need("pattern")
     if pattern == "dataloader":
         raise NotPredicted("the host's own data loader is not part of the device model")
-    chip, phase = record.chip, record.params["phase"]
-    down, up = record.params["bytes_to_device"], record.params["bytes_from_device"]
-    parts = host.stream_copy(chip, down + up)
+    chip, phase, way = record.chip, record.params["phase"], record.params.get("direction") or "both"
+    stated = {way: record.params.get(f"bytes_{way}") for way in ("to_device", "from_device")}
+    # Where no size is stated, one word: such rows are about the waits.
+    moved = sum(stated[one] or 0 for one in stated if way in (one, "both")) or WORD
+    parts = host.stream_copy(chip, moved)
     if record.params.get("occurrence") == 1:
         # The first copy of a program finds the host waiting: two barriers before, one after.
         parts = {**parts, "begin": 2.0 * exchange.sync_cycles(chip), "end": exchange.sync_cycles(chip)}
     if pattern == "stream_copy":
-        return record.rate(parts[phase] if phase in parts else sum(parts.values()), nbytes=down + up)
-    return record.rate(parts["mid"], nbytes=down + up)
+        return record.rate(parts[phase] if phase in parts else sum(parts.values()), nbytes=moved)
+    return record.rate(parts["mid"], nbytes=moved)
+
+
+WORD = 4
+"""Bytes of a copy whose size is not stated."""
 
 
 def session_call(record: Record) -> float:
     """One call of a session from the host."""
     train = record.params.get("mode") == "train"
     rounds = record.params["gradient_accumulation"] * host.REMOTE_ROUNDS if train else 0
-    return record.rate(host.session_call_seconds(record.chip, rounds) * record.chip.clock_hz)
+    seconds = host.session_call_seconds(record.chip, rounds)
+    if record.metric == "samples_per_s":
+        return float(record.params["samples"]) / seconds
+    return record.rate(seconds * record.chip.clock_hz)
 
 
 def all_reduce(record: Record) -> float:
@@ -89,18 +103,20 @@ def all_reduce(record: Record) -> float:
         raise NotPredicted("not stated and no sensible default: bytes")
     ipus = max(record.ipus, record.params.get("ipus") or 1)
     method = None if record.params["method"] == "default" else record.params["method"]
+    if ipus < 2:
+        raise NotPredicted("one rank has nothing to reduce")
+    seconds = links.all_reduce_seconds(record.chip, ipus, nbytes, method=method)
     if record.metric == "ratio":
-        # The library's default before it had others: one ring.
-        other = links.all_reduce_seconds(record.chip, ipus, nbytes, method="ring")
-        return links.all_reduce_seconds(record.chip, ipus, nbytes, method=method) / other
-    return record.rate(
-        links.all_reduce_seconds(record.chip, ipus, nbytes, method=method) * record.chip.clock_hz
-    )
+        # Against the default for a large tensor over many ranks: two rings in opposite directions (facts page
+        # 9).
+        return seconds / links.all_reduce_seconds(record.chip, ipus, nbytes, method="pair")
+    return record.rate(seconds * record.chip.clock_hz, nbytes=float(nbytes))
 
 
 def ipu_link(record: Record) -> float:
     """Traffic between chips other than a collective."""
+    (pattern,) = record.need("pattern")
     nbytes = record.params.get("bytes")
     if nbytes is None:
-        raise NotPredicted("the bytes that cross the links are not stated")
+        raise NotPredicted(f"{pattern!r}: the bytes that cross the links are not stated")
     return record.rate(links.neighbour_seconds(record.chip, nbytes) * record.chip.clock_hz)

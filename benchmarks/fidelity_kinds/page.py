@@ -126,7 +126,8 @@ def _summary(by_kind: Mapping[str, Any]) -> str:
 
 def _held_out(results: Sequence[Mapping[str, Any]]) -> str:
     lines = [
-        "For each seed a random third of the rows is held out, the fitted constants are fitted again on the rest from",
+        "For each seed a random third of the rows is held out, the fitted constants are fitted again on the "
+        "rest from",
         "values half as large again, and both parts are predicted (`python benchmarks/fidelity_holdout.py`).",
         "Medians of the errors, fitted / held out:",
         "",
@@ -146,7 +147,8 @@ def _low(by_kind: Mapping[str, Any]) -> str:
         found = groups.get("low")
         if found:
             lines.append(
-                f"| {kind} | {found['records']} | {found['coverage']:.0%} | {_percent(found['median_error'])} |"
+                f"| {kind} | {found['records']} | {found['coverage']:.0%} | "
+                f"{_percent(found['median_error'])} |"
             )
     return "\n".join(lines) + "\n"
 

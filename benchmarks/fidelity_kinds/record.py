@@ -3,6 +3,7 @@ open."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,7 +87,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "phase": "total",
         "depth": 1,
         "channels": 1,
-        "sweeps": 1,
         "ipus": 1,
         "data_type": "fp32",
         "size_is_per_ipu": False,
@@ -99,6 +99,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 MK2_CHIP: dict[tuple[str, str], Chip] = {("gemm", "tflops"): BOW, ("sparse_matmul", "tflops"): BOW}
 """The chip taken for ``mk2`` (GC200 or Bow not stated) where a time or rate needs a clock; GC200
 elsewhere."""
+
+GC2_SERVER_IPUS = 16
+"""IPUs of the largest GC2 system: eight cards in a server. Published."""
 
 TYPES = {"fp8": "float8", "fp16": "float16", "fp32": "float32", "int32": "int32"}
 BYTES = {"fp8": 1, "fp16": 2, "fp32": 4, "int32": 4}
@@ -132,7 +135,8 @@ class Record:
         if name in ("mk2", "mk2-pod4"):
             return MK2_CHIP.get((self.kind, self.metric), GC200)
         if name == "ipu":
-            return CHIPS["gc2"]
+            # Not stated which: a GC2 server holds 16, so more of them are a POD of the next generation.
+            return CHIPS["gc2" if self.ipus <= GC2_SERVER_IPUS else "gc200"]
         if name == "c600-or-bow":
             return CHIPS["c600"]
         raise NotPredicted(f"target {self.target!r} does not say which chip")
@@ -158,8 +162,23 @@ class Record:
             raise NotPredicted(f"not stated and no sensible default: {', '.join(missing)}")
         return [self.params[name] for name in names]
 
+    def product_types(self) -> tuple[str, str]:
+        """Types of a matrix product's operands and partial sums; singles are always summed in singles.
+
+        Raises:
+            NotPredicted: the chip's matrix unit does not take them.
+        """
+        operands, partials = (TYPES[self.params[key]] for key in ("input_type", "partials_type"))
+        if f"amp_inputs_{operands}" not in self.chip.facts or partials not in ("float16", "float32"):
+            raise NotPredicted(
+                f"the matrix unit of {self.chip.title} takes no {operands} with {partials} partials"
+            )
+        return operands, "float32" if operands == "float32" else partials
+
     def rate(self, cycles: float, flops: float = 0.0, points: float = 0.0, nbytes: float = 0.0) -> float:
         """``cycles`` of one chip's clock as the record's metric."""
+        if not math.isfinite(cycles) or cycles <= 0.0:
+            raise NotPredicted("nothing of this kind happens with these parameters")
         seconds = cycles / self.chip.clock_hz
         made = {
             "cycles": cycles,

@@ -1,10 +1,13 @@
-"""Grids, losses, sparse products, factorisations: what must hold of any size, and what the pieces of a figure are."""
+"""Grids, losses, sparse products, factorisations: what must hold of any size, and what the pieces of a
+figure are.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.device.target import CHIPS
-from podrun.device.tiles import ctc, sparse, stencil
+from podrun.device.tiles import ctc, stencil
 from podrun.device.tiles.cost import cost_jaxpr
 from podrun.device.tiles.matmul import Product, plan_product
 
 GC2, GC200 = CHIPS["gc2"], CHIPS["gc200"]
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def fidelity() -> Any:
+    spec = importlib.util.spec_from_file_location("podrun_fidelity_terms", BENCHMARKS / "fidelity.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def blur(**changes: Any) -> stencil.Grid:
@@ -68,12 +82,22 @@ def test_a_convolution_without_room_falls_to_the_vector_unit() -> None:
     assert tight.cycles(GC2) > 10.0 * roomy.cycles(GC2)
 
 
+FIRST_LAYER: dict[str, Any] = {"groups": 1, "m": 100_352, "k": 4, "n": 64, "kernel": 49, "row_length": 112}
+
+
 def test_a_serial_split_gathers_its_inputs_in_every_turn() -> None:
-    product = Product(1, 100_352, 4, 64, "float16", "float16", "float32", kernel=49, row_length=112, stride=2)
-    whole = plan_product(GC2, product)
-    serial = plan_product(GC2, Product(1, 100_352, 4, 64, "float16", "float16", "float32", 49, 112, 2, 0.1))
+    layer = Product(**FIRST_LAYER, partials_type="float32", stride=2)
+    whole, serial = plan_product(GC2, layer), plan_product(GC2, replace(layer, proportion=0.15))
     assert "serial/" in serial.detail
     assert serial.exchange > 2.0 * whole.exchange
+    assert serial.temporary_bytes <= 0.15 * GC2.tile_bytes < whole.temporary_bytes
+
+
+def test_turns_do_not_help_where_the_inputs_alone_have_no_room() -> None:
+    """A serial split divides weights and partial sums; an expanded field has to be there in every turn."""
+    tight = plan_product(GC2, Product(**FIRST_LAYER, partials_type="float32", stride=2, proportion=0.1))
+    assert tight.detail.startswith("mac")
+    assert tight.temporary_bytes <= 0.1 * GC2.tile_bytes
 
 
 def test_a_loss_walks_its_lattice_as_a_wave() -> None:
@@ -85,7 +109,8 @@ def test_a_loss_walks_its_lattice_as_a_wave() -> None:
 
 
 @given(st.sampled_from([1, 4, 8, 16]), st.sampled_from([1 / 64, 1 / 16, 1 / 4]))
-def test_sparse_products_cost_more_when_denser(block: int, density: float) -> None:
+def test_sparse_products_cost_more_when_denser(fidelity: Any, block: int, density: float) -> None:
+    sparse = sys.modules["fidelity_kinds.sparse"]
     thin = sparse.plan_sparse(GC200, 4096, 4096, 1024, density / 2, block, "float16")
     dense = sparse.plan_sparse(GC200, 4096, 4096, 1024, density, block, "float16")
     assert dense.cycles(GC200) >= thin.cycles(GC200)
@@ -124,20 +149,9 @@ def test_top_k_takes_fewer_steps_than_a_sort() -> None:
     assert some < whole
 
 
-# The tutorial's matrix times vector, 10000 x 1000 in FP32 with one hand-written vertex per output, measured on
-# hardware: tile cycles of each term.
+# The tutorial's matrix times vector, 10000 x 1000 in FP32 with one hand-written vertex per output, measured
+# on hardware: tile cycles of each term.
 MATRIX_VECTOR = {"compute": 28_300.3, "exchange": 8_743.1, "sync": 135_850.0, "host": 2_641_490.0}
-
-
-@pytest.fixture(scope="module")
-def fidelity() -> Any:
-    spec = importlib.util.spec_from_file_location("podrun_fidelity_terms", BENCHMARKS / "fidelity.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,8 @@ def test_out_of_memory_names_tile_bytes_contents_and_help() -> None:
     memory = cost_jaxpr(closed, "gc200")["memory"]
     with pytest.raises(GraphMemoryAllocationError) as caught:
         check_fits(memory, ipu=3, tiles=GC200.tiles, profile_path="report.json")
-    # The stem is what tools that read the SDK's messages look for: tile over all IPUs, bytes without separators.
+    # The stem is what tools that read the SDK's messages look for: tile over all IPUs, bytes without
+    # separators.
     stem = re.match(r"Out of memory on tile (\d+): (\d+) bytes", str(caught.value))
     assert stem
     assert (int(stem[1]), int(stem[2])) == (3 * 1472, memory["max_tile_bytes"])

@@ -1,4 +1,6 @@
-"""Operators of the front end priced in the library's form: what replaces their traces, and what is left alone."""
+"""Operators of the front end priced in the library's form: what replaces their traces, and what is left
+alone.
+"""
 
 from __future__ import annotations
 

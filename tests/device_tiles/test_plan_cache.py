@@ -1,4 +1,6 @@
-"""Plans on disk: found again by what was asked, never by anything else; damage is no answer; the folder stays small."""
+"""Plans on disk: found again by what was asked, never by anything else; damage is no answer; the folder
+stays small.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Recomputation and cutting of flat steps: every result is still made, once; what is remade is no longer kept."""
+"""Recomputation and cutting of flat steps: every result is still made, once; what is remade is no longer
+kept.
+"""
 
 from __future__ import annotations
 

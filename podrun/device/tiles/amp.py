@@ -29,7 +29,11 @@ def in_group(input_type: str) -> int:
 
 def _worker(rows: Cycles, input_type: str, units: int, zeroing: bool, half_partials: bool) -> Cycles:
     """Thread cycles of one worker for ``rows`` rows of one weight block."""
-    if input_type == "float32":
+    if input_type == "float8":
+        # Facts page 8.3; five cycles fewer where the first pass clears.
+        short, per_row = tuple(17.0 + first - 5.0 * zeroing for first in (4.0, 18.0, 23.0, 27.0)), 4.0
+        clear = 0.0
+    elif input_type == "float32":
         short, per_row = (24.0, 47.0, 46.0, 46.0), 8.0
         clear = 2.0 + (8.0 if units == CONV_UNITS else 4.0) * rows if zeroing else 0.0
     elif half_partials and units == 8:
@@ -69,7 +73,7 @@ def matmul_cycles(
     ``units`` is the number of output channels side by side; a block of 16 output channels takes ``16 /
     units`` passes. ``load_bytes`` is how fast weights are loaded: 8 (64 bits) matches the published
     hardware points.
-    Source: facts page 8.2, held against 77 hardware points.
+    Source: facts page 8.2, held against 77 hardware points; FP8: 8.3.
     """
     rows = np.asarray(rows, dtype=np.float64)
     groups = np.asarray(groups, dtype=np.float64)
@@ -79,6 +83,11 @@ def matmul_cycles(
     load = units * 32.0 / load_bytes
     accumulate = _inner(rows, input_type, units, False, half)
     first = _inner(rows, input_type, units, True, half)
+    if input_type == "float8":
+        later_blocks = (blocks_in - 1.0) * (17.0 * WORKERS + 6.0 + load + accumulate)
+        first_block = 6.0 * WORKERS + 10.0 + 20.0 * WORKERS + 11.0 + load + first
+        each = 2.0 * WORKERS + 9.0 + blocks_out * (first_block + later_blocks)
+        return np.asarray(46.0 + groups * each)
     later_blocks = (blocks_in - 1.0) * (15.0 + blocks_out * (19.0 + 6.0 + load + accumulate))
     first_block = 11.0 + blocks_out * (18.0 + 7.0 + load + first)
     launch = 50.0 + WORKERS * (7.0 + 3.0 * (blocks_in * groups - 1.0))
@@ -148,7 +157,9 @@ def four_row_cycles(
 def four_row_parts(
     rows: float, row_length: float, in_channels: int, out_channels: int, kernel_h: int, kernel_w: int
 ) -> dict[str, float]:
-    """Cycles of parts of a trace of `four_row_cycles`: of one call, of the supervisor's syncs, of one worker."""
+    """Cycles of parts of a trace of `four_row_cycles`: of one call, of the supervisor's syncs, of one
+    worker.
+    """
     calls = math.ceil(in_channels / 4) * math.ceil(kernel_h / 4) * kernel_w * math.ceil(out_channels / 8)
     out_groups = math.ceil(out_channels / 8)
     inner = 34.0 + 4.0 * max(0.0, row_length - 3.0) - 9.0
@@ -190,7 +201,9 @@ def mac_cycles(
     rows = np.asarray(rows, dtype=np.float64)
     outs = np.asarray(out_channels, dtype=np.float64)
     dot = 7.0 + _ceil(in_channels, vector)
-    # Outputs of all rows are shared by the workers.
-    per_worker = _ceil(rows * outs, WORKERS)
     kernel = np.asarray(kernel, dtype=np.float64)
-    return np.asarray(60.0 + WORKERS * (16.0 + kernel * (16.0 + 7.0 + per_worker * dot)))
+    # Workers share rows; too few rows for them, and they share the outputs of each.
+    shared = np.where(
+        rows >= WORKERS, _ceil(rows, WORKERS) * (7.0 + outs * dot), 7.0 + _ceil(rows * outs, WORKERS) * dot
+    )
+    return np.asarray(60.0 + WORKERS * (16.0 + kernel * (16.0 + shared)))

@@ -39,12 +39,12 @@ def cost_jaxpr(
 ) -> dict[str, Any]:
     """Cost a ``jax.core.ClosedJaxpr`` on one IPU of ``target`` (a chip's or system's name, or a Chip).
 
-    ``product_type``: cost products as if their operands had this type (``float8``). ``repeats``: how often the
-    jaxpr runs in one step (accumulated micro-batches). ``results_stay``: results are held to the end (gradients that
-    wait for the update), or used up as they are made; for all of them, or for each. The report is JSON-able: ``step``
-    (cycles, seconds, and cycles by cause), ``by_operator`` and ``by_scope`` (cycles, largest first), ``memory``
-    (`podrun.device.tiles.memory.section`), ``bounds`` (primitives that no planner knows: count, cycles, scopes),
-    ``target``, ``version``.
+    ``product_type``: cost products as if their operands had this type (``float8``). ``repeats``: how often
+    the jaxpr runs in one step (accumulated micro-batches). ``results_stay``: results are held to the end
+    (gradients that wait for the update), or used up as they are made; for all of them, or for each. The
+    report is JSON-able: ``step`` (cycles, seconds, and cycles by cause), ``by_operator`` and ``by_scope``
+    (cycles, largest first), ``memory`` (`podrun.device.tiles.memory.section`), ``bounds`` (primitives that
+    no planner knows: count, cycles, scopes), ``target``, ``version``.
 
     Raises:
         InvalidOptionError: unknown target, or an impossible proportion.
@@ -149,8 +149,9 @@ def report_of(chip: Chip, steps: Sequence[Step], liveness: Liveness, repeats: in
 
 
 def timeline(chip: Chip, steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """BSP steps in order, neighbours of one scope and family joined: cycles of compute, exchange (copies around
-    it included) and sync (launches included), and how many steps are in it."""
+    """BSP steps in order, neighbours of one scope and family joined: cycles of compute, exchange (copies
+    around it included) and sync (launches included), and how many steps are in it.
+    """
     entries: list[dict[str, Any]] = []
     for step in leaves(steps):
         plan = step.plan
@@ -188,8 +189,9 @@ def _ranked(entries: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
 
 
 def memory_by_scope(chip: Chip, steps: Sequence[Step], liveness: Liveness) -> dict[str, dict[str, int]]:
-    """Bytes on the chip: the most that is alive while a named scope works, arguments left out, and the most temporary
-    data of its steps."""
+    """Bytes on the chip: the most that is alive while a named scope works, arguments left out, and the most
+    temporary data of its steps.
+    """
     found: dict[str, dict[str, int]] = {}
     for live, step in zip(liveness.curve, steps, strict=True):
         if step.plan.family != "view":

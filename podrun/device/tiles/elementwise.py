@@ -20,8 +20,9 @@ GRAIN_BYTES = 16
 """Smallest piece of a tensor that is given a tile of its own by the linear mapper (grain of 8 halves)."""
 
 CHAIN_VERTICES = 0.6
-"""State of a chain's vertex on a tile in units of a product's: pointers only. Derived: vertex state of BERT's layers
-and of ResNet-50 on GC2, operator by operator."""
+"""State of a chain's vertex on a tile in units of a product's: pointers only. Derived: vertex state of
+BERT's layers and of ResNet-50 on GC2, operator by operator.
+"""
 
 OPS: dict[str, str] = {
     **dict.fromkeys(("add", "sub", "neg", "max", "min", "add_any", "abs"), "add"),

@@ -217,7 +217,8 @@ def plan_scan_reduce(chip: Chip, equation: Equation) -> Plan:
 def plan_sort(chip: Chip, equation: Equation) -> Plan:
     """Sort and top-k: a bitonic network of log2(n)(log2(n)+1)/2 compare-exchange steps over all tiles.
 
-    Top-k sorts runs of k and keeps the larger half of each pair of runs: log2(n/k) merges of log2(k) steps more.
+    Top-k sorts runs of k and keeps the larger half of each pair of runs: log2(n/k) merges of log2(k) steps
+    more.
     """
     source = equation.operands[0]
     axis = equation.params.get("dimension", -1)

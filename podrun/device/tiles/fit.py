@@ -1,4 +1,5 @@
-"""Does the program fit? Out of memory names the tile, the bytes, the largest contents, and what would help."""
+"""Does the program fit? Out of memory names the tile, the bytes, the largest contents, and what would
+help."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def check_fits(memory: Mapping[str, Any], *, ipu: int = 0, tiles: int = 0, profi
     used, available = memory["max_tile_bytes"], memory["tile_bytes"]
     named = ", ".join(f"{name} {size:,} B" for name, size in content[:3])
     message = (
-        f"Out of memory on tile {tile}: {used} bytes used, {available} available ({used - available} too many), "
-        f"on IPU {ipu}. Largest contents: {named} on the IPU."
+        f"Out of memory on tile {tile}: {used} bytes used, {available} available ({used - available} too "
+        f"many), on IPU {ipu}. Largest contents: {named} on the IPU."
     )
     if memory["largest"]:
         listed = "; ".join(f"{item['scope']} ({item['bytes']:,} B)" for item in memory["largest"][:3])

@@ -18,8 +18,9 @@ TRANSFER_CYCLES = 1500.0
 STREAM_BYTES_PER_SECOND = 8.0e9
 """Host link per machine in use. Published: the SDK's IPU model, 40 MB in 5.01 ms."""
 PCIE_BYTES_PER_SECOND = 20e9
-"""Host link of one IPU when a program reads its data at once. Derived: the matrix-vector tutorial on hardware moves
-40 MB in 2.64 M cycles of 1.33 GHz; PCIe 4 x16 peaks at 32e9."""
+"""Host link of one IPU when a program reads its data at once. Derived: the matrix-vector tutorial on
+hardware moves 40 MB in 2.64 M cycles of 1.33 GHz; PCIe 4 x16 peaks at 32e9.
+"""
 CALL_SECONDS = 0.8e-3
 """Fixed cost of one session call seen from the host. Published: two notebooks with a trivial model."""
 REMOTE_ROUNDS = 5

@@ -80,8 +80,10 @@ def splits(size: int, grain: int, most: int) -> NDArray[np.float64]:
     return np.asarray(ordered, dtype=np.float64)
 
 
-def plan_product(chip: Chip, product: Product) -> Plan:
-    """The cheapest plan of a product or convolution on ``chip``. Cached: equal questions get the same answer.
+def plan_product(chip: Chip, product: Product, *, tiles: int | None = None) -> Plan:
+    """The cheapest plan of a product or convolution on ``chip``, or on so many of its tiles.
+
+    Cached: equal questions get the same answer.
 
     Raises:
         InvalidOptionError: a memory proportion outside (0, 1].
@@ -91,12 +93,14 @@ def plan_product(chip: Chip, product: Product) -> Plan:
             f"availableMemoryProportion {product.proportion} is not above 0 and at most 1",
             hint="Give a share of tile memory such as 0.6 (the default).",
         )
-    return _plan(chip.name, chip.tiles, product)
+    return _plan(chip.name, tiles or chip.tiles, product)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way to compute a product; ``fits``: its temporary data stay within the proportion, serially if need be."""
+    """A way to compute a product; ``fits``: its temporary data stay within the proportion, serially if need
+    be.
+    """
 
     plan: Plan
     fits: bool
@@ -175,7 +179,7 @@ def _amp_plan(
         )
     halo = _halo(product, rows)
     return _choose(
-        chip, product, method, compute, groups, rows * halo, rows, k, n, (pm, pk, pn, used), transform
+        chip, product, method, compute, groups, rows * halo, rows, k, n, (pm, pk, pn, used), transform, units
     )
 
 
@@ -202,7 +206,8 @@ ROW_CHANNELS = 4
 
 
 def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> Candidate:
-    """Weight blocks of four kernel rows and four channels: the unit walks the field itself, nothing is expanded.
+    """Weight blocks of four kernel rows and four channels: the unit walks the field itself, nothing is
+    expanded.
 
     Source: facts page 8.4. It pays for a short kernel over few channels at stride one.
     """
@@ -225,7 +230,9 @@ def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> Candidate
         groups=groups,
     )
     in_rows = rows * _halo(product, rows)
-    return _choose(chip, product, "amp-rows", compute, groups, in_rows, rows, k, n, (pm, pk, pn, used), 0.0)
+    return _choose(
+        chip, product, "amp-rows", compute, groups, in_rows, rows, k, n, (pm, pk, pn, used), 0.0, units
+    )
 
 
 EXPAND_CYCLES = 0.34
@@ -234,7 +241,9 @@ layer."""
 
 
 def _slic_plan(chip: Chip, product: Product, tiles: int) -> Candidate:
-    """Groups of two to four channels on the SLIC unit, four groups side by side. Source: facts page 2 and 8.5."""
+    """Groups of two to four channels on the SLIC unit, four groups side by side. Source: facts page 2 and
+    8.5.
+    """
     blocks = replace(product, groups=math.ceil(product.groups / SLIC_GROUPS))
     pg, pm, pk, pn, used = _grid(chip, blocks, tiles, 4, 4)
     rows = np.ceil(product.m / pm)
@@ -244,7 +253,7 @@ def _slic_plan(chip: Chip, product: Product, tiles: int) -> Candidate:
     k, n = np.full_like(rows, product.k), np.full_like(rows, product.n)
     in_rows = rows * _halo(product, rows)
     here = groups * SLIC_GROUPS
-    return _choose(chip, product, "slic", compute, here, in_rows, rows, k, n, (pm, pk, pn, used), 0.0)
+    return _choose(chip, product, "slic", compute, here, in_rows, rows, k, n, (pm, pk, pn, used), 0.0, 4)
 
 
 SLIC_GROUPS = 4
@@ -286,7 +295,7 @@ def _vector_plan(chip: Chip, product: Product, tiles: int) -> Candidate:
     groups = np.ceil(product.groups / pg)
     compute = groups * amp.mac_cycles(rows, k, n, vector=vector, kernel=product.kernel)
     in_rows = rows * _halo(product, rows)
-    return _choose(chip, product, "mac", compute, groups, in_rows, rows, k, n, (pm, pk, pn, used), 0.0)
+    return _choose(chip, product, "mac", compute, groups, in_rows, rows, k, n, (pm, pk, pn, used), 0.0, 1)
 
 
 def _halo(product: Product, rows: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -311,10 +320,12 @@ def _choose(
     n: NDArray[np.float64],
     split: tuple[NDArray[np.float64], ...],
     transform: float,
+    grain: int,
 ) -> Candidate:
     """Add what moves to the vertex cycles of each split and take the cheapest that fits.
 
-    If none fits, the smallest is run serially over its output channels: every turn gathers its inputs again.
+    A split without the room for all its output channels takes them in turns of at least ``grain``, each of
+    which gathers its inputs again.
     """
     pm, pk, pn, used = split
     item, partial = float(_BYTES[product.input_type]), float(_BYTES[product.partials_type])
@@ -349,11 +360,14 @@ def _choose(
     rearrange = transform + (in_bytes * 1.25 / 8.0 if product.transposed else in_bytes * 0.0)
     exchange = PHASE_CYCLES + gather + spread
     total = compute + reduce + cast + exchange + rearrange
-    temporary = in_bytes + weight_bytes + partial_bytes
+    limit = product.proportion * chip.tile_bytes
+    turns = _serial_turns(limit, in_bytes, weight_bytes + partial_bytes, n, grain)
+    temporary = in_bytes + (weight_bytes + partial_bytes) / turns
+    total = total + (turns - 1.0) * (exchange + rearrange + TURN_CYCLES)
+    fits = temporary <= limit
     # A plan that fits no tile at all cannot run; when none fits the proportion, the smallest one is taken.
-    allowed = temporary <= product.proportion * chip.tile_bytes
-    best = int(np.argmin(np.where(allowed, total, np.inf))) if allowed.any() else int(np.argmin(temporary))
-    serial = 1 if allowed.any() else math.ceil(temporary[best] / (product.proportion * chip.tile_bytes))
+    best = int(np.argmin(np.where(fits, total, np.inf))) if fits.any() else int(np.argmin(temporary))
+    serial = int(turns[best])
     reductions = 1 if pk[best] > 1 else 0
     plan = Plan(
         "conv" if product.kernel > 1 else "matmul",
@@ -363,7 +377,7 @@ def _choose(
         compute_sets=serial + reductions + (1 if transform else 0),
         exchanges=serial + reductions,
         flops=2.0 * product.macs,
-        temporary_bytes=float(temporary[best]) / serial,
+        temporary_bytes=float(temporary[best]),
         tiles=int(used[best]),
         vertices=2.0 + (WORKLIST_VERTICES * product.kernel if product.kernel > 1 else 0.0),
         fragments=(PRODUCT_FRAGMENTS if product.groups == 1 else GROUPED_FRAGMENTS)
@@ -371,14 +385,29 @@ def _choose(
         detail=f"{method} {product.m}x{product.k}x{product.n} rows/{pm[best]:.0f} in/{pk[best]:.0f} "
         f"out/{pn[best]:.0f}" + (f" serial/{serial}" if serial > 1 else ""),
     )
-    return Candidate(plan, serial == 1 or product.n >= serial * SERIAL_CHANNELS)
+    return Candidate(plan, bool(fits.any()))
 
 
-SERIAL_CHANNELS = 8
-"""Output channels that a turn of a serial split has at least: one group of the narrower unit."""
+def _serial_turns(
+    limit: float,
+    kept: NDArray[np.float64],
+    divided: NDArray[np.float64],
+    n: NDArray[np.float64],
+    grain: int,
+) -> NDArray[np.float64]:
+    """Turns in which each split computes its output channels so that it stays within ``limit`` bytes.
+
+    Weights and partial sums are those of one turn, the inputs are there in all of them. A turn has at least
+    ``grain`` channels; a split that has no room even so takes as many turns as there are.
+    """
+    room = np.maximum(limit - kept, 1.0)
+    return np.clip(np.ceil(divided / room), 1.0, np.maximum(1.0, np.ceil(n / grain)))
+
+
 TURN_CYCLES = 400.0
-"""Cycles of one turn of a serial split beside its product: loop control, slice of the weights, place of the outputs.
-Assumed."""
+"""Cycles of one turn of a serial split beside its product: loop control, slice of the weights, place of the
+outputs. Assumed.
+"""
 
 
 def forget() -> None:

@@ -1,14 +1,14 @@
 """What one IPU holds, and what its fullest tile holds: the one place that adds memory up.
 
-A `Demand` lists what has to be there: lasting contents by name, the activations alive at the fullest moment, the
-temporary data of the step that runs then, and code. The compiler makes one for each IPU of a program
-(`podrun.compiler.holdings`), `podrun estimate` one for each IPU of a layout, `cost_jaxpr` one for a traced function
-by itself. `section` turns it into the report's ``memory``; whether a program fits is read from there and from nowhere
-else.
+A `Demand` lists what has to be there: lasting contents by name, the activations alive at the fullest
+moment, the temporary data of the step that runs then, and code. The compiler makes one for each IPU of a
+program (`podrun.compiler.holdings`), `podrun estimate` one for each IPU of a layout, `cost_jaxpr` one for a
+traced function by itself. `section` turns it into the report's ``memory``; whether a program fits is read
+from there and from nowhere else.
 
-Everything is taken as spread over all tiles: the library begins each operation's work on another tile to make it so.
-The fullest tile holds `TILE_IMBALANCE` times the mean; a line from there to as much below the mean stands for the
-rest. Held against the published totals and maxima of networks in docs/fidelity.md.
+Everything is taken as spread over all tiles: the library begins each operation's work on another tile to
+make it so. The fullest tile holds `TILE_IMBALANCE` times the mean; a line from there to as much below the
+mean stands for the rest. Held against the published totals and maxima of networks in docs/fidelity.md.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ BANDS = 8
 WEIGHTS, STATE, ACCUMULATORS = "weights", "optimizer_state", "accumulators"
 STREAMS, STASH, CONSTANTS, ARGUMENTS = "streams", "stash", "constants", "arguments"
 LASTING = (WEIGHTS, STATE, ACCUMULATORS, STREAMS, STASH, CONSTANTS, ARGUMENTS)
-"""Names of contents that are always live, in the order they are shown. ``streams``: buffers of inputs and anchors.
-``stash``: activations kept for micro-batches in flight. ``arguments``: of a function costed by itself."""
+"""Names of contents that are always live, in the order they are shown. ``streams``: buffers of inputs and
+anchors. ``stash``: activations kept for micro-batches in flight. ``arguments``: of a function costed by
+itself.
+"""
 ACTIVATIONS, TEMPORARY = "activations", "temporary"
 
 
@@ -36,9 +38,9 @@ ACTIVATIONS, TEMPORARY = "activations", "temporary"
 class Location:
     """Where a kind of variable lives (SessionOptions' tensor location settings).
 
-    ``off_chip``: in streaming memory between uses, if it has at least ``min_off_chip`` elements. ``shards``: replicas
-    among which each variable of at least ``min_sharded`` elements is cut (replicated tensor sharding); 1: each
-    replica has all of it. The two limits are PopART's defaults.
+    ``off_chip``: in streaming memory between uses, if it has at least ``min_off_chip`` elements.
+    ``shards``: replicas among which each variable of at least ``min_sharded`` elements is cut (replicated
+    tensor sharding); 1: each replica has all of it. The two limits are PopART's defaults.
     """
 
     off_chip: bool = False
@@ -74,8 +76,8 @@ def in_flight(stages: int, stage: int) -> int:
 class Demand:
     """What one IPU has to hold: bytes on the whole chip.
 
-    ``lasting``: by the names of `LASTING`. ``activations``: other values alive at the fullest moment. ``temporary``:
-    data of the step that runs then, beside its operands and results. ``code``: by category.
+    ``lasting``: by the names of `LASTING`. ``activations``: other values alive at the fullest moment.
+    ``temporary``: data of the step that runs then, beside its operands and results. ``code``: by category.
     """
 
     lasting: Mapping[str, int]
@@ -96,7 +98,9 @@ class Demand:
 
 
 def _on_tile(chip: Chip, demand: Demand, share: float) -> dict[str, int]:
-    """Bytes by category on a tile that has ``share`` of the mean. Whole bytes, so that sums agree everywhere."""
+    """Bytes by category on a tile that has ``share`` of the mean. Whole bytes, so that sums agree
+    everywhere.
+    """
     each = share / chip.tiles
     spread: dict[str, float] = {"always_live": demand.always, "not_always_live": demand.activations}
     spread |= {TEMPORARY: demand.temporary, **demand.code}
@@ -115,7 +119,9 @@ def fits(chip: Chip, demand: Demand) -> bool:
 
 
 def by_tile(chip: Chip, demand: Demand) -> list[dict[str, Any]]:
-    """Tiles ``[first, last)`` and the bytes by category on each of them, all tiles in order, the fullest first."""
+    """Tiles ``[first, last)`` and the bytes by category on each of them, all tiles in order, the fullest
+    first.
+    """
     edges = [chip.tiles * band // BANDS for band in range(BANDS + 1)]
     found = []
     for band, (first, last) in enumerate(itertools.pairwise(edges)):

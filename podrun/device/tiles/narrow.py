@@ -1,9 +1,9 @@
 """What an operator computes wider than its tensors is priced as narrow as the library computes it.
 
-The front end computes halves in float32 inside an operator and rounds once at its end, which fixes results to the
-bit on any machine. The IPU's vertices take halves and give halves (and hold what they sum in the partials type), so
-a float32 value that comes from halves and never leaves its operator is a half on the tiles. Values of an explicit
-Cast, and whatever stands in no operator's scope, keep their type.
+The front end computes halves in float32 inside an operator and rounds once at its end, which fixes results
+to the bit on any machine. The IPU's vertices take halves and give halves (and hold what they sum in the
+partials type), so a float32 value that comes from halves and never leaves its operator is a half on the
+tiles. Values of an explicit Cast, and whatever stands in no operator's scope, keep their type.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _NODE = re.compile(r"([A-Z][A-Za-z0-9]*):\d+(?:/\d+)?$")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an equation comes from: an operator's ``label``, its ``kind`` (its ONNX type), forward or backward."""
+    """Where an equation comes from: an operator's ``label``, its ``kind`` (its ONNX type), forward or
+    backward.
+    """
 
     label: str
     kind: str
@@ -65,8 +67,8 @@ def narrow(flat: FlatJaxpr) -> FlatJaxpr:
 def _labels(flat: FlatJaxpr) -> tuple[list[str], set[str]]:
     """The operator of each equation ("" for none), and the operators whose meaning is a type.
 
-    An equation without a scope that reads one operator's values alone belongs to it: differentiating a loop moves
-    what does not change out of it, and drops its scope.
+    An equation without a scope that reads one operator's values alone belongs to it: differentiating a loop
+    moves what does not change out of it, and drops its scope.
     """
     places: dict[str, Place | None] = {}
     maker: dict[int, str] = {}
@@ -90,7 +92,9 @@ def _labels(flat: FlatJaxpr) -> tuple[list[str], set[str]]:
 
 
 def _crossings(flat: FlatJaxpr, labels: Sequence[str]) -> tuple[dict[str, set[int]], set[int]]:
-    """By operator, the values of others that it reads; and all values that are read by others or the outside."""
+    """By operator, the values of others that it reads; and all values that are read by others or the
+    outside.
+    """
     maker: dict[int, str] = {}
     crossing: dict[str, set[int]] = {}
     leaving = set(flat.results)

@@ -106,7 +106,9 @@ def _conv_form(x: Sequence[int], w: Sequence[int], y: Sequence[int]) -> dict[str
 
 
 def _normalisation(op: Operator) -> None:
-    """Two sums, then one pass that whitens, scales and shifts; the whitened values are kept for the gradient."""
+    """Two sums, then one pass that whitens, scales and shifts; the whitened values are kept for the
+    gradient.
+    """
     x, y = op.main_input(), op.main_output()
     if op.size(x) != op.size(y):
         raise Unexpected
@@ -152,8 +154,9 @@ def _normalised_gradient(
     shared: bool,
     dx: int,
 ) -> None:
-    """One pass over gradient and whitened values; where the statistics are not those of the parameters, two more
-    sums before it."""
+    """One pass over gradient and whitened values; where the statistics are not those of the parameters, two
+    more sums before it.
+    """
     g, product, whitened, scale, deviation = values
     full = op.shape(whitened)
     scaled = write.emit("mul", [g, scale], shape=full)
@@ -265,7 +268,9 @@ def _pointwise(forward: str, backward: str, *, keeps_output: bool) -> Template:
 
 
 def _dropout(op: Operator) -> None:
-    """The generator runs inside the vertex; the backward pass runs it again from the same seed, so no mask is kept."""
+    """The generator runs inside the vertex; the backward pass runs it again from the same seed, so no mask
+    is kept.
+    """
     floating = [n for n in op.forward.reads if op.tensors[n].dtype.startswith(("float", "bfloat"))]
     if not floating:
         raise Unexpected

@@ -1,4 +1,5 @@
-"""An operator's runs in a trace, forward and backward, and the pen that writes them anew (see `operators`)."""
+"""An operator's runs in a trace, forward and backward, and the pen that writes them anew (see
+`operators`)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from podrun.device.tiles.narrow import Place
 
 @dataclass(slots=True)
 class Run:
-    """Equations of one operator and direction: what they read of others, what others (or the outside) read of them."""
+    """Equations of one operator and direction: what they read of others, what others (or the outside) read
+    of them.
+    """
 
     first: int
     end: int
@@ -50,8 +53,9 @@ class Writer:
         params: Mapping[str, Any] | None = None,
         seen_as: Sequence[int] = (),
     ) -> int:
-        """Add an equation with one result: ``output``, or a new value of ``shape``. ``seen_as``: the shape in which
-        the planner sees the first operand."""
+        """Add an equation with one result: ``output``, or a new value of ``shape``. ``seen_as``: the shape
+        in which the planner sees the first operand.
+        """
         dtype = self.tensors[inputs[0]].dtype
         number = self.new(shape, dtype) if output is None else output
         operands = [self.tensors[n] for n in inputs]
@@ -117,7 +121,9 @@ class Operator:
         return found[0]
 
     def arriving(self) -> list[int]:
-        """What the backward run reads that the forward run neither read nor made: gradients of other operators."""
+        """What the backward run reads that the forward run neither read nor made: gradients of other
+        operators.
+        """
         assert self.backward is not None
         forward = self.equations[self.forward.first : self.forward.end]
         known = {*self.forward.reads, *(n for e in forward for n in e.outputs)}
@@ -152,4 +158,6 @@ class Operator:
 
 
 Template = Callable[[Operator], None]
-"""Writes the runs of one operator anew. Raises Unexpected, before anything is replaced, for runs it does not know."""
+"""Writes the runs of one operator anew. Raises Unexpected, before anything is replaced, for runs it does
+not know.
+"""

@@ -1,10 +1,10 @@
 """Operators of the front end as the library computes them, not as their trace is written.
 
-The trace of an operator is what gives the right bits fast on a CPU: a depthwise convolution is shifted products, a
-max-pool a chain of maxima. On tiles it is the library's own vertex. Each run of equations in the scope of such an
-operator (see `podrun.popart.lowering`), forward and backward, is replaced by the few equations that the library's
-form of it consists of; what the backward pass keeps of the forward one is what the library keeps. A run that does
-not look as expected stays as it is.
+The trace of an operator is what gives the right bits fast on a CPU: a depthwise convolution is shifted
+products, a max-pool a chain of maxima. On tiles it is the library's own vertex. Each run of equations in
+the scope of such an operator (see `podrun.popart.lowering`), forward and backward, is replaced by the few
+equations that the library's form of it consists of; what the backward pass keeps of the forward one is what
+the library keeps. A run that does not look as expected stays as it is.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def rewrite(flat: FlatJaxpr) -> FlatJaxpr:
 
 
 def free_transposes(flat: FlatJaxpr) -> FlatJaxpr:
-    """``flat`` with transposes that the library does not do as views: of a parameter, which it lays out as the product
-    reads it, and of a product's result, which it writes the other way round."""
+    """``flat`` with transposes that the library does not do as views: of a parameter, which it lays out as
+    the product reads it, and of a product's result, which it writes the other way round.
+    """
     parameters = {*flat.arguments, *flat.constants}
     product: dict[int, str] = {}
     equations = []

@@ -1,12 +1,12 @@
 """Plans on disk: what was costed once is read in every later process, by what was asked and nothing else.
 
-An entry is one JSON file named by a digest of its question (a flat jaxpr, options and chip, or a request in words of
-its own such as a model file's digest and a layout) and of podrun's version and the text of the tile model itself, so
-that no other version's answer is ever read. Nothing is unpickled. A file that is damaged is ignored and written
-anew; the oldest files go when the folder grows beyond `MOST_BYTES`.
+An entry is one JSON file named by a digest of its question (a flat jaxpr, options and chip, or a request in
+words of its own such as a model file's digest and a layout) and of podrun's version and the text of the
+tile model itself, so that no other version's answer is ever read. Nothing is unpickled. A file that is
+damaged is ignored and written anew; the oldest files go when the folder grows beyond `MOST_BYTES`.
 
-The folder is ``$PODRUN_PLAN_CACHE`` (``off`` or empty: no cache), else ``podrun/plans`` under ``$XDG_CACHE_HOME`` or
-``~/.cache``.
+The folder is ``$PODRUN_PLAN_CACHE`` (``off`` or empty: no cache), else ``podrun/plans`` under
+``$XDG_CACHE_HOME`` or ``~/.cache``.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def sources(*rooms: str) -> str:
 def remembered(question: Any, answer: Callable[[], Any], environ: Mapping[str, str] | None = None) -> Any:
     """``answer()``, or what it gave for an equal ``question`` before. Answers are plain data.
 
-    ``question``: tuples, lists, mappings, text, numbers, enums, dtypes and `FlatJaxpr`; anything else is no key, and
-    ``answer()`` is asked anew.
+    ``question``: tuples, lists, mappings, text, numbers, enums, dtypes and `FlatJaxpr`; anything else is no
+    key, and ``answer()`` is asked anew.
     """
     directory = folder(os.environ if environ is None else environ)
     if directory is None:

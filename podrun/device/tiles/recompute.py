@@ -1,11 +1,12 @@
 """Recomputation: forward values that the backward pass needs are made again there instead of being kept.
 
-A flat training step lists its forward equations, then its backward ones (scope ``transpose(...)``). Where a backward
-equation reads a value that is to be made again, copies of the forward equations that lead to it are put just before
-that reader, once, and read from there on; so the value lives from its maker to its last forward reader, and again
-from its copy to its last backward reader. Copies keep their layer and their IPU (``transpose(checkpoint(...))``) and
-so belong to the backward work of their own pipeline stage. Liveness, cycles and code of the changed step are then
-what they are: saving and price are both counted, neither is assumed. No bit of a result depends on it.
+A flat training step lists its forward equations, then its backward ones (scope ``transpose(...)``). Where a
+backward equation reads a value that is to be made again, copies of the forward equations that lead to it
+are put just before that reader, once, and read from there on; so the value lives from its maker to its last
+forward reader, and again from its copy to its last backward reader. Copies keep their layer and their IPU
+(``transpose(checkpoint(...))``) and so belong to the backward work of their own pipeline stage. Liveness,
+cycles and code of the changed step are then what they are: saving and price are both counted, neither is
+assumed. No bit of a result depends on it.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ Place = Callable[[str], int | None]
 class Recompute:
     """What is made again.
 
-    ``rule``: ``"none"``; ``"standard"``: all but checkpoints chosen so that peak memory is small; ``"pipeline"``:
-    everything in all forward stages but the last; ``"all"``: everything. Whatever the rule, operators whose scope is
-    in ``scopes`` are made again, and those in ``kept`` are checkpoints.
+    ``rule``: ``"none"``; ``"standard"``: all but checkpoints chosen so that peak memory is small;
+    ``"pipeline"``: everything in all forward stages but the last; ``"all"``: everything. Whatever the rule,
+    operators whose scope is in ``scopes`` are made again, and those in ``kept`` are checkpoints.
     """
 
     rule: str = "none"
@@ -200,9 +201,10 @@ MOST_SEGMENTS = 32
 def _between_checkpoints(flat: FlatJaxpr, forward: list[int], backward: list[bool]) -> set[int]:
     """Forward equations that are made again when checkpoints are chosen to make kept plus remade bytes small.
 
-    With checkpoints after some equations, what forward work still reads from before each of them is kept, and of the
-    runs between them one at a time is made again. Tried are 2 to `MOST_SEGMENTS` runs of equal bytes, each border
-    moved to where least is alive nearby. The last run is not made again: its backward work follows at once.
+    With checkpoints after some equations, what forward work still reads from before each of them is kept,
+    and of the runs between them one at a time is made again. Tried are 2 to `MOST_SEGMENTS` runs of equal
+    bytes, each border moved to where least is alive nearby. The last run is not made again: its backward
+    work follows at once.
     """
     facts = _ForwardFacts(flat, forward, backward)
     whole = facts.saved[-1] if facts.saved else 0
@@ -261,7 +263,9 @@ class _ForwardFacts:
         return self.root.get(number, number)
 
     def borders(self, runs: int) -> Iterator[int]:
-        """For each border between ``runs`` runs of equal saved bytes the position nearby where least is alive."""
+        """For each border between ``runs`` runs of equal saved bytes the position nearby where least is
+        alive.
+        """
         whole, count = self.saved[-1], len(self.saved)
         for run in range(1, runs):
             low = bisect_left(self.saved, whole * (run - 0.5) / runs)

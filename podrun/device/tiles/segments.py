@@ -1,11 +1,13 @@
 """A flat training step cut into segments, each on one place (an IPU, or a pipeline stage) without a break.
 
-The compiler cuts the program that runs the same way (`podrun.compiler.split`); here the step is cut after its
-operators got the library's form and after recomputation, so what crosses between segments is what the library keeps
-and sends. Values keep their numbers: the result of one segment is the argument of another under the same number.
+The compiler cuts the program that runs the same way (`podrun.compiler.split`); here the step is cut after
+its operators got the library's form and after recomputation, so what crosses between segments is what the
+library keeps and sends. Values keep their numbers: the result of one segment is the argument of another
+under the same number.
 
-An equation without a place is where the latest of its producers is, else where its first consumer is. One that
-reads nothing (constants), random keys and views, which move nothing, are made anew wherever they are read.
+An equation without a place is where the latest of its producers is, else where its first consumer is. One
+that reads nothing (constants), random keys and views, which move nothing, are made anew wherever they are
+read.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class FlatSegment:
-    """A part of a step: ``flat.arguments`` is all it reads of others, ``flat.outputs`` all that others read, then
-    the results of the whole step that it makes. ``crossing``: those outputs that other segments read."""
+    """A part of a step: ``flat.arguments`` is all it reads of others, ``flat.outputs`` all that others
+    read, then the results of the whole step that it makes. ``crossing``: those outputs that other segments
+    read.
+    """
 
     place: int
     rank: int
@@ -67,7 +71,9 @@ class _Splitter:
         return [number] if made is None or not self.repeated[made] else self.reads[made]
 
     def _hold_back(self) -> None:
-        """Copies of forward work wait for the backward work before them, or they would be done, and kept, at once."""
+        """Copies of forward work wait for the backward work before them, or they would be done, and kept,
+        at once.
+        """
         last: int | None = None
         for i, equation in enumerate(self.equations):
             if self.repeated[i] or BACKWARD not in equation.scope:

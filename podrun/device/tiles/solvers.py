@@ -1,10 +1,10 @@
 """Planners for dense factorisations, triangular systems and Fourier transforms.
 
-A factorisation of an n x n matrix is n dependent steps: the pivot's row or column is broadcast (each tile receives
-it once, a word a cycle), then every tile updates its part of what is left. Sums over the shrinking matrix give
-the factor 1/3 of Cholesky and LU. A transform of n points is log2 n sweeps of butterflies, with the data exchanged
-whole between the two halves of the sweeps (the six-step form). Bounds by structure; no hardware figure was found but
-one QR vertex whose size is not published.
+A factorisation of an n x n matrix is n dependent steps: the pivot's row or column is broadcast (each tile
+receives it once, a word a cycle), then every tile updates its part of what is left. Sums over the shrinking
+matrix give the factor 1/3 of Cholesky and LU. A transform of n points is log2 n sweeps of butterflies, with
+the data exchanged whole between the two halves of the sweeps (the six-step form). Bounds by structure; no
+hardware figure was found but one QR vertex whose size is not published.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ PASSES = {"householder_product": 2.0, "geqrf": 2.0, "qr": 2.0, "eigh": 4.0, "svd
 
 
 def plan_factorisation(chip: Chip, equation: Equation) -> Plan:
-    """Cholesky, LU, QR, eigenvalues, singular values, triangular solve: one broadcast and one update a step."""
+    """Cholesky, LU, QR, eigenvalues, singular values, triangular solve: one broadcast and one update a
+    step.
+    """
     source = equation.operands[0]
     rows, columns = source.shape[-2:] if len(source.shape) > 1 else (1, source.size)
     steps = max(1, min(rows, columns))

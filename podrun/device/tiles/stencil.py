@@ -1,8 +1,9 @@
-"""Structured grids on tiles: a rectangle of the grid per IPU, per tile and per worker, with rims from neighbours.
+"""Structured grids on tiles: a rectangle of the grid per IPU, per tile and per worker, with rims from
+neighbours.
 
-Each sweep: barrier, exchange of the rims (between chips too), pre-arrange of every worker's block with its rim into
-one region, compute, post-arrange. Compute is taps times what one tap costs for the way the codelet is written; a
-tile waits for its worker with the most points, so small blocks pay for whole rows.
+Each sweep: barrier, exchange of the rims (between chips too), pre-arrange of every worker's block with its
+rim into one region, compute, post-arrange. Compute is taps times what one tap costs for the way the codelet
+is written; a tile waits for its worker with the most points, so small blocks pay for whole rows.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ TAP_CYCLES = {
     "optimised_vertex": 1.75,
     "generated": 4.1,
 }
-"""Tile cycles per tap: of one value, or of one 64-bit vector for ``vector``, so that two FP32 or four FP16 values
-share them. Derived: compiled scalar and half4 codelets of the GC2 blur (96.6 and 29.2 cycles per four-channel point
-of nine taps), a 3D kernel before and after co-issue (27 and 16 cycles per point, less its copies), code generated
-from a symbolic description."""
+"""Tile cycles per tap: of one value, or of one 64-bit vector for ``vector``, so that two FP32 or four FP16
+values share them. Derived: compiled scalar and half4 codelets of the GC2 blur (96.6 and 29.2 cycles per
+four-channel point of nine taps), a 3D kernel before and after co-issue (27 and 16 cycles per point, less
+its copies), code generated from a symbolic description.
+"""
 SWEEP_CYCLES = 600.0
 """Start of one sweep's compute set: workers, loop set-up, row hand-out. Derived: intercept of the blur's
 compute."""
@@ -32,24 +34,30 @@ GATHER_START, SCATTER_START = 1136.0, 620.0
 """Cycles of an arrangement before its first row: six workers with nine sources (block and rims), or with one.
 Derived: intercepts of the GC2 blur's pre- and post-arrange phases."""
 ROW_CYCLES = 7.5
-"""Cycles of an arrangement per row of a worker's block, beside its bytes at the tile's memcpy rate. Derived: the
-same phases at 2,030 and 127 points a tile, both item sizes."""
+"""Cycles of an arrangement per row of a worker's block, beside its bytes at the tile's memcpy rate.
+Derived: the same phases at 2,030 and 127 points a tile, both item sizes.
+"""
 CELL_PACKETS = 2.2
-"""Cycles that one boundary cell takes between chips when cells travel one by one. Derived: weak scaling of the GC2
-blur, where 500 cells more cost as much in FP16 as in FP32."""
+"""Cycles that one boundary cell takes between chips when cells travel one by one. Derived: weak scaling of
+the GC2 blur, where 500 cells more cost as much in FP16 as in FP32.
+"""
 GLOBAL_SKEW = 200.0
-"""Cycles by which chips wait for each other in a global barrier beside its latency. Derived: 501 to 642 on 16 GC2."""
+"""Cycles by which chips wait for each other in a global barrier beside its latency. Derived: 501 to 642 on
+16 GC2.
+"""
 SMALLEST = 6
 """Rows and columns of the smallest block a tile is given. Published: the blur's own default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A grid of ``width`` x ``height`` x ``depth`` points of ``values`` values of ``item`` bytes on ``ipus`` chips.
+    """A grid of ``width`` x ``height`` x ``depth`` points of ``values`` values of ``item`` bytes on
+    ``ipus`` chips.
 
-    ``taps`` per value; ``radius`` of the stencil; ``code`` is a key of `TAP_CYCLES` and ``lanes`` the values that one
-    of its instructions takes; ``arranged``: the codelet wants its block and rim in one region, so copies surround
-    the exchange. ``per_ipu``: the size is that of one IPU's part. ``smallest``: least rows and columns of a block.
+    ``taps`` per value; ``radius`` of the stencil; ``code`` is a key of `TAP_CYCLES` and ``lanes`` the
+    values that one of its instructions takes; ``arranged``: the codelet wants its block and rim in one
+    region, so copies surround the exchange. ``per_ipu``: the size is that of one IPU's part. ``smallest``:
+    least rows and columns of a block.
     """
 
     width: int
@@ -76,9 +84,9 @@ class Grid:
 class Cut:
     """A 2D grid on chips: ``rows`` x ``columns`` points of one chip, means over the tiles that hold a block.
 
-    ``held``: points of a block; ``slowest``: six times the points of its busiest worker; ``bands``: rows over all
-    workers; ``rim``: boundary cells received; ``face``: cells of a chip's sides that face other chips; ``used``:
-    share of the chip's tiles.
+    ``held``: points of a block; ``slowest``: six times the points of its busiest worker; ``bands``: rows
+    over all workers; ``rim``: boundary cells received; ``face``: cells of a chip's sides that face other
+    chips; ``used``: share of the chip's tiles.
     """
 
     rows: int

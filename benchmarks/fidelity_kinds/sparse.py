@@ -1,8 +1,8 @@
 """Sparse times dense products, and sweeps over a graph's frontier.
 
-The sparse matrix is cut into pm x pk parts over tiles; a tile gathers the dense rows of its columns, multiplies its
-non-zeros and sends partial sums of its rows. Non-zeros are spread evenly (the library balances them). Cycles per block
-restate the library's estimators (facts page 8.11).
+The sparse matrix is cut into pm x pk parts over tiles; a tile gathers the dense rows of its columns,
+multiplies its non-zeros and sends partial sums of its rows. Non-zeros are spread evenly (the library
+balances them). Cycles per block restate the library's estimators (facts page 8.11).
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ BLOCK_ROW = {4: 2.0, 8: 4.0, 16: 4.0}
 BLOCK_START = 20.0
 """Worker cycles before the first column of a block: 14 to 25."""
 ELEMENT_VECTOR = 2.0
-"""Cycles of one vector of dense columns on one non-zero element. Derived: four densities of one published product
-(the library's own estimator says 3 to 5)."""
+"""Cycles of one vector of dense columns on one non-zero element. Derived: four densities of one published
+product (the library's own estimator says 3 to 5).
+"""
 
 
 def plan_sparse(chip: Chip, m: int, k: int, n: int, density: float, block: int, dtype: str) -> Plan:
@@ -66,8 +67,9 @@ def _block_cycles(block: int, n: int, dtype: str) -> float:
 
 
 EDGE_CYCLES = 40.0
-"""Tile cycles of one edge: two loads, a compare and a store in compiled code, times the imbalance of a power-law graph.
-Derived: slope of breadth-first searches over Kronecker graphs of scale 15 to 19."""
+"""Tile cycles of one edge: two loads, a compare and a store in compiled code, times the imbalance of a
+power-law graph. Derived: slope of breadth-first searches over Kronecker graphs of scale 15 to 19.
+"""
 LEVEL_CYCLES = 12_800.0
 """Cycles of one level beside its edges: the frontier spread along a row of tiles and joined along a column.
 Derived: intercept of the same."""
