@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from podrun.device.clients import called_from_outside, large, two_threads
 from podrun.device.rewrite import rewrite
 from podrun.errors import ApplicationRuntimeError
 from podrun.executable import Computation
@@ -73,6 +74,7 @@ class PieceCache:
             os.environ["NPROC"] = "1"  # read by XLA when its client starts
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
         self._inline = own_process
+        self.turn = threading.Lock()
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._calls: dict[str, Callable[..., Any]] = {}
@@ -92,9 +94,9 @@ class PieceCache:
                 if self._inline:
                     config: Any = importlib.import_module("jax").config
                     config.update("jax_cpu_enable_async_dispatch", False)
-                lowered, cacheable = _lower(computation, donated)
+                lowered, cacheable, shared = _lower(computation, donated)
                 with self._first_on_host(key) if cacheable else contextlib.nullcontext():
-                    call = self._calls[key] = _compile(lowered)
+                    call = self._calls[key] = _compile(lowered, shared)
         return Piece(computation, call)
 
     @contextlib.contextmanager
@@ -147,8 +149,8 @@ def _use_xla_cache(directory: Path) -> None:
         config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _lower(computation: Computation, donated: tuple[int, ...]) -> tuple[Any, bool]:
-    """A piece ready to compile, and whether XLA's cache can hold what comes of it."""
+def _lower(computation: Computation, donated: tuple[int, ...]) -> tuple[Any, bool, bool]:
+    """A piece ready to compile, whether XLA's cache can hold what comes of it, and whether two threads share it."""
     jax: Any = importlib.import_module("jax")  # untyped here: jax's own annotations do not cover these calls
     export: Any = importlib.import_module("jax.export")
 
@@ -167,16 +169,19 @@ def _lower(computation: Computation, donated: tuple[int, ...]) -> tuple[Any, boo
     with jax.enable_x64(True):
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
         lowered = jax.jit(flat, donate_argnums=donated).lower(*shapes)
-    return lowered, rewrite(lowered, WORTH_COMPILING) == 0
+        if shared := large(lowered):
+            one = jax.sharding.SingleDeviceSharding(two_threads())
+            lowered = jax.jit(flat, in_shardings=one, out_shardings=one).lower(*shapes)
+    return lowered, rewrite(lowered, WORTH_COMPILING) == 0, shared
 
 
-def _compile(lowered: Any) -> Callable[..., Any]:
+def _compile(lowered: Any, shared: bool) -> Callable[..., Any]:
     jax: Any = importlib.import_module("jax")
     # XLA cannot write calls into oneDNN to its cache; JAX tries, and warns that it failed
     warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry .*std::bad_alloc")
     with jax.enable_x64(True):
         compiled: Callable[..., Any] = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))
-    return compiled
+    return called_from_outside(compiled) if shared else compiled
 
 
 def _check(computation: Computation, exported: Any) -> None:

@@ -1,0 +1,84 @@
+"""Large pieces are computed by two threads, on every host alike."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+
+from podrun.device import clients
+from podrun.device.pieces import Piece, PieceCache
+from podrun.executable import Computation
+
+LARGE, SMALL = 1024, 64
+
+
+def product(a, b):
+    """Sums over a leading axis and over a long transposed one: what XLA divides by its number of threads."""
+    return (a.T @ b).sum(0), b * 2
+
+
+def piece(n: int, cache: PieceCache, donated: tuple[int, ...] = ()) -> Piece:
+    square = jax.ShapeDtypeStruct((n, n), np.float32)
+    stablehlo = export.export(jax.jit(product), platforms=["cpu"])(square, square).serialize()
+    return cache.piece(Computation("product", bytes(stablehlo), ("a", "b"), ("sums", "twice")), donated)
+
+
+def operands(n: int) -> list[np.ndarray]:
+    random = np.random.default_rng(7)
+    return [random.standard_normal((n, n), np.float32) for _ in range(2)]
+
+
+@pytest.mark.parametrize("n", [SMALL, LARGE])
+def test_a_piece_of_either_size_computes_what_numpy_does(n):
+    a, b = operands(n)
+    sums, twice = piece(n, PieceCache(None)).call(a, b)
+    np.testing.assert_allclose(sums, (a.astype(np.float64).T @ b).sum(0), rtol=1e-3, atol=1e-2)
+    np.testing.assert_array_equal(twice, b * 2)
+
+
+def test_only_large_pieces_have_another_client():
+    square = {n: jax.ShapeDtypeStruct((n, n), np.float32) for n in (SMALL, LARGE)}
+    assert clients.large(jax.jit(product).lower(square[LARGE], square[LARGE]))
+    assert not clients.large(jax.jit(product).lower(square[SMALL], square[SMALL]))
+    assert clients.two_threads().client is not jax.devices("cpu")[0].client
+
+
+def test_results_of_a_large_piece_go_into_any_other_piece():
+    cache = PieceCache(None)
+    _, twice = piece(LARGE, cache, donated=(1,)).call(*operands(LARGE))
+    again, _ = piece(LARGE, cache).call(twice, twice)
+    mixed = jax.jit(lambda x, y: x + y)(again, jax.numpy.ones(LARGE))
+    assert mixed.shape == (LARGE,)
+
+
+def test_starting_a_client_leaves_the_environment_and_the_thread_where_they_were():
+    cores, before = os.sched_getaffinity(0), os.environ.get("NPROC")
+    clients.two_threads.__wrapped__()
+    assert (os.sched_getaffinity(0), os.environ.get("NPROC")) == (cores, before)
+
+
+def _digest() -> str:
+    results = piece(LARGE, PieceCache(None)).call(*operands(LARGE))
+    return " ".join(hashlib.sha256(np.asarray(r).tobytes()).hexdigest() for r in results)
+
+
+@pytest.mark.system
+def test_bits_do_not_depend_on_the_cores_of_a_host():
+    """XLA's clients start once a process, so another number of cores takes another process."""
+    core = min(os.sched_getaffinity(0))
+    command = f"import os; os.sched_setaffinity(0, [{core}]); from tests.device import test_clients as t"
+    alone = subprocess.run(
+        [sys.executable, "-c", f"{command}; print(t._digest())"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert alone.stdout.strip() == _digest()
