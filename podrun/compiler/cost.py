@@ -22,7 +22,7 @@ from podrun.compiler.exchange_cost import collective_seconds
 from podrun.compiler.holdings import Work, ipu_memory
 from podrun.compiler.pieces import TracedPiece
 from podrun.compiler.placement import Placement
-from podrun.compiler.program import Program, UpdateRule
+from podrun.compiler.program import Program, UpdateRule, joint
 from podrun.compiler.shards import gather_seconds, reduction_seconds, update_spec
 from podrun.compiler.split import CROSSING_PREFIX, Segment, split
 from podrun.compiler.timeline import Task, idle_share, seconds_by_cause
@@ -60,6 +60,7 @@ def tile_report(
     schedule = program.pipeline_schedule if program.pipelined else None
     causes = seconds_by_cause(tasks, program.accumulation_factor, schedule)
     if not program.updates_each_micro_batch:
+        causes["copies"] += _norm_seconds(program, updates, model)
         causes["update"] = max((report["step"]["seconds"] for report in updates.values()), default=0.0)
         if streamed:
             batched = program.phases is not None and program.phases.batched
@@ -292,7 +293,11 @@ def _groups_by_ipu(memory: Memory) -> dict[int, list[WeightGroup]]:
 
 
 def _update_jaxpr(program: Program, rule: UpdateRule, groups: Sequence[WeightGroup]) -> Any:
-    """The update of every weight of the groups, on one replica."""
+    """The update of every weight of the groups, on one replica.
+
+    A joint update (clipping by norms) is taken as PopART does it: the squares of the IPU's own gradients are summed,
+    the factor comes from elsewhere, and each gradient is multiplied by it.
+    """
     weights = [
         (update_spec(program, weight.name), group.gradient_dtype)
         for group in groups
@@ -305,9 +310,21 @@ def _update_jaxpr(program: Program, rule: UpdateRule, groups: Sequence[WeightGro
             for (spec, _), w, g, s in zip(weights, now, gradients, states, strict=True)
         ]
 
+    def clipped(now: Any, gradients: Any, states: Any, scalars: Any, factor: Any) -> Any:
+        norm = sum(jnp.sum(jnp.square(g.astype(jnp.float32))) for g in gradients)
+        return norm, run(now, [g * factor.astype(g.dtype) for g in gradients], states, scalars)
+
     now = [abstract(spec) for spec, _ in weights]
     gradients = [buffer(spec.shape, dtype) for spec, dtype in weights]
     states = [{p: abstract(s) for p, (s, _) in sorted(rule.state(spec).items())} for spec, _ in weights]
     names = sorted({name for spec, _ in weights for name in rule.scalars(spec.name)})
     scalars = {name: scalar_buffer(name) for name in names}
+    if joint(rule) is not None:
+        return jax.make_jaxpr(clipped)(now, gradients, states, scalars, buffer((), "float32"))
     return jax.make_jaxpr(run)(now, gradients, states, scalars)
+
+
+def _norm_seconds(program: Program, updates: Mapping[int, Any], model: Chip) -> float:
+    """Seconds in which parts of norms go from all IPUs with weights to one of them, and the factor back."""
+    together = program.update is not None and joint(program.update) is not None
+    return 2 * neighbour_seconds(model, 4) if together and len(updates) > 1 else 0.0

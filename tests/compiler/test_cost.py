@@ -10,9 +10,11 @@ import pytest
 
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec
+from podrun.device.target import chip
+from podrun.device.tiles.links import neighbour_seconds
 from podrun.errors import InvalidOptionError
 
-from .programs import mlp
+from .programs import Clipped, Sgd, mlp
 from .test_sharding import chain
 
 
@@ -69,3 +71,17 @@ def test_a_faster_clock_takes_less_time() -> None:
 def test_unknown_targets_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="gc2000"):
         compile_program(mlp(), target="gc2000")
+
+
+def test_clipping_by_a_norm_costs_its_sums_and_a_round_trip() -> None:
+    """On each IPU the norm's part and the factor; between machines of a replica as between IPUs of one."""
+    found = {}
+    for places, ipus in (([0, 0], 4), ([0, 1], 4), ([0, 4], 8)):
+        for update in (Sgd(), Clipped()):
+            program = chain(places, ipus=ipus, accumulation_factor=2, update=update)
+            causes = compile_program(program).tile_report["step"]["seconds_by_cause"]
+            found[places[1], type(update)] = causes["update"], causes["copies"]
+    for place in (0, 1, 4):
+        assert found[place, Clipped][0] > found[place, Sgd][0]
+        trip = 2 * neighbour_seconds(chip("gc200"), 4) if place else 0.0
+        assert found[place, Clipped][1] - found[place, Sgd][1] == pytest.approx(trip)
