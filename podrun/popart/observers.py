@@ -6,7 +6,9 @@ have: batch by batch, micro-batch by micro-batch, the forward pass in the graph'
 An Abort whose condition was true raises then; the step's anchors are not handed over.
 
 The layout of a printed tensor is Poplar's ``PrintTensor``: a title, then values in brackets, cut in the middle beyond
-``summariseThreshold`` elements to ``edgeItems`` at each end, ``digits`` digits, lines of ``maxLineWidth`` characters.
+``summariseThreshold`` elements to ``edgeItems`` at each end, ``digits`` digits (before and behind the point together),
+lines of ``maxLineWidth`` characters. Gradients are titled ``<title>_gradient``, or by their own name where the operator
+has no title (source: graphcore/popart, tests/integration/print_tensor_test.py).
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Layout:
         body = np.array2string(
             wide,
             max_line_width=self.maxLineWidth,
-            precision=self.digits,
+            precision=self._decimals(wide) if style == "g" else self.digits,
             separator=self.separator,
             threshold=self.summariseThreshold,
             edgeitems=self.edgeItems,
@@ -62,6 +64,12 @@ class Layout:
         )
         swapped = str.maketrans({"[": self.openBracket, "]": self.closeBracket})
         return f"{title}: {body.translate(swapped)}"
+
+    def _decimals(self, value: np.ndarray) -> int:
+        """Decimals that leave the greatest value ``digits`` digits in all: 1.0000000, 10.000000."""
+        finite = np.abs(value[np.isfinite(value)]) if value.dtype.kind == "f" else np.zeros(0)
+        whole = len(str(int(finite.max()))) if finite.size else 1
+        return max(self.digits - whole, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +105,11 @@ def observers_of(model: ModelProto) -> tuple[Observer, ...]:
             given = {attribute.name: _value(attribute) for attribute in node.attribute}
             wanted = {name: given[name] for name in Layout.__dataclass_fields__ if name in given}
             layout = Layout(**wanted)
-            title = given.get("title") or node.input[0]
-            found.append(Print(node.output[0], title, layout))
+            title = given.get("title", "")
+            found.append(Print(node.output[0], title or node.input[0], layout))
             if given.get("print_gradient", 1):
-                gradient = names.gradient(node.output[0])
-                found.append(Print(gradient, names.gradient(title), layout, gradient=True))
+                behind = f"{title}_gradient" if title else names.gradient(node.input[0])
+                found.append(Print(names.gradient(node.output[0]), behind, layout, gradient=True))
     return tuple(found)
 
 

@@ -43,10 +43,21 @@ def test_values_and_gradients_are_printed_in_order(device, capfd):
     lines = capfd.readouterr().err.splitlines()
     # w is [1, 2], then [1, 2] - 0.5 * [1, 1] = [0.5, 1.5] (the gradient of |x w| is x sign(x w)).
     assert lines == [
-        "y: [ 1.00000000 -2.00000000]",
-        "Gradient___y: [ 1.00000000 -1.00000000]",
-        "y: [1.00000000 3.00000000]",
-        "Gradient___y: [1.00000000 1.00000000]",
+        "y: [ 1.0000000 -2.0000000]",
+        "y_gradient: [ 1.0000000 -1.0000000]",
+        "y: [1.0000000 3.0000000]",
+        "y_gradient: [1.0000000 1.0000000]",
+    ]
+
+
+def test_without_a_title_tensors_have_their_own_names(device, capfd):
+    model, x, _, loss = printing()
+    session = trained(model, loss, device)
+    capfd.readouterr()
+    session.run(popart.PyStepIO({x: np.array([12.5, -1], np.float32)}, {}))
+    assert capfd.readouterr().err.splitlines() == [
+        "Mul:0: [12.500000 -2.000000]",
+        "Gradient___Mul:0: [ 1.0000000 -1.0000000]",
     ]
 
 
