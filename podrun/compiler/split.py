@@ -85,9 +85,11 @@ class _Splitter:
     def _placed(self, place: Place) -> dict[int, tuple[int, int]]:
         """Place and rank of every equation that is no constant."""
         found: dict[int, tuple[int, int]] = {}
+        ranked = False
         for i in self.indices:
             spot = place(self.equations[i])
             if spot is not None:
+                ranked |= spot.rank is not None
                 found[i] = (spot.place, i if spot.rank is None else spot.rank)
                 if spot.late:
                     self.late.add(i)
@@ -108,7 +110,15 @@ class _Splitter:
                 self._follow(i, found)
             if i not in found:
                 found[i] = next((homes[v] for v in self.reads[i] if v in homes), (0, 0))
+        if ranked:
+            self.late |= {i for i in self.indices if not self._changing.isdisjoint(self.reads[i])}
         return found
+
+    @property
+    def _changing(self) -> set[Var]:
+        """Arguments that the piece also writes (accumulators): read early, they would be those of another time."""
+        written = set(self.piece.outputs)
+        return {v for v, name in zip(self.jaxpr.invars, self.piece.inputs, strict=True) if name in written}
 
     def _follow(self, index: int, found: dict[int, tuple[int, int]]) -> None:
         """Give an equation the spot of the latest of its producers that has one."""

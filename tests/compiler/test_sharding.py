@@ -22,7 +22,7 @@ from podrun.compiler.program import (
     tap,
 )
 from podrun.errors import UnsupportedError, UsageError
-from podrun.executable import Compute, Copy, LoadStream, Retrieval, Send, TensorSpec
+from podrun.executable import Compute, Copy, LoadStream, Reduction, Retrieval, Send, TensorSpec
 
 from .oracle import train
 from .programs import Adam, Clipped, Momentum, NormScaled, Sgd, inputs_for, weights_for
@@ -135,11 +135,18 @@ def test_training_equals_the_plain_program(options: dict[str, Any], pipelined: b
         np.testing.assert_allclose(pod.read_variable(name), weight, rtol=1e-4, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.parametrize(("accumulation", "dropout"), [(2, False), (3, True), (9, True)])
-def test_pipelined_equals_sequential_to_the_bit(accumulation: int, dropout: bool) -> None:
+@pytest.mark.parametrize(
+    ("accumulation", "dropout", "reduction"),
+    [(2, False, Reduction.SUM), (3, True, Reduction.MEAN), (9, True, Reduction.SUM)],
+)
+def test_pipelined_equals_sequential_to_the_bit(
+    accumulation: int, dropout: bool, reduction: Reduction
+) -> None:
+    """Also where accumulators are running means, which must not be read before the micro-batch before is in them."""
     program = chain(
         [0, 1, 2, 3],
         dropout=dropout,
+        reduction=reduction,
         accumulation_factor=accumulation,
         replicas=2,
         anchors=ANCHORS,
