@@ -1,0 +1,123 @@
+"""From a session's ONNX model to the function that is compiled: optimizer state taken out, the rest lowered."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podrun.popart import loader, names
+from podrun.popart.dataflow import DataFlow
+from podrun.popart.errors import popart_exception
+from podrun.popart.options import SessionOptions
+from podrun.popart.pipelining import RESTORED
+from podrun.popart.tensor_info import InputShapeInfo
+from podrun.popart.tensor_proto import to_array
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from podrun.popart.lowering import Lowered
+
+GRADIENT = names.PREFIXES["Gradient"]
+
+
+def metadata(model: ModelProto, key: str, default: Any) -> Any:
+    """A podrun entry of a model's metadata_props."""
+    for entry in model.metadata_props:
+        if entry.key == key:
+            return json.loads(entry.value)
+    return default
+
+
+def take_state(model: ModelProto) -> tuple[dict[str, np.ndarray], ModelProto]:
+    """Optimizer state that modelToHost wrote into a model, and the model without it."""
+    from onnx import ModelProto
+
+    pruned = ModelProto()
+    pruned.CopyFrom(model)
+    state = {}
+    kept = []
+    for tensor in pruned.graph.initializer:
+        if tensor.name.startswith(names.STATE_PREFIXES):
+            state[tensor.name] = to_array(tensor)
+        else:
+            kept.append(tensor)
+    inputs = [value for value in pruned.graph.input if value.name not in state]
+    if state:
+        del pruned.graph.initializer[:]
+        pruned.graph.initializer.extend(kept)
+        del pruned.graph.input[:]
+        pruned.graph.input.extend(inputs)
+    return state, pruned
+
+
+def lower_model(
+    model: ModelProto,
+    flow: DataFlow,
+    options: SessionOptions,
+    shapes: InputShapeInfo,
+    loss: str | None,
+    observed: Sequence[str] = (),
+) -> Lowered:
+    """The model's main graph as far as anchors, loss and ``observed`` tensors need it. popart_exception for a loss that
+    there is not or that is no scalar, or if nothing is needed.
+    """
+    from podrun.popart.lowering import lower
+
+    known = tensors_of(model)
+    wanted = dict.fromkeys(anchor for anchor in (*flow.anchors(), *observed) if anchor in known)
+    if loss is not None:
+        if loss not in known:
+            raise popart_exception(
+                f"The loss {loss!r} is no tensor of the model's main graph.{near(loss, known)}"
+            )
+        wanted[loss] = None
+    for anchor in flow.anchors():
+        subject = anchor.removeprefix(GRADIENT).removeprefix(RESTORED)
+        if subject != anchor and subject in known:
+            wanted[subject] = None
+    if not wanted:
+        raise popart_exception(
+            "All operations pruned: neither an anchor nor a loss needs any tensor of the model."
+        )
+    fixed = loader.input_shapes(model, shapes)
+    casting = options.enableSupportedDataTypeCasting
+
+    def lowered(outputs: list[str]) -> Lowered:
+        return lower(
+            model,
+            training=loss is not None,
+            outputs=outputs,
+            input_shapes=fixed,
+            casting=casting,
+            replicas=options.getGlobalReplicationFactor(),
+        )
+
+    found = lowered(list(wanted))
+    extra = [target for target in found.state_updates.values() if target not in wanted]
+    if extra:
+        found = lowered([*wanted, *extra])
+    if loss is not None and found.tensors[loss].size != 1:
+        raise popart_exception(
+            f"The loss must be a scalar tensor; {loss!r} has shape {list(found.tensors[loss].shape)}. Reduce "
+            "it, for "
+            "example with aiGraphcore.identityloss."
+        )
+    return found
+
+
+def tensors_of(model: ModelProto) -> set[str]:
+    """The names of the main graph's tensors."""
+    graph = model.graph
+    found = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    return found | {output for node in graph.node for output in node.output if output}
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The names most like ``name``, as the end of an error message."""
+    found = difflib.get_close_matches(name, list(known), n=2)
+    return f" Did you mean {' or '.join(repr(item) for item in found)}?" if found else ""
