@@ -150,7 +150,9 @@ class Scope:
             found = _infer(node, version, types, data)
         except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
             if any(not kind.WhichOneof("value") for name, kind in types.items() if name):
-                return [None] * len(node.output)  # Nothing is known of an input, which ONNX may take for an error.
+                return [None] * len(
+                    node.output
+                )  # Nothing is known of an input, which ONNX may take for an error.
             inputs = ", ".join(f"{name!r} {self.info(name)}" for name in node.input if name)
             raise popart_exception(f"{node.op_type} cannot take its inputs ({inputs}): {error}") from error
         return [info_from_type(found[name]) if name in found else None for name in node.output]
