@@ -45,7 +45,8 @@ _ERROR_BYTES = 64 * 1024
 _TABLE_BYTES = 4 * 1024 * 1024  # never touched, never there: memfd pages appear when written
 _ABSENT, _JOINED, _LEFT = 0, 1, 2
 _SPIN = 200e-6  # seconds: longer than it takes to wake a sleeping core
-_FIRST_SLICE, _LAST_SLICE = 0.002, 0.05  # seconds between two looks at peers' processes
+_FIRST_SLICE, _LAST_SLICE = 0.002, 0.05  # seconds asleep: the longer, the longer the wait is already
+_LOOK_AFTER = 0.1  # seconds; looking at the processes of 64 ranks that merely wait for a core costs more than their work
 
 
 def label(text: str) -> bytes:
@@ -158,20 +159,18 @@ class Board:
         ``missing()`` tells which ranks are waited for: if one of them is dead, has left, or is late beyond
         the timeout, the group ends with an error that names it.
         """
-        began = time.monotonic()
-        pause = _FIRST_SLICE
-        next_look = began + pause
+        began = now = time.monotonic()
+        next_look = began + min(_LOOK_AFTER, timeout)
         while True:
             seen = bell.value
             if ready():
                 return
             if self.failed[0] or self.closed:
                 self._raise_failure()
-            bell.wait(seen, pause)
+            bell.wait(seen, min(max(now - began, _FIRST_SLICE), _LAST_SLICE))
             now = time.monotonic()
             if now >= next_look:
-                pause = min(2 * pause, _LAST_SLICE)
-                next_look = now + pause
+                next_look = now + _LAST_SLICE
                 self._look_for_missing(ready, missing(), what, now - began, timeout)
 
     def ring(self, meeting: int) -> None:
