@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from fidelity_kinds import applications, estimators, grids, kernels, machine, products, schema  # noqa: E402
+from fidelity_kinds import applications, estimators, footprints, grids, kernels, machine, products, schema  # noqa: E402
 from fidelity_kinds.record import DEFAULTS, NotPredicted, Record, make_record  # noqa: E402
 
 from podrun.errors import PodrunError  # noqa: E402
@@ -47,7 +47,7 @@ PREDICTORS: dict[str, Predictor] = {
     "vertex": kernels.vertex,
     "stencil": grids.grid_kernel,
     "network": applications.network,
-    "memory": applications.memory,
+    "memory": footprints.memory,
 }
 NOT_A_DEVICE = {
     "compile_time_s": "host time to build the program, not a device figure",

@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import fidelity  # noqa: E402
-from fidelity_kinds import applications, products  # noqa: E402
+from fidelity_kinds import applications, footprints, products  # noqa: E402
 
 from podrun.device.tiles import bandwidth, batch, exchange, host, stencil  # noqa: E402
 
@@ -32,8 +32,8 @@ FITTED: tuple[tuple[ModuleType, str, str], ...] = (
     (applications, "PIPELINE_IMBALANCE", "network"),
     (batch, "DOMAIN_SECONDS", "network"),
     (batch, "STREAMING_BYTES_PER_SECOND", "network"),
-    (applications, "VERTEX_DATA_2018", "memory"),
-    (applications, "TILE_IMBALANCE", "memory"),
+    (footprints, "VERTEX_DATA_2018", "memory"),
+    (footprints, "TILE_IMBALANCE", "memory"),
     (bandwidth, "LOOP_SLOTS", "memory_bandwidth"),
     (exchange, "HALO_FRAGMENTS", "exchange"),
     (stencil, "SWEEP_CYCLES", "stencil"),

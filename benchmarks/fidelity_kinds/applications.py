@@ -1,4 +1,4 @@
-"""Records about whole networks: rates, step times and memory.
+"""Records about whole networks: rates and step times.
 
 A network is traced as a JAX function, costed on tiles, and put on the system by
 `podrun.device.tiles.batch`. What a record leaves open is filled from the tables here: one layout per
@@ -7,16 +7,14 @@ network, one length per task.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from networks import trace
 
 from fidelity_kinds.record import TYPES, NotPredicted, Record
 from podrun.device.target import GC2
 from podrun.device.tiles.batch import Batch, batch_seconds, tied_pipeline
-from podrun.device.tiles.code import REPEATED
-from podrun.device.tiles.cost import TILE_IMBALANCE
 from podrun.models import CATALOGUE, TRANSFORMERS
 
 ASSUMED_VARIANT = {
@@ -69,21 +67,21 @@ class Workload:
     """A network on a system: cycles of a micro-batch per layer, and what the batch needs beside."""
 
     samples_per_micro_batch: float
-    micro_batch: int
     batch: Batch
+    causes: Mapping[str, float] | None = None
+    """Cycles of a micro-batch by cause, where one IPU runs all of it."""
 
 
 def network(record: Record) -> float:
     """A network's rate, step time or cycles."""
     params = record.params
-    if params["phase"] != "total":
-        raise NotPredicted(f"phase {params['phase']!r} of a network is not separated by tile averages")
-    if record.metric == "fraction":
-        raise NotPredicted("shares of a pre-silicon model's step")
     load = workload(record)
-    seconds = sum(batch_seconds(record.chip, load.batch).values())
+    causes = batch_seconds(record.chip, load.batch)
+    seconds = sum(causes.values())
     if record.chip is GC2:
         seconds *= LIBRARY_2018
+    if params["phase"] != "total" or record.metric == "fraction":
+        return _phase(record, load, causes, seconds)
     samples = load.samples_per_micro_batch * load.batch.accumulation * load.batch.replicas
     if record.metric == "samples_per_s":
         return samples / seconds
@@ -101,13 +99,30 @@ def network(record: Record) -> float:
     raise NotPredicted(f"metric {record.metric!r} of a network is not modelled")
 
 
+def _phase(record: Record, load: Workload, causes: Mapping[str, float], seconds: float) -> float:
+    """A phase of a step on one IPU as tiles see it on average: whatever is neither compute nor exchange is
+    waiting for others at a barrier.
+    """
+    if load.causes is None or record.params["phase"] not in ("total", "compute", "exchange", "sync"):
+        raise NotPredicted(f"phase {record.params['phase']!r} of this network is not separated")
+    micro = load.batch.accumulation / record.chip.clock_hz
+    phases = {
+        "total": seconds,
+        "compute": micro * (load.causes["compute"] + load.causes["rearrange"]) + causes.get("update", 0.0),
+        "exchange": micro * load.causes["exchange"],
+    }
+    phases["sync"] = seconds - phases["compute"] - phases["exchange"]
+    found = phases[record.params["phase"]]
+    return found / seconds if record.metric == "fraction" else record.rate(found * record.chip.clock_hz)
+
+
 def workload(record: Record) -> Workload:
     """The record's network on its target.
 
     Raises:
         NotPredicted: the network is not one that podrun builds, or the record leaves its shape open.
     """
-    name = _name(record)
+    name = network_name(record)
     if name in CATALOGUE:
         return _image(record, name)
     if name in TRANSFORMERS:
@@ -117,13 +132,14 @@ def workload(record: Record) -> Workload:
     raise NotPredicted(f"network {name!r} is not among those podrun builds, or its size is not stated")
 
 
-def _name(record: Record) -> str:
+def network_name(record: Record) -> str:
     """The network's name in the catalogue, as far as it is there."""
     (name,) = record.need("name")
     return ASSUMED_VARIANT.get(name, str(name))
 
 
-def _training(record: Record) -> bool:
+def is_training(record: Record) -> bool:
+    """Whether the record is of training."""
     return bool(record.params["mode"] == "train")
 
 
@@ -131,7 +147,7 @@ def _layout(record: Record, name: str) -> tuple[int, int]:
     """IPUs per replica and replicas."""
     ipus = max(record.ipus, record.params.get("ipus") or 1)
     stated = record.params["ipus_per_replica"]
-    per = int(stated) if stated > 1 else (IPUS_PER_REPLICA.get(name, 1) if _training(record) else 1)
+    per = int(stated) if stated > 1 else (IPUS_PER_REPLICA.get(name, 1) if is_training(record) else 1)
     per = min(per, ipus)
     return per, max(1, ipus // per)
 
@@ -141,21 +157,16 @@ def _accumulation(record: Record, samples: float, replicas: int) -> int:
     total = record.params.get("global_batch")
     if not total and record.params.get("name") in TRANSFORMERS:
         total = GLOBAL_BATCH["mlperf" if str(record.params.get("task")).startswith("mlperf") else "other"]
-    if stated == 1 and total and _training(record) and record.ipus > 1:
+    if stated == 1 and total and is_training(record) and record.ipus > 1:
         return max(1, round(total / (samples * replicas)))
     return stated
 
 
 def _image(record: Record, name: str) -> Workload:
-    params, train = record.params, _training(record)
+    params, train = record.params, is_training(record)
     side = params.get("image_size") or CATALOGUE[name].side
     per, replicas = _layout(record, name)
-    micro = int(params["micro_batch"])
-    if micro == 1 and record.ipus > 1:
-        micro = TRAINING_IMAGES.get(name, 1)
-    partials = TYPES[params["partials_type"]]
-    if record.chip is not GC2 and params["input_type"] != "fp32":
-        partials = "float16"
+    micro = _stated_micro_batch(record, replicas) or (TRAINING_IMAGES.get(name, 1) if record.ipus > 1 else 1)
     recompute = bool(params["recompute"]) or (train and (record.ipus > 1 or per > 1))
     question = (
         name,
@@ -166,7 +177,7 @@ def _image(record: Record, name: str) -> Workload:
         params.get("norm") or "batch",
         recompute,
         "float32" if params["input_type"] == "fp32" else "float16",
-        partials,
+        partials_type(record),
         params["available_memory_proportion"],
         int(params.get("norm_group_size") or 1),
         params["input_type"] == "fp8",
@@ -183,11 +194,37 @@ def _image(record: Record, name: str) -> Workload:
         replicas,
         boundary_bytes=micro * side * side * 2.0,
         weights=weights / per,
-        optimizer=OPTIMIZER.get(name, "momentum"),
-        input_bytes=micro * side * side * 3 * (1.0 if train else 2.0),
+        optimizer=params.get("optimizer") or OPTIMIZER.get(name, "momentum"),
+        input_bytes=_from_host(record) * micro * side * side * 3 * (1.0 if train else 2.0),
         training=train,
     )
-    return Workload(micro, micro, batch)
+    return Workload(micro, batch, report["step"]["by_cause"] if per == 1 and not recompute else None)
+
+
+def partials_type(record: Record) -> str:
+    """Type of partial sums; halves on Mk2 (the published configurations) and singles on GC2 where not
+    stated.
+    """
+    stated = record.params.get("partials_type")
+    if record.params["input_type"] == "fp32":
+        return "float32"
+    return TYPES[stated] if stated else ("float32" if record.chip is GC2 else "float16")
+
+
+def _stated_micro_batch(record: Record, replicas: int) -> int | None:
+    """Samples of a micro-batch, as far as the record fixes them."""
+    params = record.params
+    if params.get("micro_batch"):
+        return int(params["micro_batch"])
+    total, steps = params.get("global_batch"), params["gradient_accumulation"]
+    if total and (not is_training(record) or steps > 1 or record.ipus == 1):
+        return max(1, round(total / (steps * replicas)))
+    return None
+
+
+def _from_host(record: Record) -> float:
+    """1 where the samples come from the host, 0 where they are made on the device."""
+    return 0.0 if record.params.get("data_source") == "on_device" else 1.0
 
 
 def sequence_length(record: Record) -> int:
@@ -205,7 +242,7 @@ def packing(record: Record) -> float:
     if record.params["packing_factor"] > 1.0:
         return float(record.params["packing_factor"])
     task = str(record.params.get("task"))
-    if not _training(record):
+    if not is_training(record):
         return INFERENCE_PACKING if record.params.get("packed") else 1.0
     if record.params.get("packed") or task.startswith("mlperf"):
         return PACKING.get(task, 2.0)
@@ -213,25 +250,28 @@ def packing(record: Record) -> float:
 
 
 def _transformer(record: Record, name: str) -> Workload:
-    params, train = record.params, _training(record)
-    layers, hidden = TRANSFORMERS[name].layers, TRANSFORMERS[name].hidden
+    params, train = record.params, is_training(record)
+    layers, hidden = int(params.get("layers") or TRANSFORMERS[name].layers), TRANSFORMERS[name].hidden
     tokens, packs = sequence_length(record), packing(record)
     per, replicas = _layout(record, name)
-    micro = int(params["micro_batch"])
-    if micro == 1 and train:
-        if params.get("samples_per_micro_step"):
-            micro = max(1, round(params["samples_per_micro_step"] / packs))
-        else:
-            micro = max(1, TRAINING_TOKENS // tokens)
-    elif micro == 1 and params.get("global_batch"):
-        micro = int(params["global_batch"])
+    micro = int(params.get("micro_batch") or 0)
+    if not micro and train and params.get("samples_per_micro_step"):
+        micro = max(1, round(params["samples_per_micro_step"] / packs))
+    if not micro:
+        # Text of the benchmark pages states no accumulation: a micro-batch is what an IPU holds.
+        micro = (
+            max(1, TRAINING_TOKENS // tokens)
+            if train
+            else int(params.get("global_batch") or replicas) // replicas
+        )
+    micro = max(1, micro)
     question = (record.chip.name, micro, tokens, name)
     proportion = params["available_memory_proportion"]
     if not train:
         # A served model's weights stay on its chip: products have what they leave.
         held = 2.0 * WEIGHTS_PER_HIDDEN * layers * hidden**2 / record.chip.sram_bytes
         proportion = max(LEAST_PROPORTION, min(proportion, 1.0 - held - CODE_SHARE))
-    partials = "float16"
+    partials = partials_type(record)
     share = 1.0 if TRANSFORMERS[name].causal else 0.15
     costs = trace.transformer_parts(*question, train, partials, proportion, share)
     cycles = {part: float(report["step"]["cycles"]) for part, (report, _) in costs.items()}
@@ -261,166 +301,20 @@ def _transformer(record: Record, name: str) -> Workload:
         weights=weights / per,
         gradient_bytes=2.0,
         state_bytes=8.0 if streamed else 0.0,
-        optimizer=OPTIMIZER.get(name, "adam"),
-        input_bytes=micro * tokens * 8.0,
+        optimizer=params.get("optimizer") or OPTIMIZER.get(name, "adam"),
+        input_bytes=_from_host(record) * micro * tokens * 8.0,
         training=train,
     )
-    return Workload(micro * packs, micro, batch)
+    return Workload(micro * packs, batch)
 
 
 def _lstm(record: Record) -> Workload:
     hidden, steps = record.need("hidden_size", "time_steps")
-    micro, train = int(record.params["micro_batch"]), _training(record)
+    micro, train = int(record.params.get("micro_batch") or 1), is_training(record)
     layers = int(record.params.get("layers") or 1)
     report, weights = trace.lstm_network(
-        record.chip.name, micro, int(steps), layers, int(hidden), train, TYPES[record.params["partials_type"]]
+        record.chip.name, micro, int(steps), layers, int(hidden), train, partials_type(record)
     )
-    batch = Batch(report["step"]["cycles"], weights=weights, optimizer="sgd", training=train)
-    return Workload(micro, micro, batch)
-
-
-VERTEX_SHARES = {
-    "vertex_state": 0.34,
-    "edge_pointers": 0.236,
-    "copy_pointers": 0.134,
-    "vertex_padding": 0.0425,
-    "vector_descriptors": 0.0876,
-    "run_instructions": 0.161,
-}
-"""How vertex data divides on GC2. Derived from one profile of 2018."""
-EXECUTABLE_CODE_GC2 = 8192
-"""Bytes of vertex and runtime code on each tile with the library of 2018. Published: the same on every
-tile."""
-VERTEX_DATA_2018 = 1.9
-"""Vertex data of the 2018 library on GC2 over today's. Fitted: pointers were not packed yet."""
-VARIABLES_2018 = 1.4
-"""Bytes of variables over the most that live at one time: every tile has its own fullest moment. Derived
-from two profiles of 2018 (1.35 and 1.50); the library of today shares storage better.
-"""
-INTERLEAVED_SHARE = {"train": 0.75, "inference": 0.4}
-"""Share of variables in interleaved memory. Derived from two profiles of 2018."""
-
-
-def memory(record: Record) -> float:
-    """Bytes of a compiled network."""
-    (category,) = record.need("category")
-    name = _name(record)
-    if record.metric != "bytes":
-        raise NotPredicted(f"metric {record.metric!r} of kind 'memory' is not modelled")
-    old = record.chip is GC2
-    parts = _transformer_memory(record, name) if name in TRANSFORMERS else _network_memory(record, name)
-    code = parts["code"]
-    vertex_data = code["vertex_state"] * (VERTEX_DATA_2018 if old else 1.0)
-    exchange = code["exchange_code"]
-    executable = EXECUTABLE_CODE_GC2 * record.chip.tiles if old else code.get("vertex_code", 0.0)
-    control = 0.0 if old else code["control_code"]
-    variables = parts["always"] + parts["peak"]
-    if old:
-        variables = max(variables, VARIABLES_2018 * (parts["always"] + parts["live"]))
-    total = variables + vertex_data + exchange + executable + control
-    interleaved = INTERLEAVED_SHARE["train" if _training(record) else "inference"]
-    figures = {
-        "total": total,
-        "total_including_gaps": total,
-        "total_excluding_gaps": total,
-        "mean_tile": total / record.chip.tiles,
-        "max_tile": total / record.chip.tiles * TILE_IMBALANCE,
-        "variables": variables,
-        "variables_peak": variables,
-        "variables_interleaved": variables * interleaved,
-        "variables_non_interleaved": variables * (1.0 - interleaved),
-        "max_live": parts["always"] + parts["live"],
-        "vertex_data": vertex_data,
-        "vertex_state": vertex_data,
-        "vertex_code": code.get("vertex_code", 0.0),
-        "exchange_code": exchange,
-        "control_code": code["control_code"],
-        "executable_code": executable,
-    }
-    if old:
-        figures.update({part: share * vertex_data for part, share in VERTEX_SHARES.items()})
-    if category not in figures:
-        raise NotPredicted(f"memory category {category!r} is not modelled")
-    return float(figures[category])
-
-
-def _network_memory(record: Record, name: str) -> dict[str, Any]:
-    """An image network or an LSTM stack, one IPU."""
-    params, train = record.params, _training(record)
-    if name == "lstm":
-        hidden, steps = record.need("hidden_size", "time_steps")
-        layers = int(params.get("layers") or 1)
-        report, _ = trace.lstm_network(
-            record.chip.name, int(params["micro_batch"]), int(steps), layers, int(hidden), train, "float32"
-        )
-    elif name in CATALOGUE:
-        partials = "float32" if record.chip is GC2 else "float16"
-        report, _ = trace.image_network(
-            name,
-            record.chip.name,
-            int(params["micro_batch"]),
-            CATALOGUE[name].side,
-            train,
-            params["norm"],
-            False,
-            "float16",
-            partials,
-            params["available_memory_proportion"],
-            int(params.get("norm_group_size") or 1),
-        )
-    else:
-        raise NotPredicted(f"network {name!r} is not among those podrun builds, or its size is not stated")
-    found = report["memory"]
-    return {
-        "always": found["always_live_bytes"],
-        "peak": found["not_always_live_peak_bytes"],
-        "live": found["activations_peak_bytes"],
-        "code": found["code"],
-    }
-
-
-def _transformer_memory(record: Record, name: str) -> dict[str, Any]:
-    """Encoder layers ``first_layer`` to ``last_layer`` of a transformer, or one operation of a layer."""
-    layers = TRANSFORMERS[name].layers
-    tokens, train = sequence_length(record), _training(record)
-    costs = trace.transformer_parts(
-        record.chip.name,
-        int(record.params["micro_batch"]),
-        tokens,
-        name,
-        train,
-        "float16",
-        record.params["available_memory_proportion"],
-    )
-    first, last = record.params.get("first_layer"), record.params.get("last_layer")
-    held = layers if first is None or last is None else int(last) - int(first) + 1
-    starts = first in (None, 0)
-    layer, embedding = costs["layer"][0], costs["embedding"][0]
-    op = record.params.get("op")
-    if op is not None:
-        # A product's row is of the product alone, not of the bias and the rearrangements around it.
-        node = "MatMul:" if op.endswith("_matmul") else ""
-        inside = [
-            code for scope, code in layer["code_by_scope"].items() if op in scope.split("/") and node in scope
-        ]
-        if not inside:
-            raise NotPredicted(f"operation {op!r} is not one of the layer's")
-        summed = {part: float(sum(code[part] for code in inside)) for part in inside[0]}
-        return {"always": 0.0, "peak": 0.0, "live": 0.0, "code": {"vertex_code": 0.0, **summed}}
-    found, table = layer["memory"], embedding["memory"]
-    code = {
-        "vertex_code": max(found["code"]["vertex_code"], table["code"]["vertex_code"]),
-        "vertex_state": held * found["code"]["vertex_state"],
-        "exchange_code": found["code"]["exchange_code"] * (1.0 + REPEATED * (held - 1)),
-        "control_code": held * found["code"]["control_code"],
-    }
-    for part in ("vertex_state", "exchange_code", "control_code"):
-        code[part] += table["code"][part] if starts else 0.0
-    always = held * found["always_live_bytes"] + (table["always_live_bytes"] if starts else 0.0)
-    stash = found["activations_peak_bytes"] * (held - 1) if train else 0.0
-    return {
-        "always": always,
-        "peak": found["not_always_live_peak_bytes"] + stash,
-        "live": found["activations_peak_bytes"] + stash,
-        "code": code,
-    }
+    optimizer = record.params.get("optimizer") or "sgd"
+    batch = Batch(report["step"]["cycles"], weights=weights, optimizer=optimizer, training=train)
+    return Workload(micro, batch, report["step"]["by_cause"])
