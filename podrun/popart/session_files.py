@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from podrun.executable import Executable, StreamDirection
 from podrun.popart.enums import DeviceType
 from podrun.popart.errors import popart_exception, popart_unimplemented, surfaced
-
-if TYPE_CHECKING:
-    from podrun.popart.session import Session
+from podrun.popart.session_device import SessionDevice
 
 
-class SessionFiles:
+class SessionFiles(SessionDevice):
     """The part of a session that writes and reads files."""
 
-    _executable: Executable | None
-
-    def compileAndExport(self: Session, filename: str) -> None:  # type: ignore[misc]
+    def compileAndExport(self, filename: str) -> None:
         """Compile and write the executable to a file, or to ``executable.popef`` in a folder.
 
         OSError if the file cannot be written, popart_exception on a device whose executables cannot be saved.
@@ -32,9 +28,7 @@ class SessionFiles:
         self.prepareDevice(loadEngine=False)
         self.saveExecutable(path)
 
-    def saveExecutable(  # type: ignore[misc]
-        self: Session, path: str, savePopartMetadata: bool = True, saveVariables: bool = True
-    ) -> None:
+    def saveExecutable(self, path: str, savePopartMetadata: bool = True, saveVariables: bool = True) -> None:
         """Write the compiled program (with ``saveVariables`` the weights as an ONNX model beside it)."""
         from podrun import executable_file
 
@@ -45,21 +39,21 @@ class SessionFiles:
         if saveVariables and self._weights.get_all():
             self.saveVariables(str(Path(target).with_name("variables.popef")))
 
-    def saveVariables(self: Session, path: str) -> None:  # type: ignore[misc]
+    def saveVariables(self, path: str) -> None:
         """Write weights and optimizer state: an ONNX model whose initializers they are."""
         self._check_can_save()
         target = _in_folder(path, "variables.popef")
         with open(target, "wb") as file:
             file.write(self._weights.model(with_state=True).SerializeToString(deterministic=True))
 
-    def _check_can_save(self: Session) -> None:  # type: ignore[misc]
+    def _check_can_save(self) -> None:
         if self._device.type not in (DeviceType.Ipu, DeviceType.OfflineIpu):
             raise popart_exception(
                 f"Executables for device type {self._device.type.name} cannot be saved: use an IPU or an "
                 "offline IPU."
             )
 
-    def loadExecutable(self: Session, filename: str) -> None:  # type: ignore[misc]
+    def loadExecutable(self, filename: str) -> None:
         """Take a program that compileAndExport wrote, in place of compiling; before prepareDevice.
 
         popart_exception if it is damaged or not the program of this session's model.
@@ -76,7 +70,7 @@ class SessionFiles:
         self._check_fits(executable, filename)
         self._executable = executable
 
-    def _check_fits(self: Session, executable: Executable, filename: str) -> None:  # type: ignore[misc]
+    def _check_fits(self, executable: Executable, filename: str) -> None:
         """popart_exception unless inputs, anchors, weights and replication are those of this session."""
         program = self._built.program
         found = {
@@ -106,11 +100,11 @@ class SessionFiles:
                     f"{found[what]}, the session's {value}."
                 )
 
-    def updateEngineCache(self: Session) -> None:  # type: ignore[misc]
+    def updateEngineCache(self) -> None:
         """Executables are written to the cache when they are compiled, so there is nothing left to do."""
         self._prepared("updateEngineCache")
 
-    def updateExternallySavedTensorLocations(self: Session, fromLocation: str, toLocation: str) -> None:  # type: ignore[misc]
+    def updateExternallySavedTensorLocations(self, fromLocation: str, toLocation: str) -> None:
         """Have modelToHost write the tensors that lie in the file ``fromLocation`` to ``toLocation``, with their
         optimizer state. (Those of files that were not named go into the model's own file.)
 

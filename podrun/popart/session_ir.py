@@ -16,10 +16,11 @@ from podrun.popart.enums import DeviceType
 from podrun.popart.errors import popart_exception, poplar_exception
 from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
+from podrun.popart.session_reports import SessionReports
 from podrun.popart.tensor_info import InputShapeInfo
 
 if TYPE_CHECKING:
-    from podrun.popart.session import InferenceSession, Session
+    from podrun.popart.session import InferenceSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,10 @@ class Ir:
         return self.text
 
 
-class SessionIr:
+class SessionIr(SessionReports):
     """The part of a session that shows its graph."""
 
-    def getIr(self: Session) -> Ir:  # type: ignore[misc]
+    def getIr(self) -> Ir:
         """The session's IR, with the weights that the host holds."""
         model = self._weights.model(with_state=False)
         return Ir(
@@ -57,7 +58,7 @@ class SessionIr:
             self._serializeIr(),
         )
 
-    def getSerializedGraph(self: Session) -> bytes:  # type: ignore[misc]
+    def getSerializedGraph(self) -> bytes:
         """The compiled program as JSON: its streams, variables, arenas, pieces, and the instructions of every IPU.
 
         popart_exception before prepareDevice, poplar_exception on a device without profiling.

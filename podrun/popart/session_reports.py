@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from podrun.device.tiles.fit import check_program
 from podrun.device.tiles.strict import bounds_of, check_planned
 from podrun.popart.enums import DeviceType, Instrumentation, IrSerializationFormat
 from podrun.popart.errors import popart_exception, poplar_exception, surfaced
+from podrun.popart.session_state import SessionState
 from podrun.report.engine_options import EngineOptions, engine_options
 from podrun.report.model import Profile
 from podrun.report.read import profile_of
 from podrun.report.text import summary
 from podrun.report.write import write_report
 
-if TYPE_CHECKING:
-    from podrun.popart.session import Session
 
-
-class SessionReports:
+class SessionReports(SessionState):
     """The part of a session that reports."""
 
-    def getCycleCount(self: Session, id: str = "") -> int:  # type: ignore[misc]
+    def getCycleCount(self, id: str = "") -> int:
         """Modelled cycles of the last run. popart_exception unless instrumentWithHardwareCycleCounter was
         set.
         """
@@ -42,7 +40,7 @@ class SessionReports:
             raise popart_exception("getCycleCount needs a run first.")
         return self._cycles
 
-    def _check_report(self: Session) -> Profile:  # type: ignore[misc]
+    def _check_report(self) -> Profile:
         if self._executable is None:
             raise popart_exception("Session must have been prepared before a report can be fetched.")
         if self._device.type is DeviceType.Cpu:
@@ -50,25 +48,25 @@ class SessionReports:
         with surfaced():
             return profile_of(self._executable)
 
-    def getSummaryReport(self: Session, resetProfile: bool = True) -> str:  # type: ignore[misc]
+    def getSummaryReport(self, resetProfile: bool = True) -> str:
         """The tile model's report as text: time by cause, operators, layers, memory."""
         return summary(self._check_report())
 
-    def getReport(self: Session) -> Profile:  # type: ignore[misc]
+    def getReport(self) -> Profile:
         """The tile model's report as values: a `podrun.report.Profile`, units in the names of its fields.
 
         Its ``compilation`` and ``execution`` have the shape of the SDK's analysis library.
         """
         return self._check_report()
 
-    def _engine_settings(self: Session) -> EngineOptions:  # type: ignore[misc]
+    def _engine_settings(self) -> EngineOptions:
         """What POPLAR_ENGINE_OPTIONS and SessionOptions.engineOptions ask for; poplar_exception for what
         cannot be.
         """
         with surfaced():
             return engine_options(self._options.engineOptions, os.environ)
 
-    def _after_compile(self: Session, settings: EngineOptions) -> None:  # type: ignore[misc]
+    def _after_compile(self, settings: EngineOptions) -> None:
         """Write the reports that are asked for, then see that the program fits its tiles.
 
         OutOfMemoryException if it does not, unless debug.allowOutOfMemory; popart_exception for equations that no
@@ -88,12 +86,12 @@ class SessionReports:
             if not settings.allow_out_of_memory:
                 check_program(executable.tile_report, profile_path=path)
 
-    def _serializeIr(self: Session, format: IrSerializationFormat = IrSerializationFormat.JSON) -> str:  # type: ignore[misc]
+    def _serializeIr(self, format: IrSerializationFormat = IrSerializationFormat.JSON) -> str:
         """The forward graph after pruning, as JSON: graph name -> list of operators."""
         return json.dumps({"maingraph": [_operator(self, node) for node in self._built.lowered.graph.nodes]})
 
 
-def _operator(session: Session, node: Any) -> dict[str, Any]:
+def _operator(session: SessionState, node: Any) -> dict[str, Any]:
     def tensors(names: tuple[str, ...]) -> list[dict[str, str]]:
         found = []
         for index, name in enumerate(names):

@@ -1,6 +1,4 @@
-"""Weights, optimizer state and the random seed of a session: between the host's copy, the device and ONNX
-files.
-"""
+"""Weights and optimizer state of a session: between the host's copy, the device and ONNX files."""
 
 from __future__ import annotations
 
@@ -8,29 +6,24 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from podrun.executable import Executable, VariableRole
+from podrun.executable import VariableRole
 from podrun.popart import loader
 from podrun.popart.errors import popart_exception, popart_runtime_error, surfaced
+from podrun.popart.session_device import SessionDevice
 from podrun.popart.stepio import IWeightsIO
 from podrun.popart.variable_settings import given, retrieved
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from podrun.popart.session import Session
 
 _log = logging.getLogger("podrun.popart.session")
 
 
-class SessionWeights:
-    """The part of a session that moves weights and the seed."""
+class SessionWeights(SessionDevice):
+    """The part of a session that moves weights."""
 
-    _seed: int | None
-    _weights_sent: bool
-
-    def weightsFromHost(self: Session) -> None:  # type: ignore[misc]
+    def weightsFromHost(self) -> None:
         """Send the host's weights and optimizer state to the device."""
         self._prepared("weightsFromHost")
         self._ensure_loaded()
@@ -38,7 +31,7 @@ class SessionWeights:
         self._weights.device_is_ahead = False
         self._weights_sent = True
 
-    def weightsToHost(self: Session) -> None:  # type: ignore[misc]
+    def weightsToHost(self) -> None:
         """Bring weights and optimizer state from the device into the host's copy."""
         executable = self._prepared("weightsToHost")
         if self._device._loaded is not self:
@@ -52,7 +45,7 @@ class SessionWeights:
             values = self._device.connection.read_variables(wanted)
         self._weights.take_device(values)
 
-    def readWeights(self: Session, weightsIo: IWeightsIO) -> None:  # type: ignore[misc]
+    def readWeights(self, weightsIo: IWeightsIO) -> None:
         """Copy the host's weights into the arrays of a PyWeightsIO; names it does not know are left alone."""
         replicas = self._built.program.replicas
         for name, array in weightsIo.weights.items():
@@ -68,7 +61,7 @@ class SessionWeights:
                 )
             array.reshape(-1).view(value.dtype)[...] = value.reshape(-1)
 
-    def writeWeights(self: Session, weightsIo: IWeightsIO) -> None:  # type: ignore[misc]
+    def writeWeights(self, weightsIo: IWeightsIO) -> None:
         """Change the host's weights; weightsFromHost sends them."""
         if self._constant_weights:
             raise popart_exception(
@@ -81,7 +74,7 @@ class SessionWeights:
             chosen = array if held is None else given(self._built.settings, name, array, held, replicas)
             self._weights.put(name, chosen)
 
-    def modelToHost(self: Session, fn: str | os.PathLike[str]) -> None:  # type: ignore[misc]
+    def modelToHost(self, fn: str | os.PathLike[str]) -> None:
         """Write the model with the current weights and optimizer state as an ONNX file."""
         self._prepared("modelToHost")
         self.weightsToHost()
@@ -91,8 +84,8 @@ class SessionWeights:
         with open(fn, "wb") as file:
             file.write(data.SerializeToString(deterministic=True))
 
-    def resetHostWeights(  # type: ignore[misc]
-        self: Session,
+    def resetHostWeights(
+        self,
         modelProtoOrFilename: str | bytes | os.PathLike[str],
         ignoreWeightsInModelWithoutCorrespondingHostWeight: bool = False,
     ) -> None:
@@ -105,44 +98,3 @@ class SessionWeights:
         source: ModelProto = loader.read_model(modelProtoOrFilename)
         self._weights.reset(source, ignoreWeightsInModelWithoutCorrespondingHostWeight)
         self._weights_sent = False
-
-    # -- randomness -------------------------------------------------------------------------------
-
-    def setRandomSeed(self: Session, seedValue: int) -> None:  # type: ignore[misc]
-        """Start the sequence of random numbers anew from a seed."""
-        executable = self._prepared("Devicex::setRandomSeedFromHost")
-        self._rng = [seedValue >> 32 & 0xFFFFFFFF, seedValue & 0xFFFFFFFF]
-        if self._device._loaded is self:
-            self._write(self._rng_value())
-        if self._seed_variable(executable) is None:
-            if self._options.enableStochasticRounding:
-                return
-            _log.warning("The program draws no random numbers: setRandomSeed does nothing.")
-            return
-        self._seed = seedValue
-        if self._device._loaded is self:
-            self._write(self._seed_value(seedValue))
-
-    def getRandomSeed(self: Session) -> int:  # type: ignore[misc]
-        """The seed as it stands now; setting it again later continues the sequence from here."""
-        executable = self._prepared("getRandomSeed")
-        name = self._seed_variable(executable)
-        if name is None:
-            return 0
-        if self._device._loaded is not self:
-            return self._seed or 0
-        with surfaced():
-            high, low = (int(word) for word in self._device.connection.read_variables([name])[name])
-        return high << 32 | low
-
-    @staticmethod
-    def _seed_variable(executable: Executable) -> str | None:
-        roles = {v.role: name for name, v in executable.variables.items()}
-        return roles.get(VariableRole.RANDOM_SEED)
-
-    def _seed_value(self: Session, seed: int) -> dict[str, np.ndarray]:  # type: ignore[misc]
-        name = self._seed_variable(self._prepared("setRandomSeed"))
-        if name is None:
-            return {}
-        words = seed & (1 << 64) - 1
-        return {name: np.array([words >> 32, words & 0xFFFFFFFF], np.uint32)}
