@@ -16,12 +16,13 @@ from podrun.compiler.anchors import Anchor, AnchorKind, classify, unknown_tensor
 from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer, plan_memory
 from podrun.compiler.averaging import COUNTS
 from podrun.compiler.cache import cached
+from podrun.compiler.chain import Unit, homes_of, turns_of, units
 from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, forward_piece
 from podrun.compiler.cost import tile_report
 from podrun.compiler.digest import digest
 from podrun.compiler.exchange import exchanges
 from podrun.compiler.fold import chunks
-from podrun.compiler.gathering import taking_pieces
+from podrun.compiler.gathering import clearing_homes, counted_pieces, taking_pieces
 from podrun.compiler.grouped import check_groups, rows
 from podrun.compiler.layout import layout_of, position_of
 from podrun.compiler.meetings import Cut, meetings_of
@@ -33,15 +34,7 @@ from podrun.compiler.rounding import ADVANCE, advance_piece
 from podrun.compiler.scaling import STATISTICS, scaling_piece
 from podrun.compiler.scaling import UPDATE as SCALING
 from podrun.compiler.schedule import schedule
-from podrun.compiler.sharding import (
-    Timetable,
-    Unit,
-    clearing_homes,
-    counted_pieces,
-    homes_of,
-    turns_of,
-    units,
-)
+from podrun.compiler.sharding import Timetable
 from podrun.compiler.trace import Trace, fixed_numerics, trace
 from podrun.compiler.update import JOINT_UPDATE, joint_piece, update_piece
 from podrun.errors import UnimplementedError, UnsupportedError, UsageError

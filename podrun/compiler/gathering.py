@@ -12,8 +12,11 @@ from typing import Any
 
 from podrun.compiler.abstract import buffer
 from podrun.compiler.arenas import Memory, WeightGroup
-from podrun.compiler.layout import position_of
+from podrun.compiler.chain import Unit
+from podrun.compiler.chunk import ChunkBuilder
+from podrun.compiler.layout import IPUS_PER_MACHINE, position_of
 from podrun.compiler.pieces import Piece
+from podrun.compiler.scaling import statistics_buffer
 from podrun.executable import Layout
 
 RETURNED = "updated:"
@@ -70,3 +73,38 @@ def _states(group: WeightGroup) -> tuple[str, ...]:
 
 def _members(memory: Memory, arenas: Iterable[str]) -> tuple[str, ...]:
     return tuple(member.name for arena in arenas for member in memory.arenas[arena].members)
+
+
+def first_ipus(builder: ChunkBuilder) -> range:
+    """The first IPU of each machine of a replica."""
+    spanned = builder.layout.machines_per_replica
+    return range(0, spanned * IPUS_PER_MACHINE if spanned > 1 else 1, IPUS_PER_MACHINE)
+
+
+def clearing_homes(builder: ChunkBuilder) -> list[int]:
+    """The IPUs that clear accumulators: those with weights, and one of each machine that only counts."""
+    homes = sorted({group.home for group in builder.memory.groups})
+    cleared = {position_of(builder.layout, home) for home in homes}
+    counting = [f for f in first_ipus(builder) if position_of(builder.layout, f) not in cleared]
+    return sorted([*homes, *(counting if builder.tracked and homes else ())])
+
+
+def far_counts(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[int, tuple[str, ...]]:
+    """For the first IPU of each machine of a replica, the counts of tracked gradients that other machines make."""
+    layout = builder.layout
+    makers = {name: unit.ipu for unit in chain for name in unit.piece.outputs}
+    names = [statistics_buffer(name) for name in builder.tracked]
+    return {
+        first: tuple(n for n in names if position_of(layout, makers[n]) != position_of(layout, first))
+        for first in first_ipus(builder)
+    }
+
+
+def counted_pieces(builder: ChunkBuilder, chain: Sequence[Unit]) -> list[Piece]:
+    """The pieces that put counts that came from other machines of a replica into the arena of counts."""
+    specs = {statistics_buffer(name): ("float32", (2,)) for name in builder.tracked}
+    return [
+        taking_piece(taking_name(first, "counts"), {name: specs[name] for name in far})
+        for first, far in far_counts(builder, chain).items()
+        if far
+    ]

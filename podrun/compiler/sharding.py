@@ -1,4 +1,4 @@
-"""Sharding and pipelining: a replica's micro-batch as segments on its IPUs, and the order in which they run.
+"""Sharding and pipelining: the order in which the segments of micro-batches run on a replica's IPUs.
 
 Both run the same segments, micro-batch by micro-batch, so they give the same bits. Without pipelining all
 segments of a micro-batch run before the next one starts. With it, segment *c* of the chain runs micro-batch
@@ -13,30 +13,25 @@ are not stashed: backward work sees those of its own time (as in PopART).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-
-from jax.extend.core import JaxprEqn
 
 from podrun.compiler.arenas import Memory, gradient_buffer
-from podrun.compiler.chunk import ANCHOR_PREFIX, INPUT_PREFIX, KEYS, ChunkBuilder
+from podrun.compiler.chain import Unit
+from podrun.compiler.chunk import ANCHOR_PREFIX, INPUT_PREFIX, ChunkBuilder
 from podrun.compiler.gathering import (
     RETURNED,
+    clearing_homes,
+    far_counts,
     far_groups,
+    first_ipus,
     read_names,
     taking_name,
-    taking_piece,
     written_names,
 )
 from podrun.compiler.layout import IPUS_PER_MACHINE, position_of
-from podrun.compiler.meetings import Opened, met_in, opened
-from podrun.compiler.pieces import Piece, TracedPiece, trace_piece
-from podrun.compiler.placement import Placement
+from podrun.compiler.meetings import met_in
 from podrun.compiler.program import joint
-from podrun.compiler.scaling import statistics_buffer
 from podrun.compiler.schedule import closing, norm_anchors, update_instructions, updated_anchors
-from podrun.compiler.split import CROSSING_PREFIX, Segment, Spot, split
 from podrun.compiler.update import JOINT_UPDATE
-from podrun.errors import UnimplementedError, UnsupportedError, UsageError
 from podrun.executable import (
     AllGather,
     AllReduce,
@@ -51,162 +46,6 @@ from podrun.executable import (
     Sync,
     SyncScope,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """A segment at its place in the chain: on which IPU, and in which cycle after its micro-batch entered."""
-
-    piece: TracedPiece
-    ipu: int
-    cycle: int
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The temporaries it needs: streamed inputs, keys, and what other units made."""
-        return tuple(
-            n for n in self.piece.inputs if n.startswith((INPUT_PREFIX, CROSSING_PREFIX)) or n == KEYS
-        )
-
-
-def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tuple[Unit, ...]:
-    """The segments of one micro-batch in order, the random keys first.
-
-    Raises UsageError for stages that cannot be a pipeline.
-    """
-    accumulate = builder.program.accumulates and bool(builder.weights)
-    whole = opened(
-        trace_piece(builder.piece("segment", 1, accumulate=accumulate, split=True)), builder.layout
-    )
-    segments = _segments(whole, placement)
-    cycles = _cycles(segments, placement, whole.depth) if pipelined else range(len(segments))
-    found = [
-        Unit(segment.piece, placement.ipu(segment.place // whole.depth), cycle)
-        for segment, cycle in zip(segments, cycles, strict=True)
-    ]
-    if builder.traced.uses_random:
-        found.insert(0, Unit(trace_piece(builder.keys_piece()), 0, 0))
-    _check_states(builder, found, pipelined=pipelined)
-    if builder.program.updates_each_micro_batch:
-        _check_updates(builder, found)
-    return tuple(found)
-
-
-def _segments(whole: Opened, placement: Placement) -> tuple[Segment, ...]:
-    """The segments, also cut where machines meet: places and ranks are multiplied by the number of levels, and the
-    level added."""
-
-    def spot(equation: JaxprEqn) -> Spot | None:
-        found, level = placement.spot(equation), whole.level(equation)
-        if found is None:
-            return None
-        rank = None if found.rank is None else found.rank * whole.depth + level
-        return Spot(found.place * whole.depth + level, rank, found.late)
-
-    return split(whole.piece, spot)
-
-
-def _check_updates(builder: ChunkBuilder, chain: Sequence[Unit]) -> None:
-    """Weights that change while micro-batches are in flight are read on the IPU that holds them only."""
-    for name in builder.weights:
-        ipus = {
-            unit.ipu
-            for unit in chain
-            if {name, gradient_buffer(name)} & {*unit.piece.inputs, *unit.piece.outputs}
-        }
-        if len(ipus) > 1:
-            raise UnsupportedError(
-                f"{name!r} is read on IPUs {', '.join(map(str, sorted(ipus)))}; without gradient accumulation a "
-                "pipeline's weight can be on one IPU only.",
-                hint="Place everything that reads it on one IPU, or use gradient accumulation.",
-            )
-
-
-def turns_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
-    """Where weights change while micro-batches are in flight: the unit after which each is updated, by its number."""
-    if not builder.program.updates_each_micro_batch:
-        return {}
-    made = {name: number for number, unit in enumerate(chain) for name in unit.piece.outputs}
-    return {name: made[gradient_buffer(name)] for name in builder.weights}
-
-
-def homes_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
-    """The IPU that holds each parameter: the one that makes its gradient or replaces it, else the first that
-    reads it."""
-    homes: dict[str, int] = {}
-    for unit in chain:
-        for name in unit.piece.inputs:
-            if name in builder.program.parameters:
-                homes.setdefault(name, unit.ipu)
-    made = {name: unit.ipu for unit in chain for name in unit.piece.outputs}
-    for name in builder.program.parameters:
-        for output in (gradient_buffer(name), name):
-            if output in made:
-                homes[name] = made[output]
-    return homes
-
-
-def _check_states(builder: ChunkBuilder, chain: Sequence[Unit], *, pipelined: bool) -> None:
-    """A parameter that a micro-batch replaces is read only before that, and where micro-batches overlap
-    nowhere else."""
-    for name in sorted(builder.program.state_updates):
-        writer = next(k for k, unit in enumerate(chain) if name in unit.piece.outputs)
-        readers = [k for k, unit in enumerate(chain) if name in unit.piece.inputs]
-        if any(k > writer or (pipelined and k != writer) for k in readers):
-            raise UnimplementedError(
-                f"{name!r} is replaced on IPU {chain[writer].ipu} and read again by another part of the replica, which "
-                f"is not there yet."
-            )
-
-
-def _cycles(segments: Sequence[Segment], placement: Placement, depth: int) -> list[int]:
-    """The cycle of each segment: its rank without the level, which must go up along the chain."""
-    missing = sorted(set(range(max(placement.stages) + 1)) - set(placement.stages))
-    if missing:
-        raise UsageError(f"The pipeline has no work in stage {', '.join(map(str, missing))}.")
-    ranks = [segment.rank for segment in segments]
-    if ranks != sorted(set(ranks)):
-        order = ", ".join(str(segment.place // depth) for segment in segments)
-        raise UsageError(
-            f"The pipeline's stages run in the order {order}: an operator reads what a later stage makes.",
-            hint="Give every operator a stage that is not before those of the operators it reads.",
-        )
-    return [rank // depth for rank in ranks]
-
-
-def first_ipus(builder: ChunkBuilder) -> range:
-    """The first IPU of each machine of a replica."""
-    spanned = builder.layout.machines_per_replica
-    return range(0, spanned * IPUS_PER_MACHINE if spanned > 1 else 1, IPUS_PER_MACHINE)
-
-
-def clearing_homes(builder: ChunkBuilder) -> list[int]:
-    """The IPUs that clear accumulators: those with weights, and one of each machine that only counts."""
-    homes = sorted({group.home for group in builder.memory.groups})
-    cleared = {position_of(builder.layout, home) for home in homes}
-    counting = [f for f in first_ipus(builder) if position_of(builder.layout, f) not in cleared]
-    return sorted([*homes, *(counting if builder.tracked and homes else ())])
-
-
-def far_counts(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[int, tuple[str, ...]]:
-    """For the first IPU of each machine of a replica, the counts of tracked gradients that other machines make."""
-    layout = builder.layout
-    makers = {name: unit.ipu for unit in chain for name in unit.piece.outputs}
-    names = [statistics_buffer(name) for name in builder.tracked]
-    return {
-        first: tuple(n for n in names if position_of(layout, makers[n]) != position_of(layout, first))
-        for first in first_ipus(builder)
-    }
-
-
-def counted_pieces(builder: ChunkBuilder, chain: Sequence[Unit]) -> list[Piece]:
-    """The pieces that put counts that came from other machines of a replica into the arena of counts."""
-    specs = {statistics_buffer(name): ("float32", (2,)) for name in builder.tracked}
-    return [
-        taking_piece(taking_name(first, "counts"), {name: specs[name] for name in far})
-        for first, far in far_counts(builder, chain).items()
-        if far
-    ]
 
 
 class Timetable:

@@ -1,0 +1,141 @@
+"""The chain: a micro-batch of a replica over several IPUs as segments, each on its IPU and in its pipeline cycle.
+
+Segments are cut where the place changes, and where machines meet for a collective of the model. In a pipeline segment
+*c* of the chain runs micro-batch *m* in cycle ``c + period * m`` (`podrun.compiler.sharding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jax.extend.core import JaxprEqn
+
+from podrun.compiler.arenas import gradient_buffer
+from podrun.compiler.chunk import INPUT_PREFIX, KEYS, ChunkBuilder
+from podrun.compiler.meetings import Opened, opened
+from podrun.compiler.pieces import TracedPiece, trace_piece
+from podrun.compiler.placement import Placement
+from podrun.compiler.split import CROSSING_PREFIX, Segment, Spot, split
+from podrun.errors import UnimplementedError, UnsupportedError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A segment at its place in the chain: on which IPU, and in which cycle after its micro-batch entered."""
+
+    piece: TracedPiece
+    ipu: int
+    cycle: int
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The temporaries it needs: streamed inputs, keys, and what other units made."""
+        return tuple(
+            n for n in self.piece.inputs if n.startswith((INPUT_PREFIX, CROSSING_PREFIX)) or n == KEYS
+        )
+
+
+def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tuple[Unit, ...]:
+    """The segments of one micro-batch in order, the random keys first.
+
+    Raises UsageError for stages that cannot be a pipeline.
+    """
+    accumulate = builder.program.accumulates and bool(builder.weights)
+    whole = opened(
+        trace_piece(builder.piece("segment", 1, accumulate=accumulate, split=True)), builder.layout
+    )
+    segments = _segments(whole, placement)
+    cycles = _cycles(segments, placement, whole.depth) if pipelined else range(len(segments))
+    found = [
+        Unit(segment.piece, placement.ipu(segment.place // whole.depth), cycle)
+        for segment, cycle in zip(segments, cycles, strict=True)
+    ]
+    if builder.traced.uses_random:
+        found.insert(0, Unit(trace_piece(builder.keys_piece()), 0, 0))
+    _check_states(builder, found, pipelined=pipelined)
+    if builder.program.updates_each_micro_batch:
+        _check_updates(builder, found)
+    return tuple(found)
+
+
+def _segments(whole: Opened, placement: Placement) -> tuple[Segment, ...]:
+    """The segments, also cut where machines meet: places and ranks are multiplied by the number of levels, and the
+    level added."""
+
+    def spot(equation: JaxprEqn) -> Spot | None:
+        found, level = placement.spot(equation), whole.level(equation)
+        if found is None:
+            return None
+        rank = None if found.rank is None else found.rank * whole.depth + level
+        return Spot(found.place * whole.depth + level, rank, found.late)
+
+    return split(whole.piece, spot)
+
+
+def _check_updates(builder: ChunkBuilder, chain: Sequence[Unit]) -> None:
+    """Weights that change while micro-batches are in flight are read on the IPU that holds them only."""
+    for name in builder.weights:
+        ipus = {
+            unit.ipu
+            for unit in chain
+            if {name, gradient_buffer(name)} & {*unit.piece.inputs, *unit.piece.outputs}
+        }
+        if len(ipus) > 1:
+            raise UnsupportedError(
+                f"{name!r} is read on IPUs {', '.join(map(str, sorted(ipus)))}; without gradient accumulation a "
+                "pipeline's weight can be on one IPU only.",
+                hint="Place everything that reads it on one IPU, or use gradient accumulation.",
+            )
+
+
+def turns_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
+    """Where weights change while micro-batches are in flight: the unit after which each is updated, by its number."""
+    if not builder.program.updates_each_micro_batch:
+        return {}
+    made = {name: number for number, unit in enumerate(chain) for name in unit.piece.outputs}
+    return {name: made[gradient_buffer(name)] for name in builder.weights}
+
+
+def homes_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
+    """The IPU that holds each parameter: the one that makes its gradient or replaces it, else the first that
+    reads it."""
+    homes: dict[str, int] = {}
+    for unit in chain:
+        for name in unit.piece.inputs:
+            if name in builder.program.parameters:
+                homes.setdefault(name, unit.ipu)
+    made = {name: unit.ipu for unit in chain for name in unit.piece.outputs}
+    for name in builder.program.parameters:
+        for output in (gradient_buffer(name), name):
+            if output in made:
+                homes[name] = made[output]
+    return homes
+
+
+def _check_states(builder: ChunkBuilder, chain: Sequence[Unit], *, pipelined: bool) -> None:
+    """A parameter that a micro-batch replaces is read only before that, and where micro-batches overlap
+    nowhere else."""
+    for name in sorted(builder.program.state_updates):
+        writer = next(k for k, unit in enumerate(chain) if name in unit.piece.outputs)
+        readers = [k for k, unit in enumerate(chain) if name in unit.piece.inputs]
+        if any(k > writer or (pipelined and k != writer) for k in readers):
+            raise UnimplementedError(
+                f"{name!r} is replaced on IPU {chain[writer].ipu} and read again by another part of the replica, which "
+                f"is not there yet."
+            )
+
+
+def _cycles(segments: Sequence[Segment], placement: Placement, depth: int) -> list[int]:
+    """The cycle of each segment: its rank without the level, which must go up along the chain."""
+    missing = sorted(set(range(max(placement.stages) + 1)) - set(placement.stages))
+    if missing:
+        raise UsageError(f"The pipeline has no work in stage {', '.join(map(str, missing))}.")
+    ranks = [segment.rank for segment in segments]
+    if ranks != sorted(set(ranks)):
+        order = ", ".join(str(segment.place // depth) for segment in segments)
+        raise UsageError(
+            f"The pipeline's stages run in the order {order}: an operator reads what a later stage makes.",
+            hint="Give every operator a stage that is not before those of the operators it reads.",
+        )
+    return [rank // depth for rank in ranks]
