@@ -357,7 +357,7 @@ def looped(groups: Any) -> Callable[[Any], Any]:
     return function
 
 
-@pytest.mark.parametrize("replicas", [4, 8])
+@pytest.mark.parametrize("replicas", [pytest.param(4, marks=pytest.mark.slow), 8])
 def test_inside_loops_and_branches(replicas: int) -> None:
     groups = GROUPS["consecutive"](replicas)
     x = data(replicas)

@@ -347,7 +347,7 @@ def test_the_report_shows_the_bubble():
     assert shares["Sequential"] == {}
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_is_restored_is_what_was_stashed(recompute):
     """For every batch, in the order of the batches; also of an input, which alone is left when stages recompute."""
     chain, kind = Chain([0, 1, 2]), popart.AnchorReturnType("All")
