@@ -19,12 +19,12 @@ from podrun.compiler.abstract import buffer
 from podrun.compiler.anchors import NORM_PREFIX
 from podrun.compiler.arenas import ALIGNMENT, Memory, WeightGroup, gradient_buffer, scalar_dtype
 from podrun.compiler.chunk import anchor_buffer
-from podrun.compiler.grouped import group_count
+from podrun.compiler.grouped import GroupOf, group_count, rows
 from podrun.compiler.layout import holders
 from podrun.compiler.pieces import Piece
 from podrun.compiler.program import RNG, JointRule, NormRule, UpdateRule
 from podrun.compiler.rounding import place
-from podrun.errors import UnimplementedError
+from podrun.errors import UnsupportedError
 from podrun.executable import REPLICA_OFFSET, Layout, TensorSpec
 
 Buffers = Mapping[str, Any]
@@ -92,8 +92,8 @@ def _sliced(
 
 def joint_piece(memory: Memory, rule: JointRule, norms: Sequence[str] = (), replicas: int = 1) -> Piece:
     """The piece that updates all weights at once, for rules whose update of one weight depends on others
-    (clipping by a norm over several). Every machine does it whole. ``norms``: the groups whose norms are anchored, by
-    their numbers; each of a machine's ``replicas`` gives the one norm.
+    (clipping by a norm over several). Every machine does it whole. ``norms``: the clipping groups whose norms are
+    anchored, by their numbers; each of a machine's ``replicas`` gives that of its own group of replicas.
     """
     inputs: dict[str, Any] = {}
     outputs: list[str] = []
@@ -108,17 +108,22 @@ def joint_piece(memory: Memory, rule: JointRule, norms: Sequence[str] = (), repl
             inputs |= {s.name: buffer(s.shape, s.dtype) for s in specs.values()}
             outputs += [weight.name, *states_of[weight.name].values()]
 
-    groups = _common_groups(memory, states_of)
-    if norms and groups > 1:
-        raise UnimplementedError(
-            "Norms of weights that groups of replicas train apart cannot be anchored yet."
-        )
+    group_of = _common_groups(memory, states_of)
+    if norms and group_of:
+        inputs[REPLICA_OFFSET] = buffer((), "int32")
+    arrays = {*outputs, *(gradient_buffer(name) for name in states_of)}
+    anchored = [_norm_buffer(number) for number in norms]
 
     def run(values: Buffers) -> dict[str, Any]:
-        if groups == 1:
-            return once(values)
-        each = [once({**values} | {name: values[name][g] for name in arrays}) for g in range(groups)]
-        return {name: jnp.stack([found[name] for found in each]) for name in outputs}
+        if not group_of:
+            found = once(values)
+            return found | {name: jnp.broadcast_to(found[name], (1, replicas)) for name in anchored}
+        groups = range(group_count(group_of))
+        each = [once({**values} | {name: values[name][g] for name in arrays}) for g in groups]
+        found = {name: jnp.stack([found[name] for found in each]) for name in (*outputs, *anchored)}
+        for name in anchored:
+            found[name] = rows(found[name], group_of, values[REPLICA_OFFSET], 1, replicas)[None]
+        return found
 
     def once(values: Buffers) -> dict[str, Any]:
         weights = {name: values[name] for name in states_of}
@@ -129,13 +134,9 @@ def joint_piece(memory: Memory, rule: JointRule, norms: Sequence[str] = (), repl
         for name, buffers in states_of.items():
             results |= {b: _like(new_states[name][p], values[b]) for p, b in buffers.items()}
         found = rule.norms(weights, gradients, states, values) if isinstance(rule, NormRule) and norms else {}
-        for number in norms:
-            results[_norm_buffer(number)] = jnp.broadcast_to(found[number], (1, replicas))
-        return results
+        return results | {_norm_buffer(number): found[number] for number in norms}
 
-    arrays = {*outputs, *(gradient_buffer(name) for name in states_of)}
-
-    return Piece(JOINT_UPDATE, run, inputs, (*outputs, *map(_norm_buffer, norms)))
+    return Piece(JOINT_UPDATE, run, inputs, (*outputs, *anchored))
 
 
 def _norm_buffer(number: str) -> str:
@@ -159,17 +160,18 @@ def _states(memory: Memory, weight: str, rule: UpdateRule) -> dict[str, TensorSp
     return {prefix: memory.variables[name].spec for prefix, name in names.items()}
 
 
-def _common_groups(memory: Memory, weights: Iterable[str]) -> int:
-    """How many groups of replicas the weights have, which must be the same groups for all."""
+def _common_groups(memory: Memory, weights: Iterable[str]) -> GroupOf:
+    """The groups of replicas that the weights have, which must be the same for all; empty if they have none."""
     found = {weight: memory.group_of.get(weight, ()) for weight in weights}
     if len(set(found.values())) > 1:
         odd = sorted(weight for weight, group_of in found.items() if group_of)
-        raise UnimplementedError(
-            f"An optimizer that looks at all weights at once (gradient clipping) is not there yet where only some of "
-            f"them, {', '.join(odd[:5])}, have groups of replicas, or others than the rest.",
+        raise UnsupportedError(
+            f"An optimizer that looks at all weights at once (gradient clipping) needs the same groups of replicas for "
+            f"all of them, and {', '.join(odd[:5])} have groups that others have not: replicas would change what they "
+            "share by factors of their own, and differ.",
             hint="Give all trained weights the same VariableSettings.",
         )
-    return group_count(next(iter(found.values()), ()))
+    return next(iter(found.values()), ())
 
 
 def _like(value: Any, old: Any) -> Any:

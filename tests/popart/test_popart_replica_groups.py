@@ -247,3 +247,33 @@ def test_refused(device_of: Any) -> None:
     with pytest.raises(popart.popart_exception, match="no CommGroupType"):
         CommGroup(popart.ReplicaGrouping(8, 2, 2))
     assert CommGroup(popart.ReplicaGrouping(8, 4, 2)) == CommGroup(CommGroupType.Orthogonal, 2)
+
+
+def test_each_group_clips_by_its_own_norm(device_of: Any) -> None:
+    """On two machines whose replicas belong to both groups: every replica gives its group's norm."""
+    case = Grouped(ORTHOGONAL, 8)
+    clipped = popart.SGD({"defaultLearningRate": (RATE, True)}, [popart.ClipNormSettings.clipAllWeights(1.0)])
+    final = popart.AnchorReturnType("Final")
+    session = popart.TrainingSession(
+        case.model,
+        popart.DataFlow(1, {"GlobalNorm___0": final}),
+        case.loss,
+        clipped,
+        device_of(8),
+        userOptions=replicated(8),
+    )
+    session.prepareDevice()
+    session.weightsFromHost()
+    anchors = session.initAnchorArrays()
+    x = case.data(1)[0, 0]
+    session.run(popart.PyStepIO({case.x: x}, anchors))
+    session.weightsToHost()
+    found = {case.w: np.empty_like(case.start)}
+    session.readWeights(popart.PyWeightsIO(found))
+    for g, members in enumerate(case.groups):
+        gradient = sum(0.5 * x[r].T @ np.sign(x[r] @ case.start[g]) for r in members)
+        norm = np.sqrt((gradient**2).sum())
+        np.testing.assert_allclose(anchors["GlobalNorm___0"][list(members)], norm, rtol=1e-5)
+        np.testing.assert_allclose(
+            found[case.w][g], case.start[g] - RATE * gradient / norm, rtol=1e-4, atol=1e-6
+        )
