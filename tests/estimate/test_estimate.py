@@ -68,9 +68,11 @@ def test_state_off_chip_saves_tiles_and_costs_time(traced: Traced) -> None:
 
 
 def test_a_model_too_large_for_one_ipu_needs_more() -> None:
-    large = trace(_perceptron(8192, 8), GC200, Layout(micro_batch=1), train=False)
-    one = estimate(large, system("pod16"), Layout(), train=False)
-    eight = estimate(large, system("pod16"), Layout(ipus_per_replica=8), train=False)
+    large = trace(_perceptron(3328, 8), GC200, Layout(), train=True)
+    one, eight = (
+        estimate(large, system("pod16"), Layout(ipus_per_replica=ipus, optimizer="adam"), train=True)
+        for ipus in (1, 8)
+    )
     assert not one.fits
     assert eight.fits
 

@@ -152,7 +152,8 @@ def test_batching_is_doing_each(operator: tuple[str, str]) -> None:
             def run(inputs, key, low=lowered):
                 return low.forward(low.initial, inputs, key)
 
-            together = jax.tree.leaves(jax.vmap(run)(stacked, keys))
+            together = jax.tree.leaves(jax.jit(jax.vmap(run))(stacked, keys))
+            run = jax.jit(run)
             for k, each in enumerate((free, second)):
                 for a, b in zip(together, jax.tree.leaves(run(each, keys[k])), strict=True):
                     np.testing.assert_allclose(
