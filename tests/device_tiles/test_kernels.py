@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,10 @@ from podrun.device.target import CHIPS
 from podrun.device.tiles import ctc, stencil
 from podrun.device.tiles.cost import cost_jaxpr
 from podrun.device.tiles.matmul import Product, plan_product
+from podrun.executable import numpy_dtype
+from podrun.popart import TensorInfo
+from podrun.popart.builder import Builder
+from podrun.popart.lowering import lower
 
 GC2, GC200 = CHIPS["gc2"], CHIPS["gc200"]
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -106,6 +111,54 @@ def test_a_loss_walks_its_lattice_as_a_wave() -> None:
     assert cut == pytest.approx(one * 7.0 / 16.0, rel=0.02)
     assert ctc.loss_cycles(GC200, 400, 100, "float16") < ctc.loss_cycles(GC200, 400, 100, "float32")
     assert ctc.loss_reduction_cycles(100, 10, "float32") == 100 * 21 * 11.5
+
+
+def ctc_report(
+    *, search: bool, train: bool, steps: int = 60, batch: int = 4, labels: int = 12
+) -> dict[str, Any]:
+    """The cost of CTC's loss, or of its beam search, behind a LogSoftmax, as the front end builds them."""
+    builder = Builder()
+    x = builder.addInputTensor(TensorInfo("FLOAT", [steps, batch, 20]))
+    lengths = builder.addInputTensor(TensorInfo("UINT32", [batch]))
+    log_p = builder.aiOnnx.logsoftmax([x], 2)
+    if search:
+        y = builder.aiGraphcore.ctcbeamsearchdecoder([log_p, lengths], beam_width=5, top_paths=2)[2]
+    else:
+        targets = builder.addInputTensor(TensorInfo("UINT32", [batch, labels]))
+        counts = builder.addInputTensor(TensorInfo("UINT32", [batch]))
+        y = builder.aiGraphcore.ctcloss([log_p, targets, lengths, counts])
+    builder.addOutputTensor(y)
+    lowered = lower(onnx.load_from_string(builder.getModelProto()), training=train)
+    given = {n: jax.ShapeDtypeStruct(s.shape, numpy_dtype(s.dtype)) for n, s in lowered.inputs.items()}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+
+    def forward(x: Any, rest: Any, key: Any) -> Any:
+        return lowered.forward({}, {**rest, **x}, key)[y]
+
+    made = jax.make_jaxpr(jax.grad(forward) if train else forward)({x: given.pop(x)}, given, key)
+    return cost_jaxpr(made, "gc200")
+
+
+@pytest.mark.parametrize(("search", "train"), [(False, True), (False, False), (True, False)])
+def test_connectionist_operators_of_a_program_get_their_planners(search: bool, train: bool) -> None:
+    report = ctc_report(search=search, train=train)
+    assert report["by_operator"]["ctc"]["count"] == 1
+    assert not {"gather", "scatter"} & set(report["by_operator"])  # Nothing of the trace is left.
+    assert not report["bounds"]
+
+
+def test_a_loss_with_its_gradient_takes_more_than_twice_the_loss() -> None:
+    alone, whole = (ctc_report(search=False, train=train)["by_operator"]["ctc"] for train in (False, True))
+    assert whole["cycles"] > 2 * alone["cycles"]
+
+
+def test_entries_of_a_batch_run_side_by_side_until_the_tiles_are_full() -> None:
+    few, more, full = (
+        ctc_report(search=True, train=False, batch=batch)["by_operator"]["ctc"]["cycles"]
+        for batch in (1, GC200.tiles // ctc.DEFAULT_TILES, GC200.tiles // ctc.DEFAULT_TILES + 1)
+    )
+    assert few == more
+    assert full == 2 * more
 
 
 @given(st.sampled_from([1, 4, 8, 16]), st.sampled_from([1 / 64, 1 / 16, 1 / 4]))

@@ -148,7 +148,11 @@ def _all_half(flat: FlatJaxpr, kind: str) -> FlatJaxpr:
 
 
 def runs(equations: Sequence[Equation]) -> list[tuple[Place | None, int, int]]:
-    """Runs of equations that stand side by side in one operator and direction: (place, first, end)."""
+    """Runs of equations that stand side by side in one operator and direction: (place, first, end).
+
+    Equations without any scope between two of one operator are its own: differentiating a loop moves what
+    does not change out of it, and drops its scope.
+    """
     out: list[tuple[Place | None, int, int]] = []
     places: dict[str, Place | None] = {}
     for index, equation in enumerate(equations):
@@ -157,6 +161,13 @@ def runs(equations: Sequence[Equation]) -> list[tuple[Place | None, int, int]]:
         place = places[equation.scope]
         if out and out[-1][0] == place:
             out[-1] = (place, out[-1][1], index + 1)
+        elif len(out) > 1 and place is not None and out[-2][0] == place and _unscoped(equations, out[-1]):
+            out[-2:] = [(place, out[-2][1], index + 1)]
         else:
             out.append((place, index, index + 1))
     return out
+
+
+def _unscoped(equations: Sequence[Equation], run: tuple[Place | None, int, int]) -> bool:
+    place, first, end = run
+    return place is None and not any(equation.scope for equation in equations[first:end])

@@ -288,6 +288,48 @@ def _dropout(op: Operator) -> None:
     op.finish(op.backward, {wanted}, wanted)
 
 
+def _ctc_loss(op: Operator) -> None:
+    """Loss and the gradient of the log-probabilities in one go; the backward pass scales what was kept."""
+    log_p, y = op.main_input(), op.main_output()
+    targets = [n for n in op.forward.reads if len(op.shape(n)) == 2 and op.shape(n)[0] == op.shape(log_p)[1]]
+    if len(op.shape(log_p)) != 3 or len(targets) != 1:
+        raise Unexpected
+    params = {"label": op.shape(targets[0])[1], "gradient": op.backward is not None}
+    write = op.writer(op.forward)
+    if op.backward is None:
+        write.emit("ctc_loss", [log_p], y, params=params)
+        op.finish(op.forward, {y}, y)
+        return
+    kept = write.emit("ctc_loss", [log_p], shape=op.shape(log_p), params=params)
+    write.emit("copy", [kept], y, seen_as=op.shape(y))
+    op.finish(op.forward, {y}, y)
+    wanted = op.wanted(log_p)
+    if wanted is None:
+        raise Unexpected
+    # A loss that ends the program has the constant one as its gradient.
+    g = [n for n in op.arriving() if op.size(n) == op.size(y)][:1]
+    op.writer(op.backward).emit("mul" if g else "copy", [kept, *g], wanted)
+    op.finish(op.backward, {wanted}, wanted)
+
+
+def _ctc_beam_search(op: Operator) -> None:
+    """One search a batch entry. Its width is that of the candidates it keeps."""
+    log_p, y = op.main_input(), op.main_output()
+    if len(op.shape(log_p)) != 3 or op.backward is not None:
+        raise Unexpected
+    steps, batch, _ = op.shape(log_p)
+    kept = [
+        t.shape[1]
+        for e in op.equations[op.forward.first : op.forward.end]
+        for t in e.results
+        if len(t.shape) == 3 and (t.shape[0], t.shape[2]) == (batch, steps)
+    ]
+    if not kept:
+        raise Unexpected
+    op.writer(op.forward).emit("ctc_beam_search", [log_p], y, params={"beams": max(kept)})
+    op.finish(op.forward, {y}, y)
+
+
 TEMPLATES: dict[str, Template] = {
     "Conv": _convolution,
     **dict.fromkeys(
@@ -302,5 +344,7 @@ TEMPLATES: dict[str, Template] = {
     "Swish": _pointwise("swish", "nonlinear_grad", keeps_output=False),
     "Gelu": _pointwise("gelu", "gelu_grad", keeps_output=False),
     "Dropout": _dropout,
+    "Ctc": _ctc_loss,
+    "CtcBeamSearchDecoder": _ctc_beam_search,
 }
 """By ONNX type: how the library computes it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from podrun.device.target import Chip
-from podrun.device.tiles import families, solvers
+from podrun.device.tiles import ctc, families, solvers
 from podrun.device.tiles.elementwise import OPS
 from podrun.device.tiles.flatten import Equation
 from podrun.device.tiles.plan import Plan
@@ -82,6 +82,8 @@ PLANNERS: dict[str, Planner] = {
         solvers.plan_factorisation,
     ),
     "fft": solvers.plan_fft,
+    "ctc_loss": ctc.plan_loss,
+    "ctc_beam_search": ctc.plan_beam_search,
 }
 """Families priced equation by equation."""
 
