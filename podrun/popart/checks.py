@@ -114,20 +114,14 @@ def _check_placement(options: SessionOptions, device: DeviceInfo) -> None:
             f"virtualGraphSplitRatios needs {per_replica} numbers between 0 and 1 with the sum 1, not "
             f"{ratios}."
         )
-    if options.createImplicitPipeliningFwdOnlyProgram:
-        if (
-            not options.enablePipelining
-            or not options.enableGradientAccumulation
-            or options.enableExplicitMainLoops
-        ):
-            raise popart_exception(
-                "createImplicitPipeliningFwdOnlyProgram needs enablePipelining and enableGradientAccumulation, and "
-                "enableExplicitMainLoops switched off."
-            )
-        raise popart_unimplemented(
-            "createImplicitPipeliningFwdOnlyProgram: running only the forward stages of a training session is not "
-            "there yet.",
-            hint="Make an InferenceSession from the same model.",
+    if options.createImplicitPipeliningFwdOnlyProgram and (
+        not options.enablePipelining
+        or not options.enableGradientAccumulation
+        or options.enableExplicitMainLoops
+    ):
+        raise popart_exception(
+            "createImplicitPipeliningFwdOnlyProgram needs enablePipelining and enableGradientAccumulation, and "
+            "enableExplicitMainLoops switched off."
         )
     phases = options.executionPhaseSettings.phases
     if phases > 1 and options.virtualGraphMode is not VirtualGraphMode.ExecutionPhases:

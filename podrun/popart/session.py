@@ -32,11 +32,14 @@ from podrun.popart.session_ir import Ir, SessionIr, inference_from
 from podrun.popart.session_rng import WORDS
 from podrun.popart.session_run import SessionRun
 from podrun.popart.session_weights import SessionWeights
+from podrun.popart.stepio import IStepIO
 from podrun.popart.tensor_info import InputShapeInfo
 from podrun.popart.weights import HostWeights
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+    from podrun.popart.forward_only import ForwardOnly
 
 _log = logging.getLogger("podrun.popart.session")
 
@@ -187,6 +190,7 @@ class TrainingSession(Session):
         userOptions: SessionOptions | None = None,
         name: str = "training",
     ) -> None:
+        self._forward_only: ForwardOnly | None = None
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"__init__(): incompatible function arguments. {optimizer!r} is no optimizer.")
         if not isinstance(loss, str):
@@ -212,6 +216,16 @@ class TrainingSession(Session):
         self._optimizer = copy.deepcopy(optimizer)
         self._built.rule.optimizer = self._optimizer
         self._pending_scalars = True
+
+    def _run_program(self, handle: str, io: IStepIO) -> None:
+        from podrun.popart.forward_only import HANDLE, ForwardOnly
+
+        if handle != HANDLE or not self._options.createImplicitPipeliningFwdOnlyProgram:
+            super()._run_program(handle, io)
+        self._check_io(io, self._step_inputs(), self._step_outputs())
+        if self._forward_only is None:
+            self._forward_only = ForwardOnly(self)
+        self._forward_only.run(io)
 
     def broadcastWeights(self, rootRank: int = 0) -> None:
         """Give every instance the weights of instance ``rootRank``.

@@ -23,18 +23,34 @@ class SessionRun(SessionDevice):
     """The part of a session that runs steps."""
 
     def run(self, *args: Any, stepio: IStepIO | None = None, debugName: str = "") -> None:
-        """``run(stepio, debugName="")``: one step. Anchors are in the stepio's arrays afterwards."""
-        if args and isinstance(args[0], str):
-            raise popart_runtime_error(f"The session has no custom program {args[0]!r}.")
-        io = args[0] if args else stepio
+        """``run(stepio, debugName="")``: one step. Anchors are in the stepio's arrays afterwards.
+
+        ``run(programHandle, stepio, debugName="")``: a program of the session by name.
+        """
+        rest = list(args)
+        handle = rest.pop(0) if rest and isinstance(rest[0], str) else None
+        io = rest[0] if rest else stepio
         if not isinstance(io, IStepIO):
             raise TypeError(f"run(): incompatible function arguments. run takes a PyStepIO, not {io!r}.")
+        self._ensure_ready()
+        if handle is None:
+            self._step(io)
+        else:
+            self._run_program(handle, io)
+
+    def _run_program(self, handle: str, io: IStepIO) -> None:
+        raise popart_runtime_error(f"The session has no custom program {handle!r}.")
+
+    def _ensure_ready(self) -> None:
+        """The program is loaded and has its weights. popart_runtime_error if they were not sent."""
         self._ensure_loaded()
         if self._built.weights and not self._weights_sent and not self._constant_weights:
             raise popart_runtime_error(
                 "Must call weightsFromHost before run: the weights have not been sent to the device since "
                 "the program was loaded or the host's weights changed."
             )
+
+    def _step(self, io: IStepIO) -> None:
         inputs, outputs = self._step_inputs(), self._step_outputs()
         self._check_io(io, inputs, outputs)
         data = {name: self._input_data(io, tensor) for name, tensor in inputs.items()}

@@ -251,8 +251,6 @@ def test_what_pipelines_refuse():
         popart.popart_exception, match="needs enablePipelining and enableGradientAccumulation"
     ):
         session(chain, batches=3, ipus=2, createImplicitPipeliningFwdOnlyProgram=True)
-    with pytest.raises(popart.popart_exception, match="only the forward stages"):
-        session(chain, ipus=2, createImplicitPipeliningFwdOnlyProgram=True, **accumulating(3))
     clipped = popart.SGD({"defaultLearningRate": (0.1, True)}, [popart.ClipNormSettings.clipAllWeights(1.0)])
     parallel = popart.AccumulateOuterFragmentSettings(popart.AccumulateOuterFragmentSchedule.Scheduler)
     with pytest.raises(popart.popart_exception, match="clipping of a pipelined program needs gradient accum"):
