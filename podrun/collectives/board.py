@@ -46,7 +46,7 @@ _TABLE_BYTES = 4 * 1024 * 1024  # never touched, never there: memfd pages appear
 _ABSENT, _JOINED, _LEFT = 0, 1, 2
 _SPIN = 200e-6  # seconds: longer than it takes to wake a sleeping core
 _FIRST_SLICE, _LAST_SLICE = 0.002, 0.05  # seconds asleep: the longer, the longer the wait is already
-_LOOK_AFTER = 0.1  # seconds; looking at the processes of 64 ranks that merely wait for a core costs more than their work
+_LOOK_AFTER = 0.1  # seconds; where 64 ranks wait for a core, looking at processes costs more than their work
 
 
 def label(text: str) -> bytes:

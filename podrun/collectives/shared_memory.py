@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -69,6 +70,8 @@ class SharedMemoryGroup:
         self._board = board
         self._timeout = timeout
         self._rank = board.rank
+        self.turn: AbstractContextManager[object] = nullcontext()
+        """Held while this rank reduces a slice, never while it waits: threads that share a core may take turns."""
         self._size = board.ranks
         self._arenas: dict[str, _Arena] = {}
         self._segments: list[Segment] = []
@@ -208,7 +211,8 @@ class SharedMemoryGroup:
         if reduction is Reduction.LOCAL:
             return plan.mine
         self._board.meet(plan.begin, self._timeout)
-        reduce_into(plan.slice, plan.parts, reduction)
+        with self.turn:
+            reduce_into(plan.slice, plan.parts, reduction)
         if settle:
             self._board.meet(plan.end, self._timeout)
         return plan.slice

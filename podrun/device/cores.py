@@ -1,8 +1,12 @@
-"""Which core a machine computes on.
+"""Which core a machine computes on, and when.
 
-When a program's machines are as many as a host's cores or more, each computes on a core of its own choosing in turn,
-for the length of a run. Left to itself the scheduler moves them about, and on a busy host lets three share a core while
-another is idle. On a quiet host it made no measurable difference. A host with cores to spare is left alone.
+When a program's machines are as many as a host's cores or more, each computes on one core, neighbours on the same one.
+Left to itself the scheduler moves them about, and on a busy host lets three share a core while another is idle. On a
+quiet host it made no measurable difference. A host with cores to spare is left alone.
+
+Machines that share a process and a core take turns: one piece, or one slice of a reduction, at a time. Otherwise all
+would be under way at once, each with its working set to bring back into the cache, and each addition with the
+interpreter's lock to win back. A turn is never held while a machine waits for others.
 """
 
 from __future__ import annotations
@@ -11,13 +15,28 @@ import contextlib
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
+Turn = AbstractContextManager[object]
+"""Held while a machine computes."""
+ANY_TIME: Turn = nullcontext()
+"""Nobody waits for another."""
 _thread = threading.local()
+_turns: dict[int, threading.Lock] = {}
+_adding = threading.Lock()
 
 
 def core_for(place: int, machines: int, cores: Sequence[int]) -> int | None:
     """The core for machine number ``place`` of ``machines`` on this host; None: any."""
-    return cores[place % len(cores)] if 1 < len(cores) <= machines else None
+    return cores[place * len(cores) // machines] if 1 < len(cores) <= machines else None
+
+
+def turn_on(core: int | None) -> Turn:
+    """The turn of this process's machines on a core; None, any core: nobody waits for another."""
+    if core is None:
+        return ANY_TIME
+    with _adding:
+        return _turns.setdefault(core, threading.Lock())
 
 
 def move_to(core: int | None) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from podrun.collectives import Group
 from podrun.device.buffers import Array, Buffers
+from podrun.device.cores import ANY_TIME, Turn
 from podrun.device.interpreter import Between, Interpreter
 from podrun.device.pieces import PieceCache
 from podrun.device.positions import at_position, ipus_per_position
@@ -54,8 +55,8 @@ class Disagreement(ApplicationRuntimeError):
 
 
 class Engine:
-    """See the module docstring. ``between``: called before every instruction. One thread at a time runs; the
-    machine's lock guards `write` and `read`.
+    """See the module docstring. ``between``: called before every instruction; ``turn``: held while it computes.
+    One thread at a time runs; the machine's lock guards `write` and `read`.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class Engine:
         pieces: PieceCache,
         between: Between,
         clock: Callable[[], float] = time.perf_counter,
+        turn: Turn = ANY_TIME,
     ) -> None:
-        self.team = Team(group, executable)
+        self.team = Team(group, executable, turn)
+        self._turn = turn
         self.executable = at_position(executable, self.team.position)
         self.batches_done = 0
         self._clock = clock
@@ -104,6 +107,7 @@ class Engine:
             between,
             first=team.position * ipus_per_position(executable),
             mail=team.mail,
+            turn=self._turn,
         )
 
     def write(self, values: Mapping[str, Array]) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from podrun.collectives import Group
 from podrun.device.buffers import Array, Buffers, Frame
+from podrun.device.cores import ANY_TIME, Turn
 from podrun.device.mail import Key, Mail
 from podrun.device.pieces import Piece
 from podrun.device.streams import Drain, Feed
@@ -46,7 +47,7 @@ class Interpreter:
     """One program's lists on one machine.
 
     ``first``: the IPU of a replica that the first list belongs to; ``mail``: to IPUs that have no list here, if there
-    are any.
+    are any; ``turn``: held while a piece computes.
     """
 
     def __init__(
@@ -59,11 +60,12 @@ class Interpreter:
         *,
         first: int = 0,
         mail: Mail | None = None,
+        turn: Turn = ANY_TIME,
     ) -> None:
         self._first, self._mail = first, mail
         self._lists = instructions
         self._buffers = buffers
-        self._computes = {name: _compute(piece, buffers) for name, piece in pieces.items()}
+        self._computes = {name: _compute(piece, buffers, turn) for name, piece in pieces.items()}
         self._group = group
         self._between = between
         self._unsettled = unsettled_reductions(
@@ -171,7 +173,7 @@ class Interpreter:
                 frame.values[destination] = frame.values[source]
 
 
-def _compute(piece: Piece, buffers: Buffers) -> Callable[[Frame], None]:
+def _compute(piece: Piece, buffers: Buffers, turn: Turn) -> Callable[[Frame], None]:
     """How to run a piece on a frame, with everything that stays the same from batch to batch looked up."""
     computation, call = piece.computation, piece.call
     readers = [buffers.reader(name) for name in computation.inputs]
@@ -179,6 +181,10 @@ def _compute(piece: Piece, buffers: Buffers) -> Callable[[Frame], None]:
     lasting = bool(buffers.arenas_written_by(computation))
 
     def run(frame: Frame) -> None:
+        with turn:
+            compute(frame)
+
+    def compute(frame: Frame) -> None:
         results = call(*[read(frame) for read in readers])
         for result in results:
             result.block_until_ready()

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from podrun.collectives import Group
 from podrun.device.check import check_executable
-from podrun.device.cores import core_for, move_to
+from podrun.device.cores import core_for, move_to, turn_on
 from podrun.device.engine import Disagreement, Engine, Outcome
 from podrun.device.fabric import Fabric, OfferBook, form_group
 from podrun.device.health import Health
@@ -137,7 +138,8 @@ class Jobs:
             executable = loads[0].executable()
             check_executable(executable)
             check_fit(executable, job, machines)
-            engine = Engine(executable, group, self._here.pieces, self._between(job, executable))
+            between = self._between(job, executable)
+            engine = Engine(executable, group, self._here.pieces, between, turn=turn_on(self._core(group)))
         except BaseException as error:
             reason = self._explain(job, error)
             self._here.offers.fail(job.range, reason)
@@ -169,9 +171,7 @@ class Jobs:
             before = engine.batches_done
             try:
                 one = len(owners) == 1 and owners[0].request.owned == job.range
-                here = engine.group.host_ranks
-                core = core_for(here.index(engine.group.rank), len(here), self._here.cores)
-                move_to(core)
+                move_to(self._core(engine.group))
                 outcome = engine.run(runs[0].batches, parts, agreed=one)
                 with self._here.changed:
                     kind = engine.executable.training
@@ -204,6 +204,10 @@ class Jobs:
             for owner in owners:
                 owner.written.clear()
         return outcome
+
+    def _core(self, group: Group) -> int | None:
+        """Where this machine computes, as one of a program's on this host."""
+        return core_for(group.host_ranks.index(group.rank), len(group.host_ranks), self._here.cores)
 
     def _between(self, job: Job, executable: Executable) -> Callable[[int, int, int], None]:
         """What the interpreter calls between two instructions: aborts and faults enter here."""

@@ -74,7 +74,6 @@ class PieceCache:
             os.environ["NPROC"] = "1"  # read by XLA when its client starts
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
         self._inline = own_process
-        self.turn = threading.Lock()
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._calls: dict[str, Callable[..., Any]] = {}

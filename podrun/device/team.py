@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from podrun.collectives import Communicator, Group, RankLostError, RankMissingError
+from podrun.collectives.shared_memory import SharedMemoryGroup
+from podrun.device.cores import ANY_TIME, Turn
 from podrun.device.mail import Line, Mail, of_the_program
 from podrun.device.positions import ipus_per_position, traffic
 from podrun.executable import Executable
@@ -21,10 +23,11 @@ from podrun.executable import Executable
 class Team:
     """See the module docstring. ``whole``: the group of all machines, by rank.
 
-    ``spanned``: machines of a replica. Made by all machines at the same time; `abort` may come from any thread.
+    ``spanned``: machines of a replica; ``turn``: held while gradients are summed. Made by all machines at the same
+    time; `abort` may come from any thread.
     """
 
-    def __init__(self, whole: Group, executable: Executable) -> None:
+    def __init__(self, whole: Group, executable: Executable, turn: Turn = ANY_TIME) -> None:
         self.whole = whole
         self.spanned = executable.layout.machines_per_replica
         self.position = whole.rank % self.spanned
@@ -37,6 +40,8 @@ class Team:
             except BaseException:
                 self._leave_parts()
                 raise
+        if isinstance(self.peers, SharedMemoryGroup):
+            self.peers.turn = turn
 
     @property
     def peer_ranks(self) -> tuple[int, ...]:
