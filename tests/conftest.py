@@ -172,7 +172,7 @@ def run_and_check_for_leaks(home: Path) -> Iterator[Commands]:
         assert scratch == [], "scratch directories are left"
         published = [p.name for p in commands.runtime.glob("*.json")] if commands.runtime.exists() else []
         assert published == [], "published services are left"
-        assert threading.active_count() <= threads, "threads are left"
+        wait_until(lambda: threading.active_count() <= threads, LEAK_SECONDS, "threads end")
     finally:
         commands.kill_all()
 

@@ -113,7 +113,9 @@ def find_server(
         if env.get(f"{prefix}_HOST"):
             text = env.get(f"{prefix}_PORT", "")
             if text and not text.isdigit():
-                raise UsageError(f"{prefix}_PORT is {text!r}; expected a port number")
+                raise UsageError(
+                    f"{prefix}_PORT is {text!r}, not a port number", hint=f"As in: export {prefix}_PORT=8090"
+                )
             return Endpoint(env[f"{prefix}_HOST"], port or int(text or 8090), f"{prefix}_HOST")
     settings = read_hcl(config) if config else read_hcl(SYSTEM_CONFIG) if SYSTEM_CONFIG.is_file() else {}
     if "api-host" in settings:
@@ -135,14 +137,16 @@ def read_hcl(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}", hint="Name another: --config FILE"
+        ) from error
     for number, line in enumerate(lines, 1):
         text = line.split("#")[0].strip()
         if not text:
             continue
         match = re.fullmatch(r'([a-z0-9-]+)\s*=\s*"?([^"]*)"?', text)
         if match is None:
-            raise ConfigError(f'{path}:{number}: {text!r} is no setting; expected name="value"')
+            raise ConfigError(f"{path}:{number}: {text!r} is no setting", hint='As in: api-host="127.0.0.1"')
         settings[match[1]] = match[2]
     return settings
 

@@ -354,7 +354,10 @@ class VipuClient:
                 f"the V-IPU server at {where} did not answer within {self.timeout:g} s",
                 hint="Allow more time (--vipu-server-timeout SECONDS in podrun, --timeout in vipu).",
             )
-        return ServiceError(f"the V-IPU server at {where} failed: {error.code().name}: {error.details()}")
+        return ServiceError(
+            f"the V-IPU server at {where} failed: {error.code().name}: {error.details()}",
+            hint="vipu-server --verbose logs what happens.",
+        )
 
 
 def quiet_grpc() -> None:

@@ -36,6 +36,8 @@ log = logging.getLogger("podrun.partition")
 pb: Any = messages
 
 HANDLER_THREADS = 16
+MESSAGE_BYTES = 800
+"""Most of a message or hint that crosses the wire: gRPC drops an answer whose headers exceed 8 KiB."""
 
 
 def serve(service: Service, host: str, port: int, token: str = "") -> tuple[grpc.Server, int]:
@@ -104,6 +106,12 @@ def _status(error: PodrunError) -> grpc.StatusCode:
     return grpc.StatusCode.INTERNAL
 
 
+def _shortened(text: str) -> str:
+    """A sentence that fits the headers of an answer, whatever the caller made us quote."""
+    data = text.encode()
+    return text if len(data) <= MESSAGE_BYTES else f"{data[:MESSAGE_BYTES].decode(errors='ignore')}..."
+
+
 def _answers(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
     """A handler from a method that takes a request: its errors become statuses with podrun's own error beside
     them.
@@ -114,9 +122,10 @@ def _answers(method: Callable[[Any, Any], Any]) -> Callable[[Any, Any, grpc.Serv
         try:
             return method(self, request)
         except PodrunError as error:
-            plain = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
+            message, hint = _shortened(error.message), _shortened(error.hint or "") or None
+            plain = {"type": type(error).__name__, "message": message, "hint": hint}
             context.set_trailing_metadata(((ERROR_METADATA_KEY, json.dumps(plain).encode()),))
-            context.abort(_status(error), error.message)
+            context.abort(_status(error), message)
         except Exception as error:
             log.exception("%s failed", method.__name__)
             context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
@@ -156,7 +165,10 @@ class UserServicer:
         try:
             sync = pb.SyncType.Name(needs.sync_type)
         except ValueError as error:
-            raise UsageError(f"there is no sync type {needs.sync_type}") from error
+            raise UsageError(
+                f"there is no sync type {needs.sync_type}",
+                hint=f"There are: {', '.join(pb.SyncType.keys())}.",
+            ) from error
         self._service.create(
             ev.Requirements(
                 name=request.partition_id,

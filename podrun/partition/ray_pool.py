@@ -134,7 +134,9 @@ class RayMachinePool(BasePool):
             try:
                 endpoints = ray.get(starting)
             except ray.exceptions.RayError as error:
-                raise ServiceError(f"a machine did not start: {error}") from error
+                raise ServiceError(
+                    f"a machine did not start: {error}", hint="vipu-server --verbose logs what happens."
+                ) from error
         except ServiceError:
             for handle in handles:
                 ray.kill(handle)

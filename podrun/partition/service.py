@@ -33,6 +33,7 @@ from podrun.partition.events import Partition
 from podrun.partition.machine_pool import MachinePool, Seat
 from podrun.partition.placement import routing_of
 from podrun.partition.reports import Reporter
+from podrun.partition.requirements import completed
 from podrun.partition.store import Store
 from podrun.partition.types import (
     AgentInfo,
@@ -111,7 +112,9 @@ class Service:
 
     def create(self, needs: ev.Requirements) -> None:
         """Reserve IPUs and bring them up in the background."""
-        self._check_faults(needs.faults, needs.size, max(needs.num_ilds, 1))
+        if needs.faults:
+            possible = completed(needs, self.cluster)
+            self._check_faults(possible.faults, possible.size, possible.num_ilds)
         self.handle(ev.Create(needs, self._clock()))
 
     def partition(self, name: str) -> PartitionInfo:
@@ -344,12 +347,10 @@ class Service:
         """Raises UsageError naming what is wrong with a fault, or what a partition of that size does not
         have.
         """
-        if not faults:
-            return
         from podrun.faults import parse_fault, validate
 
-        topology = LinkTopology(routing_of(self.cluster, max(size, 1), ilds).link_topology)
-        share = max(size, 1) // ilds
+        topology = LinkTopology(routing_of(self.cluster, size, ilds).link_topology)
+        share = size // ilds
         links = [link for i in range(ilds) for link in ladder_links(share, topology, i * share)]
         validate([parse_fault(text) for text in faults], ipus=size, links=links)
 
