@@ -101,9 +101,9 @@ class _Marked:
             node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
-            raise ConfigError(f"{path}:{line}: not YAML: {error.problem}") from error
+            raise ConfigError(f"{path}:{line}: not YAML: {error.problem}", hint=_SEE) from error
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from error
+            raise ConfigError(f"{path}: cannot be read: {error}", hint=_SEE) from error
         if node is None:
             raise ConfigError(f"{path}:1: the file is empty; expected the description of a POD", hint=_SEE)
         self.data = self._value(node, ())

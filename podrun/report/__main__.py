@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from podrun.errors import ConfigError, PodrunError
-from podrun.report.document import SCHEMA, from_json, to_json
+from podrun.report.document import SCHEMA, from_object, parse, read_text, to_json
 from podrun.report.html import page
 from podrun.report.model import Profile
 from podrun.report.read import profile_of, read_report
@@ -24,19 +23,13 @@ def load(path: Path) -> Profile:
         ConfigError: there is no such file, or it holds none of these.
     """
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
+        raise ConfigError(f"there is no file {path}", hint=f"Look for one: ls {path.parent}")
     if path.suffix not in (".json", ".pop"):
         from podrun.executable_file import read
 
         return profile_of(read(path))
-    text = path.read_text(encoding="utf-8")
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds no report: an object was expected")
-    return from_json(text, source=str(path)) if found.get("schema") == SCHEMA else read_report(found)
+    found = parse(read_text(path), source=str(path))
+    return from_object(found, source=str(path)) if found.get("schema") == SCHEMA else read_report(found)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

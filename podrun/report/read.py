@@ -94,7 +94,9 @@ def _profile(report: Mapping[str, Any]) -> Profile:
             "the program holds no tile model's report", hint="Compile it again with this version."
         )
     if not stages:
-        raise ConfigError("the tile report holds no segments")
+        raise ConfigError(
+            "the tile report holds no segments", hint="Compile the program again with this version."
+        )
     first = report["segments"][0]["report"] if "segments" in report else report
     return Profile(
         name="program",
