@@ -11,7 +11,6 @@ agents fill an IPU-Link domain (ILD) before the next one starts.
 from __future__ import annotations
 
 import enum
-import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -153,16 +152,6 @@ class Cluster:
         for ild in self.ilds:
             links += ladder_links(ild.ipu_count, self.topology.ipu_links, ild.agents[0].first_ipu)
         return tuple(links)
-
-    def gw_links(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of agents joined by GW-Links, each once: same position in neighbouring ILDs."""
-        if self.topology.gateway is GatewayTopology.NONE:
-            return ()
-        rows = [ild.agents for ild in self.ilds]
-        pairs = list(itertools.pairwise(rows))
-        if len(rows) > 2:
-            pairs.append((rows[-1], rows[0]))
-        return tuple((a.id, b.id) for left, right in pairs for a, b in zip(left, right, strict=True))
 
 
 def ladder_links(ipus: int, topology: LinkTopology, first: int = 0) -> list[tuple[int, int]]:

@@ -198,13 +198,6 @@ class GraphMemoryAllocationError(PoplarError):
         self.profile_path = profile_path
 
 
-class StreamMemoryAllocationError(PoplarError):
-    """stream_memory_allocation_error: host stream buffers do not fit."""
-
-    fault = Fault.USER
-    type_name = "stream_memory_allocation_error"
-
-
 class PoplarRuntimeError(PoplarError):
     """runtime_error: something went wrong while a program was loaded or run."""
 
@@ -263,7 +256,6 @@ ERROR_TYPES: dict[str, type[PoplarError]] = {
         PoplarError,
         InvalidOptionError,
         GraphMemoryAllocationError,
-        StreamMemoryAllocationError,
         PoplarRuntimeError,
         ApplicationRuntimeError,
         SystemRuntimeError,

@@ -52,8 +52,7 @@ replicas differ (random numbers), they differ by this."""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype for a dtype name, with bfloat16 and float8 kinds from ml_dtypes (imported only if asked
-    for)."""
+    """The NumPy dtype for a dtype name; bfloat16 and the smaller ones are ml_dtypes', imported only if asked for."""
     if name.startswith(("bfloat", "float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2")):
         import ml_dtypes
 
@@ -89,8 +88,7 @@ class StreamDirection(enum.Enum):
 
 
 class Retrieval(enum.Enum):
-    """How the values of an anchor over the micro-batches of a run are handed to the host
-    (AnchorReturnType)."""
+    """How the values of an anchor over the micro-batches of a run are handed to the host (AnchorReturnType)."""
 
     ALL = "all"
     FINAL = "final"

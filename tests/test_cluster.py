@@ -58,8 +58,6 @@ def test_links_are_a_ladder_and_a_torus_joins_its_ends() -> None:
     assert {ends.count(ipu) for ipu in range(64)} == {3}
     pod = load_cluster("pod128")
     assert all(a // 64 == b // 64 for a, b in pod.ipu_links())
-    assert pod.gw_links()[0] == ("ipum1", "ipum17")
-    assert len(load_cluster("pod256").gw_links()) == 4 * 16
 
 
 def test_an_unknown_name_gets_the_nearest() -> None:
