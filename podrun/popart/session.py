@@ -27,12 +27,13 @@ from podrun.popart.optimizers.base import Optimizer
 from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
 from podrun.popart.pipelining import check_pipeline
-from podrun.popart.session_files import SessionFiles, refuse
+from podrun.popart.session_files import SessionFiles
 from podrun.popart.session_ir import Ir, SessionIr, inference_from
 from podrun.popart.session_rng import WORDS
 from podrun.popart.session_run import SessionRun
 from podrun.popart.session_weights import SessionWeights
 from podrun.popart.stepio import IStepIO
+from podrun.popart.streams import StreamCallbacks
 from podrun.popart.tensor_info import InputShapeInfo
 from podrun.popart.weights import HostWeights
 
@@ -83,6 +84,7 @@ class Session(SessionRun, SessionWeights, SessionFiles, SessionIr):
         self._seed = None
         self._rng = [0] * WORDS
         self._cycles = None
+        self._streams = StreamCallbacks()
 
     def _build(self, shapes: InputShapeInfo, loss: str | None) -> BuiltModel:
         from onnx import ModelProto
@@ -244,5 +246,3 @@ class TrainingSession(Session):
         for name, value in sorted(self._weights.get_all().items()):
             self._weights.put(name, popdist.broadcast(np.array(value, order="C"), rootRank))
         self._weights_sent = False
-
-    connectStreamToCallback = refuse("connectStreamToCallback")

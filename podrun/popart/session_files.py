@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from podrun.executable import Executable, StreamDirection
 from podrun.popart.enums import DeviceType
-from podrun.popart.errors import popart_exception, popart_unimplemented, surfaced
+from podrun.popart.errors import popart_exception, surfaced
 from podrun.popart.session_device import SessionDevice
 
 
@@ -116,14 +115,3 @@ class SessionFiles(SessionDevice):
 def _in_folder(path: str, name: str) -> str:
     expanded = os.path.expanduser(path)
     return os.path.join(expanded, name) if os.path.isdir(expanded) else expanded
-
-
-def refuse(call: str) -> Any:
-    """A method that is public in PopART and not there: refused by name."""
-
-    def method(self: Any, *_: Any, **__: Any) -> Any:
-        raise popart_unimplemented(f"{type(self).__name__}.{call} is not there yet.")
-
-    method.__name__ = call
-    method.__doc__ = f"Refused by name: {call} is not there yet."
-    return method

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from podrun.popart.observers import observe
 from podrun.popart.reserved_tensors import info_of
 from podrun.popart.session_device import SessionDevice
 from podrun.popart.stepio import IStepIO, PyStepIO, StepTensor
+from podrun.popart.streams import TO_DEVICE, TO_HOST
 
 _log = logging.getLogger("podrun.popart.session")
 
@@ -62,7 +63,26 @@ class SessionRun(SessionDevice):
         if self._options.syntheticDataMode is SyntheticDataMode.Off:
             given = self._by_batch(result.anchors)
             for name, tensor in outputs.items():
-                io.store(tensor, self._built.anchor(name, given))
+                value = self._built.anchor(name, given)
+                io.store(tensor, value)
+                self._streams.show(tensor, value, self.replicationFactor)
+
+    def connectStreamToCallback(
+        self, streamHandle: str, callback: Callable[[object], None], index: int = 0
+    ) -> None:
+        """Let a function fill an input's stream (``h2d_<input>``) or see an anchor's (``anchor_d2h_<anchor>``).
+
+        ``index``: the replica of this process (`podrun.popart.streams`). popart_runtime_error for a stream that is not
+        there.
+        """
+        self._prepared("connectStreamToCallback")
+        streams = {TO_DEVICE + name: self._rows(name) for name in self._built.program.inputs}
+        streams |= {TO_HOST + name: self.replicationFactor for name in self._flow.anchors()}
+        self._streams.connect(streamHandle, callback, index, streams)
+
+    def _rows(self, name: str) -> int:
+        """Replicas of this process that have step data of their own."""
+        return 1 if self._built.program.inputs[name].broadcast else self.replicationFactor
 
     def _observe(self, result: Any) -> None:
         """Print and abort as the program says."""
@@ -106,7 +126,7 @@ class SessionRun(SessionDevice):
     ) -> None:
         if self._options.syntheticDataMode is not SyntheticDataMode.Off:
             return
-        io.check(inputs, outputs)
+        io.check({n: t for n, t in inputs.items() if not self._is_replaced(n)}, outputs)
         if isinstance(io, PyStepIO):
             model_inputs = {value.name for value in self._model.graph.input} - set(self._built.weights)
             for name in io.input_names():
@@ -126,14 +146,20 @@ class SessionRun(SessionDevice):
 
     def _input_data(self, io: IStepIO, tensor: StepTensor) -> np.ndarray:
         mode = self._options.syntheticDataMode
-        if mode is SyntheticDataMode.Off:
-            return io.fetch(tensor)
         dtype = tensor.info.numpy_dtype()
+        if mode is SyntheticDataMode.Off:
+            replaced = self._is_replaced(tensor.name)
+            data = np.zeros(tensor.layout, dtype) if replaced else io.fetch(tensor)
+            return self._streams.fill(tensor, data, self._rows(tensor.name))
         if mode is SyntheticDataMode.Zeros or dtype.kind in "iub":
             return np.zeros(tensor.layout, dtype)
         random = np.random.default_rng(0)
         draw = random.standard_normal if mode is SyntheticDataMode.RandomNormal else random.random
         return draw(tensor.layout, np.float32).astype(dtype)
+
+    def _is_replaced(self, name: str) -> bool:
+        """True iff functions fill all of an input's streams."""
+        return self._streams.replaces(TO_DEVICE + name, self._rows(name))
 
     def _step_inputs(self) -> dict[str, StepTensor]:
         found = {}

@@ -19,6 +19,7 @@ from podrun.popart.external import ExternalFiles
 from podrun.popart.optimizers.base import Optimizer
 from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
+from podrun.popart.streams import StreamCallbacks
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
 from podrun.popart.weights import HostWeights
 
@@ -52,6 +53,7 @@ class SessionState:
     _seed: int | None
     _rng: list[int]
     _cycles: int | None
+    _streams: StreamCallbacks
 
     def _prepared(self, call: str) -> Executable:
         if self._executable is None:

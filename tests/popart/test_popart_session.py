@@ -285,12 +285,6 @@ def test_losses_that_cannot_be(device):
         )
 
 
-def test_unknown_methods_of_popart_are_refused_by_name(device):
-    session = training(linear(), [linear().loss], device)
-    with pytest.raises(popart.popart_exception, match="connectStreamToCallback is not there yet"):
-        session.connectStreamToCallback("stream", print)
-
-
 def test_reports_and_cycles(device):
     case = linear()
     session = training(case, [case.loss], device, opts=options(instrumentWithHardwareCycleCounter=True))
