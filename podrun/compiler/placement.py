@@ -41,9 +41,9 @@ class Placement:
     def spot(self, equation: JaxprEqn) -> Spot | None:
         """Stage and cycle of an equation if there are stages, else its IPU; None if it has no place.
 
-        Backward work of stage *s* comes in cycle ``2 * last - s``: the last stage goes forward and backward
-        in one. If forward and backward work take turns it comes a cycle later, so that every stage does one of them
-        in even cycles and the other in odd ones. Execution phases are counted the same way, over all IPUs.
+        Backward work of stage *s* comes in cycle ``2 * last - s``: the last stage goes forward and backward in one.
+        If forward and backward work take turns, that of all others comes a cycle later, so that every stage does one
+        of them in even cycles and the other in odd ones. Execution phases are counted the same way, over all IPUs.
         """
         return self.spot_of("/".join(jax_internals.name_scopes(equation)))
 
@@ -56,9 +56,10 @@ class Placement:
         if stage is None:
             return None
         each = self.phase_places or 1
-        turn = 2 * (max(self.stages) // each) + self.schedule.period - 1
-        rank = stage // each
-        return Spot(stage, turn - rank if "transpose(" in scope else rank, late=RESTORE in scope)
+        rank, last = stage // each, max(self.stages) // each
+        if "transpose(" in scope and rank < last:
+            rank = 2 * last + self.schedule.period - 1 - rank
+        return Spot(stage, rank, late=RESTORE in scope)
 
     def ipu(self, place: int) -> int:
         """The IPU of a place."""
