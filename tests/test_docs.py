@@ -1,0 +1,164 @@
+"""What the pages say is there: links, files, names and commands with their options."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from podrun.launcher.options import parse_command_line
+from podrun.monitor.gc_info import gc_info
+from podrun.monitor.gc_inventory import gc_inventory
+from podrun.monitor.gc_monitor import gc_monitor
+from podrun.monitor.gc_reset import gc_reset
+from podrun.partition.cli_admin import vipu_admin
+from podrun.partition.cli_server import vipu_server
+from podrun.partition.cli_user import vipu
+from tests.conftest import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+COMMANDS: dict[str, click.Command] = {
+    "vipu": vipu,
+    "vipu-admin": vipu_admin,
+    "vipu-server": vipu_server,
+    "gc-monitor": gc_monitor,
+    "gc-reset": gc_reset,
+    "gc-info": gc_info,
+    "gc-inventory": gc_inventory,
+}
+NOT_PYTHON = {"podrun.strict", "podrun.vipu", "podrun.profile", "podrun.estimate"}
+"""An engine option, a gRPC package, schemas of JSON documents."""
+MADE_BY_RUNS = re.compile(r"profile\.|trace\.json|summary\.txt|executable\.popef|model|train\.py|script\.py")
+
+
+def _files() -> list[str]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return listed.stdout.split() or [str(p.relative_to(ROOT)) for p in ROOT.rglob("*") if p.is_file()]
+
+
+FILES = _files()
+
+
+def _code(page: Path) -> Iterator[str]:
+    """What stands in back quotes."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    yield from re.findall(r"`([^`\n]+)`", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8"))
+    gone = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert gone == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_files_that_are_named_are_there(page: Path) -> None:
+    named = {
+        word
+        for code in _code(page)
+        if re.fullmatch(r"[\w./-]+\.(py|md|yaml|proto|json|txt|toml)", word := code)
+    }
+    named |= {
+        code.rstrip("/")
+        for code in _code(page)
+        if re.fullmatch(r"(podrun|tests|docs|benchmarks|examples)/[\w/.-]*", code)
+    }
+    gone = [
+        name
+        for name in sorted(named)
+        if not MADE_BY_RUNS.match(Path(name).name)
+        and not any(
+            f == name or f.endswith("/" + name) or f.startswith(name + "/") or f"/{name}/" in f for f in FILES
+        )
+    ]
+    assert gone == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_names_are_there(page: Path) -> None:
+    named = {
+        code.removesuffix("()")
+        for code in _code(page)
+        if re.fullmatch(r"podrun(\.[A-Za-z_]\w*)+(\(\))?", code)
+    }
+    assert [name for name in sorted(named - NOT_PYTHON) if not _exists(name)] == []
+
+
+def _exists(dotted: str) -> bool:
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[cut:]:
+            if not hasattr(found, name):
+                return False
+            found = getattr(found, name)
+        return True
+    return False
+
+
+def _lines(page: Path) -> Iterator[list[str]]:
+    """Commands of ours in code blocks, as words."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL)
+    blocks += re.findall(r"(?:^    \S.*\n)+", text, flags=re.MULTILINE)
+    for line in "\n".join(blocks).splitlines():
+        plain = re.sub(r"^(\w+=\S+ )+", "", line.strip().removeprefix("$ "))
+        if plain.split(" ")[0] in {"podrun", *COMMANDS}:
+            yield [w for w in shlex.split(plain, comments=True) if w != "&"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_take_what_they_are_given(page: Path) -> None:
+    """Every command that a page shows is understood: verbs, options and their values."""
+    for name, *words in _lines(page):
+        if "[options]" in words:
+            continue
+        if name == "podrun":
+            if words[0] != "estimate":
+                parse_command_line(_without_verb(words))
+        else:
+            _walk(COMMANDS[name], name, words)
+
+
+def _without_verb(words: list[str]) -> list[str]:
+    """Words that the launcher's own parser sees."""
+    if words[0] != "profile":
+        return words
+    from podrun.launcher.profile import split_options
+
+    return split_options(words[1:])[1]
+
+
+def _walk(command: click.Command, name: str, words: list[str]) -> None:
+    context = command.make_context(name, list(words), allow_extra_args=isinstance(command, click.Group))
+    if isinstance(command, click.Group) and (rest := [*context._protected_args, *context.args]):
+        _, inner, rest = command.resolve_command(context, rest)
+        assert inner is not None
+        _walk(inner, f"{name} {rest}", rest)
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_option_is_on_a_page(name: str) -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    shown = set(re.findall(r"--[a-z][a-z-]*", pages))
+    missing = [option for option in _options(COMMANDS[name]) if option not in shown]
+    assert missing == []
+
+
+def _options(command: click.Command) -> Iterator[str]:
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            yield max(parameter.opts, key=len)
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            yield from _options(inner)
