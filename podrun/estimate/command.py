@@ -6,13 +6,15 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from podrun.device.target import System, system
 from podrun.device.tiles.strict import check_planned
 from podrun.errors import ConfigError, PodrunError, UsageError
-from podrun.estimate.model import ACCUMULATIONS, Estimate, Layout, estimate, scan, trace
+from podrun.estimate.layouts import ACCUMULATIONS, scan
+from podrun.estimate.model import Estimate, Layout, check_layout, estimate, model_batch, trace
 
 if TYPE_CHECKING:
     import onnx
@@ -46,8 +48,9 @@ def show(found: Estimate) -> str:
     """One estimate as text."""
     layout, total = found.layout, sum(found.seconds.values())
     lines = [
-        f"{found.samples_per_second:,.0f} samples/s on {found.replicas} replicas of {layout.ipus_per_replica} IPU(s), "
-        f"micro-batch {layout.micro_batch}, accumulation {layout.accumulation} (batch of {found.samples:,} samples)"
+        f"{found.samples_per_second:,.0f} samples/s on {found.replicas} replicas of "
+        f"{layout.ipus_per_replica} IPU(s), micro-batch {layout.micro_batch}, accumulation "
+        f"{layout.accumulation} (batch of {found.samples:,} samples)"
         + (", recomputing" if layout.recompute else ""),
         f"Fullest tile {found.max_tile_bytes:,} of {found.tile_bytes:,} B: "
         + ("fits" if found.fits else "DOES NOT FIT"),
@@ -73,7 +76,8 @@ def _ipus(found: Estimate) -> list[str]:
 def table(found: Sequence[Estimate], top: int) -> str:
     """The best layouts of a scan, and the best of them in full."""
     lines = [
-        f"{'micro':>6}{'accum':>7}{'IPUs':>6}{'recompute':>11}{'batch':>9}{'samples/s':>13}{'tile B':>11}  fits  "
+        f"{'micro':>6}{'accum':>7}{'IPUs':>6}{'recompute':>11}{'batch':>9}{'samples/s':>13}{'tile B':>11}  "
+        "fits  "
         "bottleneck"
     ]
     for one in found[:top]:
@@ -99,7 +103,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("model", type=Path, help="an ONNX file; the first dimension of inputs is the batch")
     made.add_argument("--target", default="pod16", help="a machine or POD: pod16, bow-pod64, ipu-m2000 ...")
     made.add_argument("--train", action="store_true", help="training; otherwise inference")
-    made.add_argument("--micro-batch", type=int, help="samples of a replica at once (default: 1)")
+    made.add_argument(
+        "--micro-batch",
+        type=int,
+        help="samples of a replica at once (default: what the model is written for)",
+    )
     made.add_argument("--accumulation", type=int, help="micro-batches to a weight update (default: 1)")
     made.add_argument("--global-batch", type=int, help="samples to a weight update, for --scan")
     made.add_argument(
@@ -132,6 +140,7 @@ def answer(options: argparse.Namespace) -> list[Estimate]:
         raise UsageError("--global-batch goes with --scan and --train", hint="Else give --accumulation.")
     if options.global_batch is not None and options.accumulation is not None:
         raise UsageError("--global-batch and --accumulation exclude each other", hint="Keep one of them.")
+    target = system(options.target)
     layout = Layout(
         1 if options.micro_batch is None else options.micro_batch,
         1 if options.accumulation is None else options.accumulation,
@@ -143,7 +152,7 @@ def answer(options: argparse.Namespace) -> list[Estimate]:
         options.partials_type,
         options.available_memory_proportion,
     )
-    target = system(options.target)
+    check_layout(target, layout)
     found = _found(options, target, layout)
     if options.strict:
         check_planned([found[0].bounds])
@@ -152,6 +161,9 @@ def answer(options: argparse.Namespace) -> list[Estimate]:
 
 def _found(options: argparse.Namespace, target: System, layout: Layout) -> list[Estimate]:
     model = load_model(options.model)
+    own = model_batch(model)
+    if options.micro_batch is None:
+        layout = replace(layout, micro_batch=own or 1)
     if not options.scan:
         traced = trace(model, target.chip, layout, train=options.train)
         return [estimate(traced, target, layout, train=options.train)]
@@ -160,7 +172,9 @@ def _found(options: argparse.Namespace, target: System, layout: Layout) -> list[
         target,
         layout,
         train=options.train,
-        micro_batches=MICRO_BATCHES if options.micro_batch is None else (options.micro_batch,),
+        micro_batches=sorted({*MICRO_BATCHES, layout.micro_batch})
+        if options.micro_batch is None
+        else (options.micro_batch,),
         accumulations=ACCUMULATIONS if options.accumulation is None else (options.accumulation,),
         global_batch=options.global_batch,
     )

@@ -1,13 +1,13 @@
 """A traced model as a chain of layers: what each costs, what it keeps, and what crosses behind it.
 
-A layer is a named scope of the trace (an ONNX node's name), in the order of the forward pass; pipelines are cut
-between layers. Cycles and code come from the tile model's reports, bytes from the traces themselves:
+A layer is a named scope of the trace (an ONNX node's name), in the order of the forward pass; pipelines are
+cut between layers. Cycles and code come from the tile model's reports, bytes from the traces themselves:
 
 * ``weights`` belong to the layer that reads them first;
 * ``saved_bytes`` are forward values that the backward pass reads (the activations that training keeps);
 * ``crossing_bytes`` are values made in this layer or before it and read after it;
-* ``work_bytes`` is what is alive beside kept activations while the layer works, ``temporary_bytes`` the most temporary
-  data of its steps.
+* ``work_bytes`` is what is alive beside kept activations while the layer works, ``temporary_bytes`` the
+  most temporary data of its steps.
 """
 
 from __future__ import annotations

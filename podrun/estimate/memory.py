@@ -1,9 +1,10 @@
 """What each IPU of a layout holds, from the layers on it: the estimate's half of the memory model.
 
-`podrun.device.tiles.memory` adds up, for this and for the compiler alike; the compiler knows the program's segments,
-here layers stand for them. In a training pipeline every value that backward work reads is stashed for each micro-batch
-in flight; with recomputation only what enters the IPU is, and the rest of its layers' values are there once. On a
-single IPU the step is one, and its liveness (with recomputation: of the recomputed step) is what it is.
+`podrun.device.tiles.memory` adds up, for this and for the compiler alike; the compiler knows the program's
+segments, here layers stand for them. In a training pipeline every value that backward work reads is stashed
+for each micro-batch in flight; with recomputation only what enters the IPU is, and the rest of its layers'
+values are there once. On a single IPU the step is one, and its liveness (with recomputation: of the
+recomputed step) is what it is.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ STATE_WIDTH = 4
 
 
 class MemoryModel:
-    """Answers for one traced model and layout. ``step``: the report's memory of what one IPU would run alone, the
-    forward pass, the training step, or the recomputed training step.
+    """Answers for one traced model and layout. ``step``: the report's memory of what one IPU would run
+    alone, the forward pass, the training step, or the recomputed training step.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,11 @@ from podrun.device.tiles import plan_cache
 from podrun.device.tiles.batch import UPDATE_PASSES, Batch, batch_seconds
 from podrun.device.tiles.cost import cost_flat
 from podrun.device.tiles.flatten import flatten
+from podrun.device.tiles.matmul import check_proportion
 from podrun.device.tiles.memory import Location
 from podrun.device.tiles.recompute import Recompute, recomputed
 from podrun.device.tiles.schedule import Options
-from podrun.errors import InvalidOptionError, UsageError
+from podrun.errors import InvalidOptionError, PodrunError, UsageError
 from podrun.estimate.layers import Layer, layers_of
 from podrun.estimate.memory import STATES, MemoryModel
 from podrun.estimate.split import cut
@@ -25,13 +26,14 @@ from podrun.executable import TensorSpec, numpy_dtype
 if TYPE_CHECKING:
     import onnx
 
-MOST_STAGES = 16
-"""Longest pipeline that a scan tries."""
+    from podrun.popart.lowering import Lowered
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a program lies on the system: IPUs per replica, micro-batch, accumulation, and how it saves memory."""
+    """How a program lies on the system: IPUs per replica, micro-batch, accumulation, and how it saves
+    memory.
+    """
 
     micro_batch: int = 1
     accumulation: int = 1
@@ -46,9 +48,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What one micro-batch costs on one chip: forward alone, (in training) forward and backward, and these with
-    recomputation between checkpoints. The latter two's gradients are used up as they are made; ``step_waiting`` and
-    ``remade_waiting`` are their memory if gradients wait for the update."""
+    """What one micro-batch costs on one chip: forward alone, (in training) forward and backward, and these
+    with recomputation between checkpoints. The latter two's gradients are used up as they are made;
+    ``step_waiting`` and ``remade_waiting`` are their memory if gradients wait for the update.
+    """
 
     forward: Mapping[str, Any]
     step: Mapping[str, Any]
@@ -162,9 +165,7 @@ def _trace(
     import jax
     import jax.numpy as jnp
 
-    from podrun.popart.lowering import lower
-
-    lowered = lower(model, training=train, input_shapes=shapes)
+    lowered = _lowered(model, layout.micro_batch, shapes, train=train)
     parameters = {name: _abstract(spec) for name, spec in lowered.parameters.items()}
     inputs = {name: _abstract(spec) for name, spec in lowered.inputs.items()}
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -205,6 +206,40 @@ def _trace(
     )
 
 
+def _lowered(
+    model: onnx.ModelProto, micro_batch: int, shapes: dict[str, tuple[int, ...]], *, train: bool
+) -> Lowered:
+    """Raises FixedBatchError if a model that can be lowered as it is cannot be at this micro-batch."""
+    from podrun.popart.lowering import lower
+
+    own = model_batch(model)
+    if own in (None, micro_batch):
+        return lower(model, training=train, input_shapes=shapes)
+    try:
+        return lower(model, training=train, input_shapes=shapes)
+    except PodrunError as error:
+        raise FixedBatchError(
+            f"the model takes no micro-batch of {micro_batch}: {error}",
+            hint=f"It is written for {own}: type --micro-batch {own}, or write it with shapes that follow the batch.",
+        ) from error
+
+
+class FixedBatchError(UsageError):
+    """A model whose shapes hold the micro-batch it was written for cannot be estimated at another."""
+
+
+def model_batch(model: onnx.ModelProto) -> int | None:
+    """The micro-batch that the model was written for: the first dimension of its first input, if it is
+    fixed.
+    """
+    initial = {tensor.name for tensor in model.graph.initializer}
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if value.name not in initial and dims:
+            return int(dims[0].dim_value) or None
+    return None
+
+
 def _abstract(spec: TensorSpec) -> Any:
     import jax
 
@@ -236,17 +271,8 @@ def estimate(traced: Traced, system: System, layout: Layout, *, train: bool) -> 
     Raises:
         InvalidOptionError: IPUs per replica that the system cannot hold or divide, or an unknown optimizer.
     """
+    check_layout(system, layout)
     per = layout.ipus_per_replica
-    if per < 1 or system.ipus % per:
-        raise InvalidOptionError(
-            f"{per} IPUs per replica do not divide the {system.ipus} IPUs of {system.name}",
-            hint="Give a power of two that is not larger than the system.",
-        )
-    if layout.optimizer not in UPDATE_PASSES:
-        raise InvalidOptionError(
-            f"unknown optimizer {layout.optimizer!r}", hint=f"Known: {', '.join(UPDATE_PASSES)}."
-        )
-    _check_counts(layout)
     if per > len(traced.layers):
         raise InvalidOptionError(
             f"the model's {len(traced.layers)} layers cannot be split over {per} IPUs",
@@ -304,6 +330,29 @@ def _alone(traced: Traced, *, recompute: bool, waiting: bool) -> Mapping[str, An
     return found
 
 
+def check_layout(system: System, layout: Layout) -> None:
+    """See that ``system`` can run ``layout``, before anything is traced.
+
+    Raises:
+        InvalidOptionError: IPUs per replica that the system cannot hold or divide, an unknown optimizer, or
+        a memory
+            proportion outside (0, 1].
+        UsageError: a micro-batch or accumulation below one.
+    """
+    per = layout.ipus_per_replica
+    if per < 1 or system.ipus % per:
+        raise InvalidOptionError(
+            f"{per} IPUs per replica do not divide the {system.ipus} IPUs of {system.name}",
+            hint="Give a power of two that is not larger than the system.",
+        )
+    if layout.optimizer not in UPDATE_PASSES:
+        raise InvalidOptionError(
+            f"unknown optimizer {layout.optimizer!r}", hint=f"Known: {', '.join(UPDATE_PASSES)}."
+        )
+    check_proportion(layout.proportion)
+    _check_counts(layout)
+
+
 def _check_counts(layout: Layout) -> None:
     for name, value in (("micro-batch", layout.micro_batch), ("accumulation", layout.accumulation)):
         if value < 1:
@@ -311,7 +360,9 @@ def _check_counts(layout: Layout) -> None:
 
 
 def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -> tuple[IpuShare, ...]:
-    """The layers over the IPUs: as even as memory allows, else as even as can be (and then it does not fit)."""
+    """The layers over the IPUs: as even as memory allows, else as even as can be (and then it does not
+    fit).
+    """
     layers = traced.layers
     costs = [layer.step_cycles + (layer.forward_cycles if recompute else 0.0) for layer in layers]
     if recompute and ipus == 1:
@@ -337,58 +388,3 @@ def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -
 def _most_weights(layers: Sequence[Layer], ends: Sequence[int]) -> float:
     spans = itertools.pairwise((0, *ends))
     return float(max(sum(layer.weights for layer in layers[first:end]) for first, end in spans))
-
-
-ACCUMULATIONS = (1, 2, 4, 8, 16, 32, 64)
-"""Accumulation factors that a scan tries where neither a global batch nor a factor is given."""
-
-
-def scan(
-    model: onnx.ModelProto,
-    system: System,
-    base: Layout,
-    *,
-    train: bool,
-    micro_batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
-    accumulations: Sequence[int] = ACCUMULATIONS,
-    global_batch: int | None = None,
-) -> list[Estimate]:
-    """Estimates of many layouts, those that fit first and the fastest of them first.
-
-    Tries micro-batches, pipelines of one IPU up to sixteen (each split as even as memory allows), accumulation
-    factors, with and without recomputation. With ``global_batch`` accumulation follows from it, and layouts that do
-    not divide it are left out.
-
-    Raises:
-        UsageError: no layout gives that global batch.
-    """
-    found: list[Estimate] = []
-    for micro_batch in micro_batches:
-        traced: Traced | None = None
-        for layout in _layouts(
-            system, replace(base, micro_batch=micro_batch), accumulations, global_batch, train
-        ):
-            traced = traced or trace(model, system.chip, layout, train=train)
-            if layout.ipus_per_replica <= len(traced.layers):
-                found.append(estimate(traced, system, layout, train=train))
-    if not found:
-        raise UsageError(
-            f"no layout of {system.name} makes a global batch of {global_batch}",
-            hint=f"Give a multiple of the number of replicas, as in --global-batch {system.ipus * 16}.",
-        )
-    return sorted(found, key=lambda e: (not e.fits, -e.samples_per_second, e.max_tile_bytes))
-
-
-def _layouts(
-    system: System, base: Layout, accumulations: Sequence[int], global_batch: int | None, train: bool
-) -> Iterator[Layout]:
-    per = 1
-    while per <= min(MOST_STAGES, system.ipus):
-        factors = accumulations if train else (1,)
-        if train and global_batch is not None:
-            factor, rest = divmod(global_batch, base.micro_batch * (system.ipus // per))
-            factors = (factor,) if factor and not rest else ()
-        for factor in factors:
-            for recompute in (False, True) if train else (False,):
-                yield replace(base, ipus_per_replica=per, accumulation=factor, recompute=recompute)
-        per *= 2

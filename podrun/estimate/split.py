@@ -13,8 +13,8 @@ def cut(
 ) -> tuple[int, ...] | None:
     """Where each IPU's layers end, so that the dearest IPU is as cheap as can be; every IPU has a layer.
 
-    None if there are fewer layers than IPUs, or no cut that fits is found. Found by bisection over the dearest
-    cost, each IPU taking as many layers as limit and memory allow.
+    None if there are fewer layers than IPUs, or no cut that fits is found. Found by bisection over the
+    dearest cost, each IPU taking as many layers as limit and memory allow.
     """
     if len(costs) < ipus:
         return None

@@ -12,7 +12,9 @@ CLASSES = 1000
 
 
 def encoder_layer(net: Network, x: str, name: str, heads: int, feed_forward: int, mask: str = "") -> str:
-    """One layer on ``[batch, tokens, hidden]``, normalised after each half (BERT). ``mask`` is added to the scores."""
+    """One layer on ``[batch, tokens, hidden]``, normalised after each half (BERT). ``mask`` is added to the
+    scores.
+    """
     batch, tokens, hidden = net.shape(x)
     with net.scope("attention"):
         y = self_attention(net, net.reshape(x, (batch * tokens, hidden)), name, (batch, tokens), heads, mask)
@@ -182,7 +184,8 @@ def _roll(net: Network, x: str, by: int) -> str:
 
 
 def _shifted_mask(net: Network, batch: int, side: int, window: int, shift: int) -> str:
-    """What is added to the scores of shifted windows, so that pixels which were not neighbours do not meet."""
+    """What is added to the scores of shifted windows, so that pixels which were not neighbours do not
+    meet."""
     count = side // window
     bands = np.repeat([0, 1, 2], [side - window, window - shift, shift])
     regions = 3 * bands[:, None] + bands[None, :]

@@ -69,12 +69,15 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
         "swin_l": _vision(384, attention.swin, "swin_l"),
     }
 )
-"""Networks of images by name. Text networks stand in `TRANSFORMERS`, ``lstm`` takes its sizes as arguments."""
+"""Networks of images by name. Text networks stand in `TRANSFORMERS`, ``lstm`` takes its sizes as
+arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A network as a model: ``weights`` are trained, ``state`` is kept by the forward pass (running statistics)."""
+    """A network as a model: ``weights`` are trained, ``state`` is kept by the forward pass (running
+    statistics).
+    """
 
     model: bytes
     inputs: tuple[str, ...]
@@ -98,13 +101,14 @@ def build(
 ) -> Built:
     """Build the network called ``name`` for one micro-batch.
 
-    ``side``: of square images, the network's own if 0. ``tokens``: length of text. ``weights``: `Declared` (shapes
-    only, the default, halves) or `Random`; their type is that of the network. ``depthwise_group``: channels of a
-    group of EfficientNet's depthwise convolutions. ``padded_channels``: channels of an image, 4 as the IPU library
-    pads them.
+    ``side``: of square images, the network's own if 0. ``tokens``: length of text. ``weights``: `Declared`
+    (shapes only, the default, halves) or `Random`; their type is that of the network. ``depthwise_group``:
+    channels of a group of EfficientNet's depthwise convolutions. ``padded_channels``: channels of an image,
+    4 as the IPU library pads them.
 
     Raises:
-        InvalidOptionError: no network of that name, or a normalisation or type that is not known; names the known.
+        InvalidOptionError: no network of that name, or a normalisation or type that is not known; names the
+        known.
     """
     net = Network(Builder(), weights or Declared(), norm, group_size, train)
     if name in CATALOGUE:

@@ -64,8 +64,9 @@ class Random:
 class Network:
     """A network being written: the builder, where weights come from, and how the network normalises.
 
-    ``norm`` is one of `NORMS`; ``group_size``: channels of a group of group normalisation. ``train``: dropout and
-    batch statistics are in use. Images are ``[batch, channels, rows, columns]``, text ``[batch, tokens, hidden]``.
+    ``norm`` is one of `NORMS`; ``group_size``: channels of a group of group normalisation. ``train``:
+    dropout and batch statistics are in use. Images are ``[batch, channels, rows, columns]``, text ``[batch,
+    tokens, hidden]``.
     """
 
     builder: Builder

@@ -8,7 +8,9 @@ from podrun.models.network import Network
 
 
 def lstm(net: Network, x: str, layers: int, hidden: int) -> str:
-    """The last layer's outputs, ``[time, batch, hidden]``; gates in one product per layer and step (PopART LSTM)."""
+    """The last layer's outputs, ``[time, batch, hidden]``; gates in one product per layer and step (PopART
+    LSTM).
+    """
     features = net.shape(x)[-1]
     for layer in range(layers):
         with net.scope(f"lstm{layer}"):

@@ -1,4 +1,6 @@
-"""Convolutional networks: ResNet, ResNeXt, EfficientNet, AlexNet, GoogLeNet, MobileNet; ``[batch, 3, side, side]``."""
+"""Convolutional networks: ResNet, ResNeXt, EfficientNet, AlexNet, GoogLeNet, MobileNet; ``[batch, 3, side,
+side]``.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,7 @@ def _inverted(
     y = net.silu(net.normalise(y, f"{name}.norm1"))
     gate = net.silu(net.dense(net.average_field(y), f"{name}.squeeze", max(1, channels // 4)))
     gate = net.sigmoid(net.dense(gate, f"{name}.excite", inside))
-    y = net.mul(y, net.reshape(gate, (*net.shape(gate), 1, 1)))
+    y = net.mul(y, net.reshape(gate, (-1, *net.shape(gate)[1:], 1, 1)))
     y = net.normalise(net.conv(y, f"{name}.project", out, 1), f"{name}.norm2")
     return net.add(x, y) if net.shape(x) == net.shape(y) else y
 
@@ -121,7 +123,7 @@ def alexnet(net: Network, images: str) -> str:
             x = net.conv(x, f"conv{index}", out, kernel, stride, pad=pad)
             x = net.relu(net.add(x, net.reshape(net.weight(f"conv{index}.bias", (out,)), (1, out, 1, 1))))
             x = net.max_pool(x, 3, 2, padded=False) if pool else x
-    x = net.reshape(x, (net.shape(x)[0], math.prod(net.shape(x)[1:])))
+    x = net.reshape(x, (-1, math.prod(net.shape(x)[1:])))
     for index, out in enumerate((4096, 4096, CLASSES)):
         with net.scope(f"fc{index}"):
             x = net.dense(x, f"fc{index}", out)
@@ -140,7 +142,9 @@ INCEPTION = (
     (256, 160, 320, 32, 128, 128),
     (384, 192, 384, 48, 128, 128),
 )
-"""Channels of 1x1; 3x3 reduced and out; 5x5 reduced and out; pooled projection (Szegedy et al. 2014, table 1)."""
+"""Channels of 1x1; 3x3 reduced and out; 5x5 reduced and out; pooled projection (Szegedy et al. 2014, table
+1).
+"""
 POOL_BEFORE = frozenset({2, 7})
 """Modules that a max-pool of stride two goes before."""
 

@@ -102,7 +102,8 @@ def test_a_scan_without_a_batch_tries_accumulation_too() -> None:
     assert best.samples == 4 * 8 * best.replicas
 
 
-# --- Layers and what each IPU has -------------------------------------------------------------------------------------
+# --- Layers and what each IPU has
+# -------------------------------------------------------------------------------------
 
 
 def test_layers_hold_all_that_the_trace_holds(traced: Traced) -> None:
@@ -333,3 +334,59 @@ def test_a_repeat_reads_what_the_first_left(tmp_path: Path, monkeypatch: pytest.
     trace(_perceptron(64, 3), GC200, layout, train=True)
     trace(_perceptron(64, 2), GC200, layout, train=False)
     assert len(calls) == 4
+
+
+def _fixed_batch(path: Path, batch: int) -> Path:
+    """A model whose shapes hold its batch, as programs that fix every shape write them."""
+    weight = numpy_helper.from_array(np.ones((64, 10), np.float32), "w")
+    shape = numpy_helper.from_array(np.asarray([batch, 64], np.int64), "shape")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Reshape", ["x", "shape"], ["flat"]),
+            helper.make_node("MatMul", ["flat", "w"], ["y"]),
+        ],
+        "fixed",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 10])],
+        [weight, shape],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)]), str(path))
+    return path
+
+
+def test_a_model_is_estimated_at_the_batch_it_is_written_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(_fixed_batch(tmp_path / "fixed.onnx", 6))
+    assert main([path, "--target", "pod4", "--train"]) == 0
+    assert "micro-batch 6," in capsys.readouterr().out
+    assert main([path, "--target", "pod4", "--micro-batch", "4"]) == 2
+    said = capsys.readouterr().err
+    assert "takes no micro-batch of 4" in said
+    assert "type --micro-batch 6" in said
+
+
+def test_a_scan_leaves_out_micro_batches_that_the_model_does_not_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(_fixed_batch(tmp_path / "fixed.onnx", 6))
+    assert main([path, "--target", "pod4", "--train", "--scan", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["estimates"]
+    assert {one["micro_batch"] for one in found} == {6}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--available-memory-proportion", "1.5"], "availableMemoryProportion 1.5"),
+        (["--available-memory-proportion", "0"], "availableMemoryProportion 0"),
+        (["--optimizer", "adamw"], "unknown optimizer 'adamw'"),
+        (["--ipus-per-replica", "3"], "3 IPUs per replica do not divide"),
+        (["--scan", "--optimizer", "adamw"], "unknown optimizer 'adamw'"),
+    ],
+)
+def test_a_layout_is_checked_before_the_model_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert main([str(tmp_path / "missing.onnx"), "--train", *options]) == 2
+    assert said in capsys.readouterr().err

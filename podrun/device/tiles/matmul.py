@@ -88,12 +88,17 @@ def plan_product(chip: Chip, product: Product, *, tiles: int | None = None) -> P
     Raises:
         InvalidOptionError: a memory proportion outside (0, 1].
     """
-    if not 0.0 < product.proportion <= 1.0:
+    check_proportion(product.proportion)
+    return _plan(chip.name, tiles or chip.tiles, product)
+
+
+def check_proportion(proportion: float) -> None:
+    """Raises InvalidOptionError for an availableMemoryProportion outside (0, 1]."""
+    if not 0.0 < proportion <= 1.0:
         raise InvalidOptionError(
-            f"availableMemoryProportion {product.proportion} is not above 0 and at most 1",
+            f"availableMemoryProportion {proportion} is not above 0 and at most 1",
             hint="Give a share of tile memory such as 0.6 (the default).",
         )
-    return _plan(chip.name, tiles or chip.tiles, product)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,78 @@
+"""Trying layouts: which micro-batch, accumulation, pipeline and recomputation is best on a system."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from podrun.device.target import System
+from podrun.errors import UsageError
+from podrun.estimate.model import Estimate, FixedBatchError, Layout, Traced, estimate, trace
+
+if TYPE_CHECKING:
+    import onnx
+
+MOST_STAGES = 16
+"""Longest pipeline that a scan tries."""
+ACCUMULATIONS = (1, 2, 4, 8, 16, 32, 64)
+"""Accumulation factors that a scan tries where neither a global batch nor a factor is given."""
+
+
+def scan(
+    model: onnx.ModelProto,
+    system: System,
+    base: Layout,
+    *,
+    train: bool,
+    micro_batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    accumulations: Sequence[int] = ACCUMULATIONS,
+    global_batch: int | None = None,
+) -> list[Estimate]:
+    """Estimates of many layouts, those that fit first and the fastest of them first.
+
+    Tries micro-batches, pipelines of one IPU up to sixteen (each split as even as memory allows),
+    accumulation factors, with and without recomputation. With ``global_batch`` accumulation follows from
+    it, and layouts that do not divide it are left out.
+
+    Raises:
+        UsageError: no layout gives that global batch.
+    """
+    found: list[Estimate] = []
+    fixed: FixedBatchError | None = None
+    for micro_batch in micro_batches:
+        traced: Traced | None = None
+        for layout in _layouts(
+            system, replace(base, micro_batch=micro_batch), accumulations, global_batch, train
+        ):
+            if traced is None:
+                try:
+                    traced = trace(model, system.chip, layout, train=train)
+                except FixedBatchError as error:
+                    fixed = error
+                    break
+            if layout.ipus_per_replica <= len(traced.layers):
+                found.append(estimate(traced, system, layout, train=train))
+    if not found and fixed is not None:
+        raise fixed
+    if not found:
+        raise UsageError(
+            f"no layout of {system.name} makes a global batch of {global_batch}",
+            hint=f"Give a multiple of the number of replicas, as in --global-batch {system.ipus * 16}.",
+        )
+    return sorted(found, key=lambda e: (not e.fits, -e.samples_per_second, e.max_tile_bytes))
+
+
+def _layouts(
+    system: System, base: Layout, accumulations: Sequence[int], global_batch: int | None, train: bool
+) -> Iterator[Layout]:
+    per = 1
+    while per <= min(MOST_STAGES, system.ipus):
+        factors = accumulations if train else (1,)
+        if train and global_batch is not None:
+            factor, rest = divmod(global_batch, base.micro_batch * (system.ipus // per))
+            factors = (factor,) if factor and not rest else ()
+        for factor in factors:
+            for recompute in (False, True) if train else (False,):
+                yield replace(base, ipus_per_replica=per, accumulation=factor, recompute=recompute)
+        per *= 2
