@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,18 @@ def test_imports_point_down(path: Path) -> None:
         inner = ".".join(module.split(".")[1:])
         allowed = any(inner == a or inner.startswith(a + ".") or other == a for a in ALLOWED[room])
         assert allowed, f"{_modules_of(path)} imports {module}: not allowed from room {room!r}"
+
+
+def test_every_room_is_in_the_table_of_the_design() -> None:
+    page = (PACKAGE.parent / "docs/design.md").read_text(encoding="utf-8")
+    told = {
+        name
+        for row in re.findall(r"^\| (`podrun/.*?) \|", page, re.MULTILINE)
+        for name in re.findall(r"podrun/(\w+)", row)
+    }
+    assert told == set(ALLOWED)
+    there = {_room(_modules_of(path)).removesuffix("_file") for path in _files()} - {""}
+    assert there == set(ALLOWED)
 
 
 @pytest.mark.parametrize(
