@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 @click.group(
-    cls=SuggestingGroup, aliases={"delete": "remove"}, context_settings=NAMES, invoke_without_command=True
+    cls=SuggestingGroup,
+    aliases={"delete": "remove"},
+    refused={"discover": "The POD's agents are all there: vipu-admin list agents"},
+    context_settings=NAMES,
+    invoke_without_command=True,
 )
 @click.version_option(package_name="podrun", prog_name="vipu-admin")
 @session_options
@@ -160,7 +164,15 @@ restart_agent = _named(
     lambda client, name: client.restart_agent(name),
 )
 
-_verbs = add_user_commands(vipu_admin)
+_POD = "Agents and IPU-Link domains are those of the POD: vipu-server --cluster FILE"
+_verbs = add_user_commands(
+    vipu_admin,
+    {
+        "agent": _POD,
+        "cluster": _POD,
+        "user": "The server knows no users; allocations divide the agents: vipu-admin create allocation NAME",
+    },
+)
 _verbs["list"].add_command(list_agents)
 _verbs["get"].add_command(get_agent)
 _verbs["create"].add_command(create_allocation)

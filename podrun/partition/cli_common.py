@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.errors import ConfigError, PodrunError, UsageError
+from podrun.errors import ConfigError, PodrunError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from podrun.partition.client import VipuClient
@@ -29,12 +29,21 @@ JSON_SCHEMA_VERSION = 1
 
 
 class SuggestingGroup(click.Group):
-    """A group that answers an unknown command with the nearest real one, and knows other names for
-    commands."""
+    """A group that answers an unknown command with the nearest real one, and knows other names for commands.
 
-    def __init__(self, *args: Any, aliases: Mapping[str, str] | None = None, **options: Any) -> None:
+    ``refused``: commands of the real tool that are not there, with what to do instead.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        aliases: Mapping[str, str] | None = None,
+        refused: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         self.other_names = dict(aliases or {})
+        self.refused = dict(refused or {})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, self.other_names.get(cmd_name, cmd_name))
@@ -43,9 +52,12 @@ class SuggestingGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
+        if hint := self.refused.get(self.other_names.get(name, name)):
+            raise UnsupportedError(f"{ctx.command_path} {name} is not there in podrun", hint=hint)
         if args and not name.startswith("-") and self.get_command(ctx, name) is None:
             known = self.list_commands(ctx)
-            close = difflib.get_close_matches(name, [*known, *self.other_names], n=1)
+            others = [other for other, real in self.other_names.items() if real in known]
+            close = difflib.get_close_matches(name, [*known, *others], n=1)
             hint = f"Did you mean {close[0]!r}?" if close else f"Commands: {', '.join(known)}."
             raise click.UsageError(f"no such command {name!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from podrun.errors import UnsupportedError
 from podrun.partition.cli_common import Session, SuggestingGroup, open_session, run, session_options
 from podrun.partition.tables import fields, table
 
@@ -18,8 +20,11 @@ NAMES = {"help_option_names": ["-h", "--help"]}
 PARTITION_COLUMNS = ("Partition", "Cluster", "ILDs", "GW Routing", "ILD Routing", "Size", "GCDs", "State")
 
 
-def add_user_commands(root: click.Group) -> dict[str, click.Group]:
-    """Give a root command the verbs of `vipu`; returns them by name, for `vipu-admin` to add to."""
+def add_user_commands(root: click.Group, refused: Mapping[str, str] | None = None) -> dict[str, click.Group]:
+    """Give a root command the verbs of `vipu`; returns them by name, for `vipu-admin` to add to.
+
+    ``refused``: what cannot be created, with what to do instead.
+    """
     plurals = {
         "partition": "partitions",
         "allocation": "allocations",
@@ -28,7 +33,7 @@ def add_user_commands(root: click.Group) -> dict[str, click.Group]:
     }
     singulars = {plural: one for one, plural in plurals.items()}
     verbs = {
-        "create": SuggestingGroup("create", help="Create something.", aliases=singulars),
+        "create": SuggestingGroup("create", help="Create something.", aliases=singulars, refused=refused),
         "list": SuggestingGroup("list", help="List what there is.", aliases=plurals),
         "get": SuggestingGroup("get", help="Show one thing.", aliases=singulars),
         "reset": SuggestingGroup("reset", help="Re-initialise something.", aliases=singulars),
@@ -62,6 +67,13 @@ def vipu(ctx: click.Context, /, **options: Any) -> None:
         click.echo(ctx.get_help())
 
 
+def _refuse(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    """An option of the real tool that would choose what follows from others here."""
+    if value is not None:
+        assert isinstance(option, click.Option)
+        raise UnsupportedError(f"{option.opts[0]} is not there in podrun", hint=option.help)
+
+
 @click.command("partition")
 @click.argument("name")
 @click.option("--size", type=int, required=True, help="IPUs: a power of two.")
@@ -74,6 +86,10 @@ def vipu(ctx: click.Context, /, **options: Any) -> None:
     "--gcd-sync-replicas", "--total-num-replicas", type=int, help="Accepted; PopRun decides the replicas."
 )
 @click.option("--sync-type", help="c2-compatible or pod-native-default.")
+@click.option(
+    "--routing", hidden=True, callback=_refuse, help="It follows from the size and the POD's topology."
+)
+@click.option("--index", hidden=True, callback=_refuse, help="IPUs are chosen by the server.")
 @click.option("--disable-auto-reset", is_flag=True, help="Leave IPU errors until they are reset.")
 @click.option("--fault", "faults", multiple=True, metavar="SPEC", help="Plan a fault; may be repeated.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until the partition is active.")

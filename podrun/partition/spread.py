@@ -16,8 +16,11 @@ from podrun.errors import UsageError
 MACHINE_BYTES = 220 << 20
 """Memory that a machine's process takes before it holds a program: Python, Ray's worker, gRPC, JAX. Measured with
 `benchmarks/weak_scaling.py`."""
-PROCESSES_PER_CORE = 8
-"""More processes than this on a core start and take turns more slowly than machines that share a process do."""
+PROCESSES_PER_CORE = 2
+"""Machines up to this have a process each. More start sooner, take less memory and step faster in one process for each
+core, where they compute in turn: measured with `benchmarks/weak_scaling.py`."""
+MOST_TOGETHER = 32
+"""Machines in a process at most: each has threads for its server and its sessions."""
 MEMORY_SHARE = 0.5
 """Of a host's free memory that machines' processes may take; the rest is for programs."""
 VARIABLE = "PODRUN_MACHINES_PER_PROCESS"
@@ -48,14 +51,17 @@ def host_of_agents(cluster: Cluster, hosts: Sequence[Host]) -> dict[str, Host]:
 
 def machines_per_process(machines: int, cores: int, memory: int, asked: str = "") -> int:
     """How many of a host's ``machines`` share a process: 1 if the host holds a process for each, else the least power
-    of two with which it does, at most 16. ``asked``: what the user wants instead, from $PODRUN_MACHINES_PER_PROCESS."""
+    of two with which there is one process for each core, or fewer if memory is short. ``asked``: what the user wants
+    instead, from $PODRUN_MACHINES_PER_PROCESS."""
     if asked:
         if not asked.isdecimal() or not 1 <= int(asked) <= 64:
             raise UsageError(f"{VARIABLE} is {asked!r}; it can be 1 to 64", hint="Unset it, or correct it.")
         return int(asked)
-    room = max(min(PROCESSES_PER_CORE * max(cores, 1), int(memory * MEMORY_SHARE) // MACHINE_BYTES), 1)
+    room = max(int(memory * MEMORY_SHARE) // MACHINE_BYTES, 1)
+    if machines <= min(PROCESSES_PER_CORE * cores, room):
+        return 1
     each = 1
-    while -(-machines // each) > room and each < 16:
+    while -(-machines // each) > max(min(cores, room), 1) and each < MOST_TOGETHER:
         each *= 2
     return each
 

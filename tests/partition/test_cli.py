@@ -156,6 +156,25 @@ def test_bad_input_is_explained_with_exit_code_two(shell: Shell, line: str, word
     assert "Traceback" not in shell.err
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("create partition p --size 4 --routing ring", "--routing is not there in podrun"),
+        ("create partition p --size 4 --index 1", "--index is not there in podrun"),
+        ("create user bob", "create user is not there in podrun\n  The server knows no users"),
+        ("create agents ipum9", "create agents is not there in podrun\n  Agents and"),
+        ("create cluster c1", "vipu-server --cluster FILE"),
+        ("discover agent", "vipu-admin list agents"),
+        ("remove agents x", "Commands: allocation, partition."),
+    ],
+)
+def test_what_the_real_tools_have_and_ours_have_not_is_refused_by_name(
+    shell: Shell, line: str, words: str
+) -> None:
+    assert shell(line, admin=True) == 2
+    assert words in shell.err
+
+
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(vipu, ["-H", "127.0.0.1", "--api-port", "1", "list", "partitions"]) == 1
     assert "no V-IPU server answers at 127.0.0.1:1" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from podrun.cluster import load_cluster
 from podrun.errors import UsageError
 from podrun.partition.spread import (
     MACHINE_BYTES,
+    MOST_TOGETHER,
     PROCESSES_PER_CORE,
     Host,
     host_of_agents,
@@ -52,11 +53,12 @@ def test_addresses_are_ordered_as_numbers() -> None:
 
 
 def test_machines_share_a_process_where_cores_or_memory_are_short() -> None:
-    assert machines_per_process(16, 2, 16 * GIB) == 1
-    assert machines_per_process(64, 2, 16 * GIB) == 64 // (2 * PROCESSES_PER_CORE)
+    assert machines_per_process(2 * PROCESSES_PER_CORE, 2, 16 * GIB) == 1
+    assert machines_per_process(16, 2, 16 * GIB) == 8
+    assert machines_per_process(64, 4, 16 * GIB) == 16
     assert machines_per_process(64, 64, 64 * GIB) == 1
     assert machines_per_process(16, 64, 8 * MACHINE_BYTES) == 4
-    assert machines_per_process(64, 1, 0) == 16
+    assert machines_per_process(64, 1, 0) == MOST_TOGETHER
     assert machines_per_process(64, 1, 0, "1") == 1
     for wrong in ("0", "65", "some"):
         with pytest.raises(UsageError, match="PODRUN_MACHINES_PER_PROCESS"):
