@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep
 
-from podrun.device.rewrite import rewrite
+from podrun.device.rewrite import available, rewrite
 from podrun.errors import PodrunError, UnsupportedError, UsageError
 from podrun.popart.lowering import lower
 from podrun.popart.lowering.graph import Graph, read_model, subgraphs
@@ -45,6 +45,8 @@ class _Compiled:
     """What depends on the weights alone, computed once."""
     call: Callable[..., dict[str, Any]]
     random: bool
+    key: Any
+    """A key to pass where no numbers are drawn; making one takes as long as a small layer."""
 
     def fits(self, values: Mapping[str, Any]) -> bool:
         return all(_equal(values[name], value) for name, value in self.fixed.items())
@@ -101,7 +103,7 @@ class PodrunBackendRep(BackendRep):
             )
         free = {name: value for name, value in values.items() if name not in compiled.fixed}
         with jax.enable_x64(True):
-            key = jax.random.key(kwargs["seed"] if compiled.random else _ANY_SEED)
+            key = jax.random.key(kwargs["seed"]) if compiled.random else compiled.key
             results = compiled.call(compiled.kept, free, key)
         return tuple(_to_host(results[name]) for name in self._graph.outputs)
 
@@ -127,16 +129,17 @@ class PodrunBackendRep(BackendRep):
             for candidate in known:
                 if candidate.fits(values):
                     return candidate
-            lowered = lower(self._model, input_values=values, x64=True)
+            lowered = lower(self._model, input_values=values, x64=True, grouped=available())
             fixed = {name: values[name] for name in lowered.specialised}
             free = {name: value for name, value in values.items() if name not in fixed}
             with jax.enable_x64(True):
-                split = hoist(lowered.forward, lowered.initial, free, jax.random.key(_ANY_SEED))
+                key = jax.random.key(_ANY_SEED)
+                split = hoist(lowered.forward, lowered.initial, free, key)
                 kept = jax.jit(split.prepare, compiler_options=COMPILER_OPTIONS)(lowered.initial)
-                traced = jax.jit(split.run).lower(kept, free, jax.random.key(_ANY_SEED))
+                traced = jax.jit(split.run).lower(kept, free, key)
                 rewrite(traced)
                 run = traced.compile(compiler_options=dict(COMPILER_OPTIONS))
-            made = _Compiled(fixed, kept, run, lowered.uses_random)
+            made = _Compiled(fixed, kept, run, lowered.uses_random, key)
             known.append(made)
             return made
 

@@ -83,6 +83,38 @@ class Convolution:
         return self.image[0] * math.prod(self.out) * math.prod(self.weights)
 
 
+@dataclass(frozen=True, slots=True)
+class After:
+    """What becomes of each sum before it is written: plus ``bias`` ``[M]``, plus ``other``, which has the result's
+    shape, and then 0 if it is less. The library does it while the sum is in a register."""
+
+    bias: Array = None
+    other: Array = None
+    relu: bool = False
+
+    def apply(self, y: Array) -> Array:
+        """The same on a finished result ``[N, *out, M]``."""
+        import jax.numpy as jnp
+
+        for addend in (self.bias, self.other):
+            y = y if addend is None else y + addend
+        return jnp.maximum(y, 0) if self.relu else y
+
+    def fused(self, shape: tuple[int, ...], bias_rank: int = 1) -> tuple[dict[str, Any], list[Array]]:
+        """Entries of a call's configuration, and the operands that they add to it."""
+        operands = []
+        if self.bias is not None:
+            operands.append(self.bias.reshape((1,) * (bias_rank - 1) + (-1,)))
+        if self.other is not None:
+            operands.append(self.other.reshape(shape))
+        there = (self.bias is not None, self.other is not None, self.relu)
+        kinds = [kind for kind, on in zip(("BIAS", "BINARY_ADD", "RELU"), there, strict=True) if on]
+        return ({"fusions": {"ops": kinds}} if kinds else {}), operands
+
+
+NOTHING = After()
+
+
 def supported(c: Convolution) -> bool:
     """True iff `convolve` has a formulation for it that is worth while."""
     if min((*c.out, *c.image, *c.weights)) < 1 or c.products < LEAST_PRODUCTS:
@@ -97,27 +129,33 @@ GRADIENT = (2, 3, 0, 1)
 """How the weights ``[O, I, H, W]`` of a convolution are read by the gradient of its image, after a reversal."""
 
 
-def convolve(c: Convolution, x: Array, stored: Array, order: tuple[int, ...] = HWIO) -> Array:
-    """The convolution of x by w in the formulation that fits its shape.
+def convolve(
+    c: Convolution, x: Array, stored: Array, order: tuple[int, ...] = HWIO, after: After = NOTHING
+) -> Array:
+    """The convolution of x by w in the formulation that fits its shape, and what comes ``after`` it.
 
     ``stored.transpose(order)`` is w: oneDNN reads weights as they lie faster than XLA brings them into an order.
     """
     w = stored.transpose(order)
     if max(c.spread) > 1:
-        return _spread(c, x, w)
+        return after.apply(_spread(c, x, w))
     if c.groups > 1:
-        return _library(c, x, stored, order)
+        return _library(c, x, stored, order, after)
     x, c = _cropped(c, x)
     if math.prod(c.weights[:2]) > 1 and math.prod(c.weights[:2]) >= 4 * math.prod(c.out):
-        return _weight_gradient(c, x, w)
+        return after.apply(_weight_gradient(c, x, w))
     if max(c.weights[:2]) == 1 and not any(map(any, c.pads)):
         rows = x[:, :: c.strides[0], :: c.strides[1]]
-        return _product(rows.reshape(-1, c.image[3]), w[0, 0]).reshape(_shape(c))
-    if c.image[0] * math.prod(c.out) <= FEW_ROWS:
-        if order == GRADIENT and c.strides == c.dilation == (1, 1):
-            return _few_rows_back(c, x, stored)
-        return _few_rows(c, x, w, channels_last=order == HWIO)
-    return _library(c, x, stored, order)
+        return _product(rows.reshape(-1, c.image[3]), w[0, 0], after).reshape(_shape(c))
+    rows = c.image[0] * math.prod(c.out)
+    if rows <= FEW_ROWS and order == HWIO:
+        return _product(_patches(c, x).reshape(rows, -1), w.reshape(-1, c.weights[3]), after).reshape(
+            _shape(c)
+        )
+    if rows <= FEW_ROWS:
+        back = order == GRADIENT and c.strides == c.dilation == (1, 1)
+        return after.apply(_few_rows_back(c, x, stored) if back else _few_rows(c, x, w))
+    return _library(c, x, stored, order, after)
 
 
 def _shape(c: Convolution) -> tuple[int, ...]:
@@ -161,14 +199,11 @@ def _views(c: Convolution, x: Array) -> list[Array]:
     ]
 
 
-def _few_rows(c: Convolution, x: Array, w: Array, channels_last: bool) -> Array:
-    """Patches times weights; channels first within both if weights lie as ``[O, I, H, W]``, so that they stay."""
+def _few_rows(c: Convolution, x: Array, w: Array) -> Array:
+    """Patches times weights, channels first within both: weights that lie as ``[O, I, H, W]`` stay."""
     import jax.numpy as jnp
 
-    rows = c.image[0] * math.prod(c.out)
-    if channels_last:
-        return _product(_patches(c, x).reshape(rows, -1), w.reshape(-1, c.weights[3])).reshape(_shape(c))
-    patches = jnp.stack(_views(c, x), axis=4).reshape(rows, -1)
+    patches = jnp.stack(_views(c, x), axis=4).reshape(c.image[0] * math.prod(c.out), -1)
     weights = w.transpose(3, 2, 0, 1).reshape(c.weights[3], -1)
     return _product(weights, patches.T).T.reshape(_shape(c))
 
@@ -268,8 +303,11 @@ def _taps(residue: int, spread: int, kernel: int, before: int) -> tuple[int, int
     return min(first, kernel), (residue + first - before) // spread
 
 
-def _library(c: Convolution, x: Array, stored: Array, order: tuple[int, ...]) -> Array:
+def _library(
+    c: Convolution, x: Array, stored: Array, order: tuple[int, ...], after: After = NOTHING
+) -> Array:
     """oneDNN's convolution."""
+    fusions, more = after.fused(_shape(c))
     height, width, inputs, outputs = (str(place) for place in order)
     layout = {"data": {"batch_dim": "0", "feature_dim": "3", "spatial_dims": ["1", "2"]}}
     configuration = {
@@ -290,19 +328,22 @@ def _library(c: Convolution, x: Array, stored: Array, order: tuple[int, ...]) ->
             "window_dilations": [str(d) for d in c.dilation],
         },
         "feature_groups": str(c.groups),
+        **fusions,
     }
-    return _call("__onednn$convolution", {"onednn_conv_config": configuration}, _shape(c), x, stored)
+    return _call("__onednn$convolution", {"onednn_conv_config": configuration}, _shape(c), x, stored, *more)
 
 
-def _product(a: Array, b: Array, transposed: bool = False) -> Array:
-    """``a @ b``, or ``a.T @ b``, of matrices.
+def _product(a: Array, b: Array, after: After = NOTHING, transposed: bool = False) -> Array:
+    """``a @ b`` and what comes ``after`` it, or ``a.T @ b``, of matrices.
 
     A long sum oneDNN divides by the number of threads; it is divided here instead, into parts that follow from its
     length alone, which are then added in order.
     """
-    configuration = {"onednn_matmul_config": {"transpose_a": transposed}}
     if not transposed:
-        return _call("__onednn$matmul", configuration, (a.shape[0], b.shape[1]), a, b)
+        shape = (a.shape[0], b.shape[1])
+        fusions, more = after.fused(shape, bias_rank=2)
+        return _call("__onednn$matmul", {"onednn_matmul_config": fusions}, shape, a, b, *more)
+    configuration = {"onednn_matmul_config": {"transpose_a": True}}
     parts, shape = _parts(a.shape[0]), (a.shape[1], b.shape[1])
     if parts == 1:
         return _call("__onednn$matmul", configuration, shape, a, b)

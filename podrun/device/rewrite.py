@@ -7,11 +7,14 @@ CPU is decided here, when a piece is compiled.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from typing import Any
 
 from podrun.device.channels_last import sink_transposes
-from podrun.device.convolutions import Convolution, available, convolve, supported
+from podrun.device.convolutions import After, Convolution, available, convolve, supported
+from podrun.device.epilogues import Epilogue, match
+from podrun.device.stablehlo import inline, nested
+
+__all__ = ["available", "rewrite"]
 
 
 def rewrite(lowered: Any, least: int = 0) -> int:
@@ -27,60 +30,21 @@ def rewrite(lowered: Any, least: int = 0) -> int:
     made: dict[Any, str] = {}
     count = 0
     with module.context, ir.Location.unknown():
-        _inline(ir, module)
-        found = [op for op in _operations(module.operation) if op.name == "stablehlo.convolution"]
+        inline(ir, module)
+        found = [op for op in nested(module.operation) if op.name == "stablehlo.convolution"]
         all_recognised = [(op, recognised) for op in found if (recognised := _recognise(ir, op))]
         if sum(convolution.products for _, (convolution, _) in all_recognised) < least:
             return 0
-        for op, recognised in all_recognised:
-            if recognised not in made:
-                made[recognised] = _add_function(ir, module, f"podrun_convolution_{len(made)}", *recognised)
-            _replace(ir, op, made[recognised], *recognised)
+        for op, (convolution, orders) in all_recognised:
+            epilogue = match(op, orders[2][3])
+            key = (convolution, orders, epilogue.kind)
+            if key not in made:
+                made[key] = _add_function(ir, module, f"podrun_convolution_{len(made)}", *key)
+            _replace(ir, op, made[key], convolution, orders, epilogue)
             count += 1
     if count:
         sink_transposes(module)
     return count
-
-
-def _inline(ir: Any, module: Any) -> None:
-    """Put functions in the place of their calls, so that operations meet those that they take their operands from."""
-    functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in module.body.operations}
-    queue = [op for op in _operations(module.operation) if op.name == "func.call"]
-    inlined = set()
-    while queue:
-        call = queue.pop()
-        name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
-        inlined.add(name)
-        block = functions[name].operation.regions[0].blocks[0]
-        values = dict(zip(block.arguments, call.operands, strict=True))
-        for op in block:
-            if op.operation.name == "func.return":
-                for old, new in zip(call.results, op.operands, strict=True):
-                    old.replace_all_uses_with(values[new])
-                continue
-            clone = op.operation.clone(ip=ir.InsertionPoint(call))
-            _rename(clone, values)
-            values.update(zip(op.results, clone.results, strict=True))
-            queue += [o for o in (clone, *_operations(clone)) if o.name == "func.call"]
-        call.erase()
-    for name in sorted(inlined):
-        functions[name].operation.erase()
-
-
-def _rename(op: Any, values: Any) -> None:
-    """Let an operation and those inside it read the new values of old ones."""
-    for inner in (op, *_operations(op)):
-        for place, operand in enumerate(inner.operands):
-            if operand in values:
-                inner.operands[place] = values[operand]
-
-
-def _operations(operation: Any) -> Iterator[Any]:
-    for region in operation.regions:
-        for block in region:
-            for op in block:
-                yield op.operation
-                yield from _operations(op.operation)
 
 
 _Orders = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -132,18 +96,34 @@ def _values(attributes: Any, name: str, default: Any, count: int = 2) -> tuple[A
     return tuple(type(default)(v) for v in np.asarray(list(attributes[name])).reshape(-1))
 
 
-def _add_function(ir: Any, module: Any, name: str, convolution: Convolution, orders: _Orders) -> str:
+def _add_function(
+    ir: Any,
+    module: Any,
+    name: str,
+    convolution: Convolution,
+    orders: _Orders,
+    kind: tuple[bool, bool, bool],
+) -> str:
     """Trace the formulation and add it to the module as a private function."""
     import numpy as np
 
     jax: Any = importlib.import_module("jax")
 
-    def formulation(x: Any, w: Any) -> Any:
-        return convolve(convolution, x.transpose(orders[0]), w, orders[1])
+    bias, other, relu = kind
+    result = (convolution.image[0], *convolution.out, convolution.weights[3])
+
+    def formulation(x: Any, w: Any, *more: Any) -> Any:
+        after = After(more[0] if bias else None, more[-1].transpose(orders[2]) if other else None, relu)
+        return convolve(convolution, x.transpose(orders[0]), w, orders[1], after)
 
     shapes = [
         jax.ShapeDtypeStruct(tuple(sizes[i] for i in np.argsort(order)), np.float32)
-        for sizes, order in ((convolution.image, orders[0]), (convolution.weights, orders[1]))
+        for sizes, order in (
+            (convolution.image, orders[0]),
+            (convolution.weights, orders[1]),
+            *([(result[3:], (0,))] if bias else []),
+            *([(result, orders[2])] if other else []),
+        )
     ]
     with jax.enable_x64(False):
         text = str(jax.jit(formulation).lower(*shapes).compiler_ir("stablehlo"))
@@ -154,7 +134,7 @@ def _add_function(ir: Any, module: Any, name: str, convolution: Convolution, ord
         new = name if old == "main" else f"{name}_{old}"
         clone.attributes["sym_name"] = ir.StringAttr.get(new)
         clone.attributes["sym_visibility"] = ir.StringAttr.get("private")
-        for op in _operations(clone):
+        for op in nested(clone):
             if op.name == "func.call":
                 callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
                 op.attributes["callee"] = ir.FlatSymbolRefAttr.get(f"{name}_{callee}")
@@ -162,16 +142,18 @@ def _add_function(ir: Any, module: Any, name: str, convolution: Convolution, ord
     return name
 
 
-def _replace(ir: Any, op: Any, function: str, convolution: Convolution, orders: _Orders) -> None:
+def _replace(
+    ir: Any, op: Any, function: str, convolution: Convolution, orders: _Orders, epilogue: Epilogue
+) -> None:
     import numpy as np
 
     kind = op.results[0].type
     shape = (convolution.image[0], *convolution.out, convolution.weights[3])
-    with ir.InsertionPoint(op):
+    with ir.InsertionPoint(epilogue.sums[-1]):
         call = ir.Operation.create(
             "func.call",
             results=[ir.RankedTensorType.get(shape, kind.element_type)],
-            operands=list(op.operands),
+            operands=[*op.operands, *epilogue.operands(ir)],
             attributes={"callee": ir.FlatSymbolRefAttr.get(function)},
         )
         order = ir.DenseI64ArrayAttr.get([int(i) for i in np.argsort(orders[2])])
@@ -181,5 +163,4 @@ def _replace(ir: Any, op: Any, function: str, convolution: Convolution, orders: 
             operands=[call.results[0]],
             attributes={"permutation": order},
         )
-    op.results[0].replace_all_uses_with(turned.results[0])
-    op.erase()
+    epilogue.replace(turned.results[0])

@@ -2,7 +2,8 @@
 
 XLA on CPUs wants convolution weights with channels last and transposes them at every call; a normalisation works its
 factors out anew every time. Here all equations that only parameters feed go into *prepare*, and weights of
-convolutions are laid out there as XLA wants them. Numbers do not change. For inference on the host only: on the device
+convolutions are laid out there as XLA wants them, with the factors of a normalisation that follows in them
+(`podrun.popart.lowering.folding`). For inference on the host only: on the device
 weights are variables.
 """
 
@@ -15,6 +16,8 @@ from typing import Any
 import jax
 from jax import lax
 from jax.extend.core import Literal
+
+from podrun.popart.lowering.folding import fold
 
 __all__ = ["Hoisted", "hoist"]
 
@@ -41,6 +44,8 @@ def hoist(function: Callable[..., Any], parameters: Any, inputs: Any, key: Any) 
             before.append(equation)
         else:
             after.append(equation)
+    after, folded = fold(after, known, {v for v in jaxpr.outvars if not isinstance(v, Literal)})
+    known.update(folded)
     reads = [v for e in after for v in e.invars] + list(jaxpr.outvars)
     kept = list(dict.fromkeys(v for v in reads if not isinstance(v, Literal) and v in known))
     weights = _kernels(after, known)
@@ -49,6 +54,7 @@ def hoist(function: Callable[..., Any], parameters: Any, inputs: Any, key: Any) 
         environment = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         environment.update(zip(jaxpr.invars[:count], jax.tree.leaves(values), strict=True))
         _evaluate(before, environment)
+        environment.update({made: work_out(environment) for made, work_out in folded.items()})
         return [_channels_last(environment[v]) if v in weights else environment[v] for v in kept]
 
     def run(held: list[Any], values: Mapping[str, Any], key: Any) -> Any:

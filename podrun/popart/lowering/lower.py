@@ -60,6 +60,7 @@ class Lowered:
     specialised: frozenset[str] = frozenset()
     state_updates: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
+    grouped: bool = False
 
     def forward(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
         """One micro-batch on one replica: what ``returns`` names.
@@ -67,7 +68,7 @@ class Lowered:
         Pure and traceable. Every input and every operator's output goes through
         `podrun.compiler.program.tap`, so gradients of all of them can be anchored.
         """
-        session = Session(training=self.training, x64=self.x64, tap=_tap, replicas=self.replicas)
+        session = Session(self.training, self.x64, replicas=self.replicas, grouped=self.grouped, tap=_tap)
         environment = _environment(self.constants, parameters, inputs, self.x64)
         run_graph(self.graph, environment, session, lambda: key)
         return {name: environment[name].traced for name in self.returns}
@@ -83,6 +84,7 @@ def lower(
     x64: bool = False,
     casting: bool = True,
     replicas: int = 1,
+    grouped: bool = False,
 ) -> Lowered:
     """Read a model and trace it abstractly once, which checks it and finds every shape and type.
 
@@ -94,6 +96,7 @@ def lower(
     and run
     `forward` inside ``jax.enable_x64(True)`` then. ``casting`` False refuses 64-bit integers instead of
     narrowing them (PopART's ``enableSupportedDataTypeCasting``). ``replicas``: of the whole program, for collectives.
+    ``grouped``: trace a convolution in groups as one, for a library that computes it.
 
     Raises `UnimplementedError` for an operator that is not there, `UnsupportedError` for what is refused
     by intent
@@ -133,6 +136,7 @@ def lower(
         specialised=frozenset(baked & values.keys()),
         state_updates={p: t for p, t in session.state_updates.items() if p in parameters},
         replicas=replicas,
+        grouped=grouped,
     )
 
 

@@ -164,6 +164,8 @@ class Session:
     """Parameter -> tensor that replaces it after each micro-batch (running statistics)."""
     replicas: int = 1
     """Of the whole program."""
+    grouped: bool = False
+    """Convolutions in groups are traced as one."""
     tap: Callable[[str, Any], Any] | None = None
     """Called on every tensor of the main graph as it is made; returns what its consumers see."""
 
@@ -193,6 +195,10 @@ class NodeContext:
     @property
     def replicas(self) -> int:
         return self.session.replicas
+
+    @property
+    def grouped(self) -> bool:
+        return self.session.grouped
 
     def key(self) -> Any:
         self.session.uses_random = True

@@ -2,7 +2,8 @@
 
 XLA on CPUs is slow where groups are many, and slowest in their weight gradients (design, 3.1). So:
 
-* one group: a plain convolution; `podrun.device.rewrite` finds the fast library when it is compiled;
+* one group, or any number where the library computes it and nothing is differentiated (``ctx.grouped``): a plain
+convolution; `podrun.device.rewrite` finds the library when it is compiled;
 * depthwise (one input channel a group): a sum over kernel positions of shifted products;
 * two groups: two convolutions; more: shifted patches of all kernel positions stacked, then one batched
 matrix product.
@@ -28,11 +29,14 @@ def conv(ctx: Context, node: Node, x: Array, w: Array, bias: Array = None) -> Ar
     (ONNX Conv).
     """
     same_dtype(*(t for t in (x, w, bias) if t is not None))
-    return convolve(node, x, w, bias)
+    return convolve(node, x, w, bias, ctx.grouped)
 
 
-def convolve(node: Node, x: Array, w: Array, bias: Array = None) -> Array:
-    """The convolution that a node's attributes describe, in float32 for halves and rounded once."""
+def convolve(node: Node, x: Array, w: Array, bias: Array = None, grouped: bool = False) -> Array:
+    """The convolution that a node's attributes describe, in float32 for halves and rounded once.
+
+    ``grouped``: as one, however many groups there are.
+    """
     groups = node.get("group", 1)
     if x.ndim != w.ndim or x.ndim < 3:
         raise ValueError(f"input and weights must have one rank of at least 3, not {x.ndim} and {w.ndim}")
@@ -47,17 +51,15 @@ def convolve(node: Node, x: Array, w: Array, bias: Array = None) -> Array:
     if half and node.get("__partials_type") == "HALF":
         y = _grouped(x, w, groups, window, half=True)
     else:
-        y = correlate(widen(x), widen(w), groups, window)
+        y = correlate(widen(x), widen(w), groups, window, grouped and x.ndim == 4)
     if bias is not None:
         y = y + widen(bias).reshape((1, -1) + (1,) * (x.ndim - 2)).astype(y.dtype)
     return y.astype(dtype)
 
 
-def correlate(x: Array, w: Array, groups: int, window: Window) -> Array:
+def correlate(x: Array, w: Array, groups: int, window: Window, grouped: bool = False) -> Array:
     """``[N, C, *in]`` with ``[M, C/groups, *kernel]``, the formulation picked by the number of groups."""
-    if groups == 1 and x.shape[0] == 1 and w[0].size <= FEW_PRODUCTS:
-        return _grouped(x, w, 1, window)
-    if groups == 1:
+    if groups == 1 or grouped:
         return lax.conv_general_dilated(
             x,
             w,
@@ -65,6 +67,7 @@ def correlate(x: Array, w: Array, groups: int, window: Window) -> Array:
             window.pads,
             rhs_dilation=window.dilations,
             dimension_numbers=_layout(x.ndim),
+            feature_group_count=groups,
         )
     if w.shape[1] == 1:
         return _depthwise(x, w, groups, window)
@@ -72,10 +75,6 @@ def correlate(x: Array, w: Array, groups: int, window: Window) -> Array:
         parts = zip(jnp.split(x, 2, axis=1), jnp.split(w, 2, axis=0), strict=True)
         return jnp.concatenate([correlate(a, b, 1, window) for a, b in parts], axis=1)
     return _grouped(x, w, groups, window)
-
-
-FEW_PRODUCTS = 32
-"""Up to so many products an output (a first layer of 3 channels, 3x3), stacked patches of one image are faster."""
 
 
 def _layout(rank: int) -> lax.ConvDimensionNumbers:

@@ -116,6 +116,10 @@ class Context(Protocol):
         """True iff 64-bit types are computed as such (else integers are narrowed as on the device)."""
 
     @property
+    def grouped(self) -> bool:
+        """True iff a convolution in groups is traced as one, for a library that computes it."""
+
+    @property
     def xp(self) -> Any:
         """``numpy`` if the operator folds and all inputs are NumPy arrays, else ``jax.numpy``."""
 

@@ -1,0 +1,107 @@
+"""What follows a convolution is computed by its call: same numbers, and nothing left of it in the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from podrun.device import convolutions, rewrite
+
+pytestmark = pytest.mark.skipif(not convolutions.available(), reason="this jaxlib holds no known oneDNN")
+
+FORMS = {
+    "library": ((1, 16, 13, 11), (24, 16, 3, 3), 1, ((1, 1), (1, 1))),
+    "product": ((1, 32, 13, 11), (64, 32, 1, 1), 1, ((0, 0), (0, 0))),
+    "few rows": ((2, 64, 4, 4), (64, 64, 3, 3), 1, ((1, 1), (1, 1))),
+    "groups": ((1, 32, 13, 11), (32, 8, 3, 3), 4, ((1, 1), (1, 1))),
+    "cropped": ((1, 16, 15, 15), (24, 16, 3, 3), 1, ((-1, 0), (0, -1))),
+}
+
+
+def arrays(form: str) -> tuple[Any, ...]:
+    """Image, weights, bias, another image and a gradient."""
+    x, w, *_ = FORMS[form]
+    rng = np.random.default_rng(2)
+    shape = jax.eval_shape(lambda a, b: correlate(form, a, b), np.ones(x, "f4"), np.ones(w, "f4")).shape
+    return tuple(rng.normal(size=s).astype(np.float32) for s in (x, w, w[:1], shape, shape))
+
+
+def correlate(form: str, x: Any, w: Any) -> Any:
+    _, _, groups, pads = FORMS[form]
+    return lax.conv_general_dilated(x, w, (1, 1), pads, feature_group_count=groups)
+
+
+def rewritten(function: Callable[..., Any], *operands: Any) -> tuple[Any, str]:
+    """The function rewritten and compiled, and the program's text before XLA sees it."""
+    lowered = jax.jit(function).lower(*operands)
+    assert rewrite.rewrite(lowered) > 0
+    return lowered.compile(), str(lowered.compiler_ir("stablehlo"))
+
+
+def whole(y: Any, bias: Any, other: Any) -> Any:
+    y = y + bias[None, :, None, None] + other
+    return jnp.where(y > 0, y, 0.0)
+
+
+EPILOGUES: dict[str, tuple[Callable[..., Any], str]] = {
+    "bias": (lambda y, bias, other: y + bias[None, :, None, None], "BIAS"),
+    "cut": (lambda y, bias, other: jnp.maximum(y, 0), "RELU"),
+    "bias and cut": (lambda y, bias, other: jax.nn.relu(bias.reshape(1, -1, 1, 1) + y), "BIAS"),
+    "other": (lambda y, bias, other: other + y, "BINARY_ADD"),
+    "all": (whole, "BINARY_ADD"),
+}
+
+
+CASES = [("library", epilogue) for epilogue in EPILOGUES] + [
+    (form, "all") for form in FORMS if form != "library"
+]
+
+
+@pytest.mark.parametrize(("form", "epilogue"), CASES)
+def test_the_call_does_it(form: str, epilogue: str) -> None:
+    x, w, bias, other, _ = arrays(form)
+    after, kind = EPILOGUES[epilogue]
+
+    def run(x: Any, w: Any, bias: Any, other: Any) -> Any:
+        return after(correlate(form, x, w), bias, other)
+
+    compiled, text = rewritten(run, x, w, bias, other)
+    np.testing.assert_allclose(compiled(x, w, bias, other), run(x, w, bias, other), rtol=1e-5, atol=1e-4)
+    if form != "few rows":  # weights as they lie, channels first, make a product that is turned afterwards
+        assert kind in text
+        assert "stablehlo.add" not in text
+        assert "stablehlo.maximum" not in text
+
+
+def test_what_others_read_stays() -> None:
+    """A sum that is read before it is cut; two images added; a cut at something else than 0."""
+    x, w, bias, other, _ = arrays("library")
+
+    def run(x: Any, w: Any, bias: Any, other: Any) -> tuple[Any, ...]:
+        y = correlate("library", x, w) + bias[None, :, None, None]
+        z = correlate("library", x, 2 * w)
+        return y, jax.nn.relu(y), jnp.maximum(z + other + other, 1.0), z * 2
+
+    compiled, _ = rewritten(run, x, w, bias, other)
+    for got, want in zip(compiled(x, w, bias, other), run(x, w, bias, other), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["library", "product", "few rows"])
+def test_gradients_read_the_cut(form: str) -> None:
+    """Where a sum is positive is read from the result, so that the sum itself need not be kept."""
+    x, w, bias, other, gradient = arrays(form)
+
+    def loss(x: Any, w: Any, bias: Any, other: Any) -> Any:
+        return jnp.sum(gradient * whole(correlate(form, x, w), bias, other))
+
+    derived = jax.grad(loss, argnums=(0, 1, 2, 3))
+    compiled, _ = rewritten(derived, x, w, bias, other)
+    for got, want in zip(compiled(x, w, bias, other), jax.jit(derived)(x, w, bias, other), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
