@@ -11,17 +11,29 @@ from pathlib import Path
 
 from podrun.compat import COMPAT_PATH
 
+USAGE = """\
+Usage: python -m podrun.compat SCRIPT [arguments of the script]
+
+Runs a program written for the SDK alone, on IPU-M2000s emulated inside its own process: no partition, no server, the
+same results. podrun starts it on a POD of machine processes instead: podrun --num-replicas 16 SCRIPT
+
+Example: python -m podrun.compat examples/digits/train.py --replicas 16"""
+
 
 def main(arguments: list[str]) -> int:
     """Run the script as ``__main__`` with popart and popdist on the path, for it and for its child
     processes.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: python -m podrun.compat SCRIPT [ARGS...]", file=sys.stderr)
+        print(USAGE, file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     script = Path(arguments[0])
     if not script.is_file():
-        print(f"error: there is no script {arguments[0]!r}.", file=sys.stderr)
+        print(f"error: there is no script {arguments[0]} in {Path.cwd()}", file=sys.stderr)
+        print(
+            "hint: Options of this command do not exist; those of the script follow its name.",
+            file=sys.stderr,
+        )
         return 2
     sys.argv = arguments
     sys.path[0] = str(script.resolve().parent)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from podrun.compat.__main__ import main
+
 
 def run(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "script.py"
@@ -70,3 +72,10 @@ def test_a_script_that_is_missing():
     )
     assert done.returncode == 2
     assert "missing.py" in done.stderr
+
+
+@pytest.mark.parametrize(("words", "code"), [([], 2), (["--help"], 0)])
+def test_it_says_what_it_is_for(capsys, words, code):
+    assert main(words) == code
+    out, err = capsys.readouterr()
+    assert "Runs a program written for the SDK alone" in (out if code == 0 else err)
