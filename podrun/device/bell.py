@@ -10,15 +10,21 @@ bytes of error text; uint64 batches done, float64 modelled seconds, float64 seco
 
 from __future__ import annotations
 
+import os
 import time
 
 import numpy as np
 
 from podrun.collectives.futex import Futex
 from podrun.device.buffers import Array
+from podrun.device.connection import AttachRequest
+from podrun.device.cores import for_each
 from podrun.device.engine import Outcome
 
 BLOCK_BYTES = 16384
+LOOK = 0.5e-3
+"""Seconds to wait awake where every process of a job has a core of its own: to fall asleep and be woken takes a tenth
+of a millisecond of a run, each way half."""
 _TEXT = 64
 
 
@@ -43,10 +49,11 @@ class Bell:
         self._ring.wake()
         return number
 
-    def answered(self, number: int, seconds: float) -> bool:
-        """Wait at most ``seconds`` for the answer to run ``number``; whether it is there."""
+    def answered(self, number: int, seconds: float, look: float = 0.0) -> bool:
+        """Wait at most ``seconds``, for the first ``look`` of them awake, for the answer to run ``number``; whether it
+        is there."""
         seen = self._answer.value
-        if seen != number:
+        if seen != number and not _changes(self._answer, seen, look):
             self._answer.wait(seen, seconds)
         return self._answer.value == number
 
@@ -59,9 +66,10 @@ class Bell:
 
     # The machine's side.
 
-    def rung(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` for a ring that has not been heard yet; whether there is one."""
-        if self._ring.value == self._heard:
+    def rung(self, seconds: float, look: float = 0.0) -> bool:
+        """Wait at most ``seconds``, for the first ``look`` of them awake, for a ring that has not been heard yet;
+        whether there is one."""
+        if self._ring.value == self._heard and not _changes(self._ring, self._heard, look):
             self._ring.wait(self._heard, seconds)
         if self._ring.value == self._heard:
             return False
@@ -84,6 +92,22 @@ class Bell:
             self._words[2] = 0
         self._answer.value = self._heard
         self._answer.wake()
+
+
+def look_of(request: AttachRequest, ipus: int) -> float:
+    """Seconds to wait awake, for the processes of a job on machines of ``ipus`` IPUs."""
+    job, owned = request.job.count, request.owned.count
+    return LOOK if for_each(-(-job // ipus), -(-job // owned)) else 0.0
+
+
+def _changes(futex: Futex, seen: int, seconds: float) -> bool:
+    """Look until the word is no longer ``seen``, for some time at most; whether it is."""
+    end = time.monotonic() + seconds if seconds else 0.0
+    while futex.value == seen:
+        if not seconds or time.monotonic() >= end:
+            return False
+        os.sched_yield()  # whoever else wants this core has it
+    return True
 
 
 def deadline(seconds: float | None) -> float:

@@ -39,6 +39,11 @@ def turn_on(core: int | None) -> Turn:
         return _turns.setdefault(core, threading.Lock())
 
 
+def for_each(machines: int, processes: int) -> bool:
+    """Whether there is a core for each machine of a job and each host process that runs it."""
+    return machines + processes <= len(os.sched_getaffinity(os.getpid()))
+
+
 def move_to(core: int | None) -> None:
     """Keep the calling thread on a core from now on; it does nothing else than runs. None, or a core that is not
     there any more: any will do.

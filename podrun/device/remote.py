@@ -19,7 +19,7 @@ import psutil
 
 from podrun.access import open_channel
 from podrun.device import wire
-from podrun.device.bell import BLOCK_BYTES, Bell, deadline
+from podrun.device.bell import BLOCK_BYTES, Bell, deadline, look_of
 from podrun.device.buffers import Array
 from podrun.device.connection import AttachRequest
 from podrun.device.engine import Outcome
@@ -126,6 +126,7 @@ class RemotePort:
         self._shared = False
         self._io: _RunMemory | None = None
         self._executable: Executable | None = None
+        self._look = 0.0
 
     @property
     def site(self) -> Site:
@@ -146,6 +147,7 @@ class RemotePort:
             probe_region=wire.region_to_wire(probe.name) if self._probe else None,
             probe=token,
         )
+        self._look = look_of(request, self._site.ipus.count)
         self._stream = _Stream(self._site, max(self._site.ipus.first, request.owned.first), self._token)
         try:
             reply = self._send(pb.HostRequest(attach=message))(_PATIENCE).attach
@@ -254,7 +256,7 @@ class RemotePort:
 
     def _answer(self, bell: Bell, number: int, end: float) -> Outcome:
         """The answer to a ring; the stream tells if the machine is gone."""
-        while not bell.answered(number, _LOOK_AROUND):
+        while not bell.answered(number, _LOOK_AROUND, self._look):
             if self._stream is None:
                 raise InternalError(f"machine {self._site.machine} was let go during a run")
             self._stream.check()

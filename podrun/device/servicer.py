@@ -15,7 +15,7 @@ import grpc
 from podrun import executable_file
 from podrun.access import guards, open_channel
 from podrun.device import wire
-from podrun.device.bell import BLOCK_BYTES, Bell
+from podrun.device.bell import BLOCK_BYTES, Bell, look_of
 from podrun.device.buffers import Array
 from podrun.device.connection import IpuRange
 from podrun.device.job import Place
@@ -87,6 +87,7 @@ class Session:
         self._owner: int | None = None
         self._bound: tuple[int, dict[str, Array], dict[str, Array]] | None = None
         self._bell: Bell | None = None
+        self._look = 0.0
         self._lock = threading.Lock()
         self._ended = False
 
@@ -119,11 +120,11 @@ class Session:
         machine = self._holder.machine
         if self._owner is not None:
             raise ApplicationRuntimeError("this process is attached already")
-        answer = machine.attach(
-            wire.attach_from_wire(message), host=message.host, started=message.started or None
-        )
+        request = wire.attach_from_wire(message)
+        answer = machine.attach(request, host=message.host, started=message.started or None)
         if isinstance(answer, str):
             return pb.MachineReply(attach=pb.AttachReply(refusal=answer))
+        self._look = look_of(request, machine.place.ipus)
         with self._lock:
             self._machine = machine
             if not self._ended:
@@ -215,7 +216,7 @@ class Session:
         """The thread of a bell: runs when it rings, until another one hangs."""
         checked = False
         while self._bell is bell:
-            if not bell.rung(_LISTEN) or self._bell is not bell:
+            if not bell.rung(_LISTEN, self._look) or self._bell is not bell:
                 continue
             try:
                 outcome = machine.run(owner, batches, inputs, outputs, checked=checked)
