@@ -162,9 +162,14 @@ class Mesh:
         """Whether the frame was one that is owed; messages that come in between are kept for `receive`."""
         try:
             frame = link.receive_frame(deadline)
-        except (RankLostError, RankMissingError) as error:
+        except RankLostError as error:
             self._check(_GRACE)
-            raise type(error)(f"{error.message}, in {label_text(what)}", hint=error.hint) from error
+            said = f"{error.message}, in {label_text(what)}"
+            raise RankLostError(said, rank=error.rank, hint=error.hint) from error
+        except RankMissingError as error:
+            self._check(_GRACE)
+            said = f"{error.message}, in {label_text(what)}"
+            raise RankMissingError(said, ranks=error.ranks, hint=error.hint) from error
         if frame.kind is FrameKind.MESSAGE:
             payload = np.empty(frame.nbytes, np.uint8)
             link.receive_into(payload, deadline)

@@ -270,8 +270,9 @@ def test_a_killed_remote_process_is_named_and_the_group_can_be_made_again() -> N
         assert ours.recv() == 3.0
         peer.kill()
         began = time.monotonic()
-        with pytest.raises(RankLostError, match=r"rank 1 .*in all_reduce\('x'"):
+        with pytest.raises(RankLostError, match=r"rank 1 .*in all_reduce\('x'") as lost:
             group.all_reduce("x")
+        assert lost.value.rank == 1
         assert time.monotonic() - began < 5
         peer.join(20)
         group.close()
