@@ -204,10 +204,16 @@ class DeviceInfo:
     def connection(self) -> Connection:
         """The IPUoF connection, opened on first use."""
         if self._connection is None:
-            self._connection = open_connection(
-                self._environ if self._uses_partition else {}, self._ipus.count
-            )
+            self._connection = open_connection(self._surroundings, self._ipus.count)
         return self._connection
+
+    @property
+    def _surroundings(self) -> Mapping[str, str]:
+        """What the environment says to this device: a model of an IPU has no partition, and no faults befall it."""
+        if self._kind is DeviceType.Ipu:
+            return self._environ
+        not_for_models = ("IPUOF_", "PODRUN_OFFLINE_MODE", "PODRUN_FAULTS")
+        return {name: value for name, value in self._environ.items() if not name.startswith(not_for_models)}
 
     @property
     def ipus(self) -> IpuRange:

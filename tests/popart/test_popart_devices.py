@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from popart_sessions import linear
 
 import podrun.popart as popart
 from podrun import errors
@@ -138,3 +140,65 @@ def test_the_tree_is_the_sdk_s():
     assert issubclass(popart.poplar_application_runtime_error, popart.poplar_runtime_error)
     assert not issubclass(popart.poplar_application_runtime_error, popart.poplar_system_runtime_error)
     assert not issubclass(popart.poplar_exception, popart.popart_exception)
+
+
+def one_weight(device):
+    """A session that trains one weight on the device."""
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [2, 2]))
+    w = builder.addInitializedInputTensor(np.ones((2, 2), np.float32))
+    loss = builder.aiGraphcore.identityloss([builder.aiOnnx.matmul([x, w])])
+    flow = popart.DataFlow(1, {loss: popart.AnchorReturnType("All")})
+    session = popart.TrainingSession(builder.getModelProto(), flow, loss, popart.ConstSGD(0.1), device)
+    session.prepareDevice()
+    session.weightsFromHost()
+    anchors = session.initAnchorArrays()
+    return lambda: session.run(popart.PyStepIO({x: np.ones((2, 2), np.float32)}, anchors))
+
+
+def test_the_environment_reaches_ipus_inside_of_the_process(tmp_path):
+    environ = {"PODRUN_FAULTS": "ipu:0@step=1:tile-parity", "PODRUN_CACHE_DIR": str(tmp_path)}
+    with popart.DeviceManager(environ).acquireAvailableDevice(1) as device:
+        run = one_weight(device)
+        run()
+        with pytest.raises(popart.poplar_recoverable_runtime_error, match="parity error on a tile of IPU 0"):
+            run()
+    assert list(tmp_path.iterdir())
+    with popart.DeviceManager(environ).createIpuModelDevice({}) as model:
+        model.attach()
+        run = one_weight(model)
+        run()
+        run()
+
+
+def test_a_program_that_was_launched_without_ipus_gets_none():
+    manager = popart.DeviceManager({"PODRUN_OFFLINE_MODE": "1"})
+    with pytest.raises(popart.popart_exception, match="launched without IPUs"):
+        manager.acquireAvailableDevice(1)
+    with manager.createIpuModelDevice({}) as model:
+        assert model.attach()
+
+
+def test_a_device_that_is_dropped_lets_its_ipus_go():
+    manager = popart.DeviceManager({})
+    held = [manager.acquireAvailableDevice(32) for _ in range(2)]
+    assert manager.tryAcquireAvailableDevice(32) is None
+    held.clear()
+    with manager.acquireAvailableDevice(64) as device:
+        assert device.isAttached
+
+
+def test_a_session_keeps_its_device_and_lets_it_go_with_itself():
+    manager = popart.DeviceManager({})
+    case = linear()
+    flow = popart.DataFlow(1, [case.y])
+    session = popart.InferenceSession(case.model, flow, manager.acquireAvailableDevice(64), name="last")
+    session.prepareDevice()
+    assert manager.tryAcquireAvailableDevice(64) is None
+    del session
+    with manager.acquireAvailableDevice(64):
+        pass
+
+
+def test_out_of_memory_is_found_where_programs_look_for_it():
+    assert popart.session.OutOfMemoryException is popart.OutOfMemoryException
