@@ -182,9 +182,10 @@ class DeviceInfo:
         if self._uses_partition:
             refusal = self.connection.try_attach(self._request())
         else:
+            connection = self.connection  # Before IPUs are taken: it may be refused.
             refusal = _standalone.take(self._ipus) if self._kind is DeviceType.Ipu else None
             if refusal is None:
-                refusal = self.connection.try_attach(self._request())
+                refusal = connection.try_attach(self._request())
         self._attached = refusal is None
         return refusal
 
