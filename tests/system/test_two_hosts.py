@@ -3,91 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
-import subprocess
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import BIN, ROOT, script, tagged
-from tests.system.namespaces import NamespaceHost, needs, two_hosts
+from tests.conftest import ROOT, script, tagged
+from tests.system.ray_hosts import Cluster, ray_cluster
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 EXAMPLE = ROOT / "examples/digits/train.py"
 LARGE = ROOT / "examples/popart/large_replicas.py"
 FEW = ("--epochs=1", "--model=mlp", "--seed=5")
-PORT = 6379
-
-
-@dataclass
-class Cluster:
-    """A Ray cluster of two hosts."""
-
-    hosts: tuple[NamespaceHost, NamespaceHost]
-    env: dict[str, str]
-    home: Path
-
-    @property
-    def address(self) -> str:
-        return f"{self.hosts[0].address}:{PORT}"
-
-    def start(self, host: NamespaceHost, *words: str | Path) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            host.words(*words, env=self.env, cwd=self.home),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def run(
-        self, *words: str | Path, env: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        command = self.hosts[0].words(*words, env={**self.env, **(env or {})}, cwd=self.home)
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False
-        )
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    missing = needs()
-    # These tests run only when all are asked for. Then hosts that cannot be made are a failure and no reason to pass.
-    assert not missing, f"two hosts on this machine need {missing}"
-    # Not below /tmp, which each host has its own of.
-    home = Path(os.environ.get("PODRUN_TEST_SHARED", "/var/tmp")) / f"podrun-two-hosts-{os.getpid()}"
-    home.mkdir()
-    env = {
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-        "HOME": "/tmp",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
-    try:
-        with two_hosts(home) as hosts:
-            made = Cluster(hosts, env, home)
-            node = ("ray", "start", "--block", "--num-cpus=1")
-            first = (*node, "--head", f"--port={PORT}", "--include-dashboard=false")
-            second = (*node, f"--address={made.address}")
-            started = []
-            for host, words in zip(hosts, (first, second), strict=True):
-                process = made.start(host, *words, f"--node-ip-address={host.address}")
-                started.append(process)
-                assert process.stdout is not None
-                said = ""
-                while "Ray runtime started" not in said:
-                    line = process.stdout.readline()
-                    assert line, said
-                    said += line
-            yield made
-        for process in started:
-            process.communicate(timeout=30)
-    finally:
-        subprocess.run(["rm", "-rf", str(home)], check=True)
+def cluster() -> Iterator[Cluster]:
+    with ray_cluster() as made:
+        yield made
 
 
 def digest(path: Path) -> str:
