@@ -162,3 +162,14 @@ def _options(command: click.Command) -> Iterator[str]:
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             yield from _options(inner)
+
+
+def test_every_variable_is_on_a_page() -> None:
+    page = (ROOT / "docs/launcher.md").read_text(encoding="utf-8")
+    read = {
+        name
+        for path in (ROOT / "podrun").rglob("*.py")
+        for name in re.findall(r"\"(PODRUN_[A-Z_]+)\"", path.read_text(encoding="utf-8"))
+    }
+    assert len(read) > 8
+    assert sorted(name for name in read if f"`{name}`" not in page) == []
