@@ -97,7 +97,7 @@ class Library:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
-                start_new_session=True,
+                process_group=0,  # of one session: Linux shares cores out by session first
             )
         )
 
