@@ -5,29 +5,34 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all lint format types proto bench clean
+.PHONY: demo test test-alone test-processes test-all check format proto clean
 
 demo: $(STAMP)
 	$(BIN)/podrun --num-replicas 16 examples/digits/train.py
 
+# Two lanes side by side, one for each of two cores: tests that compute in their own process; and the checks of the code, then
+# tests that mostly wait for other processes. The second lane's output follows when it is done.
 test: $(STAMP)
+	$(MAKE) --no-print-directory -j2 test-alone test-processes
+
+test-alone: $(STAMP)
+	$(BIN)/pytest -m "not slow and not system"
+
+test-processes: $(STAMP)
+	@($(MAKE) --no-print-directory check && $(BIN)/pytest -m "system and not slow" -p no:cacheprovider) \
+		> $(VENV)/test-processes.log 2>&1; code=$$?; cat $(VENV)/test-processes.log; exit $$code
+
+check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
 
 test-all: $(STAMP)
 	$(BIN)/pytest -m ""
 
-lint: $(STAMP)
-	$(BIN)/ruff check .
-
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-
-types: $(STAMP)
-	$(BIN)/mypy
 
 # Regenerates the gRPC code that is checked in; needed only after a .proto file changes.
 proto: $(STAMP)
