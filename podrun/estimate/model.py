@@ -307,6 +307,8 @@ def estimate(traced: Traced, system: System, layout: Layout, *, train: bool) -> 
         optimizer=layout.optimizer,
         input_bytes=float(traced.input_bytes),
         training=train,
+        weight_bytes=traced.weight_bytes / max(1, traced.weights),
+        sharded=layout.shard_state,
     )
     seconds = batch_seconds(system.chip, batch)
     samples = layout.micro_batch * batch.accumulation * batch.replicas

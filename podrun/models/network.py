@@ -186,7 +186,7 @@ class Network:
 
     def average_field(self, x: str) -> str:
         """Mean over rows and columns: ``[batch, channels]``."""
-        return self.reshape(self.builder.aiOnnx.globalaveragepool([x]), self.shape(x)[:2])
+        return self.reshape(self.builder.aiOnnx.globalaveragepool([x]), (-1, self.shape(x)[1]))
 
     # -- products and shapes ----------------------------------------------------------------------
 

@@ -390,3 +390,13 @@ def test_a_layout_is_checked_before_the_model_is_read(
 ) -> None:
     assert main([str(tmp_path / "missing.onnx"), "--train", *options]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_sharded_state_pays_for_gathering_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_perceptron(256, 4), str(path))
+    assert main([str(path), "--target", "pod4", "--train", "--optimizer", "adam", "--shard-state"]) == 0
+    said = capsys.readouterr().out
+    assert "all_gather" in said
+    assert "reduce_scatter" in said
+    assert "all_reduce" not in said

@@ -13,7 +13,6 @@ input if
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from podrun.device.target import Chip
@@ -38,10 +37,10 @@ class Batch:
     """What the model needs to know of a batch.
 
     ``stage_cycles``: cycles of one micro-batch on the slowest IPU, forward, backward and recomputation
-    together.
-    ``boundary_bytes``: activations that cross to the next IPU. ``weights``: parameters on the fullest IPU,
-    with ``gradient_bytes`` and ``state_bytes`` each (state only if it is off chip). ``input_bytes``: of one
-    micro-batch.
+    together. ``boundary_bytes``: activations that cross to the next IPU. ``weights``: parameters on the
+    fullest IPU, with ``gradient_bytes`` and ``state_bytes`` each (state only if it is off chip).
+    ``input_bytes``: of one micro-batch. ``sharded``: each replica keeps and updates its part of the
+    optimizer state (replicated tensor sharding) and gathers the weights, of ``weight_bytes`` each.
     """
 
     stage_cycles: float
@@ -55,10 +54,13 @@ class Batch:
     optimizer: str = "momentum"
     input_bytes: float = 0.0
     training: bool = True
+    weight_bytes: float = 2.0
+    sharded: bool = False
 
 
 def batch_seconds(chip: Chip, batch: Batch) -> dict[str, float]:
-    """Seconds of one batch by cause: compute, copies, ramp, host, update, all_reduce, state, sync."""
+    """Seconds of one batch by cause: compute, copies, ramp, host, update, all_reduce (or reduce_scatter and
+    all_gather), domains, state, sync."""
     stage = batch.stage_cycles / chip.clock_hz
     ipus = batch.stages * batch.replicas
     copies = 0.0
@@ -82,32 +84,32 @@ def batch_seconds(chip: Chip, batch: Batch) -> dict[str, float]:
     if not batch.training:
         causes["host"] += WAIT_SECONDS + RELEASE_SECONDS
         return causes
-    per_tile = math.ceil(batch.weights / chip.tiles)
+    parts = batch.replicas if batch.sharded else 1
+    per_tile = math.ceil(batch.weights / parts / chip.tiles)
     passes = UPDATE_PASSES[batch.optimizer]
     each = vertices.scaled_add_cycles(per_tile, "float32") + launch_cycles(chip)
     causes["update"] = passes * each / chip.clock_hz
-    causes["all_reduce"] = links.all_reduce_seconds(
-        chip, batch.replicas, batch.weights * batch.gradient_bytes, ipus_per_replica=batch.stages
-    )
+    causes |= _exchanged(chip, batch)
     domains = math.ceil(ipus / DOMAIN_IPUS)
     causes["domains"] = DOMAIN_SECONDS * math.log2(domains) if domains > 1 else 0.0
-    streamed = 2.0 * batch.weights * batch.state_bytes * min(IPUS_PER_MACHINE, ipus)
+    streamed = 2.0 * batch.weights / parts * batch.state_bytes * min(IPUS_PER_MACHINE, ipus)
     causes["state"] = streamed / STREAMING_BYTES_PER_SECOND
     return causes
 
 
-def slowest_stage(costs: Sequence[float], stages: int) -> float:
-    """Cut ``costs`` of consecutive layers into ``stages`` runs so that the dearest is cheapest; its cost."""
-    low, high = max(costs), sum(costs)
-    for _ in range(60):
-        middle = (low + high) / 2.0
-        runs, held = 1, 0.0
-        for cost in costs:
-            if held + cost > middle:
-                runs, held = runs + 1, 0.0
-            held += cost
-        low, high = (low, middle) if runs <= stages else (middle, high)
-    return high
+def _exchanged(chip: Chip, batch: Batch) -> dict[str, float]:
+    """Seconds of what replicas exchange once a batch. With sharded state each updates its part of the
+    weights: the gradients' sum is scattered, and the new weights are gathered.
+    """
+    ranks, gradients = batch.replicas, batch.weights * batch.gradient_bytes
+    if not batch.sharded:
+        seconds = links.all_reduce_seconds(chip, ranks, gradients, ipus_per_replica=batch.stages)
+        return {"all_reduce": seconds}
+    weights = batch.weights * batch.weight_bytes
+    return {
+        "reduce_scatter": links.reduce_scatter_seconds(chip, ranks, gradients, ipus_per_replica=batch.stages),
+        "all_gather": links.all_gather_seconds(chip, ranks, weights, ipus_per_replica=batch.stages),
+    }
 
 
 WEIGHT_SHARE = 0.4

@@ -8,7 +8,7 @@ systems.
 from __future__ import annotations
 
 from podrun.collectives.links import FABRICS, LINK_LATENCY, RAIL_LINKS, Fabric, fabric
-from podrun.collectives.timing import Method, all_reduce
+from podrun.collectives.timing import Method, all_gather, all_reduce, reduce_scatter
 from podrun.device.target import GC2, Chip
 
 GC2_NEIGHBOUR_BYTES = 8.9 * 1.6e9
@@ -41,4 +41,25 @@ def all_reduce_seconds(
     return all_reduce(nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica, method=chosen).seconds
 
 
-__all__ = ["RAIL_LINKS", "all_reduce_seconds", "fabric_of", "neighbour_seconds"]
+def reduce_scatter_seconds(chip: Chip, ranks: int, nbytes: float, *, ipus_per_replica: int = 1) -> float:
+    """Reduce-scatter of ``nbytes`` on each of ``ranks`` replicas: each keeps its part of the sum."""
+    if ranks <= 1 or nbytes <= 0:
+        return 0.0
+    return reduce_scatter(nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica).seconds
+
+
+def all_gather_seconds(chip: Chip, ranks: int, nbytes: float, *, ipus_per_replica: int = 1) -> float:
+    """All-gather to ``nbytes`` on each of ``ranks`` replicas, of which each had its part."""
+    if ranks <= 1 or nbytes <= 0:
+        return 0.0
+    return all_gather(nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica).seconds
+
+
+__all__ = [
+    "RAIL_LINKS",
+    "all_gather_seconds",
+    "all_reduce_seconds",
+    "fabric_of",
+    "neighbour_seconds",
+    "reduce_scatter_seconds",
+]

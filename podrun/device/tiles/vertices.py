@@ -94,14 +94,6 @@ def scaled_add_cycles(elements: float, dtype: str) -> float:
     return SUPERVISOR + WORKERS * (21.0 + 2.0 * per_worker_vectors(elements, dtype))
 
 
-def cast_cycles(elements: float, source: str, destination: str) -> float:
-    """1-D cast: 12 + W (19 + vectors + 18), vectors of the wider type."""
-    if elements <= 0:
-        return 0.0
-    wider = source if vector_width(source) < vector_width(destination) else destination
-    return 12.0 + WORKERS * (37.0 + per_worker_vectors(elements, wider))
-
-
 def fill_cycles(elements: float, dtype: str) -> float:
     """Fill or zero: 26 + n / v."""
     return SUPERVISOR + 26.0 + WORKERS * per_worker_vectors(elements, dtype)
