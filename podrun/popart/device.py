@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -76,6 +77,15 @@ def device_ids(total: int) -> dict[int, IpuRange]:
     return found
 
 
+def _let_go(connection: Connection, taken: IpuRange | None) -> None:
+    """Detach; and say that the IPUs inside this process are free."""
+    try:
+        connection.close()
+    finally:
+        if taken is not None:
+            _standalone.release(taken)
+
+
 class DeviceInfo:
     """A device: IPUs, a model of them, or a description to compile for. A context manager that detaches at
     its end.
@@ -102,8 +112,8 @@ class DeviceInfo:
         self._connection: Connection | None = None
         self._attached = False
         self._timeout = 0.0
-        self._loaded: Any = None
-        """The session whose program is on the device."""
+        self._letting_go: weakref.finalize[Any, Any] | None = None
+        self._program: weakref.ref[Any] | None = None
 
     # -- PopART's properties ----------------------------------------------------------------------
 
@@ -161,6 +171,15 @@ class DeviceInfo:
         return "ipu2"
 
     @property
+    def _loaded(self) -> Any:
+        """The session whose program is on the device; None if there is none, or the program has dropped it."""
+        return None if self._program is None else self._program()
+
+    @_loaded.setter
+    def _loaded(self, session: Any) -> None:
+        self._program = None if session is None else weakref.ref(session)
+
+    @property
     def isAttached(self) -> bool:
         """True iff this process holds it."""
         return self._attached
@@ -187,6 +206,11 @@ class DeviceInfo:
             if refusal is None:
                 refusal = connection.try_attach(self._request())
         self._attached = refusal is None
+        if self._attached:
+            # A device that the program drops is let go, as the SDK does when its last user is gone.
+            taken = None if self._uses_partition or self._kind is not DeviceType.Ipu else self._ipus
+            self._letting_go = weakref.finalize(self, _let_go, self.connection, taken)
+            self._letting_go.atexit = False
         return refusal
 
     def _request(self) -> AttachRequest:
@@ -249,10 +273,9 @@ class DeviceInfo:
         self._attached = False
         self._loaded = None
         with surfaced():
-            self.connection.close()
+            if self._letting_go is not None:
+                self._letting_go()
         self._connection = None
-        if not self._uses_partition and self._kind is DeviceType.Ipu:
-            _standalone.release(self._ipus)
 
     def ensure_attached(self) -> None:
         """What a session does before it loads: OnDemand devices attach now. popart_exception if they

@@ -7,7 +7,6 @@ Order of calls: construct (checks everything), ``prepareDevice`` (compiles and l
 from __future__ import annotations
 
 import copy
-import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -19,9 +18,9 @@ from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
 from podrun.popart.enums import VirtualGraphMode
 from podrun.popart.errors import (
-    popart_exception,
-    surfaced,
+    OutOfMemoryException as OutOfMemoryException,  # Programs look for it here, too.
 )
+from podrun.popart.errors import popart_exception, surfaced
 from podrun.popart.external import ExternalFiles
 from podrun.popart.optimizers.base import Optimizer
 from podrun.popart.options import SessionOptions
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from podrun.popart.forward_only import ForwardOnly
-
-_log = logging.getLogger("podrun.popart.session")
 
 
 class Session(SessionRun, SessionWeights, SessionFiles, SessionIr):
