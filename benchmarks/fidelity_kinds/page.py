@@ -53,11 +53,15 @@ Terms beyond what is published, and what they move:
 * **Streaming memory** (`batch.STREAMING_BYTES_PER_SECOND`, 20 GB/s per machine, recalled): with 38.4 GB/s (the DDR
   peak) BERT-Large pretraining with off-chip optimizer state is predicted 1 % (2,048 micro-batches per batch) to 20
   % (36 micro-batches) faster.
-* **The library of 2018 on GC2** (`LIBRARY_2018` and the like in `benchmarks/fidelity_kinds/applications.py`): scale
-  every network row of GC2, none of the others.
-* **A proportion that leaves no room**: ResNet-18 at availableMemoryProportion 0.1 is predicted at half its published
-  cycles. Where the AMP unit has no room, the model runs a product serially over its output channels, or on the vector
-  unit; the library of 2019 found fewer such plans than the model does.
+* **The library of 2018 on GC2** (`LIBRARY_2018` in `benchmarks/fidelity_kinds/applications.py`): scales every network
+  row of GC2, none of the others. The phases of a step that are published say what it is: tiles waiting for the
+  slowest.
+* **A proportion that leaves no room** (`matmul._serial_turns`): a split takes its output channels in turns, each
+  of which gathers the inputs again; where the inputs alone have no room, the vector unit works. ResNet-18 on GC2 is
+  predicted at 3.9, 3.9 and 7.9 million cycles at availableMemoryProportion 0.3, 0.2 and 0.1: at 0.1 its first layer
+  leaves the AMP unit.
+* **Live variables of the library of 2018** (`footprints.VARIABLES_2018`): what profiles of July 2018 hold above the
+  most that is live at a time; profiles of December hold nothing above it.
 """
 
 TERMS = """## The matrix-vector tutorial, term by term

@@ -273,3 +273,71 @@ def test_less_room_never_makes_a_convolution_faster(fidelity: Any, low: float, h
     assert tight is not None
     assert roomy is not None
     assert tight >= roomy
+
+
+SERVED = {"mode": "inference", "input_type": "fp16"}
+TRAINED = {"mode": "train", "task": "mlperf_closed", "input_type": "fp16", "recompute": True}
+
+
+def rate(fidelity: Any, target: str, **params: Any) -> float:
+    found = answered(fidelity, numbered("network", target, "samples_per_s", **params))
+    assert found is not None
+    return found
+
+
+@pytest.mark.slow
+def test_a_larger_pod_trains_faster_and_never_beyond_its_share(fidelity: Any) -> None:
+    for prefix in ("", "bow-"):
+        layout = {"name": "resnet50", "micro_batch": 20, "gradient_accumulation": 4, **TRAINED}
+        found = [
+            rate(fidelity, f"{prefix}pod{n}", replicas=n, ipus=n, **layout) for n in (4, 16, 64, 128, 256)
+        ]
+        for small, large, ratio in zip(found, found[1:], (4, 4, 2, 2), strict=True):
+            assert small < large <= ratio * small * 1.001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["resnet50", "efficientnet_b0", "resnext101", "googlenet", "swin_t", "bert_base"]
+)
+def test_a_network_serves_more_in_batches_than_one_by_one(fidelity: Any, name: str) -> None:
+    one, eight = (rate(fidelity, "c600", name=name, micro_batch=batch, **SERVED) for batch in (1, 8))
+    assert one < eight < 8.0 * one
+
+
+@pytest.mark.slow
+def test_what_a_record_of_a_network_states_is_taken(fidelity: Any) -> None:
+    """Host or on-device data, singles or halves in partial sums, FP8: each changes the figure the way it
+    must.
+    """
+    base = {"name": "resnet50", "micro_batch": 8, **SERVED}
+    plain = rate(fidelity, "c600", **base)
+    assert rate(fidelity, "c600", **{**base, "input_type": "fp8"}) > plain
+    assert rate(fidelity, "c600", **base, partials_type="fp32") < plain
+    assert rate(fidelity, "c600", **base, data_source="on_device") >= plain
+    assert rate(fidelity, "c600", **{**base, "micro_batch": None}, global_batch=8) == plain
+
+
+@pytest.mark.slow
+def test_phases_of_a_step_add_up(fidelity: Any) -> None:
+    step = {"name": "resnet18", "mode": "train", "micro_batch": 1, "norm": "batch", "input_type": "fp16"}
+
+    def cycles(phase: str) -> float:
+        found = answered(fidelity, numbered("network", "gc2", "cycles", **step, phase=phase))
+        assert found is not None
+        return found
+
+    assert cycles("compute") + cycles("exchange") + cycles("sync") == pytest.approx(cycles("total"), rel=1e-4)
+    assert answered(fidelity, numbered("network", "gc2", "cycles", **step, phase="host")) is None
+
+
+@pytest.mark.slow
+def test_less_room_never_makes_a_network_faster_or_larger(fidelity: Any) -> None:
+    step = {"name": "resnet18", "mode": "train", "micro_batch": 8, "norm": "group", "input_type": "fp16"}
+    cycles, sizes = [], []
+    for proportion in (0.1, 0.2, 0.3, 0.6):
+        given = {**step, "available_memory_proportion": proportion}
+        cycles.append(answered(fidelity, numbered("network", "gc2", "cycles", **given)) or 0.0)
+        sizes.append(answered(fidelity, numbered("memory", "gc2", "bytes", **given, category="total")) or 0.0)
+    assert cycles == sorted(cycles, reverse=True)
+    assert sizes == sorted(sizes)
