@@ -4,9 +4,10 @@ In a process of its own a machine computes on one thread whatever the host, whic
 where it runs: XLA divides some sums by the number of threads it has (docs/device.md says which). Machines run side by
 side instead.
 
-Compiled code is kept in XLA's persistent cache under `cache_directory`, but for pieces with large convolutions
-(`WORTH_COMPILING`). Machines of one job on one host ask for the same pieces at the same moment: the first compiles, the
-others wait for it and load.
+Compiled code is kept in XLA's persistent cache under `cache_directory`. Calls into oneDNN, which it cannot hold, are
+compiled in each process; a piece that has any is cut at them (`podrun.device.cutting`) and what lies between is kept.
+Machines of one job on one host ask for the same pieces at the same moment: the first compiles, the others wait for it
+and load.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from podrun.device.clients import called_from_outside, large, two_threads
+from podrun.device.clients import SHARED_BY, called_from_outside, large, two_threads
+from podrun.device.cutting import cut
 from podrun.device.rewrite import rewrite
+from podrun.device.steps import compiled
 from podrun.errors import ApplicationRuntimeError
 from podrun.executable import Computation
 
@@ -37,8 +40,8 @@ COMPILER_OPTIONS: dict[str, bool | str] = {
 as tiles do.
 """
 WORTH_COMPILING = 1 << 27
-"""Products of a piece's convolutions from which on they go to oneDNN: faster, but compiled anew in each process, since
-XLA's cache cannot hold such calls. It depends on the piece alone, so numbers are the same on every host."""
+"""Products of a piece's convolutions from which on they go to oneDNN. It depends on the piece alone, so numbers are the
+same on every host."""
 WAIT_FOR_COMPILE = 300.0
 """Seconds to wait for another process's compile before compiling here too."""
 
@@ -93,10 +96,21 @@ class PieceCache:
                 if self._inline:
                     config: Any = importlib.import_module("jax").config
                     config.update("jax_cpu_enable_async_dispatch", False)
-                lowered, cacheable, shared = _lower(computation, donated)
-                with self._first_on_host(key) if cacheable else contextlib.nullcontext():
-                    call = self._calls[key] = _compile(lowered, shared)
+                call = self._calls[key] = self._compiled(key, computation, donated)
         return Piece(computation, call)
+
+    def _compiled(self, key: str, computation: Computation, donated: tuple[int, ...]) -> Callable[..., Any]:
+        lowered, shared = _lower(computation, donated)
+        calls_library = rewrite(lowered, WORTH_COMPILING) > 0
+        steps = cut(lowered) if calls_library else None
+        with self._first_on_host(key) if steps or not calls_library else contextlib.nullcontext():
+            if steps is None:
+                call = _compile(lowered)
+            else:
+                call = compiled(
+                    steps, SHARED_BY if shared else 1, two_threads() if shared else None, _compile
+                )
+        return called_from_outside(call) if shared else call
 
     @contextlib.contextmanager
     def _first_on_host(self, key: str) -> Iterator[None]:
@@ -148,8 +162,8 @@ def _use_xla_cache(directory: Path) -> None:
         config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _lower(computation: Computation, donated: tuple[int, ...]) -> tuple[Any, bool, bool]:
-    """A piece ready to compile, whether XLA's cache can hold what comes of it, and whether two threads share it."""
+def _lower(computation: Computation, donated: tuple[int, ...]) -> tuple[Any, bool]:
+    """A piece ready to compile, and whether two threads share it."""
     jax: Any = importlib.import_module("jax")  # untyped here: jax's own annotations do not cover these calls
     export: Any = importlib.import_module("jax.export")
 
@@ -171,16 +185,16 @@ def _lower(computation: Computation, donated: tuple[int, ...]) -> tuple[Any, boo
         if shared := large(lowered):
             one = jax.sharding.SingleDeviceSharding(two_threads())
             lowered = jax.jit(flat, in_shardings=one, out_shardings=one).lower(*shapes)
-    return lowered, rewrite(lowered, WORTH_COMPILING) == 0, shared
+    return lowered, shared
 
 
-def _compile(lowered: Any, shared: bool) -> Callable[..., Any]:
+def _compile(lowered: Any) -> Callable[..., Any]:
     jax: Any = importlib.import_module("jax")
-    # XLA cannot write calls into oneDNN to its cache; JAX tries, and warns that it failed
+    # XLA cannot write calls into oneDNN in loops to its cache; JAX tries, and warns that it failed
     warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry .*std::bad_alloc")
     with jax.enable_x64(True):
-        compiled: Callable[..., Any] = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))
-    return called_from_outside(compiled) if shared else compiled
+        call: Callable[..., Any] = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))
+    return call
 
 
 def _check(computation: Computation, exported: Any) -> None:
