@@ -16,6 +16,7 @@ from podrun.compiler.chunk import INPUT_PREFIX, KEYS, ChunkBuilder
 from podrun.compiler.meetings import Opened, opened
 from podrun.compiler.pieces import TracedPiece, trace_piece
 from podrun.compiler.placement import Placement
+from podrun.compiler.program import RNG
 from podrun.compiler.split import CROSSING_PREFIX, Segment, Spot, split
 from podrun.errors import UnimplementedError, UnsupportedError, UsageError
 
@@ -95,6 +96,15 @@ def turns_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
         return {}
     made = {name: number for number, unit in enumerate(chain) for name in unit.piece.outputs}
     return {name: made[gradient_buffer(name)] for name in builder.weights}
+
+
+def turns_at(builder: ChunkBuilder) -> dict[int, list[int]]:
+    """By IPU the groups of weights whose updates in flight round stochastically, each in turns of its own."""
+    found: dict[int, list[int]] = {}
+    for index, group in enumerate(builder.memory.groups):
+        if builder.program.updates_each_micro_batch and RNG in group.scalars:
+            found.setdefault(group.home, []).append(index)
+    return found
 
 
 def homes_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from podrun.compiler.anchors import Anchor, AnchorKind, classify, unknown_tensor
 from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer, plan_memory
 from podrun.compiler.averaging import COUNTS
 from podrun.compiler.cache import cached
-from podrun.compiler.chain import Unit, homes_of, turns_of, units
+from podrun.compiler.chain import Unit, homes_of, turns_at, turns_of, units
 from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, forward_piece
 from podrun.compiler.cost import tile_report
 from podrun.compiler.digest import digest
@@ -30,7 +30,7 @@ from podrun.compiler.meetings import cut as cut_at_meetings
 from podrun.compiler.pieces import Piece, export_piece, export_traced, trace_piece
 from podrun.compiler.placement import Placement, placement_of
 from podrun.compiler.program import RNG, PipelineSchedule, Program, joint
-from podrun.compiler.rounding import ADVANCE, advance_piece
+from podrun.compiler.rounding import ADVANCE, advance_piece, in_turn, turns_piece
 from podrun.compiler.scaling import STATISTICS, scaling_piece
 from podrun.compiler.scaling import UPDATE as SCALING
 from podrun.compiler.schedule import schedule
@@ -158,11 +158,14 @@ class _Compilation:
             for index, group in enumerate(() if found else memory.groups):
                 assert rule is not None
                 piece = update_piece(index, group, memory, rule, self.layout)
+                if self.program.updates_each_micro_batch:
+                    piece = in_turn(piece, index)
                 found[piece.name] = export_piece(piece)
             if self.program.automatic_scaling is not None:
                 found[SCALING] = export_piece(scaling_piece(self.program))
             if RNG in memory.variables:
-                found[ADVANCE] = export_piece(advance_piece())
+                early = self.program.updates_each_micro_batch
+                found[ADVANCE] = export_piece(advance_piece(self.program.accumulation_factor if early else 1))
         return found
 
     def digest(self) -> str:
@@ -269,6 +272,7 @@ def _sharded(
             _clear(builder.memory, f"clear.{home}", home, counts=home in firsts.values()) for home in homes
         ]
     pieces += counted_pieces(builder, chain)
+    pieces += [turns_piece(home, indices) for home, indices in turns_at(builder).items()]
     if joint(builder.program.update):
         pieces += taking_pieces(builder.memory, builder.layout)
     found = {piece.name: export_piece(piece) for piece in pieces}

@@ -5,13 +5,18 @@ steps much smaller than a weight's last place are not lost. Used for what an upd
 optimizer state. The bits come from the RNG state, a variable that every update piece reads and that moves on once a
 batch, and from the tensor's place; so all replicas, and runs over any number of instances, round alike.
 
+Where weights change while micro-batches are in flight, each of these is a batch, and stages reach it at different
+times. There every group of weights takes the state of its own turn: it begins with the state of the step, and moves on
+with each of its updates. The state itself moves on by all of them when the step is over.
+
 Source: IEEE 754 binary16 (11 significant bits, least exponent -14); Graphcore's "AI-Float" white paper on stochastic
 rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from podrun.compiler import seeds
@@ -62,13 +67,51 @@ def stochastic_half(value: Any, state: Any) -> Any:
     return jnp.where(jnp.isfinite(value), rounded, value).astype(jnp.float16)
 
 
-def advance_piece() -> Piece:
-    """The piece that moves the RNG state on after a batch."""
+def advance_piece(batches: int = 1) -> Piece:
+    """The piece that moves the RNG state on after some batches."""
 
     from podrun.compiler.abstract import buffer
     from podrun.compiler.pieces import Piece
 
     def run(values: Mapping[str, Any]) -> dict[str, Any]:
-        return {RNG: seeds.advance(values[RNG], 1)}
+        return {RNG: seeds.advance(values[RNG], batches)}
 
     return Piece(ADVANCE, run, {RNG: buffer((2,), "uint32")}, (RNG,))
+
+
+def turn_buffer(index: int) -> str:
+    """The RNG state of a group's next update, where each group has its own turn."""
+    return f"rngTurn:{index}"
+
+
+def turns_piece(home: int, groups: Iterable[int]) -> Piece:
+    """The piece with which an IPU begins the turns of its groups."""
+    from podrun.compiler.abstract import buffer
+    from podrun.compiler.pieces import Piece
+
+    names = tuple(turn_buffer(index) for index in groups)
+    return Piece(
+        turns_name(home),
+        lambda values: dict.fromkeys(names, values[RNG]),
+        {RNG: buffer((2,), "uint32")},
+        names,
+    )
+
+
+def turns_name(home: int) -> str:
+    """The name of an IPU's `turns_piece`."""
+    return f"turns.{home}"
+
+
+def in_turn(update: Piece, index: int) -> Piece:
+    """A group's update with the RNG state of its turn, which moves on; an update that does not round as it is."""
+    if RNG not in update.inputs:
+        return update
+    turn = turn_buffer(index)
+
+    def run(values: Mapping[str, Any]) -> dict[str, Any]:
+        found = update.function({**values, RNG: values[turn]})
+        return {**found, turn: seeds.advance(values[turn], 1)}
+
+    inputs = {turn if name == RNG else name: spec for name, spec in update.inputs.items()}
+    return replace(update, function=run, inputs=inputs, outputs=(*update.outputs, turn))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from podrun.compiler.arenas import Memory, gradient_buffer
-from podrun.compiler.chain import Unit
+from podrun.compiler.chain import Unit, turns_at
 from podrun.compiler.chunk import ANCHOR_PREFIX, INPUT_PREFIX, ChunkBuilder
 from podrun.compiler.gathering import (
     RETURNED,
@@ -30,6 +30,7 @@ from podrun.compiler.gathering import (
 from podrun.compiler.layout import IPUS_PER_MACHINE, position_of
 from podrun.compiler.meetings import met_in
 from podrun.compiler.program import joint
+from podrun.compiler.rounding import turns_name
 from podrun.compiler.schedule import closing, norm_anchors, update_instructions, updated_anchors
 from podrun.compiler.update import JOINT_UPDATE
 from podrun.executable import (
@@ -76,6 +77,8 @@ class Timetable:
             for home in clearing_homes(self.builder):
                 self.lists[home].append(Compute(f"clear.{home}"))
             self._everywhere(Sync(SyncScope.MACHINE))
+        for home in turns_at(self.builder):
+            self.lists[home].append(Compute(turns_name(home)))
         self._send_variables()
         for unit, micro_batch in self._order():
             self._emit(unit, micro_batch)

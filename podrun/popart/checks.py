@@ -8,7 +8,7 @@ import os
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
 from podrun.popart.enums import AnchorReturnTypeId, DeviceType, RecomputationType, VirtualGraphMode
-from podrun.popart.errors import popart_exception, popart_unimplemented
+from podrun.popart.errors import popart_exception
 from podrun.popart.options import SessionOptions
 
 _log = logging.getLogger("podrun.popart.session")
@@ -26,7 +26,7 @@ def check_options(options: SessionOptions, flow: DataFlow, device: DeviceInfo, *
         raise popart_exception(
             "An inference session needs at least one anchor in its DataFlow: it would give nothing."
         )
-    _check_rounding(options, training)
+    _check_rounding(options)
 
 
 def _check_accumulation(options: SessionOptions, training: bool) -> None:
@@ -183,15 +183,10 @@ def _check_scaling(options: SessionOptions, training: bool) -> None:
         )
 
 
-def _check_rounding(options: SessionOptions, training: bool) -> None:
-    """Say what stochastic rounding covers. popart_unimplemented where weights change while others are in flight."""
+def _check_rounding(options: SessionOptions) -> None:
+    """Say what stochastic rounding covers."""
     if not options.enableStochasticRounding:
         return
-    if training and options.enablePipelining and options.micro_batches == 1:
-        raise popart_unimplemented(
-            "enableStochasticRounding in a pipeline without gradient accumulation is not there yet.",
-            hint="Use gradient accumulation.",
-        )
     _log.warning(
         "enableStochasticRounding: float16 weights and optimizer state are rounded stochastically where they are "
         "updated; all other float16 results are rounded to nearest."

@@ -133,3 +133,57 @@ def test_without_rounding_the_state_is_kept_and_changes_nothing(device):
     session = training(linear(), [], device, opts=options(enableLoadAndOffloadRNGState=True))
     session.setRNGState([5, 6])
     assert session.getRNGState() == [5, 6]
+
+
+def in_flight(ipus, second, pipelined=True):
+    """Two layers of 1.5, the second on IPU ``second``, whose weights lose a quarter of a last place in each of `STEPS`
+    batches on average: their values, and the RNG state afterwards."""
+    builder = popart.Builder()
+    x = y = builder.addInputTensor("FLOAT16", [4, 8])
+    names = []
+    for stage, ipu in enumerate((0, second)):
+        with builder.virtualGraph(ipu), builder.pipelineStage(stage):
+            names.append(builder.addInitializedInputTensor(np.full((8, 8), 1.5, np.float16), f"w{stage}"))
+            y = builder.aiOnnx.matmul([y, names[-1]])
+            if stage:
+                loss = builder.aiGraphcore.l1loss([y], 1.0, reduction=popart.ReductionType.Sum)
+    made = replicated(
+        2,
+        virtualGraphMode=popart.VirtualGraphMode.Manual,
+        enablePipelining=pipelined,
+        enableStochasticRounding=True,
+        enableLoadAndOffloadRNGState=True,
+    )
+    # Both gradients are 8 samples * 12/64: x is 1/64, so that x @ w0 is 12/64; and w1 sums to 12, times x.
+    rate = 2.0**-12 / (8 * 12 / 64)
+    with popart.DeviceManager().acquireAvailableDevice(2 * ipus) as device:
+        session = popart.TrainingSession(
+            builder.getModelProto(),
+            popart.DataFlow(STEPS, []),
+            loss,
+            popart.ConstSGD(rate),
+            device,
+            userOptions=made,
+        )
+        session.prepareDevice()
+        session.weightsFromHost()
+        session.setRandomSeed(3)
+        session.run(popart.PyStepIO({x: np.full((STEPS, 2, 4, 8), 1 / 64, np.float16)}, {}))
+        return [*weights(session, *names), session.getRNGState()]
+
+
+def test_updates_in_flight_round_in_turns():
+    """Each with bits of its own: with the same bits each time a weight would go no place or as many as steps."""
+    for values in in_flight(2, 1)[:2]:
+        places = (1.5 - values.astype(np.float64)) * 2**10
+        assert len(np.unique(places)) > 4
+        deviation = np.sqrt(STEPS * 3 / 16 / places.size)
+        assert abs(places.mean() - STEPS / 4) < 5 * deviation
+
+
+@pytest.mark.slow
+def test_turns_are_the_same_on_two_machines_and_the_state_moves_on_by_all():
+    found = in_flight(2, 1)
+    for first, second in zip(found, in_flight(8, 4), strict=True):
+        np.testing.assert_array_equal(first, second)
+    assert in_flight(2, 1, pipelined=False)[2] == found[2]
