@@ -45,7 +45,8 @@ def check_pipeline(model: ModelProto, options: SessionOptions, batches: int, *, 
     if training or not options.constantWeights:
         _check_variables(model)
     _check_depth(model, options, batches, training=training)
-    if training and options.autoRecomputation is RecomputationType.Pipeline:
+    implicit = not (options.enableExplicitMainLoops or options.explicitRecomputation)
+    if training and implicit and options.autoRecomputation is RecomputationType.Pipeline:
         _check_restores(model)
 
 

@@ -305,6 +305,7 @@ def test_recomputation_for_several_stages_of_an_ipu_is_refused(skip, operator):
             popart.popart_exception, match=r"must be restored for recomputation in stages 2, 4"
         ):
             session(model, ipus=2, **recompute)
+        assert session(model, ipus=2, explicitRecomputation=True, **recompute)
     else:
         assert session(model, ipus=2, **recompute)
     assert session(model, ipus=2, **accumulating(5))
