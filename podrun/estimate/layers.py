@@ -81,8 +81,11 @@ def _cycles(entry: Mapping[str, Any]) -> float:
 
 
 def _order(forward: Mapping[str, Any], ahead: FlatJaxpr) -> list[str]:
+    """Layers as the forward pass meets them: equations in their order (layers of views alone among them),
+    and then what only the timeline names.
+    """
     scopes = itertools.chain(
-        (e["scope"] for e in forward["timeline"]), (e.scope for e in ahead.equations if e.scope)
+        (e.scope for e in ahead.equations if e.scope), (e["scope"] for e in forward["timeline"])
     )
     return list(dict.fromkeys(layer_of(scope) for scope in scopes)) or [""]
 

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from podrun import models
 from podrun.device.target import GC200, system
 from podrun.device.tiles import primitives
 from podrun.errors import InvalidOptionError, UsageError
@@ -392,7 +393,9 @@ def test_a_layout_is_checked_before_the_model_is_read(
     assert said in capsys.readouterr().err
 
 
-def test_sharded_state_pays_for_gathering_the_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sharded_state_pays_for_gathering_the_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(_perceptron(256, 4), str(path))
     assert main([str(path), "--target", "pod4", "--train", "--optimizer", "adam", "--shard-state"]) == 0
@@ -400,3 +403,15 @@ def test_sharded_state_pays_for_gathering_the_weights(tmp_path: Path, capsys: py
     assert "all_gather" in said
     assert "reduce_scatter" in said
     assert "all_reduce" not in said
+
+
+def test_what_crosses_behind_a_layer_does_not_grow_with_depth() -> None:
+    """Layers that are views alone stand where they are met, not behind all others, or everything would
+    cross to them.
+    """
+    built = models.build("bert_tiny", tokens=16, weights=models.Random(dtype="float16"))
+    traced = trace(onnx.load_from_string(built.model), GC200, Layout(), train=False)
+    behind = {layer.name: layer.crossing_bytes for layer in traced.layers}
+    rows = 16 * 128 * 2
+    assert behind["layer0/layer_norm2/GroupNormalization:0"] == rows
+    assert behind["layer1/layer_norm2/GroupNormalization:0"] == rows
