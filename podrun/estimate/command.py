@@ -56,7 +56,7 @@ def show(found: Estimate) -> str:
         + ("fits" if found.fits else "DOES NOT FIT"),
         f"One batch {total * 1e3:,.3f} ms; bottleneck: {found.bottleneck}",
     ]
-    lines += [f"  {n:<12}{s * 1e3:>12,.3f} ms {s / total:>6.1%}" for n, s in found.seconds.items() if s]
+    lines += [f"  {n:<15}{s * 1e3:>12,.3f} ms {s / total:>6.1%}" for n, s in found.seconds.items() if s]
     lines += _ipus(found)
     lines += [f"Bounded, no planner: {name} x {entry['count']}" for name, entry in found.bounds.items()]
     return "\n".join([*lines, "Modelled, not measured: see docs/fidelity.md."])
