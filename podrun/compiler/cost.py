@@ -55,7 +55,8 @@ def tile_report(
     cut = _cut(program, step, placement)
     segments = [_segment_cost(program, step, segment, cut, placement, target) for segment in cut]
     updates = _update_reports(program, memory, target)
-    tasks = _tasks(program, segments, updates, memory, model)
+    collectives = _collectives(program, traced, cut, segments, placement, model)
+    tasks = _tasks(program, segments, updates, memory, collectives, model)
     streamed = _update_streaming(program, memory)
     schedule = program.pipeline_schedule if program.pipelined else None
     causes = seconds_by_cause(tasks, program.accumulation_factor, schedule)
@@ -67,10 +68,6 @@ def tile_report(
             hidden = causes["update"] if batched else 0.0
             causes["streaming"] = causes.get("streaming", 0.0) + max(0.0, max(streamed.values()) - hidden)
         causes["all_reduce"] = max(reduction_seconds(program, memory, model).values(), default=0.0)
-    collectives = collective_seconds(program, traced, model)
-    collectives += gather_seconds(program, [segment.work for segment in segments], model)
-    if collectives:
-        causes["collectives"] = collectives
     seconds = sum(causes.values())
     report = {
         "version": 1,
@@ -214,11 +211,31 @@ def _sent_bytes(
     return sent, kept
 
 
+def _collectives(
+    program: Program,
+    traced: Trace,
+    cut: Sequence[FlatSegment],
+    segments: Sequence[_SegmentCost],
+    placement: Placement,
+    model: Chip,
+) -> list[float]:
+    """Seconds of each segment's collectives between replicas: forward in the first segment of their place, backward in
+    the last; and of the gathering of what it reads."""
+    found = [gather_seconds(program, segment.work, model) for segment in segments]
+    for equation, forward, backward in collective_seconds(program, traced, model):
+        spot = placement.spot(equation) if placement.split else None
+        own = [k for k, segment in enumerate(cut) if spot is None or segment.place == spot.place] or [0]
+        found[own[0]] += forward
+        found[own[-1]] += backward
+    return found
+
+
 def _tasks(
     program: Program,
     segments: Sequence[_SegmentCost],
     updates: Mapping[int, Any],
     memory: Memory,
+    collectives: Sequence[float],
     model: Chip,
 ) -> list[Task]:
     """The segments as the timeline wants them: links carry what goes to other IPUs; a pipeline also writes its stash
@@ -245,6 +262,7 @@ def _tasks(
                 streaming.seconds(program, moved[place], at_once),
                 updates[segment.ipu]["step"]["seconds"] if early else 0.0,
                 reductions.get(segment.ipu, 0.0) if early else 0.0,
+                collectives[place],
                 preload=program.phases is not None and program.phases.preload,
             )
         )

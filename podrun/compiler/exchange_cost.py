@@ -16,34 +16,34 @@ from podrun.device.target import Chip
 from podrun.device.tiles.links import all_reduce_seconds, fabric_of
 
 
-def collective_seconds(program: Program, traced: Trace, chip: Chip) -> float:
-    """Seconds that all collectives of a batch take, one after the other; 0 if the model has none."""
+def collective_seconds(
+    program: Program, traced: Trace, chip: Chip
+) -> tuple[tuple[JaxprEqn, float, float], ...]:
+    """The collectives of a micro-batch, in order: the equation, and seconds forward and backward (0 for one whose
+    value does not lead to the loss)."""
     found = exchanges(traced.jaxpr)
-    if not found:
-        return 0.0
-    differentiated = _leading_to(traced, program.loss) if program.loss is not None else set()
-    each = sum(
-        _seconds(equation, program, chip, backward=id(equation) in differentiated) for equation in found
+    differentiated = _leading_to(traced, program.loss) if found and program.loss is not None else set()
+    return tuple(
+        (equation, *_seconds(equation, program, chip, backward=id(equation) in differentiated))
+        for equation in found
     )
-    return program.accumulation_factor * each
 
 
-def _seconds(equation: JaxprEqn, program: Program, chip: Chip, *, backward: bool) -> float:
+def _seconds(equation: JaxprEqn, program: Program, chip: Chip, *, backward: bool) -> tuple[float, float]:
     """A collective and, with ``backward``, its transpose: of a sum the same, of a gathering a scattered sum."""
     kind, ranks = equation.params["kind"], len(equation.params["groups"][0])
     aval: Any = equation.invars[0].aval
-    nbytes = aval.size * aval.dtype.itemsize
+    nbytes, ipus = aval.size * aval.dtype.itemsize, program.ipus_per_replica
     if kind is Kind.POSITION or ranks == 1:
-        return 0.0
+        return 0.0, 0.0
     if kind is Kind.SUM:
-        return (1 + backward) * all_reduce_seconds(
-            chip, ranks, nbytes, ipus_per_replica=program.ipus_per_replica
-        )
-    fabric, ipus = fabric_of(chip), program.ipus_per_replica
-    seconds = all_gather(nbytes * ranks, ranks, fabric, ipus_per_rank=ipus).seconds
-    if backward:
-        seconds += reduce_scatter(nbytes * ranks, ranks, fabric, ipus_per_rank=ipus).seconds
-    return seconds
+        each = all_reduce_seconds(chip, ranks, nbytes, ipus_per_replica=ipus)
+        return each, backward * each
+    fabric = fabric_of(chip)
+    return (
+        all_gather(nbytes * ranks, ranks, fabric, ipus_per_rank=ipus).seconds,
+        backward * reduce_scatter(nbytes * ranks, ranks, fabric, ipus_per_rank=ipus).seconds,
+    )
 
 
 def _leading_to(traced: Trace, loss: str) -> set[int]:

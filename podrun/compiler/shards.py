@@ -83,21 +83,15 @@ def reduction_seconds(program: Program, memory: Memory, chip: Chip) -> dict[int,
     return dict(sorted(found.items()))
 
 
-def gather_seconds(program: Program, works: Sequence[Work], chip: Chip) -> float:
-    """Seconds of a batch in which sharded weights are gathered for the segments that read them; IPUs do so side by
-    side."""
+def gather_seconds(program: Program, work: Work, chip: Chip) -> float:
+    """Seconds of a micro-batch in which the sharded weights that a segment reads are gathered for it."""
     fabric, ipus = fabric_of(chip), program.ipus_per_replica
-    each: dict[int, float] = {}
-    for work in works:
-        sizes: dict[int, float] = {}
-        for name in sorted(work.reads & program.parameters.keys()):
-            parts = shards_of(program, name).weight
-            if parts > 1:
-                sizes[parts] = sizes.get(parts, 0.0) + program.parameters[name].spec.nbytes
-        each[work.ipu] = each.get(work.ipu, 0.0) + sum(
-            all_gather(nbytes, parts, fabric, ipus_per_rank=ipus).seconds for parts, nbytes in sizes.items()
-        )
-    return program.accumulation_factor * max(each.values(), default=0.0)
+    sizes: dict[int, float] = {}
+    for name in sorted(work.reads & program.parameters.keys()):
+        parts = shards_of(program, name).weight
+        if parts > 1:
+            sizes[parts] = sizes.get(parts, 0.0) + program.parameters[name].spec.nbytes
+    return sum(all_gather(size, parts, fabric, ipus_per_rank=ipus).seconds for parts, size in sizes.items())
 
 
 def _sizes(

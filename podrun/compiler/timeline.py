@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from podrun.compiler.program import PipelineSchedule
 
-CAUSES = ("compute", "copies", "streaming", "update", "all_reduce")
+CAUSES = ("compute", "copies", "streaming", "update", "all_reduce", "collectives")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Task:
     """A piece of every micro-batch: where, in which cycle of the micro-batch, and seconds by cause.
 
     ``streaming``: to and from streaming memory. ``update`` and ``all_reduce``: of weights that change right after the
-    piece, where batches overlap. ``preload``: what it streams comes while the piece before it computes.
+    piece, where batches overlap. ``collectives``: those of the model, and of weights that are gathered for the piece.
+    ``preload``: what it streams comes while the piece before it computes.
     """
 
     ipu: int
@@ -35,6 +36,7 @@ class Task:
     streaming: float = 0.0
     update: float = 0.0
     all_reduce: float = 0.0
+    collectives: float = 0.0
     preload: bool = False
 
     def busy(self, causes: Iterable[str]) -> float:
@@ -47,7 +49,7 @@ def seconds_by_cause(
 ) -> dict[str, float]:
     """What each of `CAUSES` adds to the time of a batch, in their order. ``schedule``: None for no pipeline.
 
-    ``streaming`` is left out if nothing streams.
+    ``streaming`` is left out if nothing streams, ``collectives`` if there are none.
     """
     found: dict[str, float] = {}
     before = 0.0
@@ -55,8 +57,9 @@ def seconds_by_cause(
         total = makespan(tasks, micro_batches, schedule, CAUSES[:count])
         found[CAUSES[count - 1]] = max(0.0, total - before)
         before = max(before, total)
-    if not any(task.streaming for task in tasks):
-        del found["streaming"]
+    for cause in ("streaming", "collectives"):
+        if not any(getattr(task, cause) for task in tasks):
+            del found[cause]
     return found
 
 

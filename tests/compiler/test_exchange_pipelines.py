@@ -231,3 +231,16 @@ def test_updates_in_flight_of_replicas_that_span_machines() -> None:
     np.testing.assert_array_equal(given["loss"].reshape(np.shape(anchors["loss"])), anchors["loss"])
     for name in weights:
         np.testing.assert_array_equal(variables[name], pod.read_variable(name))
+
+
+def test_stages_have_their_collectives_side_by_side() -> None:
+    """In modelled time: in turn those of all stages add up, a pipeline's cycle is as long as its slowest stage."""
+    causes = []
+    for pipelined in (False, True):
+        program = replace(spanning(2, (0, 1), 2, pipelined), accumulation_factor=32)
+        step = compile_program(program).tile_report["step"]
+        assert step["seconds"] == pytest.approx(sum(step["seconds_by_cause"].values()))
+        causes.append(step["seconds_by_cause"]["collectives"])
+    in_turn, overlapped = causes
+    # Stage 0 has one forward and one backward, stage 1 both in one piece: 2 of 4 in a cycle that both are in.
+    assert 0.5 * in_turn < overlapped < 0.6 * in_turn

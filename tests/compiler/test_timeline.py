@@ -70,7 +70,7 @@ def test_interleaved_keeps_every_stage_busy_when_pieces_are_even() -> None:
 
 
 def test_causes_add_up() -> None:
-    tasks = [Task(0, 0, 1.0, 0.5, 0.0625, 0.25, 0.125), Task(1, 1, 2.0, 0.0)]
+    tasks = [Task(0, 0, 1.0, 0.5, 0.0625, 0.25, 0.125, 0.03125), Task(1, 1, 2.0, 0.0)]
     for schedule in (None, *PipelineSchedule):
         found = seconds_by_cause(tasks, 3, schedule)
         assert tuple(found) == CAUSES
@@ -81,6 +81,7 @@ def test_causes_add_up() -> None:
         "streaming": 0.1875,
         "update": 0.75,
         "all_reduce": 0.375,
+        "collectives": 0.09375,
     }
 
 
