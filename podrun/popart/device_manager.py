@@ -45,7 +45,13 @@ class DeviceManager:
     def total_ipus(self) -> int:
         """IPUs of the partition, or of this process where there is none."""
         if not partition_configured(self._environ):
-            return int(self._environ.get("PODRUN_STANDALONE_IPUS", STANDALONE_IPUS))
+            text = self._environ.get("PODRUN_STANDALONE_IPUS", str(STANDALONE_IPUS))
+            if not text.isdecimal() or not _power_of_two(int(text)):
+                raise popart_exception(
+                    f"PODRUN_STANDALONE_IPUS is {text!r}, not a power of two.",
+                    hint=f"As in: export PODRUN_STANDALONE_IPUS={STANDALONE_IPUS}",
+                )
+            return int(text)
         connection = open_connection(self._environ, 0)
         try:
             return connection.total_ipus

@@ -202,3 +202,9 @@ def test_a_session_keeps_its_device_and_lets_it_go_with_itself():
 
 def test_out_of_memory_is_found_where_programs_look_for_it():
     assert popart.session.OutOfMemoryException is popart.OutOfMemoryException
+
+
+@pytest.mark.parametrize("text", ["abc", "3", "0", "-4", ""])
+def test_a_number_of_ipus_that_cannot_be(text):
+    with pytest.raises(popart.popart_exception, match="PODRUN_STANDALONE_IPUS"):
+        popart.DeviceManager({"PODRUN_STANDALONE_IPUS": text}).acquireAvailableDevice(1)
