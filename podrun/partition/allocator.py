@@ -193,8 +193,7 @@ class Allocator:
         if partition is None:
             return []
         if partition.state is S.REMOVING:
-            del self.partitions[partition.name]
-            return [ev.ForgetPartition(partition.name)]
+            return self._forget(partition)
         if partition.state in (S.PENDING, S.PROVISIONING, S.RESETTING):
             active = partition.moved(S.ACTIVE, "machines are ready")
             return self._put(replace(active, generation=partition.generation + 1))
@@ -206,8 +205,7 @@ class Allocator:
             return []
         if partition.state is S.REMOVING:
             # What could not be taken back ends with its process; the IPUs are free either way.
-            del self.partitions[partition.name]
-            return [ev.ForgetPartition(partition.name)]
+            return self._forget(partition)
         if partition.state is S.ERROR:
             return []
         return self._put(partition.moved(S.ERROR, "a step failed", error=event.error))
@@ -342,6 +340,10 @@ class Allocator:
         """The partition, if this operation is still what it is at."""
         partition = self.partitions.get(name)
         return partition if partition is not None and partition.operation == operation else None
+
+    def _forget(self, partition: Partition) -> list[Instruction]:
+        del self.partitions[partition.name]
+        return [ev.ForgetPartition(partition.name)]
 
     def _put(self, partition: Partition, *then: Instruction) -> list[Instruction]:
         self.partitions[partition.name] = partition
