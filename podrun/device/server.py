@@ -66,7 +66,8 @@ class MachineServer:
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Listen; returns the endpoint, ``host:port``. Raises ConflictError if the port is taken."""
-        from podrun.device.servicer import MachineHolder, serve
+        from podrun.device.servicer import serve
+        from podrun.device.session import MachineHolder
 
         holder = MachineHolder(self._make, self._bare)
         try:

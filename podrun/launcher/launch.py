@@ -22,11 +22,12 @@ from podrun.launcher.environment import PartitionAddress, instance_environment
 from podrun.launcher.hosts import LOCAL_HOST
 from podrun.launcher.log import Log, LogHandler, error_text
 from podrun.launcher.output import Channel, OutputMixer
-from podrun.launcher.partition import Closed, PartitionSession, find_server
+from podrun.launcher.partition import Closed, PartitionSession
 from podrun.launcher.plan import fit_to_pod
 from podrun.launcher.pods import choose_cluster, facts_of, pods_by_size
 from podrun.launcher.process import Command, ProcessRunner
 from podrun.launcher.residue import Residue
+from podrun.launcher.server import find_server
 from podrun.launcher.spec import InstanceSpec, LaunchSpec
 from podrun.launcher.summary import counted, summary
 from podrun.launcher.supervise import Outcome, Runner, Supervisor

@@ -1,0 +1,85 @@
+"""The V-IPU server of a launch: where it is, if there is one."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from podrun.errors import PodrunError, UsageError
+from podrun.launcher.option_table import PORT_DEFAULT
+from podrun.launcher.spec import ServerSpec
+
+LOCAL = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """A V-IPU server and where its address came from."""
+
+    host: str
+    port: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port} ({self.source})"
+
+
+def find_server(server: ServerSpec, environ: Mapping[str, str]) -> ServerAddress | None:
+    """The server to use, or None if podrun is to start one. A place named by the user is not tried here.
+
+    In this order: --vipu-server-host, $IPUOF_VIPU_API_HOST, a `vipu-server` of this user on this host,
+    $VIPU_CLI_API_HOST, whatever answers as a V-IPU server at the default port of this host. The port is
+    that of --vipu-server-port, else of $IPUOF_VIPU_API_PORT, else 8090.
+    """
+    port = server.port or _environment_port(environ) or PORT_DEFAULT
+    if server.host:
+        return ServerAddress(server.host, port, "--vipu-server-host")
+    if host := environ.get("IPUOF_VIPU_API_HOST"):
+        return ServerAddress(host, port, "$IPUOF_VIPU_API_HOST")
+    found = _published(server)
+    if found is not None:
+        return found
+    if host := environ.get("VIPU_CLI_API_HOST"):
+        return ServerAddress(host, port, "$VIPU_CLI_API_HOST")
+    default = ServerAddress(LOCAL, port, "the default port")
+    return default if _answers(default, server.cluster) else None
+
+
+def _environment_port(environ: Mapping[str, str]) -> int | None:
+    text = environ.get("IPUOF_VIPU_API_PORT")
+    if not text:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise UsageError(
+            f"IPUOF_VIPU_API_PORT is {text!r}; it can be 1 to 65535", hint="Unset it, or correct it."
+        )
+    return int(text)
+
+
+def _published(server: ServerSpec) -> ServerAddress | None:
+    from podrun.partition.discovery import VIPU_SERVER, Registry
+
+    for entry in Registry().entries():
+        if entry.kind != VIPU_SERVER or not entry.port:
+            continue
+        if server.port not in (None, entry.port) or server.cluster not in (None, entry.cluster):
+            continue
+        return ServerAddress(entry.host, entry.port, "running on this host")
+    return None
+
+
+def _answers(address: ServerAddress, cluster: str | None) -> bool:
+    """True iff a V-IPU server answers there, and has the POD asked for."""
+    try:
+        with socket.create_connection((address.host, address.port), timeout=0.5):
+            pass
+    except OSError:
+        return False
+    from podrun.partition.client import VipuClient
+
+    try:
+        with VipuClient(address.host, address.port, timeout=2.0) as client:
+            return cluster in (None, client.cluster().name)
+    except PodrunError:
+        return False
