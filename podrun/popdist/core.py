@@ -18,6 +18,9 @@ IPUS = "POPDIST_NUM_IPUS_PER_REPLICA"
 OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
 LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
 UNIFORM = "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
+_BY_HAND = (
+    "podrun sets these variables: launch with podrun --num-replicas N, or unset POPDIST_NUM_TOTAL_REPLICAS."
+)
 
 
 class popdist_error(UsageError):
@@ -68,14 +71,16 @@ def layout(environ: Mapping[str, str] | None = None) -> Layout | None:
     if found.replica_offset + found.local_replicas > found.total_replicas:
         raise popdist_error(
             f"{OFFSET}={found.replica_offset} and {LOCAL}={found.local_replicas} go beyond {TOTAL}="
-            f"{found.total_replicas}."
+            f"{found.total_replicas}.",
+            hint=_BY_HAND,
         )
     if found.uniform and (
         found.total_replicas % found.local_replicas or found.replica_offset % found.local_replicas
     ):
         raise popdist_error(
             f"{UNIFORM}=1, but {LOCAL}={found.local_replicas} does not divide {TOTAL}={found.total_replicas} "
-            f"or {OFFSET}={found.replica_offset}."
+            f"or {OFFSET}={found.replica_offset}.",
+            hint=_BY_HAND,
         )
     return found
 
@@ -85,9 +90,9 @@ def _number(environ: Mapping[str, str], name: str, default: int, least: int = 1)
     try:
         value = int(text)
     except ValueError as error:
-        raise popdist_error(f"{name} must be a number, not {text!r}.") from error
+        raise popdist_error(f"{name} must be a number, not {text!r}.", hint=_BY_HAND) from error
     if value < least:
-        raise popdist_error(f"{name} must be at least {least}, not {value}.")
+        raise popdist_error(f"{name} must be at least {least}, not {value}.", hint=_BY_HAND)
     return value
 
 
@@ -131,7 +136,9 @@ def getLocalInstanceIndex() -> int:
 def _uniform(call: str) -> Layout:
     here = _here()
     if not here.uniform:
-        raise popdist_error(f"{call} needs equally many replicas in all instances ({UNIFORM}=1).")
+        raise popdist_error(
+            f"{call} needs equally many replicas in all instances ({UNIFORM}=1).", hint=_BY_HAND
+        )
     return here
 
 
@@ -170,7 +177,8 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:
         partition *= 2
     if size & (size - 1) or first % size:
         raise popdist_error(
-            f"IPUs {first} to {first + size - 1} of this instance are no device of their own."
+            f"IPUs {first} to {first + size - 1} of this instance are no device of their own.",
+            hint="Launch with --num-instances so that each has a power of two of IPUs.",
         )
     base = sum(partition >> level for level in range(size.bit_length() - 1))
     return base + first // size
