@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import runpy
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import podrun.popart as popart
+from podrun.compat import COMPAT_PATH
 
 MICRO_BATCH, INPUTS, OUTPUTS = 3, 4, 2
 
@@ -96,3 +103,22 @@ def gradient(case: Linear, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     """d loss / d w of `linear` for one micro-batch, float64."""
     x, w = x.astype(np.float64), w.astype(np.float64)
     return 0.5 * x.T @ np.sign(x @ w)
+
+
+def run_program(monkeypatch: pytest.MonkeyPatch, program: Path, *arguments: str) -> str:
+    """What a program prints, run in this process with popart and popdist on the path as `python -m podrun.compat` puts
+    them.
+    """
+    ours = ("popart", "popdist", "popdist.popart", "popart.session", "network")
+    with monkeypatch.context() as patched:
+        for name in ours:
+            patched.delitem(sys.modules, name, raising=False)
+        patched.setattr(sys, "path", [str(program.parent), COMPAT_PATH, *sys.path])
+        patched.setattr(sys, "argv", [str(program), *arguments])
+        patched.setattr(sys, "excepthook", sys.excepthook)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            runpy.run_path(str(program), run_name="__main__")
+        for name in ours:
+            sys.modules.pop(name, None)
+    return printed.getvalue()
