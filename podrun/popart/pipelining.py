@@ -5,7 +5,7 @@ Source of what is refused: PopART's pipeline transform (graphcore/popart, willow
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -157,17 +157,16 @@ def _check_restores(model: ModelProto) -> None:
     With RecomputationType.Pipeline a virtual graph stashes what comes to it. What a stage makes of that is made again
     where a later stage on the same virtual graph, forward or backward, reads it.
     """
-    nodes = [node for node in model.graph.node if node.op_type != "Constant"]
-    last = stage_count(model) - 1
-    lasting = {tensor.name for tensor in model.graph.initializer}
-    lasting |= {output for node in model.graph.node if node.op_type == "Constant" for output in node.output}
-    for (stage, ipu), own in _by_place(nodes).items():
-        near = [node for node in nodes if _place(node)[1] == ipu]
-        here = {output for node in near for output in node.output} | lasting
+    placed = [(node, *_place(node)) for node in model.graph.node if node.op_type != "Constant"]
+    last, lasting = stage_count(model) - 1, _lasting(model)
+    for stage, ipu in sorted({(stage, ipu) for _, stage, ipu in placed}):
+        near = [(node, at) for node, at, where in placed if where == ipu]
+        own = [node for node, at in near if at == stage]
+        here = {output for node, _ in near for output in node.output} | lasting
         for name in sorted({n for node in own for n in node.input if n} - here):
             again = _made_of(name, own)
-            stages = {_place(node)[0] for node in near if again.intersection(node.input)}
-            stages |= {2 * last - _place(node)[0] for node in near if _needs(node, again)}
+            stages = {at for node, at in near if again.intersection(node.input)}
+            stages |= {2 * last - at for node, at in near if again.intersection(_read_back(node))}
             stages -= {stage}
             if len(stages) > 1:
                 raise popart_exception(
@@ -188,20 +187,24 @@ def stashed(model: ModelProto, options: SessionOptions, *, training: bool) -> di
         return {}
     nodes = [node for node in model.graph.node if node.op_type != "Constant"]
     last = stage_count(model) - 1
-    homes = {name: _place(node) for node in reversed(nodes) for name in node.input}
-    if options.autoRecomputation is not RecomputationType.Pipeline:
-        homes |= {name: _place(node) for node in nodes for name in node.output}
-    else:
-        homes = {value.name: homes[value.name] for value in model.graph.input if value.name in homes}
-    lasting = {tensor.name for tensor in model.graph.initializer}
-    found = {}
-    for name, (stage, ipu) in homes.items():
-        near = [node for node in nodes if _place(node)[1] == ipu]
-        reading = {_place(node)[0] for node in near if name in node.input}
-        reading |= {2 * last - _place(node)[0] for node in near if _needs(node, {name})}
-        if name and name not in lasting and max(reading, default=stage) > stage:
-            found[name] = stage, ipu
-    return found
+    homes: dict[str, tuple[int, int]] = {}
+    latest: dict[tuple[str, int], int] = {}
+    for node in nodes:
+        stage, ipu = _place(node)
+        for name in node.input:
+            homes.setdefault(name, (stage, ipu))
+        homes |= dict.fromkeys(node.output, (stage, ipu))
+        read = dict.fromkeys(node.input, stage) | dict.fromkeys(_read_back(node), 2 * last - stage)
+        for name, when in read.items():
+            latest[name, ipu] = max(when, latest.get((name, ipu), 0))
+    lasting = _lasting(model)
+    if options.autoRecomputation is RecomputationType.Pipeline:
+        lasting |= {name for node in nodes for name in node.output}
+    return {
+        name: (stage, ipu)
+        for name, (stage, ipu) in homes.items()
+        if name and name not in lasting and latest.get((name, ipu), stage) > stage
+    }
 
 
 def _place(node: NodeProto) -> tuple[int, int]:
@@ -209,11 +212,10 @@ def _place(node: NodeProto) -> tuple[int, int]:
     return integer_attribute(node, PIPELINE_STAGE) or 0, integer_attribute(node, VIRTUAL_GRAPH) or 0
 
 
-def _by_place(nodes: list[NodeProto]) -> dict[tuple[int, int], list[NodeProto]]:
-    found: dict[tuple[int, int], list[NodeProto]] = {}
-    for node in nodes:
-        found.setdefault(_place(node), []).append(node)
-    return dict(sorted(found.items()))
+def _lasting(model: ModelProto) -> set[str]:
+    """What nothing has to restore: variables and constants."""
+    constants = (output for node in model.graph.node if node.op_type == "Constant" for output in node.output)
+    return {tensor.name for tensor in model.graph.initializer}.union(constants)
 
 
 def _made_of(name: str, nodes: list[NodeProto]) -> set[str]:
@@ -249,7 +251,8 @@ def restoring(forward: Forward, restored: Mapping[str, tuple[int, int]]) -> Forw
     return run
 
 
-def _needs(node: NodeProto, values: set[str]) -> bool:
-    """Whether the gradient of a node reads one of the values."""
-    read = node.output if node.op_type in _READ_OUTPUTS else node.input
-    return node.op_type not in _READ_NOTHING and not values.isdisjoint(read)
+def _read_back(node: NodeProto) -> Iterable[str]:
+    """What the gradient of a node reads of what the node reads and makes."""
+    if node.op_type in _READ_NOTHING:
+        return ()
+    return node.output if node.op_type in _READ_OUTPUTS else node.input
