@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import runpy
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -175,3 +176,16 @@ def test_every_variable_is_on_a_page() -> None:
     }
     assert len(read) > 8
     assert sorted(name for name in read if f"`{name}`" not in page) == []
+
+
+def test_the_first_program_of_the_page_about_popart_runs(tmp_path: Path) -> None:
+    import podrun.popart as popart
+
+    page = (ROOT / "docs/popart.md").read_text(encoding="utf-8")
+    program = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
+    path = tmp_path / "program.py"
+    path.write_text(program.replace("import popart", "import podrun.popart as popart"), encoding="utf-8")
+    device = runpy.run_path(str(path))["device"]
+    assert isinstance(device, popart.DeviceInfo)
+    assert device.isAttached
+    device.detach()
