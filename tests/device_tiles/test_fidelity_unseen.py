@@ -292,7 +292,7 @@ def test_a_larger_pod_trains_faster_and_never_beyond_its_share(fidelity: Any) ->
         found = [
             rate(fidelity, f"{prefix}pod{n}", replicas=n, ipus=n, **layout) for n in (4, 16, 64, 128, 256)
         ]
-        for small, large, ratio in zip(found, found[1:], (4, 4, 2, 2), strict=True):
+        for (small, large), ratio in zip(itertools.pairwise(found), (4, 4, 2, 2), strict=True):
             assert small < large <= ratio * small * 1.001
 
 
