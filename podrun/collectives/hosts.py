@@ -111,6 +111,7 @@ class HostsGroup:
             token = self._member.boards(deadline)[self._member.host]
             board = Board.open(int(token["pid"]), int(token["fd"]), len(here))
             board.join(here.index(self._rank))
+        board.names, board.total = here, self._size
         return SharedMemoryGroup(board, self._timeout)
 
     # --- Arenas ---------------------------------------------------------------------------------------------

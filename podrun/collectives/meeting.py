@@ -211,7 +211,7 @@ class Meetings:
         said: dict[str, list[int]] = {}
         for rank in range(self._ranks):
             text = label_text(labels[rank * LABEL_BYTES : (rank + 1) * LABEL_BYTES])
-            said.setdefault(text, []).append(rank)
+            said.setdefault(text, []).append(self._board.names[rank])
         parts = [f"rank {', '.join(map(str, who))} called {text}" for text, who in said.items()]
         self._board.fail_with(
             MismatchError(
