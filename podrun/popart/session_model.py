@@ -80,6 +80,9 @@ def lower_model(
         subject = anchor.removeprefix(GRADIENT).removeprefix(RESTORED)
         if subject != anchor and subject in known:
             wanted[subject] = None
+    if not wanted and flow.anchors():
+        first = flow.anchors()[0]
+        raise popart_exception(f"Anchor tensor {first!r} is not in the IR tensors.{near(first, known)}")
     if not wanted:
         raise popart_exception(
             "All operations pruned: neither an anchor nor a loss needs any tensor of the model."

@@ -301,3 +301,11 @@ def test_the_velocities_of_replicas_are_the_velocity_on_average(device_of, repli
     else:
         own = np.diff(v, axis=1)
         np.testing.assert_allclose(own, replicas * g[:, 1:] / 4, rtol=1e-4, atol=1e-5)
+
+
+def test_an_anchor_that_is_no_tensor_is_named_where_nothing_else_is_wanted(device):
+    case = linear()
+    with pytest.raises(
+        popart.popart_exception, match="'MatMul:1' is not in the IR tensors. Did you mean 'MatMul:0'"
+    ):
+        popart.InferenceSession(case.model, popart.DataFlow(1, ["MatMul:1"]), device)

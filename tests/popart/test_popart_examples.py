@@ -9,6 +9,7 @@ from popart_sessions import run_program
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "popart"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "network")
+SLOW = {"pretraining"}
 
 EXPECTED = {
     "build_graph": "has shape [2, 3] and type float32",
@@ -23,10 +24,13 @@ EXPECTED = {
     "replication": "4 replicas, 4 of them here",
     "replica_groups": "weights of 4 models: [4, 784, 10]",
     "optimizers": "LAMB: mean loss",
+    "pretraining": "masked tokens guessed",
 }
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PROGRAMS]
+)
 def test_program(program, monkeypatch):
     assert EXPECTED[program] in run_program(monkeypatch, FOLDER / f"{program}.py")
 
