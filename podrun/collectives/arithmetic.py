@@ -89,6 +89,10 @@ def prepared(out: Array, parts: Sequence[Array], reduction: Reduction) -> Callab
     ufunc = combine(reduction)
     cuts = [slice(start, start + step) for start in range(0, out.size, step)]
     blocks = [(out[cut], parts[0][cut], parts[1][cut], [part[cut] for part in parts[2:]]) for cut in cuts]
+    if len(parts) == 2 and len(blocks) == 1:
+        if ufunc is np.add:
+            return functools.partial(np.add, parts[0], parts[1], out)  # cheaper than by keyword
+        return functools.partial(ufunc, parts[0], parts[1], out=out)
 
     def run() -> None:
         for total, first, second, rest in blocks:

@@ -19,7 +19,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, NoReturn
 
@@ -39,7 +39,7 @@ from podrun.errors import ConflictError, InternalError, PodrunError
 MAX_RANKS = 1024
 _MAGIC = b"podrunB1"
 _HEADER = struct.Struct("<8sII")  # magic, ranks, cores
-_BELL, _ERROR_LENGTH, _TABLE_WORD = 64, 128, 192  # a cache line each
+_BELL, _TABLE_WORD = 64, 192  # a cache line each
 _COLUMNS = 256
 _ERROR_BYTES = 64 * 1024
 _TABLE_BYTES = 4 * 1024 * 1024  # never touched, never there: memfd pages appear when written
@@ -66,23 +66,21 @@ class Board:
         self.segment = segment
         self.ranks = ranks
         self.rank = -1
-        self.names: Sequence[int] = range(ranks)
-        """What errors call the ranks: as part of a larger group, of `total`, they have other numbers there."""
-        self.total = ranks
         self.bell = Futex(address_of(segment.map) + _BELL)
         view = memoryview(segment.map)
-        self.failed = view[_ERROR_LENGTH : _ERROR_LENGTH + 8].cast("Q")
         self._table_word = view[_TABLE_WORD : _TABLE_WORD + 8].cast("Q")
         at = _COLUMNS
         self._started = view[at : at + 8 * ranks].cast("Q")
         self._pids = view[at + 8 * ranks : at + 16 * ranks].cast("Q")
         self._states = view[at + 16 * ranks : at + 24 * ranks].cast("Q")
         at = _after_columns(ranks)
-        self._meetings = Meetings(self, at)
+        self.meetings = Meetings(self, at)
+        self.failed = self.meetings.failed
+        """The length of the error that ended the group, 0 while it stands."""
         self.cores = _HEADER.unpack_from(segment.map)[2]
         """Cores that the board's maker may use: ranks decide by it how to go about a thing, all alike."""
-        self.meet_and_close = self._meetings.meet_and_close
-        self.meet: Callable[[bytes, float], None] = self._meetings.meet
+        self.meet_and_close = self.meetings.meet_and_close
+        self.meet: Callable[[bytes, float], None] = self.meetings.meet
         """Wait until every rank has come with the same label, so many seconds at most: see `Meetings.meet`."""
         at += meeting_bytes(ranks)
         self._error = view[at : at + _ERROR_BYTES]
@@ -141,7 +139,7 @@ class Board:
         timeout: float,
     ) -> None:
         """Look until ``ready()``, giving up the core at every look, then `sleep_until` it."""
-        if self._meetings.may_spin():
+        if self.meetings.may_spin():
             limit = time.monotonic() + _SPIN
             while time.monotonic() < limit:
                 if ready():
@@ -166,10 +164,9 @@ class Board:
         next_look = began + min(_LOOK_AFTER, timeout)
         while True:
             seen = bell.value
+            self.check()
             if ready():
                 return
-            if self.failed[0] or self.closed:
-                self._raise_failure()
             bell.wait(seen, min(max(now - began, _FIRST_SLICE), _LAST_SLICE))
             now = time.monotonic()
             if now >= next_look:
@@ -196,9 +193,9 @@ class Board:
             if reason and not ready():  # it may have come and gone since
                 self.fail_with(
                     RankLostError(
-                        f"rank {self.names[rank]} of {self.total} {reason} while others waited for it "
+                        f"rank {rank} of {self.ranks} {reason} while others waited for it "
                         f"in {label_text(what)} ({waited:.1f} s)",
-                        rank=self.names[rank],
+                        rank=rank,
                         hint="Close this group, replace the rank and make a new group.",
                     )
                 )
@@ -206,16 +203,16 @@ class Board:
             names = ", ".join(self._name(rank) for rank in missing)
             self.fail_with(
                 RankMissingError(
-                    f"{label_text(what)} waited {waited:.1f} s for rank {names}, of {self.total} ranks",
-                    ranks=tuple(self.names[rank] for rank in missing),
+                    f"{label_text(what)} waited {waited:.1f} s for rank {names}, of {self.ranks} ranks",
+                    ranks=tuple(missing),
                     hint="See what those ranks do (py-spy dump --pid PID), or use a longer timeout.",
                 )
             )
 
     def _name(self, rank: int) -> str:
         if self._states[rank] == _ABSENT:
-            return f"{self.names[rank]} (never joined)"
-        return f"{self.names[rank]} (process {self._pids[rank]})"
+            return f"{rank} (never joined)"
+        return f"{rank} (process {self._pids[rank]})"
 
     def _why_lost(self, rank: int) -> str:
         """How a rank was lost, or nothing if it is still expected."""
@@ -341,11 +338,15 @@ class Board:
         fcntl.flock(self.segment.fd, fcntl.LOCK_UN)
         self._mutex.release()
 
+    def _meet_no_more(self, what: bytes, timeout: float) -> None:
+        self._raise_failure()
+
     def close(self) -> None:
         """Leave: ranks that still wait for this one get RankLostError. Idempotent."""
         if self.closed:
             return
         self.closed = True
+        self.meet = self._meet_no_more
         if self.rank >= 0:
             self._states[self.rank] = _LEFT
             self._ring_alarm()

@@ -3,7 +3,10 @@
 Every rank has one 64-bit word, which it alone writes: how many meetings it has come to and a digest of what it
 came for. All have come, for the same thing, iff all words are equal: one comparison of a few bytes. There are
 two sets of words, used in turn, because a fast rank may be one meeting ahead of a slow reader; it cannot be two
-ahead, for it would have to have met that reader in between.
+ahead, for it would have to have met that reader in between. So a count modulo 4 tells a word from a stale one, and
+what a rank writes and what it wants to see can be made beforehand, once for each label (`Turn`): a meeting of
+processes costs its Python, and there should be little of it. The group's failure and the marks of those who sleep
+lie between the two sets, so that one comparison tells that all have come, none sleeps and nothing has failed.
 
 A meeting may have something to be done before all go on (`Meetings.meet_and_close`): who comes last does it.
 
@@ -22,7 +25,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from podrun.collectives.errors import MismatchError
 
@@ -34,11 +37,30 @@ LABEL_BYTES = 192
 DIGEST_BYTES = 16
 _WORD = 8
 _LINE = 64
-_COUNT_BITS = 24  # meetings are counted modulo this many bits; stale words are two meetings old
-_DIGEST_BITS = 64 - _COUNT_BITS
+_PHASES = 4  # meetings are counted modulo this many; stale words are two meetings old
+_CAME = 4  # set in the word of a meeting: fresh memory is nobody's word
+_TAG_BITS = 3
+_DIGEST_OF_WORD = 7  # bytes
 _SPIN = 1e-3  # seconds of looking for each rank of a core: longer than a sleeper takes to wake on a busy host
 _QUICK_LOOKS = 16  # looks before the core is given up, where every rank has one of its own
-_MOST_DIGESTS = 4096
+_MOST_LABELS = 4096
+
+
+class Turn(NamedTuple):
+    """One rank's part in every fourth meeting under a label."""
+
+    own: memoryview
+    """This rank's word in shared memory."""
+    word: int
+    """What it writes there when it comes."""
+    window: slice
+    """Where all words, the failure and the sleepers' marks are in shared memory,"""
+    everyone: bytes
+    """and what they are when all have come, nothing has failed and nobody sleeps."""
+    words: slice
+    """All words alone."""
+    came: bytes
+    """What they are when all have come."""
 
 
 def label_text(raw: bytes) -> str:
@@ -46,123 +68,172 @@ def label_text(raw: bytes) -> str:
     return raw[: LABEL_BYTES - DIGEST_BYTES].rstrip(b"\0").decode(errors="replace")
 
 
+def _word_of(label: bytes, phase: int) -> int:
+    """A rank's word for a meeting under a label."""
+    digest = label[LABEL_BYTES - DIGEST_BYTES :][:_DIGEST_OF_WORD]
+    return int.from_bytes(digest, "little") << _TAG_BITS | _CAME | phase
+
+
+def _marks_bytes(ranks: int) -> int:
+    return -(-ranks // _WORD) * _WORD
+
+
+def _window_bytes(ranks: int) -> int:
+    """Two sets of words with the failure and the marks between them."""
+    return -(-(2 * _WORD * ranks + _WORD + _marks_bytes(ranks)) // _LINE) * _LINE
+
+
 def meeting_bytes(ranks: int) -> int:
-    """What the words, the sleepers' marks, who closes a meeting and the labels of so many ranks take."""
-    return 3 * _words_bytes(ranks) + 2 * _LINE + 2 * LABEL_BYTES * ranks
-
-
-def _words_bytes(ranks: int) -> int:
-    return -(-_WORD * ranks // _LINE) * _LINE
+    """What words, failure, sleepers' marks, who closes a meeting and the labels of so many ranks take."""
+    return _window_bytes(ranks) + 2 * _LINE + 2 * LABEL_BYTES * ranks
 
 
 class Meetings:
-    """One rank's side of the board's meetings; `meet` is the barrier. ``at``: where they lie in the board."""
+    """One rank's side of the board's meetings; `meet` is the barrier. ``at``: where they lie in the board, at the
+    start of a line.
+    """
 
     def __init__(self, board: Board, at: int) -> None:
         self._board = board
         self._ranks = ranks = board.ranks
-        self._map = board.segment.map
-        view = memoryview(board.segment.map)
-        step = _words_bytes(ranks)
-        self._windows = [slice(at + side * step, at + side * step + _WORD * ranks) for side in (0, 1)]
-        self._words = [view[window].cast("Q") for window in self._windows]
-        self._asleep_window = slice(at + 2 * step, at + 2 * step + ranks)
+        self.map = board.segment.map
+        """The board's shared memory."""
+        self.count = 0
+        """Meetings that this rank has come to."""
+        self._view = view = memoryview(board.segment.map)
+        middle = at + _WORD * ranks
+        self.failed = view[middle : middle + _WORD].cast("Q")
+        """Not 0: the group has failed."""
+        marks = middle + _WORD
+        self._asleep_window = slice(marks, marks + _marks_bytes(ranks))
         self._asleep = view[self._asleep_window]
-        self._nobody = bytes(ranks)
-        closing = at + 3 * step
-        self._done_windows = [
-            slice(closing + side * _LINE, closing + side * _LINE + _WORD) for side in (0, 1)
-        ]
+        self._nobody = bytes(_marks_bytes(ranks))
+        self._starts = (at, self._asleep_window.stop)
+        self._words = [view[start : start + _WORD * ranks].cast("Q") for start in self._starts]
+        closing = at + _window_bytes(ranks)
         self._closing = [
-            view[window.start : window.start + 2 * _WORD].cast("Q") for window in self._done_windows
+            view[closing + side * _LINE : closing + side * _LINE + 2 * _WORD].cast("Q") for side in (0, 1)
+        ]
+        self._closings = 0
+        self._dones = [
+            (slice(start, start + _WORD), (phase | _CAME).to_bytes(_WORD, sys.byteorder))
+            for phase in range(_PHASES)
+            for start in [closing + (phase & 1) * _LINE]
         ]
         start, size = closing + 2 * _LINE, LABEL_BYTES * ranks
         self._labels = [view[start + side * size : start + (side + 1) * size] for side in (0, 1)]
-        self._shown = [b"", b""]
-        self._digests: dict[bytes, int] = {}
-        self._count = 0
+        self._turns: dict[bytes, tuple[Turn, ...]] = {}
         cores = len(os.sched_getaffinity(0))
         self._spin = _SPIN * max(1, ranks // cores)
         self._quick_looks = range(_QUICK_LOOKS if ranks <= cores else 0)
         self._spins: bool | None = None
 
+    def turns(self, what: bytes) -> tuple[Turn, ...]:
+        """This rank's part in meetings under a label, by their count modulo 4."""
+        made = self._turns.get(what)
+        if made is None:
+            if len(self._turns) >= _MOST_LABELS:
+                self._turns.clear()
+            made = self._turns[what] = tuple(self._turn(what, phase) for phase in range(_PHASES))
+        return made
+
+    def _turn(self, what: bytes, phase: int) -> Turn:
+        side, word, rank = phase & 1, _word_of(what, phase), self._board.rank
+        start, came = self._starts[side], word.to_bytes(_WORD, sys.byteorder) * self._ranks
+        words = slice(start, start + len(came))
+        quiet = bytes(_WORD) + self._nobody  # nothing has failed, nobody sleeps
+        return Turn(
+            own=self._words[side][rank : rank + 1],
+            word=word,
+            window=slice(words.stop - len(came) - side * len(quiet), words.stop + (1 - side) * len(quiet)),
+            everyone=quiet + came if side else came + quiet,
+            words=words,
+            came=came,
+        )
+
     def meet(self, what: bytes, timeout: float) -> None:
         """Wait until every rank has come to this meeting with the same label; raises what ended the group
         otherwise.
         """
-        side, word = self._arrive(what)
-        everyone = word * self._ranks
-        window = self._windows[side]
-        if self._map[window] != everyone and not self._look(window, everyone):
-            self._sleep(side, lambda: self._map[window] == everyone, what, timeout)
-        if self._map[self._asleep_window] != self._nobody:
-            self._board.ring(self._count)
+        turns = self._turns.get(what) or self.turns(what)
+        count = self.count = self.count + 1
+        own, word, window, everyone, *_ = turns[count & 3]
+        own[0] = word
+        if self.map[window] != everyone:
+            self.wait(what, timeout)
+
+    def wait(self, what: bytes, timeout: float) -> None:
+        """The rest of a meeting that this rank has come to: not all are there, or somebody sleeps, or the group has
+        failed.
+        """
+        turn = self.turns(what)[self.count & 3]
+        shared = self.map
+        self._board.check()
+        if not self._look(turn.words, turn.came):
+            self._sleep(lambda: shared[turn.words] == turn.came, what, timeout)
+        self._board.check()  # who fails the group and comes nevertheless did so before
+        self._wake_sleepers()
 
     def meet_and_close(self, what: bytes, timeout: float, work: Callable[[], None]) -> None:
         """As `meet`, and one rank, the last to come if it can be told, does ``work`` alone before all go on.
 
         Who does it holds the board's lock, so that there is only one; if it dies, the lock is free again.
         """
-        side, word = self._arrive(what)
-        everyone, window, done = word * self._ranks, self._windows[side], self._done_windows[side]
-        shared = self._map
+        turns = self._turns.get(what) or self.turns(what)
+        count = self.count = self.count + 1
+        closings = self._closings = self._closings + 1
+        own, word, window, everyone, *_ = turns[count & 3]
+        done, closed = self._dones[closings & 3]
+        own[0] = word
+        shared = self.map
+        if shared[window] == everyone and self._close(work):
+            return
+        os.sched_yield()  # two who come at once may each miss the other's word; not after this
+        if shared[done] != closed:
+            self._wait_for_closing(what, timeout, work)
+
+    def _wait_for_closing(self, what: bytes, timeout: float, work: Callable[[], None]) -> None:
+        shared, turn = self.map, self.turns(what)[self.count & 3]
+        done, wanted = self._dones[self._closings & 3]
 
         def closed() -> bool:
-            if shared[done] == word:
+            if shared[done] == wanted:
                 return True
-            return shared[window] == everyone and self._close(side, word, work)
+            return shared[turn.words] == turn.came and self._close(work)
 
-        if not closed():
-            os.sched_yield()  # two who come at once may each miss the other's word; not after this
-            if not closed() and not self._look(done, word):
-                self._sleep(side, closed, what, timeout)
-        if shared[self._asleep_window] != self._nobody:
-            self._board.ring(self._count)
+        self._board.check()
+        if not closed() and not self._look(done, wanted):
+            self._sleep(closed, what, timeout)
+        self._wake_sleepers()
 
-    def _arrive(self, what: bytes) -> tuple[int, bytes]:
-        """Write down that this rank has come, and what for; the set of words, and this rank's."""
-        board = self._board
-        if board.failed[0] or board.closed:
-            board.check()
-        count = self._count = self._count + 1
-        side = count & 1
-        if self._shown[side] is not what:
-            at = board.rank * LABEL_BYTES
-            self._labels[side][at : at + LABEL_BYTES] = what
-            self._shown[side] = what
-        digest = self._digests.get(what)
-        if digest is None:
-            digest = self._digest(what)
-        word = (count << _DIGEST_BITS | digest) & 0xFFFFFFFFFFFFFFFF
-        self._words[side][board.rank] = word
-        return side, word.to_bytes(_WORD, sys.byteorder)
-
-    def _close(self, side: int, word: bytes, work: Callable[[], None]) -> bool:
+    def _close(self, work: Callable[[], None]) -> bool:
         """Do the meeting's work, unless another rank is at it or has done it; whether it is done."""
-        closing, board = self._closing[side], self._board
+        board, phase = self._board, self._closings & (_PHASES - 1)
+        closing = self._closing[phase & 1]
         if not board.take_lock():
             return False
         try:
-            if self._map[self._done_windows[side]] != word:
+            if closing[0] != phase | _CAME:
+                board.check()
                 closing[1] = board.rank
                 work()
-                closing[0] = int.from_bytes(word, sys.byteorder)
+                closing[0] = phase | _CAME
         finally:
             board.give_back_lock()
+        self._wake_sleepers()
         return True
 
-    def _digest(self, what: bytes) -> int:
-        if len(self._digests) >= _MOST_DIGESTS:
-            self._digests.clear()
-        made = int.from_bytes(what[-DIGEST_BYTES : -DIGEST_BYTES + _DIGEST_BITS // 8], "little")
-        self._digests[what] = made
-        return made
+    def _wake_sleepers(self) -> None:
+        if self.map[self._asleep_window] != self._nobody:
+            self._board.ring(self.count)
 
     def _look(self, window: slice, wanted: bytes) -> bool:
         """Look for a while until the words are as wanted; False: it takes longer."""
+        shared, now, give_up = self.map, time.monotonic, os.sched_yield
+        if shared[window] == wanted:
+            return True
         if not self._spins and (self._spins is not None or not self._may_spin()):
             return False
-        shared, now, give_up = self._map, time.monotonic, os.sched_yield
         for _ in self._quick_looks:
             if shared[window] == wanted:
                 return True
@@ -173,28 +244,35 @@ class Meetings:
                 return True
         return False
 
-    def _sleep(self, side: int, done: Callable[[], bool], what: bytes, timeout: float) -> None:
+    def _sleep(self, done: Callable[[], bool], what: bytes, timeout: float) -> None:
         """Sleep until the meeting is over. Raises MismatchError if all have come, but not for one thing."""
-        words, mine = self._words[side], self._count & (1 << _COUNT_BITS) - 1
+        side, phase, rank = self.count & 1, self.count & (_PHASES - 1), self._board.rank
+        words, labels = self._words[side], self._labels[side]
+        labels[rank * LABEL_BYTES : (rank + 1) * LABEL_BYTES] = what  # only who waits is asked what for
 
-        def missing() -> list[int]:
-            late = [rank for rank, word in enumerate(words) if word >> _DIGEST_BITS != mine]
-            return late or [self._closing[side][1]]
+        def missing(came: list[int]) -> list[int]:
+            """Who has not come; if all have, but not for one thing: who has not said what for."""
+            late = [r for r, word in enumerate(came) if word & (_CAME | _PHASES - 1) != _CAME | phase]
+            return late or [r for r, word in enumerate(came) if word != _word_of(self._label(side, r), phase)]
+
+        def waited_for() -> list[int]:
+            came = list(words)
+            return missing(came) if len(set(came)) > 1 else [self._closing[self._closings & 1][1]]
 
         def ready() -> bool:
             if done():
                 return True
-            came = list(words)
-            if any(word != came[0] for word in came) and all(word >> _DIGEST_BITS == mine for word in came):
+            came = list(words)  # once: ranks come at any moment
+            if len(set(came)) > 1 and not missing(came):
                 self._mismatch(side)
             return False
 
-        self._asleep[self._board.rank] = 1
+        self._asleep[rank] = 1
         os.sched_yield()  # a system call: the mark is in memory before the words are looked at again
         try:
-            self._board.sleep_until(ready, missing, self._board.bell, what, timeout)
+            self._board.sleep_until(ready, waited_for, self._board.bell, what, timeout)
         finally:
-            self._asleep[self._board.rank] = 0
+            self._asleep[rank] = 0
 
     def may_spin(self) -> bool:
         """Whether no other rank is a thread of this process: spinning would keep the GIL from it."""
@@ -206,12 +284,13 @@ class Meetings:
             self._spins = alone
         return alone
 
+    def _label(self, side: int, rank: int) -> bytes:
+        return bytes(self._labels[side][rank * LABEL_BYTES : (rank + 1) * LABEL_BYTES])
+
     def _mismatch(self, side: int) -> NoReturn:
-        labels = bytes(self._labels[side])
         said: dict[str, list[int]] = {}
         for rank in range(self._ranks):
-            text = label_text(labels[rank * LABEL_BYTES : (rank + 1) * LABEL_BYTES])
-            said.setdefault(text, []).append(self._board.names[rank])
+            said.setdefault(label_text(self._label(side, rank)), []).append(rank)
         parts = [f"rank {', '.join(map(str, who))} called {text}" for text, who in said.items()]
         self._board.fail_with(
             MismatchError(

@@ -47,16 +47,12 @@ class Job:
     timeout: float
 
 
-class Posts:
-    """Rows of `POSTED_BYTES`, one for each rank, that all plans of a group post in: two sets, used in turn.
+Posts = tuple[Sequence[ByteArray], Sequence[ByteArray]]
+"""Rows of `POSTED_BYTES`, one for each rank, that all plans of a group post in: two sets, used in turn.
 
-    The one meeting between two uses of a set keeps its readers and its next writers apart: whoever posts again
-    in it has seen all ranks come to the meeting after they read it.
-    """
-
-    def __init__(self, sets: tuple[Sequence[ByteArray], Sequence[ByteArray]]) -> None:
-        self.sets = sets
-        self.turn = 0
+Meetings of an even count use one set, the others the other. Whoever posts again in a set has since been to a meeting
+to which all came after they had read it.
+"""
 
 
 def ready(job: Job, board: Board, posts: Callable[[], Posts]) -> Run:
@@ -73,19 +69,25 @@ def ready(job: Job, board: Board, posts: Callable[[], Posts]) -> Run:
 
 def posted(job: Job, board: Board, posts: Posts) -> Run:
     """See the module docstring."""
-    nbytes, dtype = job.mine.nbytes, job.mine.dtype
-    sets = [[row[:nbytes].view(dtype) for row in rows] for rows in posts.sets]
+    nbytes, dtype, meetings = job.mine.nbytes, job.mine.dtype, board.meetings
     result = job.mine if job.in_place else np.empty_like(job.mine)
     source = job.mine.view(np.uint8).data  # copies by memoryview cost a fraction of NumPy's call
-    targets = [rows[board.rank][:nbytes].data for rows in posts.sets]
-    reduces = [prepared(result, parts, job.reduction) for parts in sets]
-    meet, begin, timeout = board.meet, job.begin, job.timeout
+    targets = [rows[board.rank][:nbytes].data for rows in posts]
+    reduces = [prepared(result, [row[:nbytes].view(dtype) for row in rows], job.reduction) for rows in posts]
+    turns = [
+        (targets[phase & 1], *turn[:4], reduces[phase & 1])
+        for phase, turn in enumerate(meetings.turns(job.begin))
+    ]
+    shared, begin, timeout = meetings.map, job.begin, job.timeout
 
-    def run() -> Array:
-        turn = posts.turn = 1 - posts.turn
-        targets[turn][:] = source
-        meet(begin, timeout)
-        reduces[turn]()
+    def run() -> Array:  # `Meetings.meet`, without a call
+        count = meetings.count = meetings.count + 1
+        target, own, word, window, everyone, reduce = turns[count & 3]
+        target[:] = source
+        own[0] = word
+        if shared[window] != everyone:
+            meetings.wait(begin, timeout)
+        reduce()
         return result
 
     return run

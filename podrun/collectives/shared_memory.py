@@ -41,6 +41,15 @@ from podrun.collectives.patterns import Pattern
 from podrun.executable import Reduction, numpy_dtype
 
 _BARRIER = label("barrier")
+_LastRun = tuple[str, Reduction, int | None, bool, plans.Run]
+
+
+def _never() -> Array:
+    raise unknown_arena("", [])
+
+
+_NO_RUN: _LastRun = ("", Reduction.LOCAL, None, False, _never)
+"""What all_reduce was called with last, and how to do it: most calls are as the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,7 @@ class SharedMemoryGroup:
         self._segments: list[Segment] = []
         self._scatters: dict[tuple[str, int, int | None], _Scatter] = {}
         self._runs: dict[tuple[str, int, int | None, bool], plans.Run] = {}
+        self._last_run: _LastRun = _NO_RUN
         self._labels: dict[tuple[str, str], bytes] = {}
         self._pattern_labels: dict[Pattern, bytes] = {}
         self._posts: tuple[list[ByteArray], list[ByteArray]] | tuple[()] = ()
@@ -142,9 +152,9 @@ class SharedMemoryGroup:
         except OSError as error:
             self._board.fail_with(
                 RankLostError(
-                    f"rank {self._board.names[entry['rank']]} (process {entry['pid']}), which holds arena {arena!r}, "
-                    f"is gone: {error.strerror}",
-                    rank=self._board.names[entry["rank"]],
+                    f"rank {entry['rank']} (process {entry['pid']}), which holds arena {arena!r}, is gone: "
+                    f"{error.strerror}",
+                    rank=entry["rank"],
                     hint="Close this group, replace the rank and make a new group.",
                 )
             )
@@ -156,8 +166,7 @@ class SharedMemoryGroup:
     def _refuse(self, arena: str, mine: str, theirs: str, rank: int) -> NoReturn:
         self._board.fail_with(
             MismatchError(
-                f"rank {self._board.names[self._rank]} asked for arena {arena!r} as {mine}, "
-                f"rank {self._board.names[rank]} as {theirs}",
+                f"rank {self._rank} asked for arena {arena!r} as {mine}, rank {rank} as {theirs}",
                 hint="All ranks must ask for an arena with the same kind, dtype and size.",
             )
         )
@@ -191,7 +200,7 @@ class SharedMemoryGroup:
             nbytes = plans.POSTED_BYTES
             segment = self._segment("posts of reductions", "posts", "uint8", nbytes, rows=2 * self._size)
             rows = [segment.array(np.dtype(np.uint8), nbytes, at) for at in range(0, segment.nbytes, nbytes)]
-            self._posts_of_plans = plans.Posts((rows[: self._size], rows[self._size :]))
+            self._posts_of_plans = (rows[: self._size], rows[self._size :])
         return self._posts_of_plans
 
     # --- Collectives ----------------------------------------------------------------------------------------
@@ -226,12 +235,16 @@ class SharedMemoryGroup:
         count: int | None = None,
         in_place: bool = False,
     ) -> Array:
+        same, of, elements, inside, run = self._last_run
+        if same is arena and of is reduction and elements == count and inside is in_place:
+            return run()
         key = (arena, id(reduction), count, in_place)
-        run = self._runs.get(key)
-        if run is None:
+        found = self._runs.get(key)
+        if found is None:
             _make_room(self._runs)
-            run = self._runs[key] = self._plan_all_reduce(arena, reduction, count, in_place)
-        return run()
+            found = self._runs[key] = self._plan_all_reduce(arena, reduction, count, in_place)
+        self._last_run = arena, reduction, count, in_place, found
+        return found()
 
     def _plan_scatter(self, arena: str, reduction: Reduction, count: int | None) -> _Scatter:
         found, used, text = self._reducible("reduce_scatter", arena, reduction, count)
@@ -362,6 +375,7 @@ class SharedMemoryGroup:
         self._board.close()
         self._arenas.clear()
         self._runs.clear()
+        self._last_run = _NO_RUN
         self._scatters.clear()
         self._posts_of_plans = None
         self._posts = ()

@@ -53,7 +53,7 @@ def _come(token: dict[str, Any], rank: int, pipe: Any) -> None:
     group = join(token, rank, timeout=20)
     board = board_of(group)
     if rank == 2:
-        words = board._meetings._words[1]
+        words = board.meetings._words[1]
         while not (words[0] and words[1]):
             os.sched_yield()
         board.meet_and_close(label("first"), 20, lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -131,3 +131,20 @@ def test_every_way_of_reducing_gives_the_same_bits(
     with ranks(members) as groups:
         assert on_all(groups, work) == [None] * members
     assert set(taken) == {way}
+
+
+def test_a_meeting_is_closed_anew_however_many_others_lie_between() -> None:
+    """Words are told from stale ones by counts modulo 4: none of them may be taken for this meeting's."""
+
+    def work(group: Group) -> list[int]:
+        done = []
+        for between in [0, 1, 2, 3, 4, 7, 3, 3, 3, 0, 0, 0, 1, 1]:
+            for _ in range(between):
+                group.barrier()
+            board_of(group).meet_and_close(label("same"), 20, lambda: closed.append(1))
+            done.append(len(closed))
+        return done
+
+    closed: list[int] = []
+    with ranks(3) as groups:
+        assert on_all(groups, work) == [list(range(1, 15))] * 3
