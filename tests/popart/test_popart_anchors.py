@@ -306,6 +306,6 @@ def test_the_velocities_of_replicas_are_the_velocity_on_average(device_of, repli
 def test_an_anchor_that_is_no_tensor_is_named_where_nothing_else_is_wanted(device):
     case = linear()
     with pytest.raises(
-        popart.popart_exception, match="'MatMul:1' is not in the IR tensors. Did you mean 'MatMul:0'"
+        popart.popart_exception, match=r"'MatMul:1' is not in the IR tensors\. Did you mean 'MatMul:0'"
     ):
         popart.InferenceSession(case.model, popart.DataFlow(1, ["MatMul:1"]), device)
