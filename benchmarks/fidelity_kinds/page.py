@@ -56,7 +56,7 @@ Terms beyond what is published, and what they move:
 * **The library of 2018 on GC2** (`LIBRARY_2018` in `benchmarks/fidelity_kinds/applications.py`): scales every network
   row of GC2, none of the others. The phases of a step that are published say what it is: tiles waiting for the
   slowest.
-* **A proportion that leaves no room** (`matmul._serial_turns`): a split takes its output channels in turns, each
+* **A proportion that leaves no room** (`splits.serial_turns`): a split takes its output channels in turns, each
   of which gathers the inputs again; where the inputs alone have no room, the vector unit works. ResNet-18 on GC2 is
   predicted at 3.9, 3.9 and 7.9 million cycles at availableMemoryProportion 0.3, 0.2 and 0.1: at 0.1 its first layer
   leaves the AMP unit.

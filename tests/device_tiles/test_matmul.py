@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podrun.device.target import BOW, GC2, GC200
-from podrun.device.tiles.matmul import Product, plan_product, splits
+from podrun.device.tiles.matmul import Product, plan_product
+from podrun.device.tiles.splits import splits
 from podrun.errors import InvalidOptionError
 
 SIDES = st.integers(1, 3000)

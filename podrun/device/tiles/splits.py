@@ -1,0 +1,159 @@
+"""Choosing how a product is cut over tiles: what each split moves and holds, and the cheapest that has the
+room.
+
+The vertex cycles of every candidate split come from `matmul`; here operands in, partial sums out,
+reduction, cast and the turns of a serial split are added, for all candidates at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from podrun.device.target import Chip
+from podrun.device.tiles import amp, vertices
+from podrun.device.tiles.exchange import FRAGMENTED, PHASE_CYCLES
+from podrun.device.tiles.plan import Plan
+
+if TYPE_CHECKING:
+    from podrun.device.tiles.matmul import Product
+
+MAX_SPLITS = 28
+PRODUCT_FRAGMENTS = 40.0
+"""Exchange fragments of a product on each tile. Derived: 0.34 to 0.52 MB of exchange code per product of
+BERT's first layer on 1,472 tiles, at eight bytes each."""
+GROUPED_FRAGMENTS = 18.0
+"""The same for many small products, each on few tiles: attention's hold 0.2 to 0.34 MB."""
+KERNEL_FRAGMENTS = 1.5
+"""Further fragments per kernel position, for the rims. Assumed."""
+WORKLIST_VERTICES = 1.8
+"""Work lists of the kernel form in units of a vertex's state: six workers, eight bytes, per position."""
+BYTES = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
+
+
+def splits(size: int, grain: int, most: int) -> NDArray[np.float64]:
+    """Ways to cut ``size`` into equal parts of whole grains: numbers of parts, without those that change
+    nothing."""
+    blocks = math.ceil(size / grain)
+    parts = {math.ceil(blocks / math.ceil(blocks / p)) for p in range(1, min(blocks, most) + 1)}
+    ordered = sorted(parts)
+    if len(ordered) > MAX_SPLITS:
+        picks = np.unique(np.round(np.geomspace(1, len(ordered), MAX_SPLITS)).astype(int) - 1)
+        ordered = [ordered[i] for i in picks]
+    return np.asarray(ordered, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way to compute a product; ``fits``: its temporary data stay within the proportion, serially if need
+    be.
+    """
+
+    plan: Plan
+    fits: bool
+
+
+def choose(
+    chip: Chip,
+    product: Product,
+    method: str,
+    compute: NDArray[np.float64],
+    groups: NDArray[np.float64],
+    in_rows: NDArray[np.float64],
+    rows: NDArray[np.float64],
+    k: NDArray[np.float64],
+    n: NDArray[np.float64],
+    split: tuple[NDArray[np.float64], ...],
+    transform: float,
+    grain: int,
+) -> Candidate:
+    """Add what moves to the vertex cycles of each split and take the cheapest that fits.
+
+    A split without the room for all its output channels takes them in turns of at least ``grain``, each of
+    which gathers its inputs again.
+    """
+    pm, pk, pn, used = split
+    item, partial = float(BYTES[product.input_type]), float(BYTES[product.partials_type])
+    in_bytes = groups * in_rows * k * item / np.minimum(in_rows, product.reuse)
+    weight_bytes = groups * k * n * item * product.kernel
+    partial_bytes = groups * rows * n * partial
+    # An operand shared by an even number of neighbours arrives at double width.
+    in_rate = chip.exchange_bytes * np.where(pn % 2 == 0, 2.0, 1.0)
+    weight_rate = chip.exchange_bytes * np.where((pm >= 2) & (pn % 2 == 1), 2.0, 1.0)
+    if product.rows_resident:
+        stay_rows, stay_weights = 1.0 / pn, 1.0 / used
+    else:
+        stay_rows, stay_weights = 1.0 / used, 1.0 / pm
+    gather = in_bytes * (1.0 - stay_rows) / in_rate + weight_bytes * (1.0 - stay_weights) / weight_rate
+    if product.groups > 1 and product.kernel == 1:
+        # Operands of many small products arrive in rows of one group each.
+        gather = gather * FRAGMENTED
+    spread = np.where(pk > 1, partial_bytes * (1.0 - 1.0 / pk) / chip.exchange_bytes + PHASE_CYCLES, 0.0)
+    outputs = groups * rows * n / pk
+    vector = vertices.vector_width(product.partials_type)
+    reduce = np.where(
+        pk > 1,
+        33.0
+        + amp.WORKERS * (20.0 + np.ceil(outputs / vector / amp.WORKERS) * ((pk + 7.0) / 1.0 * 0.5 + 2.0)),
+        0.0,
+    )
+    cast = np.where(
+        product.output_type != product.partials_type,
+        12.0 + amp.WORKERS * (37.0 + np.ceil(outputs / vector / amp.WORKERS)),
+        0.0,
+    )
+    rearrange = transform + (in_bytes * 1.25 / 8.0 if product.transposed else in_bytes * 0.0)
+    exchange = PHASE_CYCLES + gather + spread
+    total = compute + reduce + cast + exchange + rearrange
+    limit = product.proportion * chip.tile_bytes
+    turns = serial_turns(limit, in_bytes, weight_bytes + partial_bytes, n, grain)
+    temporary = in_bytes + (weight_bytes + partial_bytes) / turns
+    total = total + (turns - 1.0) * (exchange + rearrange + TURN_CYCLES)
+    fits = temporary <= limit
+    # A plan that fits no tile at all cannot run; when none fits the proportion, the smallest one is taken.
+    best = int(np.argmin(np.where(fits, total, np.inf))) if fits.any() else int(np.argmin(temporary))
+    serial = int(turns[best])
+    reductions = 1 if pk[best] > 1 else 0
+    plan = Plan(
+        "conv" if product.kernel > 1 else "matmul",
+        compute=float(compute[best] + reduce[best] + cast[best]) + (serial - 1) * TURN_CYCLES,
+        exchange=float(exchange[best]) * serial,
+        rearrange=float(rearrange[best]) * serial,
+        compute_sets=serial + reductions + (1 if transform else 0),
+        exchanges=serial + reductions,
+        flops=2.0 * product.macs,
+        temporary_bytes=float(temporary[best]),
+        tiles=int(used[best]),
+        vertices=2.0 + (WORKLIST_VERTICES * product.kernel if product.kernel > 1 else 0.0),
+        fragments=(PRODUCT_FRAGMENTS if product.groups == 1 else GROUPED_FRAGMENTS)
+        + KERNEL_FRAGMENTS * product.kernel,
+        detail=f"{method} {product.m}x{product.k}x{product.n} rows/{pm[best]:.0f} in/{pk[best]:.0f} "
+        f"out/{pn[best]:.0f}" + (f" serial/{serial}" if serial > 1 else ""),
+    )
+    return Candidate(plan, bool(fits.any()))
+
+
+def serial_turns(
+    limit: float,
+    kept: NDArray[np.float64],
+    divided: NDArray[np.float64],
+    n: NDArray[np.float64],
+    grain: int,
+) -> NDArray[np.float64]:
+    """Turns in which each split computes its output channels so that it stays within ``limit`` bytes.
+
+    Weights and partial sums are those of one turn, the inputs are there in all of them. A turn has at least
+    ``grain`` channels; a split that has no room even so takes as many turns as there are.
+    """
+    room = np.maximum(limit - kept, 1.0)
+    return np.clip(np.ceil(divided / room), 1.0, np.maximum(1.0, np.ceil(n / grain)))
+
+
+TURN_CYCLES = 400.0
+"""Cycles of one turn of a serial split beside its product: loop control, slice of the weights, place of the
+outputs. Assumed.
+"""
