@@ -10,6 +10,7 @@ is taken as a compile-time constant, and another value of it compiles anew.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep
 
+from podrun.device.clients import WORTH_SHARING, device_with
 from podrun.device.rewrite import available, rewrite
 from podrun.errors import PodrunError, UnsupportedError, UsageError
 from podrun.popart.lowering import lower
@@ -45,6 +47,7 @@ class _Compiled:
     """What depends on the weights alone, computed once."""
     call: Callable[..., dict[str, Any]]
     random: bool
+    device: Any
     key: Any
     """A key to pass where no numbers are drawn; making one takes as long as a small layer."""
 
@@ -102,7 +105,7 @@ class PodrunBackendRep(BackendRep):
                 hint="run(inputs, seed=0); the same seed gives the same numbers",
             )
         free = {name: value for name, value in values.items() if name not in compiled.fixed}
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), jax.default_device(compiled.device):
             key = jax.random.key(kwargs["seed"]) if compiled.random else compiled.key
             results = compiled.call(compiled.kept, free, key)
         return tuple(_to_host(results[name]) for name in self._graph.outputs)
@@ -135,13 +138,22 @@ class PodrunBackendRep(BackendRep):
             with jax.enable_x64(True):
                 key = jax.random.key(_ANY_SEED)
                 split = hoist(lowered.forward, lowered.initial, free, key)
-                kept = jax.jit(split.prepare, compiler_options=COMPILER_OPTIONS)(lowered.initial)
-                traced = jax.jit(split.run).lower(kept, free, key)
+                device = device_with(_threads(split.operations))
+                key = jax.device_put(key, device)
+                one = jax.sharding.SingleDeviceSharding(device)
+                there: dict[str, Any] = {"in_shardings": one, "out_shardings": one}
+                kept = jax.jit(split.prepare, compiler_options=COMPILER_OPTIONS, **there)(lowered.initial)
+                traced = jax.jit(split.run, **there).lower(kept, free, key)
                 rewrite(traced)
                 run = traced.compile(compiler_options=dict(COMPILER_OPTIONS))
-            made = _Compiled(fixed, kept, run, lowered.uses_random, key)
+            made = _Compiled(fixed, kept, run, lowered.uses_random, device, key)
             known.append(made)
             return made
+
+
+def _threads(operations: int) -> int:
+    """On how many threads a model runs. Waking a second one for each small layer takes longer than it saves."""
+    return len(os.sched_getaffinity(0)) if operations >= WORTH_SHARING else 1
 
 
 def _to_host(value: Any) -> Any:

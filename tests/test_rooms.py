@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "popart": BASE | {"executable", "compiler", "device", "collectives", "popdist", "telemetry", "report"},
     "models": BASE | {"popart"},
     "popdist": BASE | {"popart", "device", "collectives", "executable"},
-    "onnx_backend": BASE | {"popart", "compiler", "executable", "device.rewrite"},
+    "onnx_backend": BASE | {"popart", "compiler", "executable", "device.rewrite", "device.clients"},
     "partition": FOUNDATION | {"faults", "device"},
     "monitor": FOUNDATION | {"partition"},
     "launcher": FOUNDATION | {"faults", "partition", "report", "estimate"},

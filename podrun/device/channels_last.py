@@ -84,7 +84,9 @@ def _sink(ir: Any, op: Any) -> None:
     rule: Callable[[Any, Any], Any] | None = _RULES.get(op.name)
     if op.name in ELEMENTWISE:
         rule = _elementwise
-    if rule is None or not any(_last(value) is not None for value in op.operands):
+    if op.name == "stablehlo.reshape" and _shuffled(op) is not None:
+        rule = _shuffle
+    elif rule is None or not any(_last(value) is not None for value in op.operands):
         return
     with ir.InsertionPoint(op):
         result = rule(ir, op)
@@ -201,6 +203,36 @@ def _reshape(ir: Any, op: Any) -> Any:
         return None
     reshaped = _create(ir, "stablehlo.reshape", _permuted(ir, kind), [_last(op.operands[0])], {})
     return _as_first(ir, reshaped, kind)
+
+
+def _shuffled(op: Any) -> tuple[Any, list[int], list[int]] | None:
+    """Of a reshape that joins channels which were split into parts and the parts put in another order (a channel
+    shuffle): the image channels last, the parts' sizes, and their order."""
+    turn = _owner(op.operands[0])
+    split = _owner(turn.operands[0]) if turn is not None and turn.name == "stablehlo.transpose" else None
+    if split is None or split.name != "stablehlo.reshape":
+        return None
+    image = _last(split.operands[0])
+    whole, shape = list(split.operands[0].type.shape), list(split.results[0].type.shape)
+    order, rank = list(turn.attributes["permutation"]), len(shape)
+    kept = [0, rank - 2, rank - 1]
+    if image is None or len(whole) != 4 or list(op.results[0].type.shape) != whole or rank < 5:
+        return None
+    if [order[i] for i in kept] != kept or [shape[i] for i in kept] != [whole[0], *whole[2:]]:
+        return None
+    return image, shape[1:-2], [i - 1 for i in order[1:-2]]
+
+
+def _shuffle(ir: Any, op: Any) -> Any:
+    image, parts, order = _shuffled(op) or (None, [], [])
+    kind, lead = op.results[0].type, list(image.type.shape)[:3]
+    split = ir.RankedTensorType.get([*lead, *parts], kind.element_type)
+    turned = ir.RankedTensorType.get([*lead, *(parts[i] for i in order)], kind.element_type)
+    permutation = {"permutation": ir.DenseI64ArrayAttr.get([0, 1, 2, *(3 + i for i in order)])}
+    value = _create(ir, "stablehlo.reshape", split, [image], {})
+    value = _create(ir, "stablehlo.transpose", turned, [value], permutation)
+    value = _create(ir, "stablehlo.reshape", _permuted(ir, kind), [value], {})
+    return _as_first(ir, value, kind)
 
 
 _RULES: dict[str, Callable[[Any, Any], Any]] = {

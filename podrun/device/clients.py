@@ -32,11 +32,16 @@ def large(lowered: Any) -> bool:
     return float(analysis.get("flops", 0.0)) >= WORTH_SHARING
 
 
-@functools.cache
 def two_threads() -> Any:
     """The ``jax.Device`` of the client whose pieces two threads compute."""
+    return device_with(SHARED_BY)
+
+
+@functools.cache
+def device_with(threads: int) -> Any:
+    """The ``jax.Device`` of a client of so many threads that starts what it runs in the thread that asks for it."""
     client: Any = importlib.import_module("jaxlib.xla_client")
-    with _starting, _threads(SHARED_BY), _all_cores():
+    with _starting, _threads(threads), _all_cores():
         return client.make_cpu_client(asynchronous=False).local_devices()[0]
 
 

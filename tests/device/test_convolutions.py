@@ -169,3 +169,22 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
         for threads in (1, 2, 5)
     }
     assert len(results) == 1
+
+
+@known
+@pytest.mark.parametrize("groups", [2, 4])
+def test_a_channel_shuffle_stays_channels_last(groups: int) -> None:
+    def shuffled(x: Any, w: Any) -> Any:
+        y = lax.conv_general_dilated(x, w, (1, 1), ((1, 1), (1, 1)))
+        y = y.reshape(y.shape[0], groups, -1, *y.shape[2:]).swapaxes(1, 2).reshape(y.shape)
+        return lax.conv_general_dilated(y, w, (1, 1), ((1, 1), (1, 1)))
+
+    rng = np.random.default_rng(4)
+    x, w = (rng.normal(size=s).astype(np.float32) for s in ((2, 16, 9, 11), (16, 16, 3, 3)))
+    run, count = compiled(shuffled, x, w)
+    assert count == 2
+    np.testing.assert_allclose(run(x, w), jax.jit(shuffled)(x, w), rtol=1e-4, atol=1e-3)
+    lowered = jax.jit(shuffled).lower(x, w)
+    rewrite.rewrite(lowered)
+    text = str(lowered.compiler_ir("stablehlo"))
+    assert f"tensor<2x9x11x{groups}x{16 // groups}xf32>" in text
