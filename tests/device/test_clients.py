@@ -60,7 +60,7 @@ def test_results_of_a_large_piece_go_into_any_other_piece():
 
 def test_starting_a_client_leaves_the_environment_and_the_thread_where_they_were():
     cores, before = os.sched_getaffinity(0), os.environ.get("NPROC")
-    clients.two_threads.__wrapped__()
+    clients.device_with.__wrapped__(clients.SHARED_BY)
     assert (os.sched_getaffinity(0), os.environ.get("NPROC")) == (cores, before)
 
 
