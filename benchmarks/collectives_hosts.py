@@ -10,7 +10,8 @@ does one of these. Stream, stream both ways and all-reduce take turns in the sam
 host is as bad for one as for the other; of each the best round counts.
 
 JSON keys, bytes per second: ``stream`` (one way), ``duplex`` (each way, both at once), ``all_reduce``
-(algorithm bandwidth of 64 MiB); ``vs_stream`` and ``vs_duplex`` are its shares of the two.
+(algorithm bandwidth of 64 MiB); ``vs_stream`` and ``vs_duplex`` are its shares of the two. ``cpu`` says which limit
+holds: processor seconds of both sides together for a GB of bandwidth; two cores cannot do more than 2 / cpu GB/s.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _run(*command: str) -> None:
         sys.exit(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def on_both(names: tuple[str, str], turns: int) -> dict[str, float]:
+def on_both(names: tuple[str, str], turns: int) -> dict[str, Any]:
     """Run both sides in the two namespaces; what side 0 prints."""
     sides = [
         subprocess.Popen(
@@ -107,7 +108,7 @@ def on_both(names: tuple[str, str], turns: int) -> dict[str, float]:
     assert sides[1].stdin is not None
     sides[1].stdin.write(sides[0].stdout.readline())  # where side 0 listens
     sides[1].stdin.close()
-    result: dict[str, float] = json.loads(sides[0].stdout.readline())
+    result: dict[str, Any] = json.loads(sides[0].stdout.readline())
     for side in sides:
         side.wait(60)
     return result
@@ -126,21 +127,28 @@ def one_side(side: int, turns: int) -> None:
         sock = socket.create_connection((ADDRESSES[0], told["port"]))
     mine = group.allocate("gradients", "float32", BYTES // 4)
     best = {"stream": 0.0, "duplex": 0.0, "all_reduce": 0.0}
+    spent = group.allocate("processor seconds", "float64", len(best))
     for turn in range(turns):
         group.barrier()
+        began = time.process_time()
         best["stream"] = max(best["stream"], stream(sock, sends=side == 1, receives=side == 0))
+        spent[0] += (time.process_time() - began) / (4 * BYTES * turns / 1e9)
         group.barrier()
+        began = time.process_time()
         best["duplex"] = max(best["duplex"], stream(sock, sends=True, receives=True))
+        spent[1] += (time.process_time() - began) / (4 * BYTES * turns / 1e9)
         for again in range(4):
             mine[:] = 4 * turn + again + side
             group.barrier()
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), time.process_time()
             result = group.all_reduce("gradients")
             best["all_reduce"] = max(best["all_reduce"], BYTES / (time.perf_counter() - began))
+            spent[2] += (time.process_time() - busy) / (4 * BYTES * turns / 1e9)
             assert (result == 2 * (4 * turn + again) + 1).all()
+    cpu = [round(float(seconds), 3) for seconds in group.all_reduce("processor seconds")]
     group.barrier()
     if side == 0:
-        print(json.dumps(best), flush=True)
+        print(json.dumps({**best, "cpu": dict(zip(best, cpu, strict=True))}), flush=True)
     group.close()
     sock.close()
 
