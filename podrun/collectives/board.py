@@ -19,7 +19,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NoReturn
 
@@ -66,6 +66,9 @@ class Board:
         self.segment = segment
         self.ranks = ranks
         self.rank = -1
+        self.names: Sequence[int] = range(ranks)
+        """What errors call the ranks: as part of a larger group, of `total`, they have other numbers there."""
+        self.total = ranks
         self.bell = Futex(address_of(segment.map) + _BELL)
         view = memoryview(segment.map)
         self._table_word = view[_TABLE_WORD : _TABLE_WORD + 8].cast("Q")
@@ -193,9 +196,9 @@ class Board:
             if reason and not ready():  # it may have come and gone since
                 self.fail_with(
                     RankLostError(
-                        f"rank {rank} of {self.ranks} {reason} while others waited for it "
+                        f"rank {self.names[rank]} of {self.total} {reason} while others waited for it "
                         f"in {label_text(what)} ({waited:.1f} s)",
-                        rank=rank,
+                        rank=self.names[rank],
                         hint="Close this group, replace the rank and make a new group.",
                     )
                 )
@@ -203,16 +206,16 @@ class Board:
             names = ", ".join(self._name(rank) for rank in missing)
             self.fail_with(
                 RankMissingError(
-                    f"{label_text(what)} waited {waited:.1f} s for rank {names}, of {self.ranks} ranks",
-                    ranks=tuple(missing),
+                    f"{label_text(what)} waited {waited:.1f} s for rank {names}, of {self.total} ranks",
+                    ranks=tuple(self.names[rank] for rank in missing),
                     hint="See what those ranks do (py-spy dump --pid PID), or use a longer timeout.",
                 )
             )
 
     def _name(self, rank: int) -> str:
         if self._states[rank] == _ABSENT:
-            return f"{rank} (never joined)"
-        return f"{rank} (process {self._pids[rank]})"
+            return f"{self.names[rank]} (never joined)"
+        return f"{self.names[rank]} (process {self._pids[rank]})"
 
     def _why_lost(self, rank: int) -> str:
         """How a rank was lost, or nothing if it is still expected."""

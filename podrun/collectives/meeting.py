@@ -290,7 +290,7 @@ class Meetings:
     def _mismatch(self, side: int) -> NoReturn:
         said: dict[str, list[int]] = {}
         for rank in range(self._ranks):
-            said.setdefault(label_text(self._label(side, rank)), []).append(rank)
+            said.setdefault(label_text(self._label(side, rank)), []).append(self._board.names[rank])
         parts = [f"rank {', '.join(map(str, who))} called {text}" for text, who in said.items()]
         self._board.fail_with(
             MismatchError(

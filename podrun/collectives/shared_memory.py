@@ -152,9 +152,9 @@ class SharedMemoryGroup:
         except OSError as error:
             self._board.fail_with(
                 RankLostError(
-                    f"rank {entry['rank']} (process {entry['pid']}), which holds arena {arena!r}, is gone: "
-                    f"{error.strerror}",
-                    rank=entry["rank"],
+                    f"rank {self._board.names[entry['rank']]} (process {entry['pid']}), which holds arena {arena!r}, "
+                    f"is gone: {error.strerror}",
+                    rank=self._board.names[entry["rank"]],
                     hint="Close this group, replace the rank and make a new group.",
                 )
             )
@@ -166,7 +166,8 @@ class SharedMemoryGroup:
     def _refuse(self, arena: str, mine: str, theirs: str, rank: int) -> NoReturn:
         self._board.fail_with(
             MismatchError(
-                f"rank {self._rank} asked for arena {arena!r} as {mine}, rank {rank} as {theirs}",
+                f"rank {self._board.names[self._rank]} asked for arena {arena!r} as {mine}, "
+                f"rank {self._board.names[rank]} as {theirs}",
                 hint="All ranks must ask for an arena with the same kind, dtype and size.",
             )
         )
