@@ -1,8 +1,9 @@
 """Which core a machine computes on, and when.
 
-When a program's machines are as many as a host's cores or more, each computes on one core, neighbours on the same one.
-Left to itself the scheduler moves them about, and on a busy host lets three share a core while another is idle. On a
-quiet host it made no measurable difference. A host with cores to spare is left alone.
+When a program's machines are as many as a host's cores or more, each computes on one core: machines with a process of
+their own in turn, so that a pipeline's stages fill all cores, and where processes are shared a process on each. Left to
+itself the scheduler moves them about, and on a busy host lets three share a core while another is idle. On a quiet host
+it made no measurable difference. A host with cores to spare is left alone.
 
 Machines that share a process and a core take turns: one piece, or one slice of a reduction, at a time. Otherwise all
 would be under way at once, each with its working set to bring back into the cache, and each addition with the
@@ -26,9 +27,12 @@ _turns: dict[int, threading.Lock] = {}
 _adding = threading.Lock()
 
 
-def core_for(place: int, machines: int, cores: Sequence[int]) -> int | None:
-    """The core for machine number ``place`` of ``machines`` on this host; None: any."""
-    return cores[place * len(cores) // machines] if 1 < len(cores) <= machines else None
+def core_for(place: int, machines: int, cores: Sequence[int], *, shared: bool = False) -> int | None:
+    """The core for machine number ``place`` of ``machines`` on this host; None: any. ``shared``: processes are, by
+    neighbours."""
+    if not 1 < len(cores) <= machines:
+        return None
+    return cores[place * len(cores) // machines] if shared else cores[place % len(cores)]
 
 
 def turn_on(core: int | None) -> Turn:

@@ -42,7 +42,8 @@ from podrun.faults import FaultPoint, FaultSpec
 class Surroundings:
     """A machine as its jobs see it. ``changed`` guards everything that changes, here and in jobs.
 
-    ``clock``: seconds, for reports. ``grace``: see `Machine`. ``cores``: to choose from, see `podrun.device.cores`.
+    ``clock``: seconds, for reports. ``grace``: see `Machine`. ``cores``: to choose from, and whether the process is
+    ``shared``, see `podrun.device.cores`.
     ``batches``: done, by IPU. ``work``: done in training (True) and inference.
     """
 
@@ -55,6 +56,7 @@ class Surroundings:
     clock: Callable[[], float]
     grace: float
     cores: list[int]
+    shared: bool
     changed: threading.Condition
     offers: OfferBook
     batches: dict[int, int]
@@ -207,7 +209,10 @@ class Jobs:
 
     def _core(self, group: Group) -> int | None:
         """Where this machine computes, as one of a program's on this host."""
-        return core_for(group.host_ranks.index(group.rank), len(group.host_ranks), self._here.cores)
+        here = self._here
+        return core_for(
+            group.host_ranks.index(group.rank), len(group.host_ranks), here.cores, shared=here.shared
+        )
 
     def _between(self, job: Job, executable: Executable) -> Callable[[int, int, int], None]:
         """What the interpreter calls between two instructions: aborts and faults enter here."""

@@ -62,6 +62,7 @@ class Machine:
         wall_clock: Callable[[], float] = time.time,
         grace: float = 5.0,
         own_cores: bool = False,
+        shared: bool = False,
     ) -> None:
         self._here = Surroundings(
             place=place,
@@ -73,6 +74,7 @@ class Machine:
             clock=wall_clock,
             grace=grace,
             cores=sorted(os.sched_getaffinity(0)) if own_cores else [],
+            shared=shared,
             changed=threading.Condition(),
             offers=OfferBook(),
             batches=dict.fromkeys(place.range, 0),

@@ -106,7 +106,12 @@ class MachineServer:
 
         fabric = GrpcFabric(lambda: machine.place, self._token)
         pieces = self._pieces or PieceCache(cache_directory(self._environ), own_process=self._own_process)
-        machine = Machine(place, fabric, pieces, on_lost=self._on_lost, own_cores=self._own_process)
+        machine = Machine(
+            *(place, fabric, pieces),
+            on_lost=self._on_lost,
+            own_cores=self._own_process,
+            shared=self._pieces is not None,
+        )
         self._machine = machine
         return machine
 

@@ -14,15 +14,21 @@ from podrun.device.cores import ANY_TIME, core_for, for_each, turn_on
 
 
 @given(st.integers(2, 64), st.integers(1, 300))
-def test_neighbours_share_a_core_and_no_core_has_two_more_than_another(cores: int, machines: int) -> None:
-    places = [core_for(place, machines, range(cores)) for place in range(machines)]
-    if machines < cores:
-        assert set(places) == {None}
-        return
-    chosen = [core for core in places if core is not None]
-    assert chosen == sorted(chosen)
-    counts = [chosen.count(core) for core in range(cores)]
-    assert max(counts) - min(counts) <= 1
+def test_no_core_has_two_more_than_another_and_neighbours_in_a_process_share_one(
+    cores: int, machines: int
+) -> None:
+    for shared in (False, True):
+        places = [core_for(place, machines, range(cores), shared=shared) for place in range(machines)]
+        if machines < cores:
+            assert set(places) == {None}
+            continue
+        chosen = [core for core in places if core is not None]
+        if shared:
+            assert chosen == sorted(chosen)
+        else:
+            assert chosen[:cores] == list(range(cores))
+        counts = [chosen.count(core) for core in range(cores)]
+        assert max(counts) - min(counts) <= 1
 
 
 def test_a_host_with_one_core_leaves_the_choice_to_the_system() -> None:
