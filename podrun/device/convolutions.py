@@ -33,6 +33,9 @@ LONGEST_SUM = 1024
 MANY_CHANNELS = 32
 """From so many input channels on a weight gradient is one product for each kernel position."""
 
+SHORT_SUM = 256
+"""Up to so many positions of all images, a weight gradient's patches take less time than turning its result does."""
+
 LEAST_PRODUCTS = 1 << 16
 """Products of a convolution below which a call is not worth while."""
 
@@ -125,6 +128,8 @@ def supported(c: Convolution) -> bool:
 
 
 HWIO = (0, 1, 2, 3)
+FORWARD = (2, 3, 1, 0)
+"""How a convolution reads weights ``[O, I, H, W]``."""
 GRADIENT = (2, 3, 0, 1)
 """How the weights ``[O, I, H, W]`` of a convolution are read by the gradient of its image, after a reversal."""
 
@@ -142,17 +147,19 @@ def convolve(
     if c.groups > 1:
         return _library(c, x, stored, order, after)
     x, c = _cropped(c, x)
-    if math.prod(c.weights[:2]) > 1 and math.prod(c.weights[:2]) >= 4 * math.prod(c.out):
+    terms, results = math.prod(c.weights[:3]), c.image[0] * math.prod(c.out)
+    short = order == GRADIENT and terms <= SHORT_SUM and results >= 16 * terms
+    if math.prod(c.weights[:2]) > 1 and (short or math.prod(c.weights[:2]) >= 4 * math.prod(c.out)):
         return after.apply(_weight_gradient(c, x, w))
     if max(c.weights[:2]) == 1 and not any(map(any, c.pads)):
-        rows = x[:, :: c.strides[0], :: c.strides[1]]
-        return _product(rows.reshape(-1, c.image[3]), w[0, 0], after).reshape(_shape(c))
-    rows = c.image[0] * math.prod(c.out)
-    if rows <= FEW_ROWS and order == HWIO:
-        return _product(_patches(c, x).reshape(rows, -1), w.reshape(-1, c.weights[3]), after).reshape(
-            _shape(c)
-        )
-    if rows <= FEW_ROWS:
+        rows = x[:, :: c.strides[0], :: c.strides[1]].reshape(-1, c.image[3])
+        if order == FORWARD:
+            return _product(rows, stored[:, :, 0, 0], after, turned=True).reshape(_shape(c))
+        return _product(rows, w[0, 0], after).reshape(_shape(c))
+    if results <= FEW_ROWS and order == HWIO:
+        patches = _patches(c, x).reshape(results, -1)
+        return _product(patches, w.reshape(-1, c.weights[3]), after).reshape(_shape(c))
+    if results <= FEW_ROWS:
         back = order == GRADIENT and c.strides == c.dilation == (1, 1)
         return after.apply(_few_rows_back(c, x, stored) if back else _few_rows(c, x, w))
     return _library(c, x, stored, order, after)
@@ -253,6 +260,10 @@ def _weight_gradient(c: Convolution, x: Array, w: Array) -> Array:
     )
     image, turned = _cropped(turned, image)
     gradient = w.transpose(2, 0, 1, 3).reshape(-1, c.weights[3])
+    if len(gradient) <= SHORT_SUM:  # positions innermost: the result lies as weights do
+        patches = jnp.stack(_views(turned, image), axis=4).reshape(len(gradient), -1)
+        made = _product(gradient, patches, transposed=True)
+        return made.reshape(c.weights[3], c.image[0], *c.out).transpose(1, 2, 3, 0)
     if c.image[0] >= MANY_CHANNELS:  # views need not be stacked to fill a product
         products = [
             _product(gradient, view.reshape(-1, c.image[0]), transposed=True)
@@ -333,16 +344,19 @@ def _library(
     return _call("__onednn$convolution", {"onednn_conv_config": configuration}, _shape(c), x, stored, *more)
 
 
-def _product(a: Array, b: Array, after: After = NOTHING, transposed: bool = False) -> Array:
-    """``a @ b`` and what comes ``after`` it, or ``a.T @ b``, of matrices.
+def _product(
+    a: Array, b: Array, after: After = NOTHING, transposed: bool = False, turned: bool = False
+) -> Array:
+    """``a @ b`` (``turned``: ``a @ b.T``) and what comes ``after`` it, or ``a.T @ b``, of matrices.
 
     A long sum oneDNN divides by the number of threads; it is divided here instead, into parts that follow from its
     length alone, which are then added in order.
     """
     if not transposed:
-        shape = (a.shape[0], b.shape[1])
+        shape = (a.shape[0], b.shape[0 if turned else 1])
         fusions, more = after.fused(shape, bias_rank=2)
-        return _call("__onednn$matmul", {"onednn_matmul_config": fusions}, shape, a, b, *more)
+        configuration = {"onednn_matmul_config": {"transpose_b": turned, **fusions}}
+        return _call("__onednn$matmul", configuration, shape, a, b, *more)
     configuration = {"onednn_matmul_config": {"transpose_a": True}}
     parts, shape = _parts(a.shape[0]), (a.shape[1], b.shape[1])
     if parts == 1:

@@ -99,15 +99,43 @@ class _Cut:
                 self.values.append(value)
         self.results = tuple(self.numbers[v] for v in operations[-1].operands)
         self.calls = [_is_call(ir, op) for op in self.operations]
-        self.levels = self._levels()
         self.kept = set(range(self.arguments)) | set(self.results)
+        self.inside: dict[int, list[int]] = {}
         for place, call in enumerate(self.calls):
             if call:
+                self._take_in(place)
                 self.kept |= {*self.reads[place], *self._made(place)}
+        self.levels = self._levels()
         self.again, self.trivial = self._again(), self._trivial()
 
     def _made(self, place: int) -> list[int]:
         return [self.numbers[v] for v in self.operations[place].results]
+
+    def _take_in(self, call: int) -> None:
+        """Let a call's step hold what costs nothing before it: another shape, or a reversal that is taken back."""
+        inside: list[int] = []
+        reads = []
+        for value in self.reads[call]:
+            while free := self._free(value):
+                inside += free
+                (value,) = self.reads[free[-1]]
+            reads.append(value)
+        self.inside[call] = sorted({call, *inside})
+        self.reads[call] = tuple(dict.fromkeys(reads))
+
+    def _free(self, value: int) -> list[int]:
+        maker = self.maker.get(value)
+        if maker is None or self.calls[maker]:
+            return []
+        op = self.operations[maker]
+        if op.name == "stablehlo.reshape":
+            return [maker]
+        if op.name == "stablehlo.reverse":
+            before = self.maker.get(self.reads[maker][0])
+            if before is not None and self.operations[before].name == op.name:
+                there, back = (list(o.attributes["dimensions"]) for o in (op, self.operations[before]))
+                return [maker, before] if there == back else []
+        return []
 
     def _levels(self) -> list[int]:
         """Where each operation lies: as late as the first that reads it allows; results and calls as early as
@@ -137,7 +165,7 @@ class _Cut:
         found: list[Step] = []
         for places in reversed(levels):
             calls = [p for p in places if self.calls[p]]
-            found += [self._step([p], self._made(p), self.reads[p]) for p in calls]
+            found += [self._step(self.inside[p], self._made(p), self.reads[p]) for p in calls]
             wanted |= {v for p in calls for v in self.reads[p]}
             made = [v for p in places if not self.calls[p] for v in self._made(p) if v in wanted]
             for makes in self._groups(made):
@@ -218,7 +246,7 @@ class _Cut:
                 values.update(zip(op.results, clone.results, strict=True))
             func.ReturnOp([values[self.values[v]] for v in makes])
         takes, gives = (tuple((str(k.element_type), tuple(k.shape)) for k in side) for side in kinds)
-        return Step(str(module), takes, gives, tuple(reads), tuple(makes), self.calls[places[0]])
+        return Step(str(module), takes, gives, tuple(reads), tuple(makes), self.calls[places[-1]])
 
 
 def _reads(op: Any) -> Iterable[Any]:

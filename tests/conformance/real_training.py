@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import onnx_suite
@@ -34,9 +35,9 @@ class Training:
         return found
 
 
-def training(name: str, rate: float) -> Training:
+def training(name: str, rate: float, cache: Path | None = None) -> Training:
     """ResNet-50 (``test_resnet50``), AlexNet (``test_bvlc_alexnet``) or another, with the negative log likelihood of a
-    label and SGD.
+    label and SGD. ``cache``: a folder for compiled programs.
 
     ``construct_s``: seconds of tracing, differentiation and cost model; ``prepare_s``: of compiling, sending weights.
     """
@@ -49,12 +50,17 @@ def training(name: str, rate: float) -> Training:
     builder = popart.Builder(model.SerializeToString())
     labels = builder.addInputTensor(popart.TensorInfo("INT32", [1]), "labels")
     loss = builder.aiGraphcore.nllloss([probabilities, labels], reduction=popart.ReductionType.Mean)
+    options = popart.SessionOptions()
+    devices = popart.DeviceManager()
+    if cache is not None:
+        options.enableEngineCaching, options.cachePath = True, str(cache)
     session = popart.TrainingSession(
         builder.getModelProto(),
         popart.DataFlow(1, {loss: popart.AnchorReturnType("All")}),
         loss,
         popart.ConstSGD(rate),
-        popart.DeviceManager().createIpuModelDevice({"numIPUs": 1}),
+        devices.createIpuModelDevice({"numIPUs": 1}) if cache is None else devices.acquireAvailableDevice(1),
+        userOptions=options,
     )
     constructed = time.perf_counter()
     session.prepareDevice()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from podrun.device import cutting, steps
+from podrun.device import cutting, kept_steps, steps
 from podrun.device.convolutions import available
 from podrun.device.rewrite import rewrite
 
@@ -111,3 +111,12 @@ def test_the_cache_holds_all_steps_but_calls(found):
     steps.compiled(found, 1, None, compile_and_look)
     distinct = {one.text: one.call for one in found.steps}
     assert [seconds == float("inf") for seconds in written] == list(distinct.values())
+
+
+def test_kept_steps_are_read_as_they_were_written_and_a_torn_file_is_not(found, tmp_path):
+    path = tmp_path / "program.steps"
+    assert kept_steps.read(path) is None
+    kept_steps.write(found, 2, path)
+    assert kept_steps.read(path) == (found, 2)
+    path.write_bytes(path.read_bytes()[:-5])
+    assert kept_steps.read(path) is None
