@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from podrun.popart import loader, names
+from podrun.popart.attributes import PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.errors import popart_exception
 from podrun.popart.options import SessionOptions
@@ -87,6 +88,8 @@ def lower_model(
         raise popart_exception(
             "All operations pruned: neither an anchor nor a loss needs any tensor of the model."
         )
+    if loss is not None and not options.automaticLossScalingSettings.enabled:
+        model = _joined(model, flow.anchors())
     fixed = loader.input_shapes(model, shapes)
     casting = options.enableSupportedDataTypeCasting
 
@@ -111,6 +114,34 @@ def lower_model(
             "example with aiGraphcore.identityloss."
         )
     return found
+
+
+def _joined(model: ModelProto, anchors: Collection[str]) -> ModelProto:
+    """The model with the logits as a third input of every Nll whose probabilities a Softmax beside it makes.
+
+    As PopART's default patterns do, unless the gradient of the probabilities is anchored.
+    """
+    from onnx import ModelProto, helper
+
+    from podrun.popart.ops.losses import SOFTMAX_AXIS
+
+    joined = ModelProto()
+    joined.CopyFrom(model)
+    makers = {output: node for node in joined.graph.node for output in node.output}
+    version = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    for node in joined.graph.node:
+        maker = makers.get(node.input[0]) if node.op_type == "Nll" and len(node.input) == 2 else None
+        if maker is None or maker.op_type != "Softmax" or GRADIENT + node.input[0] in anchors:
+            continue
+        here, there = ({a.name: a.i for a in item.attribute} for item in (node, maker))
+        if here.get("inputIsLogProbability") or any(
+            here.get(k) != there.get(k) for k in (VIRTUAL_GRAPH, PIPELINE_STAGE)
+        ):
+            continue
+        node.input.append(maker.input[0])
+        axis = there.get("axis", -1 if version >= 13 else 1)
+        node.attribute.append(helper.make_attribute(SOFTMAX_AXIS, axis))
+    return joined
 
 
 def tensors_of(model: ModelProto) -> set[str]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.popart.ops.common import Array, is_float, rounds_once
+from podrun.popart.ops.common import Array, axis_in, is_float, rounds_once
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 REDUCTIONS = {0: "Sum", 1: "Mean", 2: "None"}
@@ -49,30 +49,56 @@ def identity_loss(ctx: Context, node: Node, x: Array) -> Array:
     return _reduced(x, reduction_of(node))
 
 
+SOFTMAX_AXIS = "__softmax_axis"
+"""Attribute of a joined Nll: the axis of the Softmax that made its probabilities."""
+
+
+@jax.custom_jvp
+def _nll_of_softmax(p: Array, logits: Array, hot: Array) -> Array:
+    """-log of what ``hot`` picks of ``p = softmax(logits)``; the gradient is that of the logits, ``p - hot``."""
+    picked = jnp.sum(jnp.where(hot, p, jnp.zeros((), p.dtype)), axis=-1)
+    return -jnp.log(jnp.maximum(picked, np.asarray(_smallest(logits.dtype), p.dtype)))
+
+
+@_nll_of_softmax.defjvp
+def _nll_of_softmax_jvp(
+    primals: tuple[Array, Array, Array], tangents: tuple[Array, Array, Array]
+) -> tuple[Array, Array]:
+    p, _, hot = primals
+    slope = p - hot.astype(p.dtype)
+    return _nll_of_softmax(*primals), jnp.sum(slope * tangents[1].astype(p.dtype), axis=-1)
+
+
+def _smallest(dtype: Any) -> float:
+    return 6.1e-5 if dtype == jnp.float16 else 1e-7
+
+
 @operator(GRAPHCORE, "Nll")
-def nllloss(ctx: Context, node: Node, p: Array, label: Array) -> Array:
+def nllloss(ctx: Context, node: Node, p: Array, label: Array, logits: Array = None) -> Array:
     """-log of the probability of the label, ``p [..., classes]`` and ``label [...]`` (PopART Nll).
 
-    Probabilities are bounded below by 1e-7 (float32) or 6.1e-5 (float16). ``inputIsLogProbability``: p is
-    a logarithm
-    already. Labels equal to ``ignoreIndex`` give neither loss nor gradient, and Mean divides by the others
-    (at least 1).
+    Probabilities are bounded below by 1e-7 (float32) or 6.1e-5 (float16). ``inputIsLogProbability``: p is a logarithm
+    already. Labels equal to ``ignoreIndex`` give neither loss nor gradient, and Mean divides by the others (at least
+    1).
+
+    ``logits``: what a Softmax over the last axis made p of (`podrun.popart.session_model` joins them). The gradient
+    goes to them as p - 1 at the label and p elsewhere, which neither vanishes where p is below its bound nor overflows
+    a half (PopART's pattern NlllWithSoftMaxGradDirect).
     """
     if not jnp.issubdtype(label.dtype, jnp.integer):
         raise TypeError(f"labels must be integers, not {label.dtype}")
     if label.shape != p.shape[:-1]:
         raise ValueError(f"labels {label.shape} do not fit probabilities {p.shape}")
     dtype = p.dtype
-    eps = 6.1e-5 if dtype == jnp.float16 else 1e-7
     wide: Any = p.astype(jnp.float32) if is_float(p) and p.dtype.itemsize < 4 else p
     classes = p.shape[-1]
     hot = label[..., None] == jnp.arange(classes, dtype=label.dtype)
-    picked = jnp.sum(jnp.where(hot, wide, jnp.zeros((), wide.dtype)), axis=-1)
-    losses = (
-        -picked
-        if node.get("inputIsLogProbability", 0)
-        else -jnp.log(jnp.maximum(picked, np.asarray(eps, wide.dtype)))
-    )
+    if logits is not None and axis_in(node.get(SOFTMAX_AXIS), p.ndim) == p.ndim - 1:
+        losses = _nll_of_softmax(jax.lax.stop_gradient(wide), logits, hot)
+    else:
+        picked = jnp.sum(jnp.where(hot, wide, jnp.zeros((), wide.dtype)), axis=-1)
+        bounded = jnp.maximum(picked, np.asarray(_smallest(dtype), wide.dtype))
+        losses = -picked if node.get("inputIsLogProbability", 0) else -jnp.log(bounded)
     ignored = node.get("ignoreIndex")
     if ignored is None:
         return _reduced(losses, reduction_of(node)).astype(dtype)
