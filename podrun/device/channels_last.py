@@ -224,7 +224,8 @@ def _shuffled(op: Any) -> tuple[Any, list[int], list[int]] | None:
 
 
 def _shuffle(ir: Any, op: Any) -> Any:
-    image, parts, order = _shuffled(op) or (None, [], [])
+    found: Any = _shuffled(op)
+    image, parts, order = found
     kind, lead = op.results[0].type, list(image.type.shape)[:3]
     split = ir.RankedTensorType.get([*lead, *parts], kind.element_type)
     turned = ir.RankedTensorType.get([*lead, *(parts[i] for i in order)], kind.element_type)
