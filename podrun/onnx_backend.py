@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep
 
-from podrun.device.clients import device_with
+from podrun.device.clients import WORTH_SHARING, device_with
 from podrun.device.rewrite import available, rewrite
 from podrun.errors import PodrunError, UnsupportedError, UsageError
 from podrun.popart.lowering import lower
@@ -138,7 +138,7 @@ class PodrunBackendRep(BackendRep):
             with jax.enable_x64(True):
                 key = jax.random.key(_ANY_SEED)
                 split = hoist(lowered.forward, lowered.initial, free, key)
-                device = device_with(len(os.sched_getaffinity(0)))
+                device = device_with(_threads(split.operations))
                 key = jax.device_put(key, device)
                 one = jax.sharding.SingleDeviceSharding(device)
                 there: dict[str, Any] = {"in_shardings": one, "out_shardings": one}
@@ -149,6 +149,11 @@ class PodrunBackendRep(BackendRep):
             made = _Compiled(fixed, kept, run, lowered.uses_random, device, key)
             known.append(made)
             return made
+
+
+def _threads(operations: int) -> int:
+    """On how many threads a model runs. Waking a second one for each small layer takes longer than it saves."""
+    return len(os.sched_getaffinity(0)) if operations >= WORTH_SHARING else 1
 
 
 def _to_host(value: Any) -> Any:

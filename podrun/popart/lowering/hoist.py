@@ -9,6 +9,7 @@ weights are variables.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ class Hoisted:
 
     prepare: Callable[[Mapping[str, Any]], list[Any]]
     run: Callable[[list[Any], Mapping[str, Any], Any], Any]
+    operations: int
+    """Floating point operations of ``run`` in convolutions and products, those in loops aside."""
 
 
 def hoist(function: Callable[..., Any], parameters: Any, inputs: Any, key: Any) -> Hoisted:
@@ -64,7 +67,20 @@ def hoist(function: Callable[..., Any], parameters: Any, inputs: Any, key: Any) 
         found = [v.val if isinstance(v, Literal) else environment[v] for v in jaxpr.outvars]
         return jax.tree.unflatten(tree, found)
 
-    return Hoisted(prepare, run)
+    return Hoisted(prepare, run, 2 * sum(map(_products, after)))
+
+
+def _products(equation: Any) -> int:
+    """Multiplications of a convolution or a product of matrices; 0 of anything else."""
+    if equation.primitive is lax.dot_general_p:
+        (summed, _), _ = equation.params["dimension_numbers"]
+        each = math.prod(equation.invars[0].aval.shape[axis] for axis in summed)
+    elif equation.primitive is lax.conv_general_dilated_p:
+        weights = equation.invars[1].aval.shape
+        each = math.prod(weights) // weights[equation.params["dimension_numbers"].rhs_spec[0]]
+    else:
+        return 0
+    return math.prod(equation.outvars[0].aval.shape) * each
 
 
 def _channels_last(weights: Any) -> Any:
