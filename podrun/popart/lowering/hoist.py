@@ -74,13 +74,14 @@ def _products(equation: Any) -> int:
     """Multiplications of a convolution or a product of matrices; 0 of anything else."""
     if equation.primitive is lax.dot_general_p:
         (summed, _), _ = equation.params["dimension_numbers"]
-        each = math.prod(equation.invars[0].aval.shape[axis] for axis in summed)
+        each: int = math.prod(equation.invars[0].aval.shape[axis] for axis in summed)
     elif equation.primitive is lax.conv_general_dilated_p:
         weights = equation.invars[1].aval.shape
         each = math.prod(weights) // weights[equation.params["dimension_numbers"].rhs_spec[0]]
     else:
         return 0
-    return math.prod(equation.outvars[0].aval.shape) * each
+    made: int = math.prod(equation.outvars[0].aval.shape)
+    return made * each
 
 
 def _channels_last(weights: Any) -> Any:
