@@ -194,7 +194,10 @@ class Jobs:
             raise  # noticed by all machines alike, before anything changed
         except BaseException as error:
             reason = self._explain(job, error)
+            spec = self._here.faults.other_end(reason)
             with self._here.changed:
+                if spec is not None:
+                    self._here.health.record(spec)
                 job.failed = job.failed or reason
             engine.abort(reason.to_dict())
             raise

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable
 
+from podrun.errors import PoplarError
+from podrun.faults.effects import error_for
 from podrun.faults.spec import FaultSpec, FaultTarget
 
 
@@ -48,6 +50,20 @@ class FaultPoint:
                 if spec.step == step and (spec.instruction or 0) == instruction and concerned:
                     self._planned.remove(spec)
                     return spec
+        return None
+
+    def other_end(self, error: PoplarError) -> FaultSpec | None:
+        """The link fault that struck another machine with ``error`` before it could strike here, taken off the plan.
+
+        A link breaks at both ends, though the machine at the other may be stopped before it gets so far itself.
+        """
+        with self._lock:
+            for spec in self._planned:
+                if spec.target is FaultTarget.LINK:
+                    struck = error_for(spec)
+                    if (struck.message, struck.where) == (error.message, error.where):
+                        self._planned.remove(spec)
+                        return spec
         return None
 
     def _is_mine(self, spec: FaultSpec) -> bool:
