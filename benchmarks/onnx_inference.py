@@ -3,7 +3,7 @@ one run.
 
     python benchmarks/onnx_inference.py [--json FILE] [--repeats N] [--match NAME]
 
-Both run batch 1 on all cores that this process may use. Times are the least of several interleaved repeats,
+Both run batch 1 on all cores that this process may use, in turns of some runs each. Times are the least of all turns,
 so a busy machine slows both alike. ``ours_vs_onnxruntime`` is the geometric mean of the ratios; 1 is equal,
 above 1 is slower.
 """
@@ -28,11 +28,20 @@ import onnx_suite
 
 import podrun.onnx_backend as backend
 
+RUNS_OF_A_TURN = 4
 
-def _seconds(run: Callable[[], Any]) -> float:
-    started = time.perf_counter()
+
+def _turn(run: Callable[[], Any]) -> list[float]:
+    """Seconds of each run of one side's turn. The first is not counted: the other side's threads may still be looking
+    for work then, as onnxruntime's do for a while after a run.
+    """
     run()
-    return time.perf_counter() - started
+    times = []
+    for _ in range(RUNS_OF_A_TURN):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return times
 
 
 def measure(case: Any, repeats: int) -> dict[str, Any]:
@@ -54,8 +63,8 @@ def measure(case: Any, repeats: int) -> dict[str, Any]:
     expected = session.run(None, inputs)
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
-        times[0].append(_seconds(lambda: ours.run(inputs)))
-        times[1].append(_seconds(lambda: session.run(None, inputs)))
+        times[0].extend(_turn(lambda: ours.run(inputs)))
+        times[1].extend(_turn(lambda: session.run(None, inputs)))
     error = max(
         float(np.max(np.abs(a - b) / max(1.0, np.abs(b).max()))) for a, b in zip(got, expected, strict=True)
     )
