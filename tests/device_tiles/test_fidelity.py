@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FAST = {
     "amp_tile",
     "memory_bandwidth",
@@ -24,24 +20,6 @@ FAST = {
     "ipu_link",
 }
 FAST |= {"gemm", "vertex", "stencil", "sparse_matmul", "hpc_app"}
-
-
-@pytest.fixture(scope="module")
-def fidelity() -> ModuleType:
-    path = BENCHMARKS / "fidelity.py"
-    spec = importlib.util.spec_from_file_location("podrun_fidelity", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def records() -> list[dict[str, Any]]:
-    text = (BENCHMARKS / "data" / "measurements.json").read_text(encoding="utf-8")
-    return [record for record in json.loads(text) if isinstance(record, dict)]
 
 
 @pytest.fixture(scope="module")

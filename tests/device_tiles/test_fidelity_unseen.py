@@ -5,15 +5,11 @@ by name.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TARGETS = (
     *("gc2", "gc200", "bow", "c600", "mk2", "c600-or-bow", "2xgc2", "16xgc2", "2xgc200", "4xmk2", "64xipu"),
     *("ipu-m2000", "mk2-pod4", "pod4", "pod16", "pod64", "pod256", "bow-pod4", "bow-pod16", "bow-pod256"),
@@ -21,26 +17,6 @@ TARGETS = (
 NETWORKS = {"network", "memory", "scaling_ratio"}
 """Kinds that need whole networks traced: the slow test has them."""
 NOT_MODELLED_PROPERLY = ("the model does not take these parameters", "the model gives no positive figure")
-
-
-@pytest.fixture(scope="module")
-def fidelity() -> ModuleType:
-    import importlib.util
-    import sys
-
-    spec = importlib.util.spec_from_file_location("podrun_fidelity_unseen", BENCHMARKS / "fidelity.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def records() -> list[dict[str, Any]]:
-    text = (BENCHMARKS / "data" / "measurements.json").read_text(encoding="utf-8")
-    return [record for record in json.loads(text) if isinstance(record, dict)]
 
 
 def numbered(kind: str, target: str, metric: str, **params: Any) -> dict[str, Any]:

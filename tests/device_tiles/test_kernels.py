@@ -4,11 +4,9 @@ figure are.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,18 +26,6 @@ from podrun.popart.builder import Builder
 from podrun.popart.lowering import lower
 
 GC2, GC200 = CHIPS["gc2"], CHIPS["gc200"]
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-@pytest.fixture(scope="module")
-def fidelity() -> Any:
-    spec = importlib.util.spec_from_file_location("podrun_fidelity_terms", BENCHMARKS / "fidelity.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def blur(**changes: Any) -> stencil.Grid:
