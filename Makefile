@@ -5,18 +5,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-alone test-processes test-all check format proto clean
+.PHONY: demo test test-rooms test-popart test-processes test-all check format proto clean
 
 demo: $(STAMP)
 	$(BIN)/podrun --num-replicas 16 examples/digits/train.py
 
-# Two lanes side by side, one for each of two cores: tests that compute in their own process; and the checks of the code, then
-# tests that mostly wait for other processes. The second lane's output follows when it is done.
+# Two lanes side by side, one for each of two cores: tests that compute in their own process; and those of PopART's front end, then
+# the checks of the code and tests that mostly wait for other processes. What does not come first shows its output when it is done.
 test: $(STAMP)
-	$(MAKE) --no-print-directory -j2 test-alone test-processes
+	$(MAKE) --no-print-directory -j2 test-rooms test-popart test-processes
 
-test-alone: $(STAMP)
-	$(BIN)/pytest -m "not slow and not system"
+test-rooms: $(STAMP)
+	$(BIN)/pytest -m "not slow and not system" --ignore=tests/popart
+
+test-popart: $(STAMP)
+	@$(BIN)/pytest -m "not slow and not system" -p no:cacheprovider tests/popart \
+		> $(VENV)/test-popart.log 2>&1; code=$$?; cat $(VENV)/test-popart.log; exit $$code
 
 test-processes: $(STAMP)
 	@($(MAKE) --no-print-directory check && $(BIN)/pytest -m "system and not slow" -p no:cacheprovider) \
