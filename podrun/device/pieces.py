@@ -1,8 +1,7 @@
 """Numerical pieces: StableHLO -> compiled code, once per process and once per host.
 
-In a process of its own a machine computes on one thread whatever the host, which makes its numbers independent of
-where it runs: XLA divides some sums by the number of threads it has (docs/device.md says which). Machines run side by
-side instead.
+One thread computes a small piece and two a large one, whatever the host (`podrun.device.clients`), which makes numbers
+independent of where a machine runs: XLA divides some sums by the number of threads it has (docs/device.md says which).
 
 Compiled code is kept in XLA's persistent cache under `cache_directory`. It cannot hold calls into oneDNN: a piece with
 many of them is cut there (`podrun.device.cutting`) and what lies between is kept; one with few is compiled in each
@@ -71,7 +70,7 @@ def cache_directory(environ: Mapping[str, str]) -> Path:
 class PieceCache:
     """Compiled pieces of this process, by content. Safe to use from several threads.
 
-    ``own_process``: the process holds nothing but a machine, so JAX may be set up for it. XLA then runs
+    ``own_process``: the process holds nothing but a machine, so JAX may be set up for it. XLA then runs small
     pieces in the thread that asks for them instead of handing them to a pool: machines share a host's cores,
     and a pool each makes them wait for one another's threads. XLA then counts one thread, on which some sums
     depend; a script with machines inside of it asks for the same (`podrun.popart.build`).

@@ -34,7 +34,7 @@ def load_model(path: Path) -> onnx.ModelProto:
     from google.protobuf.message import DecodeError
 
     if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
+        raise ConfigError(f"there is no file {path}", hint=f"Look for one: ls {path.parent}")
     try:
         model = onnx.load(str(path))
     except (DecodeError, onnx.checker.ValidationError, OSError, ValueError) as error:

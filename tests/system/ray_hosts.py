@@ -46,6 +46,16 @@ class Cluster:
         )
 
 
+def read_until(process: subprocess.Popen[str], words: str) -> None:
+    """Read what the process says until it has said ``words``; fails with all of it if it ends before."""
+    assert process.stdout is not None
+    said = ""
+    while words not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+
+
 @contextmanager
 def ray_cluster() -> Iterator[Cluster]:
     """Two hosts, Ray's head on the first; they and all that runs there are gone at the end."""
@@ -72,12 +82,7 @@ def ray_cluster() -> Iterator[Cluster]:
             for host, words in zip(hosts, (first, second), strict=True):
                 process = made.start(host, *words, f"--node-ip-address={host.address}")
                 started.append(process)
-                assert process.stdout is not None
-                said = ""
-                while "Ray runtime started" not in said:
-                    line = process.stdout.readline()
-                    assert line, said
-                    said += line
+                read_until(process, "Ray runtime started")
             yield made
         for process in started:
             process.communicate(timeout=30)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import wait_until
 from tests.system.conftest import PROGRAMS
-from tests.system.ray_hosts import Cluster, ray_cluster
+from tests.system.ray_hosts import Cluster, ray_cluster, read_until
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 SMALL = PROGRAMS / "small.py"
@@ -30,12 +30,7 @@ def start_run(cluster: Cluster, *options: str) -> subprocess.Popen[str]:
     """A run on machines of both hosts, once it steps."""
     words = ("podrun", f"--ray-address={cluster.address}", "--num-replicas=16", *options, SMALL, "1000000")
     process = cluster.start(cluster.hosts[0], *words)
-    assert process.stdout is not None
-    said = ""
-    while "stepping" not in said:
-        line = process.stdout.readline()
-        assert line, said
-        said += line
+    read_until(process, "stepping")
     return process
 
 
