@@ -79,7 +79,9 @@ class Scope:
         """What is known of ``tensor``. popart_exception naming likely ones if there is none of that name."""
         scope = self.find(tensor)
         if scope is None:
-            raise popart_exception(f"There is no tensor {tensor!r} in this graph.{self.suggestion(tensor)}")
+            raise popart_exception(
+                f"{tensor!r} is not an input or output tensor. Must be one that the graph has.{self.suggestion(tensor)}"
+            )
         return scope.infos[tensor]
 
     def suggestion(self, tensor: str) -> str:
@@ -196,7 +198,8 @@ def _infer(
 ) -> dict[str, TypeProto]:
     """ONNX's inference for one node, without its limits on element types, which are narrower than PopART's.
 
-    PopART takes UINT32 indices, for example: they are taken for INT32 where ONNX does not know them.
+    PopART takes UINT32 indices, for example: they are taken for INT32 where ONNX does not know them. So are INT64
+    ones that meet INT32: what ONNX calls INT64 (ArgMax) is INT32 on the IPU.
     """
     from onnx import TensorProto, checker, defs, helper, shape_inference
 
@@ -209,19 +212,19 @@ def _infer(
         )
         return found
 
-    try:
-        return infer(types)
-    except checker.ValidationError:
-        widened = {}
+    unsigned = (TensorProto.UINT32,)
+    for taken_for_int32 in ((), unsigned, (*unsigned, TensorProto.INT64)):
+        known = {}
         for name, kind in types.items():
-            widened[name] = type(kind)()
-            widened[name].CopyFrom(kind)
-            if kind.tensor_type.elem_type == TensorProto.UINT32:
-                widened[name].tensor_type.elem_type = TensorProto.INT32
-    try:
-        return infer(widened)
-    except checker.ValidationError:
-        return {}
+            known[name] = type(kind)()
+            known[name].CopyFrom(kind)
+            if kind.tensor_type.elem_type in taken_for_int32:
+                known[name].tensor_type.elem_type = TensorProto.INT32
+        try:
+            return infer(known)
+        except checker.ValidationError:
+            continue
+    return {}
 
 
 def scope_from_graph(graph: GraphProto, opsets: dict[str, int], known: Mapping[str, Any]) -> Scope:

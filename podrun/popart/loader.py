@@ -64,7 +64,7 @@ def check_model(model: ModelProto, info: InputShapeInfo) -> None:
     """popart_exception for what no session can take: inputs without a shape that ``info`` does not give
     either, what onnx.checker refuses, names that PopART reserves.
     """
-    from onnx import defs
+    from onnx import TensorProto, defs
 
     from podrun.popart import model_loader
 
@@ -85,8 +85,12 @@ def check_model(model: ModelProto, info: InputShapeInfo) -> None:
         for value in (*model.graph.input, *model.graph.output)
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
     ]
+    typeless = [value for value in model.graph.output if not value.HasField("type")]
     for kind in shapeless:  # The checker wants shapes, PopART does not: inputs have theirs from elsewhere.
         kind.shape.SetInParent()
+    for value in typeless:  # What a custom operator makes, or something behind it.
+        value.type.tensor_type.elem_type = TensorProto.FLOAT
+        value.type.tensor_type.shape.SetInParent()
     try:
         model_loader.check_model(model)
     except UsageError as error:
@@ -94,6 +98,8 @@ def check_model(model: ModelProto, info: InputShapeInfo) -> None:
     finally:
         for kind in shapeless:
             kind.ClearField("shape")
+        for value in typeless:
+            value.ClearField("type")
     _check_names(model.graph)
 
 

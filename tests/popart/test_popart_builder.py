@@ -355,3 +355,14 @@ def test_subgraphs_call_and_if(builder, device):
         np.testing.assert_array_equal(anchors[z], expected)
     with pytest.raises(popart.popart_exception, match="no tensor"):
         then.addInputTensorFromParentGraph("nothing")
+
+
+def test_the_index_of_the_largest_meets_labels_of_int32(builder):
+    """ONNX types ArgMax as INT64 and Equal wants one type; on the IPU both are INT32."""
+    scores = builder.addInputTensor("FLOAT", [6, 9])
+    label = builder.addInputTensor("UINT32", [6])
+    best = builder.aiOnnx.argmax([scores], axis=1, keepdims=0)
+    right = builder.aiOnnx.equal([best, builder.aiOnnx.cast([label], "INT32")])
+    count = builder.aiOnnx.reducesum([builder.aiOnnx.cast([right], "INT32")], axes=range(1), keepdims=0)
+    assert builder.getTensorDtypeString(right) == "bool"
+    assert builder.getTensorShape(count) == []

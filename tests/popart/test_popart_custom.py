@@ -100,3 +100,17 @@ def test_compiled_libraries_say_what_to_do(tmp_path, monkeypatch):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "register_op" in done.stderr
+
+
+def test_what_nothing_is_known_of_may_be_an_output(device):
+    """An operator that is known to the session but not to the builder gives tensors without a type."""
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [4])
+    y, *_ = builder.customOp("Late", 1, DOMAIN, [x], {})
+    builder.addOutputTensor(y)
+    popart.register_op(DOMAIN, "Late", 1, cube)
+    session = popart.InferenceSession(builder.getModelProto(), popart.DataFlow(1, [y]), device)
+    session.prepareDevice()
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({x: np.full(4, 2, np.float32)}, anchors))
+    np.testing.assert_array_equal(anchors[y], np.full(4, 8))
