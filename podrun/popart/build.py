@@ -145,7 +145,7 @@ def build(
     scaling = None
     if loss is not None and optimizer is not None:
         able = differentiable(lowered, loss)
-        scaling = automatic_scaling(lowered, able, trained, loss, optimizer, options, flow)
+        scaling = automatic_scaling(lowered, able, trained, loss, optimizer, options)
         lowered = returning(lowered, scaling)
     wanted = {a: flow.art(a).spec(anchor_alias(a, lowered.inputs)) for a in flow.anchors()}
     program = Program(

@@ -7,11 +7,20 @@ import os
 
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
-from podrun.popart.enums import AnchorReturnTypeId, DeviceType, RecomputationType, VirtualGraphMode
+from podrun.popart.enums import (
+    AnchorReturnTypeId,
+    BatchSerializationMethod,
+    BatchSerializationTransformContext,
+    DeviceType,
+    RecomputationType,
+    VirtualGraphMode,
+)
 from podrun.popart.errors import popart_exception
 from podrun.popart.options import SessionOptions
 
 _log = logging.getLogger("podrun.popart.session")
+TRANSFORM = "[AutomaticLossScale transform]"
+"""Heads messages about automatic loss scaling."""
 
 
 def check_options(options: SessionOptions, flow: DataFlow, device: DeviceInfo, *, training: bool) -> None:
@@ -20,11 +29,13 @@ def check_options(options: SessionOptions, flow: DataFlow, device: DeviceInfo, *
     _check_replication(options, device)
     _check_distributed(options, device)
     _check_placement(options, device)
+    _check_loops(options, training)
     _check_io(options, device)
     _check_scaling(options, training)
     if not training and flow.nAnchors() == 0:
         raise popart_exception(
-            "An inference session needs at least one anchor in its DataFlow: it would give nothing."
+            "User must specify an anchor tensor when doing inference: an inference session without anchors in its "
+            "DataFlow would give nothing."
         )
     _check_rounding(options)
 
@@ -34,12 +45,13 @@ def _check_accumulation(options: SessionOptions, training: bool) -> None:
         raise popart_exception(f"accumulationFactor must be at least 1, not {options.accumulationFactor}.")
     if options.accumulationFactor > 1 and not options.enableGradientAccumulation:
         raise popart_exception(
-            f"accumulationFactor is {options.accumulationFactor}, but enableGradientAccumulation is False. "
-            "Set it to True."
+            "enableGradientAccumulation is false, but accumulationFactor > 1. It is "
+            f"{options.accumulationFactor}.",
+            hint="Set enableGradientAccumulation to True, or accumulationFactor to 1.",
         )
     if options.enableGradientAccumulation and not training:
         raise popart_exception(
-            "Gradient accumulation goes with training: an inference session has no gradients."
+            "Gradient Accumulation only available when training: an inference session has no gradients."
         )
 
 
@@ -49,7 +61,8 @@ def _check_replication(options: SessionOptions, device: DeviceInfo) -> None:
         raise popart_exception(f"replicatedGraphCount must be at least 1, not {count}.")
     if count > 1 and not options.enableReplicatedGraphs:
         raise popart_exception(
-            f"replicatedGraphCount is {count}, but enableReplicatedGraphs is False. Set it to True."
+            f"enableReplicatedGraphs is false, but replicatedGraphCount > 1. It is {count}.",
+            hint="Set enableReplicatedGraphs to True, or replicatedGraphCount to 1.",
         )
     replicas = options.local_replicas
     if device.numIpus % replicas:
@@ -59,8 +72,9 @@ def _check_replication(options: SessionOptions, device: DeviceInfo) -> None:
         )
     if replicas > 1 and options.virtualGraphMode is VirtualGraphMode.Off and device.numIpus != replicas:
         raise popart_exception(
-            f"With virtualGraphMode Off each replica has one IPU, so {replicas} replicas need a device of "
-            f"{replicas} IPUs; this one has {device.numIpus}."
+            f"If virtual graphs are disabled, the replicated graph count ({replicas}) needs to be equal to the "
+            f"number of IPUs ({device.numIpus}): each replica has one.",
+            hint=f"Use a device of {replicas} IPUs, or a virtualGraphMode other than Off.",
         )
 
 
@@ -95,14 +109,11 @@ def _check_distributed(options: SessionOptions, device: DeviceInfo) -> None:
 
 def _check_placement(options: SessionOptions, device: DeviceInfo) -> None:
     per_replica = device.numIpus // options.local_replicas
-    if options.virtualGraphMode is VirtualGraphMode.Off and per_replica > 1 and options.enablePipelining:
+    mode = options.virtualGraphMode
+    if options.enablePipelining and (mode is VirtualGraphMode.Off or per_replica < 2):
         raise popart_exception(
-            "Pipelining requires more than 1 IPU per replica in use: set a virtualGraphMode other than Off."
-        )
-    if options.enablePipelining and per_replica < 2:
-        raise popart_exception(
-            f"Pipelining requires more than 1 IPU per replica; each replica has {per_replica} of the "
-            f"device's {device.numIpus}."
+            f"Pipelining requires more than 1 IPU for each replica (there are {per_replica}) and a virtualGraphMode "
+            f"other than Off (it is {mode.name})."
         )
     ratios = options.virtualGraphSplitRatios
     if ratios and (
@@ -114,18 +125,13 @@ def _check_placement(options: SessionOptions, device: DeviceInfo) -> None:
             f"virtualGraphSplitRatios needs {per_replica} numbers between 0 and 1 with the sum 1, not "
             f"{ratios}."
         )
-    if options.createImplicitPipeliningFwdOnlyProgram and (
-        not options.enablePipelining
-        or not options.enableGradientAccumulation
-        or options.enableExplicitMainLoops
-    ):
-        raise popart_exception(
-            "createImplicitPipeliningFwdOnlyProgram needs enablePipelining and enableGradientAccumulation, and "
-            "enableExplicitMainLoops switched off."
-        )
+    _check_forward_only(options)
     phases = options.executionPhaseSettings.phases
     if phases > 1 and options.virtualGraphMode is not VirtualGraphMode.ExecutionPhases:
-        raise popart_exception(f"{phases} execution phases need virtualGraphMode ExecutionPhases.")
+        raise popart_exception(
+            f"> 1 execution phases requires VirtualGraphMode::ExecutionPhases; there are {phases}, and "
+            f"virtualGraphMode is {options.virtualGraphMode.name}."
+        )
     if options.virtualGraphMode is VirtualGraphMode.ExecutionPhases:
         if options.enablePipelining:
             raise popart_exception("Pipelining does not go with virtualGraphMode ExecutionPhases.")
@@ -136,9 +142,50 @@ def _check_placement(options: SessionOptions, device: DeviceInfo) -> None:
             )
 
 
-def _check_io(options: SessionOptions, device: DeviceInfo) -> None:
+def _check_forward_only(options: SessionOptions) -> None:
+    if not options.createImplicitPipeliningFwdOnlyProgram:
+        return
+    wrong = ""
+    if options.enablePipelining and options.enableExplicitMainLoops:
+        wrong = "with explicit pipelining"
+    elif not options.enablePipelining:
+        wrong = "without implicit pipelining"
+    elif not options.enableGradientAccumulation:
+        wrong = "without gradient accumulation"
+    if wrong:
+        raise popart_exception(
+            f"Implicit pipelining forward-only program is not supported {wrong}.",
+            hint="createImplicitPipeliningFwdOnlyProgram needs enablePipelining and enableGradientAccumulation, "
+            "and enableExplicitMainLoops switched off.",
+        )
+
+
+def _check_loops(options: SessionOptions, training: bool) -> None:
+    """Options for loops that the program runs itself."""
     if options.enableExplicitMainLoops and not options.useHostCopyOps:
-        raise popart_exception("enableExplicitMainLoops needs useHostCopyOps.")
+        raise popart_exception("enableExplicitMainLoops requires useHostCopyOps.")
+    if options.aliasZeroCopy and options.enablePipelining:
+        raise popart_exception(
+            "Alias zero copy is not supported with pipelining.", hint="Unset aliasZeroCopy."
+        )
+    if options.aliasZeroCopy and not options.explicitRecomputation:
+        raise popart_exception(
+            "Alias zero copy is not supported with implicit recomputation.",
+            hint="Set explicitRecomputation to True, or unset aliasZeroCopy.",
+        )
+    batches = options.batchSerializationSettings
+    if (
+        training
+        and batches.method is BatchSerializationMethod.Loop
+        and batches.transformContext is BatchSerializationTransformContext.Fwd
+    ):
+        raise popart_exception(
+            "Loop batch serialization is only supported in BatchSerializationTransformContext::Bwd in training.",
+            hint="Set batchSerializationSettings.transformContext to Bwd.",
+        )
+
+
+def _check_io(options: SessionOptions, device: DeviceInfo) -> None:
     tiles = options.numIOTiles
     if tiles and (tiles < 32 or tiles % 2 or tiles >= max(device.tilesPerIPU, 33)):
         raise popart_exception(
@@ -169,17 +216,21 @@ def _check_scaling(options: SessionOptions, training: bool) -> None:
     if not settings.enabled:
         return
     if not training:
-        raise popart_exception("Automatic loss scaling goes with training.")
+        raise popart_exception(f"{TRANSFORM} Only compatible when doing training")
     if not 0 <= settings.binEdgeLocation <= 1:
-        raise popart_exception(f"binEdgeLocation must be in [0, 1], not {settings.binEdgeLocation}.")
+        raise popart_exception(
+            f"{TRANSFORM} Out of range value for 'binEdgeLocation'. It must be in [0, 1], not "
+            f"{settings.binEdgeLocation}."
+        )
     if not 0 <= settings.thresholdUpperCountProportion <= 1:
         raise popart_exception(
-            f"thresholdUpperCountProportion must be in [0, 1], not {settings.thresholdUpperCountProportion}."
+            "Out of range value for 'thresholdUpperCountProportion'. It must be in [0, 1], not "
+            f"{settings.thresholdUpperCountProportion}."
         )
-    if options.enablePipelining and options.micro_batches == 1:
+    if options.enablePipelining and not options.enableGradientAccumulation:
         raise popart_exception(
-            "[AutomaticLossScale transform] Automatic loss scaling is not supported when enablePipelining is True "
-            "and enableGradientAccumulation is False."
+            f"{TRANSFORM} Automatic loss scaling is not currently supported when the 'enablePipelining' SessionOption "
+            "is set to 'true', but the 'enableGradientAccumulation' SessionOption is set to 'false'"
         )
 
 
@@ -206,9 +257,9 @@ def check_recomputation(options: SessionOptions, annotated: bool) -> None:
         RecomputationType.RecomputeAll,
     ):
         raise popart_exception(
-            "The model says itself which outputs to compute again (recomputeOutputInBackwardPass), so "
-            "autoRecomputation "
-            f"{options.autoRecomputation.name} cannot decide it too. Use one of them."
+            "A mixture of auto and manual recomputaion is not supported",  # Spelled as programs know it.
+            hint="The model says itself which outputs to compute again (recomputeOutputInBackwardPass), so "
+            f"autoRecomputation {options.autoRecomputation.name} cannot decide it too. Use one of them.",
         )
 
 

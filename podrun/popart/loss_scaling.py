@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from podrun.compiler.program import AutomaticScaling
-from podrun.popart.dataflow import DataFlow
+from podrun.popart.checks import TRANSFORM
 from podrun.popart.enums import GradientTensorTrackingMethod
 from podrun.popart.errors import popart_exception
 from podrun.popart.optimizers.adam import Adam
@@ -55,21 +55,21 @@ def automatic_scaling(
     loss: str,
     optimizer: Optimizer,
     options: SessionOptions,
-    flow: DataFlow,
 ) -> AutomaticScaling | None:
     """What the compiler needs, or None if it is off. popart_exception for what cannot be."""
     settings = options.automaticLossScalingSettings
     if not settings.enabled:
         return None
-    _check(settings, optimizer, flow)
+    _check(settings, optimizer)
     able = set(differentiable) - {loss} - set(lowered.inputs)
     able -= set(lowered.parameters) - set(trainable)
     chosen = _chosen(settings, lowered, able)
     halves = tuple(sorted(name for name in chosen if lowered.tensors[name].dtype == "float16"))
     if not halves:
         raise popart_exception(
-            "[AutomaticLossScale transform] No tracked tensors were found: of the gradients chosen by "
-            f"gradientTensorTrackingMethod {settings.gradientTensorTrackingMethod.name} none is FLOAT16."
+            f"{TRANSFORM} No tracked gradient tensors of type fp16 were found.",
+            hint="Of the gradients that gradientTensorTrackingMethod "
+            f"{settings.gradientTensorTrackingMethod.name} chooses none is FLOAT16.",
         )
     involved = {lowered.tensors[loss].dtype, *(lowered.parameters[name].dtype for name in trainable)}
     return AutomaticScaling(
@@ -90,24 +90,19 @@ def returning(lowered: Lowered, scaling: AutomaticScaling | None) -> Lowered:
     return replace(lowered, returns=returns, outputs={**lowered.outputs, **more})
 
 
-def _check(settings: AutomaticLossScalingSettings, optimizer: Optimizer, flow: DataFlow) -> None:
+def _check(settings: AutomaticLossScalingSettings, optimizer: Optimizer) -> None:
     if optimizer.lossScaling.isConst():
         raise popart_exception(
-            "[AutomaticLossScale transform] The optimizer must have non-const loss scaling: give "
-            f"{optimizer.NAME} lossScaling=({optimizer.lossScaling.val():g}, False)."
+            f"{TRANSFORM} The optimizer must have non-const loss scaling",
+            hint=f'Give {optimizer.NAME} "lossScaling": ({optimizer.lossScaling.val():g}, False).',
         )
     if isinstance(optimizer, Adam) and optimizer.scaled_optimizer_state:
         raise popart_exception(
-            "[AutomaticLossScale transform] scaledOptimizerState does not go with automatic loss scaling: the state "
+            f"{TRANSFORM} scaledOptimizerState does not go with automatic loss scaling: the state "
             "would be scaled by a loss scaling that changes."
         )
     if settings.updatePeriod < 1:
         raise popart_exception(f"updatePeriod must be at least 1, not {settings.updatePeriod}.")
-    if flow.batchesPerStep() % settings.updatePeriod:
-        raise popart_exception(
-            f"[AutomaticLossScale transform] updatePeriod {settings.updatePeriod} should be a factor of the batches "
-            f"per step, {flow.batchesPerStep()}."
-        )
 
 
 def _chosen(settings: AutomaticLossScalingSettings, lowered: Lowered, able: set[str]) -> Iterable[str]:

@@ -86,7 +86,8 @@ def set_stages(nodes: list[NodeProto]) -> None:
     unset = [node for node in counted if stages[id(node)] is None]
     if unset and len(unset) < len(counted):
         raise popart_exception(
-            f"Only some ops have had their pipeline stage set: {label(unset[0])} has none. Set all or none."
+            f"Only some ops have had their pipeline stage set. {label(unset[0])} has none.",
+            hint="Set all or none.",
         )
     if unset:
         for node in counted:
@@ -99,8 +100,8 @@ def set_stages(nodes: list[NodeProto]) -> None:
         before, first = homes.setdefault(stage, (ipu, node))
         if before != ipu:
             raise popart_exception(
-                f"Ops of pipeline stage {stage} must share one virtual graph: {label(first)} is on "
-                f"{before}, {label(node)} on {ipu}."
+                f"Ops {label(first)} and {label(node)} have the same pipeline stage {stage}, but lie on virtual graphs "
+                f"{before} and {ipu}: a stage has one virtual graph."
             )
     used = sorted(homes)
     if used != list(range(len(used))):
@@ -122,9 +123,10 @@ def _check_order(nodes: list[NodeProto], stages: dict[int, int | None]) -> None:
     for node in nodes:
         for name in node.input:
             if name in made and made[name][0] > (stages[id(node)] or 0):
+                stage, producer = made[name]
                 raise popart_exception(
-                    f"{name!r} is made in pipeline stage {made[name][0]} and used by {label(node)} in stage "
-                    f"{stages[id(node)]}: stages must not go backwards."
+                    f"Tensor {name} is consumed in an earlier pipeline stage than it is produced: {label(node)} reads "
+                    f"it in stage {stages[id(node)]}, {label(producer)} in stage {stage}."
                 )
 
 
@@ -171,9 +173,9 @@ def _check_restores(model: ModelProto) -> None:
             if len(stages) > 1:
                 raise popart_exception(
                     "SessionOptions::autoRecomputation == RecomputationType::Pipeline is not compatible with the "
-                    f"partitioning of operations over pipeline stages: {name!r} comes to virtual graph {ipu} in stage "
-                    f"{stage} and must be restored for recomputation in stages {', '.join(map(str, sorted(stages)))}; "
-                    "more than one is not supported.",
+                    f"partitioning of operations over pipeline stages. To-stash Tensor {name!r}, which comes to "
+                    f"virtual graph {ipu} in stage {stage}, must be restored for recomputation of a descendent in stages "
+                    f"{', '.join(map(str, sorted(stages)))}; more than one is not supported.",
                     hint="Put the stages that share what they make on different virtual graphs, or do not recompute.",
                 )
 

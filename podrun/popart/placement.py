@@ -100,5 +100,6 @@ def _check_virtual_graphs(nodes: list[NodeProto], options: SessionOptions, ipus:
         ipu = placed.get(id(node))
         if ipu is not None and not 0 <= ipu < ipus:
             raise popart_exception(
-                f"{label(node)} is assigned to an invalid virtual graph {ipu}: each replica has {ipus} IPUs."
+                f"{label(node)} has been assigned to an invalid virtual graph {ipu}. numIPUs = {ipus}: each replica "
+                f"has {ipus}."
             )

@@ -192,10 +192,13 @@ def test_a_scale_that_moves_gives_what_a_fixed_one_gives(optimizer):
 @pytest.mark.parametrize(
     ("optimizer", "settings", "words"),
     [
-        (popart.ConstSGD(0.1), {}, "non-const loss scaling"),
+        (popart.ConstSGD(0.1), {}, "The optimizer must have non-const loss scaling$"),
         (automatic(), {"binEdgeLocation": 1.5}, "binEdgeLocation"),
-        (automatic(), {"thresholdUpperCountProportion": -0.5}, "thresholdUpperCountProportion"),
-        (automatic(), {"updatePeriod": 3}, "factor of the batches per step"),
+        (
+            automatic(),
+            {"thresholdUpperCountProportion": -0.5},
+            "^Out of range value for 'thresholdUpperCountPro",
+        ),
         (automatic(), {"updatePeriod": 0}, "updatePeriod"),
         (automatic(), {"toTrackTensors": ["MatMul:0"]}, "GradientsOfUserSpecifiedTensors"),
         (popart.Adam({"lossScaling": (2.0, False)}, scaled_optimizer_state=True), {}, "scaledOptimizerState"),
@@ -220,7 +223,9 @@ def test_named_tensors_are_checked(names, words):
 
 
 def test_without_halves_there_is_nothing_to_track():
-    with pytest.raises(popart.popart_exception, match="No tracked tensors"):
+    with pytest.raises(
+        popart.popart_exception, match="No tracked gradient tensors of type fp16 were found.$"
+    ):
         training(linear("float32"), automatic(), scaled(options()), popart.DataFlow(1, []))
 
 

@@ -208,10 +208,13 @@ def test_adaptive(mode, momentum, tf, l2):
         (lambda: popart.Adam({"beta1": (0.1, True)}), "Invalid Adam key"),
         (lambda: popart.Adaptive({"defaultBeta1": (0.1, True)}), "Invalid Adaptive key"),
         (lambda: popart.SGD({"defaultLearningRate": 0.1}), "pair"),
-        (lambda: popart.SGD({"defaultLearningRate": (-0.1, False)}), "negative"),
-        (lambda: popart.SGD({"defaultLearningRate": (0.0, True)}), "constant learning rate of 0"),
-        (lambda: popart.SGD({"defaultVelocityScaling": (0.0, True)}), "positive"),
-        (lambda: popart.SGD({"lossScaling": (0.0, True)}), "lossScaling"),
+        (
+            lambda: popart.SGD({"defaultLearningRate": (-0.1, False)}),
+            r"^Negative learning rate \(-0.1\) in SGD",
+        ),
+        (lambda: popart.SGD({"defaultLearningRate": (0.0, True)}), "^Constant, zero learning rate in SGD"),
+        (lambda: popart.SGD({"defaultVelocityScaling": (0.0, True)}), "^Non-positive velocity scaling"),
+        (lambda: popart.SGD({"lossScaling": (0.0, True)}), "^Loss scaling cannot be 0"),
         (lambda: popart.SGD({"defaultDampening": (0.1, True), "nesterov": (1.0, True)}), "nesterov"),
         (lambda: popart.Adam({"defaultEps": (0.0, True)}), "eps"),
         (lambda: popart.Adaptive({}, mode=popart.AdaptiveMode.AdaGrad, rmsprop_tf_variant=True), "RMSProp"),
@@ -308,9 +311,15 @@ def test_specific_values_and_updates_from_the_host(device):
 @pytest.mark.parametrize(
     ("other", "word"),
     [
-        (popart.SGD({"defaultLearningRate": (0.1, True)}), "non-const"),
+        (
+            popart.SGD({"defaultLearningRate": (0.1, True)}),
+            "^Can not replace a non constant value with a constant",
+        ),
         (popart.Adam({}), "cannot replace"),
-        (popart.SGD({"defaultLearningRate": (0.1, False), "defaultWeightDecay": (0.5, True)}), "constant at"),
+        (
+            popart.SGD({"defaultLearningRate": (0.1, False), "defaultWeightDecay": (0.5, True)}),
+            "^Values are constant but do not match",
+        ),
         (
             popart.SGD({"defaultLearningRate": (0.1, False)}, accl1Type=popart.DataType.FLOAT16),
             "modes and types",

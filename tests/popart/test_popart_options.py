@@ -59,7 +59,16 @@ def test_options_are_taken_when_the_session_is_made():
         (1, {"accumulationFactor": 0}, "at least 1"),
         (1, {"replicatedGraphCount": 2}, "enableReplicatedGraphs"),
         (4, {"enableReplicatedGraphs": True, "replicatedGraphCount": 3}, "not divisible"),
-        (4, {"enableReplicatedGraphs": True, "replicatedGraphCount": 2}, "device of 2 IPUs"),
+        (
+            4,
+            {"enableReplicatedGraphs": True, "replicatedGraphCount": 2},
+            r"graph count \(2\) needs to be equal",
+        ),
+        (
+            1,
+            {"enableExplicitMainLoops": True, "useHostCopyOps": True, "aliasZeroCopy": True},
+            "implicit recomp",
+        ),
         (1, {"enablePipelining": True}, "more than 1 IPU"),
         (2, {"enablePipelining": True}, "virtualGraphMode"),
         (1, {"enableExplicitMainLoops": True}, "useHostCopyOps"),
@@ -95,7 +104,7 @@ def test_combinations_that_are_refused(ipus, values, word):
 
 def test_inference_has_no_accumulation():
     opts = options(enableGradientAccumulation=True, accumulationFactor=2)
-    with pytest.raises(popart.popart_exception, match="inference"):
+    with pytest.raises(popart.popart_exception, match="^Gradient Accumulation only available when training"):
         session(opts=opts, training=False)
 
 
@@ -162,9 +171,15 @@ def place(ipus, places, stages=(), batches=1, **values):
         (2, [0, 2], [], {}, "invalid virtual graph 2"),
         (2, [0, 1], [0, None], {"enablePipelining": True}, "Only some ops have had their pipeline stage set"),
         (2, [0, 1], [0, 2], {"enablePipelining": True}, "without gaps"),
-        (2, [0, 1], [1, 0], {"enablePipelining": True}, "must not go backwards"),
-        (2, [0, 1], [0, 0], {"enablePipelining": True}, "share one virtual graph"),
-        (2, [1, 0], [], {"enablePipelining": True}, "must not go backwards"),
+        (2, [0, 1], [1, 0], {"enablePipelining": True}, "earlier pipeline stage than it is produced"),
+        (2, [0, 1], [0, 0], {"enablePipelining": True}, "^Ops .* have the same pipeline stage 0, but"),
+        (
+            2,
+            [1, 0],
+            [],
+            {"enablePipelining": True},
+            "^Tensor MatMul:0 is consumed in an earlier pipeline stage",
+        ),
         (2, [0, 1], [0, 1], {"enablePipelining": True}, "depth"),
         (4, [0, 1], [], {"virtualGraphMode": popart.VirtualGraphMode.Auto}, "enough splits"),
     ],
@@ -187,7 +202,9 @@ def test_recomputation_by_hand_and_automatically():
     y = builder.aiOnnx.relu([x])
     builder.recomputeOutputInBackwardPass(y)
     opts = options(autoRecomputation=popart.RecomputationType.Standard)
-    with pytest.raises(popart.popart_exception, match="autoRecomputation"):
+    with pytest.raises(
+        popart.popart_exception, match="^A mixture of auto and manual recomputaion is not supported$"
+    ):
         popart.InferenceSession(
             builder.getModelProto(), popart.DataFlow(1, [y]), OFFLINE[1], userOptions=opts
         )

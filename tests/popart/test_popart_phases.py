@@ -136,7 +136,7 @@ def test_virtual_graphs_by_hand_follow_the_phase():
 def test_what_is_refused(chain, opts, ipus, word):
     if word is None:
         opts.executionPhaseSettings.phases = 2
-        word = "2 execution phases need virtualGraphMode ExecutionPhases"
+        word = "> 1 execution phases requires VirtualGraphMode::ExecutionPhases"
     with pytest.raises(popart.popart_exception, match=word):
         session(chain, opts, ipus)
 

@@ -44,7 +44,7 @@ class Chain:
 
 
 def pipelined(**values):
-    return options(virtualGraphMode=MANUAL, enablePipelining=True, **values)
+    return options(**{"virtualGraphMode": MANUAL, "enablePipelining": True} | values)
 
 
 def data(batches, accumulation=1, replicas=1, seed=5):
@@ -221,7 +221,7 @@ def test_depth():
 
 def test_stages_are_inferred_from_ipus():
     assert session(Chain([0, 1, 2], stages=False), **accumulating(5))
-    with pytest.raises(popart.popart_exception, match="must not go backwards"):
+    with pytest.raises(popart.popart_exception, match="in an earlier pipeline stage than it is produced"):
         session(Chain([0, 1, 0], stages=False), **accumulating(5))
     assert session(Chain([0, 1, 0]), **accumulating(5))
 
@@ -247,10 +247,15 @@ def test_what_pipelines_refuse():
     every = {chain.loss: popart.AnchorReturnType("EveryN", 2)}
     with pytest.raises(popart.popart_exception, match="EveryN does not go with pipelining"):
         session(chain, training=False, batches=4, ipus=2, anchors=every).prepareDevice()
-    with pytest.raises(
-        popart.popart_exception, match="needs enablePipelining and enableGradientAccumulation"
-    ):
-        session(chain, batches=3, ipus=2, createImplicitPipeliningFwdOnlyProgram=True)
+    alone = {"createImplicitPipeliningFwdOnlyProgram": True}
+    explicit = {"enableExplicitMainLoops": True, "useHostCopyOps": True}
+    for wrong, values in [
+        ("without gradient accumulation", {}),
+        ("with explicit pipelining", explicit | accumulating(3)),
+        ("without implicit pipelining", {"enablePipelining": False} | accumulating(3)),
+    ]:
+        with pytest.raises(popart.popart_exception, match=f"forward-only program is not supported {wrong}"):
+            session(chain, batches=3, ipus=2, **alone, **values)
     clipped = popart.SGD({"defaultLearningRate": (0.1, True)}, [popart.ClipNormSettings.clipAllWeights(1.0)])
     parallel = popart.AccumulateOuterFragmentSettings(popart.AccumulateOuterFragmentSchedule.Scheduler)
     with pytest.raises(popart.popart_exception, match="clipping of a pipelined program needs gradient accum"):
@@ -302,7 +307,7 @@ def test_recomputation_for_several_stages_of_an_ipu_is_refused(skip, operator):
     recompute = {"autoRecomputation": popart.RecomputationType.Pipeline, **accumulating(5)}
     if skip and operator == "tanh":
         with pytest.raises(
-            popart.popart_exception, match=r"must be restored for recomputation in stages 2, 4"
+            popart.popart_exception, match=r"restored for recomputation of a descendent in stages 2, 4"
         ):
             session(model, ipus=2, **recompute)
         assert session(model, ipus=2, explicitRecomputation=True, **recompute)

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from podrun.popart.optimizers.rules import Rule
 
 
+def _spoken(name: str) -> str:
+    """A hyper-parameter in a sentence: ``velocityScaling`` -> ``velocity scaling``."""
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name)
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateContext:
     """What an update rule must know of the session: replicas over all instances, accumulation, and whether
@@ -65,7 +70,7 @@ class Optimizer(abc.ABC):
         for key, value in values.items():
             if key not in keys:
                 raise popart_exception(
-                    f"Invalid {self.NAME} key {key!r}. The keys are {', '.join(sorted(keys))}."
+                    f"Invalid {self.NAME} key, {key}, the allowed keys are {', '.join(sorted(keys))}."
                 )
             given[keys[key]] = parse_value(self.NAME, key, value)
         self.lossScaling = given.pop("lossScaling", OptimizerValue(1.0, True))
@@ -76,7 +81,7 @@ class Optimizer(abc.ABC):
         self.clip_norm_settings = list(clip_norm_settings)
         self._check("the defaults", {name: values.default for name, values in self._maps.items()})
         if self.lossScaling.val() == 0:
-            raise popart_exception(f"{self.NAME}: lossScaling cannot be 0.")
+            raise popart_exception(f"Loss scaling cannot be 0 ({self.NAME}: lossScaling).")
         self._check_clipping()
 
     def _constructor_keys(self) -> dict[str, str]:
@@ -91,8 +96,8 @@ class Optimizer(abc.ABC):
         unknown = [key for key in values if key not in self.DEFAULTS]
         if unknown:
             raise popart_exception(
-                f"Invalid {self.NAME} key {unknown[0]!r} for weight {tensorId!r}. The keys are "
-                f"{', '.join(sorted(self.DEFAULTS))}."
+                f"Invalid key {unknown[0]} in {self.NAME}::insertSpecific for weight {tensorId!r}. Permitted keys "
+                f"are {', '.join(sorted(self.DEFAULTS))}."
             )
         specific = {
             name: parse_value(self.NAME, name, values[name]) if name in values else values_map.default
@@ -114,17 +119,19 @@ class Optimizer(abc.ABC):
         for name in self.NOT_NEGATIVE:
             if values[name].val() < 0:
                 raise popart_exception(
-                    f"{self.NAME}, {where}: {name} cannot be negative, but is {values[name].val()}."
+                    f"Negative {_spoken(name)} ({values[name].val():g}) in {self.NAME}, {where}: {name} must be at "
+                    "least 0."
                 )
         for name in self.POSITIVE:
             if values[name].val() <= 0:
                 raise popart_exception(
-                    f"{self.NAME}, {where}: {name} must be positive, but is {values[name].val()}."
+                    f"Non-positive {_spoken(name)} ({values[name].val():g}) in {self.NAME} is not supported ({where}: "
+                    f"{name})."
                 )
         rate = values["learningRate"]
         if rate.isConst() and rate.val() == 0:
             raise popart_exception(
-                f"{self.NAME}, {where}: a constant learning rate of 0 would train nothing."
+                f"Constant, zero learning rate in {self.NAME}, {where}: it would train nothing."
             )
 
     def _check_clipping(self) -> None:
@@ -185,11 +192,11 @@ class Optimizer(abc.ABC):
             what = f"{name} of weight {weight!r}" if weight else name
             if old.isConst() != new.isConst():
                 raise popart_exception(
-                    f"Optimizer update not valid: {what} was {'const' if old.isConst() else 'non-const'} and "
-                    f"cannot become {'const' if new.isConst() else 'non-const'}."
+                    f"Can not replace a {'' if old.isConst() else 'non '}constant value with a "
+                    f"{'' if new.isConst() else 'non '}constant value. Optimizer update not valid: {what}."
                 )
             if old.isConst() and old.val() != new.val():
                 raise popart_exception(
-                    f"Optimizer update not valid: {what} is constant at {old.val()}, so it cannot become "
-                    f"{new.val()}."
+                    f"Values are constant but do not match. Optimizer update not valid: {what} is constant at "
+                    f"{old.val():g}, so it cannot become {new.val():g}."
                 )
