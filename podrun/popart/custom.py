@@ -10,13 +10,17 @@
     (y,) = builder.customOp("Cube", 1, "custom.ops", [x], {"scale": 2.0})
 
 Operators compiled for the SDK (C++ libraries) cannot be loaded: they are code for another machine.
-`explain_libraries` makes the attempt say so.
+`explain_libraries` makes the attempt say so. A program that loads one runs unchanged with ``PODRUN_CUSTOM_OPS=ops.py``:
+the file registers the operators (`load_files`), and the library is left alone.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import logging
+import os
+import runpy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +35,14 @@ Gradient = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Mapping[str, A
 without).
 """
 
-_RESERVED = ("", "ai.onnx", "ai.onnx.ml", "ai.graphcore")
+FILES = "PODRUN_CUSTOM_OPS"
+"""Python files that register what a program's compiled libraries hold, as in PATH."""
+
+_RESERVED = ("", "ai.onnx", "ai.onnx.ml")
+_HOW = (
+    "Give what the operator computes as a JAX function: podrun.popart.register_op(domain, name, version, function); "
+    f"in a file of its own if the program is to stay as it is: {FILES}=ops.py podrun ..."
+)
 
 _registered: dict[tuple[str, str], dict[int, Function]] = {}
 
@@ -42,12 +53,17 @@ def register_op(
     """Make operator ``name`` of ``domain`` known to builders and sessions, from ``version`` on.
 
     Attributes of the node are keyword arguments of the function; inputs that are left out are None. The
-    gradient is JAX's unless one is given. popart_exception for PopART's own domains and for a version below
-    1.
+    gradient is JAX's unless one is given. popart_exception for operators that PopART has (ai.graphcore may get
+    others: programs use that domain too) and for a version below 1.
     """
-    if domain in _RESERVED:
+    from podrun.popart.ops.registry import GRAPHCORE, find, operator
+
+    own = domain == GRAPHCORE and not registered(domain, name) and find(domain, name, version) is not None
+    if domain in _RESERVED or own:
         raise popart_exception(
             f"Operators of domain {domain!r} are PopART's own: register yours in another domain."
+            if not own
+            else f"Operator {domain}.{name} is PopART's own: register yours under another name."
         )
     if not isinstance(version, int) or version < 1:
         raise popart_exception(
@@ -56,7 +72,6 @@ def register_op(
     if not callable(jax_function):
         raise TypeError(f"register_op(): {jax_function!r} is not callable.")
     function = jax_function if gradient is None else _with_gradient(jax_function, gradient)
-    from podrun.popart.ops.registry import operator
 
     def run(context: Any, node: Any, *inputs: Any) -> Any:
         results = function(*inputs, **_public(node.attributes))
@@ -139,9 +154,23 @@ _SDK_LIBRARIES = (
 )
 
 
+def load_files(environ: Mapping[str, str] | None = None) -> None:
+    """Run the files that ``PODRUN_CUSTOM_OPS`` names. popart_exception for one that is not there."""
+    for path in _files(environ):
+        if not os.path.isfile(path):
+            raise popart_exception(f"{FILES} names {path!r}, which is no file.")
+        runpy.run_path(path)
+
+
+def _files(environ: Mapping[str, str] | None = None) -> list[str]:
+    text = (os.environ if environ is None else environ).get(FILES, "")
+    return [path for path in text.split(os.pathsep) if path]
+
+
 def explain_libraries() -> None:
-    """Let loading a library that needs the SDK's own libraries fail with a message that says what to do
-    instead.
+    """Let loading a library that needs the SDK's own libraries fail with a message that says what to do instead.
+
+    If a file stands for it (`FILES`), the program gets a library without operators, and a warning says so.
     """
     if getattr(ctypes.CDLL.__init__, "_podrun", False):
         return
@@ -152,14 +181,26 @@ def explain_libraries() -> None:
         try:
             original(self, name, *args, **kwargs)
         except OSError as error:
-            if any(library in str(error) for library in _SDK_LIBRARIES):
+            path = os.fspath(name) if isinstance(name, (str, os.PathLike)) else ""
+            compiled = any(library in str(error) for library in _SDK_LIBRARIES)
+            missing = os.sep in path and not os.path.exists(path)
+            if (compiled or missing) and _files():
+                logging.getLogger("podrun.popart").warning(
+                    "%s is not loaded: its operators are those of %s", name, os.pathsep.join(_files())
+                )
+                original(self, None, *args, **kwargs)
+            elif compiled:
                 raise popart_unsupported(
                     f"{name}: a custom operator library compiled for the SDK cannot be loaded here, because "
                     f"it holds code for the IPU and its libraries ({error}).",
-                    hint="Give what the operator computes as a JAX function: podrun.popart.register_op(domain, name, "
-                    "version, function).",
+                    hint=_HOW,
                 ) from error
-            raise
+            else:
+                if missing:
+                    error.add_note(
+                        f"hint: If it holds custom operators for the IPU, it need not be built. {_HOW}"
+                    )
+                raise
 
     load._podrun = True  # type: ignore[attr-defined]
     ctypes.CDLL.__init__ = load  # type: ignore[method-assign]

@@ -80,6 +80,13 @@ OPTIONAL = (
 NAMES = tuple(sorted((*MANDATORY, *OPT_IN, *OPTIONAL)))
 """Every pattern."""
 
+_registered: set[str] = set()
+
+
+def register_pattern(name: str) -> None:
+    """Let programs name a rewrite of their own (one that a compiled library would bring). It changes nothing here."""
+    _registered.add(name)
+
 
 def _of_level(level: PatternsLevel) -> set[str]:
     if level is PatternsLevel.All:
@@ -156,8 +163,12 @@ class Patterns:
 
 
 def _known(name: str) -> str:
-    if name in NAMES:
+    if name in NAMES or name in _registered:
         return name
     near = difflib.get_close_matches(name, NAMES, n=1)
     guess = f" Did you mean {near[0]!r}?" if near else ""
-    raise popart_exception(f"Invalid pattern name {name!r}.{guess}")
+    raise popart_exception(
+        f"Invalid pattern name {name!r}.{guess}",
+        hint="A rewrite that a compiled library of the program's own would bring is made known by "
+        f"podrun.popart.patterns.register_pattern({name!r}), in a file that PODRUN_CUSTOM_OPS names.",
+    )

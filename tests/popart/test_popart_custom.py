@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -114,3 +115,63 @@ def test_what_nothing_is_known_of_may_be_an_output(device):
     anchors = session.initAnchorArrays()
     session.run(popart.PyStepIO({x: np.full(4, 2, np.float32)}, anchors))
     np.testing.assert_array_equal(anchors[y], np.full(4, 8))
+
+
+def test_programs_may_add_operators_to_ai_graphcore_but_not_replace_them(device):
+    with pytest.raises(popart.popart_exception, match=r"ai\.graphcore\.Gelu is PopART's own"):
+        popart.register_op("ai.graphcore", "Gelu", 1, cube)
+    popart.register_op("ai.graphcore", "TestKeep", 1, lambda x: x)
+    popart.register_op("ai.graphcore", "TestKeep", 1, lambda x: x + 1)  # Again: a file may be run twice.
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT16", [4, 2])
+    (y,) = builder.customOp("TestKeep", 1, "ai.graphcore", [x], {})
+    assert builder.getTensorShape(y) == [4, 2]
+
+
+def test_an_operator_that_nobody_has_says_how_to_give_it(device):
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [4])
+    y, *_ = builder.customOp("Fused", 3, "test.ops.none", [x], {})
+    with pytest.raises(popart.popart_exception) as caught:
+        popart.InferenceSession(builder.getModelProto(), popart.DataFlow(1, [y]), device)
+    assert "test.ops.none.Fused is none of PopART's" in str(caught.value)
+    assert 'register_op("test.ops.none", "Fused", 3, function)' in caught.value.hint
+
+
+PROGRAM = """
+import ctypes, os
+import numpy as np
+import popart
+ctypes.cdll.LoadLibrary(os.path.join(os.path.dirname(os.path.abspath(__file__)), "build", "fused.so"))
+popart.Patterns().enablePattern("OurRewrite", False)
+builder = popart.Builder()
+x = builder.addInputTensor("FLOAT", [4])
+(y,) = builder.customOp("Fused", 1, "our.ops", [x], {"factor": 3.0})
+device = popart.DeviceManager().createCpuDevice()
+session = popart.InferenceSession(builder.getModelProto(), popart.DataFlow(1, [y]), device)
+session.prepareDevice()
+anchors = session.initAnchorArrays()
+session.run(popart.PyStepIO({x: np.ones(4, np.float32)}, anchors))
+print(anchors[y])
+"""
+OPERATORS = """
+from podrun.popart import register_op
+from podrun.popart.patterns import register_pattern
+register_op("our.ops", "Fused", 1, lambda x, *, factor: x * factor)
+register_pattern("OurRewrite")
+"""
+
+
+@pytest.mark.system
+def test_a_program_with_a_compiled_library_runs_unchanged_with_a_file_in_its_place(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "ops.py").write_text(OPERATORS)
+    command = [sys.executable, "-m", "podrun.compat", str(tmp_path / "program.py")]
+    alone = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert alone.returncode == 1
+    assert "cannot open shared object file" in alone.stderr
+    assert "PODRUN_CUSTOM_OPS=ops.py podrun" in alone.stderr
+    environ = {**os.environ, "PODRUN_CUSTOM_OPS": str(tmp_path / "ops.py")}
+    given = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ)
+    assert given.stdout.splitlines()[-1:] == ["[3. 3. 3. 3.]"], given.stderr
+    assert "fused.so is not loaded: its operators are those of" in given.stderr

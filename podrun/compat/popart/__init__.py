@@ -11,12 +11,14 @@ from podrun.popart import *  # noqa: F403
 from podrun.popart import __all__ as __all__
 from podrun.popart import session as session
 from podrun.popart.custom import explain_libraries as _explain_libraries
+from podrun.popart.custom import load_files as _load_files
 from podrun.popart.version import POPART_VERSION
 
 __version__ = POPART_VERSION
 _install()
 _explain_libraries()
 sys.modules.setdefault("popart.session", session)
+_load_files()
 
 
 def __getattr__(name: str) -> Any:

@@ -16,11 +16,14 @@ import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from podrun.errors import UnimplementedError
+
+if TYPE_CHECKING:
+    from podrun.popart.ops.sdk import Sdk
 
 ONNX = "ai.onnx"
 GRAPHCORE = "ai.graphcore"
@@ -40,6 +43,7 @@ FAMILIES = (
     "softmax",
     "losses",
     "indexing",
+    "scattering",
     "sorting",
     "cumulative",
     "normalization",
@@ -127,6 +131,10 @@ class Context(Protocol):
     def replicas(self) -> int:
         """Replicas of the whole program: what collectives in the model may span."""
 
+    @property
+    def sdk(self) -> Sdk | None:
+        """Set iff the operator means what the SDK's means, where that differs from ONNX's (a PopART session's)."""
+
     def key(self) -> Any:
         """A JAX random key of this node (and of this loop iteration, replica and micro-batch)."""
 
@@ -206,6 +214,14 @@ def lookup(node: Node) -> Operator:
     there.
     """
     found = find(node.domain, node.op_type, node.opset)
+    if found is None and (node.domain or ONNX) not in (ONNX, "ai.onnx.ml"):
+        raise UnimplementedError(
+            f"operator {node.domain}.{node.op_type} is none of PopART's, and none is registered: {node.describe()}; "
+            "what is compiled for the IPU cannot run here",
+            hint=f'Register what it computes: podrun.popart.register_op("{node.domain}", "{node.op_type}", '
+            f"{node.opset}, function); in a file of its own if the program is to stay as it is: "
+            "PODRUN_CUSTOM_OPS=ops.py podrun ...",
+        )
     if found is None:
         raise UnimplementedError(
             f"operator {node.domain}.{node.op_type} of opset {node.opset} is not implemented: {node.describe()}",
