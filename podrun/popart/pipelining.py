@@ -174,8 +174,8 @@ def _check_restores(model: ModelProto) -> None:
                 raise popart_exception(
                     "SessionOptions::autoRecomputation == RecomputationType::Pipeline is not compatible with the "
                     f"partitioning of operations over pipeline stages. To-stash Tensor {name!r}, which comes to "
-                    f"virtual graph {ipu} in stage {stage}, must be restored for recomputation of a descendent in stages "
-                    f"{', '.join(map(str, sorted(stages)))}; more than one is not supported.",
+                    f"virtual graph {ipu} in stage {stage}, must be restored for recomputation of a descendent in "
+                    f"stages {', '.join(map(str, sorted(stages)))}; more than one is not supported.",
                     hint="Put the stages that share what they make on different virtual graphs, or do not recompute.",
                 )
 

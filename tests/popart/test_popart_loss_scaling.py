@@ -224,7 +224,7 @@ def test_named_tensors_are_checked(names, words):
 
 def test_without_halves_there_is_nothing_to_track():
     with pytest.raises(
-        popart.popart_exception, match="No tracked gradient tensors of type fp16 were found.$"
+        popart.popart_exception, match=r"No tracked gradient tensors of type fp16 were found\.$"
     ):
         training(linear("float32"), automatic(), scaled(options()), popart.DataFlow(1, []))
 

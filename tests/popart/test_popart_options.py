@@ -104,7 +104,7 @@ def test_combinations_that_are_refused(ipus, values, word):
 
 def test_inference_has_no_accumulation():
     opts = options(enableGradientAccumulation=True, accumulationFactor=2)
-    with pytest.raises(popart.popart_exception, match="^Gradient Accumulation only available when training"):
+    with pytest.raises(popart.popart_exception, match=r"^Gradient Accumulation only available when training"):
         session(opts=opts, training=False)
 
 
@@ -203,7 +203,7 @@ def test_recomputation_by_hand_and_automatically():
     builder.recomputeOutputInBackwardPass(y)
     opts = options(autoRecomputation=popart.RecomputationType.Standard)
     with pytest.raises(
-        popart.popart_exception, match="^A mixture of auto and manual recomputaion is not supported$"
+        popart.popart_exception, match=r"^A mixture of auto and manual recomputaion is not supported$"
     ):
         popart.InferenceSession(
             builder.getModelProto(), popart.DataFlow(1, [y]), OFFLINE[1], userOptions=opts
