@@ -22,6 +22,7 @@ import numpy as np
 from podrun.collectives import Group
 from podrun.device.buffers import Array, Buffers
 from podrun.device.cores import ANY_TIME, Turn
+from podrun.device.heap import give_back
 from podrun.device.interpreter import Between, Interpreter
 from podrun.device.pieces import PieceCache
 from podrun.device.positions import at_position, ipus_per_position
@@ -166,8 +167,9 @@ class Engine:
         self.team.abort(error)
 
     def close(self) -> None:
-        """Leave the groups of machines."""
+        """Leave the groups of machines, and the kernel the memory that steps took turns with."""
         self.team.close()
+        give_back()
 
     def _run_batches(self, batches: int, feed: Feed, drain: Drain) -> None:
         mail = self.team.mail

@@ -28,6 +28,7 @@ from podrun.device import kept_steps
 from podrun.device.clients import SHARED_BY, called_from_outside, large, two_threads
 from podrun.device.convolutions import available
 from podrun.device.cutting import Steps, cut
+from podrun.device.heap import use_one_heap
 from podrun.device.rewrite import rewrite
 from podrun.device.steps import compiled
 from podrun.errors import ApplicationRuntimeError
@@ -81,6 +82,7 @@ class PieceCache:
         if own_process:
             os.environ["NPROC"] = "1"  # read by XLA when its client starts
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
+            use_one_heap()
         self._inline = own_process
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
