@@ -85,20 +85,15 @@ class _Splitter:
     def _placed(self, place: Place) -> dict[int, tuple[int, int]]:
         """Place and rank of every equation that is no constant."""
         found: dict[int, tuple[int, int]] = {}
-        ranked = False
         for i in self.indices:
             spot = place(self.equations[i])
             if spot is not None:
-                ranked |= spot.rank is not None
                 found[i] = (spot.place, i if spot.rank is None else spot.rank)
                 if spot.late:
                     self.late.add(i)
             else:
                 self._follow(i, found)
-        consumers: dict[int, list[int]] = {}
-        for i in self.indices:
-            for producer in self._producers(i):
-                consumers.setdefault(producer, []).append(i)
+        consumers = self._consumers()
         for i in reversed(self.indices):
             if i not in found:
                 placed = [found[c] for c in consumers.get(i, []) if c in found]
@@ -110,8 +105,6 @@ class _Splitter:
                 self._follow(i, found)
             if i not in found:
                 found[i] = next((homes[v] for v in self.reads[i] if v in homes), (0, 0))
-        if ranked:
-            self.late |= {i for i in self.indices if not self._changing.isdisjoint(self.reads[i])}
         return found
 
     @property
@@ -140,8 +133,16 @@ class _Splitter:
         """Equations whose results an equation reads, in program order."""
         return sorted({self.producer[v] for v in self.reads[index] if v in self.producer})
 
+    def _consumers(self) -> dict[int, list[int]]:
+        """Equations that read the results of an equation, in program order."""
+        found: dict[int, list[int]] = {}
+        for i in self.indices:
+            for producer in self._producers(i):
+                found.setdefault(producer, []).append(i)
+        return found
+
     def segments(self) -> tuple[Segment, ...]:
-        groups = self._groups()
+        groups = self._postponed(self._groups())
         where = {i: number for number, group in enumerate(groups) for i in group}
         crossing = self._crossing(groups, where)
         outputs = self._outputs(groups, where)
@@ -170,6 +171,33 @@ class _Splitter:
             groups.append(group)
             left = [i for i in left if i not in done]
         return groups or [[]]
+
+    def _postponed(self, groups: list[list[int]]) -> list[list[int]]:
+        """The groups, with what is made of changing arguments alone moved to the first group that needs it.
+
+        So an accumulator is read where it is added to: in a pipeline it changes meanwhile, and which operations XLA
+        fuses, hence the last bit, does not depend on whether places have ranks.
+        """
+        where = {i: number for number, group in enumerate(groups) for i in group}
+        consumers, movable = self._consumers(), self._made_of_changing()
+        for i in sorted(movable, key=lambda i: (i not in consumers, -i)):
+            # What is only an output goes where the same arguments are read.
+            alike = [k for k in movable if k != i and not set(self.reads[k]).isdisjoint(self.reads[i])]
+            first = min(consumers.get(i) or alike, key=where.__getitem__, default=i)
+            if self.spots[first][0] == self.spots[i][0]:
+                where[i] = max(where[i], where[first])
+        found = [sorted(i for i in where if where[i] == number) for number in range(len(groups))]
+        return [group for group in found if group] or [[]]
+
+    def _made_of_changing(self) -> list[int]:
+        """Equations that read nothing but arguments, changing ones among them, and what such equations make."""
+        fixed, made = set(self.jaxpr.invars) - self._changing, set(self._changing)
+        found = []
+        for i in self.indices:
+            if not made.isdisjoint(self.reads[i]) and made.union(fixed).issuperset(self.reads[i]):
+                found.append(i)
+                made.update(self.equations[i].outvars)
+        return found
 
     def _crossing(self, groups: list[list[int]], where: Mapping[int, int]) -> list[Var]:
         """Variables made in one segment and read in another, in program order."""

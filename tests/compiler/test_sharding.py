@@ -269,6 +269,16 @@ def test_stages_need_not_be_named_for_the_same_bits() -> None:
     assert_same_bits(plain, replace(plain, pipelined=True))
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_sharded_work_is_the_pipelined_work(replicas: int) -> None:
+    """Equation for equation: a running mean reads its accumulator with the backward work, where XLA fuses both."""
+    options: dict[str, Any] = {"accumulation_factor": 5, "reduction": Reduction.MEAN, "replicas": replicas}
+    sharded = compile_program(chain([0, 1, 2], ipus=4, stages=False, **options)).computations
+    pipelined = compile_program(chain([0, 1, 2], ipus=4, pipelined=True, **options)).computations
+    assert {n: c.outputs for n, c in sharded.items()} == {n: c.outputs for n, c in pipelined.items()}
+    assert {n: c.stablehlo for n, c in sharded.items()} == {n: c.stablehlo for n, c in pipelined.items()}
+
+
 def test_inference_in_a_pipeline() -> None:
     more: dict[str, Any] = {"loss": None, "update": None, "anchors": (AnchorSpec("h2"), AnchorSpec("h0"))}
     program = chain([0, 1, 2], accumulation_factor=3, **more)
