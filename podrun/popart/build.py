@@ -164,7 +164,8 @@ def build(
         state_updates=lowered.state_updates,
         uses_random=lowered.uses_random,
         recompute=recompute_of(lowered.graph.nodes, options) if loss is not None else NOTHING,
-        ipus_per_replica=ipus_per_replica,
+        # Machines are filled with powers of two: a model of three IPUs is one of four with an idle one.
+        ipus_per_replica=1 << (ipus_per_replica - 1).bit_length(),
         updates_each_micro_batch=options.overlaps_batches and bool(trained),
         metadata={
             "anchors": flow.anchors(),

@@ -109,6 +109,7 @@ class DeviceInfo:
         self._environ = dict(os.environ if environ is None else environ)
         self._pattern = pattern
         self._job = job or ipus
+        self._held = ipus.count
         self._connection: Connection | None = None
         self._attached = False
         self._timeout = 0.0
@@ -213,10 +214,16 @@ class DeviceInfo:
             self._letting_go.atexit = False
         return refusal
 
+    def hold(self, count: int) -> None:
+        """Have as many IPUs as a program covers: for a model of three IPUs, whose program leaves one of four idle."""
+        if self._kind in (DeviceType.IpuModel, DeviceType.Sim) and count != self._held:
+            self.detach()
+            self._connection, self._held = None, count
+
     def _request(self) -> AttachRequest:
         own = self._uses_partition
-        job = self._job if own else IpuRange(0, self._ipus.count)
-        owned = self._ipus if own else IpuRange(0, self._ipus.count)
+        job = self._job if own else IpuRange(0, self._held)
+        owned = self._ipus if own else IpuRange(0, self._held)
         return AttachRequest(
             job, owned, os.getpid(), _user(), " ".join([os.path.basename(sys.executable), *sys.argv])
         )
@@ -229,7 +236,7 @@ class DeviceInfo:
     def connection(self) -> Connection:
         """The IPUoF connection, opened on first use."""
         if self._connection is None:
-            self._connection = open_connection(self._surroundings, self._ipus.count)
+            self._connection = open_connection(self._surroundings, self._held)
         return self._connection
 
     @property

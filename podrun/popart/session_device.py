@@ -58,6 +58,7 @@ class SessionDevice(SessionReports, SessionRng):
     def loadEngineAndConnectStreams(self) -> None:
         """Load the program onto the device: what was there is gone, weights have to be sent again."""
         executable = self._prepared("loadEngineAndConnectStreams")
+        self._device.hold(executable.layout.ipus)
         self._device.ensure_attached()
         with surfaced():
             self._device.connection.load(executable)
