@@ -32,6 +32,17 @@ def test_instances_exchange_arrays_and_weights(commands: Commands, instances: in
         assert one["half"] == [float(np.float16(1000.5 * factor))] * 3
         assert one["large"] == [sum(range(instances))] * 2
         assert one["gathered"] == [[i, i * i] for i in range(instances)]
+        mpi = one["mpi"]
+        rank = mpi["rank"][0]
+        assert mpi["rank"] == [rank, instances, rank, instances, 1]
+        assert mpi["gathered"] == (None if rank else [[i, 0.5] for i in range(instances)])
+        assert mpi["best"] == [instances - 1, 0.5]
+        assert mpi["mine"] == [rank]
+        assert mpi["note"] == [["seed", "table"], 7, [[1.0, 0.0], [0.0, 1.0]]]
+        assert mpi["objects"] == ["ab"[: i + 1] for i in range(instances)]
+        assert mpi["sum"] == sum(range(instances)) + instances / 2
+    assert sorted(one["mpi"]["rank"][0] for one in found) == list(range(instances))
+    for one in found:
         assert one["root"] == [(instances - 1) * 10, 7]
         assert one["weights"] == [float(instances - 1)] * 4
     assert sorted(str(one["some"]) for one in found) == sorted(

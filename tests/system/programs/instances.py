@@ -3,6 +3,7 @@
 import json
 import sys
 
+import horovod.popart as hvd
 import numpy as np
 import popart
 import popdist
@@ -34,6 +35,32 @@ def numbers() -> dict[str, object]:
     return found
 
 
+def mpi() -> dict[str, object]:
+    """The same instances as mpi4py shows them."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    rank, count = comm.Get_rank(), comm.Get_size()
+    losses = np.array([rank, 0.5], np.float32)
+    table = np.empty((count, 2), np.float32) if rank == 0 else None
+    comm.Gather(losses, table, root=0)
+    best = np.empty(2, np.float32)
+    comm.Allreduce([losses, MPI.FLOAT], [best, MPI.FLOAT], op=MPI.MAX)
+    mine = np.empty(1, np.int32)
+    comm.Scatter(np.arange(count, dtype=np.int32) if rank == 1 else None, mine, root=1)
+    comm.Barrier()
+    note = comm.bcast({"seed": (7, b"x"), "table": np.eye(2)} if rank == 0 else None)
+    return {
+        "rank": [rank, count, comm.rank, comm.size, MPI.COMM_SELF.size],
+        "gathered": None if table is None else table.tolist(),
+        "best": best.tolist(),
+        "mine": mine.tolist(),
+        "note": [list(note), note["seed"][0], note["table"].tolist()],
+        "objects": comm.allgather("ab"[: rank + 1]),
+        "sum": comm.allreduce(rank + 0.5),
+    }
+
+
 def weights() -> list[float]:
     builder = popart.Builder()
     rank = popdist.getInstanceIndex()
@@ -42,7 +69,8 @@ def weights() -> list[float]:
     loss = builder.aiGraphcore.l1loss([builder.aiOnnx.matmul([x, w])], 0.1)
     local = popdist.getNumLocalReplicas()
     options = popdist.popart.configureSessionOptions(popart.SessionOptions())
-    session = popart.TrainingSession(
+    hvd.init()
+    session = hvd.DistributedTrainingSession(
         fnModel=builder.getModelProto(),
         dataFlow=popart.DataFlow(1, []),
         loss=loss,
@@ -50,7 +78,7 @@ def weights() -> list[float]:
         deviceInfo=popart.DeviceManager().createOfflineIPUDevice({"numIPUs": local}),
         userOptions=options,
     )
-    session.broadcastWeights(popdist.getNumInstances() - 1)
+    hvd.broadcast_weights(session, root_rank=hvd.size() - 1)
     found = {w: np.empty((2, 2), np.float32)}
     session.readWeights(popart.PyWeightsIO(found))
     return found[w].ravel().tolist()
@@ -66,5 +94,5 @@ if __name__ == "__main__":
     elif sys.argv[1:] == ["differ"]:
         popdist.allReduceSum(np.zeros(2 + popdist.getInstanceIndex(), np.float32))
     else:
-        found = numbers() | {"weights": weights()}
+        found = numbers() | {"weights": weights(), "mpi": mpi()}
         sys.stdout.write(json.dumps(found) + "\n")

@@ -1,0 +1,27 @@
+"""``import horovod.popart as hvd``: `podrun.popdist.horovod`."""
+
+from podrun.popdist.horovod import (
+    DistributedOptimizer,
+    DistributedTrainingSession,
+    broadcast_weights,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
+
+__all__ = [
+    "DistributedOptimizer",
+    "DistributedTrainingSession",
+    "broadcast_weights",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+]

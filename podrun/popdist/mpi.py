@@ -1,0 +1,261 @@
+"""``mpi4py.MPI`` as PopDist programs use it on the host: who am I, and collectives among the instances.
+
+Under PopRun instances are processes of mpirun, so programs import mpi4py beside popdist. Under ``podrun`` they are not,
+and an MPI library would tell each of them that it is alone. This is the same interface over `podrun.popdist`:
+``COMM_WORLD`` with its rank and size, and every collective on buffers (``Bcast``, ``Allreduce``, ``Gather`` ...) and on
+objects (``bcast``, ``gather`` ...). What else MPI has is refused by name.
+
+Objects travel as JSON and raw arrays, never pickled: None, booleans, numbers, strings, bytes, lists, tuples,
+dictionaries and NumPy arrays of numbers. Source of names and meaning: the mpi4py documentation.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from podrun.errors import UnsupportedError
+from podrun.popdist import collectives, core
+from podrun.popdist.core import popdist_error
+from podrun.popdist.objects import decode, encode
+
+if TYPE_CHECKING:
+    import numpy as np
+
+IN_PLACE = -1
+"""In the place of a buffer to send: the buffer to receive holds it."""
+
+
+class Op:
+    """How values of instances are combined. Objects are combined with ``+``, ``*``, ``max`` or ``min``."""
+
+    def __init__(self, name: str, objects: Callable[[Any, Any], Any]) -> None:
+        self.name = name
+        self.objects = objects
+
+    def __repr__(self) -> str:
+        return f"MPI.{self.name.upper()}"
+
+
+SUM = Op("sum", lambda a, b: a + b)
+PROD = Op("product", lambda a, b: a * b)
+MAX = Op("max", max)
+MIN = Op("min", min)
+
+
+def _array(buffer: Any) -> np.ndarray:
+    """The array of a buffer argument: an array, or ``[array, type]``."""
+    import numpy as np
+
+    array = buffer[0] if isinstance(buffer, (list, tuple)) and buffer else buffer
+    if not isinstance(array, np.ndarray):
+        raise UnsupportedError(f"mpi4py here takes NumPy arrays as buffers, not {type(array).__name__}.")
+    return array
+
+
+class Comm:
+    """All instances, or this one alone."""
+
+    def __init__(self, *, alone: bool = False) -> None:
+        self._alone = alone
+
+    @property
+    def rank(self) -> int:
+        """This instance among all."""
+        return 0 if self._alone else core.getInstanceIndex()
+
+    @property
+    def size(self) -> int:
+        """Number of instances."""
+        return 1 if self._alone else core.getNumInstances()
+
+    def Get_rank(self) -> int:
+        """This instance among all."""
+        return self.rank
+
+    def Get_size(self) -> int:
+        """Number of instances."""
+        return self.size
+
+    def Abort(self, errorcode: int = 0) -> NoReturn:
+        """End this instance at once; ``podrun`` ends the others."""
+        os._exit(errorcode or 1)
+
+    # -- buffers ----------------------------------------------------------------------------------
+
+    def Barrier(self) -> None:
+        """Wait until all are here."""
+        if self.size > 1:
+            collectives.barrier()
+
+    def Bcast(self, buf: Any, root: int = 0) -> None:
+        """Every instance's array becomes the root's."""
+        array = _array(buf)
+        if self.size > 1:
+            collectives.broadcast(array, root)
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
+        """All instances' arrays combined, for all. Halves are added in float32, in the order of instances."""
+        from podrun.executable import Reduction
+
+        into = _array(recvbuf)
+        given = into if sendbuf is IN_PLACE else _array(sendbuf)
+        if self.size == 1:
+            into[...] = given.reshape(into.shape)
+            return
+        with collectives._named("mpi4py.Allreduce") as group:
+            into[...] = group.all_reduce(given, Reduction(op.name)).reshape(into.shape)
+
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> None:
+        """All instances' arrays combined, for the root alone."""
+        import numpy as np
+
+        given = _array(recvbuf) if sendbuf is IN_PLACE else _array(sendbuf)
+        into = np.empty_like(given)
+        self.Allreduce(given, into, op)
+        if self.rank == root:
+            target = _array(recvbuf)
+            target[...] = into.reshape(target.shape)
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+        """All instances' arrays in their order, for all."""
+        into = _array(recvbuf)
+        into[...] = self._gathered(_array(sendbuf)).reshape(into.shape)
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """All instances' arrays in their order, for the root alone (None elsewhere)."""
+        found = self._gathered(_array(sendbuf))
+        if self.rank == root:
+            into = _array(recvbuf)
+            into[...] = found.reshape(into.shape)
+
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Entry *rank* of the root's array, which is None elsewhere."""
+        into = _array(recvbuf)
+        given = _array(sendbuf) if self.rank == root else None
+        if self.size == 1:
+            assert given is not None
+            into[...] = given.reshape(into.shape)
+            return
+        with collectives._named("mpi4py.Scatter") as group:
+            parts = None if given is None else given.reshape(self.size, *into.shape).astype(into.dtype)
+            group.scatter(parts, into, root)
+
+    def _gathered(self, array: np.ndarray) -> np.ndarray:
+        return collectives.allGather(array) if self.size > 1 else array[None]
+
+    # -- objects ----------------------------------------------------------------------------------
+
+    barrier = Barrier
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """All instances' objects in their order."""
+        import numpy as np
+
+        note = np.frombuffer(encode(sendobj), np.uint8)
+        if self.size == 1:
+            return [decode(note.tobytes())]
+        lengths = collectives.allGather(np.array(note.size, np.int64))
+        padded = np.zeros(int(lengths.max()), np.uint8)
+        padded[: note.size] = note
+        rows = collectives.allGather(padded)
+        return [decode(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """All instances' objects in their order, for the root; None elsewhere."""
+        found = self.allgather(sendobj)
+        return found if self.rank == root else None
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """The root's object, for all."""
+        import numpy as np
+
+        if self.size == 1:
+            return obj
+        note = np.frombuffer(encode(obj), np.uint8).copy() if self.rank == root else np.empty(0, np.uint8)
+        length = np.array([note.size], np.int64)
+        collectives.broadcast(length, root)
+        if self.rank != root:
+            note = np.empty(int(length[0]), np.uint8)
+        found = decode(collectives.broadcast(note, root).tobytes())
+        return obj if self.rank == root else found
+
+    def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
+        """Entry *rank* of the root's sequence. popdist_error if it has another number of entries."""
+        entries = self.bcast(None if sendobj is None else list(sendobj), root)
+        if entries is None or len(entries) != self.size:
+            raise popdist_error(f"scatter() needs one entry for each of the {self.size} instances.")
+        return entries[self.rank]
+
+    def allreduce(self, sendobj: Any, op: Op = SUM) -> Any:
+        """All instances' objects combined, in their order, for all."""
+        first, *others = self.allgather(sendobj)
+        for other in others:
+            first = op.objects(first, other)
+        return first
+
+    def reduce(self, sendobj: Any, op: Op = SUM, root: int = 0) -> Any:
+        """All instances' objects combined, for the root; None elsewhere."""
+        found = self.allreduce(sendobj, op)
+        return found if self.rank == root else None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _refused(f"Comm.{name}")
+
+
+def _refused(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"mpi4py.MPI.{name} is not there under podrun, whose instances are no processes of mpirun.",
+        hint="Collectives of MPI.COMM_WORLD are (docs/popart.md, PopDist).",
+    )
+
+
+FLOAT = REAL = "FLOAT"
+DOUBLE = "DOUBLE"
+INT = INT32_T = "INT"
+LONG = INT64_T = "LONG"
+BYTE = "BYTE"
+"""Types of buffers: the arrays tell theirs."""
+
+COMM_WORLD = Comm()
+COMM_SELF = Comm(alone=True)
+Intracomm = Comm
+
+
+def Init() -> None:
+    """Nothing: instances meet at the first collective."""
+
+
+def Finalize() -> None:
+    """Nothing: instances part when they end."""
+
+
+def Is_initialized() -> bool:
+    """True."""
+    return True
+
+
+def Is_finalized() -> bool:
+    """False."""
+    return False
+
+
+def Get_processor_name() -> str:
+    """This host's name."""
+    return socket.gethostname()
+
+
+def Wtime() -> float:
+    """Seconds of a clock that only goes forward."""
+    return time.perf_counter()
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise _refused(name)
