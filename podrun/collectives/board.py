@@ -88,7 +88,7 @@ class Board:
         at += meeting_bytes(ranks)
         self._error = view[at : at + _ERROR_BYTES]
         self._table = view[at + _ERROR_BYTES : at + _ERROR_BYTES + 2 * _TABLE_BYTES]
-        self._mutex = threading.Lock()  # flock does not part the threads of one holder
+        self.mutex = threading.Lock()  # flock does not part the threads of one holder
         self._watches: dict[int, Watch] = {}
         self.closed = False
 
@@ -323,14 +323,14 @@ class Board:
 
     def take_lock(self) -> bool:
         """Take the board's lock if nobody has it; then `give_back_lock`. Raises ClosedError after `close`."""
-        if not self._mutex.acquire(blocking=False):
+        if not self.mutex.acquire(blocking=False):
             return False
         try:
             if self.segment.fd < 0:
                 raise ClosedError(f"rank {self.rank} has closed this group", hint="Make a new group.")
             fcntl.flock(self.segment.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException as error:
-            self._mutex.release()
+            self.mutex.release()
             if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.EINTR):
                 return False
             raise
@@ -339,7 +339,7 @@ class Board:
     def give_back_lock(self) -> None:
         """Let others have the lock."""
         fcntl.flock(self.segment.fd, fcntl.LOCK_UN)
-        self._mutex.release()
+        self.mutex.release()
 
     def _meet_no_more(self, what: bytes, timeout: float) -> None:
         self._raise_failure()
@@ -355,5 +355,5 @@ class Board:
             self._ring_alarm()
         for watch in self._watches.values():
             watch.close()
-        with self._mutex:
+        with self.mutex:
             self.segment.close()

@@ -27,9 +27,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from podrun.collectives import native
 from podrun.collectives.errors import MismatchError
 
 if TYPE_CHECKING:
+    from podrun.collectives._meeting import Meeting
     from podrun.collectives.board import Board
 
 LABEL_BYTES = 192
@@ -88,20 +90,21 @@ def meeting_bytes(ranks: int) -> int:
     return _window_bytes(ranks) + 2 * _LINE + 2 * LABEL_BYTES * ranks
 
 
-class Meetings:
+class Meetings(native.Counts):
     """One rank's side of the board's meetings; `meet` is the barrier. ``at``: where they lie in the board, at the
     start of a line.
     """
 
     def __init__(self, board: Board, at: int) -> None:
+        super().__init__()
+        self.native = native.module
+        """The C module, by which a meeting where all goes well is one call, or None. Ranks may differ in it."""
         self._board = board
         self._ranks = ranks = board.ranks
         self.map = board.segment.map
         """The board's shared memory."""
-        self.count = 0
-        """Meetings that this rank has come to."""
         self._view = view = memoryview(board.segment.map)
-        middle = at + _WORD * ranks
+        self._failed_at = middle = at + _WORD * ranks
         self.failed = view[middle : middle + _WORD].cast("Q")
         """Not 0: the group has failed."""
         marks = middle + _WORD
@@ -114,7 +117,8 @@ class Meetings:
         self._closing = [
             view[closing + side * _LINE : closing + side * _LINE + 2 * _WORD].cast("Q") for side in (0, 1)
         ]
-        self._closings = 0
+        self.done_at = (closing, closing + _LINE)
+        """Where the words lie that say that a meeting of an even or odd closing is closed."""
         self._dones = [
             (slice(start, start + _WORD), (phase | _CAME).to_bytes(_WORD, sys.byteorder))
             for phase in range(_PHASES)
@@ -123,10 +127,10 @@ class Meetings:
         start, size = closing + 2 * _LINE, LABEL_BYTES * ranks
         self._labels = [view[start + side * size : start + (side + 1) * size] for side in (0, 1)]
         self._turns: dict[bytes, tuple[Turn, ...]] = {}
+        self._native_meetings: dict[bytes, Meeting] = {}
         cores = len(os.sched_getaffinity(0))
-        self._spin = _SPIN * max(1, ranks // cores)
-        self._quick_looks = range(_QUICK_LOOKS if ranks <= cores else 0)
-        self._spins: bool | None = None
+        self.spin = _SPIN * max(1, ranks // cores)
+        self.quick_looks = _QUICK_LOOKS if ranks <= cores else 0
 
     def turns(self, what: bytes) -> tuple[Turn, ...]:
         """This rank's part in meetings under a label, by their count modulo 4."""
@@ -151,10 +155,26 @@ class Meetings:
             came=came,
         )
 
+    def native_meeting(self, what: bytes) -> Meeting:
+        """`meet` under a label as one native call with the timeout. Only where `native` is there."""
+        made = self._native_meetings.get(what)
+        if made is None:
+            if len(self._native_meetings) >= _MOST_LABELS:
+                self._native_meetings.clear()
+            turns = tuple((t.words.start, t.window.start, t.word, t.everyone) for t in self.turns(what))
+            place = (self._failed_at, self._board.rank, self._ranks)
+            made = self._native_meetings[what] = self.native.Meeting(
+                self, self.map, *place, what, self.wait, turns
+            )
+        return made
+
     def meet(self, what: bytes, timeout: float) -> None:
         """Wait until every rank has come to this meeting with the same label; raises what ended the group
         otherwise.
         """
+        if self.native is not None:
+            (self._native_meetings.get(what) or self.native_meeting(what))(timeout)
+            return
         turns = self._turns.get(what) or self.turns(what)
         count = self.count = self.count + 1
         own, word, window, everyone, *_ = turns[count & 3]
@@ -172,7 +192,7 @@ class Meetings:
         if not self._look(turn.words, turn.came):
             self._sleep(lambda: shared[turn.words] == turn.came, what, timeout)
         self._board.check()  # who fails the group and comes nevertheless did so before
-        self._wake_sleepers()
+        self.wake_sleepers()
 
     def meet_and_close(self, what: bytes, timeout: float, work: Callable[[], None]) -> None:
         """As `meet`, and one rank, the last to come if it can be told, does ``work`` alone before all go on.
@@ -181,7 +201,7 @@ class Meetings:
         """
         turns = self._turns.get(what) or self.turns(what)
         count = self.count = self.count + 1
-        closings = self._closings = self._closings + 1
+        closings = self.closings = self.closings + 1
         own, word, window, everyone, *_ = turns[count & 3]
         done, closed = self._dones[closings & 3]
         own[0] = word
@@ -190,11 +210,12 @@ class Meetings:
             return
         os.sched_yield()  # two who come at once may each miss the other's word; not after this
         if shared[done] != closed:
-            self._wait_for_closing(what, timeout, work)
+            self.wait_for_closing(what, timeout, work)
 
-    def _wait_for_closing(self, what: bytes, timeout: float, work: Callable[[], None]) -> None:
+    def wait_for_closing(self, what: bytes, timeout: float, work: Callable[[], None]) -> None:
+        """The rest of `meet_and_close`: not all are there, or another rank is at the work, or the group has failed."""
         shared, turn = self.map, self.turns(what)[self.count & 3]
-        done, wanted = self._dones[self._closings & 3]
+        done, wanted = self._dones[self.closings & 3]
 
         def closed() -> bool:
             if shared[done] == wanted:
@@ -204,11 +225,11 @@ class Meetings:
         self._board.check()
         if not closed() and not self._look(done, wanted):
             self._sleep(closed, what, timeout)
-        self._wake_sleepers()
+        self.wake_sleepers()
 
     def _close(self, work: Callable[[], None]) -> bool:
         """Do the meeting's work, unless another rank is at it or has done it; whether it is done."""
-        board, phase = self._board, self._closings & (_PHASES - 1)
+        board, phase = self._board, self.closings & (_PHASES - 1)
         closing = self._closing[phase & 1]
         if not board.take_lock():
             return False
@@ -220,10 +241,11 @@ class Meetings:
                 closing[0] = phase | _CAME
         finally:
             board.give_back_lock()
-        self._wake_sleepers()
+        self.wake_sleepers()
         return True
 
-    def _wake_sleepers(self) -> None:
+    def wake_sleepers(self) -> None:
+        """Ring for those who sleep, if any do."""
         if self.map[self._asleep_window] != self._nobody:
             self._board.ring(self.count)
 
@@ -232,12 +254,12 @@ class Meetings:
         shared, now, give_up = self.map, time.monotonic, os.sched_yield
         if shared[window] == wanted:
             return True
-        if not self._spins and (self._spins is not None or not self._may_spin()):
+        if not self.may_spin():
             return False
-        for _ in self._quick_looks:
+        for _ in range(self.quick_looks):
             if shared[window] == wanted:
                 return True
-        limit = now() + self._spin
+        limit = now() + self.spin
         while now() < limit:
             give_up()
             if shared[window] == wanted:
@@ -257,7 +279,7 @@ class Meetings:
 
         def waited_for() -> list[int]:
             came = list(words)
-            return missing(came) if len(set(came)) > 1 else [self._closing[self._closings & 1][1]]
+            return missing(came) if len(set(came)) > 1 else [self._closing[self.closings & 1][1]]
 
         def ready() -> bool:
             if done():
@@ -276,13 +298,12 @@ class Meetings:
 
     def may_spin(self) -> bool:
         """Whether no other rank is a thread of this process: spinning would keep the GIL from it."""
-        return self._may_spin() if self._spins is None else self._spins
-
-    def _may_spin(self) -> bool:
-        alone, all_here = self._board.alone_in_process()
-        if all_here or not alone:
-            self._spins = alone
-        return alone
+        if self.spins == native.UNKNOWN:
+            alone, all_here = self._board.alone_in_process()
+            if all_here or not alone:
+                self.spins = native.ALONE if alone else native.NOT_ALONE
+            return alone
+        return self.spins == native.ALONE
 
     def _label(self, side: int, rank: int) -> bytes:
         return bytes(self._labels[side][rank * LABEL_BYTES : (rank + 1) * LABEL_BYTES])

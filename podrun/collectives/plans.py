@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from podrun.collectives.arithmetic import prepared, prepared_in_place
 from podrun.collectives.board import Board
 from podrun.collectives.group import Array, ByteArray, slice_of
+from podrun.collectives.native import sums_natively
 from podrun.executable import Reduction
 
 POSTED_BYTES = 16 * 1024
@@ -71,6 +73,12 @@ def posted(job: Job, board: Board, posts: Posts) -> Run:
     """See the module docstring."""
     nbytes, dtype, meetings = job.mine.nbytes, job.mine.dtype, board.meetings
     result = job.mine if job.in_place else np.empty_like(job.mine)
+    if (native := meetings.native) is not None:
+        meeting, own = meetings.native_meeting(job.begin), tuple(rows[board.rank][:nbytes] for rows in posts)
+        views = [[row[:nbytes].view(dtype) for row in rows] for rows in posts]
+        sums = tuple(_sum(rows, [result], job.reduction) for rows in views)
+        natively: Run = native.posted(meeting, job.timeout, result, job.mine, own, sums)
+        return natively
     source = job.mine.view(np.uint8).data  # copies by memoryview cost a fraction of NumPy's call
     targets = [rows[board.rank][:nbytes].data for rows in posts]
     reduces = [prepared(result, [row[:nbytes].view(dtype) for row in rows], job.reduction) for rows in posts]
@@ -97,6 +105,24 @@ def by_the_last(job: Job, board: Board) -> Run:
     """See the module docstring. Nothing is posted: nobody goes on before all rows are read."""
     reduce = prepared(job.whole, job.rows, job.reduction)
     mine, whole, begin, timeout = job.mine, job.whole, job.begin, job.timeout
+    meetings = board.meetings
+    if (native := meetings.native) is not None:
+        natively: Run = native.closed(
+            meetings.native_meeting(begin),
+            timeout,
+            mine if job.in_place else whole,
+            _sum(job.rows, [whole], job.reduction),
+            reduce,
+            meetings.wait_for_closing,
+            board.mutex.acquire,
+            board.mutex.release,
+            meetings.wake_sleepers,
+            board.segment.fd,
+            board.rank,
+            meetings.done_at,
+            whole if job.in_place else None,
+        )
+        return natively
     meet_and_close = board.meet_and_close
 
     def run() -> Array:
@@ -115,11 +141,14 @@ def in_slices(job: Job, board: Board) -> Run:
     """See the module docstring."""
     own = slice_of(board.rank, board.ranks, job.whole.size)
     parts = [row[own] for row in job.rows]
-    reduction = job.reduction
-    reduce = (
-        prepared_in_place(parts, reduction) if job.in_place else prepared(job.whole[own], parts, reduction)
-    )
+    outs = parts if job.in_place else [job.whole[own]]
     result = job.mine if job.in_place else job.whole
+    meetings = board.meetings
+    if (native := meetings.native) is not None:
+        begin, end = meetings.native_meeting(job.begin), meetings.native_meeting(job.end)
+        natively: Run = native.sliced(begin, end, job.timeout, result, _sum(parts, outs, job.reduction))
+        return natively
+    reduce = _prepared(parts, outs, job.reduction)
 
     def run() -> Array:
         board.meet(job.begin, job.timeout)
@@ -128,3 +157,34 @@ def in_slices(job: Job, board: Board) -> Run:
         return result
 
     return run
+
+
+def scattered(
+    board: Board,
+    begin: bytes,
+    end: bytes | None,
+    timeout: float,
+    out: Array,
+    parts: Sequence[Array],
+    reduction: Reduction,
+) -> Run | None:
+    """A rank's part of a reduce-scatter, with no second meeting where ``end`` is None; None: there is no C module."""
+    meetings = board.meetings
+    if meetings.native is None:
+        return None
+    last = None if end is None else meetings.native_meeting(end)
+    total = _sum(parts, [out], reduction)
+    natively: Run = meetings.native.sliced(meetings.native_meeting(begin), last, timeout, out, total)
+    return natively
+
+
+def _prepared(parts: Sequence[Array], outs: Sequence[Array], reduction: Reduction) -> Callable[[], None]:
+    """A reduction into one array, or of all arrays in place."""
+    return prepared(outs[0], parts, reduction) if len(outs) == 1 else prepared_in_place(outs, reduction)
+
+
+def _sum(parts: Sequence[Array], outs: Sequence[Array], reduction: Reduction) -> Any:
+    """A reduction as the C module wants it: what it is to sum, or a function that does it."""
+    if sums_natively(outs[0].dtype, reduction):
+        return list(parts), list(outs), reduction is Reduction.MEAN
+    return _prepared(parts, outs, reduction)

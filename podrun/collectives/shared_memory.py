@@ -41,6 +41,7 @@ from podrun.collectives.patterns import Pattern
 from podrun.executable import Reduction, numpy_dtype
 
 _BARRIER = label("barrier")
+_NO_TURN = nullcontext()
 _LastRun = tuple[str, Reduction, int | None, bool, plans.Run]
 
 
@@ -70,6 +71,8 @@ class _Scatter:
     mine: Array
     slice: Array
     parts: list[Array]
+    natively: tuple[plans.Run | None, plans.Run | None]
+    """All of it in one call, without and with the second meeting."""
 
 
 class SharedMemoryGroup:
@@ -79,7 +82,7 @@ class SharedMemoryGroup:
         self._board = board
         self._timeout = timeout
         self._rank = board.rank
-        self.turn: AbstractContextManager[object] = nullcontext()
+        self.turn: AbstractContextManager[object] = _NO_TURN
         """Held while this rank reduces a slice, never while it waits: threads that share a core may take turns."""
         self._size = board.ranks
         self._arenas: dict[str, _Arena] = {}
@@ -221,6 +224,9 @@ class SharedMemoryGroup:
             plan = self._scatters[key] = self._plan_scatter(arena, reduction, count)
         if reduction is Reduction.LOCAL:
             return plan.mine
+        natively = plan.natively[settle]
+        if natively is not None and self.turn is _NO_TURN:
+            return natively()
         self._board.meet(plan.begin, self._timeout)
         with self.turn:
             reduce_into(plan.slice, plan.parts, reduction)
@@ -250,13 +256,16 @@ class SharedMemoryGroup:
     def _plan_scatter(self, arena: str, reduction: Reduction, count: int | None) -> _Scatter:
         found, used, text = self._reducible("reduce_scatter", arena, reduction, count)
         own = slice_of(self._rank, self._size, used)
-        return _Scatter(
-            begin=label(text),
-            end=label(f"end of {text}"),
-            mine=found.rows[self._rank][own],
-            slice=found.whole[own],
-            parts=[row[own] for row in found.rows],
-        )
+        begin, end = label(text), label(f"end of {text}")
+        total, parts = found.whole[own], [row[own] for row in found.rows]
+        mine = found.rows[self._rank][own]
+        if reduction is Reduction.LOCAL:
+            return _Scatter(begin, end, mine, total, parts, (None, None))
+        whole = [
+            plans.scattered(self._board, begin, last, self._timeout, total, parts, reduction)
+            for last in (None, end)
+        ]
+        return _Scatter(begin, end, mine, total, parts, (whole[0], whole[1]))
 
     def _plan_all_reduce(
         self, arena: str, reduction: Reduction, count: int | None, in_place: bool

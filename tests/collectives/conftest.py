@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from podrun.collectives import native
+from podrun.collectives.board import Board
+
 
 def _held() -> list[str]:
     """What this process holds open of the kinds that groups use."""
@@ -26,3 +29,20 @@ def no_leftovers() -> Iterator[None]:
     before = _held()
     yield
     assert _held() == before
+
+
+@pytest.fixture(params=["native", "python", "mixed"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Collectives by the C module, in Python, and by ranks that differ in it: odd ranks are Python's."""
+    kind: str = request.param
+    if kind != "python" and native.module is None:
+        pytest.skip("podrun was installed without its C module")
+    join = Board.join
+
+    def choose(board: Board, rank: int) -> None:
+        join(board, rank)
+        if kind == "python" or (kind == "mixed" and rank % 2):
+            board.meetings.native = None
+
+    monkeypatch.setattr(Board, "join", choose)
+    return kind

@@ -42,6 +42,7 @@ def test_a_rank_that_never_joined_is_named() -> None:
     other.close()
 
 
+@pytest.mark.usefixtures("path")
 def test_a_rank_that_leaves_is_named_at_once() -> None:
     with ranks(3) as groups:
 
@@ -60,6 +61,7 @@ def test_a_rank_that_leaves_is_named_at_once() -> None:
         assert "rank 1 of 3 left the group while others waited for it in barrier" in results[rank].message
 
 
+@pytest.mark.usefixtures("path")
 def test_leaving_after_the_last_collective_is_no_error() -> None:
     def work(group: Group) -> str:
         group.barrier()
@@ -71,6 +73,7 @@ def test_leaving_after_the_last_collective_is_no_error() -> None:
             assert on_all(groups, work) == ["done"] * 4
 
 
+@pytest.mark.usefixtures("path")
 def test_abort_gives_every_rank_the_same_error() -> None:
     error = RecoverableRuntimeError(
         "tile parity",

@@ -97,6 +97,7 @@ def test_reductions_equal_numpy_to_the_bit(size: int, members: int, dtype: str, 
             assert reduced == bits(want)
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("members", [1, 2, 3, 8])
 def test_training_sequence_keeps_ranks_equal(members: int) -> None:
     size, batches = 1001, 20
@@ -155,6 +156,7 @@ def test_buffers_start_at_zero_are_aligned_and_outlive_the_group() -> None:
         assert mine.ctypes.data % 64 == weights.ctypes.data % 64 == 0
 
 
+@pytest.mark.usefixtures("path")
 def test_nan_and_infinity_go_through() -> None:
     def work(group: Group) -> list[float]:
         group.allocate("x", "float32", 3)[:] = [
@@ -228,6 +230,7 @@ def test_unequal_arenas_fail_on_every_rank(dtype: str, size: int, shared: bool) 
             assert f"{dtype}[{size}]" in error.message
 
 
+@pytest.mark.usefixtures("path")
 def test_different_collectives_fail_on_every_rank() -> None:
     def work(group: Group) -> None:
         group.allocate("gradients", "float32", 8)

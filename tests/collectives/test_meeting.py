@@ -21,6 +21,7 @@ def board_of(group: Group) -> Board:
     return group._board
 
 
+@pytest.mark.usefixtures("path")
 def test_just_one_rank_closes_each_meeting_before_any_goes_on() -> None:
     closed: list[int] = []
 
@@ -36,6 +37,7 @@ def test_just_one_rank_closes_each_meeting_before_any_goes_on() -> None:
         assert on_all(groups, work) == [list(range(1, 301))] * 4
 
 
+@pytest.mark.usefixtures("path")
 def test_meetings_of_both_kinds_mix() -> None:
     def work(group: Group) -> int:
         sums = []
@@ -96,6 +98,7 @@ def test_a_rank_killed_while_it_closes_a_meeting_is_stood_in_for_and_then_named(
         end.close()
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize(("way", "cores"), [("posted", 64), ("by_the_last", 1), ("in_slices", 1)])
 @pytest.mark.parametrize("members", [2, 9])
 def test_every_way_of_reducing_gives_the_same_bits(
@@ -109,10 +112,13 @@ def test_every_way_of_reducing_gives_the_same_bits(
     kinds = [
         ("float32", Reduction.SUM),
         ("float32", Reduction.MEAN),
+        ("float64", Reduction.SUM),
         ("float16", Reduction.PRODUCT),
         ("bfloat16", Reduction.SUM),
         ("float8_e4m3fn", Reduction.SUM),
         ("int32", Reduction.MIN),
+        ("int32", Reduction.SUM),
+        ("int64", Reduction.SUM),
         ("uint8", Reduction.MAX),
     ]
 
@@ -136,6 +142,7 @@ def test_every_way_of_reducing_gives_the_same_bits(
     assert set(taken) == {way}
 
 
+@pytest.mark.usefixtures("path")
 def test_a_meeting_is_closed_anew_however_many_others_lie_between() -> None:
     """Words are told from stale ones by counts modulo 4: none of them may be taken for this meeting's."""
 

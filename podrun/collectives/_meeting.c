@@ -1,0 +1,703 @@
+/* The path of a collective on which everything goes well, in one native call.
+
+   Where more ranks than cores compute, each gets a core once a meeting, and what it then runs is cold: a few hundred
+   instructions of C instead of some ten thousand of the interpreter. The shared memory, the words written there and the
+   order of every sum are those of `meeting.py`, `plans.py` and `arithmetic.py`, which say why; ranks with and without
+   this module meet in one group. Whatever is unusual (a rank that is long in coming, one that sleeps, a failed group, a
+   type that is not summed here) is left to their Python, through the callables given to `Run`.
+
+   No sum may be contracted or reordered: built with -ffp-contract=off, never with -ffast-math. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <errno.h>
+#include <sched.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <structmember.h>
+#include <sys/file.h>
+#include <time.h>
+
+#define PROTOCOL 1 /* as meeting.py's: a module built from another version is not used */
+#define PHASES 4
+#define CAME 4
+#define GIL_BYTES 32768 /* a sum over so many bytes lets other threads run meanwhile */
+
+#if defined(__x86_64__)
+#define PAUSE() __builtin_ia32_pause()
+#else
+#define PAUSE() ((void)0)
+#endif
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define FOR_EACH_CPU __attribute__((target_clones("default", "arch=haswell", "arch=skylake-avx512")))
+#else
+#define FOR_EACH_CPU
+#endif
+
+/* --- Sums ---------------------------------------------------------------------------------------------------------- */
+
+/* outs[...][i] = parts[0][i] + parts[1][i] + ..., in order, for all i; divided by the number of parts for the mean.
+   A block of four vectors of 64 bytes stays in registers; every value is read once. outs may be parts. */
+#define SUM(NAME, T, DIVIDE)                                                                                           \
+    typedef T NAME##_vector __attribute__((vector_size(64)));                                                          \
+    FOR_EACH_CPU static void NAME(char *const *parts, size_t count, char *const *outs, size_t results, size_t bytes,   \
+                                  int mean)                                                                            \
+    {                                                                                                                  \
+        const T divisor = (T)count;                                                                                    \
+        size_t at = 0;                                                                                                 \
+        for (; at + 256 <= bytes; at += 256) {                                                                         \
+            NAME##_vector a, b, c, d, x;                                                                               \
+            const char *part = parts[0] + at;                                                                          \
+            memcpy(&a, part, 64), memcpy(&b, part + 64, 64), memcpy(&c, part + 128, 64), memcpy(&d, part + 192, 64);   \
+            for (size_t k = 1; k < count; k++) {                                                                       \
+                part = parts[k] + at;                                                                                  \
+                memcpy(&x, part, 64), a += x;                                                                          \
+                memcpy(&x, part + 64, 64), b += x;                                                                     \
+                memcpy(&x, part + 128, 64), c += x;                                                                    \
+                memcpy(&x, part + 192, 64), d += x;                                                                    \
+            }                                                                                                          \
+            if (DIVIDE && mean)                                                                                        \
+                a /= divisor, b /= divisor, c /= divisor, d /= divisor;                                                \
+            for (size_t k = 0; k < results; k++) {                                                                     \
+                char *out = outs[k] + at;                                                                              \
+                memcpy(out, &a, 64), memcpy(out + 64, &b, 64), memcpy(out + 128, &c, 64), memcpy(out + 192, &d, 64);   \
+            }                                                                                                          \
+        }                                                                                                              \
+        for (; at < bytes; at += sizeof(T)) {                                                                          \
+            T total, x;                                                                                                \
+            memcpy(&total, parts[0] + at, sizeof(T));                                                                  \
+            for (size_t k = 1; k < count; k++)                                                                         \
+                memcpy(&x, parts[k] + at, sizeof(T)), total += x;                                                      \
+            if (DIVIDE && mean)                                                                                        \
+                total /= divisor;                                                                                      \
+            for (size_t k = 0; k < results; k++)                                                                       \
+                memcpy(outs[k] + at, &total, sizeof(T));                                                               \
+        }                                                                                                              \
+    }
+
+SUM(sum_float, float, 1)
+SUM(sum_double, double, 1)
+SUM(sum_32, uint32_t, 0) /* unsigned: wraps around, as NumPy's signed integers do */
+SUM(sum_64, uint64_t, 0)
+
+typedef void (*Kernel)(char *const *, size_t, char *const *, size_t, size_t, int);
+
+/* The kernel for a buffer's format, or NULL. */
+static Kernel
+kernel_for(const char *format)
+{
+    switch (format && format[0] && !format[1] ? format[0] : 0) {
+    case 'f': return sum_float;
+    case 'd': return sum_double;
+    case 'i': case 'I': return sum_32;
+    case 'l': case 'L': return sizeof(long) == 8 ? sum_64 : sum_32;
+    case 'q': case 'Q': return sum_64;
+    default: return NULL;
+    }
+}
+
+/* --- Meetings ------------------------------------------------------------------------------------------------------ */
+
+/* What a rank counts by itself. Base of `meeting.Meetings`, so that Python and C share the counts. */
+typedef struct {
+    PyObject_HEAD
+    long long count, closings;
+    int spins;       /* 1: known to be the only rank of its process, so it may look for a while */
+    int quick_looks; /* looks before the core is given up */
+    double spin;     /* seconds of looking */
+} Counts;
+
+static PyMemberDef counts_members[] = {
+    {"count", T_LONGLONG, offsetof(Counts, count), 0, NULL},
+    {"closings", T_LONGLONG, offsetof(Counts, closings), 0, NULL},
+    {"spins", T_INT, offsetof(Counts, spins), 0, NULL},
+    {"quick_looks", T_INT, offsetof(Counts, quick_looks), 0, NULL},
+    {"spin", T_DOUBLE, offsetof(Counts, spin), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject CountsType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "podrun.collectives._meeting.Counts",
+    .tp_doc = PyDoc_STR("What a rank counts by itself."),
+    .tp_basicsize = sizeof(Counts),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_new = PyType_GenericNew,
+    .tp_members = counts_members,
+};
+
+typedef struct {
+    uint64_t *own, *words, *window; /* in shared memory */
+    uint64_t word;
+    Py_buffer everyone; /* what the window is when all have come, nothing has failed and nobody sleeps */
+} Turn;
+
+typedef struct {
+    PyObject_HEAD
+    Counts *counts;
+    PyObject *label, *wait;
+    Py_buffer shared;
+    size_t ranks;
+    uint64_t *failed;
+    Turn turns[PHASES];
+    int turns_made;
+} Meeting;
+
+static inline int
+all_are(const uint64_t *words, const uint64_t *wanted, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (__atomic_load_n(words + i, __ATOMIC_RELAXED) != wanted[i])
+            return 0;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return 1;
+}
+
+static inline int
+quiet(const Turn *turn)
+{
+    return all_are(turn->window, turn->everyone.buf, (size_t)turn->everyone.len / 8);
+}
+
+static inline int
+all_came(const Meeting *m, const Turn *turn)
+{
+    for (size_t i = 0; i < m->ranks; i++)
+        if (__atomic_load_n(turn->words + i, __ATOMIC_RELAXED) != turn->word)
+            return 0;
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return 1;
+}
+
+static double
+now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Look for a while until all have come or, with `done`, until that word is `closed`. */
+static int
+look(const Meeting *m, const Turn *turn, const uint64_t *done, uint64_t closed)
+{
+    const Counts *counts = m->counts;
+    int there = 0;
+#define THERE() ((done && __atomic_load_n(done, __ATOMIC_ACQUIRE) == closed) || all_came(m, turn))
+    for (int i = 0; i < counts->quick_looks && !there; i++) {
+        PAUSE();
+        there = THERE();
+    }
+    if (there)
+        return 1;
+    Py_BEGIN_ALLOW_THREADS
+    for (double limit = now() + counts->spin; now() < limit;) {
+        sched_yield();
+        if ((there = THERE()) || __atomic_load_n(m->failed, __ATOMIC_RELAXED))
+            break;
+    }
+    Py_END_ALLOW_THREADS
+#undef THERE
+    return there;
+}
+
+static inline Turn *
+come(Meeting *m)
+{
+    Turn *turn = &m->turns[++m->counts->count & (PHASES - 1)];
+    __atomic_store_n(turn->own, turn->word, __ATOMIC_SEQ_CST); /* before the others' words are looked at */
+    return turn;
+}
+
+/* 0: all are there; -1: an exception. */
+static int
+meet(Meeting *m, PyObject *timeout)
+{
+    Turn *turn = come(m);
+    if (quiet(turn) || (m->counts->spins == 1 && look(m, turn, NULL, 0) && quiet(turn)))
+        return 0;
+    PyObject *said = PyObject_CallFunctionObjArgs(m->wait, m->label, timeout, NULL);
+    Py_XDECREF(said);
+    return said ? 0 : -1;
+}
+
+static int
+meeting_traverse(Meeting *m, visitproc visit, void *arg)
+{
+    Py_VISIT(m->counts);
+    Py_VISIT(m->wait);
+    return 0;
+}
+
+static int
+meeting_clear(Meeting *m)
+{
+    Py_CLEAR(m->wait);
+    return 0;
+}
+
+static void
+meeting_dealloc(Meeting *m)
+{
+    PyObject_GC_UnTrack(m);
+    for (int i = 0; i < m->turns_made; i++)
+        PyBuffer_Release(&m->turns[i].everyone);
+    if (m->shared.obj)
+        PyBuffer_Release(&m->shared);
+    Py_XDECREF(m->counts);
+    Py_XDECREF(m->label);
+    Py_XDECREF(m->wait);
+    Py_TYPE(m)->tp_free((PyObject *)m);
+}
+
+/* Meeting(counts, shared, failed_at, rank, ranks, label, wait, ((words_at, window_at, word, everyone) x 4)) */
+static PyObject *
+meeting_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *counts, *shared, *label, *wait, *turns;
+    Py_ssize_t failed_at, rank, ranks;
+    if (!PyArg_ParseTuple(args, "O!OnnnSOO!", &CountsType, &counts, &shared, &failed_at, &rank, &ranks, &label,
+                          &wait, &PyTuple_Type, &turns))
+        return NULL;
+    Meeting *m = (Meeting *)type->tp_alloc(type, 0);
+    if (!m)
+        return NULL;
+    m->counts = (Counts *)Py_NewRef(counts);
+    m->label = Py_NewRef(label);
+    m->wait = Py_NewRef(wait);
+    m->ranks = (size_t)ranks;
+    if (PyObject_GetBuffer(shared, &m->shared, PyBUF_WRITABLE) < 0)
+        goto failed;
+    char *base = m->shared.buf;
+    m->failed = (uint64_t *)(base + failed_at);
+    for (int i = 0; i < PHASES; i++) {
+        Turn *turn = &m->turns[i];
+        Py_ssize_t words_at, window_at;
+        unsigned long long word;
+        if (i >= PyTuple_GET_SIZE(turns) ||
+            !PyArg_ParseTuple(PyTuple_GET_ITEM(turns, i), "nnKy*", &words_at, &window_at, &word, &turn->everyone)) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_ValueError, "a meeting has four turns");
+            goto failed;
+        }
+        m->turns_made++;
+        turn->words = (uint64_t *)(base + words_at);
+        turn->own = turn->words + rank;
+        turn->window = (uint64_t *)(base + window_at);
+        turn->word = word;
+    }
+    return (PyObject *)m;
+failed:
+    Py_DECREF(m);
+    return NULL;
+}
+
+static PyObject *
+meeting_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    if (PyTuple_GET_SIZE(args) != 1) {
+        PyErr_SetString(PyExc_TypeError, "a meeting is called with its timeout");
+        return NULL;
+    }
+    return meet((Meeting *)self, PyTuple_GET_ITEM(args, 0)) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyTypeObject MeetingType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "podrun.collectives._meeting.Meeting",
+    .tp_doc = PyDoc_STR("One rank's part in meetings under a label; call it with a timeout to come and wait for all."),
+    .tp_basicsize = sizeof(Meeting),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = meeting_new,
+    .tp_traverse = (traverseproc)meeting_traverse,
+    .tp_clear = (inquiry)meeting_clear,
+    .tp_dealloc = (destructor)meeting_dealloc,
+    .tp_call = meeting_call,
+};
+
+/* --- Reductions ---------------------------------------------------------------------------------------------------- */
+
+/* One sum, ready: where its parts are and where it goes. */
+typedef struct {
+    Kernel kernel; /* NULL: `python` does it */
+    PyObject *python;
+    char **parts, **outs;
+    size_t count, results, bytes;
+    int mean;
+    Py_buffer *buffers;
+    size_t held;
+} Sum;
+
+static void
+sum_free(Sum *s)
+{
+    for (size_t i = 0; i < s->held; i++)
+        PyBuffer_Release(&s->buffers[i]);
+    PyMem_Free(s->buffers);
+    PyMem_Free(s->parts);
+    PyMem_Free(s->outs);
+    Py_XDECREF(s->python);
+}
+
+static int
+sum_run(Sum *s)
+{
+    if (!s->kernel) {
+        PyObject *done = PyObject_CallNoArgs(s->python);
+        Py_XDECREF(done);
+        return done ? 0 : -1;
+    }
+    if (s->bytes * s->count < GIL_BYTES) {
+        s->kernel(s->parts, s->count, s->outs, s->results, s->bytes, s->mean);
+        return 0;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    s->kernel(s->parts, s->count, s->outs, s->results, s->bytes, s->mean);
+    Py_END_ALLOW_THREADS
+    return 0;
+}
+
+/* From (parts, outs, mean), arrays of one dtype and size; or from a callable that does it. */
+static int
+sum_make(Sum *s, PyObject *from)
+{
+    PyObject *parts, *outs;
+    if (!PyTuple_Check(from)) {
+        s->python = Py_NewRef(from);
+        return 0;
+    }
+    if (!PyArg_ParseTuple(from, "O!O!p", &PyList_Type, &parts, &PyList_Type, &outs, &s->mean))
+        return -1;
+    s->count = (size_t)PyList_GET_SIZE(parts);
+    s->results = (size_t)PyList_GET_SIZE(outs);
+    s->parts = PyMem_Calloc(s->count, sizeof(char *));
+    s->outs = PyMem_Calloc(s->results, sizeof(char *));
+    s->buffers = PyMem_Calloc(s->count + s->results, sizeof(Py_buffer));
+    if (!s->parts || !s->outs || !s->buffers) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t i = 0; i < s->count + s->results; i++) {
+        PyObject *array = i < s->count ? PyList_GET_ITEM(parts, i) : PyList_GET_ITEM(outs, i - s->count);
+        Py_buffer *buffer = &s->buffers[i];
+        if (PyObject_GetBuffer(array, buffer, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (i < s->count ? 0 : PyBUF_WRITABLE)))
+            return -1;
+        s->held++;
+        Kernel kernel = kernel_for(buffer->format);
+        if (!kernel || (i && (kernel != s->kernel || (size_t)buffer->len != s->bytes))) {
+            PyErr_SetString(PyExc_ValueError, "sums are of arrays of one size and of a type that is summed here");
+            return -1;
+        }
+        s->kernel = kernel;
+        s->bytes = (size_t)buffer->len;
+        *(i < s->count ? &s->parts[i] : &s->outs[i - s->count]) = buffer->buf;
+    }
+    return 0;
+}
+
+/* A whole collective, ready to be done again and again: its meetings and what comes between them. */
+typedef struct {
+    PyObject_HEAD
+    Meeting *begin, *end; /* end may be NULL */
+    PyObject *result, *timeout;
+    Sum sums[2];          /* posted: one for each set of rows that is posted in; else the first alone */
+    Py_buffer source, targets[2];
+    int posts;
+    /* where the last to come works for all: */
+    PyObject *wait, *work, *acquire, *release, *wake;
+    uint64_t *dones[2];
+    int fd, rank;
+    int copies;
+} Run;
+
+static PyTypeObject RunType;
+
+static int
+run_traverse(Run *r, visitproc visit, void *arg)
+{
+    Py_VISIT(r->begin);
+    Py_VISIT(r->end);
+    Py_VISIT(r->result);
+    Py_VISIT(r->wait);
+    Py_VISIT(r->work);
+    Py_VISIT(r->wake);
+    Py_VISIT(r->acquire);
+    Py_VISIT(r->release);
+    Py_VISIT(r->sums[0].python);
+    Py_VISIT(r->sums[1].python);
+    return 0;
+}
+
+static int
+run_clear(Run *r)
+{
+    Py_CLEAR(r->sums[0].python);
+    Py_CLEAR(r->sums[1].python);
+    return 0;
+}
+
+static void
+run_dealloc(Run *r)
+{
+    PyObject_GC_UnTrack(r);
+    sum_free(&r->sums[0]);
+    sum_free(&r->sums[1]);
+    if (r->source.obj)
+        PyBuffer_Release(&r->source);
+    for (int i = 0; i < 2; i++)
+        if (r->targets[i].obj)
+            PyBuffer_Release(&r->targets[i]);
+    Py_XDECREF(r->begin);
+    Py_XDECREF(r->end);
+    Py_XDECREF(r->result);
+    Py_XDECREF(r->timeout);
+    Py_XDECREF(r->wait);
+    Py_XDECREF(r->work);
+    Py_XDECREF(r->acquire);
+    Py_XDECREF(r->release);
+    Py_XDECREF(r->wake);
+    Py_TYPE(r)->tp_free((PyObject *)r);
+}
+
+/* posted(begin, timeout, result, source, targets, sums): copy out, meet, reduce for oneself. */
+static PyObject *
+make_posted(PyObject *module, PyObject *args)
+{
+    PyObject *begin, *timeout, *result, *source, *target[2], *sum[2];
+    if (!PyArg_ParseTuple(args, "O!OOO(OO)(OO)", &MeetingType, &begin, &timeout, &result, &source, &target[0], &target[1],
+                          &sum[0], &sum[1]))
+        return NULL;
+    Run *r = (Run *)RunType.tp_alloc(&RunType, 0);
+    if (!r)
+        return NULL;
+    r->begin = (Meeting *)Py_NewRef(begin);
+    r->result = Py_NewRef(result);
+    r->timeout = Py_NewRef(timeout);
+    r->posts = 1;
+    if (PyObject_GetBuffer(source, &r->source, PyBUF_C_CONTIGUOUS) < 0)
+        goto failed;
+    for (int i = 0; i < 2; i++) {
+        if (PyObject_GetBuffer(target[i], &r->targets[i], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0 ||
+            sum_make(&r->sums[i], sum[i]) < 0)
+            goto failed;
+        if (r->targets[i].len != r->source.len) {
+            PyErr_SetString(PyExc_ValueError, "what is posted has the size of where it is posted");
+            goto failed;
+        }
+    }
+    return (PyObject *)r;
+failed:
+    Py_DECREF(r);
+    return NULL;
+}
+
+/* sliced(begin, end or None, timeout, result, sum): meet, reduce a slice, meet. */
+static PyObject *
+make_sliced(PyObject *module, PyObject *args)
+{
+    PyObject *begin, *end, *timeout, *result, *sum;
+    if (!PyArg_ParseTuple(args, "O!OOOO", &MeetingType, &begin, &end, &timeout, &result, &sum))
+        return NULL;
+    if (end != Py_None && !PyObject_TypeCheck(end, &MeetingType)) {
+        PyErr_SetString(PyExc_TypeError, "the second meeting is a Meeting or None");
+        return NULL;
+    }
+    Run *r = (Run *)RunType.tp_alloc(&RunType, 0);
+    if (!r)
+        return NULL;
+    r->begin = (Meeting *)Py_NewRef(begin);
+    r->end = end == Py_None ? NULL : (Meeting *)Py_NewRef(end);
+    r->result = Py_NewRef(result);
+    r->timeout = Py_NewRef(timeout);
+    if (sum_make(&r->sums[0], sum) < 0) {
+        Py_DECREF(r);
+        return NULL;
+    }
+    return (PyObject *)r;
+}
+
+/* closed(begin, timeout, result, sum, work, wait, acquire, release, wake, fd, rank, (done_at, done_at), whole or None): the last
+   to come reduces for all, holding the board's lock; then, with `whole`, everyone copies it to `result`. */
+static PyObject *
+make_closed(PyObject *module, PyObject *args)
+{
+    PyObject *begin, *timeout, *result, *sum, *work, *wait, *acquire, *release, *wake, *whole;
+    Py_ssize_t at[2];
+    int fd, rank;
+    if (!PyArg_ParseTuple(args, "O!OOOOOOOOii(nn)O", &MeetingType, &begin, &timeout, &result, &sum, &work, &wait, &acquire,
+                          &release, &wake, &fd, &rank, &at[0], &at[1], &whole))
+        return NULL;
+    Run *r = (Run *)RunType.tp_alloc(&RunType, 0);
+    if (!r)
+        return NULL;
+    r->begin = (Meeting *)Py_NewRef(begin);
+    r->result = Py_NewRef(result);
+    r->timeout = Py_NewRef(timeout);
+    r->work = Py_NewRef(work);
+    r->wait = Py_NewRef(wait);
+    r->acquire = Py_NewRef(acquire);
+    r->release = Py_NewRef(release);
+    r->wake = Py_NewRef(wake);
+    r->fd = fd;
+    r->rank = rank;
+    for (int i = 0; i < 2; i++)
+        r->dones[i] = (uint64_t *)((char *)r->begin->shared.buf + at[i]);
+    if (sum_make(&r->sums[0], sum) < 0)
+        goto failed;
+    if (whole != Py_None) {
+        r->copies = 1;
+        if (PyObject_GetBuffer(whole, &r->source, PyBUF_C_CONTIGUOUS) < 0 ||
+            PyObject_GetBuffer(result, &r->targets[0], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0)
+            goto failed;
+        if (r->targets[0].len != r->source.len) {
+            PyErr_SetString(PyExc_ValueError, "a copy has the size of what is copied");
+            goto failed;
+        }
+    }
+    return (PyObject *)r;
+failed:
+    Py_DECREF(r);
+    return NULL;
+}
+
+static int
+run_posted(Run *r)
+{
+    Meeting *m = r->begin;
+    int side = (int)((m->counts->count + 1) & 1);
+    memcpy(r->targets[side].buf, r->source.buf, (size_t)r->source.len);
+    return meet(m, r->timeout) < 0 ? -1 : sum_run(&r->sums[side]);
+}
+
+static int
+run_sliced(Run *r)
+{
+    if (meet(r->begin, r->timeout) < 0 || sum_run(&r->sums[0]) < 0)
+        return -1;
+    return r->end ? meet(r->end, r->timeout) : 0;
+}
+
+/* Do the meeting's work unless another rank is at it or has done it. 1: it is done; 0: not by us; -1: an exception. */
+static int
+close_it(Run *r, uint64_t *done, uint64_t closed)
+{
+    PyObject *got = PyObject_CallOneArg(r->acquire, Py_False);
+    if (!got)
+        return -1;
+    Py_DECREF(got);
+    if (got != Py_True)
+        return 0;
+    int outcome = 0;
+    if (flock(r->fd, LOCK_EX | LOCK_NB) == 0) {
+        outcome = 1;
+        if (*done != closed) {
+            if (__atomic_load_n(r->begin->failed, __ATOMIC_RELAXED)) {
+                outcome = 0;
+            } else {
+                done[1] = (uint64_t)r->rank;
+                outcome = sum_run(&r->sums[0]) < 0 ? -1 : 1;
+                if (outcome == 1)
+                    __atomic_store_n(done, closed, __ATOMIC_SEQ_CST);
+            }
+        }
+        flock(r->fd, LOCK_UN);
+    }
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    got = PyObject_CallNoArgs(r->release);
+    Py_XDECREF(got);
+    if (type)
+        PyErr_Restore(type, value, trace);
+    return got ? outcome : -1;
+}
+
+static int
+run_closed(Run *r)
+{
+    Meeting *m = r->begin;
+    Turn *turn = come(m);
+    long long phase = ++m->counts->closings & (PHASES - 1);
+    uint64_t *done = r->dones[phase & 1], closed = (uint64_t)(phase | CAME);
+    int outcome = 0;
+    if (quiet(turn))
+        outcome = close_it(r, done, closed);
+    if (outcome == 0 && m->counts->spins == 1) {
+        double limit = 0;
+        while (outcome == 0) {
+            if (!look(m, turn, done, closed))
+                break;
+            if (__atomic_load_n(done, __ATOMIC_ACQUIRE) == closed)
+                outcome = 1;
+            else if ((outcome = close_it(r, done, closed)) == 0) { /* another rank is at it */
+                sched_yield();
+                if (limit == 0)
+                    limit = now() + m->counts->spin;
+                else if (now() > limit)
+                    break;
+            }
+        }
+    }
+    if (outcome == 1 && !quiet(turn)) { /* somebody sleeps, or the next meeting has begun */
+        PyObject *said = PyObject_CallNoArgs(r->wake);
+        Py_XDECREF(said);
+        outcome = said ? 1 : -1;
+    }
+    if (outcome == 0) {
+        PyObject *said = PyObject_CallFunctionObjArgs(r->wait, m->label, r->timeout, r->work, NULL);
+        Py_XDECREF(said);
+        outcome = said ? 1 : -1;
+    }
+    if (outcome == 1 && r->copies)
+        memcpy(r->targets[0].buf, r->source.buf, (size_t)r->source.len);
+    return outcome < 0 ? -1 : 0;
+}
+
+static PyObject *
+run_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    Run *r = (Run *)self;
+    int outcome = r->posts ? run_posted(r) : r->work ? run_closed(r) : run_sliced(r);
+    return outcome < 0 ? NULL : Py_NewRef(r->result);
+}
+
+static PyTypeObject RunType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "podrun.collectives._meeting.Run",
+    .tp_doc = PyDoc_STR("A whole collective, ready: call it to do it, and for its result."),
+    .tp_basicsize = sizeof(Run),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_traverse = (traverseproc)run_traverse,
+    .tp_clear = (inquiry)run_clear,
+    .tp_dealloc = (destructor)run_dealloc,
+    .tp_call = run_call,
+};
+
+static PyMethodDef functions[] = {
+    {"posted", make_posted, METH_VARARGS, PyDoc_STR("A Run that posts, meets and reduces by itself.")},
+    {"sliced", make_sliced, METH_VARARGS, PyDoc_STR("A Run that meets, reduces a slice and meets.")},
+    {"closed", make_closed, METH_VARARGS, PyDoc_STR("A Run in which the last to come reduces for all.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "podrun.collectives._meeting",
+    .m_doc = PyDoc_STR("The path of a collective on which everything goes well, in one native call."),
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC
+PyInit__meeting(void)
+{
+    if (PyType_Ready(&CountsType) < 0 || PyType_Ready(&MeetingType) < 0 || PyType_Ready(&RunType) < 0)
+        return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    if (!module || PyModule_AddIntConstant(module, "PROTOCOL", PROTOCOL) < 0 ||
+        PyModule_AddObjectRef(module, "Counts", (PyObject *)&CountsType) < 0 ||
+        PyModule_AddObjectRef(module, "Meeting", (PyObject *)&MeetingType) < 0)
+        return NULL;
+    return module;
+}

@@ -1,0 +1,61 @@
+"""Types of the C module; what its calls mean stands in ``_meeting.c``."""
+
+from collections.abc import Callable
+from typing import Any
+
+from podrun.collectives.group import Array
+
+PROTOCOL: int
+
+class Counts:
+    count: int
+    closings: int
+    spins: int
+    quick_looks: int
+    spin: float
+
+class Meeting:
+    def __new__(
+        cls,
+        counts: Counts,
+        shared: Any,
+        failed_at: int,
+        rank: int,
+        ranks: int,
+        label: bytes,
+        wait: Callable[[bytes, float], None],
+        turns: tuple[tuple[int, int, int, bytes], ...],
+        /,
+    ) -> Meeting: ...
+    def __call__(self, timeout: float, /) -> None: ...
+
+_Sum = tuple[list[Array], list[Array], bool] | Callable[[], None]
+
+def posted(
+    begin: Meeting,
+    timeout: float,
+    result: Array,
+    source: Array,
+    targets: tuple[Array, ...],
+    sums: tuple[_Sum, ...],
+    /,
+) -> Callable[[], Array]: ...
+def sliced(
+    begin: Meeting, end: Meeting | None, timeout: float, result: Array, total: _Sum, /
+) -> Callable[[], Array]: ...
+def closed(
+    begin: Meeting,
+    timeout: float,
+    result: Array,
+    total: _Sum,
+    work: Callable[[], None],
+    wait: Callable[[bytes, float, Callable[[], None]], None],
+    acquire: Callable[[bool], bool],
+    release: Callable[[], None],
+    wake: Callable[[], None],
+    fd: int,
+    rank: int,
+    done_at: tuple[int, int],
+    whole: Array | None,
+    /,
+) -> Callable[[], Array]: ...
