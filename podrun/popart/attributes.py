@@ -6,12 +6,14 @@ Attributes whose names start with two underscores are PopART's own; ONNX's check
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.popart.contexts import Pushed
 from podrun.popart.enums import RecomputeType
 from podrun.popart.errors import popart_exception
 from podrun.popart.settings import TensorLocation
@@ -153,13 +155,8 @@ class NodeAttributes:
 
     # -- scopes -----------------------------------------------------------------------------------
 
-    @contextmanager
-    def _attribute_scope(self, name: str, value: Any) -> Iterator[None]:
-        self._attribute_scopes.append((name, value))
-        try:
-            yield
-        finally:
-            self._attribute_scopes.pop()
+    def _attribute_scope(self, name: str, value: Any) -> AbstractContextManager[None]:
+        return Pushed(self._attribute_scopes, (name, value))
 
     def _scope_attributes(self) -> dict[str, Any]:
         """Attributes that scopes give to a node added now; the inner scope wins."""
@@ -173,8 +170,8 @@ class NodeAttributes:
 
     def _place(self, name: str, first: Any, value: int) -> AbstractContextManager[None] | None:
         """``method(outputs, value)`` writes the attribute; ``method(value)`` gives a scope."""
-        if isinstance(first, int) and not isinstance(first, bool):
-            return self._attribute_scope(name, first)
+        if isinstance(first, Integral) and not isinstance(first, bool):
+            return self._attribute_scope(name, int(first))
         self._set(first, name, value)
         return None
 

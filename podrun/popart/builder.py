@@ -12,14 +12,15 @@ Types and shapes are inferred as nodes are added, so what does not fit is refuse
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from podrun.popart.attributes import NodeAttributes
 from podrun.popart.builder_model import DEFAULT_OPSET, BuilderModel, load
+from podrun.popart.contexts import Pushed
 from podrun.popart.dataflow import InputSettings
 from podrun.popart.enums import ReplicatedStreamMode
 from podrun.popart.errors import popart_exception
@@ -254,14 +255,9 @@ class Builder(NodeAttributes, BuilderModel):
 
     # -- names and scopes -------------------------------------------------------------------------
 
-    @contextmanager
-    def nameScope(self, name: str) -> Iterator[None]:
+    def nameScope(self, name: str) -> AbstractContextManager[None]:
         """Prefix ``name/`` to the names of tensors made inside."""
-        self._name_scopes.append(name)
-        try:
-            yield
-        finally:
-            self._name_scopes.pop()
+        return Pushed(self._name_scopes, name)
 
     def getNameScope(self, name: str = "") -> str:
         """The prefix in force, with ``name`` behind it."""

@@ -1,7 +1,8 @@
 """The context managers that PopART's Python wrapper makes names and attributes with, by their own names.
 
 ``with NameContextManager(builder, "scope"):`` is ``with builder.nameScope("scope"):``; the other two put an attribute
-on every node that is added inside.
+on every node that is added inside. All of them may be entered any number of times, also inside of themselves: programs
+make one and keep it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from podrun.popart.builder import Builder
+
+
+class Pushed:
+    """A context manager inside of which ``item`` lies on top of ``stack``."""
+
+    def __init__(self, stack: list[Any], item: Any) -> None:
+        self._stack, self._item = stack, item
+
+    def __enter__(self) -> None:
+        self._stack.append(self._item)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.pop()
 
 
 class _Manager:
