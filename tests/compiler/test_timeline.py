@@ -32,6 +32,17 @@ def test_grouped_takes_as_many_cycles_as_published(stages: int, micro_batches: i
     assert makespan(training(stages, GROUPED), micro_batches, None) == 2 * stages * micro_batches
 
 
+@given(stages=st.integers(2, 8), spare=st.integers(0, 40), backward=st.integers(1, 4))
+def test_the_bubble_of_even_stages(stages: int, spare: int, backward: int) -> None:
+    """(F - 1) of N + F - 1 turns, forward alone or forward and backward, from the depth on that a pipeline needs."""
+    micro_batches = 2 * stages - 1 + spare
+    bubble = pytest.approx((stages - 1) / (micro_batches + stages - 1))
+    forward = [Task(stage, stage, 1.0, 0.0) for stage in range(stages)]
+    assert idle_share(forward, micro_batches, GROUPED) == bubble
+    for schedule in PipelineSchedule:
+        assert idle_share(training(stages, schedule, 1.0, backward), micro_batches, schedule) == bubble
+
+
 @given(stages=st.integers(2, 6), micro_batches=st.integers(1, 30))
 def test_the_bubble_shrinks_with_more_micro_batches(stages: int, micro_batches: int) -> None:
     for schedule in PipelineSchedule:
