@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -64,13 +64,15 @@ class CompileOptions:
     ``cache_directory``: where compiled programs are kept and looked up (see `podrun.compiler.cache`); None:
     nowhere. ``program_digest``: the front end's word that programs with equal digests (and equal fields of
     the Program) have equal forward functions and update rules; with it a cached program is found without
-    tracing. ``cache_wait``: seconds to wait for another process that compiles the same program.
+    tracing. ``cache_wait``: seconds to wait for another process that compiles the same program. ``on_compile``
+    is called before compiling, not where the program is found in the cache.
     """
 
     chunk_bytes: int = 128 << 20
     cache_directory: Path | None = None
     program_digest: str | None = None
     cache_wait: float = 600.0
+    on_compile: Callable[[], None] | None = None
 
 
 def compile_program(
@@ -84,9 +86,15 @@ def compile_program(
     """
     options = options or CompileOptions()
     compilation = _Compilation(program, target, options)
-    if options.cache_directory is None:
+
+    def compile_now() -> Executable:
+        if options.on_compile is not None:
+            options.on_compile()
         return compilation.executable()
-    return cached(options.cache_directory, compilation.digest(), compilation.executable, options.cache_wait)
+
+    if options.cache_directory is None:
+        return compile_now()
+    return cached(options.cache_directory, compilation.digest(), compile_now, options.cache_wait)
 
 
 class _Compilation:

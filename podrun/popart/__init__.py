@@ -38,7 +38,8 @@ from podrun.popart.errors import (
     poplar_unrecoverable_runtime_error,
     poplibs_exception,
 )
-from podrun.popart.logger import Logger, configure_from_environment, getLogger
+from podrun.popart.logger import Logger, getLogger
+from podrun.popart.logger import configure as _configure_log
 from podrun.popart.names import ACCESSORS as _ACCESSORS
 from podrun.popart.numerics import NumericsReport
 from podrun.popart.operations import (
@@ -80,7 +81,7 @@ from podrun.popart.variables import CommGroup, ReplicaGrouping, VariableSettings
 from podrun.popart.version import packageHash, versionNumber, versionString
 
 globals().update(_ACCESSORS)
-configure_from_environment()
+_configure_log()
 
 defaultAiOnnxOpset = DEFAULT_OPSET
 defaultAiOnnxMlOpset = defaultAiGraphcoreOpset = 1

@@ -41,6 +41,24 @@ SERIALIZE_PRECISION = "__serialize_matmul_keep_precision"
 OUTPUT_LOCATION = "__output_tensor_location"
 COMM_GROUP = "__comm_group"
 
+_SCOPES = {
+    VIRTUAL_GRAPH: "Virtual graph",
+    PIPELINE_STAGE: "Pipeline stage",
+    EXECUTION_PHASE: "Execution phase",
+}
+"""What a program calls the attributes that it may ask a scope for."""
+
+_KINDS = {
+    "INT": "an integer",
+    "INTS": "an integer vector",
+    "FLOAT": "a float",
+    "FLOATS": "a float vector",
+    "STRING": "a string",
+    "STRINGS": "a string vector",
+    "GRAPH": "a graph",
+    "TENSOR": "a tensor",
+}
+
 _MATRIX_OPS = {"Conv", "ConvTranspose", "MatMul", "Gemm", "MultiConv", "LSTM", "GRU", "RNN"}
 _SERIALIZE_MODES = ("none", "input_channels", "reducing_dim", "output_channels")
 
@@ -64,12 +82,10 @@ class NodeAttributes:
         names = {outputs} if isinstance(outputs, str) else set(outputs)
         if not names:
             raise popart_exception("A node is named by its outputs; none were given.")
-        for name in names:
-            self._scope.info(name)
         node = self._scope.producers.get(next(iter(names)))
         if node is None or {name for name in node.output if name} != names:
             raise popart_exception(
-                f"No node has exactly the outputs {sorted(names)}: a node is named by all of its outputs"
+                f"Could not find a node with outputs {', '.join(sorted(names))}. A node is named by all of its outputs"
                 + (f", here {list(node.output)}." if node is not None else ".")
             )
         return node
@@ -77,9 +93,7 @@ class NodeAttributes:
     def addNodeAttribute(self, attributeName: str, attributeValue: Any, nodeOutputNames: Names) -> None:
         """Give a node an attribute. popart_exception if it has one of that name."""
         if self.nodeHasAttribute(attributeName, nodeOutputNames):
-            raise popart_exception(
-                f"The node making {nodeOutputNames} has an attribute {attributeName!r} already."
-            )
+            raise popart_exception(f"Node already has attribute {attributeName}.")
         self._set(nodeOutputNames, attributeName, attributeValue)
 
     def _set(self, outputs: Names, name: str, value: Any) -> None:
@@ -103,8 +117,9 @@ class NodeAttributes:
 
     def removeNodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> None:
         """Take an attribute away. popart_exception if it is not there."""
-        self._attribute(attributeName, nodeOutputNames)
         node = self._node(nodeOutputNames)
+        if not self.nodeHasAttribute(attributeName, nodeOutputNames):
+            raise popart_exception(f"Cannot remove attribute {attributeName} as it does not exist.")
         kept = [attribute for attribute in node.attribute if attribute.name != attributeName]
         del node.attribute[:]
         node.attribute.extend(kept)
@@ -121,12 +136,12 @@ class NodeAttributes:
                 found = AttributeProto.AttributeType.Name(attribute.type)
                 if kind is not None and found != kind:
                     raise popart_exception(
-                        f"Attribute {name!r} of the node making {outputs} is {found}, not {kind}."
+                        f"Node attribute {name} is not {_KINDS[kind]}, it is {_KINDS.get(found, found)}."
                     )
                 return helper.get_attribute_value(attribute)
         raise popart_exception(
-            f"The node making {outputs} has no attribute {name!r}; it has "
-            f"{self.getAllNodeAttributeNames(outputs)}."
+            f"Node does not have an attribute {name}.",
+            hint=f"It has {', '.join(self.getAllNodeAttributeNames(outputs)) or 'none'}.",
         )
 
     def getInt64NodeAttribute(self, attributeName: str, nodeOutputNames: Names) -> int:
@@ -165,7 +180,7 @@ class NodeAttributes:
     def _in_scope(self, name: str) -> Any:
         values = self._scope_attributes()
         if name not in values:
-            raise popart_exception(f"{name} is asked for outside of a scope that sets it.")
+            raise popart_exception(f"{_SCOPES[name]} not set in current scope.")
         return values[name]
 
     def _place(self, name: str, first: Any, value: int) -> AbstractContextManager[None] | None:

@@ -11,6 +11,7 @@ Types and shapes are inferred as nodes are added, so what does not fit is refuse
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -26,15 +27,19 @@ from podrun.popart.enums import ReplicatedStreamMode
 from podrun.popart.errors import popart_exception
 from podrun.popart.graph import GRAPHCORE_DOMAIN, Names, Scope
 from podrun.popart.graphcore_ops import GraphcoreOp
+from podrun.popart.logger import TRACE
 from podrun.popart.node_inference import infer_custom, infer_graphcore
 from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name
 from podrun.popart.tensor_info import TensorInfo
 from podrun.popart.tensor_proto import check_initializer
 from podrun.popart.variables import VariableSettings
+from podrun.popart.window_checks import check_windows
 
 BROADCAST_KEY = "podrun.broadcast_inputs"
 VARIABLE_KEY = "podrun.variable_settings"
 """Keys of ModelProto.metadata_props for what ONNX has no field for."""
+
+_log = logging.getLogger("podrun.popart.builder")
 
 
 class Builder(NodeAttributes, BuilderModel):
@@ -76,9 +81,8 @@ class Builder(NodeAttributes, BuilderModel):
         defined = self._scope.opsets.setdefault("", version)
         if defined != version:
             raise RuntimeError(
-                f"Invalid opset 'aiOnnxOpset{version}' selected. This builder uses ai.onnx opset {defined} "
-                f"already, so opset {version} cannot be used with "
-                "it: a model has one version of each operator set."
+                f"Invalid opset 'aiOnnxOpset{version}' selected. Opset for domain ai.onnx already defined as "
+                f"{defined}: a model has one version of each operator set."
             )
         return AiOnnx(self, version)
 
@@ -117,7 +121,13 @@ class Builder(NodeAttributes, BuilderModel):
         return name
 
     def addUntypedInputTensor(self, debugContext: Any = "") -> str:
-        """An input of a subgraph, whose type follows from where the subgraph is called."""
+        """An input of a subgraph, whose type follows from where the subgraph is called. popart_exception in the main
+        graph.
+        """
+        if self._scope.parent is None:
+            raise popart_exception(
+                "Can not add untyped tensors to the top-level graph. Use addInputTensor with a TensorInfo."
+            )
         name = self._scope.names.unique(self._scoped(debug_name(debugContext) or "input"))
         self._scope.add_input(name, None)
         return name
@@ -129,6 +139,7 @@ class Builder(NodeAttributes, BuilderModel):
                 self._scope.parent.suggestion(tensorId) if self._scope.parent else " This is the main graph."
             )
             raise popart_exception(f"There is no tensor {tensorId!r} in a parent graph.{near}")
+        self._scope.arguments.append(tensorId)
 
     def addInitializedInputTensor(
         self,
@@ -174,7 +185,7 @@ class Builder(NodeAttributes, BuilderModel):
     def addOutputTensor(self, outputName: str) -> None:
         """Mark a tensor as an output of the model."""
         self._scope.info(outputName)
-        if outputName in self._scope.outputs:
+        if outputName in self._scope.outputs and self._scope.parent is None:
             raise popart_exception(f"Tensor {outputName!r} is an output already.")
         self._scope.outputs.append(outputName)
 
@@ -235,9 +246,8 @@ class Builder(NodeAttributes, BuilderModel):
         return list(self._scope.outputs)
 
     def getValueTensorIds(self) -> list[str]:
-        """Tensors that are neither inputs nor outputs."""
-        outer = {*self._scope.inputs, *self._scope.outputs, *self._scope.initializers}
-        return [name for name in self._scope.infos if name not in outer]
+        """Tensors that nodes make, outputs of the model among them."""
+        return list(self._scope.producers)
 
     def getTrainableTensorIds(self) -> list[str]:
         """Variables."""
@@ -290,6 +300,7 @@ class Builder(NodeAttributes, BuilderModel):
     ) -> list[str]:
         self._scope.opsets.setdefault("", version)
         node = self._make_node("", op_type, inputs, outputs, attributes, name)
+        check_windows(op_type, inputs, [self._scope.info(t) if t else None for t in inputs], attributes)
         self._scope.add_node(node, self._scope.infer_onnx(node, version))
         return list(node.output)
 
@@ -310,8 +321,9 @@ class Builder(NodeAttributes, BuilderModel):
         attributes: Mapping[str, Any],
         name: str,
     ) -> Any:
-        from onnx import helper
+        from onnx import AttributeProto, helper
 
+        _log.log(TRACE, "Adding %s.%s", domain or "ai.onnx", op_type)
         for tensor in inputs:
             if tensor:
                 self._scope.info(tensor)
@@ -319,7 +331,9 @@ class Builder(NodeAttributes, BuilderModel):
         label = self._scoped(name) if name else ""
         node = helper.make_node(op_type, inputs, names, name=label, domain=domain)
         for key, value in {**attributes, **self._scope_attributes()}.items():
-            node.attribute.append(helper.make_attribute(key, value))
+            empty = isinstance(value, (list, tuple)) and not value
+            kind = AttributeProto.INTS if empty else None
+            node.attribute.append(helper.make_attribute(key, list(value) if empty else value, attr_type=kind))
         return node
 
 

@@ -28,8 +28,9 @@ class BuilderModel:
     _scope: Scope
     _metadata: dict[str, Any]
 
-    def _subgraph_proto(self) -> GraphProto:
-        return self._scope.to_proto()
+    def _subgraph_proto(self, called: bool = False) -> GraphProto:
+        """``called``: as a Call takes it, to which tensors of graphs around it are arguments like others."""
+        return self._scope.to_proto(self._scope.arguments if called else None)
 
     def _model(self) -> ModelProto:
         from onnx import ModelProto, helper

@@ -33,10 +33,7 @@ def check_options(options: SessionOptions, flow: DataFlow, device: DeviceInfo, *
     _check_io(options, device)
     _check_scaling(options, training)
     if not training and flow.nAnchors() == 0:
-        raise popart_exception(
-            "User must specify an anchor tensor when doing inference: an inference session without anchors in its "
-            "DataFlow would give nothing."
-        )
+        raise popart_exception("User must specify an anchor tensor when doing inference.")
     _check_rounding(options)
 
 

@@ -68,8 +68,8 @@ class AnchorReturnType:
         name = str(anchorReturnTypeString).lower()
         if name not in _NAMES:
             raise popart_exception(
-                f"Unknown anchor return type {anchorReturnTypeString!r}: it is one of "
-                f"{', '.join(_NAMES.values())}."
+                f"Invalid anchor return type ID supplied: {anchorReturnTypeString}",
+                hint=f"One of {', '.join(_NAMES.values())}.",
             )
         self._id = AnchorReturnTypeId[_NAMES[name]]
         self._tile_set: TileSet = settings.get("tileSet", TileSet.Compute)
@@ -82,12 +82,12 @@ class AnchorReturnType:
         every_n = self._id is AnchorReturnTypeId.EveryN
         if every_n and period is None:
             raise popart_exception(
-                'AnchorReturnType "EveryN" needs a return period: AnchorReturnType("EveryN", 2).'
+                "Must specify return period with option 'EVERYN'", hint='AnchorReturnType("EveryN", 2)'
             )
         if not every_n and period is not None:
-            raise popart_exception(f'A return period goes with "EveryN" only, not with "{self._id.name}".')
+            raise popart_exception("A return period should not be supplied for this anchor return type")
         if period is not None and period <= 0:
-            raise popart_exception(f"The return period must be positive, not {period}.")
+            raise popart_exception("Anchor return period must be greater than zero")
         return 1 if period is None else period
 
     def id(self) -> AnchorReturnTypeId:

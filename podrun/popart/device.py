@@ -21,6 +21,7 @@ from typing import Any
 
 from podrun.device.connection import AttachRequest, Connection, IpuRange
 from podrun.popart.enums import DeviceConnectionType, DeviceType, SyncPattern
+from podrun.popart.environment import ours
 from podrun.popart.errors import popart_exception, surfaced
 
 TILES_PER_IPU = 1472
@@ -103,12 +104,14 @@ class DeviceInfo:
         environ: Mapping[str, str] | None = None,
         pattern: SyncPattern = SyncPattern.Full,
         job: IpuRange | None = None,
+        version: str = "ipu2",
     ) -> None:
         self._kind, self._ipus, self._id = kind, ipus, identifier
         self._connection_type, self._tiles, self.target = connection_type, tiles, target
-        self._environ = dict(os.environ if environ is None else environ)
+        self._environ = dict(ours(environ))
         self._pattern = pattern
         self._job = job or ipus
+        self._version = version
         self._held = ipus.count
         self._connection: Connection | None = None
         self._attached = False
@@ -169,7 +172,7 @@ class DeviceInfo:
             return "<offline-ipu>"
         if self._kind is DeviceType.Ipu and not self._attached:
             return "<unknown-ipu-unattached>"
-        return "ipu2"
+        return self._version
 
     @property
     def _loaded(self) -> Any:

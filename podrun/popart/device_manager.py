@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +18,7 @@ from podrun.popart.device import (
     partition_configured,
 )
 from podrun.popart.enums import DeviceConnectionType, DeviceSelectionCriterion, DeviceType, SyncPattern
+from podrun.popart.environment import ours
 from podrun.popart.errors import popart_exception, poplar_exception, surfaced
 
 
@@ -25,6 +26,9 @@ def _power_of_two(count: int) -> bool:
     return count > 0 and count & (count - 1) == 0
 
 
+_log = logging.getLogger("podrun.popart.device")
+
+_VERSIONS = ("ipu1", "ipu2", "ipu21")
 _MODEL_KEYS = ("numIPUs", "tilesPerIPU", "compileIPUCode", "ipuVersion")
 _SIM_KEYS = ("numIPUs", "tilesPerIPU")
 _OFFLINE_KEYS = ("numIPUs", "tilesPerIPU", "ipuVersion", "syncPattern", "gatewayMode")
@@ -34,7 +38,7 @@ class DeviceManager:
     """Gives devices: ``DeviceManager().acquireAvailableDevice(4)``. Holds nothing itself."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._environ = dict(os.environ if environ is None else environ)
+        self._environ = dict(ours(environ))
         self._timeout = 0
 
     def setOnDemandAttachTimeout(self, attachTimeout: int) -> None:
@@ -269,6 +273,7 @@ class DeviceManager:
             DeviceType.IpuModel,
             IpuRange(0, _checked(count)),
             tiles=int(values.get("tilesPerIPU", MODEL_TILES)),
+            version=_version(values),
         )
 
     def createSimDevice(self, options: Mapping[str, Any]) -> DeviceInfo:
@@ -312,6 +317,16 @@ def _checked(count: int) -> int:
     if count < 1:
         raise popart_exception(f"A device has at least one IPU; {count} were asked for.")
     return count
+
+
+def _version(values: Mapping[str, str]) -> str:
+    """The architecture that an IPU model is asked to be. popart_exception for one that there is not."""
+    name = values.get("ipuVersion", "ipu2")
+    if name not in _VERSIONS:
+        raise popart_exception(f"Unknown ipuVersion {name!r}: it is one of {', '.join(_VERSIONS)}.")
+    if name == "ipu1":
+        _log.warning("ipuVersion ipu1: results are the same; time and memory are modelled as of ipu2.")
+    return name
 
 
 def _options(options: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> dict[str, str]:

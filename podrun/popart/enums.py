@@ -237,6 +237,9 @@ class DeviceType(PopartEnum):
     OfflineIpu = 3
     Sim = 4
 
+    def __str__(self) -> str:
+        return {"IpuModel": "ipu-model", "OfflineIpu": "offline-ipu"}.get(self.name, self.name.lower())
+
 
 class TileSet(PopartEnum):
     """Tiles for computing or for input and output."""

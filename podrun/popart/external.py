@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,84 +15,79 @@ from podrun.popart.errors import popart_exception
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from podrun.popart.model_loader import ExternalPlace
+
 
 class ExternalFiles:
-    """The files of external data of the model a session was made from, and where they are to be written."""
+    """The files of external data of the model a session was made from. `put_out` writes them anew.
 
-    def __init__(self, source: str | bytes | os.PathLike[str]) -> None:
-        self._source = source
-        self._targets: dict[str, Path] = {}
+    As in PopART, a tensor keeps its file: modelToHost overwrites the data there, and puts the optimizer state behind
+    them, unless `move` has said where they are to go from now on.
+    """
+
+    def __init__(self, places: Mapping[str, ExternalPlace]) -> None:
+        self._places = dict(places)
 
     def move(self, old: str, new: str) -> None:
-        """Write tensors that came from file ``old`` to file ``new`` from now on.
+        """Have tensors of the file ``old`` in ``new`` from now on; what is in ``old`` is copied there.
 
         popart_exception if ``new`` is there already, ``old`` is not, or no tensor lies in it.
         """
         before, after = Path(old).resolve(), Path(new).resolve()
+        what = f"External tensor data are to move from file {old!r} to file {new!r}"
         if after.exists():
-            raise popart_exception(
-                f"Updating externally saved tensor locations from {old!r} to {new!r}: the file {new!r} already exists."
-            )
-        found = [name for name, path in self._locations().items() if path == before]
-        if not before.is_file() and not any(self._targets.get(name) == before for name in found):
-            raise popart_exception(f"There is no file {old!r} of externally saved tensors.")
+            raise popart_exception(f"{what}, but file {new!r} already exists.")
+        if not before.is_file():
+            raise popart_exception(f"{what}, but file {old!r} does not exist.")
+        if not after.parent.is_dir():
+            raise popart_exception(f"{what}, but its parent directory does not exist.")
+        found = {name: place for name, place in self._places.items() if place.path == before}
         if not found:
-            raise popart_exception(f"No tensor of the model is saved in {old!r}.")
-        self._targets |= dict.fromkeys(found, after)
-
-    def _locations(self) -> dict[str, Path]:
-        """The file of every tensor that has one."""
-        from onnx import ModelProto, TensorProto
-
-        model = ModelProto()
-        if isinstance(self._source, bytes):
-            folder = loader.data_folder(self._source)
-            model.ParseFromString(self._source)
-        else:
-            folder = Path(self._source).resolve().parent
-            model.ParseFromString(Path(self._source).read_bytes())
-        found: dict[str, Path] = {}
-        for tensor in model.graph.initializer:
-            if tensor.data_location == TensorProto.EXTERNAL and folder is not None:
-                entries = {entry.key: entry.value for entry in tensor.external_data}
-                found[tensor.name] = (folder / entries["location"]).resolve()
-        return found | self._targets
+            raise popart_exception(
+                f"{what}. No ONNX model initializers have external location set to {old!r}."
+            )
+        shutil.copyfile(before, after)
+        loader.written.add(after)
+        self._places |= {name: replace(place, path=after) for name, place in found.items()}
 
     def put_out(self, model: ModelProto, path: str | os.PathLike[str]) -> None:
         """Move the data of tensors that have a file out of ``model``, which is to be written to ``path``.
 
-        Optimizer state goes where its weight goes. popart_exception for a file outside of the model's folder: nobody
-        would read it there.
+        Optimizer state goes behind the data of its weight's file. Other processes find the data again if they lie
+        below the model's folder; this one does wherever they lie.
         """
-        from onnx import TensorProto, numpy_helper
+        from onnx import numpy_helper
+
+        from podrun.popart.transformer import reference_to
 
         folder = Path(path).resolve().parent
-        offsets: dict[Path, int] = {}
         for tensor in model.graph.initializer:
-            weight = next(
-                (tensor.name.removeprefix(p) for p in names.STATE_PREFIXES if tensor.name.startswith(p)), ""
-            )
-            target = self._targets.get(tensor.name) or self._targets.get(weight)
-            if target is None:
+            place = self._place(tensor.name)
+            if place is None:
                 continue
-            if not target.is_relative_to(folder):
-                raise popart_exception(
-                    f"Tensor {tensor.name!r} is to be saved in {str(target)!r}, which is not below the folder of the "
-                    f"model {os.fspath(path)!r}."
-                )
             data = numpy_helper.to_array(tensor).tobytes()
-            with open(target, "ab" if target in offsets else "wb") as file:
-                file.write(data)
-            offset = offsets.get(target, 0)
-            offsets[target] = offset + len(data)
-            kept = TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
-            entries = {
-                "location": target.relative_to(folder).as_posix(),
-                "offset": offset,
-                "length": len(data),
-            }
-            for key, value in entries.items():
-                entry = kept.external_data.add()
-                entry.key, entry.value = key, str(value)
-            kept.data_location = TensorProto.EXTERNAL
-            tensor.CopyFrom(kept)
+            if place.length < 0:
+                place = replace(place, offset=self._end(place.path), length=len(data))
+                self._places[tensor.name] = place
+            _write(place, data)
+            below = place.path.is_relative_to(folder)
+            location = place.path.relative_to(folder).as_posix() if below else place.path.name
+            tensor.CopyFrom(reference_to(tensor, place.path, location, place.offset, len(data)))
+
+    def _place(self, name: str) -> ExternalPlace | None:
+        """Where a tensor goes; with length -1 if it is optimizer state that has no place yet."""
+        if name in self._places:
+            return self._places[name]
+        weight = next((name.removeprefix(p) for p in names.STATE_PREFIXES if name.startswith(p)), "")
+        return replace(self._places[weight], length=-1) if weight in self._places else None
+
+    def _end(self, path: Path) -> int:
+        """The first byte behind the tensors of a file."""
+        return max(place.end for place in self._places.values() if place.path == path)
+
+
+def _write(place: ExternalPlace, data: bytes) -> None:
+    loader.written.add(place.path)
+    with open(place.path, "r+b" if place.path.exists() else "w+b") as file:
+        file.seek(place.offset)
+        file.write(data)

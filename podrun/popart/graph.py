@@ -8,6 +8,7 @@ names, so that a name is unique over all of them.
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,12 @@ from podrun.popart.tensor_proto import info_from_type, to_array, to_proto, type_
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto, TypeProto
+    from onnx.defs import OpSchema
+
+UNNAMED = "BuilderGraph"
+"""What a graph is called whose program has not named it."""
+
+_log = logging.getLogger("podrun.popart.builder")
 
 ONNX_DOMAINS = ("", "ai.onnx")
 GRAPHCORE_DOMAIN = "ai.graphcore"
@@ -58,10 +65,12 @@ class Scope:
     names: Names
     opsets: dict[str, int]
     parent: Scope | None = None
-    name: str = "BuilderGraph"
+    name: str = UNNAMED
     nodes: list[NodeProto] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+    """The inputs, and among them the tensors of outer graphs that the program named as inputs."""
     initializers: dict[str, TensorProto] = field(default_factory=dict)
     infos: dict[str, TensorInfo | None] = field(default_factory=dict)
     constants: dict[str, TensorProto] = field(default_factory=dict)
@@ -105,6 +114,7 @@ class Scope:
     def add_input(self, name: str, info: TensorInfo | None) -> None:
         """A graph input (``info`` None: untyped, in a subgraph)."""
         self.inputs.append(name)
+        self.arguments.append(name)
         self.infos[name] = info
 
     def add_initializer(self, name: str, array: np.ndarray, info: TensorInfo) -> None:
@@ -130,9 +140,8 @@ class Scope:
     # -- inference --------------------------------------------------------------------------------
 
     def infer_onnx(self, node: NodeProto, version: int) -> list[TensorInfo | None]:
-        """Types and shapes of an ai.onnx node's outputs by ONNX's own inference; None where it does not know.
-
-        popart_exception where the node cannot be: inputs that do not fit together.
+        """Types and shapes of an ai.onnx node's outputs by ONNX's own inference; None where it does not know, or where
+        the inputs do not fit together.
         """
         from onnx import TypeProto, shape_inference
 
@@ -151,12 +160,10 @@ class Scope:
         try:
             found = _infer(node, version, types, data)
         except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
-            if any(not kind.WhichOneof("value") for name, kind in types.items() if name):
-                return [None] * len(
-                    node.output
-                )  # Nothing is known of an input, which ONNX may take for an error.
-            inputs = ", ".join(f"{name!r} {self.info(name)}" for name in node.input if name)
-            raise popart_exception(f"{node.op_type} cannot take its inputs ({inputs}): {error}") from error
+            # PopART takes more than ONNX's inference does (negative pads, say); what it refuses, it refuses when a
+            # session is made, and so do we, in its words.
+            _log.debug("Nothing is known of what %s '%s' makes: %s", node.op_type, node.name, error)
+            return [None] * len(node.output)
         return [info_from_type(found[name]) if name in found else None for name in node.output]
 
     def _infer_control(self, node: NodeProto) -> list[TensorInfo | None]:
@@ -175,14 +182,17 @@ class Scope:
 
     # -- out --------------------------------------------------------------------------------------
 
-    def to_proto(self) -> GraphProto:
-        """The graph as ONNX has it. Subgraphs list their outputs with types where these are known."""
+    def to_proto(self, inputs: Sequence[str] | None = None) -> GraphProto:
+        """The graph as ONNX has it, with other ``inputs`` than its own if given. Subgraphs list their outputs with types
+        where these are known.
+        """
         from onnx import GraphProto, helper
 
         graph = GraphProto(name=self.name)
         graph.node.extend(self.nodes)
         graph.initializer.extend(self.initializers.values())
-        for names, field_ in ((self.inputs, graph.input), (self.outputs, graph.output)):
+        given = self.inputs if inputs is None else inputs
+        for names, field_ in ((given, graph.input), (self.outputs, graph.output)):
             for name in names:
                 scope = self.find(name)
                 info = scope.infos[name] if scope else None
@@ -199,37 +209,68 @@ def _infer(
     """ONNX's inference for one node, without its limits on element types, which are narrower than PopART's.
 
     PopART takes UINT32 indices, for example: they are taken for INT32 where ONNX does not know them. So are INT64
-    ones that meet INT32: what ONNX calls INT64 (ArgMax) is INT32 on the IPU.
+    ones that meet INT32: what ONNX calls INT64 (ArgMax) is INT32 on the IPU. Any other type that the operator does
+    not list is left to the session: the shape is inferred with one that it does.
     """
     from onnx import TensorProto, checker, defs, helper, shape_inference
 
     schema = defs.get_schema(node.op_type, version, "")
     opsets = [helper.make_opsetid("", version)]
-
-    def infer(known: dict[str, TypeProto]) -> dict[str, TypeProto]:
-        found: dict[str, TypeProto] = shape_inference.infer_node_outputs(
-            schema, node, known, data, opset_imports=opsets, ir_version=4
-        )
-        return found
-
-    unsigned = (TensorProto.UINT32,)
-    for taken_for_int32 in ((), unsigned, (*unsigned, TensorProto.INT64)):
+    unsigned: dict[int, int] = {TensorProto.UINT32: TensorProto.INT32}
+    wide: dict[int, int] = {**unsigned, TensorProto.INT64: TensorProto.INT32}
+    listed = _listed_types(schema, node)
+    for instead in ({}, dict.fromkeys(types, unsigned), dict.fromkeys(types, wide), listed):
         known = {}
         for name, kind in types.items():
             known[name] = type(kind)()
             known[name].CopyFrom(kind)
-            if kind.tensor_type.elem_type in taken_for_int32:
-                known[name].tensor_type.elem_type = TensorProto.INT32
+            element = kind.tensor_type.elem_type
+            if element:
+                known[name].tensor_type.elem_type = instead.get(name, {}).get(element, element)
         try:
-            return infer(known)
+            found: dict[str, TypeProto] = shape_inference.infer_node_outputs(
+                schema, node, known, data, opset_imports=opsets, ir_version=4
+            )
         except checker.ValidationError:
             continue
+        if instead is listed:
+            _restore(schema, node, types, found)
+        return found
     return {}
+
+
+def _listed_types(schema: OpSchema, node: NodeProto) -> dict[str, dict[int, int]]:
+    """For each input, what stands for element types that the operator does not list: the first that it does."""
+    from onnx import TensorProto
+
+    kinds = {f"tensor({n.lower()})": value for n, value in TensorProto.DataType.items()}
+    found: dict[str, dict[int, int]] = {}
+    for index, name in enumerate(node.input):
+        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+        allowed = sorted(kinds[text] for text in formal.types if text in kinds)
+        if name and allowed:
+            found[name] = {kind: allowed[0] for kind in kinds.values() if kind not in allowed}
+    return found
+
+
+def _restore(
+    schema: OpSchema, node: NodeProto, types: Mapping[str, TypeProto], found: Mapping[str, TypeProto]
+) -> None:
+    """Give outputs whose type is an input's the type that this input has, where the operator lists more than one."""
+    given = {}
+    for index, name in enumerate(node.input):
+        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+        if name and len(formal.types) > 1:
+            given[formal.type_str] = types[name]
+    for index, name in enumerate(node.output):
+        source = given.get(schema.outputs[min(index, len(schema.outputs) - 1)].type_str)
+        if name in found and source is not None:
+            found[name].tensor_type.elem_type = source.tensor_type.elem_type
 
 
 def scope_from_graph(graph: GraphProto, opsets: dict[str, int], known: Mapping[str, Any]) -> Scope:
     """A scope that continues a loaded graph; ``known`` are inferred infos of its tensors."""
-    scope = Scope(Names(), opsets, name=graph.name or "BuilderGraph")
+    scope = Scope(Names(), opsets, name=graph.name or UNNAMED)
     for value in graph.input:
         scope.add_input(value.name, info_from_type(value.type))
     for initializer in graph.initializer:

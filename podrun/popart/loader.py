@@ -5,35 +5,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podrun.errors import UsageError
 from podrun.popart import names
 from podrun.popart.errors import popart_exception
-from podrun.popart.tensor_info import InputShapeInfo
+from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
-    from onnx import GraphProto, ModelProto
+    from onnx import GraphProto, ModelProto, TypeProto
+
+    from podrun.popart.model_loader import ExternalPlace
 
 OLDEST_IR = 3
 """The first IR version with operator set imports."""
 
-_written: dict[str, Path] = {}
-"""Files of external data that this process wrote, by name, and their folders."""
+written: set[Path] = set()
+"""Files of external data that this process wrote: a model may name them wherever they lie."""
 
 
-def remember_folder(path: Path) -> None:
-    """Let models given as bytes find the external data that this process wrote to ``path``."""
-    _written[path.name] = path.parent
-
-
-def read_model(source: str | bytes | os.PathLike[str]) -> ModelProto:
+def read_model(
+    source: str | bytes | os.PathLike[str], places: MutableMapping[str, ExternalPlace] | None = None
+) -> ModelProto:
     """A ModelProto from a path or from bytes, its external data loaded. popart_exception if it is no model.
 
-    What it claims is checked against the bytes that are there before memory is taken.
+    What it claims is checked against the bytes that are there before memory is taken. ``places`` is filled with where
+    external data were.
     """
     from podrun.popart import model_loader
 
@@ -44,12 +44,12 @@ def read_model(source: str | bytes | os.PathLike[str]) -> ModelProto:
             f"(): incompatible function arguments. A model is a path or bytes, not {type(source).__name__}."
         )
     try:
-        model = model_loader.read_model(source, folder=data_folder(source))
+        model = model_loader.read_model(source, trusted=written, places=places)
     except UsageError as error:
-        what = "" if isinstance(source, bytes) else f" from the string {_shorten(os.fspath(source))}"
+        what = f"of {len(source)} bytes" if isinstance(source, bytes) else _shorten(os.fspath(source))
         raise popart_exception(
-            f"Failed to load a ModelProto{what}, which is no valid path to a model or no valid model: "
-            f"{error.message}.",
+            f"Failed to load a ModelProto from the string {what}: {error.message}. Check that it is either a valid "
+            "path to an existing onnx model file, or is a valid onnx ModelProto string.",
             hint=error.hint,
         ) from error
     _check_text(model)
@@ -119,14 +119,6 @@ def _check_text(message: Message) -> None:
                 _check_text(item)
 
 
-def data_folder(source: object) -> Path | None:
-    """Where data beside a model given as bytes are: where this process wrote them."""
-    if not isinstance(source, bytes) or not _written:
-        return None
-    folders = {folder for name, folder in _written.items() if name.encode() in source}
-    return next(iter(folders)) if len(folders) == 1 else None
-
-
 def _shorten(text: str) -> str:
     return repr(text if len(text) <= 200 else text[:200] + "...")
 
@@ -167,12 +159,21 @@ def input_shapes(model: ModelProto, info: InputShapeInfo) -> dict[str, tuple[int
             _check_agrees(value.name, known, given)
             shapes[value.name] = tuple(int(dim) for dim in given.shape())
         elif known is None or not known.is_static:
-            unknown = "no shape" if known is None else f"shape {known.shape()}"
             raise popart_exception(
-                f"Input {value.name!r} has {unknown} in the model. Give type and shape with an "
-                f"InputShapeInfo: info.add({value.name!r}, popart.TensorInfo(...))."
+                f"Input tensor '{value.name}' must be specified in InputShapeInfo, as it has "
+                f"{_unknown(value.type, known)}.",
+                hint=f"info = popart.InputShapeInfo(); info.add({value.name!r}, popart.TensorInfo(...))",
             )
     return shapes
+
+
+def _unknown(kind: TypeProto, known: TensorInfo | None) -> str:
+    """What is not known of an input's shape, in PopART's words."""
+    if known is None:
+        return "no shape in the model"
+    dims = [dim.dim_param or str(dim.dim_value) for dim in kind.tensor_type.shape.dim]
+    which = next(d for d, size in zip(dims, known.shape(), strict=True) if isinstance(size, str) or size < 0)
+    return f"shape [{', '.join(dims)}], which uses an unknown value '{which}'"
 
 
 def _check_agrees(name: str, known: Any, given: Any) -> None:

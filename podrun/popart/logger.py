@@ -1,12 +1,23 @@
-"""``popart.getLogger``: PopART's logger objects over Python's own logging."""
+"""``popart.getLogger``: PopART's logger objects over Python's own logging.
+
+PopART's log is its own: it goes to standard error (or where POPART_LOG_DEST says) from WARN on unless told otherwise,
+whatever the program does with Python's logging.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+from podrun.popart.environment import LOG_DESTINATION, LOG_LEVEL, ours
+
+TRACE = 5
+"""Below DEBUG: every operator that a builder adds."""
 
 _LEVELS = {
-    "TRACE": 5,
+    "TRACE": TRACE,
     "DEBUG": logging.DEBUG,
     "INFO": logging.INFO,
     "WARN": logging.WARNING,
@@ -14,7 +25,11 @@ _LEVELS = {
     "CRITICAL": logging.CRITICAL,
     "OFF": logging.CRITICAL + 10,
 }
+_ALIASES = {"WARNING": "WARN", "ERROR": "ERR"}
 _ROOT = "podrun.popart"
+_FORMAT = "%(asctime)s %(process)d %(name)s [%(levelname).1s] %(message)s"
+
+logging.addLevelName(TRACE, "TRACE")
 
 
 class Logger:
@@ -24,13 +39,12 @@ class Logger:
         self._logger = logging.getLogger(_ROOT if name in ("all", "popart") else f"{_ROOT}.{name}")
 
     def setLevel(self, level: str) -> None:
-        """TRACE, DEBUG, INFO, WARN, ERR, CRITICAL or OFF."""
+        """TRACE, DEBUG, INFO, WARN, ERR, CRITICAL or OFF. ValueError for anything else."""
         name = str(level).upper()
-        name = {"WARNING": "WARN", "ERROR": "ERR"}.get(name, name)
+        name = _ALIASES.get(name, name)
         if name not in _LEVELS:
             raise ValueError(f"Unknown log level {level!r}; it is one of {', '.join(_LEVELS)}.")
         self._logger.setLevel(_LEVELS[name])
-        _ensure_handler()
 
     def debug(self, message: str) -> None:
         """Log at DEBUG."""
@@ -53,21 +67,18 @@ class Logger:
         self._logger.critical("%s", message)
 
 
-def _ensure_handler() -> None:
-    """A handler of our own on first use, unless the program has set up logging itself."""
-    root = logging.getLogger(_ROOT)
-    if root.handlers or logging.getLogger().handlers:
-        return
-    destination = os.environ.get("POPART_LOG_DEST", "stderr")
-    handler: logging.Handler
-    if destination in ("stderr", "stdout"):
-        import sys
+class _Standard(logging.StreamHandler[TextIO]):
+    """Writes to what is ``sys.stderr`` or ``sys.stdout`` when a line comes: a program may put others there."""
 
-        handler = logging.StreamHandler(sys.stderr if destination == "stderr" else sys.stdout)
-    else:
-        handler = logging.FileHandler(destination)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(name)s [%(levelname).1s] %(message)s"))
-    root.addHandler(handler)
+    def __init__(self, name: str) -> None:
+        logging.Handler.__init__(self)
+        self._stream_name = name
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """Where the next line goes."""
+        found: TextIO = getattr(sys, self._stream_name)
+        return found
 
 
 def getLogger(name: str = "all") -> Logger:
@@ -75,8 +86,17 @@ def getLogger(name: str = "all") -> Logger:
     return Logger(name)
 
 
-def configure_from_environment() -> None:
-    """POPART_LOG_LEVEL sets the level of everything, as in PopART."""
-    level = os.environ.get("POPART_LOG_LEVEL")
-    if level and level.upper() in _LEVELS:
-        getLogger().setLevel(level)
+def configure(environ: Mapping[str, str] | None = None) -> None:
+    """Set the log up as POPART_LOG_DEST and POPART_LOG_LEVEL say; once, when ``popart`` is imported."""
+    found, root = ours(environ), logging.getLogger(_ROOT)
+    destination = found.get(LOG_DESTINATION) or "stderr"
+    handler = (
+        _Standard(destination)
+        if destination in ("stderr", "stdout")
+        else logging.FileHandler(destination, delay=True)
+    )
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    root.handlers = [handler]
+    root.propagate = False
+    level = found.get(LOG_LEVEL, "").upper()
+    root.setLevel(_LEVELS.get(_ALIASES.get(level, level), logging.WARNING))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -36,11 +37,32 @@ def load_model(source: str | os.PathLike[str] | bytes) -> onnx.ModelProto:
     return model
 
 
-def read_model(source: str | os.PathLike[str] | bytes, *, folder: Path | None = None) -> onnx.ModelProto:
+@dataclass(frozen=True, slots=True)
+class ExternalPlace:
+    """Where a tensor's data lie outside of its model: the file, the first byte, how many."""
+
+    path: Path
+    offset: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        """The first byte behind them."""
+        return self.offset + self.length
+
+
+def read_model(
+    source: str | os.PathLike[str] | bytes,
+    *,
+    trusted: Collection[Path] = (),
+    places: MutableMapping[str, ExternalPlace] | None = None,
+) -> onnx.ModelProto:
     """`load_model` without `check_model`: what the bytes hold is there, whether or not it makes sense.
 
-    ``folder``: where external data of bytes lie (None: they may have none); those of a path lie beside it.
+    External data lie beside a model that is a path, or in one of the ``trusted`` files, which the model names with
+    ``basepath`` and ``location``; others are refused. ``places`` is filled with where those of initializers are.
     """
+    folder: Path | None = None
     if isinstance(source, bytes):
         data, label = source, "the bytes given"
     else:
@@ -55,11 +77,14 @@ def read_model(source: str | os.PathLike[str] | bytes, *, folder: Path | None = 
         raise UsageError(f"{label} is not an ONNX model: {error}") from error
     if not model.HasField("graph"):
         raise UsageError(f"{label} is not an ONNX model: it holds no graph")
-    check_tensors(model, folder, label)
+    check_tensors(model, folder, label, trusted)
     check_names(model.graph)
     for function in model.functions:
         check_names(function)
-    _load_external(model, folder)
+    if places is not None:
+        external = (t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL)
+        places.update({tensor.name: _place(tensor, folder, trusted) for tensor in external})
+    _load_external(model, folder, trusted)
     return model
 
 
@@ -108,18 +133,21 @@ def _need_text(where: str, *names: str | bytes) -> None:
             raise UsageError(f"{where} has a name that is not UTF-8: {name!r}")
 
 
-def check_tensors(model: onnx.ModelProto, folder: Path | None, label: str = "the model") -> None:
+def check_tensors(
+    model: onnx.ModelProto, folder: Path | None, label: str = "the model", trusted: Collection[Path] = ()
+) -> None:
     """Check every tensor of a model, in subgraphs, functions and attributes too, without taking memory for
     it.
 
-    ``folder`` is where external data may lie; None allows none. Raises `UsageError` naming the tensor.
+    ``folder`` is where external data may lie (None: nowhere), beside the ``trusted`` files. Raises `UsageError` naming
+    the tensor.
     """
     for tensor in _tensors(model, 0):
         if isinstance(tensor, onnx.SparseTensorProto):
             _check_sparse(tensor, label)
             continue
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            _check_external(tensor, folder, label)
+            _check_external(tensor, folder, label, trusted)
         else:
             _check_held(tensor, label)
 
@@ -224,22 +252,62 @@ def _check_sparse(tensor: onnx.SparseTensorProto, label: str) -> None:
         )
 
 
-def _check_external(tensor: onnx.TensorProto, folder: Path | None, label: str) -> None:
-    """External data lie in the model's folder and are as many bytes as the dimensions claim."""
-    name = f"tensor '{tensor.name}' in {label}"
-    entries = {entry.key: entry.value for entry in tensor.external_data}
+def entries_of(tensor: onnx.TensorProto) -> dict[str, str]:
+    """Where an external tensor says that its data lie: ``location``, ``offset``, ``length``, ``basepath``."""
+    return {entry.key: entry.value for entry in tensor.external_data}
+
+
+def external_file(
+    tensor: onnx.TensorProto, folder: Path | None, trusted: Collection[Path], label: str = "the model"
+) -> Path:
+    """The file with an external tensor's data: in ``folder`` or below, else one of the ``trusted``.
+
+    Raises `UsageError` for one that lies elsewhere, or that is not there.
+    """
+    entries = entries_of(tensor)
     location = entries.get("location", "")
+    name = f"tensor '{tensor.name}' in {label}"
+    if "\0" not in location and entries.get("basepath"):
+        own = (Path(entries["basepath"]) / location).resolve()
+        if own in trusted and not (folder is not None and (folder / location).is_file()):
+            if not own.is_file():
+                raise UsageError(f"{name} keeps its data in {str(own)!r}, which is gone")
+            return own
     if folder is None:
-        raise UsageError(f"{name} keeps its data in '{location}', but a model from bytes has no folder")
-    if not location or "\0" in location or os.path.isabs(location):
+        raise UsageError(
+            f"{name} keeps its data in '{location}', but a model from bytes has no folder",
+            hint="give the model's path instead of its bytes",
+        )
+    if not location or "\0" in location:
         raise UsageError(
             f"{name} keeps its data in {location!r}, which is not a path within the model's folder"
         )
     path = (folder / location).resolve()
     if not path.is_relative_to(folder.resolve()):
-        raise UsageError(f"{name} keeps its data in {location!r}, which leaves the model's folder")
+        raise UsageError(
+            f"{name} keeps its data in {location!r}, which leaves the model's folder",
+            hint="put the file beside the model",
+        )
     if not path.is_file():
-        raise UsageError(f"{name} keeps its data in {location!r}, which is not a file")
+        raise UsageError(
+            f"{name} keeps its data in {location}, but it doesn't exist or is not accessible",
+            hint=f"external data lie beside the model, in {str(folder)!r}",
+        )
+    return path
+
+
+def _place(tensor: onnx.TensorProto, folder: Path | None, trusted: Collection[Path]) -> ExternalPlace:
+    path, entries = external_file(tensor, folder, trusted), entries_of(tensor)
+    offset = int(entries.get("offset") or 0)
+    return ExternalPlace(path, offset, int(entries.get("length") or path.stat().st_size - offset))
+
+
+def _check_external(
+    tensor: onnx.TensorProto, folder: Path | None, label: str, trusted: Collection[Path]
+) -> None:
+    """External data lie where they may and are as many bytes as the dimensions claim."""
+    path, entries = external_file(tensor, folder, trusted, label), entries_of(tensor)
+    name = f"tensor '{tensor.name}' in {label}"
     try:
         offset = int(entries.get("offset") or 0)
         length = int(entries["length"]) if entries.get("length") else None
@@ -254,12 +322,14 @@ def _check_external(tensor: onnx.TensorProto, folder: Path | None, label: str) -
         )
 
 
-def _load_external(model: onnx.ModelProto, folder: Path | None) -> None:
-    if folder is None:
-        return
+def _load_external(model: onnx.ModelProto, folder: Path | None, trusted: Collection[Path]) -> None:
     for tensor in _tensors(model, 0):
         if isinstance(tensor, onnx.TensorProto) and tensor.data_location == onnx.TensorProto.EXTERNAL:
-            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
+            path = external_file(tensor, folder, trusted)
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = path.name
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(path.parent))
             tensor.data_location = onnx.TensorProto.DEFAULT
             del tensor.external_data[:]
 

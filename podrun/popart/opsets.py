@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.popart.debug import DebugContext
 from podrun.popart.errors import popart_exception
-from podrun.popart.graphcore_ops import OPS, REQUIRED, GraphcoreOp, attribute_value
+from podrun.popart.graphcore_ops import OPS, REQUIRED, GraphcoreOp, attribute_value, multi_convolution
 from podrun.popart.tensor_info import onnx_data_type, parse_data_type
 from podrun.popart.tensor_proto import to_proto
 
@@ -105,9 +106,17 @@ def _default(op_type: str, name: str, kind: str, proto: Any) -> Any:
 
 _INTEGER = (int, np.integer)
 _NUMBER = (int, float, np.integer, np.floating)
+
+
+def _is_number(value: Any, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) or (
+        isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf"
+    )
+
+
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "INT": lambda value: isinstance(value, _INTEGER),
-    "FLOAT": lambda value: isinstance(value, _NUMBER),
+    "FLOAT": lambda value: _is_number(value, _NUMBER),
     "STRING": lambda value: isinstance(value, (str, bytes)),
     "INTS": lambda value: _all(value, _INTEGER),
     "FLOATS": lambda value: _all(value, _NUMBER),
@@ -149,12 +158,22 @@ class _OpFamily:
         try:
             bound = signature.bind(*args, **{_safe(name): value for name, value in kwargs.items()})
         except TypeError as error:
-            shown = str(signature).replace("lambda_", "lambda")
-            raise TypeError(
-                f"{method}(): incompatible function arguments. {error}. It takes {method}{shown}."
-            ) from None
+            raise TypeError(_incompatible(method, signature, str(error))) from None
         bound.apply_defaults()
         return {_unsafe(name): value for name, value in bound.arguments.items()}
+
+
+class _Unfit(Exception):
+    """A value that an attribute cannot have; says why."""
+
+
+def _incompatible(method: str, signature: inspect.Signature, why: str) -> str:
+    """The TypeError of a call that no signature takes, in the shape of pybind11's."""
+    shown = str(signature).replace("lambda_", "lambda").replace("'", '"')
+    return (
+        f"{method}(): incompatible function arguments. The following argument types are supported:\n"
+        f"    1. {method}{shown}\n\n{why[:1].upper()}{why[1:]}."
+    )
 
 
 def _safe(name: str) -> str:
@@ -191,6 +210,9 @@ class AiOnnx(_OpFamily):
     def __init__(self, builder: Builder, version: int) -> None:
         super().__init__(builder)
         self.version = version
+
+    def __str__(self) -> str:
+        return f"AiOnnx{self.version}"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -229,7 +251,7 @@ class AiOnnx(_OpFamily):
         outputs = bound.pop("num_outputs", schema.max_output)
         if not isinstance(outputs, int) or not schema.min_output <= outputs <= schema.max_output:
             raise popart_exception(
-                f"{op_type} has invalid number of outputs: {outputs!r} asked, "
+                f"{op_type} has an invalid number of outputs: {outputs!r} asked, "
                 f"{_range(schema.min_output, schema.max_output)} possible (ai.onnx, opset {self.version})."
             )
         context = bound.pop("debugContext")
@@ -237,7 +259,10 @@ class AiOnnx(_OpFamily):
         for parameter in parameters:
             if parameter.name == "is_value_sparse":
                 continue
-            converted = _onnx_value(method, op_type, parameter, bound[parameter.name])
+            try:
+                converted = _onnx_value(op_type, parameter, bound[parameter.name])
+            except _Unfit as why:
+                raise TypeError(_incompatible(method, signature, str(why))) from None
             if converted is not None:
                 attributes[parameter.name] = converted
         names = self._builder._add_onnx(
@@ -252,30 +277,24 @@ def _range(least: int, most: int) -> str:
     return f"at least {least}" if most >= 1 << 20 else f"{least} to {most}"
 
 
-def _onnx_value(method: str, op_type: str, parameter: Parameter, value: Any) -> Any:
-    """The attribute to write, or None if it is the default."""
+def _onnx_value(op_type: str, parameter: Parameter, value: Any) -> Any:
+    """The attribute to write, or None if it is the default. _Unfit for a value that it cannot have."""
     from podrun.popart.builder import Builder
 
     if parameter.kind == "GRAPH":
         if not isinstance(value, Builder):
-            raise TypeError(f"{method}(): incompatible function arguments. {parameter.name} is a Builder.")
+            raise _Unfit(f"{parameter.name} is a Builder")
         return value._subgraph_proto()
     if parameter.kind == "TENSOR":
         if not isinstance(value, np.ndarray):
-            raise TypeError(
-                f"{method}(): incompatible function arguments. {parameter.name} is a numpy.ndarray, not "
-                f"{value!r}."
-            )
+            raise _Unfit(f"{parameter.name} is a numpy.ndarray, not {value!r}")
         return to_proto("", value)
     if parameter.name in ("to", "dtype") and parameter.kind == "INT" and isinstance(value, str):
         return onnx_data_type(parse_data_type(value))
     if value is None and parameter.default is None:
         return None
     if not _KINDS.get(parameter.kind, lambda _: True)(value):
-        raise TypeError(
-            f"{method}(): incompatible function arguments. {op_type}'s {parameter.name} is {parameter.kind}, "
-            f"not {value!r}."
-        )
+        raise _Unfit(f"{op_type}'s {parameter.name} is {parameter.kind}, not {value!r}")
     plain = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
     if isinstance(plain, (tuple, range)):
         plain = list(plain)
@@ -320,6 +339,13 @@ class AiGraphcore(_OpFamily):
         )
         signature = self._signature(before, op.attributes, op.keyword_attributes, debug)
         bound = self._bind(method, signature, args, kwargs)
+        if method == "init" and isinstance(bound["batch_axis"], (str, DebugContext)):
+            bound[debug], bound["batch_axis"] = bound["batch_axis"], -1  # The form without a batch axis.
+        convolutions = len(bound["args"]) if method == "multiconv" else 1
+        if method == "multiconv":
+            bound = multi_convolution(self._builder, bound)
+        elif method == "reshape" and isinstance(bound["args"], str):
+            bound["args"] = [bound["args"]]
         inputs = check_inputs(method, bound.pop("args", []))
         if not op.inputs[0] <= len(inputs) <= op.inputs[1]:
             raise popart_exception(
@@ -329,12 +355,13 @@ class AiGraphcore(_OpFamily):
         if method == "abort" and not inputs:
             # ONNX has no nodes without inputs and outputs: an abort without a condition has one that is true.
             inputs = [self._builder.addInitializedInputTensor(np.array([True]), "abort")]
-        count = bound.pop("num_outputs", op.outputs)
+        count = bound.pop("num_outputs", convolutions if method == "multiconv" else op.outputs)
         context = bound.pop(debug)
         attributes = {}
         for name, value in bound.items():
-            if value is not None and not (isinstance(value, (list, tuple)) and not value):
-                attributes[name] = self._attribute(method, op, name, value)
+            if value is None or (isinstance(value, (list, tuple)) and not value and method != "reducemedian"):
+                continue
+            attributes[name] = self._attribute(method, op, name, value)
         names = self._builder._add_graphcore(op, inputs, int(count), attributes, debug_name(context))
         if op.listed:
             return names
@@ -345,7 +372,7 @@ class AiGraphcore(_OpFamily):
         from podrun.popart.builder import Builder
 
         if isinstance(value, Builder):
-            return value._subgraph_proto()
+            return value._subgraph_proto(called=True)
         default = dict((*op.attributes, *op.keyword_attributes)).get(name)
         if isinstance(default, float) and isinstance(value, (int, np.floating)):
             value = float(value)

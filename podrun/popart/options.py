@@ -7,7 +7,6 @@ accepted, checked and passed on to the compiler's cost model where it has a use 
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from podrun.popart.enums import (
     SyntheticDataMode,
     VirtualGraphMode,
 )
+from podrun.popart.environment import cache_directory
 from podrun.popart.settings import (
     AccumulateOuterFragmentSettings,
     AutomaticLossScalingSettings,
@@ -33,16 +33,9 @@ from podrun.popart.settings import (
     TensorLocationSettings,
 )
 
-CACHE_VARIABLES = ("POPART_CACHE_DIR", "POPXL_CACHE_DIR")
-"""Environment variables that name a cache directory and so switch the executable cache on."""
-
 
 def _deprecated(name: str, instead: str) -> None:
     logging.getLogger("podrun.popart").warning("%s has been deprecated: use %s.", name, instead)
-
-
-def _cache_from_environment() -> str:
-    return next((os.environ[name] for name in CACHE_VARIABLES if os.environ.get(name)), "")
 
 
 @dataclass(slots=True)
@@ -165,8 +158,8 @@ class SessionOptions(Strict):
     transitiveClosureOptimizationThreshold: int = 100000
     # Engine, reports, caches.
     compileEngine: bool = True
-    enableEngineCaching: bool = field(default_factory=lambda: bool(_cache_from_environment()))
-    cachePath: str = field(default_factory=lambda: _cache_from_environment() or "session_cache")
+    enableEngineCaching: bool = field(default_factory=lambda: bool(cache_directory()))
+    cachePath: str = field(default_factory=lambda: cache_directory() or "session_cache")
     enableVariablesCaching: bool = True
     engineOptions: dict[str, str] = field(default_factory=dict)
     reportOptions: dict[str, str] = field(default_factory=dict)

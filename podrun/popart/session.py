@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from podrun.popart.forward_only import ForwardOnly
+    from podrun.popart.model_loader import ExternalPlace
 
 
 class Session(SessionRun, SessionWeights, SessionFiles, SessionIr):
@@ -67,11 +68,12 @@ class Session(SessionRun, SessionWeights, SessionFiles, SessionIr):
         self._patterns = patterns or Patterns()
         self._name = name
         self._optimizer = copy.deepcopy(optimizer)
+        places: dict[str, ExternalPlace] = {}
+        self._model = loader.read_model(fnModel, places)
         checks.check_options(self._options, dataFlow, deviceInfo, training=self._training)
-        self._model = loader.read_model(fnModel)
         shapes = inputShapeInfo or InputShapeInfo()
         loader.check_model(self._model, shapes)
-        self._shapes, self._external = shapes, ExternalFiles(fnModel)
+        self._shapes, self._external = shapes, ExternalFiles(places)
         with surfaced():
             self._built = self._build(shapes, loss)
         self._weights = HostWeights(self._model, self._built)
@@ -81,6 +83,7 @@ class Session(SessionRun, SessionWeights, SessionFiles, SessionIr):
         self._seed = None
         self._rng = [0] * WORDS
         self._cycles = None
+        self._run_names = []
         self._streams = StreamCallbacks()
 
     def _build(self, shapes: InputShapeInfo, loss: str | None) -> BuiltModel:

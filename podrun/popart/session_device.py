@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,12 @@ from podrun.compiler.program import RNG
 from podrun.executable import Executable, VariableRole
 from podrun.popart import checks
 from podrun.popart.enums import DeviceType
+from podrun.popart.environment import shared_cache
 from podrun.popart.errors import popart_exception, surfaced
 from podrun.popart.session_reports import SessionReports
 from podrun.popart.session_rng import SessionRng
 
-CACHE_VARIABLE = "POPDIST_EXECUTABLE_CACHE_PATH"
-"""Names the executable cache that all instances of a run share."""
+_log = logging.getLogger("podrun.popart.devicex")
 
 
 class SessionDevice(SessionReports, SessionRng):
@@ -26,11 +26,15 @@ class SessionDevice(SessionReports, SessionRng):
         """Compile, and load onto the device unless ``loadEngine`` is False. OutOfMemoryException if it does
         not fit.
         """
+        if not self._options.compileEngine:
+            _log.info("Not compiling engine by request")
+            return
         checks.check_every_n_with_pipelining(self._options, self._flow)
         settings = self._engine_settings()
-        with surfaced():
-            if self._executable is None:
+        if self._executable is None:
+            with surfaced():
                 self._executable = self._compile()
+            _log.info("Graph compiled")
         self._after_compile(settings)
         if loadEngine and self._device.type is not DeviceType.OfflineIpu:
             self.loadEngineAndConnectStreams()
@@ -41,8 +45,15 @@ class SessionDevice(SessionReports, SessionRng):
 
         folder = self._cache_directory()
         digest = fingerprint(self._placed, self._built) if folder is not None else None
-        options = CompileOptions(cache_directory=folder, program_digest=digest)
-        return compile_program(self._built.program, target=self._device.target, options=options)
+        options = CompileOptions(cache_directory=folder, program_digest=digest, on_compile=self._starting)
+        executable = compile_program(self._built.program, target=self._device.target, options=options)
+        if not self._compiled_here:
+            _log.debug("Loading serialized PopART executable from the cache %s", folder)
+        return executable
+
+    def _starting(self) -> None:
+        _log.debug("Starting compilation of %r", self._name)
+        self._compiled_here = True
 
     def _cache_directory(self) -> Path | None:
         """The session's own directory if caching is on, else the one that ``podrun`` gives all its
@@ -52,17 +63,23 @@ class SessionDevice(SessionReports, SessionRng):
             return None
         if self._options.enableEngineCaching and self._options.cachePath:
             return Path(self._options.cachePath).expanduser()
-        shared = os.environ.get(CACHE_VARIABLE)
+        shared = shared_cache()
         return Path(shared) if shared else None
 
     def loadEngineAndConnectStreams(self) -> None:
         """Load the program onto the device: what was there is gone, weights have to be sent again."""
-        executable = self._prepared("loadEngineAndConnectStreams")
+        executable = self._executable
+        if executable is None:
+            raise popart_exception(
+                "Cannot load an engine onto the device: there is no compiled engine.",
+                hint="session.prepareDevice()",
+            )
         self._device.hold(executable.layout.ipus)
         self._device.ensure_attached()
         with surfaced():
             self._device.connection.load(executable)
         self._device._loaded = self
+        _log.info("Engine loaded")
         self._weights_sent = False
         self._write_start_values()
 

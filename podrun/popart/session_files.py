@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from podrun.executable import Executable, StreamDirection
 from podrun.popart.enums import DeviceType
 from podrun.popart.errors import popart_exception, surfaced
 from podrun.popart.session_device import SessionDevice
+
+_log = logging.getLogger("podrun.popart.devicex")
 
 
 class SessionFiles(SessionDevice):
@@ -48,8 +51,7 @@ class SessionFiles(SessionDevice):
     def _check_can_save(self) -> None:
         if self._device.type not in (DeviceType.Ipu, DeviceType.OfflineIpu):
             raise popart_exception(
-                f"Executables for device type {self._device.type.name} cannot be saved: use an IPU or an "
-                "offline IPU."
+                f"Executables for device type {self._device.type} cannot be saved: use an IPU or an offline IPU."
             )
 
     def loadExecutable(self, filename: str) -> None:
@@ -64,6 +66,7 @@ class SessionFiles(SessionDevice):
         path = _in_folder(filename, "executable.popef")
         if not os.path.isfile(path):
             raise popart_exception(f"There is no executable {filename!r}.")
+        _log.debug("Loading serialized PopART executable %s", path)
         with surfaced():
             executable = executable_file.read(path)
         self._check_fits(executable, filename)
@@ -105,7 +108,7 @@ class SessionFiles(SessionDevice):
 
     def updateExternallySavedTensorLocations(self, fromLocation: str, toLocation: str) -> None:
         """Have modelToHost write the tensors that lie in the file ``fromLocation`` to ``toLocation``, with their
-        optimizer state. (Those of files that were not named go into the model's own file.)
+        optimizer state; what is there now is copied. (Those of other files are overwritten where they lie.)
 
         popart_exception if ``toLocation`` exists, ``fromLocation`` does not, or nothing lies in it.
         """

@@ -66,7 +66,7 @@ class SessionIr(SessionReports):
         from podrun import executable_file
 
         if self._executable is None:
-            raise popart_exception("Session must have been prepared before a report can be fetched.")
+            raise popart_exception("Session must have been prepared before a report can be fetched")
         if self._device.type is DeviceType.Cpu:
             raise poplar_exception("Profiling is disabled for current device type.")
         return json.dumps(executable_file.description(self._executable), sort_keys=True).encode()

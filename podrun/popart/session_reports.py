@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
+from dataclasses import replace
 from typing import Any
 
 from podrun.device.tiles.fit import check_program
 from podrun.device.tiles.strict import bounds_of, check_planned
 from podrun.popart.enums import DeviceType, Instrumentation, IrSerializationFormat
+from podrun.popart.environment import ours
 from podrun.popart.errors import popart_exception, poplar_exception, surfaced
+from podrun.popart.graph import UNNAMED
 from podrun.popart.session_state import SessionState
 from podrun.report.engine_options import EngineOptions, engine_options
 from podrun.report.model import Profile
@@ -27,26 +29,28 @@ class SessionReports(SessionState):
         """
         if not self._options.instrumentWithHardwareCycleCounter:
             raise popart_exception(
-                "Cycle counts need SessionOptions.instrumentWithHardwareCycleCounter, set before the session "
-                "was made."
+                "SessionOption 'instrumentWithHardwareCycleCounter' must be set to True in order to measure cycles."
             )
+        if self._cycles is None:
+            raise popart_exception("Must call run before getCycleCount.")
         kinds = self._options.hardwareInstrumentations
         ids = [""] if Instrumentation.Outer in kinds else []
         if Instrumentation.Inner in kinds:
             ids += [f"inner_ipu_{ipu}" for ipu in range(self._built.program.ipus_per_replica)]
         if id not in ids:
-            raise popart_exception(f"There is no cycle counter {id!r}; this session has {ids}.")
-        if self._cycles is None:
-            raise popart_exception("getCycleCount needs a run first.")
+            raise popart_exception(
+                f"There is no cycle counter {id!r}; this session has {ids}. Make sure you have set "
+                "SessionOption::hardwareInstrumentations correctly."
+            )
         return self._cycles
 
     def _check_report(self) -> Profile:
         if self._executable is None:
-            raise popart_exception("Session must have been prepared before a report can be fetched.")
+            raise popart_exception("Session must have been prepared before a report can be fetched")
         if self._device.type is DeviceType.Cpu:
             raise poplar_exception("Profiling is disabled for current device type.")
         with surfaced():
-            return profile_of(self._executable)
+            return replace(profile_of(self._executable), run_names=tuple(self._run_names))
 
     def getSummaryReport(self, resetProfile: bool = True) -> str:
         """The tile model's report as text: time by cause, operators, layers, memory."""
@@ -64,7 +68,7 @@ class SessionReports(SessionState):
         cannot be.
         """
         with surfaced():
-            return engine_options(self._options.engineOptions, os.environ)
+            return engine_options(self._options.engineOptions, ours())
 
     def _after_compile(self, settings: EngineOptions) -> None:
         """Write the reports that are asked for, then see that the program fits its tiles.
@@ -87,8 +91,21 @@ class SessionReports(SessionState):
                 check_program(executable.tile_report, profile_path=path)
 
     def _serializeIr(self, format: IrSerializationFormat = IrSerializationFormat.JSON) -> str:
-        """The forward graph after pruning, as JSON: graph name -> list of operators."""
-        return json.dumps({"maingraph": [_operator(self, node) for node in self._built.lowered.graph.nodes]})
+        """The forward graph after pruning, as JSON: graph name -> list of operators, subgraphs beside it.
+
+        The main graph is ``maingraph``, unless the model gives it a name (`Builder.setGraphName`).
+        """
+        from podrun.popart.lowering.graph import subgraphs
+
+        main = self._built.lowered.graph
+        graphs = {"maingraph" if self._model.graph.name in ("", UNNAMED) else self._model.graph.name: main}
+        waiting = [main]
+        while waiting:
+            for node in waiting.pop().nodes:
+                for graph in subgraphs(node):
+                    waiting.append(graph)
+                    graphs.setdefault(graph.name, graph)
+        return json.dumps({n: [_operator(self, node) for node in g.nodes] for n, g in graphs.items()})
 
 
 def _operator(session: SessionState, node: Any) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class SessionRng(SessionState):
 
     def setRandomSeed(self, seedValue: int) -> None:
         """Start the sequence of random numbers anew from a seed."""
-        executable = self._prepared("Devicex::setRandomSeedFromHost")
+        executable = self._prepared("Devicex::setRandomSeedFromHost(uint64_t)")
         self._rng = [seedValue >> 32 & 0xFFFFFFFF, seedValue & 0xFFFFFFFF]
         if self._device._loaded is self:
             self._write(self._rng_value())

@@ -20,6 +20,10 @@ from podrun.popart.streams import TO_DEVICE, TO_HOST
 _log = logging.getLogger("podrun.popart.session")
 
 
+NAMED_RUNS = 2
+"""Runs that a report tells apart, as autoReport.executionProfileProgramRunCount has it."""
+
+
 class SessionRun(SessionDevice):
     """The part of a session that runs steps."""
 
@@ -30,10 +34,13 @@ class SessionRun(SessionDevice):
         """
         rest = list(args)
         handle = rest.pop(0) if rest and isinstance(rest[0], str) else None
-        io = rest[0] if rest else stepio
+        io = rest.pop(0) if rest else stepio
+        debugName = rest.pop(0) if rest else debugName
         if not isinstance(io, IStepIO):
             raise TypeError(f"run(): incompatible function arguments. run takes a PyStepIO, not {io!r}.")
         self._ensure_ready()
+        if len(self._run_names) < NAMED_RUNS:
+            self._run_names.append(debugName or self._name)
         if handle is None:
             self._step(io)
         else:
@@ -47,8 +54,8 @@ class SessionRun(SessionDevice):
         self._ensure_loaded()
         if self._built.weights and not self._weights_sent and not self._constant_weights:
             raise popart_runtime_error(
-                "Must call weightsFromHost before run: the weights have not been sent to the device since "
-                "the program was loaded or the host's weights changed."
+                "Must call weightsFromHost before run as the model has initializers: they have not been sent to the "
+                "device since the program was loaded or the host's weights changed."
             )
 
     def _step(self, io: IStepIO) -> None:
@@ -133,14 +140,10 @@ class SessionRun(SessionDevice):
                 if name in inputs:
                     continue
                 if name not in model_inputs:
-                    what = (
-                        "is no input of the model"
-                        if name in self._built.infos
-                        else "is not known to the model"
-                    )
+                    what = "not an input of" if name in self._built.infos else "not in"
                     raise popart_runtime_error(
-                        f"The PyStepIO has data for {name!r}, which {what}; the inputs are "
-                        f"{sorted(model_inputs)}."
+                        f"The tensor '{name}' has been provided as one of the inputs to the stepIO, but it is {what} "
+                        f"the model; its inputs are {sorted(model_inputs)}."
                     )
                 _log.warning("Input %r is not used by the model; its data are ignored.", name)
 

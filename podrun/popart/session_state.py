@@ -52,13 +52,17 @@ class SessionState:
     """Hyper-parameters have changed since they were last sent."""
     _seed: int | None
     _rng: list[int]
+    _compiled_here = False
+    """True iff this session has compiled its program; False if it came from a cache or a file."""
+    _run_names: list[str]
+    """Of the first runs, by ``debugName``."""
     _cycles: int | None
     _streams: StreamCallbacks
 
     def _prepared(self, call: str) -> Executable:
         if self._executable is None:
             raise popart_exception(
-                f"Devicex::prepare() must be called before {call}: call session.prepareDevice() first."
+                f"Devicex::prepare() must be called before {call} is called.", hint="session.prepareDevice()"
             )
         return self._executable
 

@@ -25,7 +25,7 @@ class SessionWeights(SessionDevice):
 
     def weightsFromHost(self) -> None:
         """Send the host's weights and optimizer state to the device."""
-        self._prepared("weightsFromHost")
+        self._prepared("Devicex::weightsFromHost()")
         self._ensure_loaded()
         self._write(self._weights.device_values() | self._weights.state_values())
         self._weights.device_is_ahead = False
@@ -33,7 +33,7 @@ class SessionWeights(SessionDevice):
 
     def weightsToHost(self) -> None:
         """Bring weights and optimizer state from the device into the host's copy."""
-        executable = self._prepared("weightsToHost")
+        executable = self._prepared("Devicex::weightsToHost()")
         if self._device._loaded is not self:
             # Another program has the device and what was there is gone: the host keeps its copy.
             return
@@ -64,10 +64,7 @@ class SessionWeights(SessionDevice):
     def writeWeights(self, weightsIo: IWeightsIO) -> None:
         """Change the host's weights; weightsFromHost sends them."""
         if self._constant_weights:
-            raise popart_exception(
-                "The weights of this session are constants (SessionOptions.constantWeights), so writeWeights "
-                "cannot change them. Set constantWeights to False."
-            )
+            raise _constant("writeWeights")
         replicas = self._built.program.replicas
         for name, array in weightsIo.weights.items():
             held = self._weights.get(name)
@@ -76,7 +73,6 @@ class SessionWeights(SessionDevice):
 
     def modelToHost(self, fn: str | os.PathLike[str]) -> None:
         """Write the model with the current weights and optimizer state as an ONNX file."""
-        self._prepared("modelToHost")
         self.weightsToHost()
         keep = not self._options.disableOptimizerStateTensorStreams
         data = self._weights.model(with_state=keep and not self._options.disableGradAccumulationTensorStreams)
@@ -91,10 +87,14 @@ class SessionWeights(SessionDevice):
     ) -> None:
         """Take weights by name from another model; weightsFromHost sends them."""
         if self._constant_weights:
-            raise popart_exception(
-                "The weights of this session are constants (SessionOptions.constantWeights), so "
-                "resetHostWeights cannot change them. Set constantWeights to False."
-            )
+            raise _constant("resetHostWeights")
         source: ModelProto = loader.read_model(modelProtoOrFilename)
         self._weights.reset(source, ignoreWeightsInModelWithoutCorrespondingHostWeight)
         self._weights_sent = False
+
+
+def _constant(call: str) -> popart_exception:
+    return popart_exception(
+        f"Cannot call {call} when constantWeights is set. Set `constantWeights` to False in the `SessionOption`s when "
+        "initialising the session to enable this behaviour."
+    )

@@ -219,12 +219,17 @@ class PyStepIOCallback(IStepIO):
                     "prefetching."
                 )
             array = np.asarray(array)
+            if not array.flags["C_CONTIGUOUS"]:
+                raise popart_runtime_error(
+                    f"The input callback's array for {tensor.name!r} is not C-contiguous: give "
+                    "numpy.ascontiguousarray(array)."
+                )
             if array.size != data[index].size:
                 raise popart_runtime_error(
                     f"The input callback gave {array.size} elements for {tensor.name!r}; one micro-batch of "
                     f"one replica has {data[index].size} ({tensor.info})."
                 )
-            data[index] = as_device_type(np.ascontiguousarray(array), tensor).reshape(shape)
+            data[index] = as_device_type(array, tensor).reshape(shape)
             self._input_complete(tensor.name)
         return data.reshape(tensor.layout)
 

@@ -122,7 +122,9 @@ class GraphTransformer:
         held = {tensor.name: tensor for tensor in graph.initializer}
         for name in chosen:
             if name not in held:
-                raise popart_exception(f"{name!r} is no initializer of the model; it has {sorted(held)}.")
+                raise popart_exception(
+                    f"TensorId {name} not in the model initalizers", hint=f"They are {sorted(held)}."
+                )
         made: list[NodeProto] = [
             helper.make_node("Constant", [], [name], value=held[name]) for name in chosen
         ]
@@ -188,24 +190,38 @@ def move_initializers(held: MutableMapping[str, TensorProto], ids: Sequence[str]
 
     folder = Path(filename).absolute().parent
     if not folder.is_dir():
-        raise popart_exception(f"The folder {str(folder)!r} for external data does not exist.")
+        raise popart_exception(
+            f"External data cannot be saved in {filename!r}: its parent directory does not exist.",
+            hint=f"mkdir -p {folder}",
+        )
     for name in ids:
         if name not in held:
-            raise popart_exception(f"{name!r} is no initializer; there are {sorted(held)}.")
+            raise popart_exception(
+                f"Tensor {name!r} is not an initializer.", hint=f"There are {sorted(held)}."
+            )
         if held[name].data_location == TensorProto.EXTERNAL:
-            raise popart_exception(f"The data of {name!r} are external already.")
-    loader.remember_folder(Path(filename).absolute())
+            raise popart_exception(f"Tensor {name!r} already has an external data_location.")
+    path = Path(filename).resolve()
+    loader.written.add(path)
     with open(filename, "wb") as file:
         for name in ids:
             data = to_array(held[name]).tobytes()
             offset = file.tell()
             file.write(data)
-            reference = TensorProto(
-                name=name,
-                data_type=held[name].data_type,
-                dims=held[name].dims,
-                data_location=TensorProto.EXTERNAL,
-            )
-            for key, value in (("location", Path(filename).name), ("offset", offset), ("length", len(data))):
-                reference.external_data.add(key=key, value=str(value))
-            held[name].CopyFrom(reference)
+            held[name].CopyFrom(reference_to(held[name], path, path.name, offset, len(data)))
+
+
+def reference_to(tensor: TensorProto, path: Path, location: str, offset: int, length: int) -> TensorProto:
+    """``tensor`` with its data in the file ``path``: at ``location`` below the model's folder, and in this process
+    wherever the model lies.
+    """
+    from onnx import TensorProto
+
+    reference = TensorProto(
+        name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=TensorProto.EXTERNAL
+    )
+    base = str(path).removesuffix(location) or os.sep
+    entries = {"location": location, "offset": offset, "length": length, "basepath": base}
+    for key, value in entries.items():
+        reference.external_data.add(key=key, value=str(value))
+    return reference

@@ -105,9 +105,8 @@ class HostWeights:
                 if ignore_unknown or self._belongs_to_model(tensor.name):
                     continue
                 raise popart_exception(
-                    f"resetHostWeights: the model has a weight {tensor.name!r}, which this session does not "
-                    "have. Pass "
-                    "ignoreWeightsInModelWithoutCorrespondingHostWeight=True to leave such weights out."
+                    f"resetWeights, no tensor '{tensor.name}' in tensors",
+                    hint="ignoreWeightsInModelWithoutCorrespondingHostWeight=True leaves such weights out.",
                 )
             value = to_array(tensor)
             if value.dtype != held.dtype and value.dtype.kind == held.dtype.kind == "i":

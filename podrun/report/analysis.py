@@ -300,8 +300,12 @@ def execution(profile: Profile) -> Execution:
         if id(stage) not in kinds:
             kinds[id(stage)] = list(_steps(stage, profile.ipus_per_replica))
         found += kinds[id(stage)]
-    run = Run(profile.name, Interval(0.0, profile.seconds * 1e6), found)
-    return Execution(found, [run], TotalCycles(profile.cycles))
+    length = profile.seconds * 1e6
+    named = [
+        Run(name, Interval(number * length, (number + 1) * length), found)
+        for number, name in enumerate(profile.run_names or (profile.name,))
+    ]
+    return Execution(found, named, TotalCycles(profile.cycles))
 
 
 class Report:

@@ -176,10 +176,9 @@ def _unknown(name: str, source: str) -> InvalidOptionError:
     close = difflib.get_close_matches(name, KNOWN, n=1)
     family = name.partition(".")[0] + "."
     valid = [known for known in KNOWN if known.startswith(family)] or list(KNOWN)
-    meant = f" Did you mean {close[0]!r}?" if close else ""
-    listed = f"Valid: {', '.join(valid)}."
+    meant = f"Did you mean {close[0]!r}? " if close else ""
     return InvalidOptionError(
-        f"Unrecognised engine option {name!r} in {source}.{meant} {listed}", hint=listed
+        f"{source}: Unrecognised option '{name}'", hint=f"{meant}Valid: {', '.join(valid)}."
     )
 
 

@@ -158,6 +158,8 @@ class Profile:
     ipu_memory: tuple[IpuUse, ...] = ()
     schedule: str = "grouped"
     """The order of a pipeline's work (``"grouped"``, ``"interleaved"``); without meaning if not ``pipelined``."""
+    run_names: tuple[str, ...] = ()
+    """What a session called its first runs; empty if there were none."""
 
     @property
     def samples_per_second(self) -> float | None:

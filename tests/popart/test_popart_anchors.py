@@ -144,10 +144,10 @@ def test_inference_anchors_come_in_lexicographic_order_and_keep_dims_of_one(devi
     ("arguments", "word"),
     [
         (("EveryN",), "period"),
-        (("All", 2), "EveryN"),
-        (("EveryN", 0), "positive"),
-        (("EveryN", -1), "positive"),
-        (("Some",), "Unknown"),
+        (("All", 2), "should not be supplied"),
+        (("EveryN", 0), "greater than zero"),
+        (("EveryN", -1), "greater than zero"),
+        (("Some",), "^Invalid anchor return type ID supplied: Some$"),
     ],
 )
 def test_bad_return_types(arguments, word):
@@ -181,9 +181,9 @@ def test_unknown_anchors_say_why(device):
     def session(anchor):
         return training(case, [anchor], device)
 
-    with pytest.raises(popart.popart_exception, match="not in the IR tensors"):
+    with pytest.raises(popart.popart_exception, match="not in Ir Tensors"):
         session("nothing")
-    with pytest.raises(popart.popart_exception, match=r"not in the IR tensors.*no tensor|No gradient path"):
+    with pytest.raises(popart.popart_exception, match=r"not in Ir Tensors.*no tensor|No gradient path"):
         session("Gradient___nothing")
 
 
@@ -267,10 +267,10 @@ def test_the_velocity_of_combined_sgd_leads_from_one_weight_to_the_next(device, 
 def test_accumulators_that_are_not_there(device_of):
     case = linear()
     accum = popart.reservedAccumPrefix() + case.w
-    with pytest.raises(popart.popart_exception, match="not in the IR tensors"):
+    with pytest.raises(popart.popart_exception, match="not in Ir Tensors"):
         training(case, [accum], device_of(1))
     momentum = popart.SGD({"defaultMomentum": (0.9, True)})
-    with pytest.raises(popart.popart_exception, match="not in the IR tensors"):
+    with pytest.raises(popart.popart_exception, match="not in Ir Tensors"):
         training(case, [accum], device_of(1), optimizer=momentum, opts=replicated(1, 2))
 
 
@@ -306,6 +306,6 @@ def test_the_velocities_of_replicas_are_the_velocity_on_average(device_of, repli
 def test_an_anchor_that_is_no_tensor_is_named_where_nothing_else_is_wanted(device):
     case = linear()
     with pytest.raises(
-        popart.popart_exception, match=r"'MatMul:1' is not in the IR tensors\. Did you mean 'MatMul:0'"
+        popart.popart_exception, match=r"`MatMul:1' not in Ir Tensors\. Did you mean 'MatMul:0'"
     ):
         popart.InferenceSession(case.model, popart.DataFlow(1, ["MatMul:1"]), device)

@@ -51,7 +51,7 @@ def test_unknown_tensors_name_candidates(builder):
     builder.addInputTensor("FLOAT", [2], "images")
     with pytest.raises(popart.popart_exception, match=r"'image'.*Candidates: 'images'"):
         builder.aiOnnx.relu(["image"])
-    with pytest.raises(popart.popart_exception, match="no tensor"):
+    with pytest.raises(popart.popart_exception, match="'nothing' is not an input or output tensor"):
         builder.addOutputTensor("nothing")
 
 
@@ -66,7 +66,10 @@ def test_one_opset_for_each_builder(version):
     opset.abs([x])
     assert builder.aiOnnx.version == version
     other = 6 if version != 6 else 7
-    with pytest.raises(RuntimeError, match=f"aiOnnxOpset{other}.*opset {version}"):
+    with pytest.raises(
+        RuntimeError,
+        match=f"^Invalid opset 'aiOnnxOpset{other}' selected.*ai.onnx already defined as {version}",
+    ):
         getattr(builder, f"aiOnnxOpset{other}")
     model = onnx.load_from_string(builder.getModelProto())
     assert model.opset_import[0].version == version
@@ -107,8 +110,6 @@ def test_every_operator_of_every_opset_has_a_signature():
         (lambda o, x: o.cast([x]), TypeError, r"cast\(\): incompatible"),
         (lambda o, x: o.constant([1, 2]), TypeError, r"constant\(\): incompatible"),
         (lambda o, x: o.split([x]), TypeError, r"split\(\): incompatible"),
-        (lambda o, x: o.matmul([x, x]), popart.popart_exception, "MatMul cannot take its inputs"),
-        (lambda o, x: o.concat([x, x], 5), popart.popart_exception, "Concat cannot take its inputs"),
         (lambda o, x: o.maxpool([x], 3, [2]), popart.popart_exception, "invalid number of outputs"),
     ],
 )
@@ -202,13 +203,13 @@ def test_node_attributes(builder):
     assert builder.getAllNodeAttributeNames({y}) == list(values)
     with pytest.raises(popart.popart_exception, match="already"):
         builder.addNodeAttribute("i", 4, {y})
-    with pytest.raises(popart.popart_exception, match="FLOAT, not INT"):
+    with pytest.raises(popart.popart_exception, match="not an integer, it is a float"):
         builder.getInt64NodeAttribute("f", {y})
     builder.removeNodeAttribute("i", {y})
     assert not builder.nodeHasAttribute("i", {y})
-    with pytest.raises(popart.popart_exception, match="no attribute"):
+    with pytest.raises(popart.popart_exception, match=r"^Cannot remove attribute i as it does not exist.$"):
         builder.removeNodeAttribute("i", {y})
-    with pytest.raises(popart.popart_exception, match="no tensor"):
+    with pytest.raises(popart.popart_exception, match=r"^Could not find a node with outputs nothing"):
         builder.nodeHasAttribute("i", {"nothing"})
 
 
@@ -317,10 +318,10 @@ def test_values_can_be_saved_outside_of_the_model(builder, tmp_path, device):
     data = tmp_path / "weights.bin"
     with pytest.raises(popart.popart_exception, match="does not exist"):
         builder.saveInitializersExternally([w], str(tmp_path / "none" / "weights.bin"))
-    with pytest.raises(popart.popart_exception, match="no initializer"):
+    with pytest.raises(popart.popart_exception, match="is not an initializer"):
         builder.saveInitializersExternally([x], str(data))
     builder.saveInitializersExternally([w], str(data))
-    with pytest.raises(popart.popart_exception, match="external already"):
+    with pytest.raises(popart.popart_exception, match="already has an external data_location"):
         builder.saveInitializersExternally([w], str(data))
     assert data.stat().st_size == 24
     path = tmp_path / "m.onnx"
@@ -366,3 +367,94 @@ def test_the_index_of_the_largest_meets_labels_of_int32(builder):
     count = builder.aiOnnx.reducesum([builder.aiOnnx.cast([right], "INT32")], axes=range(1), keepdims=0)
     assert builder.getTensorDtypeString(right) == "bool"
     assert builder.getTensorShape(count) == []
+
+
+# --- What real programs ask for -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda o, x, w: o.conv([x, w], strides=[1]), "^Length of strides vector 1 != number of spatial"),
+        (
+            lambda o, x, w: o.conv([x, w], dilations=[1] * 3),
+            "^Length of dilations vector 3 != number of spatial",
+        ),
+        (
+            lambda o, x, w: o.conv([x, w], pads=[0, 0]),
+            r"^Padding vector \(length 2\) does not have 2 values for each",
+        ),
+        (lambda o, x, w: o.maxpool([x], 1, [2, 2], pads=[0]), r"^Padding vector \(length 1\)"),
+        (lambda o, x, w: o.pad([x], [0, 1]), r"^Padding vector \(length 2\)"),
+        (
+            lambda o, x, w: o.conv([x, w], kernel_shape=[2, 5]),
+            r"^kernel_shape, \[2 5\], does not match inferred shape from weight input 'w', \[3 3\]$",
+        ),
+        (lambda o, x, w: o.conv([x, w], dilations=[9, 1]), r"invalid spatial output shape: \[-10 6\]$"),
+        (lambda o, x, w: o.averagepool([x], [20, 2]), r"invalid spatial output shape: \[-11 7\]$"),
+    ],
+)
+def test_windows_that_do_not_fit_are_refused_while_building(builder, call, match):
+    x = builder.addInputTensor("FLOAT", [1, 2, 8, 8])
+    w = builder.addInputTensor("FLOAT", [4, 2, 3, 3], "w")
+    with pytest.raises(popart.popart_exception, match=match):
+        call(builder.aiOnnx, x, w)
+
+
+def test_shapes_are_known_where_the_session_will_judge_types(builder):
+    x = builder.addInputTensor("FLOAT", [3, 1])
+    h = builder.addInputTensor("FLOAT16", [1, 2])
+    assert builder.getTensorShape(builder.aiOnnx.logical_and([x, x])) == [3, 1]
+    assert builder.getTensorDtypeString(builder.aiOnnx.logical_not([x])) == "bool"
+    assert builder.getTensorShape(builder.aiOnnx.equal([h, h])) == [1, 2]
+
+
+def test_tensors_that_nodes_make_are_values_also_where_they_are_outputs(builder):
+    x = builder.addInputTensor("FLOAT", [2])
+    y = builder.aiOnnx.exp([x])
+    builder.addOutputTensor(y)
+    assert builder.getValueTensorIds() == [y]
+
+
+def test_only_subgraphs_have_untyped_inputs(builder):
+    with pytest.raises(popart.popart_exception, match=r"^Can not add untyped tensors to the top-level graph"):
+        builder.addUntypedInputTensor()
+    assert builder.createSubgraphBuilder().addUntypedInputTensor()
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("PipelineStage", "Pipeline stage"),
+        ("VirtualGraph", "Virtual graph"),
+        ("ExecutionPhase", "Execution phase"),
+    ],
+)
+def test_places_are_asked_for_inside_their_scopes(builder, what, name):
+    with pytest.raises(popart.popart_exception, match=f"^{name} not set in current scope"):
+        getattr(builder, f"get{what}")()
+    with getattr(builder, what[0].lower() + what[1:])(3):
+        assert getattr(builder, f"get{what}")() == 3
+
+
+def test_operators_say_their_opset_and_are_logged(builder, capsys):
+    assert str(builder.aiOnnx) == "AiOnnx10"
+    x = builder.addInputTensor("FLOAT", [2])
+    popart.getLogger().setLevel("TRACE")
+    try:
+        builder.aiOnnx.floor([x])
+        assert "Adding ai.onnx.Floor" in capsys.readouterr().err
+        popart.getLogger().setLevel("OFF")
+        builder.aiOnnx.floor([x])
+        assert capsys.readouterr().err == ""
+    finally:
+        popart.getLogger().setLevel("WARN")
+
+
+def test_a_call_that_no_signature_takes_shows_the_signature(builder):
+    x = builder.addInputTensor("FLOAT", [2])
+    for call in (lambda: builder.aiOnnx.elu([x], 1.0, "name", 3), lambda: builder.aiOnnx.elu([x], "name")):
+        with pytest.raises(
+            TypeError, match=r"^elu\(\): incompatible function arguments. The following argument types"
+        ):
+            call()

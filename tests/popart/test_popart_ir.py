@@ -98,12 +98,97 @@ def test_moves_that_cannot_be(device_of, saved, tmp_path):
     old, new, there = (str(tmp_path / f"{name}.data") for name in ("old", "new", "there"))
     for words, match in (
         ((old, there), "already exists"),
-        ((str(tmp_path / "gone.data"), new), "no file"),
-        ((there, new), "No tensor"),
+        ((str(tmp_path / "gone.data"), new), "gone.data' does not exist"),
+        ((there, new), "No ONNX model initializers have external location set to"),
+        ((old, str(tmp_path / "no" / "new.data")), "parent directory"),
     ):
         with pytest.raises(popart.popart_exception, match=match):
             session.updateExternallySavedTensorLocations(*words)
     session.updateExternallySavedTensorLocations(old, new)
-    (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(popart.popart_exception, match="not below the folder"):
-        session.modelToHost(str(tmp_path / "elsewhere" / "model.onnx"))
+    with pytest.raises(popart.popart_exception, match="No ONNX model initializers"):
+        session.updateExternallySavedTensorLocations(old, str(tmp_path / "third.data"))
+
+
+@pytest.mark.parametrize("made_from", ["bytes", "file"])
+def test_data_beside_a_model_are_overwritten_where_they_lie(device, tmp_path, made_from):
+    """As in PopART: weights in place, optimizer state behind them, and again at the same places."""
+    builder = popart.Builder()
+    wide, narrow = (
+        builder.addInitializedInputTensor(np.arange(n, dtype=np.float32) + 1, f"w{n}") for n in (5, 3)
+    )
+    y = builder.aiOnnx.concat([wide, narrow], 0)
+    loss = builder.aiGraphcore.l1loss([y], 0.5)
+    (tmp_path / "data").mkdir()
+    data = tmp_path / "data" / "weights.bin"
+    builder.saveInitializersExternally([narrow, wide], str(data))
+    model = builder.getModelProto()
+    if made_from == "file":
+        model = str(tmp_path / "data" / "start.onnx")
+        builder.saveModelProto(model)
+
+    def session(model):
+        optimizer = popart.SGD({"defaultLearningRate": (0.5, True), "defaultMomentum": (0.5, True)})
+        made = popart.TrainingSession(model, popart.DataFlow(1, [y]), loss, optimizer, device)
+        made.prepareDevice()
+        made.weightsFromHost()
+        return made
+
+    def run(session):
+        anchors = session.initAnchorArrays()
+        session.run(popart.PyStepIO({}, anchors))
+        return anchors[y]
+
+    first = session(model)
+    run(first)
+    for _ in range(2):
+        first.modelToHost(str(tmp_path / "elsewhere.onnx"))
+        held = {
+            name: first._weights.get(name) for name in (narrow, wide, f"Accl___{narrow}", f"Accl___{wide}")
+        }
+        found = np.fromfile(data, np.float32)
+        np.testing.assert_array_equal(found[:8], np.concatenate([held[narrow], held[wide]]))
+        np.testing.assert_array_equal(
+            found[8:], np.concatenate([held[n] for n in sorted(held) if n.startswith("Accl___")])
+        )
+    expected = run(first)
+    again = session(str(tmp_path / "elsewhere.onnx"))  # The data lie below, in another folder.
+    np.testing.assert_array_equal(run(again), expected)
+
+
+def test_two_models_may_name_their_files_alike(device, tmp_path):
+    models = []
+    for value in (1, 2):
+        folder = tmp_path / str(value)
+        folder.mkdir()
+        builder = popart.Builder()
+        w = builder.addInitializedInputTensor(np.full(2, value, np.float32), "w")
+        y = builder.aiOnnx.neg([w])
+        builder.saveInitializersExternally([w], str(folder / "w"))
+        models.append(builder.getModelProto())
+    for value, model in zip((1, 2), models, strict=True):
+        session = popart.InferenceSession(model, popart.DataFlow(1, [y]), device)
+        session.prepareDevice()
+        anchors = session.initAnchorArrays()
+        session.run(popart.PyStepIO({}, anchors))
+        np.testing.assert_array_equal(anchors[y], [-value, -value])
+
+
+def test_graphs_are_in_the_ir_by_name(device):
+    builder = popart.Builder()
+    builder.setGraphName("outer")
+    x, flag = builder.addInputTensor("FLOAT", [2]), builder.addInputTensor("BOOL", [])
+    branches = []
+    for name, operator in (("doubled", "add"), ("squared", "mul")):
+        branch = builder.createSubgraphBuilder()
+        branch.setGraphName(name)
+        branch.addInputTensorFromParentGraph(x)
+        branch.addOutputTensor(getattr(branch.aiOnnx, operator)([x, x]))
+        branches.append(branch)
+    (y,) = builder.aiOnnx.logical_if([flag], 1, *branches)
+    session = popart.InferenceSession(builder.getModelProto(), popart.DataFlow(1, [y]), device)
+    graphs = json.loads(session._serializeIr(popart.IrSerializationFormat.JSON))
+    assert {name: [op["type"] for op in ops] for name, ops in graphs.items()} == {
+        "outer": ["If"],
+        "doubled": ["Add"],
+        "squared": ["Mul"],
+    }

@@ -88,7 +88,7 @@ def test_instances_write_beside_each_other(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("wanted", "word"),
     [
-        ({"autoReport.directoy": "x"}, "Did you mean 'autoReport.directory'"),
+        ({"autoReport.directoy": "x"}, "Unrecognised option 'autoReport.directoy'$"),
         ({"autoReport.all": "yes"}, "'true' or 'false'"),
     ],
 )

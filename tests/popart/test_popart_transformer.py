@@ -90,7 +90,7 @@ def test_initializers_become_constants():
     onnx.checker.check_model(made)
     assert made.graph.node[0].op_type == "Constant"
     assert [tensor.name for tensor in made.graph.initializer] == ["unread"]
-    with pytest.raises(popart.popart_exception, match="no initializer"):
+    with pytest.raises(popart.popart_exception, match=r"^TensorId .* not in the model initalizers$"):
         transformed(model_of(), "convertInitializersToConstants", ["x"])
     made = transformed(model_of(np.int32), "convertAllFixedPointInitializersToConstants")
     assert not made.graph.initializer
@@ -114,10 +114,31 @@ def test_debug_information_is_collected(tmp_path):
     assert not info.setValue("k", "w")
     popart.closePoplarDebugInfo()
     popart.closePoplarDebugInfo()
-    (entry,) = json.loads(path.read_text())["contexts"]
-    assert (entry["name"], entry["values"]) == ("layer0", {"k": "v"})
+    written = json.loads(path.read_text())
+    (entry,) = written["contexts"]
+    assert (written["stringTable"][entry["name"]], entry["layer"], entry["k"]) == ("layer0", "test", "v")
     builder = popart.Builder()
     assert builder.addInputTensor("FLOAT", [1], popart.DebugContext("data")) == "data"
+
+
+def test_debug_information_says_where_it_comes_from(tmp_path):
+    path = tmp_path / "debug.json"
+    popart.initializePoplarDebugInfo(str(path))
+
+    def part(context):
+        outer = popart.DebugInfo(context, "outer layer")
+        popart.DebugInfo(popart.DebugContext(outer, "inside"), "inner layer")
+
+    part(popart.DebugContext("whole"))
+    popart.closePoplarDebugInfo()
+    written = json.loads(path.read_text())
+    text = written["stringTable"]
+    inner, outer = written["contexts"]
+    assert (text[inner["name"]], text[outer["name"]], inner["parentId"]) == ("inside", "whole", outer["id"])
+    places = [text[entry["location"]["functionName"]] for entry in (inner, outer)]
+    assert places == ["part", "test_debug_information_says_where_it_comes_from"]
+    assert all(text[entry["location"]["fileName"]] == __file__ for entry in (inner, outer))
+    assert inner["location"]["lineNumber"] < outer["location"]["lineNumber"]
 
 
 def test_lists_of_operators():
