@@ -47,7 +47,8 @@ def machine_lost(
         f"the IPUoF server is unreachable since {now}",
         code=ErrorCode.HOST_LINK_DOWN,
         where=f"machine {machine}",
-        hint="The machine is lost; after vipu-admin restart agent ID, type: vipu reset partition NAME",
+        hint="vipu-admin list agents shows the lost machine's agent, gc-monitor its partition; type with their names: "
+        "vipu-admin restart agent, then vipu reset partition",
     )
 
 

@@ -274,8 +274,21 @@ def _partition(values: Mapping[str, Any], layout: Layout, environ: Mapping[str, 
         update=values["update-partition"],
         reset=values["reset-partition"],
         remove=values["remove-partition"],
-        faults=tuple(values["fault"]),
+        faults=_faults(values["fault"], layout),
     )
+
+
+def _faults(texts: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
+    """The faults, refused here already if they cannot happen on so many IPUs. Which of these are joined by links the
+    partition knows.
+    """
+    if texts:
+        from podrun.faults import FaultTarget, parse_fault, validate
+
+        specs = [parse_fault(text) for text in texts]
+        pairs = [spec.indices for spec in specs if spec.target is FaultTarget.LINK]
+        validate(specs, ipus=layout.ipus, links=[(first, second) for first, second in pairs])
+    return tuple(texts)
 
 
 def _check_placement_options(values: Mapping[str, Any]) -> None:

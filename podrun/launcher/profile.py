@@ -62,6 +62,8 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
         return 0
     other = load(Path(options.compare)) if options.compare else None
     line = parse_command_line(rest)
+    if not line.program:
+        raise UsageError("no program to profile", hint="Type podrun profile --num-replicas 16 train.py")
     told, directory = reporting(environ, options.directory)
     first = directory.with_name(f"{directory.name}__instance_0")
     before = _documents(first)

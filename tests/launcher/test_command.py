@@ -120,6 +120,8 @@ def test_exit_codes(commands: Commands, words: tuple[str, ...], code: int) -> No
         (("nowhere.py",), "there is no script nowhere.py", "relative to where podrun runs"),
         ((), "no program to run", "train.py"),
         (("--fault", "ipu:5@step=17:meltdown", "true"), "has no fault 'meltdown'", "tile-parity"),
+        (("--dry-run", "--fault", "foo", "true"), "fault 'foo' is not of the form", "tile-parity"),
+        (("--dry-run", "--fault", "machine:1@step=1:lost", "true"), "no machine 1", "count from 0"),
         (("--fault", "ipu:5@step=17:tile-parity", "--num-replicas=4", "true"), "no IPU 5", "count from 0"),
         (("--sync-type", "ST_NONE", "true"), "unknown sync type", "pod-native-default"),
     ],

@@ -22,6 +22,11 @@ popart.InferenceSession(builder.getModelProto(), popart.DataFlow(1, [y]), device
 """
 
 
+def test_without_a_program_it_says_how_to_profile_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["profile", "--num-replicas", "4"]) == 2
+    assert "podrun profile --num-replicas 16 train.py" in capsys.readouterr().err
+
+
 def test_own_options_stand_anywhere_before_the_program() -> None:
     words = [
         "--num-replicas",
