@@ -49,7 +49,10 @@ def _nll(infos: Infos, attributes: Attributes) -> list[TensorInfo | None]:
     if probabilities is None:
         return [None]
     if attributes.get("reduction") == "NoReduction":
-        return [TensorInfo(probabilities.dataType(), probabilities.shape()[:-1])]
+        labels = infos[1] if len(infos) > 1 else None
+        return [
+            TensorInfo(probabilities.dataType(), labels.shape() if labels else probabilities.shape()[:-1])
+        ]
     return [TensorInfo(probabilities.dataType(), [])]
 
 
@@ -68,7 +71,7 @@ def _group_normalization(infos: Infos, attributes: Attributes) -> list[TensorInf
     first = infos[0]
     if first is None:
         return [None, None, None]
-    statistics = TensorInfo(DataType.FLOAT, [first.dim(0) * attributes["num_groups"]])
+    statistics = TensorInfo(first.dataType(), [first.dim(0) * attributes["num_groups"]])
     return [first, statistics, statistics]
 
 
@@ -99,8 +102,8 @@ def _slice(infos: Infos, attributes: Attributes) -> list[TensorInfo | None]:
 
 def _subsample(infos: Infos, attributes: Attributes) -> list[TensorInfo | None]:
     first = infos[0]
-    if first is None or not first.is_static:
-        return [None]
+    if first is None or not first.is_static or 0 in attributes["strides"]:
+        return [None]  # The session refuses strides of 0.
     shape = [-(-dim // step) for dim, step in zip(first.shape(), attributes["strides"], strict=True)]
     return [TensorInfo(first.dataType(), shape)]
 
@@ -132,8 +135,10 @@ def _scatter_reduce(infos: Infos, attributes: Attributes) -> list[TensorInfo | N
     data = infos[0]
     if data is None:
         return [None]
-    shape = data.shape()
-    shape[attributes.get("axis", -1)] = attributes["axis_size"]
+    shape, axis = data.shape(), attributes.get("axis", -1)
+    if not -len(shape) <= axis < len(shape):
+        return [None]  # The session says so.
+    shape[axis] = attributes["axis_size"]
     return [TensorInfo(data.dataType(), shape)]
 
 
@@ -241,7 +246,7 @@ OPS: dict[str, GraphcoreOp] = {
         args_default=True,
     ),
     "shapeddropout": GraphcoreOp("ShapedDropout", (("shape", REQUIRED), ("ratio", 0.5))),
-    "dynamicslice": GraphcoreOp("DynamicSlice", (*_DYNAMIC, ("noOverlap", 0)), _dynamic_slice, inputs=(2, 2)),
+    "dynamicslice": GraphcoreOp("DynamicSlice", (*_DYNAMIC, ("noOverlap", 0)), _dynamic_slice, inputs=(2, 3)),
     "dynamicupdate": GraphcoreOp("DynamicUpdate", (*_DYNAMIC, ("noOverlap", 0)), inputs=(3, 3)),
     "dynamicadd": GraphcoreOp("DynamicAdd", _DYNAMIC, inputs=(3, 3)),
     "dynamiczero": GraphcoreOp("DynamicZero", _DYNAMIC, inputs=(2, 2)),
@@ -343,6 +348,59 @@ OPS: dict[str, GraphcoreOp] = {
     "abort": GraphcoreOp("Abort", (), None, 0, (0, 1), args_default=True),
 }
 """Every ai.graphcore operator by its method name."""
+
+
+def multi_convolution(builder: Any, bound: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of multiconv, which come as a list for each convolution, as the node has them: one after the other.
+
+    popart_exception, in PopART's words, for lists that do not fit together.
+    """
+    sets = bound["args"]
+    if not isinstance(sets, (list, tuple)) or not all(isinstance(item, (list, tuple)) for item in sets):
+        raise TypeError(
+            "multiconv(): incompatible function arguments. Inputs are a list for each convolution: [[data, weights], "
+            f"[data, weights, bias]], not {sets!r}."
+        )
+    for index, item in enumerate(sets):
+        if len(item) < 2:
+            raise popart_exception(
+                f"MultiConv: input set {index} must have at least two inputs - data and weights"
+            )
+        if len(item) > 3:
+            raise popart_exception(
+                f"MultiConv: input set {index} can have at most three inputs - data, weights, and bias"
+            )
+    spatial = [_spatial(builder, item[0]) for item in sets]
+    for name, times in (("dilations", 1), ("inDilations", 1), ("pads", 2), ("outPads", 2), ("strides", 1)):
+        given = bound[name]
+        if given and len(given) != len(sets):
+            raise popart_exception(
+                f"MultiConv: the number of {name} parameter sets ({len(given)}) does not match the number of input "
+                f"sets ({len(sets)})"
+            )
+        for values, axes in zip(given, spatial, strict=False):
+            if axes is not None and len(values) != times * axes:
+                what = (
+                    "number of spatial dimensions" if times == 1 else "twice the number of spatial dimensions"
+                )
+                raise popart_exception(f"Length of {name} vector {len(values)} != {what} {times * axes}")
+    flat = {name: [v for item in bound[name] for v in item] for name in _MULTI_CONV_LISTS}
+    return {
+        **bound,
+        **flat,
+        "args": [name for item in sets for name in item],
+        "counts": [len(item) for item in sets],
+    }
+
+
+_MULTI_CONV_LISTS = ("dilations", "inDilations", "pads", "outPads", "strides")
+
+
+def _spatial(builder: Any, data: str) -> int | None:
+    try:
+        return len(builder.getTensorShape(data)) - 2
+    except popart_exception:
+        return None
 
 
 def attribute_value(op: GraphcoreOp, name: str, value: Any) -> Any:

@@ -10,10 +10,12 @@ from podrun.executable import TensorSpec, numpy_dtype
 from podrun.popart import names
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.derived import ACCUM, REDUCED
+from podrun.popart.enums import AnchorReturnTypeId
 from podrun.popart.errors import popart_exception
 from podrun.popart.gradient_paths import differentiable
 from podrun.popart.loss_scaling import FINAL
 from podrun.popart.optimizers.sgd import SgdRule
+from podrun.popart.options import SessionOptions
 from podrun.popart.pipelining import RESTORED
 from podrun.popart.session_model import near
 from podrun.popart.tensor_info import TensorInfo, data_type_of
@@ -87,7 +89,7 @@ def check_anchors(flow: DataFlow, infos: Mapping[str, TensorInfo]) -> None:
         elif anchor.startswith(names.PREFIXES["Stashed"]):
             hint = f" A stash is a ring in an IPU's memory: {RESTORED + anchor[10:]} is what comes out of it."
         raise popart_exception(
-            f"Anchor tensor {anchor!r} is not in the IR tensors.{hint}{near(anchor, infos)}"
+            f"Anchor tensor `{anchor}' not in Ir Tensors.{hint}{near(anchor, infos)}"
         )
 
 
@@ -96,6 +98,18 @@ def anchor_alias(anchor: str, inputs: Container[str]) -> str:
     have.
     """
     return f"Input___{anchor}" if anchor in inputs else anchor
+
+
+def updated_when_copied(flow: DataFlow, trained: Collection[str], options: SessionOptions) -> set[str]:
+    """The anchored weights that have been updated when they are copied to the host.
+
+    Weights are copied when the backward pass is done, with Final when the step is. Without gradient accumulation the
+    update is part of the backward pass; with it, the update comes after the last micro-batch. (Source:
+    graphcore/popart, willow/src/popx/irlowering.cpp, and tests/integration/external_tensorproto_data_test.py.)
+    """
+    early = not options.enableGradientAccumulation and not options.overlaps
+    final = AnchorReturnTypeId.Final
+    return {name for name in flow.anchors() if name in trained and (early or flow.art(name).id() is final)}
 
 
 def aliasing(lowered: Lowered, anchors: Sequence[str]) -> Forward:

@@ -13,6 +13,7 @@ from podrun.popart import loader, names
 from podrun.popart.attributes import PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.errors import popart_exception
+from podrun.popart.gradient_paths import differentiable
 from podrun.popart.options import SessionOptions
 from podrun.popart.pipelining import RESTORED
 from podrun.popart.tensor_info import InputShapeInfo
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from podrun.popart.lowering import Lowered
 
 GRADIENT = names.PREFIXES["Gradient"]
+_PRUNED = "All operations in the main graph were pruned, nothing to compute"
 
 
 def metadata(model: ModelProto, key: str, default: Any) -> Any:
@@ -68,6 +70,7 @@ def lower_model(
     there is not or that is no scalar, or if nothing is needed.
     """
     from podrun.popart.lowering import lower
+    from podrun.popart.ops.sdk import Sdk, detached_or_training
 
     known = tensors_of(model)
     wanted = dict.fromkeys(anchor for anchor in (*flow.anchors(), *observed) if anchor in known)
@@ -83,11 +86,9 @@ def lower_model(
             wanted[subject] = None
     if not wanted and flow.anchors():
         first = flow.anchors()[0]
-        raise popart_exception(f"Anchor tensor {first!r} is not in the IR tensors.{near(first, known)}")
+        raise popart_exception(f"Anchor tensor `{first}' not in Ir Tensors.{near(first, known)}")
     if not wanted:
-        raise popart_exception(
-            "All operations pruned: neither an anchor nor a loss needs any tensor of the model."
-        )
+        raise popart_exception(_PRUNED, hint="Anchor a tensor that an operator makes.")
     if loss is not None and not options.automaticLossScalingSettings.enabled:
         model = _joined(model, flow.anchors())
     fixed = loader.input_shapes(model, shapes)
@@ -101,9 +102,12 @@ def lower_model(
             input_shapes=fixed,
             casting=casting,
             replicas=options.getGlobalReplicationFactor(),
+            sdk=Sdk(strided_groups=options.groupNormStridedChannelGrouping),
         )
 
     found = lowered(list(wanted))
+    if not found.graph.nodes:
+        raise popart_exception(_PRUNED, hint="Anchor a tensor that an operator makes.")
     extra = [target for target in found.state_updates.values() if target not in wanted]
     if extra:
         found = lowered([*wanted, *extra])
@@ -113,6 +117,8 @@ def lower_model(
             "it, for "
             "example with aiGraphcore.identityloss."
         )
+    if loss is not None:
+        detached_or_training(found.graph.nodes, differentiable(found, loss))
     return found
 
 

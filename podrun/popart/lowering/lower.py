@@ -17,17 +17,11 @@ from podrun.compiler.program import tap
 from podrun.errors import UnsupportedError, UsageError
 from podrun.executable import TensorSpec
 from podrun.popart.lowering.graph import Graph, read_model, subgraphs
-from podrun.popart.lowering.trace import (
-    Environment,
-    Session,
-    Tensor,
-    TooWide,
-    misfit,
-    run_graph,
-    to_device,
-)
+from podrun.popart.lowering.tensors import Tensor, TooWide, misfit, to_device
+from podrun.popart.lowering.trace import Environment, Session, run_graph
 from podrun.popart.ops.common import device_dtype
 from podrun.popart.ops.registry import Node
+from podrun.popart.ops.sdk import Sdk
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +55,7 @@ class Lowered:
     state_updates: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
     grouped: bool = False
+    sdk: Sdk | None = None
 
     def forward(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
         """One micro-batch on one replica: what ``returns`` names.
@@ -68,7 +63,9 @@ class Lowered:
         Pure and traceable. Every input and every operator's output goes through
         `podrun.compiler.program.tap`, so gradients of all of them can be anchored.
         """
-        session = Session(self.training, self.x64, replicas=self.replicas, grouped=self.grouped, tap=_tap)
+        session = Session(
+            self.training, self.x64, replicas=self.replicas, grouped=self.grouped, sdk=self.sdk, tap=_tap
+        )
         environment = _environment(self.constants, parameters, inputs, self.x64)
         run_graph(self.graph, environment, session, lambda: key)
         return {name: environment[name].traced for name in self.returns}
@@ -85,6 +82,7 @@ def lower(
     casting: bool = True,
     replicas: int = 1,
     grouped: bool = False,
+    sdk: Sdk | None = None,
 ) -> Lowered:
     """Read a model and trace it abstractly once, which checks it and finds every shape and type.
 
@@ -96,7 +94,8 @@ def lower(
     and run
     `forward` inside ``jax.enable_x64(True)`` then. ``casting`` False refuses 64-bit integers instead of
     narrowing them (PopART's ``enableSupportedDataTypeCasting``). ``replicas``: of the whole program, for collectives.
-    ``grouped``: trace a convolution in groups as one, for a library that computes it.
+    ``grouped``: trace a convolution in groups as one, for a library that computes it. ``sdk``: hold the operators that
+    the SDK has to what it takes, and let them mean what they mean there (`podrun.popart.ops.sdk`).
 
     Raises `UnimplementedError` for an operator that is not there, `UnsupportedError` for what is refused
     by intent
@@ -111,9 +110,8 @@ def lower(
     baked: frozenset[str] = frozenset()
     with jax.enable_x64(x64):
         while True:
-            session, tensors = _discover(
-                graph, specs, initial, values, baked, wanted, training, x64, replicas
-            )
+            session = Session(training=training, x64=x64, replicas=replicas, sdk=sdk)
+            tensors = _discover(session, graph, specs, initial, values, baked)
             if session.demanded <= baked:
                 break
             baked |= session.demanded
@@ -137,6 +135,7 @@ def lower(
         state_updates={p: t for p, t in session.state_updates.items() if p in parameters},
         replicas=replicas,
         grouped=grouped,
+        sdk=sdk,
     )
 
 
@@ -268,20 +267,17 @@ def _tap(name: str, value: Any) -> Any:
 
 
 def _discover(
+    session: Session,
     graph: Graph,
     specs: Mapping[str, Any],
     initial: Mapping[str, np.ndarray],
     values: Mapping[str, Any],
     baked: frozenset[str],
-    wanted: Sequence[str],
-    training: bool,
-    x64: bool,
-    replicas: int,
-) -> tuple[Session, dict[str, TensorSpec]]:
-    """Trace abstractly, with everything that could be known known: what is demanded, and every tensor's
-    spec.
+) -> dict[str, TensorSpec]:
+    """Trace abstractly, with everything that could be known known: every tensor's spec. What is demanded the session
+    notes.
     """
-    session = Session(training=training, x64=x64, replicas=replicas)
+    x64 = session.x64
 
     def probe(arrays: Mapping[str, Any], key: Any) -> dict[str, Any]:
         session.demanded.clear()
@@ -311,7 +307,7 @@ def _discover(
     shapes = jax.eval_shape(probe, arrays, jax.eval_shape(lambda: jax.random.key(0)))
     found = {n: _spec(n, s) for n, s in shapes.items() if hasattr(s, "dtype")}
     _check_sizes(found)
-    return session, found
+    return found
 
 
 def _abstract(shape: tuple[int, ...], dtype: Any) -> Any:

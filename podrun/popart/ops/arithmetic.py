@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.popart.ops.common import Array, is_float, same_dtype
+from podrun.popart.ops.common import Array, is_float, same_dtype, with_gradient
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 
@@ -125,20 +126,22 @@ def mean(ctx: Context, node: Node, *inputs: Array) -> Array:
 def max_(ctx: Context, node: Node, *inputs: Array) -> Array:
     """Greatest of all inputs, broadcast (ONNX Max)."""
     same_dtype(*inputs)
-    result = inputs[0]
-    for x in inputs[1:]:
-        result = ctx.xp.maximum(result, x)
-    return result
+    return _to_equals(ctx, functools.reduce(ctx.xp.maximum, inputs), inputs)
 
 
 @operator(ONNX, "Min", since=(1, 6, 8, 12, 13), folds=True)
 def min_(ctx: Context, node: Node, *inputs: Array) -> Array:
     """Least of all inputs, broadcast (ONNX Min)."""
     same_dtype(*inputs)
-    result = inputs[0]
-    for x in inputs[1:]:
-        result = ctx.xp.minimum(result, x)
-    return result
+    return _to_equals(ctx, functools.reduce(ctx.xp.minimum, inputs), inputs)
+
+
+def _to_equals(ctx: Context, result: Array, inputs: tuple[Array, ...]) -> Array:
+    """A maximum or minimum whose gradient goes whole to each of the inputs that equal it (PopART MaxArgGrad)."""
+    if not ctx.training or ctx.xp is np or not is_float(result) or len(inputs) == 1:
+        return result
+    zero = jnp.zeros((), result.dtype)
+    return with_gradient(result, functools.reduce(jnp.add, (jnp.where(x == result, x, zero) for x in inputs)))
 
 
 @operator(ONNX, "Neg", since=(1, 6, 13), folds=True)

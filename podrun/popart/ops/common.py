@@ -62,6 +62,17 @@ def rounds_once(function: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
+@jax.custom_jvp
+def with_gradient(value: Array, carrier: Array) -> Array:
+    """``value``, whose gradient is that of ``carrier`` (of the same shape and type), whatever that is worth."""
+    return value
+
+
+@with_gradient.defjvp
+def _with_gradient_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    return with_gradient(*primals), tangents[1]
+
+
 def axis_in(axis: int, rank: int, what: str = "axis") -> int:
     """``axis`` counted from the front. Raises ValueError if it is outside ``[-rank, rank)``."""
     if not -rank <= axis < max(rank, 1):
@@ -115,7 +126,9 @@ def device_dtype(dtype: np.dtype[Any], x64: bool) -> np.dtype[Any]:
     if x64:
         return dtype
     if dtype in (np.dtype(np.float64), np.dtype(np.complex128)):
-        raise UnsupportedError("DOUBLE is not a device type: IPUs have no 64-bit floating point")
+        raise UnsupportedError(
+            "The data type DOUBLE is not supported in Poplar: IPUs have no 64-bit floating point"
+        )
     return {np.dtype(np.int64): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.uint32)}.get(
         dtype, dtype
     )

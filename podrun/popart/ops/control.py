@@ -20,6 +20,7 @@ from jax import lax
 from podrun.errors import UnsupportedError
 from podrun.popart.ops.common import Array, axis_in
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+from podrun.popart.ops.sdk import called
 
 _VERSIONS = (1, 11, 13, 16, 19, 21, 23, 24, 25)
 
@@ -237,7 +238,8 @@ def scan_batched(ctx: Context, node: Node, lengths: Array, *inputs: Array) -> tu
 def scan(ctx: Context, node: Node, *inputs: Array) -> tuple[Array, ...]:
     """``body(*state, *elements)`` over the elements of the scan inputs in order (ONNX Scan).
 
-    Outputs: the state at the end, then for each further output of the body its values stacked.
+    Outputs: the state at the end, then for each further output of the body its values stacked. The SDK's Scan puts
+    them one after the other along ``scan_output_axes``, without a new axis; elements of vectors are vectors of one.
     """
     return _scan(
         ctx,
@@ -269,6 +271,8 @@ def _scan(
         if directions and directions[k]:
             sequences[k] = jnp.flip(sequences[k], 0)
     length = sequences[0].shape[0]
+    if ctx.sdk is not None:
+        sequences = [s if s.ndim > 1 else s[:, None] for s in sequences]
 
     def step(carry: Any, each: Any) -> Any:
         i, elements = each
@@ -279,6 +283,11 @@ def _scan(
     outputs = []
     for k, value in enumerate(stacked):
         value = jnp.flip(value, 0) if output_directions and output_directions[k] else value
+        if ctx.sdk is not None and value.ndim > 1:
+            axis = axis_in(output_axes[k], value.ndim - 1) if output_axes else 0
+            joined = [d * length if a == axis else d for a, d in enumerate(value.shape[1:])]
+            outputs.append(jnp.moveaxis(value, 0, axis).reshape(joined))
+            continue
         axis = axis_in(output_axes[k], value.ndim) if output_axes else 0
         outputs.append(jnp.moveaxis(value, 0, axis))
     return (*final, *outputs)
@@ -286,5 +295,11 @@ def _scan(
 
 @operator(GRAPHCORE, "Call")
 def call(ctx: Context, node: Node, *inputs: Any) -> tuple[Any, ...]:
-    """The outputs of the subgraph ``callee`` on the inputs (PopART Call)."""
-    return ctx.run(node["callee"], inputs)
+    """The outputs of the subgraph ``callee`` on the inputs (PopART Call).
+
+    Tensors that the subgraph has from the graph around it (``addInputTensorFromParentGraph``) are inputs of it like
+    others: the n-th is given by the call's n-th input, whichever that is.
+    """
+    callee = node["callee"]
+    called(node, len(callee.inputs), len(callee.outputs))
+    return ctx.run(callee, inputs)

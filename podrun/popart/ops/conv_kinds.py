@@ -21,6 +21,7 @@ def _transposed_pads(
     extents: tuple[int, ...],
     strides: tuple[int, ...],
     extra: tuple[int, ...],
+    former: bool,
 ) -> tuple[tuple[int, int], ...]:
     """What is cut from the full transposed convolution (ONNX ConvTranspose: pads, output_shape, auto_pad)."""
     rank = len(sizes)
@@ -33,7 +34,8 @@ def _transposed_pads(
         for have, want in zip(full, target, strict=True):
             total = have - want
             small, large = total // 2, total - total // 2
-            cuts.append((small, large) if mode == "SAME_UPPER" else (large, small))
+            # Before opset 11 ONNX had it the other way round, and the SDK has it so for opset 11 too.
+            cuts.append((small, large) if (mode == "SAME_UPPER") != former else (large, small))
         return tuple(cuts)
     pads = ints(node.get("pads") or (0,) * 2 * rank) if mode == "NOTSET" else (0,) * 2 * rank
     return tuple(zip(pads[:rank], pads[rank:], strict=True))
@@ -52,7 +54,7 @@ def conv_transpose(ctx: Context, node: Node, x: Array, w: Array, bias: Array = N
     dilations = ints(node.get("dilations") or (1,) * rank)
     extra = ints(node.get("output_padding") or (0,) * rank)
     extents = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
-    cuts = _transposed_pads(node, x.shape[2:], extents, strides, extra)
+    cuts = _transposed_pads(node, x.shape[2:], extents, strides, extra, ctx.sdk is not None)
     pads = [(e - 1 - b, e - 1 - a + o) for e, (b, a), o in zip(extents, cuts, extra, strict=True)]
     flipped = jnp.flip(w, tuple(range(2, w.ndim)))
     flipped = flipped.reshape(groups, w.shape[0] // groups, w.shape[1], *kernel)
@@ -108,12 +110,13 @@ def _flat(values: Any) -> tuple[int, ...]:
 
 
 def _triples(node: Node, inputs: tuple[Array, ...]) -> list[tuple[Array, Array, Array | None]]:
+    """Data, weights and bias of each: by the attribute ``counts``, else a vector behind weights is a bias."""
     triples: list[tuple[Array, Array, Array | None]] = []
-    rest = list(inputs)
+    rest, counts = list(inputs), list(node.get("counts") or ())
     while rest:
         x, w = rest.pop(0), rest.pop(0)
-        bias = rest.pop(0) if rest and rest[0] is not None and rest[0].ndim == 1 else None
-        triples.append((x, w, bias))
+        biased = counts.pop(0) == 3 if counts else bool(rest) and rest[0] is not None and rest[0].ndim == 1
+        triples.append((x, w, rest.pop(0) if biased else None))
     return triples
 
 

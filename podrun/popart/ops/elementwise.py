@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.popart.ops.arithmetic import _aligned as aligned
-from podrun.popart.ops.common import Array, is_float, rounds_once, same_dtype
+from podrun.popart.ops.common import Array, is_float, rounds_once, same_dtype, with_gradient
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 
@@ -161,18 +161,24 @@ def where(ctx: Context, node: Node, condition: Array, a: Array, b: Array) -> Arr
 @operator(ONNX, "Clip", since=(1, 6))
 def clip_attributes(ctx: Context, node: Node, x: Array) -> Array:
     """x bounded by the attributes ``min`` and ``max`` (ONNX Clip before 11)."""
-    return _clipped(x, node.get("min"), node.get("max"))
+    return _clipped(ctx, x, node.get("min"), node.get("max"))
 
 
 @operator(ONNX, "Clip", since=(11, 12, 13))
 def clip(ctx: Context, node: Node, x: Array, low: Array = None, high: Array = None) -> Array:
     """x bounded by the scalars ``low`` and ``high``; where low > high, high wins (ONNX Clip)."""
-    return _clipped(x, low, high)
+    return _clipped(ctx, x, low, high)
 
 
-def _clipped(x: Array, low: Any, high: Any) -> Array:
-    if low is not None:
-        x = jnp.maximum(x, jnp.asarray(low, x.dtype))
-    if high is not None:
-        x = jnp.minimum(x, jnp.asarray(high, x.dtype))
-    return x
+def _clipped(ctx: Context, x: Array, low: Any, high: Any) -> Array:
+    """x within bounds, which may be arrays of one element; no gradient where it equals a bound (PopART ClipGrad)."""
+    bounds = [None if b is None else jnp.asarray(b, x.dtype).reshape(()) for b in (low, high)]
+    low, high = bounds
+    result = x if low is None else jnp.maximum(x, low)
+    result = result if high is None else jnp.minimum(result, high)
+    if not ctx.training or not is_float(x):
+        return result
+    inside: Array = jnp.ones((), bool)
+    for bound in bounds:
+        inside = inside if bound is None else inside & (result != bound)
+    return with_gradient(result, jnp.where(inside, x, jnp.zeros((), x.dtype)))

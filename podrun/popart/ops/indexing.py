@@ -1,4 +1,4 @@
-"""Gathering and scattering by index."""
+"""Gathering by index, and slices at places found while running."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.popart.ops.common import Array, axis_in, ints, same_dtype
+from podrun.popart.ops.common import Array, axis_in, ints
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 
@@ -28,11 +28,13 @@ def gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
     return jnp.take(x, from_front(indices, x.shape[axis]), axis=axis, mode="clip")
 
 
-def _grid(indices: Array, axis: int) -> tuple[Any, ...]:
+def grid(indices: Array, axis: int) -> tuple[Any, ...]:
     """For each axis the index of every element of ``indices``; along ``axis`` the indices themselves."""
-    grid: list[Any] = [jax.lax.broadcasted_iota(indices.dtype, indices.shape, a) for a in range(indices.ndim)]
-    grid[axis] = indices
-    return tuple(grid)
+    places: list[Any] = [
+        jax.lax.broadcasted_iota(indices.dtype, indices.shape, a) for a in range(indices.ndim)
+    ]
+    places[axis] = indices
+    return tuple(places)
 
 
 @operator(ONNX, "GatherElements", since=(11, 13))
@@ -41,10 +43,10 @@ def gather_elements(ctx: Context, node: Node, x: Array, indices: Array) -> Array
     GatherElements).
     """
     axis = axis_in(node.get("axis", 0), x.ndim)
-    return x[_grid(from_front(indices, x.shape[axis]), axis)]
+    return x[grid(from_front(indices, x.shape[axis]), axis)]
 
 
-def _nd(indices: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
+def nd(indices: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
     """Index tuples from the last axis of ``indices``, negative ones counted from the end."""
     return tuple(from_front(indices[..., i], shape[i]) for i in range(indices.shape[-1]))
 
@@ -56,47 +58,11 @@ def gather_nd(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
     """
 
     def pick(data: Array, at: Array) -> Array:
-        return data[_nd(at, data.shape)]
+        return data[nd(at, data.shape)]
 
     for _ in range(node.get("batch_dims", 0)):
         pick = jax.vmap(pick)
     return pick(x, indices)
-
-
-def combine(x: Array, at: Any, updates: Array, reduction: str) -> Array:
-    """x with updates put at (added to, multiplied into, ...) the places ``at``; ValueError for unknown
-    reductions.
-    """
-    place = x.at[at]
-    match reduction:
-        case "none":
-            return place.set(updates)
-        case "add":
-            return place.add(updates)
-        case "mul":
-            return place.multiply(updates)
-        case "max":
-            return place.max(updates)
-        case "min":
-            return place.min(updates)
-    raise ValueError(f"reduction '{reduction}' is none of none, add, mul, max, min")
-
-
-@operator(ONNX, "Scatter", since=(9, 11))
-@operator(ONNX, "ScatterElements", since=(11, 13, 16, 18))
-def scatter_elements(ctx: Context, node: Node, x: Array, indices: Array, updates: Array) -> Array:
-    """x with updates written (or reduced) where indices say along ``axis`` (ONNX ScatterElements)."""
-    same_dtype(x, updates)
-    axis = axis_in(node.get("axis", 0), x.ndim)
-    at = _grid(from_front(indices, x.shape[axis]), axis)
-    return combine(x, at, updates, node.get("reduction", "none"))
-
-
-@operator(ONNX, "ScatterND", since=(11, 13, 16, 18))
-def scatter_nd(ctx: Context, node: Node, x: Array, indices: Array, updates: Array) -> Array:
-    """x with slices of updates written (or reduced) at index tuples (ONNX ScatterND)."""
-    same_dtype(x, updates)
-    return combine(x, _nd(indices, x.shape), updates, node.get("reduction", "none"))
 
 
 @operator(ONNX, "TensorScatter", since=(24,))
@@ -158,78 +124,6 @@ def reverse_sequence(ctx: Context, node: Node, x: Array, lengths: Array) -> Arra
 # --- ai.graphcore
 # -----------------------------------------------------------------------------------------------------
 
-REDUCTIONS = {0: "add", 1: "max", 2: "min", 3: "mul", 4: "none"}
-"""popart.ScatterReduction by value."""
-_NAMES = {"sum": "add", "max": "max", "min": "min", "mul": "mul", "none": "none", "noreduction": "none"}
-
-
-def _scatter_reduction(node: Node) -> str:
-    given = node.get("reduction", 0)
-    found = REDUCTIONS.get(given) if isinstance(given, int) else _NAMES.get(str(given).lower())
-    if found is None:
-        raise ValueError(f"reduction {given!r} is none of Sum, Max, Min, Mul, NoReduction")
-    return found
-
-
-def _identity(reduction: str, dtype: Any) -> Array:
-    """What a place holds that nothing is scattered to, before it is zeroed."""
-    if reduction in ("add", "none"):
-        return np.zeros((), dtype)
-    if reduction == "mul":
-        return np.ones((), dtype)
-    if jnp.issubdtype(dtype, jnp.floating):
-        return np.asarray(-np.inf if reduction == "max" else np.inf, dtype)
-    info = np.iinfo(dtype)
-    return np.asarray(info.min if reduction == "max" else info.max, dtype)
-
-
-def _scatter_reduce(
-    source: Array, index: Array, base: Array | None, size: int, axis: int, reduction: str
-) -> Array:
-    if index.ndim == 1 and source.ndim > 1:
-        shape = [1] * source.ndim
-        shape[axis] = -1
-        index = index.reshape(shape)
-    index = jnp.broadcast_to(index, source.shape)
-    target = tuple(size if a == axis else d for a, d in enumerate(source.shape))
-    at = _grid(index, axis)
-    if base is not None:
-        return combine(base, at, source, reduction)
-    start = jnp.full(target, _identity(reduction, source.dtype))
-    result = combine(start, at, source, reduction)
-    if reduction in ("max", "min"):
-        touched = jnp.zeros(target, bool).at[at].set(True)
-        result = jnp.where(touched, result, jnp.zeros((), source.dtype))
-    return result
-
-
-@operator(GRAPHCORE, "ScatterReduce")
-def scatter_reduce(ctx: Context, node: Node, source: Array, index: Array, base: Array = None) -> Array:
-    """Elements of source reduced into ``axis_size`` places along ``axis`` where index says (PopART
-    ScatterReduce).
-
-    Places that nothing goes to are 0, or what the optional third input holds. An index vector is broadcast.
-    """
-    axis = axis_in(node.get("axis", -1), source.ndim)
-    return _scatter_reduce(source, index, base, node["axis_size"], axis, _scatter_reduction(node))
-
-
-@operator(GRAPHCORE, "GroupedScatterReduce")
-def grouped_scatter_reduce(
-    ctx: Context, node: Node, source: Array, index: Array, base: Array = None
-) -> Array:
-    """`scatter_reduce` in each of ``group_size`` groups, which the leading axis of all inputs counts."""
-    groups = node.get("group_size", 1)
-    if source.shape[0] != groups:
-        raise ValueError(f"the leading axis {source.shape[0]} is not group_size {groups}")
-    axis = axis_in(node.get("axis", -1), source.ndim) - 1
-    if axis < 0:
-        raise ValueError("axis 0 counts the groups")
-    size, how = node["axis_size"], _scatter_reduction(node)
-    if base is None:
-        return jax.vmap(lambda s, i: _scatter_reduce(s, i, None, size, axis, how))(source, index)
-    return jax.vmap(lambda s, i, b: _scatter_reduce(s, i, b, size, axis, how))(source, index, base)
-
 
 @operator(GRAPHCORE, "GroupedGather")
 def grouped_gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
@@ -259,9 +153,20 @@ def _dynamic(node: Node, x: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return axes, sizes
 
 
+def _part(x: Array, part: Array, axes: tuple[int, ...], sizes: tuple[int, ...]) -> Array:
+    """What is written into x, with the axes of size 1 that it may leave out."""
+    shape = tuple(dict(zip(axes, sizes, strict=True)).get(a, d) for a, d in enumerate(x.shape))
+    if part.shape == shape or [d for d in part.shape if d != 1] != [d for d in shape if d != 1]:
+        return part
+    return part.reshape(shape)
+
+
 @operator(GRAPHCORE, "DynamicSlice")
-def dynamic_slice(ctx: Context, node: Node, x: Array, offset: Array) -> Array:
-    """A slice of ``sizes`` along ``axes`` at offsets found while running (PopART DynamicSlice)."""
+def dynamic_slice(ctx: Context, node: Node, x: Array, offset: Array, into: Array = None) -> Array:
+    """A slice of ``sizes`` along ``axes`` at offsets found while running (PopART DynamicSlice).
+
+    A third input is where the SDK writes the slice; what it holds has no part in the result.
+    """
     axes, sizes = _dynamic(node, x)
     shape = list(x.shape)
     for axis, size in zip(axes, sizes, strict=True):
@@ -272,15 +177,16 @@ def dynamic_slice(ctx: Context, node: Node, x: Array, offset: Array) -> Array:
 @operator(GRAPHCORE, "DynamicUpdate")
 def dynamic_update(ctx: Context, node: Node, x: Array, offset: Array, part: Array) -> Array:
     """x with ``part`` written at offsets found while running (PopART DynamicUpdate)."""
-    axes, _ = _dynamic(node, x)
-    return jax.lax.dynamic_update_slice(x, part.astype(x.dtype), _offsets(offset, axes, x.ndim))
+    axes, sizes = _dynamic(node, x)
+    whole = _part(x, part, axes, sizes).astype(x.dtype)
+    return jax.lax.dynamic_update_slice(x, whole, _offsets(offset, axes, x.ndim))
 
 
 @operator(GRAPHCORE, "DynamicAdd")
 def dynamic_add(ctx: Context, node: Node, x: Array, offset: Array, part: Array) -> Array:
     """x with ``part`` added at offsets found while running (PopART DynamicAdd)."""
-    axes, _ = _dynamic(node, x)
-    starts = _offsets(offset, axes, x.ndim)
+    axes, sizes = _dynamic(node, x)
+    starts, part = _offsets(offset, axes, x.ndim), _part(x, part, axes, sizes)
     old = jax.lax.dynamic_slice(x, starts, part.shape)
     return jax.lax.dynamic_update_slice(x, old + part, starts)
 

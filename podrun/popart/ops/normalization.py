@@ -98,6 +98,13 @@ def _groups(x: Array, groups: int, epsilon: float) -> tuple[Array, Array, Array]
     return y.reshape(x.shape), mean, variance
 
 
+def _dealt(x: Array, groups: int) -> Array:
+    """Channels 0, ``groups``, 2 ``groups`` ... first, then 1, ``groups`` + 1 ...; undone by the number of each."""
+    if x.shape[1] % groups:
+        raise ValueError(f"{x.shape[1]} channels do not make {groups} groups")
+    return jnp.swapaxes(x.reshape(x.shape[0], -1, groups, *x.shape[2:]), 1, 2).reshape(x.shape)
+
+
 @operator(ONNX, "GroupNormalization", since=(18, 21))
 @rounds_once
 def group_normalization(ctx: Context, node: Node, x: Array, scale: Array, bias: Array) -> Array:
@@ -116,11 +123,15 @@ def group_normalization(ctx: Context, node: Node, x: Array, scale: Array, bias: 
 def graphcore_group_normalization(
     ctx: Context, node: Node, x: Array, scale: Array, bias: Array
 ) -> tuple[Array, ...]:
-    """Normalise groups of channels, scale and bias per channel; also mean and inverse deviation (PopART
-    GroupNorm).
+    """Normalise groups of channels, scale and bias per channel; also mean and inverse deviation, in x's type (PopART
+    GroupNorm). Groups are of neighbours, or strided if the session says so.
     """
-    epsilon = node.get("epsilon", 1e-5)
-    y, mean, variance = _groups(x, node["num_groups"], epsilon)
+    epsilon, groups = node.get("epsilon", 1e-5), node["num_groups"]
+    if ctx.sdk is not None and ctx.sdk.strided_groups:
+        y, mean, variance = _groups(_dealt(x, groups), groups, epsilon)
+        y = _dealt(y, x.shape[1] // groups)
+    else:
+        y, mean, variance = _groups(x, groups, epsilon)
     y = y * _per_channel(scale, x.ndim) + _per_channel(bias, x.ndim)
     deviation = lax.rsqrt(variance + np.asarray(epsilon, x.dtype))
     return y, mean.reshape(-1), deviation.reshape(-1)

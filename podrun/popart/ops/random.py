@@ -21,7 +21,7 @@ from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 def _key(ctx: Context, node: Node) -> Any:
     if "seed" in node.attributes:
         raise UnsupportedError(
-            f"{node.describe()} has the attribute 'seed', which is not supported",
+            f"{node.describe()}: Optional seed attribute is not supported. Use session::setRandomSeed instead.",
             hint="leave it out, and set the seed with session.setRandomSeed (or run(..., seed=...) of the backend)",
         )
     return ctx.key()

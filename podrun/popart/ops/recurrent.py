@@ -10,6 +10,7 @@ layout 1 batch comes first. Halves are computed in float32 and rounded once.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from podrun.errors import UnsupportedError
 from podrun.popart.ops.common import Array, rounds_once
 from podrun.popart.ops.indexing import reversed_within
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+
+_log = logging.getLogger("podrun.popart.ops")
 
 Activation = Callable[[Array], Array]
 
@@ -146,6 +149,14 @@ def _hidden(node: Node, r: Array) -> int:
     return int(size)
 
 
+def _heeded(ctx: Context, node: Node, lengths: Array | None) -> Array | None:
+    """The lengths of sequences, which the SDK's RNN and GRU pass over with a warning."""
+    if lengths is None or ctx.sdk is None:
+        return lengths
+    _log.warning("optional input `sequence_lens' of %s will be ignored, as the SDK does", node.describe())
+    return None
+
+
 @operator(ONNX, "RNN", since=(1, 7, 14, 22))
 @rounds_once
 def rnn(
@@ -159,7 +170,7 @@ def rnn(
     h: Array = None,
 ) -> tuple[Array, ...]:
     """h = f(W x + Wb + R h + Rb) (ONNX RNN): all outputs and the last."""
-    n = _hidden(node, r)
+    n, lengths = _hidden(node, r), _heeded(ctx, node, lengths)
 
     def project(d: int, x: Array) -> Array:
         y = x @ w[d].T
@@ -186,7 +197,7 @@ def gru(
     """Update gate z, reset gate r, candidate h (ONNX GRU): ``linear_before_reset`` as cuDNN and PyTorch
     have it.
     """
-    n = _hidden(node, r)
+    n, lengths = _hidden(node, r), _heeded(ctx, node, lengths)
     after = bool(node.get("linear_before_reset", 0))
 
     def project(d: int, x: Array) -> Array:

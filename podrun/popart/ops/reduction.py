@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.popart.ops.common import Array, axes_in, axis_in, index_dtype, ints, is_float, rounds_once
+from podrun.popart.ops.common import (
+    Array,
+    axes_in,
+    axis_in,
+    index_dtype,
+    ints,
+    is_float,
+    rounds_once,
+    with_gradient,
+)
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 
@@ -18,6 +27,8 @@ def _axes(ctx: Context, node: Node, x: Array) -> tuple[int, ...] | None:
     """
     if "axes" in node.attributes:
         given = ints(node["axes"])
+        if not given and ctx.sdk is not None:
+            return None  # The SDK takes an empty list at its word.
     elif len(node.inputs) > 1 and node.inputs[1]:
         given = ints(ctx.constant(1))
     else:
@@ -33,11 +44,21 @@ def _register(
     def apply(ctx: Context, node: Node, x: Array, axes: Array = None) -> Array:
         over = _axes(ctx, node, x)
         over = () if over is None else over
-        return reduce(ctx.xp, x, over, bool(node.get("keepdims", 1))).astype(x.dtype)
+        result = reduce(ctx.xp, x, over, bool(node.get("keepdims", 1))).astype(x.dtype)
+        if name in ("ReduceMax", "ReduceMin") and ctx.training and is_float(x):
+            return _to_equals(x, result, over)
+        return result
 
     apply.__doc__ = f"{meaning} over ``axes`` (all by default), kept as 1 with ``keepdims`` (ONNX {name})."
     apply.__name__ = name.lower()
     operator(ONNX, name, since, folds=folds)(rounds_once(apply))
+
+
+def _to_equals(x: Array, result: Array, axes: tuple[int, ...]) -> Array:
+    """A maximum or minimum whose gradient goes whole to each of the elements that equal it (PopART ReduceMaxGrad)."""
+    wide = result.reshape([1 if a in axes else d for a, d in enumerate(x.shape)])
+    carrier = jnp.sum(jnp.where(x == wide, x, jnp.zeros((), x.dtype)), axis=axes)
+    return with_gradient(result, carrier.reshape(result.shape))
 
 
 def _max(xp: object, x: Array, axes: tuple[int, ...], keep: bool) -> Array:
@@ -109,7 +130,7 @@ def reduce_median(ctx: Context, node: Node, x: Array) -> tuple[Array, Array]:
     """Lower median over ``axes`` and its index in the reduced part flattened (PopART ReduceMedian, as
     torch.median).
     """
-    axes = _axes(ctx, node, x) or ()
+    axes = tuple(range(x.ndim)) if "axes" not in node.attributes else axes_in(ints(node["axes"]), x.ndim)
     keep = bool(node.get("keepdims", 1))
     kept = [a for a in range(x.ndim) if a not in axes]
     flat = jnp.transpose(x, (*kept, *axes)).reshape(*(x.shape[a] for a in kept), -1)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.popart.ops.common import Array, axis_in, ints, rounds_once
+from podrun.popart.ops.common import Array, axis_in, ints, rounds_once, widen
 from podrun.popart.ops.registry import ONNX, Context, Node, operator
 
 
@@ -21,6 +21,8 @@ def _source(node: Node, scale: float, size: int, count: int, roi: tuple[float, f
     y = np.arange(count, dtype=np.float64)
     exact = scale * size
     mode = node.get("coordinate_transformation_mode", "half_pixel")
+    if node.get("mode", "nearest") == "nearest" and node.get("nearest_mode") == "pytorch":
+        mode = "asymmetric"
     match mode:
         case "align_corners":
             return np.zeros(count) if exact == 1 else y * (size - 1) / (exact - 1)
@@ -52,6 +54,8 @@ def _nearest(places: np.ndarray, mode: str) -> np.ndarray:
             return np.asarray(np.floor(places))
         case "ceil":
             return np.asarray(np.ceil(places))
+        case "pytorch":  # The SDK's own; coordinates are asymmetric then.
+            return np.asarray(np.floor(places))
     raise ValueError(f"nearest_mode '{mode}' is not known")
 
 
@@ -102,7 +106,8 @@ def _resize_axis(
 def _resize(
     node: Node, x: Array, axes: tuple[int, ...], counts: list[int], scales: list[float], roi: Any
 ) -> Array:
-    dtype = x.dtype
+    """x resized along each axis; halves are computed in float32 and rounded once."""
+    dtype, x = x.dtype, widen(x)
     interpolates = node.get("mode", "nearest") != "nearest"
     if interpolates and not jnp.issubdtype(dtype, jnp.floating):
         x = x.astype(jnp.float32)
@@ -126,7 +131,6 @@ def _resize(
 
 @operator(ONNX, "Resize", since=(10,))
 @operator(ONNX, "Upsample", since=(9, 10))
-@rounds_once
 def resize_10(ctx: Context, node: Node, x: Array, scales: Array) -> Array:
     """x resized by scales, nearest or linear, with asymmetric coordinates rounded down (ONNX Resize 10,
     Upsample 9).
@@ -135,7 +139,6 @@ def resize_10(ctx: Context, node: Node, x: Array, scales: Array) -> Array:
 
 
 @operator(ONNX, "Upsample", since=(1, 7))
-@rounds_once
 def upsample(ctx: Context, node: Node, x: Array) -> Array:
     """x resized by the attribute ``scales`` (ONNX Upsample 7)."""
     if "scales" in node.attributes:
@@ -146,13 +149,15 @@ def upsample(ctx: Context, node: Node, x: Array) -> Array:
 def _scaled(node: Node, x: Array, scales: list[float]) -> Array:
     mode = {"bilinear": "linear"}.get(node.get("mode", "nearest"), node.get("mode", "nearest"))
     fixed = {"mode": mode, "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    if node.get("nearest_mode", "pytorch") != "pytorch":  # The SDK takes opset 11's attributes earlier, too.
+        names = ("coordinate_transformation_mode", "nearest_mode")
+        fixed = {"mode": mode} | {name: node[name] for name in names if name in node.attributes}
     part = Node(node.op_type, node.domain, node.name, node.inputs, node.outputs, fixed, node.opset)
     counts = [int(np.floor(n * s)) for n, s in zip(x.shape, scales, strict=True)]
     return _resize(part, x, tuple(range(x.ndim)), counts, scales, None)
 
 
 @operator(ONNX, "Resize", since=(11, 13, 18, 19))
-@rounds_once
 def resize(
     ctx: Context, node: Node, x: Array, roi: Array = None, scales: Array = None, sizes: Array = None
 ) -> Array:

@@ -10,6 +10,7 @@ from jax import lax
 
 from podrun.popart.ops.common import Array, axes_in, axis_in, fold_module, ints, same_dtype
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+from podrun.popart.ops.sdk import expanded, reshaped, tiled
 
 
 def _reshaped(x: Array, target: tuple[int, ...], allow_zero: bool) -> Array:
@@ -38,7 +39,10 @@ def reshape(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
     """x in another shape: 0 copies a dimension (unless ``allowzero``), one -1 is worked out (ONNX
     Reshape).
     """
-    return _reshaped(x, ints(ctx.constant(1)), bool(node.get("allowzero", 0)))
+    target = ints(ctx.constant(1))
+    if ctx.sdk is not None:
+        reshaped(node, target)
+    return _reshaped(x, target, bool(node.get("allowzero", 0)))
 
 
 @operator(GRAPHCORE, "Reshape")
@@ -104,7 +108,10 @@ def concat(ctx: Context, node: Node, *inputs: Array) -> Array:
 @operator(ONNX, "Expand", since=(8, 13), folds=True)
 def expand(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
     """x broadcast together with the given shape, both ways (ONNX Expand)."""
-    target = np.broadcast_shapes(x.shape, ints(ctx.constant(1)))
+    wanted = ints(ctx.constant(1))
+    if ctx.sdk is not None:
+        expanded(node, x.shape, wanted)
+    target = np.broadcast_shapes(x.shape, wanted)
     return fold_module(ctx, target).broadcast_to(x, target)
 
 
@@ -112,6 +119,8 @@ def expand(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
 def tile(ctx: Context, node: Node, x: Array, repeats: Array) -> Array:
     """x repeated along each axis (ONNX Tile)."""
     counts = ints(ctx.constant(1))
+    if ctx.sdk is not None:
+        tiled(node, counts, x.ndim)
     if len(counts) != x.ndim:
         raise ValueError(f"repeats has {len(counts)} elements for an input of rank {x.ndim}")
     target = [d * c for d, c in zip(x.shape, counts, strict=True)]
