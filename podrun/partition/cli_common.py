@@ -48,6 +48,44 @@ class SuggestingGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, self.other_names.get(cmd_name, cmd_name))
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.parent is None:
+            args = self._globals_first(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _globals_first(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The words with the root's options before the command: they may stand anywhere, as in the real tools. A
+        command's own option of the same name stays where it is.
+        """
+        known = {
+            name: option
+            for option in self.params
+            if isinstance(option, click.Option)
+            for name in option.opts
+            if name not in ("-h", "--help", "--version")
+        }
+        front: list[str] = []
+        rest: list[str] = []
+        command: click.Command = self
+        queue = list(args)
+        while queue:
+            word = queue.pop(0)
+            if word == "--":
+                return [*front, *rest, word, *queue]
+            if not word.startswith("-"):
+                if isinstance(command, click.Group):
+                    command = command.get_command(ctx, word) or command
+                rest.append(word)
+                continue
+            name, equals, _ = word.partition("=")
+            own = {} if command is self else {o: p for p in command.params for o in p.opts}
+            into = front if name in known and name not in own else rest
+            option = known.get(name) if into is front else own.get(name)
+            into.append(word)
+            if isinstance(option, click.Option) and not (equals or option.is_flag) and queue:
+                into.append(queue.pop(0))
+        return front + rest
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -63,6 +63,22 @@ def test_create_list_get_reset_remove(shell: Shell) -> None:
     assert len(shell.out.splitlines()) == 3
 
 
+def test_global_options_may_stand_anywhere(
+    pod16: Pod, shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell("create partition p16 --size 8")
+    where = f"--api-host=127.0.0.1 --api-port {pod16.port}"
+    for line in (f"list partitions {where}", f"list {where} partitions", f"{where} list partitions"):
+        assert run(vipu_admin, line.split()) == 0
+        assert "ACTIVE" in capsys.readouterr().out
+    assert run(vipu, f"get partition p16 {where} --format json".split()) == 0
+    assert json.loads(capsys.readouterr().out)["partition"]
+    assert run(vipu, f"list partitions --nonsense {where}".split()) == 2
+    assert "--nonsense" in capsys.readouterr().err
+    assert run(vipu, ["list", "partitions", "--api-port"]) == 2
+    assert "--api-port" in capsys.readouterr().err
+
+
 def test_scripts_that_scrape_find_what_they_look_for(shell: Shell) -> None:
     shell("create partition p64 --size 4 --reconfigurable")
     shell("list partitions")
