@@ -61,6 +61,7 @@ from podrun.popart.optimizers import (
 )
 from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
+from podrun.popart.quiet_import import keep_the_programs_draws as _keep_the_programs_draws
 from podrun.popart.session import InferenceSession, Session, TrainingSession
 from podrun.popart.settings import (
     AccumulateOuterFragmentSettings,
@@ -81,6 +82,7 @@ from podrun.popart.variables import CommGroup, ReplicaGrouping, VariableSettings
 from podrun.popart.version import packageHash, versionNumber, versionString
 
 globals().update(_ACCESSORS)
+_keep_the_programs_draws()
 _configure_log()
 
 defaultAiOnnxOpset = DEFAULT_OPSET
