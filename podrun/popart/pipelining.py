@@ -52,19 +52,26 @@ def check_pipeline(model: ModelProto, options: SessionOptions, batches: int, *, 
 
 def _check_variables(model: ModelProto) -> None:
     """A variable is on one virtual graph: pipelines copy what stages make, not what lasts."""
-    variables = {tensor.name for tensor in model.graph.initializer if tensor.data_type in _FLOATS}
-    homes: dict[str, tuple[int, NodeProto]] = {}
-    for node in model.graph.node:
-        ipu = integer_attribute(node, VIRTUAL_GRAPH) or 0
-        for name in variables.intersection(_reads(node)):
-            home, first = homes.setdefault(name, (ipu, node))
-            if home != ipu:
+    for name, nodes in variable_readers(model).items():
+        homes = [integer_attribute(node, VIRTUAL_GRAPH) or 0 for node in nodes]
+        for node, home in zip(nodes, homes, strict=True):
+            if home != homes[0]:
                 raise popart_exception(
-                    f"Can not copy variable tensor {name!r} between virtual graphs when pipelining: {label(first)} is "
-                    f"on {home}, {label(node)} on {ipu}. All pipeline stages using this tensor should be on the same "
-                    "graph.",
+                    f"Can not copy variable tensor {name!r} between virtual graphs when pipelining: {label(nodes[0])} "
+                    f"is on {homes[0]}, {label(node)} on {home}. All pipeline stages using this tensor should be on "
+                    "the same graph.",
                     hint="Several stages may be on one virtual graph: put these stages there.",
                 )
+
+
+def variable_readers(model: ModelProto) -> dict[str, list[NodeProto]]:
+    """The nodes that read each variable, in order."""
+    variables = {tensor.name for tensor in model.graph.initializer if tensor.data_type in _FLOATS}
+    found: dict[str, list[NodeProto]] = {}
+    for node in model.graph.node:
+        for name in sorted(variables.intersection(_reads(node))):
+            found.setdefault(name, []).append(node)
+    return found
 
 
 def _reads(node: NodeProto) -> Iterator[str]:

@@ -113,7 +113,8 @@ class Session(SessionRun, SessionWeights, SessionFiles, SessionIr):
             )
 
         ratios = self._options.virtualGraphSplitRatios
-        place_automatically(model, plain, per_replica, ratios, self._device.target)
+        overlaps = self._options.overlaps
+        place_automatically(model, plain, per_replica, ratios, self._device.target, pipelined=overlaps)
 
 
 class InferenceSession(Session):

@@ -152,3 +152,28 @@ def test_numbers_are_those_of_placement_by_hand_and_of_one_ipu(ipus):
     for name, value in by_hand.items():
         np.testing.assert_array_equal(automatic[name], value, err_msg=name)
         np.testing.assert_allclose(automatic[name], whole[name], rtol=2e-6, atol=1e-7, err_msg=name)
+
+
+def test_what_reads_a_pipelined_variable_stays_together():
+    """Where the cut by cost goes between two products, they stay together once they have one weight."""
+
+    def places(readers: list[str], **values: object) -> list[int]:
+        builder = popart.Builder()
+        y = builder.addInputTensor("FLOAT", [4, 64])
+        start = np.eye(64, dtype=np.float32)
+        weights = {name: builder.addInitializedInputTensor(start, name) for name in dict.fromkeys(readers)}
+        for name in readers:
+            y = builder.aiOnnx.matmul([y, weights[name]])
+        loss = builder.aiGraphcore.l1loss([y], 0.1)
+        values |= {"enableGradientAccumulation": True, "accumulationFactor": 3}
+        return places_of(session(builder.getModelProto(), loss, 2, virtualGraphMode=AUTO, **values))
+
+    own = places(list("abcdef"), enablePipelining=True)
+    cut = own.index(1)
+    assert 0 < cut < 6
+    tied = list("abcdef")
+    tied[cut] = tied[cut - 1]
+    assert places(tied).index(1) == cut, "sharding copies variables"
+    found = places(tied, enablePipelining=True)
+    assert found[cut - 1] == found[cut]
+    assert set(found) == {0, 1}
