@@ -36,7 +36,14 @@ from podrun.popart.optimizers.base import Optimizer, UpdateContext
 from podrun.popart.options import SessionOptions
 from podrun.popart.phases import phases_of
 from podrun.popart.pipelining import RESTORED, restoring, stashed
-from podrun.popart.reserved_tensors import aliasing, anchor_alias, check_anchors, tensor_infos
+from podrun.popart.reserved_tensors import (
+    UPDATED,
+    aliasing,
+    anchor_alias,
+    check_anchors,
+    tensor_infos,
+    updated_when_copied,
+)
 from podrun.popart.session_model import lower_model, metadata, take_state
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
 from podrun.popart.variable_settings import (
@@ -141,13 +148,19 @@ def build(
     kept = {n: place for n, place in kept.items() if RESTORED + n in flow.anchors()}
     broadcast = set(metadata(model, BROADCAST_KEY, []))
     watching = seen(watching, infos)
-    derived = derived_anchors(flow.anchors(), {n: lowered.parameters[n] for n in trained}, rule, grouped)
+    weights = {n: lowered.parameters[n] for n in sorted(trained)}
+    loss_type = lowered.tensors[loss].dtype if loss is not None else "float32"
+    derived = derived_anchors(flow.anchors(), weights, rule, grouped, loss_type)
     scaling = None
     if loss is not None and optimizer is not None:
         able = differentiable(lowered, loss)
         scaling = automatic_scaling(lowered, able, trained, loss, optimizer, options)
         lowered = returning(lowered, scaling)
-    wanted = {a: flow.art(a).spec(anchor_alias(a, lowered.inputs)) for a in flow.anchors()}
+    updated = updated_when_copied(flow, trained, options)
+    wanted = {
+        a: flow.art(a).spec(UPDATED + a if a in updated else anchor_alias(a, lowered.inputs))
+        for a in flow.anchors()
+    }
     program = Program(
         name=name,
         forward=restoring(aliasing(lowered, [*flow.anchors(), *observed_tensors(watching)]), kept),
@@ -163,6 +176,7 @@ def build(
         automatic_scaling=scaling,
         state_updates=lowered.state_updates,
         uses_random=lowered.uses_random,
+        rounds_stochastically=options.enableStochasticRounding,
         recompute=recompute_of(lowered.graph.nodes, options) if loss is not None else NOTHING,
         # Machines are filled with powers of two: a model of three IPUs is one of four with an idle one.
         ipus_per_replica=1 << (ipus_per_replica - 1).bit_length(),

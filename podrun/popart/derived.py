@@ -7,7 +7,8 @@ running sum (or mean) of the replica's gradients, though, and those can be ancho
 * ``Accum___w``: the sum of ``Gradient___w`` over the batch so far, in the accumulator's type; the mean of them where
   the session asks for a running mean;
 * ``Accl___w`` of combined SGD with momentum: what the batch started from, plus the scaled sum so far;
-* ``finalLossScale``: the optimizer's loss scaling times the factor of automatic loss scaling.
+* ``finalLossScale``: the optimizer's loss scaling times the factor of automatic loss scaling; ``lossScaling_FLOAT`` (or
+  ``FLOAT16``, the loss's type) the optimizer's alone; ``finalInverseLossScale_0`` and so on what updates divide by them.
 
 So the program gives gradients of all micro-batches, and the return types of PopART are applied here.
 """
@@ -129,19 +130,75 @@ class FinalLossScale:
         return anchors[SCALING] * anchors[FACTOR]
 
 
+@dataclass(frozen=True, slots=True)
+class GivenLossScale:
+    """``lossScaling_FLOAT``: the optimizer's loss scaling in the loss's type."""
+
+    dtype: str
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (SCALING,)
+
+    def value(self, anchors: Arrays, rule: Rule) -> np.ndarray:
+        given: np.ndarray = anchors[SCALING].astype(self.dtype)
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class InverseLossScale:
+    """``finalInverseLossScale_0``: a streamed scalar that has the loss scaling in its denominator (None: 1 over the loss
+    scaling), divided by the factor of automatic loss scaling."""
+
+    scalar: str | None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return (self.scalar or SCALING, FACTOR)
+
+    def value(self, anchors: Arrays, rule: Rule) -> np.ndarray:
+        if self.scalar is not None:
+            return anchors[self.scalar] / anchors[FACTOR]
+        whole: np.ndarray = anchors[SCALING] * anchors[FACTOR] * np.float32(rule.context.divisor)
+        return np.float32(1) / whole
+
+
+def scaling_anchors(rule: Rule | None, weights: Iterable[str], loss_type: str) -> dict[str, Derived]:
+    """The loss scaling's anchors under the names PopART has for them, of a session whose loss scaling is streamed.
+
+    Source: PopART's automatic loss scaling transform (graphcore/popart), which numbers distinct inverse scales.
+    """
+    if rule is None or rule.optimizer.lossScaling.isConst():
+        return {}
+    prefix = names.PREFIXES["LossScaling"]
+    found: dict[str, Derived] = {f"{prefix}FLOAT": GivenLossScale("float32")}
+    if loss_type == "float16":
+        found[f"{prefix}FLOAT16"] = GivenLossScale("float16")
+    if rule.context.automatic:
+        found[FINAL] = FinalLossScale()
+        scalars = dict.fromkeys(name for weight in weights for name in rule.inverse_scales(weight))
+        found |= {f"finalInverseLossScale_{i}": InverseLossScale(name) for i, name in enumerate(scalars)}
+    return found
+
+
 def derived_anchors(
-    anchors: Iterable[str], weights: Mapping[str, TensorSpec], rule: Rule | None, grouped: Container[str] = ()
+    anchors: Iterable[str],
+    weights: Mapping[str, TensorSpec],
+    rule: Rule | None,
+    grouped: Container[str] = (),
+    loss_type: str = "float32",
 ) -> dict[str, Derived]:
     """Those of ``anchors`` that are worked out on the host. ``grouped``: weights that groups of replicas train apart.
 
     popart_exception for one that cannot be yet.
     """
+    scalings = scaling_anchors(rule, weights, loss_type)
     found: dict[str, Derived] = {}
     for anchor in anchors:
         if rule is None:
             break
-        if anchor == FINAL and rule.context.automatic:
-            found[anchor] = FinalLossScale()
+        if anchor in scalings:
+            found[anchor] = scalings[anchor]
         if anchor.startswith(ACCUM) and anchor.removeprefix(ACCUM) in weights:
             found[anchor] = Accumulator(weights[anchor.removeprefix(ACCUM)])
         weight = anchor.removeprefix(ACCL)
@@ -169,7 +226,11 @@ def program_anchors(
 ) -> tuple[AnchorSpec, ...]:
     """What the program hands over: what is wanted, and for every micro-batch sources of derived anchors and what is
     only looked at (``hidden``)."""
-    specs = {spec.name: spec for name, spec in wanted.items() if name not in derived}
+    specs: dict[str, AnchorSpec] = {}
+    for name, spec in wanted.items():
+        if name not in derived:
+            alike = specs.setdefault(spec.name, spec) == spec
+            specs[spec.name] = spec if alike else AnchorSpec(spec.name, Retrieval.ALL)
     for item in derived.values():
         specs |= {source: AnchorSpec(source, Retrieval.ALL) for source in item.sources}
     specs |= {name: AnchorSpec(name, Retrieval.ALL) for name in hidden}

@@ -9,11 +9,10 @@ from podrun.compiler.program import FACTOR, RNG, Forward, Tensors
 from podrun.executable import TensorSpec, numpy_dtype
 from podrun.popart import names
 from podrun.popart.dataflow import DataFlow
-from podrun.popart.derived import ACCUM, REDUCED
+from podrun.popart.derived import ACCUM, REDUCED, scaling_anchors
 from podrun.popart.enums import AnchorReturnTypeId
 from podrun.popart.errors import popart_exception
 from podrun.popart.gradient_paths import differentiable
-from podrun.popart.loss_scaling import FINAL
 from podrun.popart.optimizers.sgd import SgdRule
 from podrun.popart.options import SessionOptions
 from podrun.popart.pipelining import RESTORED
@@ -49,7 +48,9 @@ def tensor_infos(
     if isinstance(loss_scaling, str):
         infos[loss_scaling] = TensorInfo("FLOAT", [])
         if rule is not None and rule.context.automatic:
-            infos |= {name: TensorInfo("FLOAT", []) for name in (FACTOR, FINAL)}
+            infos[FACTOR] = TensorInfo("FLOAT", [])
+        for name in scaling_anchors(rule, sorted(trained), lowered.tensors[loss].dtype):
+            infos[name] = TensorInfo("FLOAT16" if name.endswith("FLOAT16") else "FLOAT", [])
     if rule is not None:
         groups = range(len(rule.optimizer.clip_norm_settings))
         infos |= {f"GlobalNorm___{number}": TensorInfo("FLOAT", []) for number in groups}
@@ -88,9 +89,7 @@ def check_anchors(flow: DataFlow, infos: Mapping[str, TensorInfo]) -> None:
             )
         elif anchor.startswith(names.PREFIXES["Stashed"]):
             hint = f" A stash is a ring in an IPU's memory: {RESTORED + anchor[10:]} is what comes out of it."
-        raise popart_exception(
-            f"Anchor tensor `{anchor}' not in Ir Tensors.{hint}{near(anchor, infos)}"
-        )
+        raise popart_exception(f"Anchor tensor `{anchor}' not in Ir Tensors.{hint}{near(anchor, infos)}")
 
 
 def anchor_alias(anchor: str, inputs: Container[str]) -> str:

@@ -93,18 +93,44 @@ def test_every_n_counts_micro_batches(device):
     np.testing.assert_allclose(anchors[case.y], x[1::2] @ case.start, rtol=1e-5)
 
 
-def test_an_anchored_weight_is_the_one_used_and_updated_var_the_one_after(device):
+@pytest.mark.parametrize("kind", [("All",), ("Final",), ("Sum",), ("EveryN", 3)], ids=str)
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_anchored_weight_is_the_one_after_its_update(device_of, kind, replicas):
+    """Without gradient accumulation the update is part of the backward pass, and weights are copied behind it."""
     case = linear()
     updated = popart.reservedUpdatedVarPrefix() + case.w
-    session = training(case, [case.w, updated], device, batches=3)
-    x = np.random.default_rng(3).standard_normal((3, MICRO_BATCH, INPUTS)).astype(np.float32)
+    wanted = {case.w: popart.AnchorReturnType(*kind), updated: popart.AnchorReturnType("All")}
+    session = training(case, wanted, device_of(replicas), batches=3, opts=replicated(replicas, 1))
+    x = np.random.default_rng(3).standard_normal((3, replicas, MICRO_BATCH, INPUTS)).astype(np.float32)
     anchors = session.initAnchorArrays()
     session.run(popart.PyStepIO({case.x: x}, anchors))
-    w = case.start.astype(np.float64)
+    w, after = case.start.astype(np.float64), []
     for batch in range(3):
-        np.testing.assert_allclose(anchors[case.w][batch], w, rtol=1e-5)
-        w = w - 0.1 * gradient(case, x[batch], w)
-        np.testing.assert_allclose(anchors[updated][batch], w, rtol=1e-5)
+        w = w - 0.1 * sum(gradient(case, x[batch, r], w) for r in range(replicas))
+        after.append([w] * replicas)
+    after = np.array(after).reshape(anchors[updated].shape)
+    np.testing.assert_allclose(anchors[updated], after, rtol=1e-5)
+    expected = {"All": after, "Sum": after.sum(axis=0)}.get(kind[0], after[-1])
+    np.testing.assert_allclose(anchors[case.w], expected.reshape(anchors[case.w].shape), rtol=1e-5)
+
+
+def test_where_gradients_accumulate_an_anchored_weight_is_the_one_used_and_at_the_end_the_last(device):
+    """The update comes behind the micro-batches; Final is copied when the step is done."""
+    case = linear()
+    x = np.random.default_rng(3).standard_normal((2, 3, MICRO_BATCH, INPUTS)).astype(np.float32)
+    found = {}
+    for kind in ("All", "Final"):
+        wanted = {case.w: popart.AnchorReturnType(kind)}
+        session = training(case, wanted, device, batches=2, opts=replicated(1, 3))
+        anchors = session.initAnchorArrays()
+        session.run(popart.PyStepIO({case.x: x}, anchors))
+        found[kind] = anchors[case.w]
+    ws, w = [], case.start.astype(np.float64)
+    for batch in range(2):
+        ws.append(w)
+        w = w - 0.1 * sum(gradient(case, part, w) for part in x[batch])
+    np.testing.assert_allclose(found["All"], np.repeat(np.array(ws)[:, None], 3, axis=1), rtol=1e-5)
+    np.testing.assert_allclose(found["Final"], w, rtol=1e-5)
 
 
 def test_gradients_are_scaled_by_the_loss_scaling_and_not_averaged(device_of):
@@ -242,7 +268,7 @@ def test_accumulators_hold_the_sum_so_far_of_each_replica(device_of, replicas, k
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_the_velocity_of_combined_sgd_leads_from_one_weight_to_the_next(device, accumulation):
-    """w[b, last] - rate * Accl[b, last] = w[b + 1] (semantics, section 1)."""
+    """w[b, last] - rate * Accl[b, last] = w[b + 1]; without accumulation w[b] is the weight after the update of b."""
     case = linear()
     accl = popart.reservedAcclPrefix() + case.w
     optimizer = popart.SGD(
@@ -261,6 +287,9 @@ def test_the_velocity_of_combined_sgd_leads_from_one_weight_to_the_next(device, 
     session.run(popart.PyStepIO({case.x: x}, anchors))
     w = anchors[case.w].reshape(4, accumulation, INPUTS, OUTPUTS)[:, -1]
     v = anchors[accl].reshape(4, accumulation, INPUTS, OUTPUTS)[:, -1]
+    if accumulation == 1:
+        w = np.concatenate([case.start[None], w])
+        v = np.concatenate([v, v[-1:]])
     np.testing.assert_allclose(w[:-1] - 0.1 * v[:-1], w[1:], rtol=1e-5, atol=1e-6)
 
 
@@ -293,8 +322,9 @@ def test_the_velocities_of_replicas_are_the_velocity_on_average(device_of, repli
     session.run(popart.PyStepIO({case.x: x.astype(np.float32)}, anchors))
     w, v, g = (anchors[n].reshape(3, accumulation, replicas, INPUTS, OUTPUTS) for n in names)
     last = v[:, -1]
+    used = w if accumulation > 1 else np.concatenate([np.broadcast_to(case.start, w[:1].shape), w[:-1]])
     np.testing.assert_allclose(
-        w[:-1, -1, 0] - 0.1 * last[:-1].mean(axis=1), w[1:, 0, 0], rtol=1e-5, atol=1e-6
+        used[:-1, -1, 0] - 0.1 * last[:-1].mean(axis=1), used[1:, 0, 0], rtol=1e-5, atol=1e-6
     )
     if accumulation == 1:
         assert all(np.array_equal(last[:, 0], last[:, r]) for r in range(replicas))
