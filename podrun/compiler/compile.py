@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from podrun.compiler import seeds
 from podrun.compiler.abstract import abstract
+from podrun.compiler.alike import Alike, renamed
 from podrun.compiler.anchors import Anchor, AnchorKind, classify, unknown_tensor
 from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer, plan_memory
 from podrun.compiler.averaging import COUNTS
@@ -162,12 +163,17 @@ class _Compilation:
                 found[JOINT_UPDATE] = export_piece(
                     joint_piece(memory, together, norms, self.layout.replicas_per_machine)
                 )
+        alike = Alike(memory, rule)
         with fixed_numerics():
             for index, group in enumerate(() if found else memory.groups):
                 assert rule is not None
                 piece = update_piece(index, group, memory, rule, self.layout)
                 if self.program.updates_each_micro_batch:
                     piece = in_turn(piece, index)
+                first = alike.twin(group, piece)
+                if first is not None and getattr(found[first.name], "lanes", 1) == 1:
+                    found[piece.name] = renamed(found[first.name], first, piece)
+                    continue
                 found[piece.name] = export_piece(piece)
             if self.program.automatic_scaling is not None:
                 found[SCALING] = export_piece(scaling_piece(self.program))

@@ -62,8 +62,9 @@ def export_traced(traced: TracedPiece) -> Computation:
     def run(*arguments: Any) -> tuple[Any, ...]:
         return tuple(contractions.evaluate(closed, arguments))
 
-    # The name is all of the function that reaches the bytes.
-    run.__name__ = "".join(c if c.isalnum() else "_" for c in traced.name)
+    # The name is all of the function that reaches the bytes: one for all, so that pieces which compute the same are
+    # equal to the byte, and compiled once.
+    run.__name__ = "piece"
     specs = [buffer(aval.shape, str(aval.dtype)) for aval in closed.in_avals]
     exported = jax.export.export(jax.jit(run), platforms=("cpu",))(*specs)
     data = bytes(jax_internals.without_locations(exported).serialize())
