@@ -10,7 +10,11 @@ slowest rank. What a rank does in a block is in ``collectives_peer.py``.
 
 JSON keys: ``vs_openmpi_copy`` and ``vs_openmpi_shared`` are the worst ratio (theirs over ours) from 64 KiB up
 when each rank gets its own copy and when all read one result; ``vs_gloo`` likewise, with copies. ``below_64k``
-holds the worst ratios for the smaller sizes. null: the peer was not there. ``skipped``: sizes left out, whose
+holds the worst ratios for the smaller sizes. For two ranks each size has a *floor*: what any design over shared memory
+has to pay, whatever it does (two pinned processes rewrite their vectors, meet, and each reads half of the other's;
+``Podrun._floor`` in ``collectives_peer.py``). ``shared_vs_floor`` and ``copy_vs_floor`` say how many times that podrun
+takes (worst from 64 KiB up), ``openmpi_vs_floor`` how many times Open MPI does, at the size where that is least: no
+design could be faster than it by more. null: the peer was not there. ``skipped``: sizes left out, whose
 buffers would not fit in the host's free memory.
 """
 
@@ -38,9 +42,11 @@ from podrun.collectives.perf import parse_size
 PEER = Path(__file__).with_name("collectives_peer.py")
 LARGE = 64 * 1024
 SIZES = "8,64,512,4K,16K,64K,256K,1M,4M,16M,64M,256M"
-VARIANTS = {"podrun": ("shared", "copy"), "openmpi": ("openmpi",), "gloo": ("gloo",)}
+VARIANTS = {"podrun": ("shared", "copy", "floor"), "openmpi": ("openmpi",), "gloo": ("gloo",)}
 BUFFERS = {"podrun": 1.5, "openmpi": 3.0, "gloo": 2.0}
 """Buffers of a vector's size that a rank of a library holds, its own working memory included."""
+FLOOR_BUFFERS = 1.5
+"""As many more that each of two ranks holds for the floor."""
 START_SECONDS = 120.0
 BLOCK_SECONDS = 300.0
 
@@ -178,7 +184,12 @@ def libraries(options: argparse.Namespace, ranks: int, notes: dict[str, str]) ->
 
 def measure(up: list[Library], ranks: int, size: int, options: argparse.Namespace) -> dict[str, Any]:
     """One size: a block of each in turn, so many times."""
-    turns = [(library, variant) for library in up for variant in VARIANTS[library.name]]
+    turns = [
+        (library, variant)
+        for library in up
+        for variant in VARIANTS[library.name]
+        if variant != "floor" or ranks == 2
+    ]
     for library in up:
         library.tell({"count": size // 4})
     least = 40 if size <= LARGE else 2
@@ -212,7 +223,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     skipped: list[str] = []
     for ranks in options.ranks:
         with libraries(options, ranks, notes) as up:
-            each = sum(BUFFERS[library.name] for library in up)
+            each = sum(BUFFERS[library.name] for library in up) + (FLOOR_BUFFERS if ranks == 2 else 0)
             for size in options.sizes:
                 if size * ranks * each > min(options.memory, _free_memory()):
                     skipped.append(
@@ -223,7 +234,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
                 rows.append(measure(up, ranks, size, options))
                 print(_line(rows[-1]), flush=True)
     return {
-        "schema": 2,
+        "schema": 3,
         "machine": {"cpus": os.cpu_count(), "cpu": _cpu(), "python": platform.python_version()},
         "peers": notes,
         "skipped": skipped,
@@ -231,6 +242,9 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         "vs_openmpi_copy": _worst(rows, "openmpi", "copy", large=True),
         "vs_openmpi_shared": _worst(rows, "openmpi", "shared", large=True),
         "vs_gloo": _worst(rows, "gloo", "copy", large=True),
+        "shared_vs_floor": _most(rows, "shared"),
+        "copy_vs_floor": _most(rows, "copy"),
+        "openmpi_vs_floor": _worst(rows, "openmpi", "floor", large=True),
         "below_64k": {
             "vs_openmpi_copy": _worst(rows, "openmpi", "copy", large=False),
             "vs_openmpi_shared": _worst(rows, "openmpi", "shared", large=False),
@@ -248,6 +262,10 @@ def _line(row: dict[str, Any]) -> str:
     if row["openmpi_seconds"] is not None:
         ratios = [row["openmpi_seconds"] / row[f"{ours}_seconds"] for ours in ("shared", "copy")]
         parts.append("openmpi/shared {:.2f} openmpi/copy {:.2f}".format(*ratios))
+    if row["floor_seconds"] is not None:
+        parts.append(
+            f"floor {row['floor_seconds'] * 1e6:.1f} shared/floor {row['shared_seconds'] / row['floor_seconds']:.2f}"
+        )
     return "  ".join(parts) + (f"  WRONG {row['wrong']}" if row["wrong"] else "")
 
 
@@ -255,9 +273,19 @@ def _worst(rows: list[dict[str, Any]], peer: str, variant: str, *, large: bool) 
     ratios = [
         row[f"{peer}_seconds"] / row[f"{variant}_seconds"]
         for row in rows
-        if (row["bytes"] >= LARGE) == large and row[f"{peer}_seconds"] is not None
+        if (row["bytes"] >= LARGE) == large and row[f"{peer}_seconds"] and row[f"{variant}_seconds"]
     ]
     return min(ratios) if ratios else None
+
+
+def _most(rows: list[dict[str, Any]], variant: str) -> float | None:
+    """How many times the floor a variant takes at most, from 64 KiB up."""
+    ratios = [
+        row[f"{variant}_seconds"] / row["floor_seconds"]
+        for row in rows
+        if row["bytes"] >= LARGE and row["floor_seconds"]
+    ]
+    return max(ratios) if ratios else None
 
 
 def _free_memory() -> int:
@@ -298,6 +326,8 @@ def main() -> None:
         print(f"{peer}: {note}")
     keys = ("vs_openmpi_copy", "vs_openmpi_shared", "vs_gloo")
     print("worst from 64 KiB up:", {key: result[key] for key in keys})
+    floors = ("shared_vs_floor", "copy_vs_floor", "openmpi_vs_floor")
+    print("2 ranks, times the floor:", {key: result[key] for key in floors})
     print("worst below:", result["below_64k"], "wrong values:", result["wrong"])
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

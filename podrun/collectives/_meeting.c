@@ -10,18 +10,15 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <errno.h>
 #include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <structmember.h>
-#include <sys/file.h>
 #include <time.h>
 
 #define PROTOCOL 1 /* as meeting.py's: a module built from another version is not used */
 #define PHASES 4
-#define CAME 4
 #define GIL_BYTES 32768 /* a sum over so many bytes lets other threads run meanwhile */
 
 #if defined(__x86_64__)
@@ -31,7 +28,7 @@
 #endif
 
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define FOR_EACH_CPU __attribute__((target_clones("default", "arch=haswell", "arch=skylake-avx512")))
+#define FOR_EACH_CPU __attribute__((target_clones("default", "avx2", "avx512f")))
 #else
 #define FOR_EACH_CPU
 #endif
@@ -103,7 +100,7 @@ kernel_for(const char *format)
 /* What a rank counts by itself. Base of `meeting.Meetings`, so that Python and C share the counts. */
 typedef struct {
     PyObject_HEAD
-    long long count, closings;
+    long long count; /* meetings that it has come to */
     int spins;       /* 1: known to be the only rank of its process, so it may look for a while */
     int quick_looks; /* looks before the core is given up */
     double spin;     /* seconds of looking */
@@ -111,7 +108,6 @@ typedef struct {
 
 static PyMemberDef counts_members[] = {
     {"count", T_LONGLONG, offsetof(Counts, count), 0, NULL},
-    {"closings", T_LONGLONG, offsetof(Counts, closings), 0, NULL},
     {"spins", T_INT, offsetof(Counts, spins), 0, NULL},
     {"quick_looks", T_INT, offsetof(Counts, quick_looks), 0, NULL},
     {"spin", T_DOUBLE, offsetof(Counts, spin), 0, NULL},
@@ -179,27 +175,25 @@ now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Look for a while until all have come or, with `done`, until that word is `closed`. */
+/* Look for a while until all have come. */
 static int
-look(const Meeting *m, const Turn *turn, const uint64_t *done, uint64_t closed)
+look(const Meeting *m, const Turn *turn)
 {
     const Counts *counts = m->counts;
     int there = 0;
-#define THERE() ((done && __atomic_load_n(done, __ATOMIC_ACQUIRE) == closed) || all_came(m, turn))
     for (int i = 0; i < counts->quick_looks && !there; i++) {
         PAUSE();
-        there = THERE();
+        there = all_came(m, turn);
     }
     if (there)
         return 1;
     Py_BEGIN_ALLOW_THREADS
     for (double limit = now() + counts->spin; now() < limit;) {
         sched_yield();
-        if ((there = THERE()) || __atomic_load_n(m->failed, __ATOMIC_RELAXED))
+        if ((there = all_came(m, turn)) || __atomic_load_n(m->failed, __ATOMIC_RELAXED))
             break;
     }
     Py_END_ALLOW_THREADS
-#undef THERE
     return there;
 }
 
@@ -216,7 +210,7 @@ static int
 meet(Meeting *m, PyObject *timeout)
 {
     Turn *turn = come(m);
-    if (quiet(turn) || (m->counts->spins == 1 && look(m, turn, NULL, 0) && quiet(turn)))
+    if (quiet(turn) || (m->counts->spins == 1 && look(m, turn) && quiet(turn)))
         return 0;
     PyObject *said = PyObject_CallFunctionObjArgs(m->wait, m->label, timeout, NULL);
     Py_XDECREF(said);
@@ -405,11 +399,6 @@ typedef struct {
     Sum sums[2];          /* posted: one for each set of rows that is posted in; else the first alone */
     Py_buffer source, targets[2];
     int posts;
-    /* where the last to come works for all: */
-    PyObject *wait, *work, *acquire, *release, *wake;
-    uint64_t *dones[2];
-    int fd, rank;
-    int copies;
 } Run;
 
 static PyTypeObject RunType;
@@ -420,11 +409,6 @@ run_traverse(Run *r, visitproc visit, void *arg)
     Py_VISIT(r->begin);
     Py_VISIT(r->end);
     Py_VISIT(r->result);
-    Py_VISIT(r->wait);
-    Py_VISIT(r->work);
-    Py_VISIT(r->wake);
-    Py_VISIT(r->acquire);
-    Py_VISIT(r->release);
     Py_VISIT(r->sums[0].python);
     Py_VISIT(r->sums[1].python);
     return 0;
@@ -453,11 +437,6 @@ run_dealloc(Run *r)
     Py_XDECREF(r->end);
     Py_XDECREF(r->result);
     Py_XDECREF(r->timeout);
-    Py_XDECREF(r->wait);
-    Py_XDECREF(r->work);
-    Py_XDECREF(r->acquire);
-    Py_XDECREF(r->release);
-    Py_XDECREF(r->wake);
     Py_TYPE(r)->tp_free((PyObject *)r);
 }
 
@@ -518,50 +497,6 @@ make_sliced(PyObject *module, PyObject *args)
     return (PyObject *)r;
 }
 
-/* closed(begin, timeout, result, sum, work, wait, acquire, release, wake, fd, rank, (done_at, done_at), whole or None): the last
-   to come reduces for all, holding the board's lock; then, with `whole`, everyone copies it to `result`. */
-static PyObject *
-make_closed(PyObject *module, PyObject *args)
-{
-    PyObject *begin, *timeout, *result, *sum, *work, *wait, *acquire, *release, *wake, *whole;
-    Py_ssize_t at[2];
-    int fd, rank;
-    if (!PyArg_ParseTuple(args, "O!OOOOOOOOii(nn)O", &MeetingType, &begin, &timeout, &result, &sum, &work, &wait, &acquire,
-                          &release, &wake, &fd, &rank, &at[0], &at[1], &whole))
-        return NULL;
-    Run *r = (Run *)RunType.tp_alloc(&RunType, 0);
-    if (!r)
-        return NULL;
-    r->begin = (Meeting *)Py_NewRef(begin);
-    r->result = Py_NewRef(result);
-    r->timeout = Py_NewRef(timeout);
-    r->work = Py_NewRef(work);
-    r->wait = Py_NewRef(wait);
-    r->acquire = Py_NewRef(acquire);
-    r->release = Py_NewRef(release);
-    r->wake = Py_NewRef(wake);
-    r->fd = fd;
-    r->rank = rank;
-    for (int i = 0; i < 2; i++)
-        r->dones[i] = (uint64_t *)((char *)r->begin->shared.buf + at[i]);
-    if (sum_make(&r->sums[0], sum) < 0)
-        goto failed;
-    if (whole != Py_None) {
-        r->copies = 1;
-        if (PyObject_GetBuffer(whole, &r->source, PyBUF_C_CONTIGUOUS) < 0 ||
-            PyObject_GetBuffer(result, &r->targets[0], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0)
-            goto failed;
-        if (r->targets[0].len != r->source.len) {
-            PyErr_SetString(PyExc_ValueError, "a copy has the size of what is copied");
-            goto failed;
-        }
-    }
-    return (PyObject *)r;
-failed:
-    Py_DECREF(r);
-    return NULL;
-}
-
 static int
 run_posted(Run *r)
 {
@@ -579,87 +514,11 @@ run_sliced(Run *r)
     return r->end ? meet(r->end, r->timeout) : 0;
 }
 
-/* Do the meeting's work unless another rank is at it or has done it. 1: it is done; 0: not by us; -1: an exception. */
-static int
-close_it(Run *r, uint64_t *done, uint64_t closed)
-{
-    PyObject *got = PyObject_CallOneArg(r->acquire, Py_False);
-    if (!got)
-        return -1;
-    Py_DECREF(got);
-    if (got != Py_True)
-        return 0;
-    int outcome = 0;
-    if (flock(r->fd, LOCK_EX | LOCK_NB) == 0) {
-        outcome = 1;
-        if (*done != closed) {
-            if (__atomic_load_n(r->begin->failed, __ATOMIC_RELAXED)) {
-                outcome = 0;
-            } else {
-                done[1] = (uint64_t)r->rank;
-                outcome = sum_run(&r->sums[0]) < 0 ? -1 : 1;
-                if (outcome == 1)
-                    __atomic_store_n(done, closed, __ATOMIC_SEQ_CST);
-            }
-        }
-        flock(r->fd, LOCK_UN);
-    }
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    got = PyObject_CallNoArgs(r->release);
-    Py_XDECREF(got);
-    if (type)
-        PyErr_Restore(type, value, trace);
-    return got ? outcome : -1;
-}
-
-static int
-run_closed(Run *r)
-{
-    Meeting *m = r->begin;
-    Turn *turn = come(m);
-    long long phase = ++m->counts->closings & (PHASES - 1);
-    uint64_t *done = r->dones[phase & 1], closed = (uint64_t)(phase | CAME);
-    int outcome = 0;
-    if (quiet(turn))
-        outcome = close_it(r, done, closed);
-    if (outcome == 0 && m->counts->spins == 1) {
-        double limit = 0;
-        while (outcome == 0) {
-            if (!look(m, turn, done, closed))
-                break;
-            if (__atomic_load_n(done, __ATOMIC_ACQUIRE) == closed)
-                outcome = 1;
-            else if ((outcome = close_it(r, done, closed)) == 0) { /* another rank is at it */
-                sched_yield();
-                if (limit == 0)
-                    limit = now() + m->counts->spin;
-                else if (now() > limit)
-                    break;
-            }
-        }
-    }
-    if (outcome == 1 && !quiet(turn)) { /* somebody sleeps, or the next meeting has begun */
-        PyObject *said = PyObject_CallNoArgs(r->wake);
-        Py_XDECREF(said);
-        outcome = said ? 1 : -1;
-    }
-    if (outcome == 0) {
-        PyObject *said = PyObject_CallFunctionObjArgs(r->wait, m->label, r->timeout, r->work, NULL);
-        Py_XDECREF(said);
-        outcome = said ? 1 : -1;
-    }
-    if (outcome == 1 && r->copies)
-        memcpy(r->targets[0].buf, r->source.buf, (size_t)r->source.len);
-    return outcome < 0 ? -1 : 0;
-}
-
 static PyObject *
 run_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     Run *r = (Run *)self;
-    int outcome = r->posts ? run_posted(r) : r->work ? run_closed(r) : run_sliced(r);
-    return outcome < 0 ? NULL : Py_NewRef(r->result);
+    return (r->posts ? run_posted(r) : run_sliced(r)) < 0 ? NULL : Py_NewRef(r->result);
 }
 
 static PyTypeObject RunType = {
@@ -677,7 +536,6 @@ static PyTypeObject RunType = {
 static PyMethodDef functions[] = {
     {"posted", make_posted, METH_VARARGS, PyDoc_STR("A Run that posts, meets and reduces by itself.")},
     {"sliced", make_sliced, METH_VARARGS, PyDoc_STR("A Run that meets, reduces a slice and meets.")},
-    {"closed", make_closed, METH_VARARGS, PyDoc_STR("A Run in which the last to come reduces for all.")},
     {NULL, NULL, 0, NULL},
 };
 

@@ -9,7 +9,6 @@ PROTOCOL: int
 
 class Counts:
     count: int
-    closings: int
     spins: int
     quick_looks: int
     spin: float
@@ -42,20 +41,4 @@ def posted(
 ) -> Callable[[], Array]: ...
 def sliced(
     begin: Meeting, end: Meeting | None, timeout: float, result: Array, total: _Sum, /
-) -> Callable[[], Array]: ...
-def closed(
-    begin: Meeting,
-    timeout: float,
-    result: Array,
-    total: _Sum,
-    work: Callable[[], None],
-    wait: Callable[[bytes, float, Callable[[], None]], None],
-    acquire: Callable[[bool], bool],
-    release: Callable[[], None],
-    wake: Callable[[], None],
-    fd: int,
-    rank: int,
-    done_at: tuple[int, int],
-    whole: Array | None,
-    /,
 ) -> Callable[[], Array]: ...

@@ -38,7 +38,7 @@ from podrun.errors import ConflictError, InternalError, PodrunError
 
 MAX_RANKS = 1024
 _MAGIC = b"podrunB1"
-_HEADER = struct.Struct("<8sII")  # magic, ranks, cores
+_HEADER = struct.Struct("<8sI")  # magic, ranks
 _BELL, _TABLE_WORD = 64, 192  # a cache line each
 _COLUMNS = 256
 _ERROR_BYTES = 64 * 1024
@@ -80,15 +80,12 @@ class Board:
         self.meetings = Meetings(self, at)
         self.failed = self.meetings.failed
         """The length of the error that ended the group, 0 while it stands."""
-        self.cores = _HEADER.unpack_from(segment.map)[2]
-        """Cores that the board's maker may use: ranks decide by it how to go about a thing, all alike."""
-        self.meet_and_close = self.meetings.meet_and_close
         self.meet: Callable[[bytes, float], None] = self.meetings.meet
         """Wait until every rank has come with the same label, so many seconds at most: see `Meetings.meet`."""
         at += meeting_bytes(ranks)
         self._error = view[at : at + _ERROR_BYTES]
         self._table = view[at + _ERROR_BYTES : at + _ERROR_BYTES + 2 * _TABLE_BYTES]
-        self.mutex = threading.Lock()  # flock does not part the threads of one holder
+        self._mutex = threading.Lock()  # flock does not part the threads of one holder
         self._watches: dict[int, Watch] = {}
         self.closed = False
 
@@ -97,7 +94,7 @@ class Board:
         """A new board for so many ranks."""
         nbytes = _after_columns(ranks) + meeting_bytes(ranks) + _ERROR_BYTES + 2 * _TABLE_BYTES
         segment = Segment.create("board", nbytes)
-        _HEADER.pack_into(segment.map, 0, _MAGIC, ranks, len(os.sched_getaffinity(0)))
+        _HEADER.pack_into(segment.map, 0, _MAGIC, ranks)
         return cls(segment, ranks)
 
     @classmethod
@@ -111,7 +108,7 @@ class Board:
                 rank=0,
                 hint="The process that made the group has gone, or runs as another user. Make a new group.",
             ) from error
-        if segment.nbytes < _HEADER.size or _HEADER.unpack_from(segment.map)[:2] != (_MAGIC, ranks):
+        if segment.nbytes < _HEADER.size or _HEADER.unpack_from(segment.map) != (_MAGIC, ranks):
             segment.close()
             raise RankLostError(
                 f"process {pid} no longer holds the group's shared memory", rank=0, hint="Make a new group."
@@ -309,7 +306,7 @@ class Board:
     def _locked(self, timeout: float = 10.0) -> Iterator[None]:
         """Alone among all ranks. Held for a moment; a holder stopped by a debugger must not hang the others."""
         deadline = time.monotonic() + timeout
-        while not self.take_lock():
+        while not self._take_lock():
             if time.monotonic() > deadline:
                 raise RankMissingError(
                     f"a rank of the group has kept its board locked for {timeout:.0f} s",
@@ -319,27 +316,27 @@ class Board:
         try:
             yield
         finally:
-            self.give_back_lock()
+            self._give_back_lock()
 
-    def take_lock(self) -> bool:
-        """Take the board's lock if nobody has it; then `give_back_lock`. Raises ClosedError after `close`."""
-        if not self.mutex.acquire(blocking=False):
+    def _take_lock(self) -> bool:
+        """Take the board's lock if nobody has it; then `_give_back_lock`. Raises ClosedError after `close`."""
+        if not self._mutex.acquire(blocking=False):
             return False
         try:
             if self.segment.fd < 0:
                 raise ClosedError(f"rank {self.rank} has closed this group", hint="Make a new group.")
             fcntl.flock(self.segment.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException as error:
-            self.mutex.release()
+            self._mutex.release()
             if isinstance(error, OSError) and error.errno in (errno.EAGAIN, errno.EINTR):
                 return False
             raise
         return True
 
-    def give_back_lock(self) -> None:
+    def _give_back_lock(self) -> None:
         """Let others have the lock."""
         fcntl.flock(self.segment.fd, fcntl.LOCK_UN)
-        self.mutex.release()
+        self._mutex.release()
 
     def _meet_no_more(self, what: bytes, timeout: float) -> None:
         self._raise_failure()
@@ -355,5 +352,5 @@ class Board:
             self._ring_alarm()
         for watch in self._watches.values():
             watch.close()
-        with self.mutex:
+        with self._mutex:
             self.segment.close()

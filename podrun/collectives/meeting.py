@@ -6,9 +6,8 @@ two sets of words, used in turn, because a fast rank may be one meeting ahead of
 ahead, for it would have to have met that reader in between. So a count modulo 4 tells a word from a stale one, and
 what a rank writes and what it wants to see can be made beforehand, once for each label (`Turn`): a meeting of
 processes costs its Python, and there should be little of it. The group's failure and the marks of those who sleep
-lie between the two sets, so that one comparison tells that all have come, none sleeps and nothing has failed.
-
-A meeting may have something to be done before all go on (`Meetings.meet_and_close`): who comes last does it.
+lie between the two sets, so that one comparison tells that all have come, none sleeps and nothing has failed. Where
+podrun was built with its C module (`podrun.collectives.native`), that much of a meeting is one call of it.
 
 Waiting is looking again, and giving up the core at every look: hosts are oversubscribed, and what a rank waits
 for is often another rank that wants this core. That way a rank gets on with one switch of the core, and nobody
@@ -24,7 +23,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from podrun.collectives import native
@@ -44,7 +42,7 @@ _CAME = 4  # set in the word of a meeting: fresh memory is nobody's word
 _TAG_BITS = 3
 _DIGEST_OF_WORD = 7  # bytes
 _SPIN = 1e-3  # seconds of looking for each rank of a core: longer than a sleeper takes to wake on a busy host
-_QUICK_LOOKS = 16  # looks before the core is given up, where every rank has one of its own
+_QUICK_LOOKS = 100  # looks before the core is given up, where every rank has one of its own
 _MOST_LABELS = 4096
 
 
@@ -86,8 +84,8 @@ def _window_bytes(ranks: int) -> int:
 
 
 def meeting_bytes(ranks: int) -> int:
-    """What words, failure, sleepers' marks, who closes a meeting and the labels of so many ranks take."""
-    return _window_bytes(ranks) + 2 * _LINE + 2 * LABEL_BYTES * ranks
+    """What words, failure, sleepers' marks and labels of so many ranks take."""
+    return _window_bytes(ranks) + 2 * LABEL_BYTES * ranks
 
 
 class Meetings(native.Counts):
@@ -113,18 +111,7 @@ class Meetings(native.Counts):
         self._nobody = bytes(_marks_bytes(ranks))
         self._starts = (at, self._asleep_window.stop)
         self._words = [view[start : start + _WORD * ranks].cast("Q") for start in self._starts]
-        closing = at + _window_bytes(ranks)
-        self._closing = [
-            view[closing + side * _LINE : closing + side * _LINE + 2 * _WORD].cast("Q") for side in (0, 1)
-        ]
-        self.done_at = (closing, closing + _LINE)
-        """Where the words lie that say that a meeting of an even or odd closing is closed."""
-        self._dones = [
-            (slice(start, start + _WORD), (phase | _CAME).to_bytes(_WORD, sys.byteorder))
-            for phase in range(_PHASES)
-            for start in [closing + (phase & 1) * _LINE]
-        ]
-        start, size = closing + 2 * _LINE, LABEL_BYTES * ranks
+        start, size = at + _window_bytes(ranks), LABEL_BYTES * ranks
         self._labels = [view[start + side * size : start + (side + 1) * size] for side in (0, 1)]
         self._turns: dict[bytes, tuple[Turn, ...]] = {}
         self._native_meetings: dict[bytes, Meeting] = {}
@@ -187,62 +174,11 @@ class Meetings(native.Counts):
         failed.
         """
         turn = self.turns(what)[self.count & 3]
-        shared = self.map
         self._board.check()
         if not self._look(turn.words, turn.came):
-            self._sleep(lambda: shared[turn.words] == turn.came, what, timeout)
+            self._sleep(turn, what, timeout)
         self._board.check()  # who fails the group and comes nevertheless did so before
         self.wake_sleepers()
-
-    def meet_and_close(self, what: bytes, timeout: float, work: Callable[[], None]) -> None:
-        """As `meet`, and one rank, the last to come if it can be told, does ``work`` alone before all go on.
-
-        Who does it holds the board's lock, so that there is only one; if it dies, the lock is free again.
-        """
-        turns = self._turns.get(what) or self.turns(what)
-        count = self.count = self.count + 1
-        closings = self.closings = self.closings + 1
-        own, word, window, everyone, *_ = turns[count & 3]
-        done, closed = self._dones[closings & 3]
-        own[0] = word
-        shared = self.map
-        if shared[window] == everyone and self._close(work):
-            return
-        os.sched_yield()  # two who come at once may each miss the other's word; not after this
-        if shared[done] != closed:
-            self.wait_for_closing(what, timeout, work)
-
-    def wait_for_closing(self, what: bytes, timeout: float, work: Callable[[], None]) -> None:
-        """The rest of `meet_and_close`: not all are there, or another rank is at the work, or the group has failed."""
-        shared, turn = self.map, self.turns(what)[self.count & 3]
-        done, wanted = self._dones[self.closings & 3]
-
-        def closed() -> bool:
-            if shared[done] == wanted:
-                return True
-            return shared[turn.words] == turn.came and self._close(work)
-
-        self._board.check()
-        if not closed() and not self._look(done, wanted):
-            self._sleep(closed, what, timeout)
-        self.wake_sleepers()
-
-    def _close(self, work: Callable[[], None]) -> bool:
-        """Do the meeting's work, unless another rank is at it or has done it; whether it is done."""
-        board, phase = self._board, self.closings & (_PHASES - 1)
-        closing = self._closing[phase & 1]
-        if not board.take_lock():
-            return False
-        try:
-            if closing[0] != phase | _CAME:
-                board.check()
-                closing[1] = board.rank
-                work()
-                closing[0] = phase | _CAME
-        finally:
-            board.give_back_lock()
-        self.wake_sleepers()
-        return True
 
     def wake_sleepers(self) -> None:
         """Ring for those who sleep, if any do."""
@@ -266,7 +202,7 @@ class Meetings(native.Counts):
                 return True
         return False
 
-    def _sleep(self, done: Callable[[], bool], what: bytes, timeout: float) -> None:
+    def _sleep(self, turn: Turn, what: bytes, timeout: float) -> None:
         """Sleep until the meeting is over. Raises MismatchError if all have come, but not for one thing."""
         side, phase, rank = self.count & 1, self.count & (_PHASES - 1), self._board.rank
         words, labels = self._words[side], self._labels[side]
@@ -274,25 +210,22 @@ class Meetings(native.Counts):
 
         def missing(came: list[int]) -> list[int]:
             """Who has not come; if all have, but not for one thing: who has not said what for."""
+            if came.count(turn.word) == len(came):
+                return []
             late = [r for r, word in enumerate(came) if word & (_CAME | _PHASES - 1) != _CAME | phase]
             return late or [r for r, word in enumerate(came) if word != _word_of(self._label(side, r), phase)]
 
-        def waited_for() -> list[int]:
-            came = list(words)
-            return missing(came) if len(set(came)) > 1 else [self._closing[self.closings & 1][1]]
-
         def ready() -> bool:
-            if done():
-                return True
             came = list(words)  # once: ranks come at any moment
-            if len(set(came)) > 1 and not missing(came):
+            all_came = came.count(turn.word) == len(came)
+            if not all_came and not missing(came):
                 self._mismatch(side)
-            return False
+            return all_came
 
         self._asleep[rank] = 1
         os.sched_yield()  # a system call: the mark is in memory before the words are looked at again
         try:
-            self._board.sleep_until(ready, waited_for, self._board.bell, what, timeout)
+            self._board.sleep_until(ready, lambda: missing(list(words)), self._board.bell, what, timeout)
         finally:
             self._asleep[rank] = 0
 

@@ -40,8 +40,6 @@ class Counts:
 
     count: int
     """Meetings that it has come to."""
-    closings: int
-    """Those of them that one rank closes."""
     spins: int
     """Whether it may look for a while: `UNKNOWN` and so on."""
     quick_looks: int
@@ -50,7 +48,7 @@ class Counts:
     """Seconds of looking before it sleeps."""
 
     def __init__(self) -> None:
-        self.count = self.closings = self.spins = self.quick_looks = 0
+        self.count = self.spins = self.quick_looks = 0
         self.spin = 0.0
 
 

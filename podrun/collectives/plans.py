@@ -1,15 +1,12 @@
-"""How the ranks of one host go about an all-reduce: three ways, chosen by size, each one made ready once.
+"""How the ranks of one host go about an all-reduce: two ways, chosen by size, each one made ready once.
 
 A small all-reduce takes as long as its Python and its meetings, so all that can be found out beforehand is: a
-plan is a function without arguments. The ways:
+plan is a function without arguments, one call of the C module where there is one. The ways:
 
-- `posted`, for few bytes on a core of one's own: everyone copies its values out, meets, and reduces all of them
-  by itself. One meeting.
-- `by_the_last`, for few bytes when ranks share cores: one rank, the last to come, reduces for all. One meeting
-  too, and the work is done once, not once a rank.
+- `posted`, for few bytes: everyone copies its values out, meets, and reduces all of them by itself. One meeting.
 - `in_slices`, for the rest: every rank reduces its slice for all. Two meetings.
 
-All take values in rank order, so all give the same bits.
+Both take values in rank order, so both give the same bits.
 """
 
 from __future__ import annotations
@@ -27,10 +24,9 @@ from podrun.collectives.native import sums_natively
 from podrun.executable import Reduction
 
 POSTED_BYTES = 16 * 1024
-"""Largest vector that goes by `posted`; meetings cost more than adding so much twice."""
-LAST_BYTES = 64 * 1024
-"""Largest vector, for each rank of a core, that goes by `by_the_last`: larger ones are worth all cores and a
-second meeting, which costs the more the more ranks share a core."""
+"""Room for what a rank posts: the largest vector that goes by `posted`."""
+ADDED_BYTES = 32 * 1024
+"""Most bytes that each rank adds up by itself in `posted`: with more, a second meeting costs less."""
 
 Run = Callable[[], Array]
 
@@ -60,13 +56,9 @@ to which all came after they had read it.
 def ready(job: Job, board: Board, posts: Callable[[], Posts]) -> Run:
     """The plan for a job: the same way on all ranks."""
     nbytes = job.mine.nbytes
-    if board.ranks <= board.cores:
-        return posted(job, board, posts()) if nbytes <= POSTED_BYTES else in_slices(job, board)
-    return (
-        by_the_last(job, board)
-        if nbytes <= LAST_BYTES * board.ranks // board.cores
-        else in_slices(job, board)
-    )
+    if nbytes <= POSTED_BYTES and nbytes * board.ranks <= ADDED_BYTES:
+        return posted(job, board, posts())
+    return in_slices(job, board)
 
 
 def posted(job: Job, board: Board, posts: Posts) -> Run:
@@ -99,42 +91,6 @@ def posted(job: Job, board: Board, posts: Posts) -> Run:
         return result
 
     return run
-
-
-def by_the_last(job: Job, board: Board) -> Run:
-    """See the module docstring. Nothing is posted: nobody goes on before all rows are read."""
-    reduce = prepared(job.whole, job.rows, job.reduction)
-    mine, whole, begin, timeout = job.mine, job.whole, job.begin, job.timeout
-    meetings = board.meetings
-    if (native := meetings.native) is not None:
-        natively: Run = native.closed(
-            meetings.native_meeting(begin),
-            timeout,
-            mine if job.in_place else whole,
-            _sum(job.rows, [whole], job.reduction),
-            reduce,
-            meetings.wait_for_closing,
-            board.mutex.acquire,
-            board.mutex.release,
-            meetings.wake_sleepers,
-            board.segment.fd,
-            board.rank,
-            meetings.done_at,
-            whole if job.in_place else None,
-        )
-        return natively
-    meet_and_close = board.meet_and_close
-
-    def run() -> Array:
-        meet_and_close(begin, timeout, reduce)
-        return whole
-
-    def run_in_place() -> Array:
-        meet_and_close(begin, timeout, reduce)
-        mine[:] = whole
-        return mine
-
-    return run_in_place if job.in_place else run
 
 
 def in_slices(job: Job, board: Board) -> Run:
