@@ -171,10 +171,9 @@ class _Compilation:
                 if self.program.updates_each_micro_batch:
                     piece = in_turn(piece, index)
                 first = alike.twin(group, piece)
-                if first is not None and getattr(found[first.name], "lanes", 1) == 1:
-                    found[piece.name] = renamed(found[first.name], first, piece)
-                    continue
-                found[piece.name] = export_piece(piece)
+                found[piece.name] = (
+                    export_piece(piece) if first is None else renamed(found[first.name], first, piece)
+                )
             if self.program.automatic_scaling is not None:
                 found[SCALING] = export_piece(scaling_piece(self.program))
             if RNG in memory.variables:
