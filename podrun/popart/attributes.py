@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -185,7 +184,7 @@ class NodeAttributes:
 
     def _place(self, name: str, first: Any, value: int) -> AbstractContextManager[None] | None:
         """``method(outputs, value)`` writes the attribute; ``method(value)`` gives a scope."""
-        if isinstance(first, Integral) and not isinstance(first, bool):
+        if isinstance(first, (int, np.integer)) and not isinstance(first, bool):
             return self._attribute_scope(name, int(first))
         self._set(first, name, value)
         return None
@@ -295,7 +294,7 @@ class NodeAttributes:
         """Share of tile memory that the node may use for temporary data, in (0, 1]."""
         if not 0 < availableMemoryProportion <= 1:
             raise popart_exception(
-                f"availableMemoryProportion must be in (0, 1], not {availableMemoryProportion}."
+                f"availableMemoryProportion must be in (0,1], but was set to {availableMemoryProportion}"
             )
         self._set(nodeOutputName, AVAILABLE_MEMORY, float(availableMemoryProportion))
 
@@ -304,7 +303,8 @@ class NodeAttributes:
         node = self._node(nodeOutputName)
         if node.op_type not in _MATRIX_OPS:
             raise popart_exception(
-                f"Partials types are for convolutions and matrix products, not {node.op_type}."
+                "Builder::setPartialsType should only be called on convolutions and matrix products but was given: "
+                f"{node.op_type}"
             )
         if partialsType.upper() not in ("FLOAT", "HALF"):
             raise popart_exception(f"The partials type is FLOAT or HALF, not {partialsType!r}.")
@@ -314,7 +314,12 @@ class NodeAttributes:
         """Spread a convolution's tiles differently. Convolutions only."""
         node = self._node(nodeOutputName)
         if node.op_type not in ("Conv", "MultiConv", "ConvTranspose"):
-            raise popart_exception(f"Convolution dithering is for convolutions, not {node.op_type}.")
+            raise popart_exception(
+                "Builder::setEnableConvDithering should only be called on convolutions but was given: "
+                f"{node.op_type}"
+            )
+        if enableConvDithering not in (0, 1):
+            raise popart_exception("enableConvDithering must be a bool value")
         self._set(nodeOutputName, CONV_DITHERING, int(enableConvDithering))
 
     def setInplacePreferences(self, nodeOutputName: Names, prefs: Mapping[str, float]) -> None:

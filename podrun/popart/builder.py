@@ -23,6 +23,7 @@ from podrun.popart.attributes import NodeAttributes
 from podrun.popart.builder_model import DEFAULT_OPSET, BuilderModel, load
 from podrun.popart.contexts import Pushed
 from podrun.popart.dataflow import InputSettings
+from podrun.popart.debug import note
 from podrun.popart.enums import ReplicatedStreamMode
 from podrun.popart.errors import popart_exception
 from podrun.popart.graph import GRAPHCORE_DOMAIN, Names, Scope
@@ -116,6 +117,7 @@ class Builder(NodeAttributes, BuilderModel):
         info, settings, context = _input_arguments(args, kwargs)
         name = self._scope.names.unique(self._scoped(debug_name(context) or "input"))
         self._scope.add_input(name, info)
+        note(context, "addInputTensor", [name])
         if settings.replicatedStreamMode() is ReplicatedStreamMode.Broadcast:
             self._metadata.setdefault(BROADCAST_KEY, []).append(name)
         return name
@@ -160,6 +162,7 @@ class Builder(NodeAttributes, BuilderModel):
         if settings is not None:
             info = self._settings_info(array, settings)
         name = self._scope.names.unique(self._scoped(debug_name(context) or "init_input"))
+        note(context, "addInitializedInputTensor", [name])
         self._scope.add_initializer(name, array, info)
         if settings is not None:
             domain = settings.getSharedVariableDomain()

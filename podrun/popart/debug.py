@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
+
+
+_PACKAGE = os.path.dirname(__file__)
+"""Frames in files below this are not the program's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,20 @@ class DebugInfo:
     def getId(self) -> int:
         """A number of its own."""
         return self._id
+
+
+def note(context: DebugContext | str, api: str, outputs: Sequence[str]) -> None:
+    """Collect what a builder call has made, under the name that the program gave it, at the program's own line."""
+    if _collected.path is None:
+        return
+    if isinstance(context, str):
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+            frame = frame.f_back
+        context = DebugContext(context, _place_of(frame))
+    info = DebugInfo(context, "popartbuilder")
+    info.setValue("api", api)
+    info.setValue("outputs", ", ".join(outputs))
 
 
 def initializePoplarDebugInfo(filename: str, format: str = "json") -> None:

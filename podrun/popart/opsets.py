@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.popart.debug import DebugContext
+from podrun.popart.debug import DebugContext, note
 from podrun.popart.errors import popart_exception
 from podrun.popart.graphcore_ops import OPS, REQUIRED, GraphcoreOp, attribute_value, multi_convolution
 from podrun.popart.tensor_info import onnx_data_type, parse_data_type
@@ -268,6 +268,7 @@ class AiOnnx(_OpFamily):
         names = self._builder._add_onnx(
             op_type, self.version, inputs, outputs, attributes, debug_name(context)
         )
+        note(context, method, names)
         return names if varies or outputs != 1 else names[0]
 
 
@@ -363,6 +364,7 @@ class AiGraphcore(_OpFamily):
                 continue
             attributes[name] = self._attribute(method, op, name, value)
         names = self._builder._add_graphcore(op, inputs, int(count), attributes, debug_name(context))
+        note(context, method, names)
         if op.listed:
             return names
         return names[0] if names else None

@@ -266,4 +266,9 @@ class PyWeightsIO(IWeightsIO):
                     f"__init__(): incompatible function arguments. Weight {name!r} must be a numpy.ndarray, "
                     f"not {type(array).__name__}."
                 )
+            if not array.flags["C_CONTIGUOUS"]:
+                raise popart_exception(
+                    f"Weight {name!r} cannot be in a PyWeightsIO, because it is not c-contiguous.",
+                    hint="numpy.ascontiguousarray(array), or numpy.empty_like(array, order='C')",
+                )
         self.weights = dict(weights)

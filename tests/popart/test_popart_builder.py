@@ -256,8 +256,8 @@ def test_hints_and_their_checks(builder):
     (kept,) = builder.checkpointOutput([z])
     assert builder.getTensorShape(kept) == [4, 2]
     for call, word in [
-        (lambda: builder.setAvailableMemoryProportion(y, 0.0), r"\(0, 1\]"),
-        (lambda: builder.setAvailableMemoryProportion(y, 1.1), r"\(0, 1\]"),
+        (lambda: builder.setAvailableMemoryProportion(y, 0.0), r"\(0,1\]"),
+        (lambda: builder.setAvailableMemoryProportion(y, 1.1), r"\(0,1\]"),
         (lambda: builder.setPartialsType(z, "HALF"), "Relu"),
         (lambda: builder.setPartialsType(y, "DOUBLE"), "FLOAT or HALF"),
         (lambda: builder.setSerializeMatMul({y}, "reducing_dim", 4), "does not divide"),
@@ -458,3 +458,23 @@ def test_a_call_that_no_signature_takes_shows_the_signature(builder):
             TypeError, match=r"^elu\(\): incompatible function arguments. The following argument types"
         ):
             call()
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (
+            lambda b, y: b.setAvailableMemoryProportion(y, 1.5),
+            r"^availableMemoryProportion must be in \(0,1\]",
+        ),
+        (
+            lambda b, y: b.setEnableConvDithering(y, True),
+            "only be called on convolutions but was given: Exp$",
+        ),
+        (lambda b, y: b.setPartialsType(y, "HALF"), "convolutions and matrix products but was given: Exp$"),
+    ],
+)
+def test_hints_that_an_operator_does_not_take(builder, call, match):
+    y = builder.aiOnnx.exp([builder.addInputTensor("FLOAT", [2])])
+    with pytest.raises(popart.popart_exception, match=match):
+        call(builder, y)

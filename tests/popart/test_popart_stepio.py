@@ -184,3 +184,25 @@ def test_synthetic_data_leave_the_buffers_alone(device, mode):
     anchors = {case.y: np.full((MICRO_BATCH, 2), 7, np.float32)}
     session.run(popart.PyStepIO({}, anchors))
     np.testing.assert_array_equal(anchors[case.y], 7)
+
+
+def test_arrays_that_are_not_contiguous_are_refused_where_they_are_given(device):
+    """They would be copied, and the copy filled or read instead."""
+    turned = np.zeros((2, 3), np.float32).T
+    with pytest.raises(popart.popart_exception, match="it is not c-contiguous"):
+        popart.PyWeightsIO({"w": turned})
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [3, 2])
+    y = builder.aiOnnx.neg([x])
+    session = popart.InferenceSession(builder.getModelProto(), popart.DataFlow(1, [y]), device)
+    session.prepareDevice()
+    straight = np.zeros((3, 2), np.float32)
+    for given, taken in ((turned, straight), (straight, turned)):
+        io = popart.PyStepIOCallback(
+            lambda name, prefetch, array=given: array,
+            lambda name: None,
+            lambda name, array=taken: array,
+            lambda name: None,
+        )
+        with pytest.raises(popart.popart_runtime_error, match="not C-contiguous"):
+            session.run(io)

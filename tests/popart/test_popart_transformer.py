@@ -141,6 +141,24 @@ def test_debug_information_says_where_it_comes_from(tmp_path):
     assert inner["location"]["lineNumber"] < outer["location"]["lineNumber"]
 
 
+def test_calls_of_a_builder_are_in_the_debug_information(tmp_path):
+    path = tmp_path / "debug.json"
+    popart.initializePoplarDebugInfo(str(path))
+    builder = popart.Builder()
+    x = builder.addInputTensor("FLOAT", [2], "data")
+    w = builder.addInitializedInputTensor(np.ones(2, np.float32), "weights")
+    builder.aiOnnx.add([x, w], "sum")
+    popart.closePoplarDebugInfo()
+    written = json.loads(path.read_text())
+    text = written["stringTable"]
+    assert {(text[entry["name"]], entry["api"]) for entry in written["contexts"]} == {
+        ("data", "addInputTensor"),
+        ("weights", "addInitializedInputTensor"),
+        ("sum", "add"),
+    }
+    assert {text[entry["location"]["fileName"]] for entry in written["contexts"]} == {__file__}
+
+
 def test_lists_of_operators():
     supported = popart.getSupportedOperations(False)
     assert popart.OperatorIdentifier("ai.onnx", "Relu", 6) in supported
