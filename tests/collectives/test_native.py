@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import native_rank
+import numpy as np
 import pytest
+from collective_ranks import ranks
 
 from podrun.collectives import create, native
+
+needs_module = pytest.mark.skipif(native.module is None, reason="podrun was installed without its C module")
 
 
 def test_source_and_python_are_of_one_version() -> None:
@@ -18,8 +23,47 @@ def test_source_and_python_are_of_one_version() -> None:
     assert f"#define PROTOCOL {native.PROTOCOL} " in source
 
 
+def test_a_module_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "PROTOCOL", -1)
+    assert native._load() is None
+
+
+@needs_module
+def test_what_does_not_fit_is_refused() -> None:
+    with ranks(2) as groups:
+        board = groups[0]._board
+        meeting = board.meetings.native_meeting(b"x" * 192)
+        with pytest.raises(TypeError, match="timeout"):
+            meeting()
+        few, many = np.zeros(2, np.float32), np.zeros(3, np.float32)
+        for parts, outs in [([few, many], [few]), ([few], [many]), ([few, few.astype(np.int32)], [few])]:
+            with pytest.raises(ValueError, match="one size"):
+                native.module.sliced(meeting, None, 1.0, few, (parts, outs, False))
+        with pytest.raises(ValueError, match="size of where"):
+            native.module.posted(meeting, 1.0, few, few, (many, many), (([few], [few], False),) * 2)
+
+
+@pytest.mark.usefixtures("path")
+def test_waiting_can_be_interrupted() -> None:
+    """As by Ctrl-C: the handler's exception comes out of the collective at once, not after its deadline."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise InterruptedError("by a signal")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with ranks(2, timeout=60) as groups:
+            groups[0].allocate("vector", "float32", 5)
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            with pytest.raises(InterruptedError, match="by a signal"):
+                groups[0].all_reduce("vector")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.system
-@pytest.mark.skipif(native.module is None, reason="podrun was installed without its C module")
+@needs_module
 def test_processes_with_and_without_it_get_the_same_bits() -> None:
     """Processes look for one another, as threads never do; one of them has no module at all."""
     paths = ("c", "c", "python", "c")
