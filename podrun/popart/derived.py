@@ -7,8 +7,8 @@ running sum (or mean) of the replica's gradients, though, and those can be ancho
 * ``Accum___w``: the sum of ``Gradient___w`` over the batch so far, in the accumulator's type; the mean of them where
   the session asks for a running mean;
 * ``Accl___w`` of combined SGD with momentum: what the batch started from, plus the scaled sum so far;
-* ``finalLossScale``: the optimizer's loss scaling times the factor of automatic loss scaling; ``lossScaling_FLOAT`` (or
-  ``FLOAT16``, the loss's type) the optimizer's alone; ``finalInverseLossScale_0`` and so on what updates divide by them.
+* ``finalLossScale``: the optimizer's loss scaling times the factor of automatic loss scaling; ``lossScaling_FLOAT``
+  (or ``FLOAT16``, the loss's type): the optimizer's alone; ``finalInverseLossScale_0``, ...: what undoes it in updates.
 
 So the program gives gradients of all micro-batches, and the return types of PopART are applied here.
 """
@@ -147,8 +147,8 @@ class GivenLossScale:
 
 @dataclass(frozen=True, slots=True)
 class InverseLossScale:
-    """``finalInverseLossScale_0``: a streamed scalar that has the loss scaling in its denominator (None: 1 over the loss
-    scaling), divided by the factor of automatic loss scaling."""
+    """``finalInverseLossScale_0``: a streamed scalar that has the loss scaling in its denominator (None: 1 over the
+    loss scaling), divided by the factor of automatic loss scaling."""
 
     scalar: str | None
 

@@ -29,6 +29,7 @@ from podrun.popart.settings import AutomaticLossScalingSettings
 
 if TYPE_CHECKING:
     from podrun.popart.lowering import Lowered
+    from podrun.popart.ops.registry import Node
 
 FINAL = "finalLossScale"
 """Anchor: the loss scaling that a micro-batch was run with."""
@@ -122,10 +123,18 @@ def _chosen(settings: AutomaticLossScalingSettings, lowered: Lowered, able: set[
     readers: dict[str, set[str]] = {}
     for node in lowered.graph.nodes:
         for name in node.inputs:
-            readers.setdefault(name, set()).add(node.op_type)
+            readers.setdefault(name, set()).add(_kind(node, lowered))
     if method is GradientTensorTrackingMethod.ConvAndMatmulGradients:
         return [name for name in able if readers.get(name, set()) & PRODUCTS]
     return [name for name in able if not readers.get(name, set()) <= VIEWS]
+
+
+def _kind(node: Node, lowered: Lowered) -> str:
+    """An operator's type; a Cast to the type that is there already is an Identity."""
+    ends = [lowered.tensors.get(name) for name in (*node.inputs, *node.outputs)]
+    if node.op_type == "Cast" and len({end.dtype for end in ends if end is not None}) == 1:
+        return "Identity"
+    return node.op_type
 
 
 def _check_named(name: str, lowered: Lowered, able: set[str]) -> None:

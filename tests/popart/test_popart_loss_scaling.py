@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from popart_sessions import INPUTS, MICRO_BATCH, linear, options, replicated, weights
@@ -148,6 +150,56 @@ def test_the_factor_goes_into_the_model_and_on_from_there(tmp_path):
     anchors = second.initAnchorArrays()
     second.run(popart.PyStepIO({case.x: inputs(1)}, anchors))
     assert anchors["finalLossScale"] == 16.0 * 2**BATCHES
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "product"),
+    [
+        (automatic(), 1 / 4096),
+        (automatic(defaultMomentum=(0.5, True)), 1.0),
+        (popart.Adam({"lossScaling": (1024.0, False)}), 1.0),
+    ],
+    ids=["sgd", "momentum", "adam"],
+)
+def test_the_loss_scaling_under_popart_s_names(optimizer, product):
+    """``lossScaling_FLOAT16`` stands still; what updates divide by falls as the scale grows."""
+    case = linear("float16")
+    names = ["lossScaling_FLOAT16", "lossScaling_FLOAT", "finalLossScale", "finalInverseLossScale_0"]
+    session = training(case, optimizer, scaled(options()), popart.DataFlow(4, names))
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({case.x: inputs(0, 4)}, anchors))
+    assert anchors["lossScaling_FLOAT16"].dtype == np.float16
+    assert set(anchors["lossScaling_FLOAT16"]) == set(anchors["lossScaling_FLOAT"]) == {1024.0}
+    assert anchors["finalLossScale"].tolist() == [1024.0, 2048.0, 4096.0, 8192.0]
+    np.testing.assert_allclose(
+        anchors["finalLossScale"] * anchors["finalInverseLossScale_0"], product, rtol=1e-6
+    )
+    with pytest.raises(popart.popart_exception, match="finalInverseLossScale_1"):
+        training(case, optimizer, scaled(options()), popart.DataFlow(4, ["finalInverseLossScale_1"]))
+
+
+def test_an_update_period_may_span_runs():
+    case = linear("float16")
+    flow = popart.DataFlow(1, ["lossScaleUpdateFactor"])
+    session = training(case, automatic(), scaled(options(), updatePeriod=3), flow)
+    found = []
+    for run in range(7):
+        anchors = session.initAnchorArrays()
+        session.run(popart.PyStepIO({case.x: inputs(run)}, anchors))
+        found.append(float(anchors["lossScaleUpdateFactor"]))
+    assert found == [1, 2, 2, 2, 4, 4, 4]
+
+
+def test_a_cast_to_the_same_type_is_not_tracked():
+    """The loss's own gradient, 2^14 in the end, would halve the scale; zeros let it grow."""
+    builder = popart.Builder()
+    w = builder.addInitializedInputTensor(np.zeros(3, np.float16))
+    loss = builder.aiOnnx.cast([builder.aiOnnx.reducesumsquare([w], keepdims=0)], "FLOAT16")
+    model = SimpleNamespace(model=builder.getModelProto(), loss=loss)
+    session = training(model, automatic(1.0), scaled(options()), popart.DataFlow(17, ["finalLossScale"]))
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({}, anchors))
+    assert anchors["finalLossScale"].tolist() == [2.0 ** min(i, 15) for i in range(17)]
 
 
 def test_an_infinite_gradient_halves_the_scale():

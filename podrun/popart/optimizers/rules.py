@@ -120,6 +120,11 @@ class Rule(abc.ABC):
         found |= {FACTOR: 1.0} if self.context.automatic else {}
         return found | ({RNG: 0.0} if self.context.stochastic else {})
 
+    def inverse_scales(self, weight: str) -> list[str | None]:
+        """The streamed scalars that divide gradients by the loss scaling; None where it is divided by as it stands."""
+        scalars = [c for c in self.compounds(weight) if "lossScaling" in c.parts]
+        return [None if c.scales else self.scalar(c, weight).streamed for c in scalars]
+
     def factors(self, weight: str, scalars: Mapping[str, Any]) -> dict[str, Any]:
         """Compounds by name as float32 values inside the trace."""
         import jax.numpy as jnp
