@@ -19,6 +19,7 @@ from podrun.compiler.averaging import averages
 from podrun.compiler.exchange import exchanges, with_tokens
 from podrun.compiler.grouped import GroupOf, rows
 from podrun.compiler.program import Program
+from podrun.compiler.stochastic import entered, start
 from podrun.compiler.trace import Trace, evaluate
 from podrun.executable import REPLICA_OFFSET
 
@@ -135,6 +136,9 @@ class Folded:
         """Every result with the folded axis in front. ``inputs`` from `fold_inputs`, ``deltas`` ``[size,
         ...]``."""
         parameters, tokens = self.own_rows(parameters), self.tokens()
+        if self.traced.stochastic:
+            # Outside of vmap, so that gradients of weights are summed before they are rounded.
+            parameters = entered(parameters, start(keys[0]))
         axes = (
             self.parameter_axes(parameters),
             self.input_axes(inputs),

@@ -238,6 +238,8 @@ class Program:
     automatic_scaling: AutomaticScaling | None = None
     state_updates: Mapping[str, str] = field(default_factory=dict)
     uses_random: bool = False
+    rounds_stochastically: bool = False
+    """float16 results of operators are rounded stochastically (`podrun.compiler.stochastic`), gradients too."""
     pipelined: bool = False
     """Stages (scopes ``stage:s``) of a replica work on different micro-batches at the same time."""
     pipeline_schedule: PipelineSchedule = PipelineSchedule.GROUPED

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from podrun.compiler import jax_internals
+from podrun.compiler import jax_internals, stochastic
 from podrun.compiler.abstract import abstract, buffer
 from podrun.compiler.anchors import Anchor, AnchorKind, unknown_tensor
 from podrun.compiler.program import Program
@@ -43,8 +43,8 @@ class Trace:
     """The forward jaxpr with names for what goes in and comes out.
 
     Arguments are the parameters, then the inputs, then key data (uint32 ``[2]``); results are ``outputs`` in
-    order. Names are in alphabetical order. ``uses_random``: some result needs the key. ``used``: parameters
-    and inputs that some result needs.
+    order. Names are in alphabetical order. ``uses_random``: some result, or its rounding, needs the key. ``used``:
+    parameters and inputs that some result needs.
     """
 
     jaxpr: ClosedJaxpr
@@ -53,6 +53,8 @@ class Trace:
     outputs: tuple[str, ...]
     uses_random: bool
     used: frozenset[str]
+    stochastic: bool = False
+    """Halves are rounded stochastically, with bits that follow from the key."""
 
     def variable(self, name: str) -> Var | None:
         """The jaxpr's variable for an argument or a result; None for a result that is a constant."""
@@ -104,7 +106,9 @@ def trace(program: Program, anchors: Sequence[Anchor]) -> Trace:
     *variables, key_variable = pruned.jaxpr.invars
     named = zip((*parameters, *inputs), variables, strict=True)
     used = frozenset(name for name, variable in named if variable in needed)
-    traced = Trace(pruned, parameters, inputs, outputs, uses_random=key_variable in needed, used=used)
+    rounds = program.rounds_stochastically and stochastic.has_half(pruned.jaxpr)
+    draws = key_variable in needed or rounds
+    traced = Trace(pruned, parameters, inputs, outputs, uses_random=draws, used=used, stochastic=rounds)
     _check(traced, program, anchors)
     return traced
 
@@ -117,14 +121,34 @@ def evaluate(
 ) -> dict[str, Any]:
     """The results by name; ``deltas[name]`` is added, for differentiation only, to what consumers of it
     read. ``apply(equation, operands)`` gives an equation's result."""
-    taps: dict[Var, Callable[[Any], Any]] = {}
+    taps: dict[Var, partial[Any]] = {}
     for name, delta in deltas.items():
         variable = traced.variable(name)
         if variable is not None:
             taps[variable] = partial(_perturbed, delta)
     closed = traced.jaxpr
+    if traced.stochastic:
+        state = stochastic.start(arguments[-1])
+        wide = {
+            variable: _wide_tap(tap, stochastic.at(state, _TAPS + index))
+            for index, (variable, tap) in enumerate(taps.items())
+        }
+        results = stochastic.evaluate(closed, arguments, state, wide, apply)
+        return dict(zip(traced.outputs, results, strict=True))
     values = jax_internals.evaluate(closed.jaxpr, closed.consts, arguments, taps, apply)
     return dict(zip(traced.outputs, values, strict=True))
+
+
+_TAPS = 1 << 24
+"""Where the places of gradients that are looked at begin, behind those of arguments."""
+
+
+def _wide_tap(tap: partial[Any], state: Any) -> Callable[[Any], Any]:
+    """The tap of a value that is held as float32 on the grid of the halves: its gradient is rounded onto it too."""
+    (delta,) = tap.args
+    if delta.dtype != stochastic.HALF:
+        return tap
+    return partial(_perturbed, stochastic.entering(delta, state))
 
 
 def _perturbed(delta: Any, value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 from podrun.popart.dataflow import DataFlow
@@ -18,7 +17,6 @@ from podrun.popart.enums import (
 from podrun.popart.errors import popart_exception
 from podrun.popart.options import SessionOptions
 
-_log = logging.getLogger("podrun.popart.session")
 TRANSFORM = "[AutomaticLossScale transform]"
 """Heads messages about automatic loss scaling."""
 
@@ -34,7 +32,6 @@ def check_options(options: SessionOptions, flow: DataFlow, device: DeviceInfo, *
     _check_scaling(options, training)
     if not training and flow.nAnchors() == 0:
         raise popart_exception("User must specify an anchor tensor when doing inference.")
-    _check_rounding(options)
 
 
 def _check_accumulation(options: SessionOptions, training: bool) -> None:
@@ -229,16 +226,6 @@ def _check_scaling(options: SessionOptions, training: bool) -> None:
             f"{TRANSFORM} Automatic loss scaling is not currently supported when the 'enablePipelining' SessionOption "
             "is set to 'true', but the 'enableGradientAccumulation' SessionOption is set to 'false'"
         )
-
-
-def _check_rounding(options: SessionOptions) -> None:
-    """Say what stochastic rounding covers."""
-    if not options.enableStochasticRounding:
-        return
-    _log.warning(
-        "enableStochasticRounding: float16 weights and optimizer state are rounded stochastically where they are "
-        "updated; all other float16 results are rounded to nearest."
-    )
 
 
 def check_recomputation(options: SessionOptions, annotated: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from podrun.compiler.program import RNG
+from podrun.compiler.seeds import SEED_VARIABLE
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.enums import RecomputationType
 from podrun.popart.errors import popart_unimplemented, surfaced
@@ -101,9 +102,10 @@ def _inference(training: Session) -> InferenceSession:
 
 
 def _random_state(training: Session) -> dict[str, np.ndarray]:
-    """The state of the generator that rounds stochastically, if there is one."""
+    """The states of what rounds stochastically, where there are any."""
     executable = training._prepared("run")
-    if RNG not in executable.variables or training._device._loaded is not training:
+    names = [name for name in (RNG, SEED_VARIABLE) if name in executable.variables]
+    if not names or training._device._loaded is not training:
         return {}
     with surfaced():
-        return dict(training._device.connection.read_variables([RNG]))
+        return dict(training._device.connection.read_variables(names))

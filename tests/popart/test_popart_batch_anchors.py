@@ -65,7 +65,7 @@ def test_reduced_gradients_of_each_batch(device_of):
 def test_only_sgd_without_momentum_has_them(device, optimizer):
     case = linear()
     name = popart.reservedFinalReducedGradPrefix() + case.w
-    with pytest.raises(popart.popart_exception, match="not in the IR tensors"):
+    with pytest.raises(popart.popart_exception, match="not in Ir Tensors"):
         training(case, [name], device, optimizer=optimizer)
 
 
@@ -92,5 +92,5 @@ def test_norms_are_those_that_clip(device_of, replicas):
 
 
 def test_without_clipping_there_is_no_norm(device):
-    with pytest.raises(popart.popart_exception, match="not in the IR tensors"):
+    with pytest.raises(popart.popart_exception, match="not in Ir Tensors"):
         training(linear(), ["GlobalNorm___0"], device)
