@@ -181,10 +181,10 @@ def _check_loops(options: SessionOptions, training: bool) -> None:
 
 def _check_io(options: SessionOptions, device: DeviceInfo) -> None:
     tiles = options.numIOTiles
-    if tiles and (tiles < 32 or tiles % 2 or tiles >= max(device.tilesPerIPU, 33)):
+    if tiles and (not 32 <= tiles <= 192 or tiles % 2 or tiles >= max(device.tilesPerIPU, 33)):
         raise popart_exception(
-            f"numIOTiles must be even, at least 32 and fewer than the {device.tilesPerIPU} tiles of an IPU, "
-            f"not {tiles}."
+            f"{tiles} is an invalid number of IO tiles (numIOTiles). It must be even, in the range [32, 192], and fewer "
+            f"than the {device.tilesPerIPU} tiles of an IPU."
         )
     depths = {
         "defaultBufferingDepth": options.defaultBufferingDepth,

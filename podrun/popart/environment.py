@@ -31,3 +31,8 @@ def cache_directory(environ: Mapping[str, str] | None = None) -> str:
 def shared_cache(environ: Mapping[str, str] | None = None) -> str:
     """The directory that ``podrun`` gives all instances of a run, or empty."""
     return ours(environ).get(SHARED_CACHE, "")
+
+
+def dot_checks(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The points at which the graph is to be drawn: POPART_DOT_CHECKS, with colons between them."""
+    return [name for name in ours(environ).get("POPART_DOT_CHECKS", "").split(":") if name]

@@ -16,6 +16,7 @@ from podrun.popart import checks, loader, placement
 from podrun.popart.build import BuiltModel, build
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
+from podrun.popart.dot import write_dots
 from podrun.popart.enums import VirtualGraphMode
 from podrun.popart.errors import (
     OutOfMemoryException as OutOfMemoryException,  # Programs look for it here, too.
@@ -76,6 +77,7 @@ class Session(SessionRun, SessionWeights, SessionFiles, SessionIr):
         self._shapes, self._external = shapes, ExternalFiles(places)
         with surfaced():
             self._built = self._build(shapes, loss)
+        write_dots(self._built.lowered.graph, self._options)
         self._weights = HostWeights(self._model, self._built)
         self._executable = None
         self._weights_sent = False

@@ -192,3 +192,25 @@ def test_graphs_are_in_the_ir_by_name(device):
         "doubled": ["Add"],
         "squared": ["Mul"],
     }
+
+
+def test_graphs_are_drawn_where_options_or_the_environment_ask_for_it(device, tmp_path, monkeypatch):
+    case = linear()
+
+    def drawn(folder, **more):
+        opts = options(logDir=str(tmp_path / folder), **more)
+        (tmp_path / folder).mkdir()
+        popart.InferenceSession(case.model, popart.DataFlow(1, [case.y]), device, userOptions=opts)
+        return {path.name: path.read_text() for path in (tmp_path / folder).iterdir()}
+
+    assert drawn("none") == {}
+    (text,) = drawn("one", dotChecks={"Final"}).values()
+    assert "MatMul" in text
+    assert f'"{case.x}" -> "op0";' in text
+    assert f'"op0" -> "{case.y}";' in text
+    monkeypatch.setenv("POPART_DOT_CHECKS", "FWD0:FINAL")
+    assert sorted(drawn("two")) == ["final.dot", "fwd0.dot"]
+    monkeypatch.setenv("POPART_DOT_CHECKS", "ALL")
+    assert len(drawn("all")) == 5
+    with pytest.raises(popart.popart_exception, match="Unrecognised dot check 'Fwd9'"):
+        drawn("wrong", dotChecks={"Fwd9"})
