@@ -127,14 +127,27 @@ def build(
     name: str,
     loss: str | None = None,
     optimizer: Optimizer | None = None,
+    *,
+    as_in_training: bool = False,
 ) -> BuiltModel:
-    """Lower and check a placed model. popart_exception for what the model or its anchors cannot be."""
+    """Lower and check a placed model. popart_exception for what the model or its anchors cannot be.
+
+    ``as_in_training``: operators drop out and change running statistics although there is no loss.
+    """
     _compute_in_the_callers_thread()
     replicas, settings = options.getGlobalReplicationFactor(), settings_of(model)
     state, pruned = take_state(model)
     pruned, grouped = for_one_replica(pruned, settings, replicas)
     watching = observers_of(pruned)
-    lowered = lower_model(pruned, flow, options, shapes, loss, observed_tensors(watching))
+    lowered = lower_model(
+        pruned,
+        flow,
+        options,
+        shapes,
+        loss,
+        observed_tensors(watching),
+        training=as_in_training or loss is not None,
+    )
     needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
     check_variables(grouped, lowered.parameters, lowered.state_updates, settings, replicas, needed)
     trained = trainable(lowered, loss) if loss is not None else set()

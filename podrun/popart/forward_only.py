@@ -4,6 +4,9 @@ PopART compiles a second control program into the same executable. Here it is an
 first use: it takes the device with the weights as they stand, runs as many batches as a training step has
 micro-batches, and gives the device back with all that training left there. Its data and anchors have the sizes of a
 training step; anchors that only training has (gradients, updated weights, optimizer state) keep what they hold.
+
+Operators mean what they mean in training: they drop out, with the generator's next numbers, and running statistics move
+on; the training session continues from both.
 """
 
 from __future__ import annotations
@@ -15,15 +18,19 @@ import numpy as np
 
 from podrun.compiler.program import RNG
 from podrun.compiler.seeds import SEED_VARIABLE
+from podrun.popart.build import build
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.enums import RecomputationType
-from podrun.popart.errors import popart_unimplemented, surfaced
+from podrun.popart.errors import popart_unsupported, surfaced
+from podrun.popart.pipelining import check_pipeline
 from podrun.popart.session_model import tensors_of
 from podrun.popart.settings import AutomaticLossScalingSettings
 from podrun.popart.stepio import IStepIO, StepTensor
 
 if TYPE_CHECKING:
+    from podrun.popart.build import BuiltModel
     from podrun.popart.session import InferenceSession, Session
+    from podrun.popart.tensor_info import InputShapeInfo
 
 HANDLE = "implicitPipeliningFwdOnly"
 
@@ -47,8 +54,15 @@ class ForwardOnly:
         if forward._executable is None:
             forward.prepareDevice()
         forward.weightsFromHost()
+        forward._write({name: kept[name] for name in _random_variables(forward) & kept.keys()})
         try:
             forward.run(_Shared(io))
+            kept |= _random_state(forward)
+            forward.weightsToHost()
+            for name in forward._built.lowered.state_updates:
+                value = forward._weights.get(name)
+                assert value is not None
+                training._weights.put(name, value)
         finally:
             training.loadEngineAndConnectStreams()
             training._write(kept)
@@ -74,13 +88,24 @@ class _Shared(IStepIO):
 def _inference(training: Session) -> InferenceSession:
     from podrun.popart.session import InferenceSession
 
-    lowered = training._built.lowered
-    if lowered.uses_random or lowered.state_updates:
-        raise popart_unimplemented(
-            f"run({HANDLE!r}, ...) of a model whose forward pass draws random numbers or keeps running statistics in "
-            "training is not there yet.",
-            hint="Make an InferenceSession from the same model, which neither drops out nor changes statistics.",
+    if training._built.lowered.state_updates and training._built.program.replicas > 1:
+        raise popart_unsupported(
+            f"run({HANDLE!r}, ...) of a model that keeps running statistics and has several replicas: each has its own "
+            "statistics, of which only those of replica 0 come back from the device.",
+            hint="Make an InferenceSession from the same model, which does not change statistics.",
         )
+
+    class Forward(InferenceSession):
+        """The training session's placed model, its operators as in training."""
+
+        def _build(self, shapes: InputShapeInfo, loss: str | None) -> BuiltModel:
+            self._placed = training._placed
+            check_pipeline(self._placed, self._options, self._flow.batchesPerStep(), training=False)
+            per_replica = self._device.numIpus // self._options.local_replicas
+            return build(
+                self._placed, self._flow, self._options, shapes, per_replica, self._name, as_in_training=True
+            )
+
     options = training._options.copy()
     options.enableGradientAccumulation, options.accumulationFactor = False, 1
     options.createImplicitPipeliningFwdOnlyProgram = options.constantWeights = False
@@ -90,7 +115,7 @@ def _inference(training: Session) -> InferenceSession:
     batches = flow.batchesPerStep() * training.accumulationFactor
     anchors = {name: flow.art(name) for name in flow.anchors() if name in known}
     model = training._weights.model(with_state=False).SerializeToString()
-    return InferenceSession(
+    return Forward(
         model,
         DataFlow(batches, anchors),
         training._device,
@@ -101,11 +126,14 @@ def _inference(training: Session) -> InferenceSession:
     )
 
 
-def _random_state(training: Session) -> dict[str, np.ndarray]:
-    """The states of what rounds stochastically, where there are any."""
-    executable = training._prepared("run")
-    names = [name for name in (RNG, SEED_VARIABLE) if name in executable.variables]
-    if not names or training._device._loaded is not training:
+def _random_variables(session: Session) -> set[str]:
+    """The variables of a session's generators: of what it draws, and of what it rounds stochastically."""
+    return {RNG, SEED_VARIABLE} & session._prepared("run").variables.keys()
+
+
+def _random_state(session: Session) -> dict[str, np.ndarray]:
+    """Their values on the device; nothing where another session has it."""
+    if session._device._loaded is not session:
         return {}
     with surfaced():
-        return dict(training._device.connection.read_variables(names))
+        return dict(session._device.connection.read_variables(sorted(_random_variables(session))))

@@ -65,9 +65,12 @@ def lower_model(
     shapes: InputShapeInfo,
     loss: str | None,
     observed: Sequence[str] = (),
+    *,
+    training: bool | None = None,
 ) -> Lowered:
     """The model's main graph as far as anchors, loss and ``observed`` tensors need it. popart_exception for a loss that
-    there is not or that is no scalar, or if nothing is needed.
+    there is not or that is no scalar, or if nothing is needed. ``training``: whether operators mean what they mean in
+    training (None: where there is a loss).
     """
     from podrun.popart.lowering import lower
     from podrun.popart.ops.sdk import Sdk, detached_or_training
@@ -97,7 +100,7 @@ def lower_model(
     def lowered(outputs: list[str]) -> Lowered:
         return lower(
             model,
-            training=loss is not None,
+            training=loss is not None if training is None else training,
             outputs=outputs,
             input_shapes=fixed,
             casting=casting,
