@@ -36,6 +36,10 @@ MANY_CHANNELS = 32
 SHORT_SUM = 256
 """Up to so many positions of all images, a weight gradient's patches take less time than turning its result does."""
 
+FEW_VIEWS = 64
+"""Up to so many positions of a result (of a weight gradient: of a kernel) each gets a view of its own to be stacked: a
+gradient of an image has thousands, and XLA compiles them for minutes."""
+
 LEAST_PRODUCTS = 1 << 16
 """Products of a convolution below which a call is not worth while."""
 
@@ -148,7 +152,9 @@ def convolve(
         return _library(c, x, stored, order, after)
     x, c = _cropped(c, x)
     terms, results = math.prod(c.weights[:3]), c.image[0] * math.prod(c.out)
-    short = order == GRADIENT and terms <= SHORT_SUM and results >= 16 * terms
+    short = (
+        order == GRADIENT and terms <= SHORT_SUM and results >= 16 * terms and math.prod(c.out) <= FEW_VIEWS
+    )
     if math.prod(c.weights[:2]) > 1 and (short or math.prod(c.weights[:2]) >= 4 * math.prod(c.out)):
         return after.apply(_weight_gradient(c, x, w))
     if max(c.weights[:2]) == 1 and not any(map(any, c.pads)):

@@ -81,6 +81,15 @@ def test_numbers_are_those_of_plain_convolutions(case: Case) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-6 * float(jnp.abs(want).max()))
 
 
+@known
+def test_a_gradient_of_a_large_image_is_one_call() -> None:
+    """Not a view for each of its positions, which XLA would compile for minutes."""
+    case = Case((3, 8, 90, 70), (16, 8, 3, 3), 1, (1, 1))
+    lowered = jax.jit(case.all).lower(*case.arrays())
+    assert rewrite.rewrite(lowered) == 3
+    assert lowered.as_text().count("stablehlo.slice") < 30
+
+
 def network(x: Any, w0: Any, w1: Any, w2: Any, scale: Any) -> tuple[Any, Any]:
     """Convolutions with normalisation, pooling, a concatenation, a sum and a loop around them."""
     pads = ((1, 1), (1, 1))
