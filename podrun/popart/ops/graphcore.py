@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from podrun.errors import UnimplementedError, UnsupportedError
+from podrun.errors import UnimplementedError
 from podrun.popart.ops.common import Array, ints, onnx_dtype, rounds_once, same_dtype, widen
 from podrun.popart.ops.losses import reduction_of
 from podrun.popart.ops.registry import GRAPHCORE, Context, Node, operator
@@ -52,8 +52,8 @@ def copy_var_update(ctx: Context, node: Node, variable: Array, value: Array) -> 
 
 @operator(GRAPHCORE, "IncrementMod")
 def increment_mod(ctx: Context, node: Node, x: Array) -> Array:
-    """(x + ``increment``) modulo ``modulus`` (PopART IncrementMod)."""
-    return jnp.mod(
+    """The remainder of (x + ``increment``) by ``modulus``, with the sign of the sum (PopART IncrementMod)."""
+    return jnp.fmod(
         x + np.asarray(node["increment"]).astype(x.dtype), np.asarray(node["modulus"]).astype(x.dtype)
     )
 
@@ -78,9 +78,45 @@ def abort(ctx: Context, node: Node, *inputs: Array) -> Any:
 
 
 @operator(GRAPHCORE, "PackedDataBlock")
-def packed_data_block(ctx: Context, node: Node, *inputs: Array) -> Any:
-    """Refused by intent: its shapes depend on the data that are packed."""
-    raise UnsupportedError(f"{node.describe()}: packed data have no static shapes")
+def packed_data_block(ctx: Context, node: Node, *inputs: Array) -> Array:
+    """Sequences packed one behind the other, each run through ``callback`` and packed again (PopART PackedDataBlock).
+
+    Inputs: for each data tensor ``[rows, ...]`` offsets and lengths of its sequences, then offsets and lengths of the
+    results. The callback takes ``callbackBatchSize`` sequences at a time, ``[batch, maxSequenceLengths[i], ...]``,
+    filled up with 0; what it gives goes to ``[resultSize, ...]``, where rows that nothing goes to are 0.
+    """
+    longest, size = ints(node["maxSequenceLengths"]), int(node["resultSize"])
+    batch, callback = int(node["callbackBatchSize"]), node["callback"]
+    if len(inputs) != 3 * len(longest) + 2:
+        raise ValueError(f"{len(longest)} data inputs take {3 * len(longest) + 2} tensors, not {len(inputs)}")
+    *packed, offsets, lengths = inputs
+    count = offsets.shape[0]
+    if batch < 1 or count % batch:
+        raise ValueError(f"{count} sequences do not make batches of {batch}")
+    parts = [_unpacked(*packed[3 * k : 3 * k + 3], steps=steps) for k, steps in enumerate(longest)]
+    batches = tuple(part.reshape(count // batch, batch, *part.shape[1:]) for part in parts)
+
+    def run(index: Array, each: Any) -> tuple[Array, Any]:
+        (result,) = ctx.run(callback, each, iteration=index)
+        return index + 1, result
+
+    _, made = lax.scan(run, jnp.zeros((), jnp.int32), batches)
+    made = made.reshape(count, *made.shape[2:])
+    step = jnp.arange(made.shape[1], dtype=jnp.int32)[None]
+    there = jnp.where(step < _column(lengths), _column(offsets) + step, size)
+    return jnp.zeros((size, *made.shape[2:]), made.dtype).at[there].set(made, mode="drop")
+
+
+def _column(values: Array) -> Array:
+    return values.reshape(-1, 1).astype(jnp.int32)
+
+
+def _unpacked(data: Array, offsets: Array, lengths: Array, steps: int) -> Array:
+    """``[sequences, steps, ...]`` from rows; 0 behind the end of each."""
+    step = jnp.arange(steps, dtype=jnp.int32)[None]
+    rows = jnp.take(data, jnp.clip(_column(offsets) + step, 0, data.shape[0] - 1), axis=0)
+    inside = (step < _column(lengths)).reshape(*rows.shape[:2], *(1,) * (data.ndim - 1))
+    return jnp.where(inside, rows, jnp.zeros((), data.dtype))
 
 
 @operator(GRAPHCORE, "CtcBeamSearchDecoder")
