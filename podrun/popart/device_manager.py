@@ -116,10 +116,7 @@ class DeviceManager:
     ) -> tuple[DeviceInfo | None, list[str]]:
         if not _power_of_two(count):
             raise popart_exception(f"A device has a power of two of IPUs; {count} were asked for.")
-        if connection_type is DeviceConnectionType.Never:
-            raise popart_exception(
-                "A device that is never attached cannot be acquired: use createOfflineIPUDevice."
-            )
+        _check_attachable(connection_type)
         total = self.total_ipus
         candidates = [pair for pair in device_ids(total).items() if pair[1].count == count]
         if criterion is DeviceSelectionCriterion.Random:
@@ -127,10 +124,7 @@ class DeviceManager:
         refusals: list[str] = []
         for identifier, ipus in self._own_first(candidates):
             device = self._device(identifier, ipus, tiles, pattern, connection_type)
-            if connection_type is DeviceConnectionType.OnDemand:
-                return device, []
-            with surfaced():
-                refusal = device._refusal()
+            refusal = _taken(device)
             if refusal is None:
                 return device, []
             refusals.append(refusal)
@@ -194,15 +188,11 @@ class DeviceManager:
             raise popart_exception(f"IPUs {ipus.first} to {ipus.stop - 1} go beyond the partition's {total}.")
         identifiers = {held: identifier for identifier, held in device_ids(total).items()}
         device = self._device(identifiers.get(ipus, -1), ipus, 0, SyncPattern.Full, connectionType)
-        if connectionType is DeviceConnectionType.OnDemand:
-            return device
-        with surfaced():
-            refusal = device._refusal()
+        refusal = _taken(device)
         if refusal is not None:
             raise popart_exception(
-                f"Failed to acquire device with IPUs {ipus.first} to {ipus.stop - 1}: {refusal}. gc-monitor "
-                "shows "
-                "who uses them.",
+                f"Failed to acquire device with IPUs {ipus.first} to {ipus.stop - 1}: {refusal}. gc-monitor shows who "
+                "uses them.",
                 hint="gc-monitor",
             )
         return device
@@ -230,17 +220,12 @@ class DeviceManager:
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
     ) -> DeviceInfo | None:
         """The device with an id, or None if it is busy. poplar_exception if there is none of that id."""
-        if connectionType is DeviceConnectionType.Never:
-            raise popart_exception(
-                "A device that is never attached cannot be acquired: use createOfflineIPUDevice."
-            )
+        _check_attachable(connectionType)
         ids = device_ids(self.total_ipus)
         if id not in ids:
             raise poplar_exception(f"No such device set id: '{id}'")
         device = self._device(id, ids[id], 0, pattern, connectionType)
-        if connectionType is DeviceConnectionType.OnDemand or device.attach():
-            return device
-        return None
+        return device if _taken(device) is None else None
 
     def enumerateDevices(
         self,
@@ -267,32 +252,15 @@ class DeviceManager:
 
     def createIpuModelDevice(self, options: Mapping[str, Any]) -> DeviceInfo:
         """IPUs as a model: ``createIpuModelDevice({"numIPUs": 2})``."""
-        values = _options(options, _MODEL_KEYS, "IPU model")
-        count = int(values.get("numIPUs", 1))
-        return DeviceInfo(
-            DeviceType.IpuModel,
-            IpuRange(0, _checked(count)),
-            tiles=int(values.get("tilesPerIPU", MODEL_TILES)),
-            version=_version(values),
-        )
+        return _described(DeviceType.IpuModel, _options(options, _MODEL_KEYS, "IPU model"))
 
     def createSimDevice(self, options: Mapping[str, Any]) -> DeviceInfo:
         """IPUs as Poplar's instruction simulator would be; computed as all others."""
-        values = _options(options, _SIM_KEYS, "simulator")
-        count = int(values.get("numIPUs", 1))
-        return DeviceInfo(
-            DeviceType.Sim, IpuRange(0, _checked(count)), tiles=int(values.get("tilesPerIPU", MODEL_TILES))
-        )
+        return _described(DeviceType.Sim, _options(options, _SIM_KEYS, "simulator"))
 
     def createOfflineIPUDevice(self, opts: Mapping[str, Any]) -> DeviceInfo:
         """A description to compile for: it cannot be attached or run on."""
-        values = _options(opts, _OFFLINE_KEYS, "offline IPU")
-        return DeviceInfo(
-            DeviceType.OfflineIpu,
-            IpuRange(0, _checked(int(values.get("numIPUs", 1)))),
-            connection_type=DeviceConnectionType.Never,
-            tiles=int(values.get("tilesPerIPU", TILES_PER_IPU)),
-        )
+        return _described(DeviceType.OfflineIpu, _options(opts, _OFFLINE_KEYS, "offline IPU"))
 
     createOfflineIpuDevice = createOfflineIPUDevice
 
@@ -313,10 +281,34 @@ class DeviceManager:
         return device
 
 
-def _checked(count: int) -> int:
+def _check_attachable(connection_type: DeviceConnectionType) -> None:
+    if connection_type is DeviceConnectionType.Never:
+        raise popart_exception(
+            "A device that is never attached cannot be acquired: use createOfflineIPUDevice."
+        )
+
+
+def _taken(device: DeviceInfo) -> str | None:
+    """Attach now, unless it is to be done on demand: None when done, otherwise who or what is in the way."""
+    if device.connectionType is DeviceConnectionType.OnDemand:
+        return None
+    with surfaced():
+        return device._refusal()
+
+
+def _described(kind: DeviceType, values: Mapping[str, str]) -> DeviceInfo:
+    """A device that is no hardware, as its options describe it."""
+    count = int(values.get("numIPUs", 1))
     if count < 1:
         raise popart_exception(f"A device has at least one IPU; {count} were asked for.")
-    return count
+    offline = kind is DeviceType.OfflineIpu
+    return DeviceInfo(
+        kind,
+        IpuRange(0, count),
+        connection_type=DeviceConnectionType.Never if offline else DeviceConnectionType.Always,
+        tiles=int(values.get("tilesPerIPU", TILES_PER_IPU if offline else MODEL_TILES)),
+        version=_version(values),
+    )
 
 
 def _version(values: Mapping[str, str]) -> str:

@@ -208,3 +208,14 @@ def test_out_of_memory_is_found_where_programs_look_for_it():
 def test_a_number_of_ipus_that_cannot_be(text):
     with pytest.raises(popart.popart_exception, match="PODRUN_STANDALONE_IPUS"):
         popart.DeviceManager({"PODRUN_STANDALONE_IPUS": text}).acquireAvailableDevice(1)
+
+
+def test_a_model_has_the_architecture_that_it_is_asked_to_be(capsys):
+    manager = popart.DeviceManager()
+    assert [manager.createIpuModelDevice({"ipuVersion": v}).version for v in ("ipu1", "ipu2")] == [
+        "ipu1",
+        "ipu2",
+    ]
+    assert "modelled as of ipu2" in capsys.readouterr().err
+    with pytest.raises(popart.popart_exception, match="Unknown ipuVersion 'ipu7'"):
+        manager.createIpuModelDevice({"ipuVersion": "ipu7"})
