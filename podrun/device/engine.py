@@ -29,13 +29,15 @@ from podrun.device.positions import at_position, ipus_per_position
 from podrun.device.streams import Drain, Feed, OwnerArrays
 from podrun.device.team import Team
 from podrun.errors import ApplicationRuntimeError
-from podrun.executable import Computation, Copy, Executable, Receive, Send, StoreStream
+from podrun.executable import Computation, Copy, Executable, Receive, Reduction, Send, StoreStream
 
 _CONTROL = "podrun:control"
+_AGREEMENT = "podrun:agreement"
 _CONTROL_ROW = 64
 """int64 numbers per machine in the control arena: batches, batches done, digest of host writes, number of variables
 without a value, and the first of these by their place among all names; the rest is padding.
 """
+_FIRST_PLACE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Engine:
         executable, team = self.executable, self.team
         for group in (team.whole, team.peers):
             group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
+            group.allocate(_AGREEMENT, "int64", 2 * _FIRST_PLACE)
         self.buffers = Buffers(executable, team.peers)
         compiled = {name: pieces.piece(c, self._donated(c)) for name, c in executable.computations.items()}
         return Interpreter(
@@ -144,8 +147,9 @@ class Engine:
     def run(self, batches: int, owners: Sequence[OwnerArrays], *, agreed: bool = False) -> Outcome:
         """Run ``batches`` batches for all owners of this machine. All machines of the program run together.
 
-        ``agreed``: one owner holds the whole job, so all machines were asked for the same; they need not meet
-        before they start unless there is something to write.
+        ``agreed``: one owner holds the whole job, so all machines were asked for the same, and for the next thing
+        only when all have answered; they need not meet before they start unless there is something to write, nor
+        before they end.
         """
         import jax
 
@@ -157,7 +161,7 @@ class Engine:
                 self._agree(batches, self.team.peers)
         feed, drain = Feed(self.executable, owners), Drain(self.executable, owners)
         with jax.enable_x64(True), self.team.errors_of_the_program():
-            self._run_batches(batches, feed, drain)
+            self._run_batches(batches, feed, drain, agreed)
             self._publish_first_replica()
             self._gather_slices()
         return Outcome(self.batches_done, batches * self._modelled_seconds, self._clock() - begin)
@@ -171,14 +175,16 @@ class Engine:
         self.team.close()
         give_back()
 
-    def _run_batches(self, batches: int, feed: Feed, drain: Drain) -> None:
+    def _run_batches(self, batches: int, feed: Feed, drain: Drain, agreed: bool) -> None:
         mail = self.team.mail
         if mail is not None:
             mail.begin(batches)
         for batch in range(batches):
             if mail is not None:
                 mail.await_room(batch)
-            self._interpreter.run_batch(self.batches_done, batch, feed, drain)
+            # One owner hears from all machines before it asks any of them for more.
+            last = agreed and batch == batches - 1
+            self._interpreter.run_batch(self.batches_done, batch, feed, drain, host_gathers=last)
             self.batches_done += 1
             if mail is not None:
                 mail.end_batch()
@@ -188,15 +194,24 @@ class Engine:
     def _agree(self, batches: int, group: Group) -> None:
         """Meet the machines of a group; nobody runs unless all want the same. Then the host's writes take effect."""
         missing = self.buffers.unwritten - self._pending.keys()
-        places = [self._names.index(name) for name in sorted(missing)][: _CONTROL_ROW - 4]
-        row = [batches, self.batches_done, _digest(self._digests), len(missing), *places]
-        rows = self._exchange(row, group)
-        _refuse_differences(rows, 1 if group is self.team.peers else self.team.spanned, self._names)
-        if rows[group.rank, 2]:
+        row = [batches, self.batches_done, _digest(self._digests), len(missing)]
+        if not self._alike(row, group):
+            places = [self._names.index(name) for name in sorted(missing)][: _CONTROL_ROW - _FIRST_PLACE]
+            rows = self._exchange([*row, *places], group)
+            _refuse_differences(rows, 1 if group is self.team.peers else self.team.spanned, self._names)
+        if row[2]:
             self.buffers.write(self._pending)
             self._pending, self._digests = {}, {}
             self.team.peers.barrier()
         self._complete = True
+
+    def _alike(self, row: Sequence[int], group: Group) -> bool:
+        """Whether all machines of a group have the same row and miss nothing; one meeting, one reduction for all."""
+        mine = group.allocate(_AGREEMENT, "int64", 2 * _FIRST_PLACE)
+        mine[:_FIRST_PLACE] = row
+        np.negative(mine[:_FIRST_PLACE], out=mine[_FIRST_PLACE:])
+        least = group.all_reduce(_AGREEMENT, Reduction.MIN)
+        return not row[3] and bool(np.array_equal(least[:_FIRST_PLACE], -least[_FIRST_PLACE:]))
 
     def _exchange(self, row: Sequence[int], group: Group) -> Array:
         control = group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
@@ -282,7 +297,11 @@ def _refuse_differences(rows: Array, spanned: int, names: Sequence[str]) -> None
                 hint="Write the same values in every instance (same initial weights, same random seed).",
             )
     if any(rows[:, 3]):
-        missing = {names[place] for row in rows for place in row[4 : 4 + min(row[3], _CONTROL_ROW - 4)]}
+        missing = {
+            names[place]
+            for row in rows
+            for place in row[_FIRST_PLACE : _FIRST_PLACE + min(row[3], _CONTROL_ROW - _FIRST_PLACE)]
+        }
         raise Disagreement(
             f"variables have no value yet: {', '.join(sorted(missing)[:10])}",
             hint="Write the weights to the device before the first run (weightsFromHost).",

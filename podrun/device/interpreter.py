@@ -72,9 +72,18 @@ class Interpreter:
             instructions,
             {name: buffers.arenas_written_by(piece.computation) for name, piece in pieces.items()},
         )
+        self._closing = closing_gathers(instructions)
+        self._host_gathers = False
 
-    def run_batch(self, step: int, batch: int, feed: Feed, drain: Drain) -> None:
-        """Interpret all lists once. ``step``: batches done since load; ``batch``: index within this run."""
+    def run_batch(
+        self, step: int, batch: int, feed: Feed, drain: Drain, *, host_gathers: bool = False
+    ) -> None:
+        """Interpret all lists once. ``step``: batches done since load; ``batch``: index within this run.
+
+        ``host_gathers``: nothing reads what machines write at the end of this batch before the host has heard from all
+        of them, so they need not meet for it.
+        """
+        self._host_gathers = host_gathers
         frames = [Frame() for _ in self._lists]
         places = [0] * len(self._lists)
         mail: dict[Key, Any] = {}
@@ -150,7 +159,8 @@ class Interpreter:
             case ReduceScatter(arena, reduction):
                 buffers.reduce_scatter(arena, reduction, settle=(ipu, place) not in self._unsettled)
             case AllGather(arena):
-                buffers.all_gather(arena)
+                if not (self._host_gathers and (ipu, place) in self._closing and buffers.is_one_copy(arena)):
+                    buffers.all_gather(arena)
             case AllReduce(arena, reduction):
                 buffers.all_reduce(arena, reduction)
             case Sync(scope):
@@ -219,6 +229,20 @@ def unsettled_reductions(
                     break
                 if isinstance(after, Compute) and instruction.arena in writes[after.computation]:
                     break
+    return frozenset(found)
+
+
+def closing_gathers(instructions: Sequence[Sequence[Instruction]]) -> frozenset[tuple[int, int]]:
+    """Places ``(list, index)`` of AllGathers that nothing but others follows: who reads their arenas next is the host,
+    or the next batch. Only programs with one list are looked at.
+    """
+    if len(instructions) != 1:
+        return frozenset()
+    found: set[tuple[int, int]] = set()
+    for index in reversed(range(len(instructions[0]))):
+        if not isinstance(instructions[0][index], AllGather):
+            break
+        found.add((0, index))
     return frozenset(found)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from podrun.collectives import create, join
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, Locations, PipelineSchedule, Program
-from podrun.device import fabric
+from podrun.device import buffers, fabric
 from podrun.device.pieces import PieceCache
 from podrun.device.tiles.memory import ON_CHIP, Location
 from podrun.device.tiles.recompute import Recompute
@@ -51,13 +51,15 @@ RULES = [Sgd(), Momentum(), Adam(), NormScaled(), Clipped()]
 
 @dataclass(frozen=True)
 class Run:
-    """How and where a program runs. ``hosts``: its machines' hosts, by letters."""
+    """How and where a program runs. ``hosts``: its machines' hosts, by letters; ``reduced_whole``: bytes of the largest
+    arena that one machine reduces for all."""
 
     schedule: PipelineSchedule | None
     instances: int
     hosts: str
     location: Location
     recompute: Recompute
+    reduced_whole: int = 0
 
     def of(self, program: Program) -> Program:
         """The program, run so."""
@@ -121,6 +123,7 @@ def cases(draw: st.DrawFn) -> Case:
             )
         ),
         draw(st.sampled_from([Recompute(rule) for rule in ("none", "standard", "pipeline", "all")])),
+        draw(st.sampled_from([0, buffers.REDUCED_WHOLE])),
     )
     return Case(ipus, places, options, Run(pipeline, 1, "a" * machines, ON_CHIP, Recompute("none")), drawn)
 
@@ -131,6 +134,7 @@ def ran(case: Case, run: Run, pieces: PieceCache) -> Any:
     executable = compile_program(program)
     twin = Twin(executable.layout.ipus, pieces)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffers, "REDUCED_WHOLE", run.reduced_whole)
         if len(set(run.hosts)) > 1:
 
             def joined(token: Any, rank: int, **more: Any) -> Any:

@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from podrun.collectives.shared_memory import SharedMemoryGroup
+from podrun.device import buffers
 from podrun.device.connection import IpuRange, RunResult
+from podrun.device.interpreter import closing_gathers
 from podrun.device.ipuof import connect
 from podrun.device.pieces import PieceCache
 from podrun.device.twin import Twin
 from podrun.errors import ApplicationRuntimeError
-from podrun.executable import Executable, Layout, Retrieval
+from podrun.executable import AllGather, Compute, Executable, Layout, Retrieval
 
 from .conftest import owners, request, together
 from .programs import data, first_weights, inference, linear, reference, state_per_replica, two_ipus
@@ -60,6 +63,45 @@ def train(
     assert [r.batches_done for r in outcomes[0][0]] == [batches * (run + 1) for run in range(runs)]
     assert outcomes[0][0][0].modelled_seconds == pytest.approx(batches * 1e-3)
     return np.array(losses), outcomes[0][1]
+
+
+@pytest.mark.parametrize(("count", "meetings"), [(1, 1), (2, 2)])
+def test_the_host_of_one_owner_takes_the_place_of_the_last_meeting(
+    pieces: PieceCache, monkeypatch: pytest.MonkeyPatch, count: int, meetings: int
+) -> None:
+    """A run of two batches: machines meet over the weights between them, and after them for a second owner only."""
+    arenas = []
+    gather = SharedMemoryGroup.all_gather
+
+    def counted(group: SharedMemoryGroup, arena: str) -> np.ndarray:
+        arenas.append(arena)
+        return gather(group, arena)
+
+    monkeypatch.setattr(SharedMemoryGroup, "all_gather", counted)
+    train(linear(16), pieces, count, runs=3, batches=2)
+    weights = [arena for arena in arenas if not arena.startswith("podrun:")]
+    assert len(weights) == 4 * 3 * meetings
+
+
+def test_only_gathers_at_the_end_of_the_one_list_close_it() -> None:
+    gathers = AllGather("w"), AllGather("v")
+    assert closing_gathers([(AllGather("u"), Compute("c"), *gathers)]) == {(0, 2), (0, 3)}
+    assert not closing_gathers([(*gathers, Compute("c"))])
+    assert not closing_gathers([gathers, gathers])
+
+
+@pytest.mark.parametrize("reduced_whole", [0, buffers.REDUCED_WHOLE])
+def test_who_reduces_changes_no_bit(
+    pieces: PieceCache, monkeypatch: pytest.MonkeyPatch, reduced_whole: int
+) -> None:
+    """Each machine its slice, or one of them all: both in the order of machines."""
+    monkeypatch.setattr(buffers, "REDUCED_WHOLE", reduced_whole)
+    losses, weights = train(linear(16), pieces, 1)
+    monkeypatch.undo()
+    expected, expected_weights = train(linear(16), pieces, 2)
+    np.testing.assert_array_equal(losses, expected)
+    for name, value in weights.items():
+        np.testing.assert_array_equal(value, expected_weights[name])
 
 
 @pytest.mark.parametrize(
