@@ -101,11 +101,12 @@ def _add_up(ir: Any, sums: list[Any]) -> None:
                 _Term(None, whole.factors, whole.negative),
                 *(_peeled(v, axes) for v in product.operands),
             ]
-        cores = sorted((t.core for t in terms if t.core is not None), key=lambda v: hash(v))
+        cores = [t.core for t in terms if t.core is not None]
+        key = axes, frozenset(cores), len(cores)
         with ir.InsertionPoint(op):
-            total = done.get((axes, *cores))
+            total = done.get(key)
             if total is None:
-                total = done[axes, *cores] = _added(ir, op, cores, axes)
+                total = done[key] = _added(ir, op, cores, axes)
             for factor in (f for t in terms for f in t.factors):
                 total = _create(ir, "multiply", kind, [total, _over(ir, factor, axes, kind)])
             if sum(t.negative for t in terms) % 2:
