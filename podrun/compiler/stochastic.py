@@ -212,7 +212,7 @@ class _Evaluation:
         return made if equation.primitive.multiple_results else made[0]
 
     def _converted(self, equation: JaxprEqn, value: Any, state: Any) -> Any:
-        wanted = equation.outvars[0].aval.dtype
+        wanted = equation.params["new_dtype"]
         if wanted != HALF:
             return value if wanted == np.float32 else value.astype(wanted)
         return rounded(value.astype(jnp.float32), state)

@@ -93,7 +93,7 @@ def packed_data_block(ctx: Context, node: Node, *inputs: Array) -> Array:
     count = offsets.shape[0]
     if batch < 1 or count % batch:
         raise ValueError(f"{count} sequences do not make batches of {batch}")
-    parts = [_unpacked(*packed[3 * k : 3 * k + 3], steps=steps) for k, steps in enumerate(longest)]
+    parts = [_unpacked(steps, *packed[3 * k : 3 * k + 3]) for k, steps in enumerate(longest)]
     batches = tuple(part.reshape(count // batch, batch, *part.shape[1:]) for part in parts)
 
     def run(index: Array, each: Any) -> tuple[Array, Any]:
@@ -111,7 +111,7 @@ def _column(values: Array) -> Array:
     return values.reshape(-1, 1).astype(jnp.int32)
 
 
-def _unpacked(data: Array, offsets: Array, lengths: Array, steps: int) -> Array:
+def _unpacked(steps: int, data: Array, offsets: Array, lengths: Array) -> Array:
     """``[sequences, steps, ...]`` from rows; 0 behind the end of each."""
     step = jnp.arange(steps, dtype=jnp.int32)[None]
     rows = jnp.take(data, jnp.clip(_column(offsets) + step, 0, data.shape[0] - 1), axis=0)

@@ -319,6 +319,32 @@ def test_a_slice_may_name_where_it_goes_and_an_update_may_leave_out_ones() -> No
     np.testing.assert_array_equal(run(lower(model, sdk=SDK), x, at, f32(4))["y0"], [*x[:2], f32(4)])
 
 
+def test_packed_sequences_go_through_the_callback_in_batches() -> None:
+    body = helper.make_graph(
+        [helper.make_node("CumSum", ["a", "axis"], ["b"])],
+        "body",
+        [helper.make_empty_tensor_value_info("a")],
+        [helper.make_empty_tensor_value_info("b")],
+        [onnx.numpy_helper.from_array(np.array(1), "axis")],
+    )
+    x = np.arange(1, 8, dtype=np.float32).reshape(7, 1)
+    starts, lengths, to = np.array([0, 3, 5, 6]), np.array([3, 2, 1, 1]), np.array([5, 0, 3, 4])
+    given = [x, *(v.astype(np.uint32) for v in (starts, lengths, to, lengths))]
+    want = np.zeros((9, 1), np.float32)
+    for start, length, place in zip(starts, lengths, to, strict=True):
+        want[place : place + length] = np.cumsum(x[start : start + length], axis=0)
+    for batch in (1, 2, 4):
+        attributes = {"maxSequenceLengths": [4], "resultSize": 9, "callbackBatchSize": batch, "callback": body}
+        model = one("PackedDataBlock", *given, domain=GRAPHCORE, opset=11, **attributes)
+        np.testing.assert_array_equal(run(lower(model, sdk=SDK), *given)["y0"], want)
+
+
+def test_an_increment_has_the_sign_of_its_sum() -> None:
+    x = np.array([-5, 5, 1], np.int32)
+    model = one("IncrementMod", x, domain=GRAPHCORE, increment=2.0, modulus=4.0)
+    np.testing.assert_array_equal(run(lower(model, sdk=SDK), x)["y0"], [-3, 3, 3])
+
+
 def test_the_sdks_nearest_mode_is_pytorchs() -> None:
     x, scales = np.arange(8, dtype=np.float32).reshape(1, 8), np.array([1, 0.375], np.float32)
     model = one("Resize", x, f32(0), scales, opset=11, fixed={1: f32(0), 2: scales}, nearest_mode="pytorch")
