@@ -46,6 +46,7 @@ from podrun.popart.reserved_tensors import (
 )
 from podrun.popart.session_model import lower_model, metadata, take_state
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
+from podrun.popart.update_steps import update_anchors
 from podrun.popart.variable_settings import (
     check_variables,
     for_one_replica,
@@ -164,6 +165,7 @@ def build(
     weights = {n: lowered.parameters[n] for n in sorted(trained)}
     loss_type = lowered.tensors[loss].dtype if loss is not None else "float32"
     derived = derived_anchors(flow.anchors(), weights, rule, grouped, loss_type)
+    derived |= update_anchors(flow, weights, rule, options)
     scaling = None
     if loss is not None and optimizer is not None:
         able = differentiable(lowered, loss)

@@ -28,6 +28,7 @@ from podrun.popart.errors import popart_unimplemented
 from podrun.popart.loss_scaling import FINAL
 from podrun.popart.optimizers.rules import Rule
 from podrun.popart.optimizers.sgd import SGD1, SgdRule
+from podrun.popart.update_steps import UpdateStep
 
 ACCUM = names.PREFIXES["Accum"]
 ACCL = names.PREFIXES["Accl"]
@@ -232,7 +233,11 @@ def program_anchors(
             alike = specs.setdefault(spec.name, spec) == spec
             specs[spec.name] = spec if alike else AnchorSpec(spec.name, Retrieval.ALL)
     for item in derived.values():
-        specs |= {source: AnchorSpec(source, Retrieval.ALL) for source in item.sources}
+        late = item.late if isinstance(item, UpdateStep) else ()
+        specs |= {
+            source: AnchorSpec(source, Retrieval.FINAL if source in late else Retrieval.ALL)
+            for source in item.sources
+        }
     specs |= {name: AnchorSpec(name, Retrieval.ALL) for name in hidden}
     return tuple(specs[name] for name in sorted(specs))
 

@@ -18,6 +18,7 @@ from podrun.popart.options import SessionOptions
 from podrun.popart.pipelining import RESTORED
 from podrun.popart.session_model import near
 from podrun.popart.tensor_info import TensorInfo, data_type_of
+from podrun.popart.update_steps import update_specs
 
 if TYPE_CHECKING:
     from podrun.popart.lowering import Lowered
@@ -71,6 +72,7 @@ def _of_weight(name: str, spec: TensorSpec, rule: Rule | None, accumulates: bool
     if accumulates and form != 1:
         found[ACCUM + name] = gradient
     found |= {state.name: info_of(state) for state, _ in rule.state(spec).values()}
+    found |= {anchor: info_of(made) for anchor, made in update_specs(rule, spec).items()}
     return found | {scalar: TensorInfo("FLOAT", []) for scalar in rule.scalars(name).keys() - {RNG}}
 
 

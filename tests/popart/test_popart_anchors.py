@@ -6,7 +6,17 @@ from itertools import product
 
 import numpy as np
 import pytest
-from popart_sessions import INPUTS, MICRO_BATCH, OUTPUTS, gradient, linear, options, replicated, training
+from popart_sessions import (
+    INPUTS,
+    MICRO_BATCH,
+    OUTPUTS,
+    gradient,
+    linear,
+    options,
+    replicated,
+    training,
+    weights,
+)
 
 import podrun.popart as popart
 
@@ -339,3 +349,58 @@ def test_an_anchor_that_is_no_tensor_is_named_where_nothing_else_is_wanted(devic
         popart.popart_exception, match=r"`MatMul:1' not in Ir Tensors\. Did you mean 'MatMul:0'"
     ):
         popart.InferenceSession(case.model, popart.DataFlow(1, ["MatMul:1"]), device)
+
+
+@pytest.mark.parametrize(
+    ("mode", "accumulation", "replicas", "clips"),
+    [("Adam", 1, 2, False), ("Lamb", 3, 2, True), ("LambNoBias", 1, 1, True), ("AdaMax", 2, 1, False)],
+)
+def test_the_step_of_adam_and_the_norms_of_lamb_are_those_of_the_update(
+    device_of, mode, accumulation, replicas, clips
+):
+    """``w - lr r AdamUpdater___w`` is the new weight, with LAMB's ratio r of the roots of the squared norms."""
+    case = linear()
+    settings = [popart.ClipNormSettings.clipAllWeights(0.05)] if clips else []
+    optimizer = popart.Adam(
+        {
+            "defaultLearningRate": (0.125, False),
+            "defaultWeightDecay": (0.1, True),
+            "lossScaling": (8.0, True),
+        },
+        mode=popart.AdamMode[mode],
+        clip_norm_settings=settings,
+    )
+    names = ["AdamUpdater___" + case.w]
+    if mode.startswith("Lamb"):
+        names += ["LambR1Sq___" + case.w, "LambR2Sq___" + case.w]
+    kind = popart.AnchorReturnType("Final" if accumulation > 1 else "All")
+    opts = replicated(replicas, accumulation)
+    anchors = dict.fromkeys(names, kind)
+    session = training(case, anchors, device_of(replicas), optimizer=optimizer, opts=opts)
+    assert session.getInfo(names[0]).shape() == [INPUTS, OUTPUTS]
+    random, before = np.random.default_rng(1), case.start
+    for _ in range(3):
+        x = random.standard_normal((accumulation, replicas, MICRO_BATCH, INPUTS)).astype(np.float32)
+        arrays = session.initAnchorArrays()
+        session.run(popart.PyStepIO({case.x: x}, arrays))
+        step, *norms = (arrays[name].reshape(replicas, -1)[-1] for name in names)
+        ratio = 1.0
+        if norms:
+            np.testing.assert_allclose(norms[0], np.sum(before**2), rtol=1e-5)
+            np.testing.assert_allclose(norms[1], np.sum(step**2), rtol=1e-5)
+            ratio = min(np.linalg.norm(before), 10.0) / np.linalg.norm(step)
+        (after,) = weights(session, case.w)
+        wanted = before - 0.125 * ratio * step.reshape(before.shape)
+        np.testing.assert_allclose(after, wanted, rtol=1e-5, atol=1e-6)
+        before = after
+
+
+def test_steps_of_updates_come_once_a_batch(device):
+    case = linear()
+    for anchor, optimizer, words in [
+        ("AdamUpdater___" + case.w, popart.Adam({}), "changes once a batch"),
+        ("LambR1Sq___" + case.w, popart.Adam({}), "not in Ir"),
+        ("AdamUpdater___" + case.w, popart.ConstSGD(0.1), "not in Ir"),
+    ]:
+        with pytest.raises(popart.popart_exception, match=words):
+            training(case, [anchor], device, optimizer=optimizer, opts=replicated(1, 2))

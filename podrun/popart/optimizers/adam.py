@@ -132,10 +132,19 @@ class AdamRule(Rule):
         factors: Mapping[str, Any],
         clip: Clip,
     ) -> tuple[Any, dict[str, Any]]:
+        x, new_state = self.step(weight, gradient, state, factors, clip)
+        if self.optimizer.mode in _LAMB:
+            x = x * _trust_ratio(weight, x, factors["maxWeightNorm"])
+        return weight - factors["learningRate"] * x, new_state
+
+    def step(
+        self, weight: Any, gradient: Any, state: Mapping[str, Any], factors: Mapping[str, Any], clip: Clip
+    ) -> tuple[Any, dict[str, Any]]:
+        """The step before the learning rate and LAMB's ratio, and the new state."""
         import jax.numpy as jnp
 
         mode = self.optimizer.mode
-        rate, decay = factors["learningRate"], factors["weightDecay"]
+        decay = factors["weightDecay"]
         b1, b2, loss_scaling = factors["adamBeta1"], factors["adamBeta2"], factors["lossScaling"]
         # A scaled state keeps the loss scaling in g, m and (squared) v; eps and the L2 term follow.
         kept = loss_scaling if self.optimizer.scaled_optimizer_state else jnp.float32(1.0)
@@ -157,9 +166,7 @@ class AdamRule(Rule):
         x = m / ((v if mode is AdamMode.AdaMax else jnp.sqrt(v)) + kept * factors["adamEps"])
         if self.optimizer.weight_decay_mode is WeightDecayMode.Decay:
             x = x + decay * weight
-        if mode in _LAMB:
-            x = x * _trust_ratio(weight, x, factors["maxWeightNorm"])
-        return weight - rate * x, new_state
+        return x, new_state
 
 
 def _trust_ratio(weight: Any, step: Any, bound: Any) -> Any:
