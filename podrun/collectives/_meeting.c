@@ -217,18 +217,12 @@ meet(Meeting *m, PyObject *timeout)
     return said ? 0 : -1;
 }
 
+/* No tp_clear: what breaks a cycle through these types is the dict or frame that every such cycle goes through. */
 static int
 meeting_traverse(Meeting *m, visitproc visit, void *arg)
 {
     Py_VISIT(m->counts);
     Py_VISIT(m->wait);
-    return 0;
-}
-
-static int
-meeting_clear(Meeting *m)
-{
-    Py_CLEAR(m->wait);
     return 0;
 }
 
@@ -306,7 +300,6 @@ static PyTypeObject MeetingType = {
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = meeting_new,
     .tp_traverse = (traverseproc)meeting_traverse,
-    .tp_clear = (inquiry)meeting_clear,
     .tp_dealloc = (destructor)meeting_dealloc,
     .tp_call = meeting_call,
 };
@@ -366,6 +359,10 @@ sum_make(Sum *s, PyObject *from)
         return -1;
     s->count = (size_t)PyList_GET_SIZE(parts);
     s->results = (size_t)PyList_GET_SIZE(outs);
+    if (!s->count) {
+        PyErr_SetString(PyExc_ValueError, "a sum of nothing");
+        return -1;
+    }
     s->parts = PyMem_Calloc(s->count, sizeof(char *));
     s->outs = PyMem_Calloc(s->results, sizeof(char *));
     s->buffers = PyMem_Calloc(s->count + s->results, sizeof(Py_buffer));
@@ -411,14 +408,6 @@ run_traverse(Run *r, visitproc visit, void *arg)
     Py_VISIT(r->result);
     Py_VISIT(r->sums[0].python);
     Py_VISIT(r->sums[1].python);
-    return 0;
-}
-
-static int
-run_clear(Run *r)
-{
-    Py_CLEAR(r->sums[0].python);
-    Py_CLEAR(r->sums[1].python);
     return 0;
 }
 
@@ -528,7 +517,6 @@ static PyTypeObject RunType = {
     .tp_basicsize = sizeof(Run),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_traverse = (traverseproc)run_traverse,
-    .tp_clear = (inquiry)run_clear,
     .tp_dealloc = (destructor)run_dealloc,
     .tp_call = run_call,
 };

@@ -39,6 +39,8 @@ def test_what_does_not_fit_is_refused() -> None:
         for parts, outs in [([few, many], [few]), ([few], [many]), ([few, few.astype(np.int32)], [few])]:
             with pytest.raises(ValueError, match="one size"):
                 native.module.sliced(meeting, None, 1.0, few, (parts, outs, False))
+        with pytest.raises(ValueError, match="sum of nothing"):
+            native.module.sliced(meeting, None, 1.0, few, ([], [few], False))
         with pytest.raises(ValueError, match="size of where"):
             native.module.posted(meeting, 1.0, few, few, (many, many), (([few], [few], False),) * 2)
 
