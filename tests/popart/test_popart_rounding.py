@@ -187,3 +187,29 @@ def test_turns_are_the_same_on_two_machines_and_the_state_moves_on_by_all():
     for first, second in zip(found, in_flight(8, 4), strict=True):
         np.testing.assert_array_equal(first, second)
     assert in_flight(2, 1, pipelined=False)[2] == found[2]
+
+
+def test_results_and_gradients_of_operators_are_rounded_by_seed_replica_and_micro_batch(device_of):
+    case = linear("float16")
+    gradient = popart.reservedGradientPrefix() + case.w
+    made = replicated(2, enableStochasticRounding=True)
+    session = training(case, [case.y, gradient], device_of(2), opts=made, batches=3)
+    x = np.tile(np.linspace(-1, 1, MICRO_BATCH * INPUTS).reshape(MICRO_BATCH, INPUTS), (3, 2, 1, 1)).astype(
+        np.float16
+    )
+
+    def run(seed):
+        session.setRandomSeed(seed)
+        session.weightsFromHost()
+        arrays = session.initAnchorArrays()
+        session.run(popart.PyStepIO({case.x: x}, arrays))
+        return {name: array.copy() for name, array in arrays.items()}
+
+    first, again, other = run(3), run(3), run(4)
+    exact = x[0, 0].astype(np.float64) @ case.start.astype(np.float64)
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert not np.array_equal(first[case.y], other[case.y])
+    assert not np.array_equal(first[case.y][0, 0], first[case.y][0, 1])
+    step = np.spacing(np.abs(exact).astype(np.float16)).astype(np.float64)
+    assert (np.abs(first[case.y][0].astype(np.float64) - exact) < step).all()
+    assert first[gradient].dtype == np.float16
