@@ -163,6 +163,7 @@ class Patterns:
 
 
 def _known(name: str) -> str:
+    name = name.replace("SoftmaxGrad", "SoftMaxGrad")  # Lists of names write it so, attributes do not.
     if name in NAMES or name in _registered:
         return name
     near = difflib.get_close_matches(name, NAMES, n=1)
