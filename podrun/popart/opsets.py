@@ -18,7 +18,8 @@ import numpy as np
 
 from podrun.popart.debug import DebugContext, note
 from podrun.popart.errors import popart_exception
-from podrun.popart.graphcore_ops import OPS, REQUIRED, GraphcoreOp, attribute_value, multi_convolution
+from podrun.popart.graphcore_ops import OPS, REQUIRED, GraphcoreOp, attribute_value
+from podrun.popart.multi_convolution import multi_convolution
 from podrun.popart.tensor_info import onnx_data_type, parse_data_type
 from podrun.popart.tensor_proto import to_proto
 
