@@ -62,14 +62,23 @@ class SessionWeights(SessionDevice):
             array.reshape(-1).view(value.dtype)[...] = value.reshape(-1)
 
     def writeWeights(self, weightsIo: IWeightsIO) -> None:
-        """Change the host's weights; weightsFromHost sends them."""
+        """Change the host's weights; weightsFromHost sends them.
+
+        As in PopART, names that the session does not have are passed over (programs offer a checkpoint's optimizer
+        state whatever the optimizer); a warning says which.
+        """
         if self._constant_weights:
             raise _constant("writeWeights")
         replicas = self._built.program.replicas
+        strange = [name for name in weightsIo.weights if self._weights.get(name) is None]
+        if strange:
+            _log.warning(
+                "writeWeights: the session has no weight or state %s: passed over", ", ".join(strange)
+            )
         for name, array in weightsIo.weights.items():
             held = self._weights.get(name)
-            chosen = array if held is None else given(self._built.settings, name, array, held, replicas)
-            self._weights.put(name, chosen)
+            if held is not None:
+                self._weights.put(name, given(self._built.settings, name, array, held, replicas))
 
     def modelToHost(self, fn: str | os.PathLike[str]) -> None:
         """Write the model with the current weights and optimizer state as an ONNX file."""
