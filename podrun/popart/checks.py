@@ -183,8 +183,8 @@ def _check_io(options: SessionOptions, device: DeviceInfo) -> None:
     tiles = options.numIOTiles
     if tiles and (not 32 <= tiles <= 192 or tiles % 2 or tiles >= max(device.tilesPerIPU, 33)):
         raise popart_exception(
-            f"{tiles} is an invalid number of IO tiles (numIOTiles). It must be even, in the range [32, 192], and fewer "
-            f"than the {device.tilesPerIPU} tiles of an IPU."
+            f"{tiles} is an invalid number of IO tiles (numIOTiles). It must be even, in the range [32, 192], and "
+            f"fewer than the {device.tilesPerIPU} tiles of an IPU."
         )
     depths = {
         "defaultBufferingDepth": options.defaultBufferingDepth,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-
 _PACKAGE = os.path.dirname(__file__)
 """Frames in files below this are not the program's."""
 

@@ -1,4 +1,4 @@
-"""``.dot`` files of a session's graph, for Graphviz: ``options.dotChecks = {"Final"}``, or POPART_DOT_CHECKS=FWD0:FINAL.
+"""``.dot`` files of a session's graph, for Graphviz: ``options.dotChecks = {"Final"}``, or POPART_DOT_CHECKS=FINAL.
 
 PopART draws its IR at five points of its own passes. Here there is one graph, the forward graph after pruning, so each
 file that is asked for shows it.

@@ -183,8 +183,8 @@ class Scope:
     # -- out --------------------------------------------------------------------------------------
 
     def to_proto(self, inputs: Sequence[str] | None = None) -> GraphProto:
-        """The graph as ONNX has it, with other ``inputs`` than its own if given. Subgraphs list their outputs with types
-        where these are known.
+        """The graph as ONNX has it, with other ``inputs`` than its own if given. Subgraphs list their outputs with
+        types where these are known.
         """
         from onnx import GraphProto, helper
 
