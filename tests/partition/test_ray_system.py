@@ -29,6 +29,7 @@ class Server:
     def __init__(self, directory: Path) -> None:
         self.environ = {
             **os.environ,
+            "PODRUN_MACHINES_PER_PROCESS": "1",  # a killed process is one machine, whatever the host
             "PODRUN_RUNTIME_DIR": str(directory / "run"),
             "XDG_STATE_HOME": str(directory / "state"),
         }
