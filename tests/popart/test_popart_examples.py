@@ -21,6 +21,7 @@ EXPECTED = {
     "large_replicas": "8 stages, 1 replica(s)",
     "recomputation": "RecomputeAll: loss",
     "callbacks": "x: consumed",
+    "custom_operator": "after 40 steps",
     "replication": "4 replicas, 4 of them here",
     "replica_groups": "weights of 4 models: [4, 784, 10]",
     "optimizers": "LAMB: mean loss",
