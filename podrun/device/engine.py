@@ -29,10 +29,9 @@ from podrun.device.positions import at_position, ipus_per_position
 from podrun.device.streams import Drain, Feed, OwnerArrays
 from podrun.device.team import Team
 from podrun.errors import ApplicationRuntimeError
-from podrun.executable import Computation, Copy, Executable, Receive, Reduction, Send, StoreStream
+from podrun.executable import Computation, Copy, Executable, Receive, Send, StoreStream
 
 _CONTROL = "podrun:control"
-_AGREEMENT = "podrun:agreement"
 _CONTROL_ROW = 64
 """int64 numbers per machine in the control arena: batches, batches done, digest of host writes, number of variables
 without a value, and the first of these by their place among all names; the rest is padding.
@@ -100,7 +99,6 @@ class Engine:
         executable, team = self.executable, self.team
         for group in (team.whole, team.peers):
             group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
-            group.allocate(_AGREEMENT, "int64", 2 * _FIRST_PLACE)
         self.buffers = Buffers(executable, team.peers)
         compiled = {name: pieces.piece(c, self._donated(c)) for name, c in executable.computations.items()}
         return Interpreter(
@@ -194,24 +192,15 @@ class Engine:
     def _agree(self, batches: int, group: Group) -> None:
         """Meet the machines of a group; nobody runs unless all want the same. Then the host's writes take effect."""
         missing = self.buffers.unwritten - self._pending.keys()
-        row = [batches, self.batches_done, _digest(self._digests), len(missing)]
-        if not self._alike(row, group):
-            places = [self._names.index(name) for name in sorted(missing)][: _CONTROL_ROW - _FIRST_PLACE]
-            rows = self._exchange([*row, *places], group)
-            _refuse_differences(rows, 1 if group is self.team.peers else self.team.spanned, self._names)
-        if row[2]:
+        places = [self._names.index(name) for name in sorted(missing)][: _CONTROL_ROW - _FIRST_PLACE]
+        row = [batches, self.batches_done, _digest(self._digests), len(missing), *places]
+        rows = self._exchange(row, group)
+        _refuse_differences(rows, 1 if group is self.team.peers else self.team.spanned, self._names)
+        if rows[group.rank, 2]:
             self.buffers.write(self._pending)
             self._pending, self._digests = {}, {}
             self.team.peers.barrier()
         self._complete = True
-
-    def _alike(self, row: Sequence[int], group: Group) -> bool:
-        """Whether all machines of a group have the same row and miss nothing; one meeting, one reduction for all."""
-        mine = group.allocate(_AGREEMENT, "int64", 2 * _FIRST_PLACE)
-        mine[:_FIRST_PLACE] = row
-        np.negative(mine[:_FIRST_PLACE], out=mine[_FIRST_PLACE:])
-        least = group.all_reduce(_AGREEMENT, Reduction.MIN)
-        return not row[3] and bool(np.array_equal(least[:_FIRST_PLACE], -least[_FIRST_PLACE:]))
 
     def _exchange(self, row: Sequence[int], group: Group) -> Array:
         control = group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
