@@ -20,7 +20,6 @@ _MAKERS = (
     "pieces",
     "rewrite",
     "stablehlo",
-    "sums",
 )
 """Files of this folder that decide what the steps are: steps made by other versions of them are not read."""
 

@@ -31,6 +31,7 @@ from podrun.device.cutting import Steps, cut
 from podrun.device.heap import use_one_heap
 from podrun.device.rewrite import rewrite
 from podrun.device.steps import compiled
+from podrun.device.sums import simplify_sums
 from podrun.errors import ApplicationRuntimeError
 from podrun.executable import Computation
 
@@ -125,6 +126,8 @@ class PieceCache:
                 if kept is not None:
                     kept_steps.write(steps, threads, kept)
                 return _of_steps(steps, threads)
+        if calls:  # a cut piece's steps read what lies between calls anyway, and more of them differ
+            simplify_sums(lowered.compiler_ir("stablehlo"))
         with contextlib.nullcontext() if calls else self._first_on_host(key):
             call = _compile(lowered)
         return called_from_outside(call) if shared else call

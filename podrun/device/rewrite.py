@@ -13,7 +13,6 @@ from podrun.device.channels_last import sink_transposes
 from podrun.device.convolutions import After, Convolution, available, convolve, supported
 from podrun.device.epilogues import Epilogue, match
 from podrun.device.stablehlo import inline, nested
-from podrun.device.sums import simplify_sums
 
 __all__ = ["available", "rewrite"]
 
@@ -45,7 +44,6 @@ def rewrite(lowered: Any, least: int = 0) -> int:
             count += 1
     if count:
         sink_transposes(module)
-        simplify_sums(module)
     return count
 
 
