@@ -47,8 +47,8 @@ _OWN_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # Machines of a POD start together. Ray's default is one process for each CPU at a time, with a warning.
     "RAY_worker_maximum_startup_concurrency": "64",
-    # Machines that share a process share its heap: what one's piece frees, still in the cache, the next one's gets. glibc
-    # gives each thread a heap of its own otherwise, and takes no other wish once a process has a handful of them.
+    # Machines that share a process share its heap: what one's piece frees, still in the cache, the next one's gets.
+    # glibc gives each thread a heap of its own otherwise, and takes no other wish once a process has a handful.
     "MALLOC_ARENA_MAX": "1",
 }
 

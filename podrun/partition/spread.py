@@ -16,10 +16,9 @@ from podrun.errors import UsageError
 MACHINE_BYTES = 220 << 20
 """Memory that a machine's process takes before it holds a program: Python, Ray's worker, gRPC, JAX. Measured with
 `benchmarks/weak_scaling.py`."""
-PROCESSES_PER_CORE = 1
-"""Machines up to this have a process each. More start sooner, take less memory and step faster in one process for each
-core, where they compute in turn: measured with `benchmarks/weak_scaling.py`. Four machines on two cores: 2.8 us a sample
-of the digits network in two processes, 3.1 in four; 350 MB instead of 610; 1.5 s less until the first step."""
+PROCESSES_PER_CORE = 2
+"""Machines up to this have a process each, as real ones have hardware of their own: what kills one leaves the others.
+More start sooner, take less memory and step faster in one process for each core, where they compute in turn."""
 MOST_TOGETHER = 32
 """Machines in a process at most: each has threads for its server and its sessions."""
 MEMORY_SHARE = 0.5

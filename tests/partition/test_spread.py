@@ -54,7 +54,7 @@ def test_addresses_are_ordered_as_numbers() -> None:
 
 def test_machines_share_a_process_where_cores_or_memory_are_short() -> None:
     assert machines_per_process(2 * PROCESSES_PER_CORE, 2, 16 * GIB) == 1
-    assert machines_per_process(4, 2, 16 * GIB) == 2
+    assert machines_per_process(4, 2, 16 * GIB) == 1
     assert machines_per_process(16, 2, 16 * GIB) == 8
     assert machines_per_process(64, 4, 16 * GIB) == 16
     assert machines_per_process(64, 64, 64 * GIB) == 1

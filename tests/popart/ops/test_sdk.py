@@ -334,7 +334,12 @@ def test_packed_sequences_go_through_the_callback_in_batches() -> None:
     for start, length, place in zip(starts, lengths, to, strict=True):
         want[place : place + length] = np.cumsum(x[start : start + length], axis=0)
     for batch in (1, 2, 4):
-        attributes = {"maxSequenceLengths": [4], "resultSize": 9, "callbackBatchSize": batch, "callback": body}
+        attributes = {
+            "maxSequenceLengths": [4],
+            "resultSize": 9,
+            "callbackBatchSize": batch,
+            "callback": body,
+        }
         model = one("PackedDataBlock", *given, domain=GRAPHCORE, opset=11, **attributes)
         np.testing.assert_array_equal(run(lower(model, sdk=SDK), *given)["y0"], want)
 
