@@ -19,7 +19,7 @@ from podrun.compiler.averaging import averages
 from podrun.compiler.exchange import exchanges, with_tokens
 from podrun.compiler.grouped import GroupOf, rows
 from podrun.compiler.program import Program
-from podrun.compiler.stochastic import entered, start
+from podrun.compiler.stochastic import entered
 from podrun.compiler.trace import Trace, evaluate
 from podrun.executable import REPLICA_OFFSET
 
@@ -138,7 +138,7 @@ class Folded:
         parameters, tokens = self.own_rows(parameters), self.tokens()
         if self.traced.stochastic:
             # Outside of vmap, so that gradients of weights are summed before they are rounded.
-            parameters = entered(parameters, start(keys[0]))
+            parameters = entered(parameters, keys)
         axes = (
             self.parameter_axes(parameters),
             self.input_axes(inputs),

@@ -10,6 +10,7 @@ places it is what travels over IPU-Links, and what comes back to its own place l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,10 @@ class Segment:
     piece: TracedPiece
 
 
+ANEW = "anew"
+"""The innermost scope of what is made anew wherever it is read, of arguments and constants. What differentiation makes
+of it backward is not."""
+_ANEW = re.compile(r"(?:(?:jvp|vmap)\()*anew\)*")
 CROSSING_PREFIX = "value:"
 """Temporaries that hold what crosses between segments begin with this; a number follows."""
 
@@ -67,12 +72,12 @@ class _Splitter:
         # Constants, and random keys (which have no form outside of a trace), are made anew wherever they are
         # read.
         self.repeated = [
-            not any(v in self.producer or v in arguments for v in reads) or _makes_keys(equation)
+            not any(v in self.producer or v in arguments for v in reads) or _anew(equation)
             for equation, reads in zip(self.equations, direct, strict=True)
         ]
         self.reads: list[list[Var]] = []
         for reads in direct:
-            self.reads.append([w for v in reads for w in self._behind(v)])
+            self.reads.append(list(dict.fromkeys(w for v in reads for w in self._behind(v))))
         self.indices = [i for i in range(len(self.equations)) if not self.repeated[i]]
         self.late: set[int] = set()
         self.spots = self._placed(place)
@@ -251,6 +256,11 @@ class _Splitter:
                 chosen.add(made)
                 wanted += self.equations[made].invars
         return [self.equations[i] for i in sorted(chosen)]
+
+
+def _anew(equation: JaxprEqn) -> bool:
+    scopes = jax_internals.name_scopes(equation)
+    return (bool(scopes) and _ANEW.fullmatch(scopes[-1]) is not None) or _makes_keys(equation)
 
 
 def _makes_keys(equation: JaxprEqn) -> bool:

@@ -10,6 +10,9 @@ Bits are a hash of the element's number, of the equation's place and of the key 
 same for any number of processes, others for each place, replica, micro-batch, iteration and step. Operators whose
 inside has no float32 form here (scatters, custom derivatives) round to nearest inside and stochastically at their edge.
 
+A result is rounded where its operator lies, and so is its gradient. What belongs to no operator (bits, the states they
+come from, arguments in float32) is made anew by all that read it, wherever they lie (`podrun.compiler.split.ANEW`).
+
 Source: Graphcore's "AI-Float" white paper (stochastic rounding of every float16 result); hash: a 32-bit mixer of two
 multiplications (C. Wellons, "Prospecting for hash functions", 2018).
 """
@@ -26,6 +29,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from podrun.compiler import jax_internals
+from podrun.compiler.split import ANEW
 
 Apply = Callable[[JaxprEqn, Sequence[Any]], Any]
 
@@ -65,15 +69,19 @@ def start(key: Any) -> Any:
 
 def at(state: Any, place: Any) -> Any:
     """The state of a place below that of ``state``."""
-    number = jnp.asarray(place).astype(jnp.uint32) * np.uint32(0x9E3779B9)
-    high = _mixed(state[..., 0] ^ number)
-    return jnp.stack([high, _mixed(state[..., 1] + high)], axis=-1)
+    with jax.named_scope(ANEW):
+        number = jnp.asarray(place).astype(jnp.uint32) * np.uint32(0x9E3779B9)
+        high = _mixed(state[..., 0] ^ number)
+        return jnp.stack([high, _mixed(state[..., 1] + high)], axis=-1)
 
 
 def on_grid(value: Any, state: Any) -> Any:
     """float32 rounded stochastically onto the halves, still float32. NaN and infinities stay."""
-    count = lax.iota(np.uint32, max(value.size, 1))[: value.size].reshape(value.shape)
-    uniform = (_mixed(_mixed(count ^ state[0]) + state[1]) >> 8).astype(jnp.float32) * np.float32(2.0**-24)
+    with jax.named_scope(ANEW):
+        count = lax.iota(np.uint32, max(value.size, 1))[: value.size].reshape(value.shape)
+        uniform = (_mixed(_mixed(count ^ state[0]) + state[1]) >> 8).astype(jnp.float32) * np.float32(
+            2.0**-24
+        )
     bits = lax.bitcast_convert_type(value, jnp.uint32)
     exponent = jnp.maximum(((bits >> 23) & 255).astype(jnp.int32), 127 - 14)
     ulp = lax.bitcast_convert_type(((exponent - 10) << 23).astype(jnp.uint32), jnp.float32)
@@ -98,9 +106,14 @@ def _rounded_back(state: Any, cotangent: Any) -> tuple[Any, None]:
 rounded.defvjp(_rounded_forward, _rounded_back)
 
 
-@jax.custom_vjp
 def entering(value: Any, state: Any) -> Any:
     """A half as float32; what comes back is rounded onto the halves."""
+    with jax.named_scope(ANEW):
+        return _entering(value, state)
+
+
+@jax.custom_vjp
+def _entering(value: Any, state: Any) -> Any:
     return value.astype(jnp.float32)
 
 
@@ -108,11 +121,13 @@ def _entering_back(state: Any, cotangent: Any) -> tuple[Any, None]:
     return on_grid(cotangent, at(state, _BACK)).astype(HALF), None
 
 
-entering.defvjp(lambda value, state: (value.astype(jnp.float32), state), _entering_back)
+_entering.defvjp(lambda value, state: (value.astype(jnp.float32), state), _entering_back)
 
 
-def entered(values: Mapping[str, Any], state: Any) -> dict[str, Any]:
-    """Tensors with their halves `entering`, each with bits of its own."""
+def entered(values: Mapping[str, Any], keys: Any) -> dict[str, Any]:
+    """Tensors with their halves `entering`, each with bits of its own that follow from the first of the keys."""
+    with jax.named_scope(ANEW):
+        state = start(keys[0])
     return {
         name: entering(value, at(state, index)) if value is not None and value.dtype == HALF else value
         for index, (name, value) in enumerate(sorted(values.items()))

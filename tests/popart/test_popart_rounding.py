@@ -213,3 +213,61 @@ def test_results_and_gradients_of_operators_are_rounded_by_seed_replica_and_micr
     step = np.spacing(np.abs(exact).astype(np.float16)).astype(np.float64)
     assert (np.abs(first[case.y][0].astype(np.float64) - exact) < step).all()
     assert first[gradient].dtype == np.float16
+
+
+def halves_on_two_ipus(mode, scaled):
+    """What a model of halves gives with all anchored: a norm on IPU 0 and a product on IPU 1, which also reads
+    the input, and twice what the norm made."""
+    builder = popart.Builder()
+    o, g = builder.aiOnnx, builder.aiGraphcore
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT16", [4, 8]))
+    generator = np.random.default_rng(4)
+
+    def weight(name, *shape):
+        return builder.addInitializedInputTensor(generator.standard_normal(shape).astype(np.float16), name)
+
+    with builder.virtualGraph(0), builder.pipelineStage(0):
+        y = g.groupnormalization([x, weight("scale", 8), weight("shift", 8)], 2)[0]
+    with builder.virtualGraph(1), builder.pipelineStage(1):
+        z = o.add([o.add([o.matmul([y, weight("dense", 8, 8)]), y]), x])
+        loss = g.l1loss([z], 0.1)
+    made = options(enableStochasticRounding=True, virtualGraphMode=popart.VirtualGraphMode.Manual)
+    if mode != "sharded":
+        made.enablePipelining, made.pipelineSchedule = True, getattr(popart.PipelineSchedule, mode)
+    made.enableGradientAccumulation, made.accumulationFactor = True, 4
+    made.automaticLossScalingSettings.enabled = scaled
+    every = popart.AnchorReturnType("All")
+    flow = popart.DataFlow(2, dict.fromkeys([y, z, f"Gradient___{x}", f"Gradient___{y}"], every))
+    with popart.DeviceManager().acquireAvailableDevice(2) as device:
+        session = popart.TrainingSession(
+            builder.getModelProto(),
+            flow,
+            loss,
+            popart.SGD({"defaultLearningRate": (0.1, False), "lossScaling": (8.0, False)}),
+            device,
+            userOptions=made,
+        )
+        session.prepareDevice()
+        session.weightsFromHost()
+        session.setRandomSeed(5)
+        arrays = session.initAnchorArrays()
+        data = generator.standard_normal((2, 4, 4, 8)).astype(np.float16)
+        session.run(popart.PyStepIO({x: data}, arrays))
+        trained = weights(session, "scale", "shift", "dense")
+        return [*(array.copy() for array in arrays.values()), *trained]
+
+
+@pytest.mark.parametrize(
+    ("mode", "scaled"),
+    [
+        ("Grouped", True),
+        pytest.param("Grouped", False, marks=pytest.mark.slow),
+        pytest.param("Interleaved", True, marks=pytest.mark.slow),
+    ],
+)
+def test_pipelines_round_as_sharded_programs_do(mode, scaled):
+    """Bits belong to operators and micro-batches: it does not matter when and where their stages run."""
+    for found, wanted in zip(
+        halves_on_two_ipus(mode, scaled), halves_on_two_ipus("sharded", scaled), strict=True
+    ):
+        np.testing.assert_array_equal(found, wanted)
