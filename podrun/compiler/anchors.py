@@ -103,7 +103,8 @@ def _updated(spec: AnchorSpec, program: Program, prefix: str, kind: AnchorKind) 
 
 
 def _check_once(spec: AnchorSpec, program: Program) -> None:
-    if program.accumulation_factor > 1 and spec.retrieval is not Retrieval.FINAL:
+    once = program.accumulation_factor > 1 and not program.updates_each_micro_batch
+    if once and spec.retrieval is not Retrieval.FINAL:
         raise UnimplementedError(
             f"Anchor {spec.name!r} changes once a batch, not with each of its {program.accumulation_factor} "
             f"micro-batches; only FINAL can be returned yet.",

@@ -51,6 +51,11 @@ def anchor_buffer(anchor: str) -> str:
     return f"{ANCHOR_PREFIX}{anchor}"
 
 
+def updated_piece(number: int) -> str:
+    """The piece that gives the anchors of updated weights of an IPU, or of a group of weights."""
+    return f"anchors.updated.{number}"
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkBuilder:
     """Everything a chunk piece is made from; `piece` makes one for a number of micro-batches."""
@@ -82,14 +87,21 @@ class ChunkBuilder:
         """The anchored norms that a joint update clips by."""
         return tuple(anchor for anchor in self.anchors if anchor.kind is AnchorKind.NORM)
 
-    def updated(self, home: int) -> tuple[Anchor, ...]:
-        """The anchors of weights of IPU ``home`` after the update, and of the gradients that it saw."""
-        here = {weight.name for group in self.memory.groups if group.home == home for weight in group.weights}
-        return tuple(
-            a
-            for a in self.anchors
-            if a.kind in (AnchorKind.UPDATED, AnchorKind.REDUCED) and a.subject in here
-        )
+    @property
+    def updated(self) -> dict[str, tuple[Anchor, ...]]:
+        """The anchors of weights after their update, and of the gradients that it saw, by the piece that gives them:
+        of all weights of an IPU, or of those that change together where they do while micro-batches are in flight."""
+        early = self.program.updates_each_micro_batch
+        found: dict[str, set[str]] = {}
+        for index, group in enumerate(self.memory.groups):
+            name = updated_piece(index if early else group.home)
+            found.setdefault(name, set()).update(weight.name for weight in group.weights)
+        kinds = (AnchorKind.UPDATED, AnchorKind.REDUCED)
+        anchors = {
+            name: tuple(a for a in self.anchors if a.kind in kinds and a.subject in here)
+            for name, here in found.items()
+        }
+        return {name: those for name, those in anchors.items() if those}
 
     @property
     def loaded(self) -> tuple[str, ...]:

@@ -206,10 +206,8 @@ class _Compilation:
             else:
                 computations, instructions, meetings = _folded(builder, self.options.chunk_bytes)
             computations |= self.updates
-            for home in sorted({group.home for group in builder.memory.groups}):
-                if builder.updated(home):
-                    piece = _updated_anchors(builder, home)
-                    computations[piece.name] = export_piece(piece)
+            for name, anchors in builder.updated.items():
+                computations[name] = export_piece(_updated_anchors(builder, name, anchors))
             report = tile_report(program, self.traced, self.placement, builder.memory, self.target)
         return Executable(
             name=program.name,
@@ -329,9 +327,8 @@ def _clear(memory: Memory, name: str, home: int | None = None, *, counts: bool =
     return Piece(name, run, {}, tuple(arenas))
 
 
-def _updated_anchors(builder: ChunkBuilder, home: int) -> Piece:
-    """The weights of IPU ``home`` after the update, and the gradients it saw, for each replica of the machine."""
-    anchors = builder.updated(home)
+def _updated_anchors(builder: ChunkBuilder, name: str, anchors: Sequence[Anchor]) -> Piece:
+    """Weights after their update, and the gradients it saw, for each replica of the machine."""
     kinds = {weight: group.gradient_dtype for group in builder.memory.groups for weight in _names(group)}
 
     def source(anchor: Anchor) -> str:
@@ -360,7 +357,7 @@ def _updated_anchors(builder: ChunkBuilder, home: int) -> Piece:
     if any(a.subject in builder.memory.group_of for a in anchors):
         inputs[REPLICA_OFFSET] = abstract(TensorSpec(REPLICA_OFFSET, "int32", ()))
     outputs = tuple(anchor_buffer(anchor.name) for anchor in anchors)
-    return Piece(f"anchors.updated.{home}", run, inputs, outputs)
+    return Piece(name, run, inputs, outputs)
 
 
 def _names(group: WeightGroup) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from podrun.compiler.arenas import WeightGroup
-from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, input_buffer
+from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, input_buffer, updated_piece
 from podrun.compiler.fold import Chunk
 from podrun.compiler.program import RNG, joint
 from podrun.compiler.rounding import ADVANCE
@@ -94,13 +94,16 @@ def norm_anchors(builder: ChunkBuilder) -> list[Instruction]:
     return [StoreStream(anchor.name, anchor_buffer(anchor.name), final, 1) for anchor in builder.norms]
 
 
-def updated_anchors(builder: ChunkBuilder, home: int) -> list[Instruction]:
-    """Hand over the weights of IPU ``home`` after the update, as the last micro-batch of the batch."""
-    updated = [anchor.name for anchor in builder.updated(home)]
-    if not updated:
-        return []
+def updated_anchors(builder: ChunkBuilder, number: int, micro_batch: int | None = None) -> list[Instruction]:
+    """Hand over weights after their update, those of IPU ``number``, as the last micro-batch of the batch. In flight:
+    those of group ``number``, as ``micro_batch``."""
     final = builder.program.accumulation_factor - 1
-    return [
-        Compute(f"anchors.updated.{home}"),
-        *(StoreStream(n, anchor_buffer(n), final, 1) for n in updated),
+    chosen = final if micro_batch is None else micro_batch
+    retrievals = {spec.name: spec.retrieval for spec in builder.program.anchors}
+    names = [
+        anchor.name
+        for anchor in builder.updated.get(updated_piece(number), ())
+        if chosen == final or retrievals[anchor.name] is not Retrieval.FINAL
     ]
+    stores = [StoreStream(name, anchor_buffer(name), chosen, 1) for name in names]
+    return [Compute(updated_piece(number)), *stores] if stores else []

@@ -90,7 +90,7 @@ class Timetable:
             for index, group in enumerate(groups):
                 self.lists[group.home] += update_instructions(index, group)
         self._close()
-        for home in homes:
+        for home in () if self.updates_early else homes:
             self.lists[home] += updated_anchors(self.builder, home)
         return tuple(tuple(work) for work in self.lists)
 
@@ -190,13 +190,14 @@ class Timetable:
             else:
                 work += self._departure(name, unit, micro_batch)
         if self.updates_early:
-            self._update_now(unit)
+            self._update_now(unit, micro_batch)
 
-    def _update_now(self, unit: Unit) -> None:
-        """Update the weights whose gradients a unit has just made."""
+    def _update_now(self, unit: Unit, micro_batch: int) -> None:
+        """Update the weights whose gradients a unit has just made, and hand over those that are anchored."""
         for index, group in enumerate(self.builder.memory.groups):
             if gradient_buffer(group.weights[0].name) in unit.piece.outputs:
                 self._meet(unit.ipu, update_instructions(index, group), group.weight_arena)
+                self.lists[unit.ipu] += updated_anchors(self.builder, index, micro_batch)
 
     def _meet(self, ipu: int, instructions: Iterable[Instruction], arena: str) -> None:
         """Add work in which this machine meets others. ``arena``: one that is there afterwards.

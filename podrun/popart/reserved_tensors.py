@@ -105,10 +105,11 @@ def updated_when_copied(flow: DataFlow, trained: Collection[str], options: Sessi
     """The anchored weights that have been updated when they are copied to the host.
 
     Weights are copied when the backward pass is done, with Final when the step is. Without gradient accumulation the
-    update is part of the backward pass; with it, the update comes after the last micro-batch. (Source:
-    graphcore/popart, willow/src/popx/irlowering.cpp, and tests/integration/external_tensorproto_data_test.py.)
+    update is part of the backward pass, in a pipeline of that of the weight's stage; with it, the update comes after
+    the last micro-batch. (Source: graphcore/popart, willow/src/popx/irlowering.cpp: copies wait for the weight's update
+    and come with the highest stage that reads it; and tests/integration/external_tensorproto_data_test.py.)
     """
-    early = not options.enableGradientAccumulation and not options.overlaps
+    early = not options.enableGradientAccumulation
     final = AnchorReturnTypeId.Final
     return {name for name in flow.anchors() if name in trained and (early or flow.art(name).id() is final)}
 

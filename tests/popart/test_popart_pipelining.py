@@ -158,26 +158,33 @@ def test_every_schedule_trains_as_sharding_does(schedule):
 
 
 def test_without_accumulation_weights_change_while_batches_are_in_flight():
-    """The first batch and the first update are those of sequential execution; later ones see older weights."""
+    """The first batch and the first update are those of sequential execution; later ones see older weights. Weights are
+    copied after their own stage's update for the batch."""
     chain = Chain([0, 1])
     batches = 6
     gradients = [f"Gradient___{name}" for name in chain.weights]
-    kinds = {name: popart.AnchorReturnType("All") for name in (chain.loss, *gradients)}
+    updated = popart.reservedUpdatedVarPrefix() + "w0"
+    every = popart.AnchorReturnType("All")
+    kinds = dict.fromkeys((chain.loss, *gradients, *chain.weights, updated), every)
     sequential = train(chain, options(virtualGraphMode=MANUAL), batches, 2, kinds)
     found = train(chain, pipelined(), batches, 2, kinds)
     np.testing.assert_allclose(found[0][0][chain.loss][0], sequential[0][0][chain.loss][0], rtol=1e-6)
     for name in gradients:
         np.testing.assert_allclose(found[0][0][name][0], sequential[0][0][name][0], rtol=1e-6)
     assert not np.allclose(found[0][0][chain.loss][2:], sequential[0][0][chain.loss][2:])
-    losses, weights = in_flight(data(batches, seed=0)[:, 0, 0], 2, 0.05)
+    losses, after = in_flight(data(batches, seed=0)[:, 0, 0], 2, 0.05)
     np.testing.assert_allclose(found[0][0][chain.loss], losses, rtol=1e-5)
-    for name, value in weights.items():
-        np.testing.assert_allclose(found[1][name], value, rtol=1e-5, atol=1e-6)
+    for name, values in after.items():
+        np.testing.assert_array_equal(found[0][0][name][0], sequential[0][0][name][0])
+        np.testing.assert_allclose(found[0][0][name], values, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(found[1][name], found[0][0][name][-1])
+    np.testing.assert_array_equal(found[0][0][updated], found[0][0]["w0"])
     assert found[2] < sequential[2]
 
 
 def in_flight(x, stages, rate):
-    """The same in NumPy: stage *s* of batch *b* goes forward in cycle b + s, backward in b + 2(F - 1) - s."""
+    """The same in NumPy: stage *s* of batch *b* goes forward in cycle b + s, backward in b + 2(F - 1) - s. Losses, and
+    weights after each of their updates."""
     random = np.random.default_rng(0)
     names = [f"w{s}" for s in range(stages)]
     weights = {
@@ -185,7 +192,7 @@ def in_flight(x, stages, rate):
     }
     total, last = len(x), stages - 1
     made = {(-1, b): x[b].astype(float) for b in range(total)}
-    wanted, losses = {}, np.zeros(total)
+    wanted, losses, after = {}, np.zeros(total), {n: [] for n in names}
     for cycle in range(total + 2 * last):
         for s, name in enumerate(names):
             forward, backward = cycle - s, cycle - 2 * last + s
@@ -198,7 +205,8 @@ def in_flight(x, stages, rate):
                 z = wanted[s, backward] * (1 - made[s, backward] ** 2)
                 wanted[s - 1, backward] = z @ weights[name].T
                 weights[name] = weights[name] - rate * made[s - 1, backward].T @ z
-    return losses, weights
+                after[name].append(weights[name])
+    return losses, after
 
 
 @pytest.mark.parametrize(
@@ -208,11 +216,15 @@ def test_updates_in_flight_are_the_same_for_any_number_of_machines(optimizer):
     """Four replicas of two IPUs on two machines against the same data on one replica, by the sum of gradients."""
     chain = Chain([0, 1])
     more = {"enableReplicatedGraphs": True, "replicatedGraphCount": 4}
-    first = train(chain, pipelined(**more), 5, 2, optimizer=optimizer, runs=2)
-    again = train(chain, pipelined(**more), 5, 2, optimizer=optimizer, runs=2)
+    kinds = dict.fromkeys((chain.loss, "w0"), popart.AnchorReturnType("All"))
+    kinds["w1"] = popart.AnchorReturnType("Final")
+    first = train(chain, pipelined(**more), 5, 2, kinds, optimizer=optimizer, runs=2)
+    again = train(chain, pipelined(**more), 5, 2, kinds, optimizer=optimizer, runs=2)
     for name, value in first[1].items():
         np.testing.assert_array_equal(again[1][name], value)
         assert np.isfinite(value).all()
+        for copied in first[0][1][name].reshape(-1, 4, *value.shape)[-1]:
+            np.testing.assert_array_equal(copied, value)
     np.testing.assert_array_equal(first[0][1][chain.loss], again[0][1][chain.loss])
 
 
@@ -347,11 +359,13 @@ def test_recomputation_for_several_stages_of_an_ipu_is_refused(skip, operator):
 def test_stages_of_one_ipu_update_their_weights_in_turn():
     """Without accumulation; against NumPy as above, where stages know no IPUs."""
     chain, batches = Chain([0, 1, 0]), 7
-    found = train(chain, pipelined(), batches, 2)
-    losses, weights = in_flight(data(batches, seed=0)[:, 0, 0], 3, 0.05)
+    kinds = dict.fromkeys((chain.loss, *chain.weights), popart.AnchorReturnType("All"))
+    found = train(chain, pipelined(), batches, 2, kinds)
+    losses, after = in_flight(data(batches, seed=0)[:, 0, 0], 3, 0.05)
     np.testing.assert_allclose(found[0][0][chain.loss], losses, rtol=1e-5)
-    for name, value in weights.items():
-        np.testing.assert_allclose(found[1][name], value, rtol=1e-5, atol=1e-6)
+    for name, values in after.items():
+        np.testing.assert_allclose(found[0][0][name], values, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(found[1][name], found[0][0][name][-1])
 
 
 @pytest.mark.parametrize("kind", ["NoRecompute", "Pipeline"])
