@@ -10,8 +10,8 @@ Bits are a hash of the element's number, of the equation's place and of the key 
 same for any number of processes, others for each place, replica, micro-batch, iteration and step. Operators whose
 inside has no float32 form here (scatters, custom derivatives) round to nearest inside and stochastically at their edge.
 
-A result is rounded where its operator lies, and so is its gradient. What belongs to no operator (bits, the states they
-come from, arguments in float32) is made anew by all that read it, wherever they lie (`podrun.compiler.split.ANEW`).
+A result is rounded where its operator lies, and so is its gradient. What belongs to no operator (the states that bits
+come from, arguments in float32) is made anew by all that read it, wherever they are (`podrun.compiler.split.ANEW`).
 
 Source: Graphcore's "AI-Float" white paper (stochastic rounding of every float16 result); hash: a 32-bit mixer of two
 multiplications (C. Wellons, "Prospecting for hash functions", 2018).
@@ -70,18 +70,21 @@ def start(key: Any) -> Any:
 def at(state: Any, place: Any) -> Any:
     """The state of a place below that of ``state``."""
     with jax.named_scope(ANEW):
-        number = jnp.asarray(place).astype(jnp.uint32) * np.uint32(0x9E3779B9)
-        high = _mixed(state[..., 0] ^ number)
-        return jnp.stack([high, _mixed(state[..., 1] + high)], axis=-1)
+        return _below(state, np.uint32(place) if isinstance(place, int) else place)
 
 
+@jax.jit
+def _below(state: Any, place: Any) -> Any:
+    number = place.astype(jnp.uint32) * np.uint32(0x9E3779B9)
+    high = _mixed(state[..., 0] ^ number)
+    return jnp.stack([high, _mixed(state[..., 1] + high)], axis=-1)
+
+
+@jax.jit
 def on_grid(value: Any, state: Any) -> Any:
     """float32 rounded stochastically onto the halves, still float32. NaN and infinities stay."""
-    with jax.named_scope(ANEW):
-        count = lax.iota(np.uint32, max(value.size, 1))[: value.size].reshape(value.shape)
-        uniform = (_mixed(_mixed(count ^ state[0]) + state[1]) >> 8).astype(jnp.float32) * np.float32(
-            2.0**-24
-        )
+    count = lax.iota(np.uint32, max(value.size, 1))[: value.size].reshape(value.shape)
+    uniform = (_mixed(_mixed(count ^ state[0]) + state[1]) >> 8).astype(jnp.float32) * np.float32(2.0**-24)
     bits = lax.bitcast_convert_type(value, jnp.uint32)
     exponent = jnp.maximum(((bits >> 23) & 255).astype(jnp.int32), 127 - 14)
     ulp = lax.bitcast_convert_type(((exponent - 10) << 23).astype(jnp.uint32), jnp.float32)
