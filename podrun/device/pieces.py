@@ -30,7 +30,7 @@ from podrun.device.convolutions import available
 from podrun.device.cutting import Steps, cut
 from podrun.device.heap import use_one_heap
 from podrun.device.rewrite import rewrite
-from podrun.device.steps import compiled
+from podrun.device.steps import compiled, compiler
 from podrun.device.sums import simplify_sums
 from podrun.errors import ApplicationRuntimeError
 from podrun.executable import Computation
@@ -218,9 +218,9 @@ def _compile(lowered: Any) -> Callable[..., Any]:
 
 
 def _of_steps(steps: Steps, threads: int) -> Callable[..., Any]:
-    if threads == 1:
-        return compiled(steps, threads, None, _compile)
-    return called_from_outside(compiled(steps, threads, two_threads(), _compile))
+    device = two_threads() if threads > 1 else None
+    call = compiled(steps, device, compiler(threads, device, COMPILER_OPTIONS))
+    return call if device is None else called_from_outside(call)
 
 
 def _check(computation: Computation, exported: Any) -> None:
