@@ -46,10 +46,11 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
     whole = opened(
         trace_piece(builder.piece("segment", 1, accumulate=accumulate, split=True)), builder.layout
     )
-    segments = _segments(whole, placement)
+    cutting = placement.cutting()
+    segments = _segments(whole, cutting)
     cycles = _cycles(segments, placement, whole.depth) if pipelined else range(len(segments))
     found = [
-        Unit(segment.piece, placement.ipu(segment.place // whole.depth), cycle)
+        Unit(segment.piece, cutting.ipu(segment.place // whole.depth), cycle)
         for segment, cycle in zip(segments, cycles, strict=True)
     ]
     if builder.traced.uses_random:

@@ -3,13 +3,16 @@
 A front end places operators with name scopes ``ipu:i`` and ``stage:s`` (`podrun.compiler.program.Forward`).
 Differentiation keeps them, wrapped: ``transpose(jvp(ipu:1))/stage:1``. The innermost scope of each kind
 counts.
+
+A sharded program has no stages. Where its front end knows how a pipeline of the same operators would be cut, it says
+so with ``cut:c``: the pieces, hence what XLA fuses and the last bit, are then those of the pipeline.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from jax.extend.core import JaxprEqn
 
@@ -23,6 +26,7 @@ _IPU = re.compile(r"\bipu:(\d+)\b")
 RESTORE = "transpose(restore)"
 """The scope of what is computed with the backward work of its stage from what waits for that."""
 _STAGE = re.compile(r"\bstage:(\d+)\b")
+_CUT = re.compile(r"\bcut:(\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,12 @@ class Placement:
     schedule: PipelineSchedule = PipelineSchedule.GROUPED
     phase_places: int = 0
     """Places of an execution phase (IPUs of a replica); 0: places are no phases."""
+    cuts: Mapping[int, int] = field(default_factory=dict)
+    """The IPU of each cut of a program without stages; empty if its front end names none."""
+
+    def cutting(self) -> Placement:
+        """The placement whose places are segments of their own: with cuts as stages, if there are any."""
+        return replace(self, stages=self.cuts) if self.cuts else self
 
     def spot(self, equation: JaxprEqn) -> Spot | None:
         """Stage and cycle of an equation if there are stages, else its IPU; None if it has no place.
@@ -52,7 +62,7 @@ class Placement:
         if not self.stages:
             ipu = _innermost(scope, _IPU)
             return None if ipu is None else Spot(ipu)
-        stage = _innermost(scope, _IPU if self.inferred else _STAGE)
+        stage = _innermost(scope, _CUT if self.cuts else _IPU if self.inferred else _STAGE)
         if stage is None:
             return None
         each = self.phase_places or 1
@@ -81,6 +91,7 @@ def placement_of(
     """
     ipus: set[int] = set()
     stages: dict[int, int] = {}
+    cuts: dict[int, int] = {}
     for equation in traced.jaxpr.jaxpr.eqns:
         ipu, stage = _scope(equation, _IPU), _scope(equation, _STAGE)
         if stage is not None and ipu is None:
@@ -91,12 +102,15 @@ def placement_of(
         ipus.add(ipu)
         if stage is not None and stages.setdefault(stage, ipu) != ipu:
             raise UsageError(f"Pipeline stage {stage} lies on IPU {stages[stage]} and on IPU {ipu}.")
+        cut = _scope(equation, _CUT)
+        if cut is not None:
+            cuts[cut] = ipu
     inferred = pipelined and not stages and len(ipus) > 1
     if inferred:
         stages = {ipu: ipu for ipu in ipus}
     several = len(ipus) > 1 or len(stages) > 1
     places = ipus_per_replica if phased else 0
-    return Placement(dict(sorted(stages.items())), several, inferred, schedule, places)
+    return Placement(dict(sorted(stages.items())), several, inferred, schedule, places, cuts)
 
 
 def _scope(equation: JaxprEqn, kind: re.Pattern[str]) -> int | None:

@@ -39,6 +39,8 @@ SERIALIZE_FACTOR = "__serialize_matmul_factor"
 SERIALIZE_PRECISION = "__serialize_matmul_keep_precision"
 OUTPUT_LOCATION = "__output_tensor_location"
 COMM_GROUP = "__comm_group"
+CUT = "__cut"
+"""podrun's own, in placed models that are not pipelined: the stage that a node would have."""
 
 _SCOPES = {
     VIRTUAL_GRAPH: "Virtual graph",

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.compiler.program import Forward, Tensors, tap
 from podrun.popart import names
-from podrun.popart.attributes import PIPELINE_STAGE, VIRTUAL_GRAPH
+from podrun.popart.attributes import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.popart.enums import RecomputationType
 from podrun.popart.errors import popart_exception
 from podrun.popart.options import SessionOptions
-from podrun.popart.placement import integer_attribute, label, set_attribute
+from podrun.popart.placement import integer_attribute, label, remove_attributes, set_attribute
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
@@ -53,7 +53,7 @@ def check_pipeline(model: ModelProto, options: SessionOptions, batches: int, *, 
 def _check_variables(model: ModelProto) -> None:
     """A variable is on one virtual graph: pipelines copy what stages make, not what lasts."""
     for name, nodes in variable_readers(model).items():
-        homes = [integer_attribute(node, VIRTUAL_GRAPH) or 0 for node in nodes]
+        homes = [_virtual_graph(node) for node in nodes]
         for node, home in zip(nodes, homes, strict=True):
             if home != homes[0]:
                 raise popart_exception(
@@ -89,21 +89,69 @@ def set_stages(nodes: list[NodeProto]) -> None:
     popart_exception for stages that cannot be.
     """
     counted = [node for node in nodes if node.op_type != "Constant"]
-    stages = {id(node): integer_attribute(node, PIPELINE_STAGE) for node in counted}
-    unset = [node for node in counted if stages[id(node)] is None]
-    if unset and len(unset) < len(counted):
+    stages = _named_stages(counted) or {id(node): _virtual_graph(node) for node in counted}
+    for node, stage in zip(counted, _merged(counted, stages), strict=True):
+        set_attribute(node, PIPELINE_STAGE, stage)
+
+
+def set_cuts(nodes: list[NodeProto]) -> None:
+    """Put cuts in the place of stages (nodes are changed in place), for a model on several IPUs without pipelining.
+
+    Cuts are the stages that the model would have in a pipeline, so that both compute the same pieces and agree to the
+    bit: those of the program, else its IPUs in order. A model that can be no pipeline either way has none.
+    """
+    counted = [node for node in nodes if node.op_type != "Constant"]
+    cuts = _cuts(counted)
+    for node in nodes:
+        remove_attributes(node, PIPELINE_STAGE)
+    if len(set(cuts)) > 1:
+        for node, cut in zip(counted, cuts, strict=True):
+            set_attribute(node, CUT, cut)
+
+
+def _cuts(nodes: list[NodeProto]) -> list[int]:
+    used = sorted({_virtual_graph(node) for node in nodes})
+    try:
+        named = _named_stages(nodes)
+        if named:
+            return _merged(nodes, named)
+    except popart_exception:
+        # Without pipelining PopART does not look at stages, so wrong ones are none.
+        pass
+    try:
+        return _merged(nodes, {id(node): used.index(_virtual_graph(node)) for node in nodes})
+    except popart_exception:
+        # Work goes back to an IPU that it was on: there is no pipeline to agree with.
+        return []
+
+
+def _named_stages(nodes: list[NodeProto]) -> dict[int, int]:
+    """Stages by node (its identity) where nodes have some; popart_exception if only some have."""
+    named = {id(node): integer_attribute(node, PIPELINE_STAGE) for node in nodes}
+    found = {node: stage for node, stage in named.items() if stage is not None}
+    if found and len(found) < len(nodes):
+        unset = next(node for node in nodes if id(node) not in found)
         raise popart_exception(
-            f"Only some ops have had their pipeline stage set. {label(unset[0])} has none.",
+            f"Only some ops have had their pipeline stage set. {label(unset)} has none.",
             hint="Set all or none.",
         )
-    if unset:
-        for node in counted:
-            set_attribute(node, PIPELINE_STAGE, integer_attribute(node, VIRTUAL_GRAPH) or 0)
-            stages[id(node)] = integer_attribute(node, VIRTUAL_GRAPH) or 0
-    _check_order(counted, stages)
+    return found
+
+
+def _virtual_graph(node: NodeProto) -> int:
+    return integer_attribute(node, VIRTUAL_GRAPH) or 0
+
+
+def _merged(nodes: list[NodeProto], stages: Mapping[int, int]) -> list[int]:
+    """The stage of each node, with consecutive stages on one virtual graph as one, as PopART has it: they cannot
+    overlap.
+
+    popart_exception for stages that cannot be.
+    """
+    _check_order(nodes, stages)
     homes: dict[int, tuple[int, Any]] = {}
-    for node in counted:
-        stage, ipu = stages[id(node)] or 0, integer_attribute(node, VIRTUAL_GRAPH) or 0
+    for node in nodes:
+        stage, ipu = stages[id(node)], _virtual_graph(node)
         before, first = homes.setdefault(stage, (ipu, node))
         if before != ipu:
             raise popart_exception(
@@ -113,23 +161,17 @@ def set_stages(nodes: list[NodeProto]) -> None:
     used = sorted(homes)
     if used != list(range(len(used))):
         raise popart_exception(f"Pipeline stages must be numbered without gaps from 0; there are {used}.")
-    _merge_neighbours(counted, [homes[stage][0] for stage in used])
-
-
-def _merge_neighbours(nodes: list[NodeProto], ipus: list[int]) -> None:
-    """Make one of consecutive stages that lie on one virtual graph, as PopART does: they cannot overlap."""
     merged = [0]
-    for before, ipu in pairwise(ipus):
+    for before, ipu in pairwise(homes[stage][0] for stage in used):
         merged.append(merged[-1] + (ipu != before))
-    for node in nodes:
-        set_attribute(node, PIPELINE_STAGE, merged[integer_attribute(node, PIPELINE_STAGE) or 0])
+    return [merged[stages[id(node)]] for node in nodes]
 
 
-def _check_order(nodes: list[NodeProto], stages: dict[int, int | None]) -> None:
-    made = {output: (stages[id(node)] or 0, node) for node in nodes for output in node.output}
+def _check_order(nodes: list[NodeProto], stages: Mapping[int, int]) -> None:
+    made = {output: (stages[id(node)], node) for node in nodes for output in node.output}
     for node in nodes:
         for name in node.input:
-            if name in made and made[name][0] > (stages[id(node)] or 0):
+            if name in made and made[name][0] > stages[id(node)]:
                 stage, producer = made[name]
                 raise popart_exception(
                     f"Tensor {name} is consumed in an earlier pipeline stage than it is produced: {label(node)} reads "
@@ -218,7 +260,7 @@ def stashed(model: ModelProto, options: SessionOptions, *, training: bool) -> di
 
 def _place(node: NodeProto) -> tuple[int, int]:
     """Stage and virtual graph."""
-    return integer_attribute(node, PIPELINE_STAGE) or 0, integer_attribute(node, VIRTUAL_GRAPH) or 0
+    return integer_attribute(node, PIPELINE_STAGE) or 0, _virtual_graph(node)
 
 
 def _lasting(model: ModelProto) -> set[str]:

@@ -18,7 +18,8 @@ def integer_attribute(node: NodeProto, name: str) -> int | None:
     return next((int(item.i) for item in node.attribute if item.name == name), None)
 
 
-def _remove(node: NodeProto, *names: str) -> None:
+def remove_attributes(node: NodeProto, *names: str) -> None:
+    """Take attributes from a node, in place."""
     kept = [item for item in node.attribute if item.name not in names]
     del node.attribute[:]
     node.attribute.extend(kept)
@@ -28,7 +29,7 @@ def set_attribute(node: NodeProto, name: str, value: int) -> None:
     """Give a node an integer attribute, in place of one that it has."""
     from onnx import helper
 
-    _remove(node, name)
+    remove_attributes(node, name)
     node.attribute.append(helper.make_attribute(name, value))
 
 
@@ -50,7 +51,7 @@ def without_places(model: ModelProto) -> ModelProto:
     plain = ModelProto()
     plain.CopyFrom(model)
     for node in plain.graph.node:
-        _remove(node, VIRTUAL_GRAPH, PIPELINE_STAGE, EXECUTION_PHASE)
+        remove_attributes(node, VIRTUAL_GRAPH, PIPELINE_STAGE, EXECUTION_PHASE)
         node.ClearField("name")
     return plain
 
@@ -59,7 +60,7 @@ def place(model: ModelProto, options: SessionOptions, ipus_per_replica: int) -> 
     """Bring the annotations of ``model`` (changed in place) into the form that lowering reads.
 
     Off: all on IPU 0, so annotations go. Manual, and Auto (placed by `podrun.popart.auto_placement` before): checked.
-    Without pipelining stages go too. ExecutionPhases: see `podrun.popart.phases`. popart_exception for annotations
+    Without pipelining stages become cuts. ExecutionPhases: see `podrun.popart.phases`. popart_exception for annotations
     that cannot be.
     """
     nodes = list(model.graph.node)
@@ -70,16 +71,15 @@ def place(model: ModelProto, options: SessionOptions, ipus_per_replica: int) -> 
         return
     if options.virtualGraphMode is VirtualGraphMode.Off:
         for node in nodes:
-            _remove(node, VIRTUAL_GRAPH, PIPELINE_STAGE)
+            remove_attributes(node, VIRTUAL_GRAPH, PIPELINE_STAGE)
         return
     _check_virtual_graphs(nodes, options, ipus_per_replica)
-    if options.enablePipelining:
-        from podrun.popart.pipelining import set_stages
+    from podrun.popart.pipelining import set_cuts, set_stages
 
+    if options.enablePipelining:
         set_stages(nodes)
     else:
-        for node in nodes:
-            _remove(node, PIPELINE_STAGE)
+        set_cuts(nodes)
 
 
 def _check_virtual_graphs(nodes: list[NodeProto], options: SessionOptions, ipus: int) -> None:

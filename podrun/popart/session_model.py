@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podrun.popart import loader, names
-from podrun.popart.attributes import PIPELINE_STAGE, VIRTUAL_GRAPH
+from podrun.popart.attributes import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.errors import popart_exception
 from podrun.popart.gradient_paths import differentiable
@@ -144,7 +144,7 @@ def _joined(model: ModelProto, anchors: Collection[str]) -> ModelProto:
             continue
         here, there = ({a.name: a.i for a in item.attribute} for item in (node, maker))
         if here.get("inputIsLogProbability") or any(
-            here.get(k) != there.get(k) for k in (VIRTUAL_GRAPH, PIPELINE_STAGE)
+            here.get(k) != there.get(k) for k in (VIRTUAL_GRAPH, PIPELINE_STAGE, CUT)
         ):
             continue
         node.input.append(maker.input[0])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,3 +138,81 @@ def test_many_generated_layouts(layout: Layout) -> None:
 
 def test_replicas_of_eight_ipus() -> None:
     check(Layout(stages=4, ipus=8, replicas=2, accumulation=12))
+
+
+def pieces(
+    places: tuple[int, ...],
+    *,
+    named: bool = True,
+    labelled: bool = False,
+    meets: bool = False,
+    **values: object,
+) -> dict[str, tuple[object, ...]]:
+    """What a session computes, by piece: a layer for each place, the last one without a weight but with a constant.
+
+    ``labelled``: the last stage alone reads labels. ``meets``: replicas meet in the first one. ``named``: stages are.
+    """
+    builder, random = popart.Builder(), np.random.default_rng(0)
+    onnx, graphcore = builder.aiOnnx, builder.aiGraphcore
+    y = builder.addInputTensor("FLOAT", [2, WIDTH])
+    labels = builder.addInputTensor("INT32", [2]) if labelled else ""
+    for stage, place in enumerate(places):
+        scopes = [builder.virtualGraph(place), *([builder.pipelineStage(stage)] if named else [])]
+        with contextlib.ExitStack() as stack:
+            for scope in scopes:
+                stack.enter_context(scope)
+            if meets and stage == 0:
+                y = graphcore.replicatedallreduce([y])
+            weight = builder.addInitializedInputTensor(
+                random.standard_normal((WIDTH, WIDTH)).astype(np.float32)
+            )
+            # Made of a weight alone: an IPU that works twice must not do it the first time.
+            y = onnx.tanh([onnx.matmul([y, onnx.tanh([weight])])])
+            if stage == len(places) - 1:
+                y = onnx.mul([y, onnx.constant(np.full(WIDTH, 0.75, np.float32))])
+                mean = popart.ReductionType.Mean
+                loss = (
+                    graphcore.nllloss([onnx.softmax([y]), labels], mean)
+                    if labelled
+                    else graphcore.l1loss([y], 1.0)
+                )
+    opts = options(virtualGraphMode=popart.VirtualGraphMode.Manual, **values)
+    opts.enableGradientAccumulation, opts.accumulationFactor = True, 5
+    opts.enableReplicatedGraphs, opts.replicatedGraphCount = True, 2
+    flow = popart.DataFlow(1, {loss: popart.AnchorReturnType("All")})
+    with popart.DeviceManager().acquireAvailableDevice(2 << (max(places)).bit_length()) as device:
+        session = popart.TrainingSession(
+            builder.getModelProto(), flow, loss, popart.ConstSGD(0.1), device, userOptions=opts
+        )
+        session.prepareDevice()
+        found = session._executable.computations
+    return {name: (piece.stablehlo, *piece.inputs, "->", *piece.outputs) for name, piece in found.items()}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"places": (0, 1, 0)},
+        {"places": (1, 2), "labelled": True, "meets": True},
+        {"places": (0, 1), "labelled": True, "meets": True, "named": False},
+    ],
+    ids=str,
+)
+def test_a_sharded_model_is_cut_like_a_pipeline(case: dict[str, Any]) -> None:
+    """The same pieces to the byte: what XLA fuses, hence the last bit, does not depend on what overlaps."""
+    assert pieces(**case) == pieces(**case, enablePipelining=True)
+
+
+def test_stages_that_are_none_do_not_matter_without_pipelining() -> None:
+    """A stage before the one that it reads: a pipeline refuses it, sharding does not look."""
+    builder = popart.Builder()
+    y = builder.addInputTensor("FLOAT", [2, WIDTH])
+    for place, stage in ((0, 1), (1, 0)):
+        with builder.virtualGraph(place), builder.pipelineStage(stage):
+            y = builder.aiOnnx.tanh([y])
+    flow = popart.DataFlow(1, {y: popart.AnchorReturnType("All")})
+    opts = options(virtualGraphMode=popart.VirtualGraphMode.Manual)
+    with popart.DeviceManager().acquireAvailableDevice(2) as device:
+        session = popart.InferenceSession(builder.getModelProto(), flow, device, userOptions=opts)
+        session.prepareDevice()
+        assert {"segment.0", "segment.1"} <= set(session._executable.computations)

@@ -8,6 +8,7 @@ Values are numbered; each has a `Tensor` (shape and dtype name).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,6 +76,8 @@ class FlatJaxpr:
     tensors: dict[int, Tensor] = field(default_factory=dict)
 
 
+_CUT = re.compile(r"/cut:\d+\b")
+"""Where the compiler cuts a sharded program (`podrun.compiler.placement`), always on an IPU: nothing for a report."""
 _LOOPS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr")}
 _BODY_KEYS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
@@ -128,7 +131,8 @@ class _Flattener:
 
     def _walk(self, jaxpr: Any, env: dict[Any, int | None], prefix: str) -> None:
         for eqn in jaxpr.eqns:
-            scope = "/".join(part for part in (prefix, str(eqn.source_info.name_stack)) if part)
+            own = _CUT.sub("", str(eqn.source_info.name_stack))
+            scope = "/".join(part for part in (prefix, own) if part)
             inner = self._called(eqn)
             if inner is not None:
                 self._inline(eqn, inner, env, scope)

@@ -240,6 +240,8 @@ def _scopes(node: Node) -> list[str]:
         scopes.append(f"ipu:{node['__ipu_number']}")
     if "__pipeline_stage" in node.attributes:
         scopes.append(f"stage:{node['__pipeline_stage']}")
+    if "__cut" in node.attributes:
+        scopes.append(f"cut:{node['__cut']}")
     scopes.append(node.label)
     if not _TELLING.fullmatch(node.label):
         # Whatever a model calls its nodes, the tile model wants to know what they are.
