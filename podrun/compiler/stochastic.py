@@ -70,7 +70,7 @@ def start(key: Any) -> Any:
 def at(state: Any, place: Any) -> Any:
     """The state of a place below that of ``state``."""
     with jax.named_scope(ANEW):
-        return _below(state, np.uint32(place) if isinstance(place, int) else place)
+        return _below(state, place if isinstance(place, jax.Array) else np.uint32(place))
 
 
 @jax.jit
@@ -230,9 +230,9 @@ class _Evaluation:
         return made if equation.primitive.multiple_results else made[0]
 
     def _converted(self, equation: JaxprEqn, value: Any, state: Any) -> Any:
-        wanted = equation.params["new_dtype"]
+        wanted, value = equation.params["new_dtype"], jnp.asarray(value)  # A literal is a Python number.
         if wanted != HALF:
-            return value if wanted == np.float32 else value.astype(wanted)
+            return value.astype(wanted)
         return rounded(value.astype(jnp.float32), state)
 
     def _inside(self, closed: ClosedJaxpr) -> _Evaluation:

@@ -71,6 +71,7 @@ FUNCTIONS = {
     "a product and a sum": lambda x, y: x * y + x,
     "a matrix product": lambda x, y: jnp.outer(x, y) @ y,
     "float32 inside": lambda x, y: jnp.mean(x.astype(jnp.float32) ** 3 * jnp.tanh(y)).astype(jnp.float16),
+    "a literal": lambda x, y: jax.jit(lambda a, n: a * y * n.astype(a.dtype))(x, 3),
     "a loop": _loop,
     "a loop that data end": _while,
     "a branch": _branch,
