@@ -166,8 +166,8 @@ def pieces(
             weight = builder.addInitializedInputTensor(
                 random.standard_normal((WIDTH, WIDTH)).astype(np.float32)
             )
-            # Made of a weight alone: an IPU that works twice must not do it the first time.
-            y = onnx.tanh([onnx.matmul([y, onnx.tanh([weight])])])
+            # A weight's tanh waits for nothing: an IPU that works twice must not do it the first time.
+            y = onnx.tanh([onnx.matmul([y, weight if labelled else onnx.tanh([weight])])])
             if stage == len(places) - 1:
                 y = onnx.mul([y, onnx.constant(np.full(WIDTH, 0.75, np.float32))])
                 mean = popart.ReductionType.Mean
