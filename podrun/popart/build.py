@@ -171,11 +171,7 @@ def build(
         able = differentiable(lowered, loss)
         scaling = automatic_scaling(lowered, able, trained, loss, optimizer, options)
         lowered = returning(lowered, scaling)
-    updated = updated_when_copied(flow, trained, options)
-    wanted = {
-        a: flow.art(a).spec(UPDATED + a if a in updated else anchor_alias(a, lowered.inputs))
-        for a in flow.anchors()
-    }
+    wanted = _wanted(flow, lowered, updated_when_copied(flow, trained, options))
     program = Program(
         name=name,
         forward=restoring(aliasing(lowered, [*flow.anchors(), *observed_tensors(watching)]), kept),
@@ -193,18 +189,35 @@ def build(
         uses_random=lowered.uses_random,
         rounds_stochastically=options.enableStochasticRounding,
         recompute=recompute_of(lowered.graph.nodes, options) if loss is not None else NOTHING,
-        # Machines are filled with powers of two: a model of three IPUs is one of four with an idle one.
-        ipus_per_replica=1 << (ipus_per_replica - 1).bit_length(),
+        ipus_per_replica=_filled(ipus_per_replica),
         updates_each_micro_batch=options.overlaps_batches and bool(trained),
-        metadata={
-            "anchors": flow.anchors(),
-            "batches_per_step": flow.batchesPerStep(),
-            "samples_per_micro_batch": _samples_per_micro_batch(lowered, broadcast),
-        },
+        metadata=_step_metadata(flow, lowered, broadcast),
         **_arrangement(options, flow),
     )
     start = host_values(lowered.initial, grouped)
     return BuiltModel(program, lowered, rule, infos, start, state, wanted, derived, settings, watching)
+
+
+def _wanted(flow: DataFlow, lowered: Lowered, updated: Collection[str]) -> dict[str, AnchorSpec]:
+    """What each anchor is in the program. ``updated``: weights that are copied after their update."""
+    return {
+        a: flow.art(a).spec(UPDATED + a if a in updated else anchor_alias(a, lowered.inputs))
+        for a in flow.anchors()
+    }
+
+
+def _step_metadata(flow: DataFlow, lowered: Lowered, broadcast: Collection[str]) -> dict[str, Any]:
+    """What summaries and tools want to know of a step."""
+    return {
+        "anchors": flow.anchors(),
+        "batches_per_step": flow.batchesPerStep(),
+        "samples_per_micro_batch": _samples_per_micro_batch(lowered, broadcast),
+    }
+
+
+def _filled(ipus_per_replica: int) -> int:
+    """Machines are filled with powers of two: a model of three IPUs is one of four with an idle one."""
+    return 1 << (ipus_per_replica - 1).bit_length()
 
 
 def _arrangement(options: SessionOptions, flow: DataFlow) -> dict[str, Any]:
