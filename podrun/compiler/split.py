@@ -2,10 +2,11 @@
 
 Equations carry their place in their name scopes, and differentiation keeps it, so backward work lands where
 its forward work is. An equation without a place joins the latest of its producers that has one, else the
-first of its consumers. Segments are then cut greedily: of the equations that can run, take the place of the
-one of lowest rank, and run everything of that place that can run. For a chain of stages 0, 1, 2 in training
-this gives 0, 1, 2 (forward and backward), 1, 0. What crosses between segments has a name of its own; between
-places it is what travels over IPU-Links, and what comes back to its own place later is the stash.
+first of its consumers: by rank, because programs may name the work of a later stage first. Segments are then cut
+greedily: of the equations that can run, take the place of the one of lowest rank, and run everything of that place
+that can run. For a chain of stages 0, 1, 2 in training this gives 0, 1, 2 (forward and backward), 1, 0. What crosses
+between segments has a name of its own; between places it is what travels over IPU-Links, and what comes back to its
+own place later is the stash.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class _Splitter:
             if i not in found:
                 placed = [found[c] for c in consumers.get(i, []) if c in found]
                 if placed:
-                    found[i] = placed[0]
+                    found[i] = min(placed, key=_rank)
         homes = self._homes(found)
         for i in self.indices:
             if i not in found:
@@ -122,7 +123,7 @@ class _Splitter:
         """Give an equation the spot of the latest of its producers that has one."""
         placed = [found[p] for p in self._producers(index) if p in found]
         if placed:
-            found[index] = placed[-1]
+            found[index] = max(placed, key=_rank)
 
     def _homes(self, found: Mapping[int, tuple[int, int]]) -> dict[Var, tuple[int, int]]:
         """The spot of the first placed equation that reads each argument."""
@@ -256,6 +257,10 @@ class _Splitter:
                 chosen.add(made)
                 wanted += self.equations[made].invars
         return [self.equations[i] for i in sorted(chosen)]
+
+
+def _rank(spot: tuple[int, int]) -> int:
+    return spot[1]
 
 
 def _anew(equation: JaxprEqn) -> bool:

@@ -146,16 +146,20 @@ def pieces(
     named: bool = True,
     labelled: bool = False,
     meets: bool = False,
+    ahead: bool = False,
     **values: object,
 ) -> dict[str, tuple[object, ...]]:
     """What a session computes, by piece: a layer for each place, the last one without a weight but with a constant.
 
     ``labelled``: the last stage alone reads labels. ``meets``: replicas meet in the first one. ``named``: stages are.
+    ``ahead``: the program names work of the last stage first, on an input that the first stage reads too.
     """
     builder, random = popart.Builder(), np.random.default_rng(0)
     onnx, graphcore = builder.aiOnnx, builder.aiGraphcore
     y = builder.addInputTensor("FLOAT", [2, WIDTH])
     labels = builder.addInputTensor("INT32", [2]) if labelled else ""
+    with builder.virtualGraph(places[-1]), builder.pipelineStage(len(places) - 1):
+        seen = onnx.relu([y]) if ahead else ""
     for stage, place in enumerate(places):
         scopes = [builder.virtualGraph(place), *([builder.pipelineStage(stage)] if named else [])]
         with contextlib.ExitStack() as stack:
@@ -169,6 +173,7 @@ def pieces(
             # A weight's tanh waits for nothing: an IPU that works twice must not do it the first time.
             y = onnx.tanh([onnx.matmul([y, weight if labelled else onnx.tanh([weight])])])
             if stage == len(places) - 1:
+                y = onnx.add([y, seen]) if ahead else y
                 y = onnx.mul([y, onnx.constant(np.full(WIDTH, 0.75, np.float32))])
                 mean = popart.ReductionType.Mean
                 loss = (
@@ -193,6 +198,7 @@ def pieces(
     "case",
     [
         {"places": (0, 1, 0)},
+        {"places": (0, 2, 1), "ahead": True},
         {"places": (1, 2), "labelled": True, "meets": True},
         {"places": (0, 1), "labelled": True, "meets": True, "named": False},
     ],

@@ -123,7 +123,8 @@ OPTIMIZERS: dict[str, Callable[[dict[str, Any]], popart.Optimizer]] = {
 @dataclass(frozen=True)
 class Mixed:
     """Layer *i* on IPU ``places[i]``. ``added``: the stage that adds an input that all replicas share; ``second``: the
-    stage with a loss of its own. Inference without ``optimizer``."""
+    stage with a loss of its own. ``ahead``: the stage that adds what the program makes of the input before all
+    else, and there. Inference without ``optimizer``."""
 
     places: tuple[int, ...]
     ipus: int
@@ -135,6 +136,7 @@ class Mixed:
     optimizer: str | None
     mean: popart.MeanReductionStrategy | None
     returned: tuple[str, ...]
+    ahead: int = 0
 
     @property
     def depth(self) -> int:
@@ -171,6 +173,7 @@ def cases(draw: st.DrawFn) -> tuple[Mixed, Way]:
         optimizer=draw(st.sampled_from([None, *sorted(OPTIMIZERS)])),
         mean=draw(st.sampled_from([None, strategies.Running, strategies.Post])),
         returned=tuple(draw(st.sampled_from(RETURNED)) for _ in range(3)),
+        ahead=draw(stages),
     )
     machines = max(1, replicas * ipus // 4)
     types = popart.RecomputationType
@@ -276,12 +279,15 @@ def built(case: Mixed) -> tuple[Maker, str, str, str, list[str]]:
         popart.TensorInfo(make.kind, [WIDTH]), popart.InputSettings(popart.ReplicatedStreamMode.Broadcast)
     )
     hidden, losses = [], []
+    with make.builder.virtualGraph(case.places[case.ahead]), make.builder.pipelineStage(case.ahead):
+        seen = make.onnx.relu([x])
     for stage, (place, layer) in enumerate(zip(case.places, case.layers, strict=True)):
         with make.builder.virtualGraph(place), make.builder.pipelineStage(stage):
             y = LAYERS[layer](make, y)
             if stage == len(case.places) - 1:
                 y = make.dense(y)  # So that there is something to train.
             y = make.onnx.add([y, same]) if stage == case.added else y
+            y = make.onnx.add([y, seen]) if stage == case.ahead else y
             hidden.append(y)
             if stage in (case.second, len(case.places) - 1):
                 losses.append(make.graphcore.l1loss([y], 0.1, reduction=popart.ReductionType.Sum))
@@ -363,6 +369,7 @@ def test_halves_in_loops_and_branches_over_instances_and_hosts() -> None:
         optimizer="rmsprop",
         mean=popart.MeanReductionStrategy.Running,
         returned=RETURNED,
+        ahead=1,
     )
     check(case, Way(popart.PipelineSchedule.Grouped, 2, "ab", popart.RecomputationType.Standard, True))
 
