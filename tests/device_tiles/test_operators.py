@@ -133,6 +133,58 @@ def test_a_recurrent_loop_runs_in_halves() -> None:
     assert report["step"]["cycles"] < single["step"]["cycles"]
 
 
+RECURRENT = [
+    ("lstm", 4, "forward"),
+    ("gru", 3, "forward"),
+    ("rnn", 1, "forward"),
+    ("gru", 3, "bidirectional"),
+]
+
+
+@pytest.mark.parametrize(("kind", "gates", "direction"), RECURRENT)
+@pytest.mark.parametrize("train", [False, True])
+def test_recurrent_operators_do_everything_a_step_at_a_time(
+    kind: str, gates: int, direction: str, train: bool
+) -> None:
+    """One product of input and state with all gates' weights a step; in training its gradient, and one that
+    is added to the weights' gradient.
+    """
+    steps, batch, inputs, hidden = 6, 8, 48, 32
+    ways = 2 if direction == "bidirectional" else 1
+    net = Network(Builder(), models.Declared("float16"), train=train)
+    x = net.input("x", (steps, batch, inputs))
+    w = net.weight("w", (ways, gates * hidden, inputs))
+    r = net.weight("r", (ways, gates * hidden, hidden))
+    operator = getattr(net.builder.aiOnnx, kind)
+    y = str(operator([x, w, r], 2, direction=direction, hidden_size=hidden)[0])
+    flat = flatten(traced(finished(net, (x,), y), train=train))
+    loops = [e for e in flat.equations if e.primitive == "scan"]
+    assert len(loops) == ways * (3 if train else 1)
+    assert {e.params["length"] for e in loops} == {steps}
+    products = [b.params for e in loops for b in e.bodies[0].equations if b.primitive == "product"]
+    sizes = {(p["m"], p["k"], p["n"]) for p in products}
+    wide, every = inputs + hidden, gates * hidden
+    forward, backward = (every, wide, batch), (wide, every, batch)
+    expected = {forward, backward, (max(every, wide), batch, min(every, wide))} if train else {forward}
+    assert sizes == expected
+    assert "dot_general" not in {e.primitive for e in flat.equations}
+
+
+def test_training_an_lstm_keeps_what_the_library_keeps() -> None:
+    """Six values and the output of each step, not what the derivative of each equation would read."""
+    flat = flatten(traced(lstm(4, 5, 1, 64), train=True))
+    forward = next(e for e in flat.equations if e.primitive == "scan")
+    assert max(t.size for t in forward.results) == 6 * 5 * 4 * 64
+
+
+def test_memory_of_a_recurrent_loop_does_not_grow_with_its_steps_beyond_what_it_keeps() -> None:
+    def temporary(steps: int) -> int:
+        report = cost_jaxpr(traced(lstm(16, steps, 1, 256), train=True), "gc200")
+        return int(report["memory"]["temporary_bytes"])
+
+    assert temporary(40) == temporary(10)
+
+
 def test_an_explicit_cast_keeps_its_type() -> None:
     net = Network(Builder(), models.Declared("float16"))
     x = net.input("x", (64, 64))

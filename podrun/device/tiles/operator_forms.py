@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from podrun.device.tiles.operator_runs import Operator, Template, Unexpected, Writer
+from podrun.device.tiles.recurrent import CELLS, recurrent
 
 
 def _convolution(op: Operator) -> None:
@@ -346,5 +347,6 @@ TEMPLATES: dict[str, Template] = {
     "Dropout": _dropout,
     "Ctc": _ctc_loss,
     "CtcBeamSearchDecoder": _ctc_beam_search,
+    **dict.fromkeys(CELLS, recurrent),
 }
 """By ONNX type: how the library computes it."""

@@ -67,7 +67,9 @@ def _operators(flat: FlatJaxpr, found: Sequence[tuple[Place | None, int, int]]) 
     """Operators with a template, in order, whose forward run is one and whose backward run is at most one."""
     spans: dict[tuple[str, bool], list[tuple[Place, int, int]]] = {}
     for place, first, end in found:
-        if place is not None and place.kind in TEMPLATES:
+        # Zeros that differentiating a loop begins with stand apart from it, and are no work.
+        works = any(e.primitive not in VIEWS for e in flat.equations[first:end])
+        if place is not None and place.kind in TEMPLATES and works:
             spans.setdefault((place.label, place.backward), []).append((place, first, end))
     owner: dict[int, str] = {}
     readers: dict[int, set[str]] = {}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from podrun.device.target import Chip
 from podrun.device.tiles import amp, vertices
-from podrun.device.tiles.exchange import FRAGMENTED, PHASE_CYCLES
+from podrun.device.tiles.exchange import DELIVERED, FRAGMENTED, PHASE_CYCLES
 from podrun.device.tiles.plan import Plan
 
 if TYPE_CHECKING:
@@ -82,17 +82,19 @@ def choose(
     weight_bytes = groups * k * n * item * product.kernel
     partial_bytes = groups * rows * n * partial
     # An operand shared by an even number of neighbours arrives at double width.
-    in_rate = chip.exchange_bytes * np.where(pn % 2 == 0, 2.0, 1.0)
-    weight_rate = chip.exchange_bytes * np.where((pm >= 2) & (pn % 2 == 1), 2.0, 1.0)
+    rate = chip.exchange_bytes * DELIVERED
+    in_rate = rate * np.where(pn % 2 == 0, 2.0, 1.0)
+    weight_rate = rate * np.where((pm >= 2) & (pn % 2 == 1), 2.0, 1.0)
     if product.rows_resident:
         stay_rows, stay_weights = 1.0 / pn, 1.0 / used
     else:
         stay_rows, stay_weights = 1.0 / used, 1.0 / pm
-    gather = in_bytes * (1.0 - stay_rows) / in_rate + weight_bytes * (1.0 - stay_weights) / weight_rate
-    if product.groups > 1 and product.kernel == 1:
-        # Operands of many small products arrive in rows of one group each.
-        gather = gather * FRAGMENTED
-    spread = np.where(pk > 1, partial_bytes * (1.0 - 1.0 / pk) / chip.exchange_bytes + PHASE_CYCLES, 0.0)
+    # Operands of many small products arrive in rows of one group each.
+    pieces = FRAGMENTED if product.groups > 1 and product.kernel == 1 else 1.0
+    gather_in = in_bytes * (1.0 - stay_rows) / in_rate * pieces
+    gather_weights = weight_bytes * (1.0 - stay_weights) / weight_rate * pieces
+    spread = np.where(pk > 1, partial_bytes * (1.0 - 1.0 / pk) / rate, 0.0)
+    phases = np.where(pk > 1, 2.0, 1.0) * PHASE_CYCLES
     outputs = groups * rows * n / pk
     vector = vertices.vector_width(product.partials_type)
     reduce = np.where(
@@ -107,12 +109,12 @@ def choose(
         0.0,
     )
     rearrange = transform + (in_bytes * 1.25 / 8.0 if product.transposed else in_bytes * 0.0)
-    exchange = PHASE_CYCLES + gather + spread
-    total = compute + reduce + cast + exchange + rearrange
     limit = product.proportion * chip.tile_bytes
     turns = serial_turns(limit, in_bytes, weight_bytes + partial_bytes, n, grain)
     temporary = in_bytes + (weight_bytes + partial_bytes) / turns
-    total = total + (turns - 1.0) * (exchange + rearrange + TURN_CYCLES)
+    # A turn moves its own weights and partial sums, and all the inputs.
+    exchange = gather_weights + spread + turns * (phases + gather_in)
+    total = compute + reduce + cast + exchange + turns * rearrange + (turns - 1.0) * TURN_CYCLES
     fits = temporary <= limit
     # A plan that fits no tile at all cannot run; when none fits the proportion, the smallest one is taken.
     best = int(np.argmin(np.where(fits, total, np.inf))) if fits.any() else int(np.argmin(temporary))
@@ -121,7 +123,7 @@ def choose(
     plan = Plan(
         "conv" if product.kernel > 1 else "matmul",
         compute=float(compute[best] + reduce[best] + cast[best]) + (serial - 1) * TURN_CYCLES,
-        exchange=float(exchange[best]) * serial,
+        exchange=float(exchange[best]),
         rearrange=float(rearrange[best]) * serial,
         compute_sets=serial + reductions + (1 if transform else 0),
         exchanges=serial + reductions,
