@@ -6,9 +6,11 @@ Segments are cut where the place changes, and where machines meet for a collecti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import jax
+from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
 from podrun.compiler.arenas import gradient_buffer
@@ -18,7 +20,7 @@ from podrun.compiler.pieces import TracedPiece, trace_piece
 from podrun.compiler.placement import Placement
 from podrun.compiler.program import RNG
 from podrun.compiler.split import CROSSING_PREFIX, Segment, Spot, split
-from podrun.errors import UnimplementedError, UnsupportedError, UsageError
+from podrun.errors import UnsupportedError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
     ]
     if builder.traced.uses_random:
         found.insert(0, Unit(trace_piece(builder.keys_piece()), 0, 0))
-    _check_states(builder, found, pipelined=pipelined)
+    found = _with_states(sorted(builder.program.state_updates), found, pipelined=pipelined)
     if builder.program.updates_each_micro_batch:
         _check_updates(builder, found)
     return tuple(found)
@@ -124,17 +126,39 @@ def homes_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
     return homes
 
 
-def _check_states(builder: ChunkBuilder, chain: Sequence[Unit], *, pipelined: bool) -> None:
-    """A parameter that a micro-batch replaces is read only before that, and where micro-batches overlap
-    nowhere else."""
-    for name in sorted(builder.program.state_updates):
-        writer = next(k for k, unit in enumerate(chain) if name in unit.piece.outputs)
-        readers = [k for k, unit in enumerate(chain) if name in unit.piece.inputs]
-        if any(k > writer or (pipelined and k != writer) for k in readers):
-            raise UnimplementedError(
-                f"{name!r} is replaced on IPU {chain[writer].ipu} and read again by another part of the replica, which "
-                f"is not there yet."
-            )
+def _with_states(states: Sequence[str], chain: Sequence[Unit], *, pipelined: bool) -> list[Unit]:
+    """The chain with parameters that a micro-batch replaces handed over, as they were before it, to those who read them
+    and do not replace them: by units of their own, in front, on the IPUs that replace them.
+
+    UnsupportedError where micro-batches overlap: a reader would meet a later or an earlier micro-batch's.
+    """
+    given: dict[int, dict[str, ShapedArray]] = {}
+    for name in states:
+        writer = next(unit for unit in chain if name in unit.piece.outputs)
+        for unit in chain:
+            if unit is writer or name not in unit.piece.inputs:
+                continue
+            if pipelined:
+                raise UnsupportedError(
+                    f"{name!r} is replaced in one stage of a pipeline (on IPU {writer.ipu}) and read in another one "
+                    f"(on IPU {unit.ipu}), where other micro-batches are meanwhile.",
+                    hint="Put what reads and what replaces it in one pipeline stage, or do not pipeline.",
+                )
+            aval = unit.piece.jaxpr.in_avals[unit.piece.inputs.index(name)]
+            given.setdefault(writer.ipu, {})[name] = aval
+    units = [Unit(_giving(ipu, avals), ipu, 0) for ipu, avals in sorted(given.items())]
+    for unit in chain:
+        others = {name for avals in given.values() for name in avals} - {*unit.piece.outputs}
+        inputs = tuple(CROSSING_PREFIX + name if name in others else name for name in unit.piece.inputs)
+        units.append(replace(unit, piece=replace(unit.piece, inputs=inputs)))
+    return units
+
+
+def _giving(ipu: int, avals: Mapping[str, ShapedArray]) -> TracedPiece:
+    """A piece that hands on parameters of an IPU."""
+    names = tuple(avals)
+    jaxpr = jax.make_jaxpr(lambda *values: values)(*avals.values())
+    return TracedPiece(f"states.{ipu}", jaxpr, names, tuple(CROSSING_PREFIX + name for name in names))
 
 
 def _cycles(segments: Sequence[Segment], placement: Placement, depth: int) -> list[int]:
