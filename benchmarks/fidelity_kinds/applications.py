@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from networks import trace
 
+from fidelity_kinds.layouts import Layout, layout_of, proportion
 from fidelity_kinds.record import TYPES, NotPredicted, Record
 from podrun.device.target import GC2
+from podrun.device.tiles import vertices
 from podrun.device.tiles.batch import Batch, batch_seconds, tied_pipeline
 from podrun.models import CATALOGUE, TRANSFORMERS
 
@@ -37,13 +39,6 @@ INFERENCE_PACKING = 1.7
 """Sequences per pack of a served model where text is packed."""
 GLOBAL_BATCH = {"mlperf": 3072, "other": 16384}
 """Sequences per weight update where a training record of text states none."""
-IPUS_PER_REPLICA = {"bert_large": 4, "bert_base": 4, "gpt_117m": 4, "efficientnet_b4": 2}
-"""IPUs that a training replica spans where the record does not say; 1 otherwise and for inference."""
-TRAINING_TOKENS = 1024
-"""Tokens of a training micro-batch of text where the record does not say: what fits an IPU beside its
-weights."""
-TRAINING_IMAGES = {"resnet50": 20, "efficientnet_b0": 16, "efficientnet_b4": 3}
-"""Images of a training micro-batch on a POD where the record does not say; 1 otherwise."""
 PIPELINE_IMBALANCE = 1.25
 """Slowest stage over mean stage of an image network cut into a pipeline of whole blocks. Assumed."""
 OPTIMIZER = {"resnet50": "lars", "bert_base": "lamb", "bert_large": "lamb", "gpt_117m": "adam"}
@@ -147,13 +142,19 @@ def is_training(record: Record) -> bool:
     return bool(record.params["mode"] == "train")
 
 
-def _layout(record: Record, name: str) -> tuple[int, int]:
+def _spread(record: Record, layout: Layout) -> tuple[int, int]:
     """IPUs per replica and replicas."""
     ipus = max(record.ipus, record.params.get("ipus") or 1)
     stated = record.params["ipus_per_replica"]
-    per = int(stated) if stated > 1 else (IPUS_PER_REPLICA.get(name, 1) if is_training(record) else 1)
-    per = min(per, ipus)
+    per = min(int(stated) if stated > 1 else layout.ipus, ipus)
     return per, max(1, ipus // per)
+
+
+def _accumulating(record: Record, weights: float) -> float:
+    """Cycles in which a micro-batch's gradients of ``weights`` parameters are added to those before it."""
+    if not is_training(record) or record.ipus == 1:
+        return 0.0
+    return vertices.scaled_add_cycles(weights / record.chip.tiles, "float16")
 
 
 def _accumulation(record: Record, samples: float, replicas: int) -> int:
@@ -169,8 +170,9 @@ def _accumulation(record: Record, samples: float, replicas: int) -> int:
 def _image(record: Record, name: str) -> Workload:
     params, train = record.params, is_training(record)
     side = params.get("image_size") or CATALOGUE[name].side
-    per, replicas = _layout(record, name)
-    micro = _stated_micro_batch(record, replicas) or (TRAINING_IMAGES.get(name, 1) if record.ipus > 1 else 1)
+    layout = layout_of(record, name)
+    per, replicas = _spread(record, layout)
+    micro = _stated_micro_batch(record, replicas) or layout.samples
     recompute = bool(params["recompute"]) or (train and (record.ipus > 1 or per > 1))
     question = (
         name,
@@ -182,12 +184,12 @@ def _image(record: Record, name: str) -> Workload:
         recompute,
         "float32" if params["input_type"] == "fp32" else "float16",
         partials_type(record),
-        params["available_memory_proportion"],
+        proportion(record, layout),
         int(params.get("norm_group_size") or 1),
         params["input_type"] == "fp8",
     )
     report, weights = trace.image_network(*question)
-    cycles = float(report["step"]["cycles"])
+    cycles = float(report["step"]["cycles"]) + _accumulating(record, weights)
     if per > 1:
         # Whole blocks never split evenly. (Stages of a pipeline recompute their forward pass, as above.)
         cycles *= PIPELINE_IMBALANCE
@@ -257,32 +259,29 @@ def _transformer(record: Record, name: str) -> Workload:
     params, train = record.params, is_training(record)
     layers, hidden = int(params.get("layers") or TRANSFORMERS[name].layers), TRANSFORMERS[name].hidden
     tokens, packs = sequence_length(record), packing(record)
-    per, replicas = _layout(record, name)
+    layout = layout_of(record, name)
+    per, replicas = _spread(record, layout)
     micro = int(params.get("micro_batch") or 0)
     if not micro and train and params.get("samples_per_micro_step"):
         micro = max(1, round(params["samples_per_micro_step"] / packs))
     if not micro:
-        # Text of the benchmark pages states no accumulation: a micro-batch is what an IPU holds.
-        micro = (
-            max(1, TRAINING_TOKENS // tokens)
-            if train
-            else int(params.get("global_batch") or replicas) // replicas
-        )
+        micro = layout.sequences(tokens) if train else int(params.get("global_batch") or replicas) // replicas
     micro = max(1, micro)
     question = (record.chip.name, micro, tokens, name)
-    proportion = params["available_memory_proportion"]
+    share = proportion(record, layout)
     if not train:
         # A served model's weights stay on its chip: products have what they leave.
         held = 2.0 * WEIGHTS_PER_HIDDEN * layers * hidden**2 / record.chip.sram_bytes
-        proportion = max(LEAST_PROPORTION, min(proportion, 1.0 - held - CODE_SHARE))
-    partials = partials_type(record)
-    share = 1.0 if TRANSFORMERS[name].causal else 0.15
-    costs = trace.transformer_parts(*question, train, partials, proportion, share)
+        share = max(LEAST_PROPORTION, min(share, 1.0 - held - CODE_SHARE))
+    how = (partials_type(record), share, 1.0 if TRANSFORMERS[name].causal else 0.15)
+    costs = trace.transformer_parts(*question, train, *how, layout.attention_dropout)
     cycles = {part: float(report["step"]["cycles"]) for part, (report, _) in costs.items()}
     if train and per > 1:
-        again = trace.transformer_parts(*question, False, partials, proportion, share)
+        again = trace.transformer_parts(*question, False, *how)
         cycles["layer"] += again["layer"][0]["step"]["cycles"]
-    head = cycles["head"] if train else 0.0
+    cycles["layer"] += _accumulating(record, costs["layer"][1])
+    # Answers to questions are two numbers a token; words are predicted in pretraining alone.
+    head = cycles["head"] if train and params.get("task") != "squad" else 0.0
     ends = cycles["embedding"] + head
     slowest = tied_pipeline(
         record.chip,
@@ -292,6 +291,8 @@ def _transformer(record: Record, name: str) -> Workload:
         per,
         float(costs["layer"][1]),
         float(costs["embedding"][1]),
+        pieces=2 if layout.halves else 1,
+        first=layout.first if per == layout.ipus else None,
     )
     weights = costs["layer"][1] * layers + costs["embedding"][1]
     task = str(params.get("task"))

@@ -182,7 +182,7 @@ def _defaults(defaults: Mapping[str, Any]) -> str:
     lines.append(
         "* **target** `mk2`: GC200, and Bow for the rates of whole matrix products; `c600-or-bow`: C600. "
         "Layouts, sequence lengths "
-        "and micro-batches by network stand at the top of `benchmarks/fidelity_kinds/applications.py`."
+        "and micro-batches by network: `benchmarks/fidelity_kinds/layouts.py` and `applications.py`."
     )
     return "\n".join(lines) + "\n"
 

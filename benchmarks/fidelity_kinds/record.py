@@ -68,7 +68,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "packing_factor": 1.0,
         "input_type": "fp16",
         "recompute": False,
-        "available_memory_proportion": 0.6,
         "phase": "total",
     },
     "memory": {

@@ -137,10 +137,12 @@ def transformer_parts(
     partials: str,
     proportion: float,
     predicted: float = 0.15,
+    attention_dropout: bool = True,
 ) -> dict[str, tuple[dict[str, Any], int]]:
     """Reports and numbers of weights of one encoder layer, the embedding and the prediction head.
 
-    ``predicted``: share of the tokens whose words are predicted in training.
+    ``predicted``: share of the tokens whose words are predicted in training. ``attention_dropout``: drop
+    attention's shares too.
     """
     size = models.TRANSFORMERS[name]
     common: dict[str, Any] = {"chip": chip, "train": train, "partials": partials, "proportion": proportion}
@@ -151,7 +153,9 @@ def transformer_parts(
     net = network()
     x = net.input("x", (batch, tokens, size.hidden))
     mask = attention.causal_mask(net, tokens) if size.causal else net.input("mask", (batch, 1, 1, tokens))
-    y = attention.encoder_layer(net, x, "layer", size.heads, size.feed_forward, mask)
+    y = attention.encoder_layer(
+        net, x, "layer", size.heads, size.feed_forward, mask, attention_dropout=attention_dropout
+    )
     layer = costed(finished(net, (x,), y), input_gradient=True, **common)
     net = network()
     words = net.input("words", (batch, tokens), "INT32")

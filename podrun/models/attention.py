@@ -11,13 +11,23 @@ from podrun.models.network import ATTENTION_BLOCKED, Network
 CLASSES = 1000
 
 
-def encoder_layer(net: Network, x: str, name: str, heads: int, feed_forward: int, mask: str = "") -> str:
+def encoder_layer(
+    net: Network,
+    x: str,
+    name: str,
+    heads: int,
+    feed_forward: int,
+    mask: str = "",
+    *,
+    attention_dropout: bool = True,
+) -> str:
     """One layer on ``[batch, tokens, hidden]``, normalised after each half (BERT). ``mask`` is added to the
-    scores.
+    scores; ``attention_dropout``: shares of attention are dropped too.
     """
     batch, tokens, hidden = net.shape(x)
     with net.scope("attention"):
-        y = self_attention(net, net.reshape(x, (batch * tokens, hidden)), name, (batch, tokens), heads, mask)
+        rows = net.reshape(x, (batch * tokens, hidden))
+        y = self_attention(net, rows, name, (batch, tokens), heads, mask, dropout=attention_dropout)
     with net.scope("layer_norm"):
         x = net.layer_norm(net.add(x, net.reshape(net.dropout(y), (batch, tokens, hidden))), f"{name}.norm0")
     y = feed_forward_block(net, net.reshape(x, (batch * tokens, hidden)), name, feed_forward)
@@ -28,7 +38,15 @@ def encoder_layer(net: Network, x: str, name: str, heads: int, feed_forward: int
 
 
 def self_attention(
-    net: Network, rows: str, name: str, grouped: tuple[int, int], heads: int, mask: str = "", bias: str = ""
+    net: Network,
+    rows: str,
+    name: str,
+    grouped: tuple[int, int],
+    heads: int,
+    mask: str = "",
+    bias: str = "",
+    *,
+    dropout: bool = True,
 ) -> str:
     """Attention of ``grouped`` = (sequences, tokens) on their ``rows``; ``bias`` is added like a mask."""
     batch, tokens = grouped
@@ -45,7 +63,8 @@ def self_attention(
         scores = net.mul(scores, net.constant(1.0 / math.sqrt(size)))
         for added in filter(None, (mask, bias)):
             scores = net.add(scores, added)
-        shares = net.dropout(net.softmax(scores))
+        shares = net.softmax(scores)
+        shares = net.dropout(shares) if dropout else shares
     with net.scope("pv_matmul"):
         context = net.transpose(net.matmul(shares, v), (0, 2, 1, 3))
         context = net.reshape(context, (batch * tokens, hidden))

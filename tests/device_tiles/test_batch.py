@@ -75,3 +75,18 @@ def test_bert_large_on_four_ipus_has_seven_layers_on_one() -> None:
 def test_all_causes_are_there_and_none_is_negative(accumulation: int, replicas: int) -> None:
     causes = batch_seconds(BOW, replace(PIPELINE, accumulation=accumulation, replicas=replicas))
     assert min(causes.values()) >= 0
+
+
+def test_a_layout_says_how_many_layers_stand_on_the_first_ipu() -> None:
+    """The published BERT-Base leaves its first IPU to the embedding and the head."""
+    balanced = tied_pipeline(BOW, 12, 1.0, 0.4, 4, 7.1e6, 23.8e6)
+    published = tied_pipeline(BOW, 12, 1.0, 0.4, 4, 7.1e6, 23.8e6, first=0)
+    assert published == 4.0
+    assert balanced == pytest.approx(3.4)
+
+
+def test_layers_in_two_pieces_balance_better() -> None:
+    whole = tied_pipeline(GC200, 24, 1.0, 0.4, 4, 12.6e6, 31.8e6, first=4)
+    halves = tied_pipeline(GC200, 24, 1.0, 0.4, 4, 12.6e6, 31.8e6, first=4.5, pieces=2)
+    assert whole == 7.0
+    assert halves == 6.5

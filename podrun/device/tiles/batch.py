@@ -118,21 +118,32 @@ Assumed; it is what keeps published layouts of BERT-Large on four IPUs at seven 
 
 
 def tied_pipeline(
-    chip: Chip, layers: int, layer: float, ends: float, stages: int, layer_weights: float, end_weights: float
+    chip: Chip,
+    layers: int,
+    layer: float,
+    ends: float,
+    stages: int,
+    layer_weights: float,
+    end_weights: float,
+    *,
+    pieces: int = 1,
+    first: float | None = None,
 ) -> float:
     """Cycles of the slowest IPU when embedding and head share a table and so stand on the first IPU.
 
     The first IPU takes as many layers as its memory allows beside the table (two bytes for each weight and
     two for its gradient); the rest are spread evenly over the others. ``ends``: cycles of embedding and
-    head.
+    head. ``pieces``: equal parts of a layer that may stand on different IPUs. ``first``: layers on the first
+    IPU, where a layout says.
     """
+    layers, layer, layer_weights = layers * pieces, layer / pieces, layer_weights / pieces
     if stages <= 1:
         return layers * layer + ends
     room = chip.sram_bytes * WEIGHT_SHARE / 4.0
     best = math.inf
-    for first in range(layers + 1):
-        others = math.ceil((layers - first) / (stages - 1))
-        heaviest = max(end_weights + first * layer_weights, others * layer_weights)
-        if heaviest <= room or first == 0:
-            best = min(best, max(first * layer + ends, others * layer))
+    for held in range(layers + 1) if first is None else (round(first * pieces),):
+        others = math.ceil((layers - held) / (stages - 1))
+        heaviest = max(end_weights + held * layer_weights, others * layer_weights)
+        if heaviest <= room or held == 0 or first is not None:
+            best = min(best, max(held * layer + ends, others * layer))
     return best
