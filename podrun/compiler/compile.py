@@ -196,8 +196,9 @@ class _Compilation:
 
     def executable(self) -> Executable:
         """All stages."""
-        program, builder = self.program, self.builder
+        program = self.program
         _check_pipeline(program, self.placement)
+        builder = self.builder
         meetings: Mapping[str, Arena] = {}
         with fixed_numerics():
             if self.placement.split:

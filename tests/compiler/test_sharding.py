@@ -331,6 +331,8 @@ def test_refused_pipelines() -> None:
     with pytest.raises(UsageError, match="more than one IPU"):
         compile_program(chain([0], pipelined=True, accumulation_factor=2))
     early: dict[str, Any] = {"updates_each_micro_batch": True, "accumulation_factor": 5}
+    with pytest.raises(UsageError, match="more than one IPU"):
+        compile_program(chain([0], pipelined=True, **early))
     with pytest.raises(UsageError, match="Only a pipelined program"):
         compile_program(chain([0, 1], **early))
     with pytest.raises(UnsupportedError, match="'w0' is read on IPUs 0, 1"):
