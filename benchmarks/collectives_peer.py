@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -49,11 +50,12 @@ class Podrun:
         }
         if self.size == 2 and count > 1:
             found["floor"] = self._floor(count)
+            found["floor_handed"] = self._floor_handed(count)
         return found
 
     def _floor(self, count: int) -> Round:
-        """The least that two ranks must do in any design over shared memory: rewrite the vector, meet, and read half of
-        the other's into memory of one's own. Nothing is added up, and nothing waits for the reading to be over.
+        """The least that two ranks can do where the vector lies: rewrite it, meet, and read half of the other's into
+        memory of one's own. Nothing is added up, and nothing waits for the reading to be over.
         """
         rows = self.group.shared(f"floor of {count}", "float32", 2 * count)
         mine, theirs = (rows[rank * count : (rank + 1) * count] for rank in (self.rank, 1 - self.rank))
@@ -62,6 +64,27 @@ class Podrun:
         read = np.empty_like(theirs)
 
         def call() -> None:
+            self.group.barrier()
+            np.copyto(read, theirs)
+
+        return mine, call
+
+    def _floor_handed(self, count: int) -> Round:
+        """The same through other memory: rewrite the vector, copy half of it out, meet, and read what the other copied.
+        The places to copy to take turns.
+        """
+        half = count // 2
+        turns = max(1, min(8, (128 * 1024) // half))
+        places = self.group.shared(f"floor of {count}, handed over", "float32", 2 * half * turns).reshape(
+            2, turns, half
+        )
+        mine, read = np.zeros(count, np.float32), np.empty(half, np.float32)
+        own = mine[(1 - self.rank) * half :][:half]
+        pairs = itertools.cycle(zip(places[self.rank], places[1 - self.rank], strict=True))
+
+        def call() -> None:
+            out, theirs = next(pairs)
+            np.copyto(out, own)
             self.group.barrier()
             np.copyto(read, theirs)
 
@@ -190,7 +213,7 @@ def main() -> None:
                 rounds.update(peer.rounds(order["count"]))
                 say({})
             else:
-                with on_one_core(peer.rank, order["variant"] == "floor"):
+                with on_one_core(peer.rank, order["variant"].startswith("floor")):
                     said = block(peer, *rounds[order["variant"]], order["rounds"])
                 say(said)
         stream.close()

@@ -6,7 +6,10 @@
    this module meet in one group. Whatever is unusual (a rank that is long in coming, one that sleeps, a failed group, a
    type that is not summed here) is left to their Python, through the callables given to `Run`.
 
-   No sum may be contracted or reordered: built with -ffp-contract=off, never with -ffast-math. */
+   No sum may be contracted or reordered: built with -ffp-contract=off, never with -ffast-math.
+
+   Order in memory: a rank's word is stored after all that it wrote before, and what others wrote is read after their
+   words were seen (release and acquire), on every processor. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -17,9 +20,11 @@
 #include <structmember.h>
 #include <time.h>
 
-#define PROTOCOL 1 /* as meeting.py's: a module built from another version is not used */
+#define PROTOCOL 2 /* as meeting.py's: a module built from another version is not used */
 #define PHASES 4
+#define MOST_SETS 8
 #define GIL_BYTES 32768 /* a sum over so many bytes lets other threads run meanwhile */
+#define BLOCK 512       /* elements whose running results in float32 stay in the first cache */
 
 #if defined(__x86_64__)
 #define PAUSE() __builtin_ia32_pause()
@@ -79,21 +84,126 @@ SUM(sum_double, double, 1)
 SUM(sum_32, uint32_t, 0) /* unsigned: wraps around, as NumPy's signed integers do */
 SUM(sum_64, uint64_t, 0)
 
+static inline float
+as_float(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+static inline uint32_t
+as_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+
+/* float16 and float32 as NumPy converts them, in arithmetic that compilers turn into vectors on any processor. */
+static inline float
+widen_half(uint16_t half)
+{
+    const uint32_t rest = (uint32_t)(half & 0x7fff) << 13, exponent = rest & 0x0f800000;
+    const uint32_t large = rest + (exponent == 0x0f800000 ? 224u << 23 : 112u << 23); /* infinity and NaN, or normal */
+    const uint32_t small = as_bits(as_float(rest + (113u << 23)) - as_float(113u << 23)); /* subnormal, exactly */
+    return as_float((exponent ? large : small) | (uint32_t)(half & 0x8000) << 16);
+}
+
+static inline uint16_t
+narrow_half(float value)
+{
+    const uint32_t sign = as_bits(value) >> 16 & 0x8000, bits = as_bits(value) & 0x7fffffff;
+    const uint32_t normal = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13; /* to nearest, ties to even */
+    const uint32_t small = as_bits(as_float(bits) + 0.5f) - as_bits(0.5f);          /* the addition rounds */
+    const uint32_t payload = bits >> 13 & 0x3ff;
+    const uint32_t large = bits > 0x7f800000 ? 0x7c00 | (payload ? payload : 1) : 0x7c00;
+    return (uint16_t)(sign | (bits >= 143u << 23 ? large : bits < 113u << 23 ? small : normal));
+}
+
+static inline float
+widen_bfloat(uint16_t bits)
+{
+    return as_float((uint32_t)bits << 16);
+}
+
+static inline uint16_t
+narrow_bfloat(float value)
+{
+    const uint32_t bits = as_bits(value);
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    return (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16 & 0x8000) | 0x7fc0 : rounded);
+}
+
+#define SAME(x) (x)
+#define PLUS(a, b) ((a) + (b))
+#define TIMES(a, b) ((a) * (b))
+#define LEAST(a, b) ((a) < (b) || (a) != (a) ? (a) : (b)) /* hand on NaN, as NumPy does */
+#define MOST(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
+
+/* As SUM, for any OPERATION, in float32: widened, combined in order, narrowed once. outs may be parts. */
+#define COMBINE(NAME, T, WIDEN, NARROW, OPERATION)                                                                     \
+    FOR_EACH_CPU static void NAME(char *const *parts, size_t count, char *const *outs, size_t results, size_t bytes,   \
+                                  int mean)                                                                            \
+    {                                                                                                                  \
+        const float divisor = (float)count;                                                                            \
+        for (size_t at = 0; at < bytes; at += BLOCK * sizeof(T)) {                                                     \
+            const size_t left = (bytes - at) / sizeof(T), n = left < BLOCK ? left : BLOCK;                             \
+            const T *part = (const T *)(parts[0] + at);                                                                \
+            T *out = (T *)(outs[0] + at);                                                                              \
+            float total[BLOCK];                                                                                        \
+            for (size_t i = 0; i < n; i++)                                                                             \
+                total[i] = WIDEN(part[i]);                                                                             \
+            for (size_t k = 1; k < count; k++) {                                                                       \
+                part = (const T *)(parts[k] + at);                                                                     \
+                for (size_t i = 0; i < n; i++) {                                                                       \
+                    const float x = WIDEN(part[i]);                                                                    \
+                    total[i] = OPERATION(total[i], x);                                                                 \
+                }                                                                                                      \
+            }                                                                                                          \
+            if (mean)                                                                                                  \
+                for (size_t i = 0; i < n; i++)                                                                         \
+                    total[i] /= divisor;                                                                               \
+            for (size_t i = 0; i < n; i++)                                                                             \
+                out[i] = NARROW(total[i]);                                                                             \
+            for (size_t k = 1; k < results; k++)                                                                       \
+                memcpy(outs[k] + at, out, n * sizeof(T));                                                              \
+        }                                                                                                              \
+    }
+
+COMBINE(product_float, float, SAME, SAME, TIMES)
+COMBINE(min_float, float, SAME, SAME, LEAST)
+COMBINE(max_float, float, SAME, SAME, MOST)
+COMBINE(sum_half, uint16_t, widen_half, narrow_half, PLUS)
+COMBINE(product_half, uint16_t, widen_half, narrow_half, TIMES)
+COMBINE(min_half, uint16_t, widen_half, narrow_half, LEAST)
+COMBINE(max_half, uint16_t, widen_half, narrow_half, MOST)
+COMBINE(sum_bfloat, uint16_t, widen_bfloat, narrow_bfloat, PLUS)
+COMBINE(product_bfloat, uint16_t, widen_bfloat, narrow_bfloat, TIMES)
+COMBINE(min_bfloat, uint16_t, widen_bfloat, narrow_bfloat, LEAST)
+COMBINE(max_bfloat, uint16_t, widen_bfloat, narrow_bfloat, MOST)
+
 typedef void (*Kernel)(char *const *, size_t, char *const *, size_t, size_t, int);
 
-/* The kernel for a buffer's format, or NULL. */
-static Kernel
-kernel_for(const char *format)
-{
-    switch (format && format[0] && !format[1] ? format[0] : 0) {
-    case 'f': return sum_float;
-    case 'd': return sum_double;
-    case 'i': case 'I': return sum_32;
-    case 'l': case 'L': return sizeof(long) == 8 ? sum_64 : sum_32;
-    case 'q': case 'Q': return sum_64;
-    default: return NULL;
-    }
-}
+/* What is reduced here: of which type (native.py has the names), and how. */
+static const struct {
+    const char *kind, *operation;
+    size_t size;
+    int mean;
+    Kernel kernel;
+} kernels[] = {
+    {"float32", "sum", 4, 0, sum_float},       {"float32", "mean", 4, 1, sum_float},
+    {"float32", "min", 4, 0, min_float},       {"float32", "max", 4, 0, max_float},
+    {"float32", "product", 4, 0, product_float},
+    {"float64", "sum", 8, 0, sum_double},      {"float64", "mean", 8, 1, sum_double},
+    {"int32", "sum", 4, 0, sum_32},            {"int64", "sum", 8, 0, sum_64},
+    {"float16", "sum", 2, 0, sum_half},        {"float16", "mean", 2, 1, sum_half},
+    {"float16", "min", 2, 0, min_half},        {"float16", "max", 2, 0, max_half},
+    {"float16", "product", 2, 0, product_half},
+    {"bfloat16", "sum", 2, 0, sum_bfloat},     {"bfloat16", "mean", 2, 1, sum_bfloat},
+    {"bfloat16", "min", 2, 0, min_bfloat},     {"bfloat16", "max", 2, 0, max_bfloat},
+    {"bfloat16", "product", 2, 0, product_bfloat},
+};
 
 /* --- Meetings ------------------------------------------------------------------------------------------------------ */
 
@@ -201,7 +311,8 @@ static inline Turn *
 come(Meeting *m)
 {
     Turn *turn = &m->turns[++m->counts->count & (PHASES - 1)];
-    __atomic_store_n(turn->own, turn->word, __ATOMIC_SEQ_CST); /* before the others' words are looked at */
+    __atomic_store_n(turn->own, turn->word, __ATOMIC_RELEASE);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* in memory before the others' words and marks are looked at */
     return turn;
 }
 
@@ -214,6 +325,7 @@ meet(Meeting *m, PyObject *timeout)
         return 0;
     PyObject *said = PyObject_CallFunctionObjArgs(m->wait, m->label, timeout, NULL);
     Py_XDECREF(said);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return said ? 0 : -1;
 }
 
@@ -306,7 +418,7 @@ static PyTypeObject MeetingType = {
 
 /* --- Reductions ---------------------------------------------------------------------------------------------------- */
 
-/* One sum, ready: where its parts are and where it goes. */
+/* One reduction, ready: where its parts are and where it goes. */
 typedef struct {
     Kernel kernel; /* NULL: `python` does it */
     PyObject *python;
@@ -346,21 +458,38 @@ sum_run(Sum *s)
     return 0;
 }
 
-/* From (parts, outs, mean), arrays of one dtype and size; or from a callable that does it. */
+static int
+sum_find_kernel(Sum *s, const char *kind, const char *operation, size_t *size)
+{
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
+        if (!strcmp(kernels[i].kind, kind) && !strcmp(kernels[i].operation, operation)) {
+            s->kernel = kernels[i].kernel;
+            s->mean = kernels[i].mean;
+            *size = kernels[i].size;
+            return 0;
+        }
+    PyErr_Format(PyExc_ValueError, "no %s of %s is taken here", operation, kind);
+    return -1;
+}
+
+/* From (kind, operation, parts, outs), all of one size; or from a callable that does it. */
 static int
 sum_make(Sum *s, PyObject *from)
 {
     PyObject *parts, *outs;
+    const char *kind, *operation;
+    size_t size;
     if (!PyTuple_Check(from)) {
         s->python = Py_NewRef(from);
         return 0;
     }
-    if (!PyArg_ParseTuple(from, "O!O!p", &PyList_Type, &parts, &PyList_Type, &outs, &s->mean))
+    if (!PyArg_ParseTuple(from, "ssO!O!", &kind, &operation, &PyList_Type, &parts, &PyList_Type, &outs) ||
+        sum_find_kernel(s, kind, operation, &size) < 0)
         return -1;
     s->count = (size_t)PyList_GET_SIZE(parts);
     s->results = (size_t)PyList_GET_SIZE(outs);
-    if (!s->count) {
-        PyErr_SetString(PyExc_ValueError, "a sum of nothing");
+    if (!s->count || !s->results) {
+        PyErr_SetString(PyExc_ValueError, "a sum of nothing, or into nothing");
         return -1;
     }
     s->parts = PyMem_Calloc(s->count, sizeof(char *));
@@ -373,29 +502,34 @@ sum_make(Sum *s, PyObject *from)
     for (size_t i = 0; i < s->count + s->results; i++) {
         PyObject *array = i < s->count ? PyList_GET_ITEM(parts, i) : PyList_GET_ITEM(outs, i - s->count);
         Py_buffer *buffer = &s->buffers[i];
-        if (PyObject_GetBuffer(array, buffer, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (i < s->count ? 0 : PyBUF_WRITABLE)))
+        if (PyObject_GetBuffer(array, buffer, PyBUF_C_CONTIGUOUS | (i < s->count ? 0 : PyBUF_WRITABLE)))
             return -1;
         s->held++;
-        Kernel kernel = kernel_for(buffer->format);
-        if (!kernel || (i && (kernel != s->kernel || (size_t)buffer->len != s->bytes))) {
-            PyErr_SetString(PyExc_ValueError, "sums are of arrays of one size and of a type that is summed here");
+        if ((size_t)buffer->len % size || (i && (size_t)buffer->len != s->bytes)) {
+            PyErr_SetString(PyExc_ValueError, "sums are of arrays of one size and of whole elements");
             return -1;
         }
-        s->kernel = kernel;
         s->bytes = (size_t)buffer->len;
         *(i < s->count ? &s->parts[i] : &s->outs[i - s->count]) = buffer->buf;
     }
     return 0;
 }
 
+/* What is copied to where others read it, before the first meeting, and what is reduced after it. */
+typedef struct {
+    Py_buffer sources[2], targets[2];
+    Py_ssize_t copies;
+    Sum sum;
+} Set;
+
 /* A whole collective, ready to be done again and again: its meetings and what comes between them. */
 typedef struct {
     PyObject_HEAD
     Meeting *begin, *end; /* end may be NULL */
     PyObject *result, *timeout;
-    Sum sums[2];          /* posted: one for each set of rows that is posted in; else the first alone */
-    Py_buffer source, targets[2];
-    int posts;
+    int shift;            /* the set used is (count of the first meeting >> shift) modulo the number of sets */
+    Py_ssize_t sets;
+    Set set[MOST_SETS];
 } Run;
 
 static PyTypeObject RunType;
@@ -406,8 +540,8 @@ run_traverse(Run *r, visitproc visit, void *arg)
     Py_VISIT(r->begin);
     Py_VISIT(r->end);
     Py_VISIT(r->result);
-    Py_VISIT(r->sums[0].python);
-    Py_VISIT(r->sums[1].python);
+    for (Py_ssize_t i = 0; i < r->sets; i++)
+        Py_VISIT(r->set[i].sum.python);
     return 0;
 }
 
@@ -415,13 +549,13 @@ static void
 run_dealloc(Run *r)
 {
     PyObject_GC_UnTrack(r);
-    sum_free(&r->sums[0]);
-    sum_free(&r->sums[1]);
-    if (r->source.obj)
-        PyBuffer_Release(&r->source);
-    for (int i = 0; i < 2; i++)
-        if (r->targets[i].obj)
-            PyBuffer_Release(&r->targets[i]);
+    for (Py_ssize_t i = 0; i < r->sets; i++) {
+        sum_free(&r->set[i].sum);
+        for (Py_ssize_t k = 0; k < r->set[i].copies; k++) {
+            PyBuffer_Release(&r->set[i].sources[k]);
+            PyBuffer_Release(&r->set[i].targets[k]);
+        }
+    }
     Py_XDECREF(r->begin);
     Py_XDECREF(r->end);
     Py_XDECREF(r->result);
@@ -429,47 +563,49 @@ run_dealloc(Run *r)
     Py_TYPE(r)->tp_free((PyObject *)r);
 }
 
-/* posted(begin, timeout, result, source, targets, sums): copy out, meet, reduce for oneself. */
-static PyObject *
-make_posted(PyObject *module, PyObject *args)
+/* From ([(source, target), ...], sum). */
+static int
+set_make(Set *set, PyObject *from)
 {
-    PyObject *begin, *timeout, *result, *source, *target[2], *sum[2];
-    if (!PyArg_ParseTuple(args, "O!OOO(OO)(OO)", &MeetingType, &begin, &timeout, &result, &source, &target[0], &target[1],
-                          &sum[0], &sum[1]))
-        return NULL;
-    Run *r = (Run *)RunType.tp_alloc(&RunType, 0);
-    if (!r)
-        return NULL;
-    r->begin = (Meeting *)Py_NewRef(begin);
-    r->result = Py_NewRef(result);
-    r->timeout = Py_NewRef(timeout);
-    r->posts = 1;
-    if (PyObject_GetBuffer(source, &r->source, PyBUF_C_CONTIGUOUS) < 0)
-        goto failed;
-    for (int i = 0; i < 2; i++) {
-        if (PyObject_GetBuffer(target[i], &r->targets[i], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0 ||
-            sum_make(&r->sums[i], sum[i]) < 0)
-            goto failed;
-        if (r->targets[i].len != r->source.len) {
-            PyErr_SetString(PyExc_ValueError, "what is posted has the size of where it is posted");
-            goto failed;
+    PyObject *copies, *sum, *source, *target;
+    if (!PyArg_ParseTuple(from, "O!O", &PyList_Type, &copies, &sum))
+        return -1;
+    if (PyList_GET_SIZE(copies) > 2) {
+        PyErr_SetString(PyExc_ValueError, "at most two pieces are copied");
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(copies); i++) {
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(copies, i), "OO", &source, &target) ||
+            PyObject_GetBuffer(source, &set->sources[i], PyBUF_C_CONTIGUOUS) < 0)
+            return -1;
+        if (PyObject_GetBuffer(target, &set->targets[i], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE) < 0) {
+            PyBuffer_Release(&set->sources[i]);
+            return -1;
+        }
+        set->copies++;
+        if (set->sources[i].len != set->targets[i].len) {
+            PyErr_SetString(PyExc_ValueError, "what is copied has the size of where it goes");
+            return -1;
         }
     }
-    return (PyObject *)r;
-failed:
-    Py_DECREF(r);
-    return NULL;
+    return sum_make(&set->sum, sum);
 }
 
-/* sliced(begin, end or None, timeout, result, sum): meet, reduce a slice, meet. */
+/* run(begin, end or None, timeout, result, shift, sets): copy out, meet, reduce, meet. */
 static PyObject *
-make_sliced(PyObject *module, PyObject *args)
+make_run(PyObject *module, PyObject *args)
 {
-    PyObject *begin, *end, *timeout, *result, *sum;
-    if (!PyArg_ParseTuple(args, "O!OOOO", &MeetingType, &begin, &end, &timeout, &result, &sum))
+    PyObject *begin, *end, *timeout, *result, *sets;
+    int shift;
+    if (!PyArg_ParseTuple(args, "O!OOOiO!", &MeetingType, &begin, &end, &timeout, &result, &shift, &PyTuple_Type, &sets))
         return NULL;
+    const Py_ssize_t number = PyTuple_GET_SIZE(sets);
     if (end != Py_None && !PyObject_TypeCheck(end, &MeetingType)) {
         PyErr_SetString(PyExc_TypeError, "the second meeting is a Meeting or None");
+        return NULL;
+    }
+    if (number < 1 || number > MOST_SETS || number & (number - 1)) {
+        PyErr_SetString(PyExc_ValueError, "sets number 1, 2, 4 or 8");
         return NULL;
     }
     Run *r = (Run *)RunType.tp_alloc(&RunType, 0);
@@ -479,35 +615,27 @@ make_sliced(PyObject *module, PyObject *args)
     r->end = end == Py_None ? NULL : (Meeting *)Py_NewRef(end);
     r->result = Py_NewRef(result);
     r->timeout = Py_NewRef(timeout);
-    if (sum_make(&r->sums[0], sum) < 0) {
-        Py_DECREF(r);
-        return NULL;
+    r->shift = shift;
+    for (Py_ssize_t i = 0; i < number; i++) {
+        r->sets++;
+        if (set_make(&r->set[i], PyTuple_GET_ITEM(sets, i)) < 0) {
+            Py_DECREF(r);
+            return NULL;
+        }
     }
     return (PyObject *)r;
-}
-
-static int
-run_posted(Run *r)
-{
-    Meeting *m = r->begin;
-    int side = (int)((m->counts->count + 1) & 1);
-    memcpy(r->targets[side].buf, r->source.buf, (size_t)r->source.len);
-    return meet(m, r->timeout) < 0 ? -1 : sum_run(&r->sums[side]);
-}
-
-static int
-run_sliced(Run *r)
-{
-    if (meet(r->begin, r->timeout) < 0 || sum_run(&r->sums[0]) < 0)
-        return -1;
-    return r->end ? meet(r->end, r->timeout) : 0;
 }
 
 static PyObject *
 run_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     Run *r = (Run *)self;
-    return (r->posts ? run_posted(r) : run_sliced(r)) < 0 ? NULL : Py_NewRef(r->result);
+    Set *set = &r->set[(r->begin->counts->count + 1) >> r->shift & (r->sets - 1)];
+    for (Py_ssize_t i = 0; i < set->copies; i++)
+        memcpy(set->targets[i].buf, set->sources[i].buf, (size_t)set->sources[i].len);
+    if (meet(r->begin, r->timeout) < 0 || sum_run(&set->sum) < 0 || (r->end && meet(r->end, r->timeout) < 0))
+        return NULL;
+    return Py_NewRef(r->result);
 }
 
 static PyTypeObject RunType = {
@@ -521,9 +649,28 @@ static PyTypeObject RunType = {
     .tp_call = run_call,
 };
 
+/* reduce((kind, operation, parts, outs)): one reduction by itself. */
+static PyObject *
+reduce(PyObject *module, PyObject *from)
+{
+    Sum sum = {0};
+    const int done = sum_make(&sum, from) < 0 ? -1 : sum_run(&sum);
+    sum_free(&sum);
+    return done < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* fence(): all that was written and read before comes before all that is written and read after. */
+static PyObject *
+fence(PyObject *module, PyObject *unused)
+{
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return Py_NewRef(Py_None);
+}
+
 static PyMethodDef functions[] = {
-    {"posted", make_posted, METH_VARARGS, PyDoc_STR("A Run that posts, meets and reduces by itself.")},
-    {"sliced", make_sliced, METH_VARARGS, PyDoc_STR("A Run that meets, reduces a slice and meets.")},
+    {"run", make_run, METH_VARARGS, PyDoc_STR("A Run that copies out, meets, reduces and meets.")},
+    {"reduce", reduce, METH_O, PyDoc_STR("One reduction by itself.")},
+    {"fence", fence, METH_NOARGS, PyDoc_STR("A full memory barrier.")},
     {NULL, NULL, 0, NULL},
 };
 

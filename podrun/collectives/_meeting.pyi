@@ -28,17 +28,11 @@ class Meeting:
     ) -> Meeting: ...
     def __call__(self, timeout: float, /) -> None: ...
 
-_Sum = tuple[list[Array], list[Array], bool] | Callable[[], None]
+_Sum = tuple[str, str, list[Array], list[Array]]
+_Set = tuple[list[tuple[Array, Array]], _Sum | Callable[[], None]]
 
-def posted(
-    begin: Meeting,
-    timeout: float,
-    result: Array,
-    source: Array,
-    targets: tuple[Array, ...],
-    sums: tuple[_Sum, ...],
-    /,
+def run(
+    begin: Meeting, end: Meeting | None, timeout: float, result: Array, shift: int, sets: tuple[_Set, ...], /
 ) -> Callable[[], Array]: ...
-def sliced(
-    begin: Meeting, end: Meeting | None, timeout: float, result: Array, total: _Sum, /
-) -> Callable[[], Array]: ...
+def reduce(what: _Sum, /) -> None: ...
+def fence() -> None: ...

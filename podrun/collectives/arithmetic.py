@@ -3,6 +3,9 @@
 Values are combined in rank order, ``((x0 + x1) + x2) + ...``. float16, bfloat16 and the float8 kinds are
 widened to float32, combined there, and rounded once at the end. Integers wrap around as NumPy's do. Minimum
 and maximum hand on NaN. The mean is the sum divided by the number of ranks, in the wide type.
+
+Where podrun was built with its C module, that takes some of them (`kernel`), with the same bits: half types several
+times faster, which NumPy widens and rounds one by one.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from podrun.collectives.group import Array
+from podrun.collectives import native
+from podrun.collectives.group import Array, as_bytes
 from podrun.errors import UnsupportedError
 from podrun.executable import Reduction
 
@@ -42,6 +46,50 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if narrow_float else dtype
 
 
+_IN_C = frozenset(
+    (kind, reduction)
+    for kinds, reductions in (
+        (("float32", "float16", "bfloat16"), _UFUNCS),
+        (("float64",), (Reduction.SUM, Reduction.MEAN)),
+        (("int32", "int64"), (Reduction.SUM,)),
+    )
+    for kind in kinds
+    for reduction in reductions
+)
+_KINDS = {"uint32": "int32", "uint64": "int64"}  # sums wrap around alike
+_SPECIAL = (0.0, 1.0, 1.0009765625, 3.1e-5, 6e-8, 4.1e-8, 2049.0, 65504.0, 33.3, float("inf"), float("nan"))
+
+
+@functools.cache
+def kernel(dtype: np.dtype[Any], reduction: Reduction) -> tuple[str, str] | None:
+    """What the C module calls this reduction; None: there is no module, or NumPy takes it.
+
+    A reduction is given to the module if that gives what NumPy gives here, down to the sign of zeros: how NumPy
+    orders those depends on the processor that it was built for.
+    """
+    kind = _KINDS.get(dtype.name, dtype.name)
+    if native.module is None or not dtype.isnative or (kind, reduction) not in _IN_C:
+        return None
+    found = kind, reduction.value
+    numbers = np.array([sign * x for x in _SPECIAL for sign in (1, -1)], np.float64)
+    if dtype.kind in "iu":
+        return found
+    with np.errstate(all="ignore"):
+        parts = [x.astype(dtype) for x in (np.repeat(numbers, numbers.size), np.tile(numbers, numbers.size))]
+        ours, theirs = np.empty_like(parts[0]), np.empty_like(parts[0])
+        reduce_in_numpy(theirs, parts, reduction)
+    native.module.reduce(in_c(found, parts, [ours]))
+    same = (as_bytes(ours) == as_bytes(theirs)).reshape(ours.size, -1).all(axis=1)
+    return found if bool((same | (np.isnan(ours) & np.isnan(theirs))).all()) else None
+
+
+def in_c(
+    found: tuple[str, str], parts: Sequence[Array], outs: Sequence[Array]
+) -> tuple[str, str, list[Array], list[Array]]:
+    """A reduction as the C module takes it: its `kernel`, and the memory of its parts and outs."""
+    return *found, [as_bytes(part) for part in parts], [as_bytes(out) for out in outs]
+
+
 def check_reduction(dtype: np.dtype[Any], reduction: Reduction) -> None:
     """Raises UnsupportedError for a reduction that has no meaning for the dtype."""
     if reduction is Reduction.MEAN and dtype.kind in "iub":
@@ -66,6 +114,14 @@ def reduce_into(out: Array, parts: Sequence[Array], reduction: Reduction) -> Non
 
     ``Reduction.LOCAL`` is the callers' business.
     """
+    if wide_dtype(out.dtype) != out.dtype and (found := kernel(out.dtype, reduction)) is not None:
+        native.module.reduce(in_c(found, parts, [out]))
+    else:
+        reduce_in_numpy(out, parts, reduction)
+
+
+def reduce_in_numpy(out: Array, parts: Sequence[Array], reduction: Reduction) -> None:
+    """`reduce_into` without the C module."""
     wide = wide_dtype(out.dtype)
     step = BLOCK_BYTES // wide.itemsize
     if out.size <= step and wide == out.dtype:

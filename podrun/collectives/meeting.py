@@ -15,7 +15,8 @@ has to wake anybody: a meeting of 8 processes on 2 cores takes 5 us, where falli
 180. Who waits longer than `_SPIN` sleeps on the board's bell, and says so, for who comes last to ring it.
 
 On its way to memory a rank's word may miss that another fell asleep in the same few nanoseconds; sleep is in
-slices, so that costs one slice, never a hang.
+slices, so that costs one slice, never a hang. Processors that reorder stores are told not to, by the C module or a
+fence (`podrun.collectives.fence`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from podrun.collectives import native
+from podrun.collectives import fence, native
 from podrun.collectives.errors import MismatchError
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class Meetings(native.Counts):
         super().__init__()
         self.native = native.module
         """The C module, by which a meeting where all goes well is one call, or None. Ranks may differ in it."""
+        self.fence = fence.here()
+        """What keeps stores and loads in order; None: this processor does."""
         self._board = board
         self._ranks = ranks = board.ranks
         self.map = board.segment.map
@@ -162,12 +165,26 @@ class Meetings(native.Counts):
         if self.native is not None:
             (self._native_meetings.get(what) or self.native_meeting(what))(timeout)
             return
+        if self.fence is not None:
+            self._meet_fenced(what, timeout, self.fence)
+            return
         turns = self._turns.get(what) or self.turns(what)
         count = self.count = self.count + 1
         own, word, window, everyone, *_ = turns[count & 3]
         own[0] = word
         if self.map[window] != everyone:
             self.wait(what, timeout)
+
+    def _meet_fenced(self, what: bytes, timeout: float, fence: fence.Fence) -> None:
+        """`meet` where the processor does not keep stores and loads in order."""
+        self.count += 1
+        own, word, window, everyone, *_ = self.turns(what)[self.count & 3]
+        fence()  # what this rank wrote is there before it comes,
+        own[0] = word
+        fence()  # it has come before it looks,
+        if self.map[window] != everyone:
+            self.wait(what, timeout)
+        fence()  # and it has looked before it reads what others wrote
 
     def wait(self, what: bytes, timeout: float) -> None:
         """The rest of a meeting that this rank has come to: not all are there, or somebody sleeps, or the group has
@@ -223,7 +240,7 @@ class Meetings(native.Counts):
             return all_came
 
         self._asleep[rank] = 1
-        os.sched_yield()  # a system call: the mark is in memory before the words are looked at again
+        (self.fence or os.sched_yield)()  # the mark is in memory before the words are looked at again
         try:
             self._board.sleep_until(ready, lambda: missing(list(words)), self._board.bell, what, timeout)
         finally:

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from podrun.executable import Reduction
-
 if TYPE_CHECKING:
     from types import ModuleType
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of what lies in shared memory and who writes what when; the same number stands in the C file."""
 
 UNKNOWN, ALONE, NOT_ALONE = 0, 1, 2
@@ -54,11 +50,3 @@ class Counts:
 
 if module is not None:
     Counts = module.Counts  # type: ignore[misc]
-
-_SUMMED = frozenset("fdiIlLqQ")
-_SUMS = (Reduction.SUM, Reduction.MEAN)
-
-
-def sums_natively(dtype: np.dtype[Any], reduction: Reduction) -> bool:
-    """Whether the C module takes this reduction itself: sums and means of 4 and 8 byte numbers."""
-    return dtype.char in _SUMMED and dtype.isnative and reduction in _SUMS

@@ -71,7 +71,7 @@ class _Scatter:
     mine: Array
     slice: Array
     parts: list[Array]
-    natively: tuple[plans.Run | None, plans.Run | None]
+    whole: tuple[plans.Run, ...]
     """All of it in one call, without and with the second meeting."""
 
 
@@ -93,7 +93,7 @@ class SharedMemoryGroup:
         self._labels: dict[tuple[str, str], bytes] = {}
         self._pattern_labels: dict[Pattern, bytes] = {}
         self._posts: tuple[list[ByteArray], list[ByteArray]] | tuple[()] = ()
-        self._posts_of_plans: plans.Posts | None = None
+        self._rows_of_plans: dict[str, plans.Rows] = {}
         self._turn = 0
         self._channels: dict[tuple[int, int], Channel] = {}
         self._early: dict[int, list[tuple[int, str, ByteArray]]] = {}
@@ -198,14 +198,21 @@ class SharedMemoryGroup:
             self._posts = (rows[:ranks], rows[ranks:])
         return self._posts
 
-    def _small_posts(self) -> plans.Posts:
-        """What small reductions post in; made on first use."""
-        if self._posts_of_plans is None:
-            nbytes = plans.POSTED_BYTES
-            segment = self._segment("posts of reductions", "posts", "uint8", nbytes, rows=2 * self._size)
+    def _rows_for_plans(self, name: str, nbytes: int, sets: int) -> plans.Rows:
+        """What reductions copy out to: so many sets of rows, made on first use."""
+        found = self._rows_of_plans.get(name)
+        if found is None:
+            segment = self._segment(f"{name} of reductions", name, "uint8", nbytes, rows=sets * self._size)
             rows = [segment.array(np.dtype(np.uint8), nbytes, at) for at in range(0, segment.nbytes, nbytes)]
-            self._posts_of_plans = (rows[: self._size], rows[self._size :])
-        return self._posts_of_plans
+            found = [rows[at : at + self._size] for at in range(0, len(rows), self._size)]
+            self._rows_of_plans[name] = found
+        return found
+
+    def _posts_of_plans(self) -> plans.Rows:
+        return self._rows_for_plans("posts", plans.POSTED_BYTES, plans.POST_SETS)
+
+    def _handed_of_plans(self) -> plans.Rows:
+        return self._rows_for_plans("handed", plans.HANDED_BYTES, plans.HANDED_SETS)
 
     # --- Collectives ----------------------------------------------------------------------------------------
 
@@ -224,9 +231,8 @@ class SharedMemoryGroup:
             plan = self._scatters[key] = self._plan_scatter(arena, reduction, count)
         if reduction is Reduction.LOCAL:
             return plan.mine
-        natively = plan.natively[settle]
-        if natively is not None and self.turn is _NO_TURN:
-            return natively()
+        if self.turn is _NO_TURN:
+            return plan.whole[settle]()
         self._board.meet(plan.begin, self._timeout)
         with self.turn:
             reduce_into(plan.slice, plan.parts, reduction)
@@ -260,12 +266,12 @@ class SharedMemoryGroup:
         total, parts = found.whole[own], [row[own] for row in found.rows]
         mine = found.rows[self._rank][own]
         if reduction is Reduction.LOCAL:
-            return _Scatter(begin, end, mine, total, parts, (None, None))
-        whole = [
+            return _Scatter(begin, end, mine, total, parts, ())
+        whole = tuple(
             plans.scattered(self._board, begin, last, self._timeout, total, parts, reduction)
             for last in (None, end)
-        ]
-        return _Scatter(begin, end, mine, total, parts, (whole[0], whole[1]))
+        )
+        return _Scatter(begin, end, mine, total, parts, whole)
 
     def _plan_all_reduce(
         self, arena: str, reduction: Reduction, count: int | None, in_place: bool
@@ -278,7 +284,7 @@ class SharedMemoryGroup:
             return lambda: mine
         begin, end = label(text), label(f"end of {text}")
         job = plans.Job(begin, end, rows, mine, found.whole[:used], reduction, in_place, self._timeout)
-        return plans.ready(job, self._board, self._small_posts)
+        return plans.ready(job, self._board, self._posts_of_plans, self._handed_of_plans)
 
     def _reducible(
         self, operation: str, arena: str, reduction: Reduction, count: int | None
@@ -387,7 +393,7 @@ class SharedMemoryGroup:
         self._runs.clear()
         self._last_run = _NO_RUN
         self._scatters.clear()
-        self._posts_of_plans = None
+        self._rows_of_plans.clear()
         self._posts = ()
         while self._segments:
             self._segments.pop().close()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import native_rank
 import numpy as np
@@ -36,13 +37,30 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(TypeError, match="timeout"):
             meeting()
         few, many = np.zeros(2, np.float32), np.zeros(3, np.float32)
-        for parts, outs in [([few, many], [few]), ([few], [many]), ([few, few.astype(np.int32)], [few])]:
+
+        def run(
+            parts: list[Any], outs: list[Any], kind: str = "float32", copies: Any = (), sets: int = 1
+        ) -> None:
+            one = (list(copies), (kind, "sum", parts, outs))
+            native.module.run(meeting, None, 1.0, few, 0, (one,) * sets)
+
+        for parts, outs in [([few, many], [few]), ([few], [many])]:
             with pytest.raises(ValueError, match="one size"):
-                native.module.sliced(meeting, None, 1.0, few, (parts, outs, False))
-        with pytest.raises(ValueError, match="sum of nothing"):
-            native.module.sliced(meeting, None, 1.0, few, ([], [few], False))
+                run(parts, outs)
+        with pytest.raises(ValueError, match="whole elements"):
+            run([many], [many], "float64")
+        for parts, outs in [([], [few]), ([few], [])]:
+            with pytest.raises(ValueError, match="nothing"):
+                run(parts, outs)
+        with pytest.raises(ValueError, match="no sum of uint8"):
+            run([few], [few], "uint8")
         with pytest.raises(ValueError, match="size of where"):
-            native.module.posted(meeting, 1.0, few, few, (many, many), (([few], [few], False),) * 2)
+            run([few], [few], copies=[(few, many)])
+        with pytest.raises(ValueError, match="at most two"):
+            run([few], [few], copies=[(few, few)] * 3)
+        for sets in (0, 3, 16):
+            with pytest.raises(ValueError, match="1, 2, 4 or 8"):
+                run([few], [few], sets=sets)
 
 
 @pytest.mark.usefixtures("path")

@@ -1,4 +1,4 @@
-"""Both ways of reducing on a host give the same bits, in C and in Python."""
+"""All ways of reducing on a host give the same bits, in C and in Python."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from podrun.collectives import Group, Reduction, plans
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("way", ["posted", "in_slices"])
-@pytest.mark.parametrize("members", [2, 9])
+@pytest.mark.parametrize(
+    ("way", "members"), [("posted", 2), ("posted", 9), ("in_slices", 2), ("in_slices", 9), ("handed_over", 2)]
+)
 def test_every_way_of_reducing_gives_the_same_bits(
     way: str, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[str] = []
     chosen = getattr(plans, way)
     monkeypatch.setattr(plans, way, lambda *arguments: taken.append(way) or chosen(*arguments))
-    monkeypatch.setattr(plans, "ADDED_BYTES", 0 if way == "in_slices" else 1 << 40)
+    for most in ("ADDED_BYTES", "ADDED_BY_TWO"):
+        monkeypatch.setattr(plans, most, 1 << 40 if way == "posted" else 0)
+    monkeypatch.setattr(plans, "HANDED_BYTES", 1 << 15 if way == "handed_over" else 0)
     size = 4001
     kinds = [
         ("float32", Reduction.SUM),
         ("float32", Reduction.MEAN),
+        ("float32", Reduction.MIN),
         ("float64", Reduction.SUM),
         ("float16", Reduction.PRODUCT),
         ("bfloat16", Reduction.SUM),
@@ -42,7 +46,8 @@ def test_every_way_of_reducing_gives_the_same_bits(
                 mine[:] = parts[group.rank]
                 assert bits(group.all_reduce(dtype, reduction)) == want
                 assert bits(mine) == bits(parts[group.rank])
-                assert bits(group.all_reduce(dtype, reduction, in_place=True)) == want
+                if way != "handed_over":
+                    assert bits(group.all_reduce(dtype, reduction, in_place=True)) == want
                 mine[:] = parts[group.rank]
                 few = [part[:7] for part in parts]
                 assert bits(group.all_reduce(dtype, reduction, count=7)) == bits(expected(few, reduction))
