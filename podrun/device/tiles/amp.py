@@ -192,14 +192,20 @@ def slic_cycles(rows: ArrayLike, row_length: ArrayLike, channels: ArrayLike, ker
     return np.asarray(28.0 + sub_kernels * (28.0 + 2.0 * WORKERS * row * _ceil(rows, WORKERS)))
 
 
+JOIN_PARTIAL = 6.0
+"""Cycles in which a dot product is added to its partial sum in memory. Derived: the blur as a library
+convolution with a proportion that leaves the AMP no room (45 ms, and 137 to 160 ms, of 200 sweeps)."""
+
+
 def mac_cycles(
     rows: ArrayLike, in_channels: ArrayLike, out_channels: ArrayLike, *, vector: int, kernel: ArrayLike = 1
 ) -> Cycles:
-    """Horizontal MAC vertex: dot products on the vector unit (``vector`` elements per 64 bits). Source:
-    8.6."""
+    """Horizontal MAC vertex: dot products on the vector unit (``vector`` elements per 64 bits), each added to
+    the partial sum of its output. Source: 8.6.
+    """
     rows = np.asarray(rows, dtype=np.float64)
     outs = np.asarray(out_channels, dtype=np.float64)
-    dot = 7.0 + _ceil(in_channels, vector)
+    dot = 7.0 + JOIN_PARTIAL + _ceil(in_channels, vector)
     kernel = np.asarray(kernel, dtype=np.float64)
     # Workers share rows; too few rows for them, and they share the outputs of each.
     shared = np.where(

@@ -100,7 +100,11 @@ def _plan(chip_name: str, tiles: int, product: Product) -> Plan:
     if few or (product.kernel > 1 and not any(candidate.fits for candidate in candidates)):
         candidates.append(_vector_plan(chip, product, tiles))
     # What fits goes before what is fast: a convolution that the AMP has no room for falls to the vector unit.
-    return min(candidates, key=lambda candidate: (not candidate.fits, candidate.plan.cycles(chip))).plan
+    # Where nothing fits, the library minimises temporary memory instead of cycles.
+    fitting = [candidate.plan for candidate in candidates if candidate.fits]
+    if fitting:
+        return min(fitting, key=lambda plan: plan.cycles(chip))
+    return min((candidate.plan for candidate in candidates), key=lambda plan: plan.temporary_bytes)
 
 
 def _grid(chip: Chip, product: Product, tiles: int, grain_k: int, grain_n: int) -> list[NDArray[np.float64]]:
