@@ -3,7 +3,8 @@
 Think of a notice board with one column per rank. A rank writes in its own column only (a count of the
 meetings it has come to, and what it came for); all read everything. So no atomic instruction is needed, which
 Python does not have. What more than one rank may write (the table of arenas, the error that ends the group)
-is written under ``flock`` on the segment, which the kernel lets go of when its holder dies.
+is written under ``flock`` on the segment, which the kernel lets go of when its holder dies. What is read without it
+is in order by the fences of `podrun.collectives.fence`, where the processor does not keep it.
 
 `Board.meet` is the barrier (`podrun.collectives.meeting`). Who waits long sleeps on the *bell*, a futex, in
 slices; between two slices it looks whether the group has failed and whether those it waits for still live.
@@ -78,6 +79,7 @@ class Board:
         self._states = view[at + 16 * ranks : at + 24 * ranks].cast("Q")
         at = _after_columns(ranks)
         self.meetings = Meetings(self, at)
+        self.order = self.meetings.order
         self.failed = self.meetings.failed
         """The length of the error that ended the group, 0 while it stands."""
         self.meet: Callable[[bytes, float], None] = self.meetings.meet
@@ -125,6 +127,7 @@ class Board:
                 )
             self._pids[rank] = os.getpid()
             self._started[rank] = start_time(os.getpid())
+            self.order()
             self._states[rank] = _JOINED
         self.rank = rank
 
@@ -164,6 +167,7 @@ class Board:
         next_look = began + min(_LOOK_AFTER, timeout)
         while True:
             seen = bell.value
+            self.order()
             self.check()
             if ready():
                 return
@@ -182,7 +186,9 @@ class Board:
 
     def alone_in_process(self) -> tuple[bool, bool]:
         """Whether no other rank is a thread of this process, and whether all have joined, so that it stays so."""
-        return list(self._pids).count(os.getpid()) == 1, _ABSENT not in list(self._states)
+        all_here = _ABSENT not in list(self._states)
+        self.order()  # who has joined said before which process it is
+        return list(self._pids).count(os.getpid()) == 1, all_here
 
     def _look_for_missing(
         self, ready: Callable[[], bool], missing: list[int], what: bytes, waited: float, timeout: float
@@ -190,6 +196,7 @@ class Board:
         """End the group if a missing rank is dead, has left, or is late beyond the deadline."""
         for rank in missing:
             reason = self._why_lost(rank)
+            self.order()
             if reason and not ready():  # it may have come and gone since
                 self.fail_with(
                     RankLostError(
@@ -242,12 +249,14 @@ class Board:
         with contextlib.suppress(ClosedError), self._locked():
             if not self.failed[0]:
                 self._error[: len(payload)] = payload
+                self.order()
                 self.failed[0] = len(payload)
         self._ring_alarm()
 
     def failure(self) -> PodrunError | None:
         """The error that ended the group, or None while it stands."""
         length = self.failed[0]
+        self.order()
         return restore(json.loads(bytes(self._error[:length]))) if length else None
 
     def check(self) -> None:
@@ -300,6 +309,7 @@ class Board:
                     )
                 half = 1 - self._table_word[0] % 2
                 self._table[half * _TABLE_BYTES : half * _TABLE_BYTES + len(payload)] = payload
+                self.order()
                 self._table_word[0] = len(payload) * 2 + half
 
     @contextlib.contextmanager
@@ -348,6 +358,7 @@ class Board:
         self.closed = True
         self.meet = self._meet_no_more
         if self.rank >= 0:
+            self.order()  # it has come to what it came to before it is seen to have left
             self._states[self.rank] = _LEFT
             self._ring_alarm()
         for watch in self._watches.values():

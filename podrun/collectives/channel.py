@@ -1,9 +1,9 @@
 """A one-way pipe of messages between two ranks of a host: send and receive over shared memory.
 
 A ring of bytes in a segment of its own. The sender moves the head, the receiver the tail; each is written by
-one side only. A message is a header (tag, size, dtype) and its bytes, which may be more than the ring holds:
-they stream through. A send returns when its bytes are in the ring, so a sender may run ahead by the ring's
-size.
+one side only, after it has copied (`podrun.collectives.fence`, where the processor needs to be told). A message
+is a header (tag, size, dtype) and its bytes, which may be more than the ring holds: they stream through. A send
+returns when its bytes are in the ring, so a sender may run ahead by the ring's size.
 """
 
 from __future__ import annotations
@@ -65,25 +65,23 @@ class Channel:
     def _put(self, data: ByteView, reason: bytes, timeout: float) -> None:
         done = 0
         while done < data.size:
-            self._await(self._space, self._dest, self._space_bell, reason, timeout)
+            room = self._await(self._space, self._dest, self._space_bell, reason, timeout)
             head = self._head[0]
             at = head % RING_BYTES
-            count = min(data.size - done, self._space(), RING_BYTES - at)
+            count = min(data.size - done, room, RING_BYTES - at)
             self._ring[at : at + count] = data[done : done + count]
-            self._head[0] = head + count
-            _ring_bell(self._data_bell)
+            self._move(self._head, head + count, self._data_bell)
             done += count
 
     def _take(self, out: ByteView, reason: bytes, timeout: float) -> None:
         done = 0
         while done < out.size:
-            self._await(self._waiting, self._source, self._data_bell, reason, timeout)
+            waiting = self._await(self._waiting, self._source, self._data_bell, reason, timeout)
             tail = self._tail[0]
             at = tail % RING_BYTES
-            count = min(out.size - done, self._waiting(), RING_BYTES - at)
+            count = min(out.size - done, waiting, RING_BYTES - at)
             out[done : done + count] = self._ring[at : at + count]
-            self._tail[0] = tail + count
-            _ring_bell(self._space_bell)
+            self._move(self._tail, tail + count, self._space_bell)
             done += count
 
     def _space(self) -> int:
@@ -92,12 +90,20 @@ class Channel:
     def _waiting(self) -> int:
         return self._head[0] - self._tail[0]
 
-    def _await(self, ready: Callable[[], int], peer: int, bell: Futex, reason: bytes, timeout: float) -> None:
-        if not ready():
+    def _move(self, end: memoryview, to: int, bell: Futex) -> None:
+        """Move the head or the tail, once what was copied is there, and ring for the other side."""
+        self._board.order()
+        end[0] = to
+        self._board.order()
+        bell.value = (bell.value + 1) & 0xFFFFFFFF
+        bell.wake()
+
+    def _await(self, ready: Callable[[], int], peer: int, bell: Futex, reason: bytes, timeout: float) -> int:
+        """Wait until there is something of what ``ready`` counts; how much."""
+        count = ready()
+        if not count:
             self._board.check()
             self._board.wait_until(lambda: ready() > 0, lambda: [peer], bell, reason, timeout)
-
-
-def _ring_bell(bell: Futex) -> None:
-    bell.value = (bell.value + 1) & 0xFFFFFFFF
-    bell.wake()
+            count = ready()
+        self._board.order()  # what is copied now is read and written after the other side moved its end
+        return count

@@ -59,6 +59,10 @@ def by_kernel(machine: str) -> Fence:
     return fence
 
 
+def nothing() -> None:
+    """The fence of processors that need none."""
+
+
 def here() -> Fence | None:
     """The fence of this host's processor; None: it needs none."""
     return fence_for(platform.machine())

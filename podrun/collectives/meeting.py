@@ -100,6 +100,7 @@ class Meetings(native.Counts):
         """The C module, by which a meeting where all goes well is one call, or None. Ranks may differ in it."""
         self.fence = fence.here()
         """What keeps stores and loads in order; None: this processor does."""
+        self.order: fence.Fence = self.fence or fence.nothing
         self._board = board
         self._ranks = ranks = board.ranks
         self.map = board.segment.map
@@ -194,6 +195,7 @@ class Meetings(native.Counts):
         self._board.check()
         if not self._look(turn.words, turn.came):
             self._sleep(turn, what, timeout)
+        self.order()
         self._board.check()  # who fails the group and comes nevertheless did so before
         self.wake_sleepers()
 
