@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from podrun.errors import PodrunError
-from podrun.launcher.log import error_text
+from podrun.launcher.log import error_text, silence
 from podrun.launcher.options import CommandLine, parse_command_line, settle
 
 VERBS = ("profile", "estimate")
@@ -31,9 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PodrunError as error:
         sys.stderr.write(error_text(error))
         return error.exit_code
-    except BrokenPipeError:
+    except BrokenPipeError as error:
         # The reader of our output is gone (podrun ... | head): nothing to report to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout, error)
         return 1
     except KeyboardInterrupt:
         return 130

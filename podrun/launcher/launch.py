@@ -14,13 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from podrun.errors import NotFoundError, PodrunError
 from podrun.launcher.dry_run import describe
 from podrun.launcher.environment import PartitionAddress, instance_environment
 from podrun.launcher.hosts import LOCAL_HOST
-from podrun.launcher.log import Log, LogHandler, error_text
+from podrun.launcher.log import Log, LogHandler, error_text, silence
 from podrun.launcher.output import Channel, OutputMixer
 from podrun.launcher.partition import Closed, PartitionSession
 from podrun.launcher.plan import fit_to_pod
@@ -29,19 +28,10 @@ from podrun.launcher.process import Command, ProcessRunner
 from podrun.launcher.residue import Residue
 from podrun.launcher.server import find_server
 from podrun.launcher.spec import InstanceSpec, LaunchSpec
+from podrun.launcher.stopping import Interrupted, Stopping
 from podrun.launcher.summary import counted, summary
 from podrun.launcher.supervise import Outcome, Runner, Supervisor
 from podrun.launcher.topology import topology_table
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class Interrupted(BaseException):
-    """podrun got a signal while it was getting ready."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 def preview(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
@@ -81,18 +71,15 @@ class _Launch:
         self.supervisor: Supervisor | None = None
         self.started = time.monotonic()
         self._undo = contextlib.ExitStack()
-        self._finishing = False
+        self._stopping = Stopping(self._on_signal)
 
     def __enter__(self) -> _Launch:
-        # What the caller ignores (nohup, a job in the background of a script) stays ignored.
-        heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, self._on_signal) for number in heard}
-        self._undo.callback(_restore_signals, before)
+        self._undo.enter_context(self._stopping.heard())
         self._undo.callback(_send_logs_to(self.log))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._finishing = True
+        self._stopping.clearing()
         self._undo.close()
 
     def run(self) -> int:
@@ -102,28 +89,31 @@ class _Launch:
         try:
             return self._run()
         except Interrupted as stop:
+            name = signal.Signals(stop.number).name
+            self.log.write(f"podrun: {name}: ended before instances were started\n")
             return 128 + stop.number
 
     def _run(self) -> int:
         self._check_hosts()
         residue = Residue.begin(self.log)
         self._undo.callback(residue.end)
-        address, beside = self._prepare_partition(residue)
+        address, beside = self._stopping.wait_for(lambda: self._prepare_partition(residue), self._cancel)
         if self.spec.print_topology:
             sys.stdout.write(topology_table(self.spec.layout))
             sys.stdout.flush()
         cache = self.spec.cache_path or residue.cache_directory()
         runner = ProcessRunner()
         self._undo.callback(runner.close)
-        runners = [runner, *self._remote_runners(runner)]
+        runners = [runner, *self._stopping.wait_for(lambda: self._remote_runners(runner), self._cancel)]
         mixer = self._mixer()
         self._undo.callback(mixer.close)
         self.supervisor = Supervisor(runners, mixer, self.log, wake=runner.wake)
+        self._stopping.check()  # From here on the supervisor hears of signals.
         if beside:
             self._watch_partition()
         self._start_instances(runners, residue, address, cache)
         outcome = self.supervisor.run()
-        self._finishing = True
+        self._stopping.clearing()
         self._report(outcome, mixer)
         return outcome.exit_code
 
@@ -151,6 +141,7 @@ class _Launch:
         pod = session.connect()
         self.spec = fit_to_pod(self.spec, pod, pods_by_size if session.server_missing else None)
         session.spec = self.spec  # The POD decides how many GCDs the partition has.
+        self._stopping.check()  # Once machines are asked for, they start before they can be stopped.
         beside = session.prepare()
         residue.publish(session)
         layout = self.spec.layout
@@ -290,11 +281,14 @@ class _Launch:
             mixer.note_written()
             mixer.show_failure(failed.instance)
 
-    def _on_signal(self, number: int, _: FrameType | None) -> None:
+    def _on_signal(self, number: int) -> None:
         if self.supervisor is not None:
             self.supervisor.notify_signal(number)
-        elif not self._finishing:
-            raise Interrupted(number)
+
+    def _cancel(self) -> None:
+        """Whatever a thread of ours waits for, it need not wait any more."""
+        if self.session is not None:
+            self.session.cancel()
 
 
 def is_this_host(name: str) -> bool:
@@ -331,9 +325,9 @@ def write_bytes(channel: Channel, data: bytes) -> None:
     try:
         stream.buffer.write(data)
         stream.buffer.flush()
-    except BrokenPipeError:
-        # The reader has gone (podrun ... | head). Instances must not be lost for that; their output is.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except OSError as error:
+        # Instances must not be lost because nobody reads what they print; their output is.
+        silence(stream, error)
 
 
 def _send_logs_to(log: Log) -> Callable[[], None]:
@@ -351,8 +345,3 @@ def _send_logs_to(log: Log) -> Callable[[], None]:
         logger.propagate = before[1]
 
     return undo
-
-
-def _restore_signals(before: Mapping[signal.Signals, object]) -> None:
-    for number, handler in before.items():
-        signal.signal(number, handler)  # type: ignore[arg-type]

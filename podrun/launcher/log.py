@@ -7,6 +7,8 @@ Log lines appear with -v (I) and -vv (D), warnings (W) always; progress lines un
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import sys
@@ -18,6 +20,7 @@ from typing import TextIO
 from podrun.errors import PodrunError
 
 TAG = "POPRUN"
+_READER_GONE = (errno.EPIPE, errno.EIO)
 
 
 class Log:
@@ -79,13 +82,30 @@ class Log:
             try:
                 self._stream.write(text)
                 self._stream.flush()
-            except (BrokenPipeError, ValueError):
-                # Nobody reads any more; what is to be ended must still be ended.
-                return
+            except OSError as error:
+                # What is to be ended must still be ended.
+                silence(self._stream, error)
+            except ValueError:
+                return  # It is closed.
 
     def _line(self, level: str, text: str) -> None:
         stamp = self._now().strftime("%H:%M:%S.%f")[:-3]
         self.write(f"{stamp} {os.getpid()} {TAG} [{level}] {text}\n")
+
+
+def silence(stream: TextIO, error: OSError) -> None:
+    """Send what comes from now on nowhere, so that nothing fails at the interpreter's end.
+
+    A reader that has gone (a pipe, a closed terminal) does not come back. Any other reason, such as a full disk, is
+    said on standard error.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    if error.errno not in _READER_GONE and stream is not sys.stderr:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"podrun: output from here on is lost: {error.strerror}\n")
+            sys.stderr.flush()
 
 
 class LogHandler(logging.Handler):

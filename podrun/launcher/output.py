@@ -12,8 +12,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 JOB = 1
 """mpirun numbers jobs; there is one."""
@@ -101,9 +101,7 @@ class OutputMixer:
 
     def feed(self, instance: int, channel: Channel, chunk: bytes) -> None:
         """Bytes that an instance printed."""
-        if file := self._files.get((instance, channel)):
-            file.write(chunk)
-            file.flush()
+        self._copy(instance, channel, chunk)
         self._take(instance, channel, self._assemblers[instance, channel].feed(chunk))
 
     def finish(self, instance: int) -> None:
@@ -169,6 +167,22 @@ class OutputMixer:
         """Something else was written to the screen."""
         self._written += 1
 
+    def _copy(self, instance: int, channel: Channel, chunk: bytes) -> None:
+        """Into the instance's file. One that cannot be written (a full disk) is given up, which is said once."""
+        file = self._files.get((instance, channel))
+        if file is None:
+            return
+        rest = memoryview(chunk)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError as error:
+            del self._files[instance, channel]
+            file.close()
+            text = f"podrun: {file.name} is not complete: {error.strerror}\n"
+            self._write(Channel.STDERR, text.encode(errors="surrogateescape"))
+            self._written += 1
+
     def _take(self, instance: int, channel: Channel, lines: Sequence[bytes]) -> None:
         if channel is Channel.STDERR and lines:
             self._errors[instance].extend(lines)
@@ -216,12 +230,12 @@ def last_traceback(lines: Sequence[bytes]) -> list[bytes]:
     return kept[first:]
 
 
-def _open_files(directory: Path, instances: int) -> dict[tuple[int, Channel], BinaryIO]:
+def _open_files(directory: Path, instances: int) -> dict[tuple[int, Channel], FileIO]:
     width = len(str(instances - 1))
-    files: dict[tuple[int, Channel], BinaryIO] = {}
+    files: dict[tuple[int, Channel], FileIO] = {}
     for instance in range(instances):
         folder = directory / str(JOB) / f"rank.{instance:0{width}d}"
         folder.mkdir(parents=True, exist_ok=True)
         for channel in Channel:
-            files[instance, channel] = (folder / channel.value).open("wb")
+            files[instance, channel] = (folder / channel.value).open("wb", buffering=0)
     return files

@@ -4,6 +4,7 @@ PopRun does.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 
 REMOVE_SECONDS = 20.0
+CLOSE_SECONDS = 1.0
+"""How long a thread that waits for the partition may take to see that the launch is over."""
 
 
 class Closed(PodrunError):
@@ -108,10 +111,10 @@ class PartitionSession:
         self.pod = PodFacts(pod.name, pod.num_ipus, pod.ipu_link_domain_size, pod.ipu_link_topology)
         return self.pod
 
-    def _connect(self, address: ServerAddress) -> None:
+    def _connect(self, address: ServerAddress, timeout: float | None = None) -> None:
         from podrun.partition.client import VipuClient
 
-        self._client = VipuClient(address.host, address.port, timeout=self.spec.server.timeout)
+        self._client = VipuClient(address.host, address.port, timeout=timeout or self.spec.server.timeout)
 
     def _start_service(self) -> PodFacts:
         from podrun.partition.ray_pool import RayMachinePool
@@ -220,16 +223,27 @@ class PartitionSession:
             self.log.debug(f"no machine reports: {error.message}")
             return []
 
+    def cancel(self) -> None:
+        """End what another thread waits for, such as an answer from a server that hangs; then only `close` is left."""
+        self._closing.set()
+        if self._client is not None:
+            self._client.close()
+
     def close(self) -> None:
         """Remove the partition if podrun created it and is to; end its own service. Does not raise."""
         self._closing.set()
-        with self._waiting:
+        if not self._waiting.acquire(timeout=CLOSE_SECONDS):
+            self.cancel()
+            self._waiting.acquire()
+        try:
             self._close()
+        finally:
+            self._waiting.release()
 
     def _close(self) -> None:
         try:
             if self.created and self.wanted.remove and not self.own_service:
-                self._remove()
+                self._remove_at_end()
         except PodrunError as error:
             self.log.warning(f"partition {self.name} could not be removed: {error.message}")
         finally:
@@ -256,17 +270,29 @@ class PartitionSession:
 
     def _create(self) -> None:
         wanted = self.wanted
-        self._info = self.client.create_partition(
-            self.name,
-            wanted.size,
-            allocation=wanted.allocation,
-            num_gcds=wanted.num_gcds,
-            num_ilds=wanted.num_ilds or 0,
-            sync_type=wanted.sync_type,
-            faults=wanted.faults,
-        )
-        self.created = True
+        self.created = True  # Perhaps: a request that gets no answer may still be carried out.
+        try:
+            self._info = self.client.create_partition(
+                self.name,
+                wanted.size,
+                allocation=wanted.allocation,
+                num_gcds=wanted.num_gcds,
+                num_ilds=wanted.num_ilds or 0,
+                sync_type=wanted.sync_type,
+                faults=wanted.faults,
+            )
+        except (ConflictError, NotFoundError, UsageError):
+            self.created = False
+            raise
         self.log.info(f"creating partition {self.name} of {wanted.size} IPUs")
+
+    def _remove_at_end(self) -> None:
+        """With a new connection: the other one may have been cancelled, perhaps while it asked for the partition."""
+        assert self.address is not None
+        self._client.close()
+        self._connect(self.address, min(self.spec.server.timeout, REMOVE_SECONDS))
+        with contextlib.suppress(NotFoundError):
+            self._remove()
 
     def _remove(self) -> None:
         from podrun.partition.types import PartitionState

@@ -133,9 +133,10 @@ class ProcessRunner:
                     os.killpg(child.process.pid, number)
 
     def wake(self) -> None:
-        """Make a `poll` that waits return."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_write, b"x")
+        """Make a `poll` that waits return. Nothing happens once it is closed."""
+        if self._wake_write >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._wake_write, b"x")
 
     def close(self) -> None:
         """Kill what is left of every group and let go of everything."""
@@ -150,7 +151,9 @@ class ProcessRunner:
         self._children = {}
         self._selector.close()
         os.close(self._wake_read)
-        os.close(self._wake_write)
+        # A signal handler may wake us at any moment, also when this number names another file.
+        wake, self._wake_write = self._wake_write, -1
+        os.close(wake)
 
     # --- inside -----------------------------------------------------------------------------------------------
 

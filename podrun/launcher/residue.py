@@ -68,11 +68,12 @@ class Residue:
 
     def cache_directory(self) -> str:
         """A new directory for compiled programs that goes with the launch."""
-        path = scratch_directory()
-        self._guardian.watch_directory(str(path))
-        directories = (*self._publication.entry.directories, str(path))
-        self._publication.update(directories=directories)
-        return str(path)
+
+        def announce(path: str) -> None:
+            self._guardian.watch_directory(path)
+            self._publication.update(directories=(*self._publication.entry.directories, path))
+
+        return str(scratch_directory(announce))
 
     def watch(self, pid: int) -> None:
         """An instance was started."""

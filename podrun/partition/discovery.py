@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import stat
 import tempfile
@@ -167,17 +168,38 @@ class Publication:
         """Publish again with other fields: readers see the old entry or the new one, never a half."""
         self.entry = replace(self.entry, **changes)  # type: ignore[arg-type]
         temporary = self.path.with_suffix(f".{os.getpid()}.new")
-        temporary.write_text(json.dumps(asdict(self.entry)), encoding="utf-8")
-        temporary.replace(self.path)
+        try:
+            temporary.write_text(json.dumps(asdict(self.entry)), encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise UsageError(
+                f"the runtime directory {self.path.parent} cannot be written: {error.strerror}",
+                hint="Make room there, or name another: export PODRUN_RUNTIME_DIR=DIRECTORY",
+            ) from error
 
     def withdraw(self) -> None:
         """Remove the entry. Idempotent."""
         self.path.unlink(missing_ok=True)
 
 
-def scratch_directory(parent: Path | None = None) -> Path:
-    """A new directory that `sweep` may remove once an entry lists it."""
-    return Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
+def scratch_directory(announce: Callable[[str], None], parent: Path | None = None) -> Path:
+    """A new directory that `sweep` may remove once an entry lists it.
+
+    ``announce`` is told its path before it exists, so that it goes even if this process is killed right after. Raises
+    UsageError where none can be made.
+    """
+    path = Path(parent or tempfile.gettempdir()) / f"{SCRATCH_PREFIX}{secrets.token_hex(4)}"
+    announce(str(path))
+    try:
+        path.mkdir(mode=0o700)
+    except OSError as error:
+        raise UsageError(
+            f"no directory for temporary files can be made in {path.parent}: {error.strerror}",
+            hint="Make room there, or name another: export TMPDIR=DIRECTORY",
+        ) from error
+    return path
 
 
 def remove_scratch(path: Path) -> None:

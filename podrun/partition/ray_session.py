@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,7 @@ class RaySession:
 
     def _start(self, num_cpus: int | None) -> None:
         self._guardian = Guardian()
-        self.directory = _short_scratch()
-        self._guardian.watch_directory(str(self.directory))
+        self.directory = _short_scratch(self._guardian.watch_directory)
         token = self.directory / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32), encoding="ascii")
@@ -224,12 +223,12 @@ def _keep_off_the_terminal(ray: Any) -> None:
         worker.print_to_stdstream = note
 
 
-def _short_scratch() -> Path:
+def _short_scratch(announce: Callable[[str], None]) -> Path:
     """A scratch directory whose path leaves room for Ray's sockets, whose length Linux limits."""
     name = len(SCRATCH_PREFIX) + 9
     for parent in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/dev/shm")):
         if len(str(parent)) + name + SESSION_SUFFIX < MAX_SOCKET_PATH and os.access(parent, os.W_OK):
-            return scratch_directory(parent)
+            return scratch_directory(announce, parent)
     raise ServiceError(
         f"no directory for temporary files has a path short enough for sockets: {tempfile.gettempdir()}",
         hint="export TMPDIR=/tmp",

@@ -138,3 +138,19 @@ def test_copies_in_files(tmp_path: Path) -> None:
     assert (tmp_path / "out/1/rank.03/stdout").read_bytes() == b"10%\r20%\nx"
     assert (tmp_path / "out/1/rank.11/stderr").read_bytes() == b"e\n"
     assert (tmp_path / "out/1/rank.00/stdout").read_bytes() == b""
+
+
+def test_a_copy_that_cannot_be_written_is_given_up_and_the_rest_goes_on(tmp_path: Path) -> None:
+    screen = Screen()
+    folder = tmp_path / "1" / "rank.0"
+    folder.mkdir(parents=True)
+    (folder / "stdout").symlink_to("/dev/full")
+    mixer = OutputMixer(1, screen, directory=tmp_path)
+    mixer.feed(0, OUT, b"one\n")
+    mixer.feed(0, OUT, b"two\n")
+    mixer.feed(0, ERR, b"three\n")
+    mixer.close()
+    assert screen.text.count("is not complete: No space left on device") == 1
+    assert "<stdout>:one" in screen.text
+    assert "<stdout>:two" in screen.text
+    assert (folder / "stderr").read_bytes() == b"three\n"

@@ -50,7 +50,7 @@ def test_entries_of_dead_owners_are_swept_with_what_they_left(registry: Registry
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     left = ProcessId.of(child.pid)
     assert left is not None
-    scratch = scratch_directory(tmp_path)
+    scratch = scratch_directory(lambda path: None, tmp_path)
     (scratch / "file").touch()
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -71,7 +71,7 @@ WRITER = "import sys; f = open(sys.argv[1], sys.argv[2]); print(flush=True); sys
 def test_whoever_writes_to_a_swept_directory_is_ended_and_readers_are_not(
     registry: Registry, tmp_path: Path
 ) -> None:
-    scratch = scratch_directory(tmp_path)
+    scratch = scratch_directory(lambda path: None, tmp_path)
     (scratch / "log").touch()
     children = [
         subprocess.Popen(
@@ -136,7 +136,7 @@ else:
 
 
 def test_a_guardian_cleans_up_after_kill_nine(tmp_path: Path) -> None:
-    scratch = scratch_directory(tmp_path)
+    scratch = scratch_directory(lambda path: None, tmp_path)
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(scratch), "wait"],
         stdin=subprocess.PIPE,
@@ -157,7 +157,7 @@ def test_a_guardian_cleans_up_after_kill_nine(tmp_path: Path) -> None:
 
 
 def test_a_dismissed_guardian_does_nothing(tmp_path: Path) -> None:
-    scratch = scratch_directory(tmp_path)
+    scratch = scratch_directory(lambda path: None, tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", OWNER, str(scratch), "dismiss"],
         capture_output=True,

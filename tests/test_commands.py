@@ -1,0 +1,62 @@
+"""What comes before a command's own code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from podrun import commands
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_every_installed_command_has_its_entry_point() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        scripts = tomllib.load(file)["project"]["scripts"]
+    for target in scripts.values():
+        module, _, name = target.partition(":")
+        assert module == "podrun.commands"
+        assert callable(getattr(commands, name))
+
+
+def test_closed_standard_streams_are_opened() -> None:
+    code = (
+        "from podrun.commands import open_standard_streams as o; o(); import os, sys;"
+        "print('nobody reads this'); print('nor this', file=sys.stderr); assert sys.stdin.read() == '';"
+        "os._exit(os.open('/dev/null', 0))"  # The first free number.
+    )
+    done = subprocess.run(["/bin/sh", "-c", f'exec {sys.executable} -c "$0" <&- >&- 2>&-', code], check=False)
+    assert done.returncode == 3
+
+
+def test_ctrl_c_during_the_import_ends_a_command_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "slow.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    code = "from podrun import commands; commands._run('slow')"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_the_command_itself_gets_python_s_ctrl_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "seen.py").write_text(
+        "import signal\nBEFORE = signal.getsignal(signal.SIGINT)\n"
+        "def main():\n    return 7 * (signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert commands._run("seen") == 7
+        assert sys.modules["seen"].BEFORE is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sys.modules.pop("seen", None)
