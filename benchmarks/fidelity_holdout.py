@@ -5,6 +5,9 @@ other two thirds (where any of their kind is there), from values that are off by
 after the other: the value of a grid with the smallest mean squared log error. The median error by kind is
 printed for both parts. Constants that are published or derived from a formula stay as they are. Nothing is
 written back.
+
+Then, to first order (`fidelity_kinds.support`): which rows each constant rests on, and the error of every
+row when all constants are fitted without it.
 """
 
 from __future__ import annotations
@@ -22,9 +25,12 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import fidelity  # noqa: E402
+import numpy as np  # noqa: E402
 from fidelity_kinds import applications, footprints, products  # noqa: E402
+from fidelity_kinds.support import elasticities, left_out, support  # noqa: E402
 
-from podrun.device.tiles import bandwidth, batch, exchange, host, stencil  # noqa: E402
+from podrun.collectives import links  # noqa: E402
+from podrun.device.tiles import bandwidth, batch, ctc, exchange, host, stencil  # noqa: E402
 
 FITTED: tuple[tuple[ModuleType, str, str], ...] = (
     (applications, "LIBRARY_2018", "network"),
@@ -33,6 +39,7 @@ FITTED: tuple[tuple[ModuleType, str, str], ...] = (
     (batch, "DOMAIN_SECONDS", "network"),
     (batch, "STREAMING_BYTES_PER_SECOND", "network"),
     (footprints, "VERTEX_DATA_2018", "memory"),
+    (footprints, "IMBALANCE_2018", "memory"),
     (footprints, "TILE_IMBALANCE", "memory"),
     (bandwidth, "LOOP_SLOTS", "memory_bandwidth"),
     (exchange, "HALO_FRAGMENTS", "exchange"),
@@ -50,6 +57,22 @@ FITTED: tuple[tuple[ModuleType, str, str], ...] = (
 """Module, constant and the kind it is fitted to. Constants that shape a plan are not refitted: plans are
 cached.
 """
+ONE_STEP: tuple[tuple[ModuleType, str], ...] = (
+    (applications, "LIBRARY_2018"),
+    (footprints, "VARIABLES_2018"),
+    (bandwidth, "COISSUE_EFFICIENCY"),
+    (exchange, "ARRANGE_PER_BYTE"),
+    (exchange, "COUNTER_READ"),
+    (stencil, "GLOBAL_SKEW"),
+    (host, "TRANSFER_CYCLES"),
+    (host, "STREAM_BYTES_PER_SECOND"),
+    (ctc, "CELL_CYCLES"),
+    (ctc, "CANDIDATE_CYCLES"),
+    (ctc, "BEAM_CYCLES"),
+    (links, "EFFICIENCY"),
+    (links, "STEP_CYCLES"),
+)
+"""Constants that the first-order study adds to the fitted ones."""
 GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 1.6, 2.0)
 START = 1.5
 ROUNDS = 2
@@ -103,6 +126,23 @@ def medians(rows: Sequence[Any]) -> dict[str, float | None]:
     }
 
 
+def first_order(records: Sequence[Any], by_id: Any) -> dict[str, Any]:
+    """What constants rest on, and rows left out one by one (high and medium confidence)."""
+
+    def predict(record: Any) -> float | None:
+        try:
+            return float(fidelity.predict(record, by_id))
+        except fidelity.NotPredicted:
+            return None
+
+    constants = list(dict.fromkeys([*((module, name) for module, name, _ in FITTED), *ONE_STEP]))
+    chosen = [r for r in records if r["confidence"] != "low" and r["kind"] != "scaling_ratio"]
+    kept, slopes = elasticities(predict, chosen, constants)
+    errors = np.asarray([math.log((predict(r) or 1.0) / r["value"]) for r in kept])
+    names = [f"{module.__name__.rpartition('.')[2]}.{name}" for module, name in constants]
+    return {"support": support(kept, slopes, names), "left_out": left_out(kept, errors, slopes)}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Refit and print."""
     parser = argparse.ArgumentParser(
@@ -132,8 +172,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"        {kind:<18}" + "".join(f"{'-' if c is None else f'{c:.1%}':>9} " for c in cells))
         for (module, name), value in kept.items():
             setattr(module, name, value)
+    study = first_order(records, by_id)
+    print("constants that rest on fewer than three rows:")
+    for entry in study["support"]:
+        if entry["rows"] < 3:
+            print(f"        {entry['constant']:<38}" + " ".join(entry["strongest"]))
+    for kind, found in study["left_out"].items():
+        print(f"        {kind:<18}{found['as_is']:>8.1%}{found['left_out']:>9.1%} left out row by row")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps({"seeds": results, **study}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podrun.device.target import BOW, GC2, GC200
+from podrun.device.target import BOW, GC2, GC200, Chip
 from podrun.device.tiles.matmul import Product, plan_product
 from podrun.device.tiles.splits import splits
 from podrun.errors import InvalidOptionError
 
 SIDES = st.integers(1, 3000)
+CHIPS_IN_TURN = (GC2, GC200, BOW)
 
 
 @settings(max_examples=60, deadline=None)
@@ -25,11 +29,57 @@ def test_a_plan_is_never_below_the_chips_peak(m: int, k: int, n: int, dtype: str
     assert min(plan.compute, plan.exchange, plan.rearrange, plan.temporary_bytes) >= 0
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 1500), st.integers(16, 1500), st.integers(16, 1500))
-def test_twice_the_rows_never_cost_less(m: int, k: int, n: int) -> None:
-    once = plan_product(BOW, Product(1, m, k, n)).cycles(BOW)
-    assert plan_product(BOW, Product(1, 2 * m, k, n)).cycles(BOW) >= 0.95 * once
+PRODUCTS = st.builds(
+    lambda groups, m, k, n, kernel, dtype: Product(
+        groups, m, k, n, dtype, dtype, dtype, kernel=kernel, row_length=max(1, math.isqrt(m))
+    ),
+    st.sampled_from([1, 1, 16]),
+    st.integers(1, 1500),
+    st.integers(16, 1000),
+    st.integers(16, 1000),
+    st.sampled_from([1, 1, 9]),
+    st.sampled_from(["float16", "float32"]),
+)
+"""Products and convolutions that have the room for a plan of their own."""
+
+
+@settings(max_examples=30, deadline=None)
+@given(PRODUCTS, st.sampled_from(CHIPS_IN_TURN))
+def test_more_work_or_fewer_tiles_never_cost_less(product: Product, chip: Chip) -> None:
+    once = plan_product(chip, product).cycles(chip)
+    for name in ("groups", "m", "k", "n"):
+        twice = replace(product, **{name: 2 * getattr(product, name)})
+        assert plan_product(chip, twice).cycles(chip) >= 0.98 * once, name
+    assert plan_product(chip, product, tiles=chip.tiles // 2).cycles(chip) >= 0.98 * once
+    assert plan_product(chip, replace(product, proportion=1.0)).cycles(chip) <= once
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(256, 1500), st.integers(256, 1500), st.integers(256, 1500))
+def test_singles_and_older_chips_cost_more(m: int, k: int, n: int) -> None:
+    half = Product(1, m, k, n)
+    single = Product(1, m, k, n, "float32", "float32", "float32")
+    for product in (half, single):
+        assert plan_product(GC2, product).cycles(GC2) > plan_product(GC200, product).cycles(GC200)
+        # Bow and GC200 differ by their clock alone: what stays on the chip takes the same cycles.
+        assert plan_product(BOW, product).cycles(BOW) == plan_product(GC200, product).cycles(GC200)
+    ratio = plan_product(GC200, single).cycles(GC200) / plan_product(GC200, half).cycles(GC200)
+    assert 1.1 < ratio < 5.0
+
+
+@pytest.mark.parametrize(("chip", "least"), [(GC2, 0.45), (GC200, 0.5), (BOW, 0.5)])
+def test_large_products_reach_a_share_of_the_peak_and_small_ones_the_fixed_cost(
+    chip: Chip, least: float
+) -> None:
+    def share(side: int) -> float:
+        bound = side**3 / (chip.tiles * chip.amp_macs("float16", "float16"))
+        return bound / plan_product(chip, Product(1, side, side, side)).cycles(chip)
+
+    found = [share(side) for side in (256, 512, 1024, 2048)]
+    assert found == sorted(found)
+    assert least < found[-1] < 0.9
+    smallest = [plan_product(chip, Product(1, side, 16, 16)).cycles(chip) for side in (1, 2, 4)]
+    assert max(smallest) < 1.3 * min(smallest) < 1000
 
 
 def test_a_smaller_proportion_takes_less_memory_and_not_less_time() -> None:
@@ -51,6 +101,32 @@ def test_published_products() -> None:
     single = plan_product(BOW, Product(1, 4096, 4096, 512, "float32", "float32", "float32"))
     assert half.flops / half.cycles(BOW) * BOW.clock_hz / 1e12 == pytest.approx(197.7, rel=0.15)
     assert single.flops / single.cycles(BOW) * BOW.clock_hz / 1e12 == pytest.approx(52.4, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "dtype", "milliseconds"),
+    [(768, 1024, "float16", 45.3), (2200, 1122, "float16", 148.5), (2200, 1122, "float32", 181.5)],
+)
+def test_a_convolution_without_room_on_the_amp_takes_the_vector_unit(
+    width: int, height: int, dtype: str, milliseconds: float
+) -> None:
+    """The blur as a library convolution on GC2 with a proportion of 0.1: 200 sweeps, thirty times slower."""
+    blur = Product(
+        1, width * height, 4, 4, dtype, dtype, "float32", kernel=9, row_length=width, proportion=0.1
+    )
+    tight, roomy = plan_product(GC2, blur), plan_product(GC2, replace(blur, proportion=1.0))
+    assert tight.detail.startswith("mac")
+    assert tight.cycles(GC2) > 5.0 * roomy.cycles(GC2)
+    assert 200 * tight.cycles(GC2) / GC2.clock_hz * 1e3 == pytest.approx(milliseconds, rel=0.15)
+
+
+def test_a_serial_split_moves_weights_once_and_inputs_in_every_turn() -> None:
+    wide = Product(1, 2048, 2048, 2048, proportion=1.0)
+    plans = [plan_product(GC2, replace(wide, proportion=share)) for share in (1.0, 0.3, 0.15)]
+    turns = [int(plan.detail.partition("serial/")[2] or 1) for plan in plans]
+    assert turns[0] < turns[1] < turns[2]
+    # If each turn moved everything again, exchange would grow as the turns do.
+    assert plans[2].exchange < 0.5 * turns[2] / turns[0] * plans[0].exchange
 
 
 def test_few_input_channels_are_expanded() -> None:
