@@ -100,12 +100,13 @@ class MachineServer:
             server.wait_for_termination()
 
     def _make(self, place: Place) -> Machine:
+        from podrun.device.cache_place import writable_cache
         from podrun.device.machine import Machine
-        from podrun.device.pieces import PieceCache, cache_directory
+        from podrun.device.pieces import PieceCache
         from podrun.device.servicer import GrpcFabric
 
         fabric = GrpcFabric(lambda: machine.place, self._token)
-        pieces = self._pieces or PieceCache(cache_directory(self._environ), own_process=self._own_process)
+        pieces = self._pieces or PieceCache(writable_cache(self._environ), own_process=self._own_process)
         machine = Machine(
             *(place, fabric, pieces),
             on_lost=self._on_lost,
@@ -147,13 +148,14 @@ class MachineActor:
         self, agent_ids: Sequence[str], target: str = "gc200", host: str = "127.0.0.1", **options: Any
     ) -> list[str]:
         """Start a server for each agent; their endpoints."""
-        from podrun.device.pieces import PieceCache, cache_directory
+        from podrun.device.cache_place import writable_cache
+        from podrun.device.pieces import PieceCache
 
         alone = len(agent_ids) == 1
         pieces = (
             None
             if alone
-            else PieceCache(cache_directory(options.get("environ", os.environ)), own_process=True)
+            else PieceCache(writable_cache(options.get("environ", os.environ)), own_process=True)
         )
         for agent in agent_ids:
             self._servers[agent] = MachineServer(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from podrun.device.cache_place import writable_cache
 from podrun.device.client import PortConnection
 from podrun.device.connection import IpuRange
 from podrun.device.fabric import LocalFabric
 from podrun.device.job import Place
 from podrun.device.machine import Machine
-from podrun.device.pieces import PieceCache, cache_directory
+from podrun.device.pieces import PieceCache
 from podrun.device.ports import LocalPort
 from podrun.device.split import Site
 from podrun.errors import UsageError
@@ -62,4 +63,4 @@ def connect_twin(environ: Mapping[str, str], ipus: int | None) -> PortConnection
     `pieces.cache_directory`.
     """
     faults = parse_faults(environ.get("PODRUN_FAULTS", ""))
-    return Twin(ipus or DEFAULT_IPUS, PieceCache(cache_directory(environ)), faults).connect()
+    return Twin(ipus or DEFAULT_IPUS, PieceCache(writable_cache(environ)), faults).connect()

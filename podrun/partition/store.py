@@ -37,11 +37,16 @@ class Store:
     def __init__(self, path: Path | None, cluster: str) -> None:
         self.path = path
         self._lock = threading.Lock()
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
             self._open(cluster)
+        except (OSError, sqlite3.OperationalError) as error:
+            raise ConfigError(
+                f"partitions cannot be kept in {path}: {getattr(error, 'strerror', None) or error}",
+                hint="Name another file with --state-file, or keep nothing: vipu-server --no-state",
+            ) from error
         except sqlite3.DatabaseError as error:
             raise ConfigError(
                 f"{path} is no state file of a partition service: {error}",
