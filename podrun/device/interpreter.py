@@ -13,6 +13,7 @@ Between two instructions, and only there, faults enter and an abort is noticed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,20 @@ from podrun.executable import (
 
 Between = Callable[[int, int, int], None]
 """``between(step, list, instruction)``: called before every instruction; raises to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch under way: its index within the run, host data, and what the machine's own lists have sent each other."""
+
+    index: int
+    feed: Feed
+    drain: Drain
+    mail: dict[Key, Any] = field(default_factory=dict)
+
+
+Action = Callable[[Frame, Batch], object]
+"""What an instruction does to a list's temporaries in a batch."""
 
 
 class Interpreter:
@@ -74,6 +89,11 @@ class Interpreter:
         )
         self._closing = closing_gathers(instructions)
         self._host_gathers = False
+        # Two lists that stand at a Sync, and a Receive, may have to wait; nothing else does.
+        self._steps = [
+            [self._action(instruction, ipu, place) for place, instruction in enumerate(work)]
+            for ipu, work in enumerate(instructions)
+        ]
 
     def run_batch(
         self, step: int, batch: int, feed: Feed, drain: Drain, *, host_gathers: bool = False
@@ -84,23 +104,33 @@ class Interpreter:
         of them, so they need not meet for it.
         """
         self._host_gathers = host_gathers
+        now = Batch(batch, feed, drain)
+        if len(self._lists) == 1 and self._mail is None:
+            self._run_alone(step, now)
+            return
         frames = [Frame() for _ in self._lists]
         places = [0] * len(self._lists)
-        mail: dict[Key, Any] = {}
         while any(place < len(lst) for place, lst in zip(places, self._lists, strict=True)):
             before = tuple(places)
             for ipu, instructions in enumerate(self._lists):
                 while places[ipu] < len(instructions):
                     instruction = instructions[places[ipu]]
-                    if self._must_wait(instruction, ipu, places, mail):
+                    if self._must_wait(instruction, ipu, places, now.mail):
                         break
                     self._between(step, self._first + ipu, places[ipu])
-                    self._step(instruction, ipu, places[ipu], frames[ipu], batch, feed, drain, mail)
+                    self._steps[ipu][places[ipu]](frames[ipu], now)
                     places[ipu] += 1
                     if self._mail is not None and isinstance(instruction, Compute):
                         break
             if tuple(places) == before:
                 self._await_mail(places)
+
+    def _run_alone(self, step: int, now: Batch) -> None:
+        """The only list there is: nobody to take turns with."""
+        frame, between, first = Frame(), self._between, self._first
+        for place, act in enumerate(self._steps[0]):
+            between(step, first, place)
+            act(frame, now)
 
     def _await_mail(self, places: Sequence[int]) -> None:
         """No list can go on: wait for a message of another machine."""
@@ -137,60 +167,60 @@ class Interpreter:
             )
         return False
 
-    def _step(
-        self,
-        instruction: Instruction,
-        ipu: int,
-        place: int,
-        frame: Frame,
-        batch: int,
-        feed: Feed,
-        drain: Drain,
-        mail: dict[Key, Any],
-    ) -> None:
+    def _action(self, instruction: Instruction, ipu: int, place: int) -> Action:
+        """What an instruction does, with everything that stays the same from batch to batch looked up."""
         buffers = self._buffers
         match instruction:
             case Compute(name):
-                self._computes[name](frame)
+                return self._computes[name]
             case LoadStream(stream, buffer, first, count):
-                frame.values[buffer] = feed.load(stream, batch, first, count)
+                return lambda frame, now: frame.values.update(
+                    {buffer: now.feed.load(stream, now.index, first, count)}
+                )
             case StoreStream(stream, buffer, first, count):
-                drain.store(stream, batch, first, _host_view(buffers.operand(buffer, frame), count))
+                return lambda frame, now: now.drain.store(
+                    stream, now.index, first, _host_view(buffers.operand(buffer, frame), count)
+                )
             case ReduceScatter(arena, reduction):
-                buffers.reduce_scatter(arena, reduction, settle=(ipu, place) not in self._unsettled)
+                settle = (ipu, place) not in self._unsettled
+                return lambda frame, now: buffers.reduce_scatter(arena, reduction, settle=settle)
             case AllGather(arena):
-                if not (self._host_gathers and (ipu, place) in self._closing and buffers.is_one_copy(arena)):
-                    buffers.all_gather(arena)
+                spared = (ipu, place) in self._closing and buffers.is_one_copy(arena)
+                return lambda frame, now: None if spared and self._host_gathers else buffers.all_gather(arena)
             case AllReduce(arena, reduction):
-                buffers.all_reduce(arena, reduction)
+                return lambda frame, now: buffers.all_reduce(arena, reduction)
             case Sync(scope):
                 # HOST: the run began with it. MACHINE: lists of one machine take turns in one thread.
-                if scope is SyncScope.ALL and ipu == len(self._lists) - 1:
-                    self._group.barrier()
+                meets = scope is SyncScope.ALL and ipu == len(self._lists) - 1
+                return lambda frame, now: self._group.barrier() if meets else None
             case Send(buffer, peer, tag):
-                key = (self._first + ipu, peer, tag)
-                if self._mail is None or self._is_here(peer):
-                    mail[key] = buffers.value(buffer, frame)
-                else:
-                    self._mail.send(key, np.asarray(buffers.operand(buffer, frame)))
+                return self._sending(buffer, (self._first + ipu, peer, tag))
             case Receive(buffer, peer, tag):
-                key = (peer, self._first + ipu, tag)
-                if self._mail is None or self._is_here(peer):
-                    frame.values[buffer] = mail.pop(key)
-                else:
-                    frame.values[buffer] = self._mail.fetch(key)
+                return self._receiving(buffer, (peer, self._first + ipu, tag))
             case Copy(source, destination):
-                frame.values[destination] = frame.values[source]
+                return lambda frame, now: frame.values.update({destination: frame.values[source]})
+
+    def _sending(self, buffer: str, key: Key) -> Action:
+        buffers, mail = self._buffers, self._mail
+        if mail is None or self._is_here(key[1]):
+            return lambda frame, now: now.mail.update({key: buffers.value(buffer, frame)})
+        return lambda frame, now: mail.send(key, np.asarray(buffers.operand(buffer, frame)))
+
+    def _receiving(self, buffer: str, key: Key) -> Action:
+        mail = self._mail
+        if mail is None or self._is_here(key[0]):
+            return lambda frame, now: frame.values.update({buffer: now.mail.pop(key)})
+        return lambda frame, now: frame.values.update({buffer: mail.fetch(key)})
 
 
-def _compute(piece: Piece, buffers: Buffers, turn: Turn) -> Callable[[Frame], None]:
+def _compute(piece: Piece, buffers: Buffers, turn: Turn) -> Action:
     """How to run a piece on a frame, with everything that stays the same from batch to batch looked up."""
     computation, call = piece.computation, piece.call
     readers = [buffers.reader(name) for name in computation.inputs]
     writers = [buffers.writer(name) for name in computation.outputs]
     lasting = bool(buffers.arenas_written_by(computation))
 
-    def run(frame: Frame) -> None:
+    def run(frame: Frame, now: Batch) -> None:
         with turn:
             compute(frame)
 
