@@ -17,11 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 from podrun.access import is_loopback
 from podrun.cluster import IPUS_PER_MACHINE, Cluster
 from podrun.errors import DeadlineError, ServiceError
+from podrun.partition.host_memory import available_bytes
 from podrun.partition.machine_pool import BasePool, Control, OnLost, _Machine
 from podrun.partition.ray_session import RaySession
 from podrun.partition.spread import VARIABLE, Host, host_of_agents, in_processes, machines_per_process
@@ -172,13 +171,13 @@ class RayMachinePool(BasePool):
         """The nodes of the Ray cluster; Ray starts or is joined if need be."""
         session = self.session
         if self._address is None:
-            return [Host("", LOOPBACK, os.cpu_count() or 1, psutil.virtual_memory().available)]
+            return [Host("", LOOPBACK, os.cpu_count() or 1, available_bytes())]
         return [
             Host(
                 node["NodeID"],
                 node["NodeManagerAddress"],
                 int(node["Resources"].get("CPU", 1)),
-                int(node["Resources"].get("memory", 0)) or psutil.virtual_memory().available,
+                int(node["Resources"].get("memory", 0)) or available_bytes(),
             )
             for node in session.ray.nodes()
             if node["Alive"]
