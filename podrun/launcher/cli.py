@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from podrun.errors import PodrunError
-from podrun.launcher.log import error_text, silence
+from podrun.launcher.log import Log, error_text, silence
 from podrun.launcher.options import CommandLine, parse_command_line, settle
 
 VERBS = ("profile", "estimate")
@@ -87,6 +87,8 @@ def _launch(given: Mapping[str, Any], program: tuple[str, ...], environ: Mapping
     if given.get("dry-run"):
         from podrun.launcher.launch import preview
 
+        for warning in spec.warnings:
+            Log(spec.verbosity).warning(warning)
         sys.stdout.write(preview(spec, environ))
         return 0
     from podrun.launcher.launch import launch

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from podrun.errors import NotFoundError, UsageError
 from podrun.launcher.hosts import LOCAL_HOST, parse_hosts, read_hostfile
 from podrun.launcher.mpi_args import MpiArguments, parse_instance_arguments, parse_mpi_arguments
-from podrun.launcher.option_table import OPTIONS, Kind
+from podrun.launcher.option_table import BY_NAME, OPTIONS, Kind
 from podrun.launcher.options import settle
 from podrun.launcher.spec import (
     InstanceSpec,
@@ -30,6 +31,8 @@ from podrun.launcher.spec import (
 
 MAX_IPUS_PER_INSTANCE = 64
 """A process drives at most one IPU-POD64's worth of IPUs."""
+_OURS = re.compile("num-|ipus-per|vipu-|mpi-|only-output|print-topology|fault$|offline-mode|.*-partition$")
+"""Options that a program hardly has itself (as it may have --debug)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -182,6 +185,8 @@ def resolve_program(program: tuple[str, ...], around: Surroundings, layout: Layo
     name, rest = program[0], program[1:]
     if not name.endswith(".py"):
         if layout.hosts == (LOCAL_HOST,) and not _command_exists(name, around):
+            if Path(around.directory, name).is_dir():
+                raise UsageError(f"{name} is a directory", hint="Name the program or the script in it.")
             raise NotFoundError(f"there is no program {name}", hint=_program_hint(name, around))
         return program
     path = Path(around.directory, name)
@@ -329,7 +334,17 @@ def _warnings(
     )
     if unset:
         warnings.append(f"-x names variables that are not set: {', '.join(unset)}")
-    return warnings + _interpreter_warning(command, around)
+    return warnings + _misplaced(given, command) + _interpreter_warning(command, around)
+
+
+def _misplaced(given: Mapping[str, Any], command: tuple[str, ...]) -> list[str]:
+    """Options of podrun's that stand after the program, where they are the program's."""
+    names = {word.removeprefix("--").partition("=")[0] for word in command[1:] if word.startswith("--")}
+    ours = [f"--{name}" for name in sorted(names - given.keys()) if name in BY_NAME and _OURS.match(name)]
+    if not ours:
+        return []
+    verb = "is an argument" if len(ours) == 1 else "are arguments"
+    return [f"{', '.join(ours)} after the program {verb} of the program: podrun's options come before it"]
 
 
 def _interpreter_warning(command: tuple[str, ...], around: Surroundings) -> list[str]:

@@ -170,6 +170,14 @@ def test_warnings_come_once_each(directory: Path) -> None:
         assert part in joined
 
 
+def test_options_after_the_program_are_said_to_be_the_programs(directory: Path) -> None:
+    (warning,) = plan("train.py --num-replicas 16 --debug --vipu-partition=p", directory).warnings
+    assert warning.startswith(
+        "--num-replicas, --vipu-partition after the program are arguments of the program"
+    )
+    assert plan("--num-replicas 4 train.py --num-replicas 4 --debug --epochs 3", directory).warnings == ()
+
+
 def test_partition_name_comes_from_the_environment_if_not_given(directory: Path) -> None:
     environ = {"IPUOF_VIPU_API_PARTITION_ID": "mine"}
     spec = plan("", directory, environ)
