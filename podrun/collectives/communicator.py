@@ -18,6 +18,7 @@ gave what. Every sum is taken in rank order, half types in float32.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,7 +62,7 @@ class Communicator:
         """The arrays of all ranks combined, for every rank. ``out`` may be ``array`` itself."""
         check_reduction(array.dtype, reduction)
         result = self._result(array, array.shape, out)
-        flat, into = np.ascontiguousarray(array).reshape(-1), result.reshape(-1)
+        flat, into = _apart(array, result).reshape(-1), result.reshape(-1)
         if reduction is Reduction.LOCAL or self.size == 1:
             into[:] = flat
         elif array.nbytes <= _SMALL_BYTES:
@@ -116,7 +117,9 @@ class Communicator:
         """Make every rank's array what the root's is, in place; returns it."""
         self._check_root(root)
         if self.size > 1:
-            self._move(Kind.BROADCAST, array, array[np.newaxis], [root], root)
+            at_root = self.rank == root
+            taken = None if at_root else self._result(array, array.shape, array)[np.newaxis]
+            self._move(Kind.BROADCAST, array, taken, [] if at_root else [root], root)
         return array
 
     def gather(self, array: Array, root: int = 0, *, out: Array | None = None) -> Array | None:
@@ -131,11 +134,12 @@ class Communicator:
         """``out`` becomes entry ``rank`` of the root's array (None elsewhere); returns it."""
         self._check_root(root)
         posted = array if self.rank == root and array is not None else np.empty((0, *out.shape), out.dtype)
-        if self.rank == root:
-            self._check_leading_axis(posted, "scatter")
-        self._move(
-            Kind.SCATTER, posted, out[np.newaxis], [root], root, spec=f"{out.dtype.name}{list(out.shape)}"
-        )
+        if self.rank == root and (posted.shape != (self.size, *out.shape) or posted.dtype != out.dtype):
+            raise UsageError(
+                f"scatter needs {_spec(out)} for each of {self.size} ranks, stacked, at its root, not {_spec(posted)}"
+            )
+        taken = self._result(out, out.shape, out)[np.newaxis]
+        self._move(Kind.SCATTER, posted, taken, [root], root, spec=_spec(out))
         return out
 
     def send(self, array: Array, dest: int, tag: int = 0) -> None:
@@ -144,7 +148,7 @@ class Communicator:
 
     def receive(self, out: Array, source: int, tag: int = 0) -> Array:
         """Fill ``out`` with what ``source`` sent; returns it."""
-        self.group.receive(out, source, tag)
+        self.group.receive(self._result(out, out.shape, out), source, tag)
         return out
 
     def barrier(self) -> None:
@@ -169,7 +173,7 @@ class Communicator:
         ``result[i]`` is filled with the piece from ``sources[i]``.
         """
         pieces = self.size if kind in (Kind.ALL_TO_ALL, Kind.SCATTER) else 1
-        given = as_bytes(np.ascontiguousarray(array)).reshape(pieces, array.nbytes // pieces)
+        given = as_bytes(_apart(array, result)).reshape(pieces, array.nbytes // pieces)
         rows = len(sources)
         taken = None if result is None else as_bytes(result).reshape(rows, result.nbytes // rows)
         whole = taken.shape[1] if taken is not None else given.shape[1]
@@ -192,14 +196,19 @@ class Communicator:
 
         Called by all ranks with the same groups. The order of ranks in a group is their order in its sums.
         """
-        check_groups(groups, self.size)
-        mine = next((list(group) for group in groups if self.rank in group), None)
+        plain = check_groups(groups, self.size)
+        mine = next((group for group in plain if self.rank in group), None)
         made: Group | None = None
         token: Token = {}
         if mine and mine[0] == self.rank:
             made, token = self.group.establish(mine)
         note = np.frombuffer(json.dumps(token).encode().ljust(_TOKEN_BYTES), np.uint8)
-        tokens = self._gather_all(note, f"split({[list(group) for group in groups]})")
+        try:
+            tokens = self._gather_all(note, f"split({plain})")
+        except BaseException:
+            if made is not None:
+                made.close()
+            raise
         if mine is None:
             return None
         if made is None:
@@ -241,12 +250,19 @@ class Communicator:
             raise UsageError(f"there is no rank {root} in a group of {self.size}")
 
 
-def check_groups(groups: Sequence[Sequence[int]], size: int) -> None:
-    """Raises MismatchError if groups of ranks overlap, are empty, or name ranks that do not exist."""
+def check_groups(groups: Sequence[Sequence[int]], size: int) -> list[list[int]]:
+    """The groups as plain lists. Raises MismatchError if they overlap, are empty, or name ranks that do not exist."""
+    try:
+        plain = [[operator.index(rank) for rank in group] for group in groups]
+    except TypeError as error:
+        raise MismatchError(
+            f"groups are lists of lists of ranks, not {groups!r}"[:300],
+            hint="As in split([[0, 1], [2, 3]]).",
+        ) from error
     seen: dict[int, int] = {}
-    for index, group in enumerate(groups):
+    for index, group in enumerate(plain):
         if not group:
-            raise MismatchError(f"group {index} of {len(groups)} is empty")
+            raise MismatchError(f"group {index} of {len(plain)} is empty")
         for rank in group:
             if not 0 <= rank < size:
                 raise MismatchError(f"group {index} names rank {rank}; there are ranks 0 to {size - 1}")
@@ -256,10 +272,21 @@ def check_groups(groups: Sequence[Sequence[int]], size: int) -> None:
                     hint="Groups must not overlap.",
                 )
             seen[rank] = index
+    return plain
+
+
+def _apart(array: Array, result: Array | None) -> Array:
+    """A contiguous array that is the result itself or no part of it: no piece is overwritten before its turn."""
+    contiguous = np.ascontiguousarray(array)
+    if result is None or not np.may_share_memory(contiguous, result):
+        return contiguous
+    itself = contiguous.shape == result.shape and contiguous.ctypes.data == result.ctypes.data
+    return contiguous if itself else contiguous.copy()
 
 
 def _spec(array: Array) -> str:
-    return f"{array.dtype.name}{list(array.shape)}"
+    kind = array.dtype.name if array.dtype.isnative else f"byte-swapped {array.dtype.name}"
+    return f"{kind}{list(array.shape)}"
 
 
 __all__ = ["Communicator", "check_groups", "create", "join"]

@@ -28,7 +28,7 @@ import numpy as np
 from podrun.collectives.errors import MismatchError
 from podrun.collectives.patterns import Pattern
 from podrun.errors import UsageError
-from podrun.executable import Reduction
+from podrun.executable import Reduction, numpy_dtype
 
 Array = np.ndarray[Any, np.dtype[Any]]
 """Any NumPy array."""
@@ -160,12 +160,20 @@ class Group(Protocol):
         """
 
 
-def check_arena(arena: str, size: int) -> None:
-    """Raises UsageError for a name or size that cannot be an arena's."""
+def check_arena(arena: str, dtype: str, size: int) -> None:
+    """Raises UsageError for a name, dtype or size that cannot be an arena's."""
     if not arena or len(arena) > 1000:
         raise UsageError(f"an arena needs a name of 1 to 1000 characters, not {arena[:40]!r}")
     if size < 1:
         raise UsageError(f"arena {arena!r} cannot have {size} elements", hint="Sizes start at 1.")
+    try:
+        plain = not numpy_dtype(dtype).hasobject
+    except (TypeError, AttributeError):
+        plain = False
+    if not plain:
+        raise UsageError(
+            f"arena {arena!r} cannot be of {dtype!r}", hint='Give a dtype\'s name, as "float32".'
+        )
 
 
 def first_elements(arena: str, whole: int, count: int | None) -> int:

@@ -22,6 +22,13 @@ from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.collectives.solo import SoloGroup
 from podrun.errors import ConflictError, UsageError
 
+_TOKENS: dict[str, dict[str, Any]] = {
+    "solo": {"size": int},
+    "host": {"size": int, "host": str, "pid": int, "started": int, "fd": int, "timeout": (int, float)},
+    "hosts": {"size": int, "address": str, "port": int, "key": str, "timeout": (int, float)},
+}
+"""What a token of each kind says."""
+
 
 def create(
     size: int,
@@ -40,6 +47,7 @@ def create(
     that give equal ones share memory.
     """
     _check_size(size)
+    _check_timeout(timeout)
     if size == 1:
         return SoloGroup(), {"kind": "solo", "size": 1}
     if address is not None:
@@ -92,16 +100,14 @@ def join(
     as for `create`. Raises UsageError for a token or rank that cannot be right, ConflictError for a rank that
     is taken, RankLostError if the group's maker is gone.
     """
-    kind, size = token.get("kind"), token.get("size")
-    if kind not in ("host", "hosts") or not isinstance(size, int):
-        raise UsageError(
-            f"this is no token of a group to join: {dict(token)!r}", hint="Use the one `create` gave."
-        )
+    _check_token(token)
+    kind, size = token["kind"], token["size"]
     if not 0 < rank < size:
         raise UsageError(
             f"rank {rank} cannot join a group of {size}: rank 0 made it, 1 to {size - 1} may join"
         )
     seconds = timeout if timeout is not None else float(token["timeout"])
+    _check_timeout(seconds)
     if kind == "hosts":
         return HostsGroup(dict(token), rank, seconds, None, host)
     return SharedMemoryGroup(_join_board(token, rank, size), seconds)
@@ -131,6 +137,25 @@ def in_process(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Group]:
     """A group whose ranks are all in this process, one thread each: the objects of all ranks, in order."""
     first, token = create(size, timeout=timeout)
     return [first, *(join(token, rank, timeout=timeout) for rank in range(1, size))]
+
+
+def _check_token(token: Mapping[str, Any]) -> None:
+    """Raises UsageError for what `create` cannot have given."""
+    try:
+        kinds = _TOKENS[token["kind"]]
+        fits = all(isinstance(token[name], kind) for name, kind in kinds.items())
+    except (KeyError, TypeError, AttributeError):
+        fits = False
+    if not fits:
+        raise UsageError(
+            f"this is no token of a group to join: {token!r}"[:300], hint="Use the one `create` gave."
+        )
+
+
+def _check_timeout(timeout: float) -> None:
+    """Raises UsageError for seconds that never end, or have before they began."""
+    if not 0 < timeout < float("inf"):
+        raise UsageError(f"collectives cannot wait for {timeout} seconds", hint="Give a positive number.")
 
 
 def _check_size(size: int) -> None:

@@ -119,10 +119,10 @@ class SharedMemoryGroup:
         return self._arena(arena, dtype, size, kind="shared").whole
 
     def _arena(self, arena: str, dtype: str, size: int, *, kind: str) -> _Arena:
-        check_arena(arena, size)
         text = f"{kind} {dtype}[{size}]"
         known = self._arenas.get(arena)
         if known is None:
+            check_arena(arena, dtype, size)
             segment = self._segment(
                 arena, text, dtype, size, rows=self._size + 1 if kind == "allocated" else 1
             )

@@ -54,7 +54,7 @@ class SoloGroup:
 
     def _arena(self, arena: str, kind: str, dtype: str, size: int) -> Array:
         self._check()
-        check_arena(arena, size)
+        check_arena(arena, dtype, size)
         text = f"{kind} {dtype}[{size}]"
         if arena not in self._arenas:
             self._arenas[arena] = (text, aligned_zeros(dtype, size))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from collective_ranks import hosts, on_all, ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_group_results import bits, expected
+from test_group_results import NUMPY, bits, expected
 
 from podrun.collectives import Communicator, Group, MismatchError, Reduction, check_groups
 from podrun.collectives.channel import RING_BYTES
@@ -222,7 +223,7 @@ def _soak(group: Group, seed: int) -> int:
             subgroups[subset] = part
         where = subgroups[subset] if subset else comm
         size = int(2 ** random.uniform(0, 18))
-        _check_one(where, int(random.integers(4)), size, int(random.integers(100)))
+        _check_one(where, int(random.integers(7)), size, int(random.integers(100)))
     for part in subgroups.values():
         part.barrier()
         part.close()
@@ -232,15 +233,43 @@ def _soak(group: Group, seed: int) -> int:
 
 def _check_one(comm: Communicator, operation: int, size: int, salt: int) -> None:
     """One collective whose result follows from rank numbers alone."""
+    everyone = np.arange(comm.size)[:, None]
     mine = np.full(size, salt + comm.rank, np.int64)
-    total = comm.size * salt + comm.size * (comm.size - 1) // 2
+    root = salt % comm.size
+    at_root = comm.rank == root
     if operation == 0:
-        assert (comm.all_reduce(mine) == total).all()
+        _check_reduction(comm, size, salt)
     elif operation == 1:
-        assert (comm.all_gather(mine) == salt + np.arange(comm.size)[:, None]).all()
+        assert (comm.all_gather(mine) == salt + everyone).all()
     elif operation == 2:
-        root = salt % comm.size
         assert (comm.broadcast(mine, root) == salt + root).all()
+    elif operation == 3:
+        pieces = np.full((comm.size, size), salt * comm.rank) + everyone
+        assert (comm.all_to_all(pieces) == salt * everyone + comm.rank).all()
+    elif operation == 4:
+        gathered = comm.gather(mine, root)
+        assert gathered is None if not at_root else (gathered == salt + everyone).all()
+    elif operation == 5:
+        whole = np.full((comm.size, size), salt) + everyone
+        assert (comm.scatter(whole if at_root else None, mine, root) == salt + comm.rank).all()
+    elif comm.size > 1:
+        comm.send(mine, (comm.rank + 1) % comm.size, salt)
+        before = (comm.rank - 1) % comm.size
+        assert (comm.receive(np.empty_like(mine), before, salt) == salt + before).all()
+
+
+def _check_reduction(comm: Communicator, size: int, salt: int) -> None:
+    """Of any type and kind, of an array or where the group's arena lies, in place or not: exact in every type."""
+    name = ("float32", "float16", "bfloat16", "float64", "int64", "int32")[salt % 6]
+    reduction = (Reduction.SUM, Reduction.MAX, Reduction.MIN, Reduction.PRODUCT)[salt // 6 % 4]
+    each = np.arange(comm.size) % 3 + 1
+    total = NUMPY[reduction].reduce(each)
+    if salt % 5 == 0 or comm.size == 1:
+        mine = np.full(size, each[comm.rank], getattr(ml_dtypes, name, name))
+        assert (comm.all_reduce(mine, reduction, out=mine if salt % 2 else None) == total).all()
     else:
-        pieces = np.full((comm.size, size), salt * comm.rank) + np.arange(comm.size)[:, None]
-        assert (comm.all_to_all(pieces) == salt * np.arange(comm.size)[:, None] + comm.rank).all()
+        arena = f"{name} {size.bit_length()}"
+        whole = comm.group.allocate(arena, name, 1 << size.bit_length())
+        whole[:size] = each[comm.rank]
+        found = comm.group.all_reduce(arena, reduction, count=size, in_place=salt % 2 == 0)
+        assert (found == total).all()
