@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -104,7 +105,8 @@ def _run(service: Any, pool: Any, notice: _Notice, stop: threading.Event, option
         click.echo(f"{len(cluster.agents)} machines are up")
     sys.stdout.flush()
     stop.wait()
-    click.echo("stopping", err=True)
+    with contextlib.suppress(OSError):  # The terminal may be what is gone.
+        click.echo("stopping", err=True)
 
 
 class _Notice:
@@ -160,7 +162,10 @@ def _token() -> str:
 
 
 def _stop_on_signals() -> threading.Event:
-    """Set by Ctrl-C or SIGTERM; a second one ends the process at once (the guardian cleans up)."""
+    """Set by Ctrl-C, SIGTERM or SIGHUP; a second one ends the process at once (the guardian cleans up).
+
+    What the caller ignores (nohup, the background of a script) stays ignored.
+    """
     stop = threading.Event()
 
     def handle(number: int, frame: object) -> None:
@@ -169,7 +174,8 @@ def _stop_on_signals() -> threading.Event:
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, handle)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handle)
     return stop
 
 
@@ -182,7 +188,8 @@ def default_state_file(cluster: str) -> Path:
 def main() -> None:
     """Entry point of `vipu-server`."""
     code = run(vipu_server)
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     # All is stopped and removed by now. Ray's own farewell at exit could wait a minute for processes that are gone.
     os._exit(code)
 

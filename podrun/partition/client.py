@@ -347,7 +347,13 @@ class VipuClient:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             return ServiceError(
                 f"no V-IPU server answers at {where}",
-                hint="Start one (vipu-server --cluster pod16) or name one: --api-host HOST --api-port PORT.",
+                hint="Start one (vipu-server --cluster pod16), or name another host and port: --vipu-server-host and "
+                "--vipu-server-port in podrun, --api-host and --api-port in vipu.",
+            )
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return ServiceError(
+                f"what answers at {where} is no V-IPU server, or one of another release: {error.details()}",
+                hint="Check host and port; vipu --server-version shows what is there.",
             )
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(

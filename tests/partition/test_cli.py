@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -227,3 +229,19 @@ def test_the_server_lists_pods_and_refuses_unknown_ones(capsys: pytest.CaptureFi
     assert "pod64" in capsys.readouterr().out
     assert run(vipu_server, ["--cluster", "pod63"]) == 2
     assert "Did you mean pod64?" in capsys.readouterr().err
+
+
+def test_a_server_under_nohup_goes_on_when_the_terminal_closes() -> None:
+    from podrun.partition.cli_server import _stop_on_signals
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        stop = _stop_on_signals()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not stop.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.is_set()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -275,6 +275,9 @@ def test_state_survives_a_restart(make_pod: Callable[..., Pod], tmp_path: Path) 
 
 
 def test_a_state_file_of_another_pod_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be kept in") as caught:
+        Store(Path("/proc/nowhere/s"), "pod16")
+    assert "--no-state" in str(caught.value.hint)
     Store(tmp_path / "s", "pod16").close()
     with pytest.raises(ConfigError, match="holds the state of pod16, not of pod64"):
         Store(tmp_path / "s", "pod64")
