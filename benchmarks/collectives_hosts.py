@@ -4,14 +4,15 @@
 
 The hosts are two network namespaces joined by a virtual cable, so the ranks share no memory and all data
 goes by TCP.
-``--gbit`` limits the cable both ways, as a network card would; without it the host's cores are the limit,
-and an all-reduce, which moves its bytes both ways and adds them, has a hard time to keep up with a stream that
-does one of these. Stream, stream both ways and all-reduce take turns in the same two processes, so that a busy
-host is as bad for one as for the other; of each the best round counts.
+``--gbit`` limits the cable both ways, as a network card would; without it the host's cores are the limit. Streams
+and all-reduce take turns in the same two processes, so that a busy host is as bad for one as for the other; of each
+the best round counts.
 
-JSON keys, bytes per second: ``stream`` (one way), ``duplex`` (each way, both at once), ``all_reduce``
-(algorithm bandwidth of 64 MiB); ``vs_stream`` and ``vs_duplex`` are its shares of the two. ``cpu`` says which limit
-holds: processor seconds of both sides together for a GB of bandwidth; two cores cannot do more than 2 / cpu GB/s.
+JSON keys, bytes per second: ``stream`` (plain sockets, one way, a buffer of 1 MiB sent and received again and again),
+``duplex`` (the same both ways at once, each way), ``array`` (one way, from an array of 64 MiB into another, as an
+all-reduce must), ``all_reduce`` (algorithm bandwidth of 64 MiB); ``vs_stream``, ``vs_duplex`` and ``vs_array`` are its
+shares of these. ``cpu``: processor seconds of both sides together for a GB of bandwidth; two cores cannot do more than
+2 / cpu GB/s.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from podrun.collectives import create, join
 
 ADDRESSES = ("10.213.0.1", "10.213.0.2")
 BYTES = 64 * 1024 * 1024
+PIECE = 1024 * 1024
 
 
 @contextlib.contextmanager
@@ -126,24 +128,28 @@ def one_side(side: int, turns: int) -> None:
         group = join(told["token"], 1)
         sock = socket.create_connection((ADDRESSES[0], told["port"]))
     mine = group.allocate("gradients", "float32", BYTES // 4)
-    best = {"stream": 0.0, "duplex": 0.0, "all_reduce": 0.0}
+    best = dict.fromkeys(("stream", "duplex", "array", "all_reduce"), 0.0)
+    small, large = (np.ones(size, np.uint8) for size in (1 << 20, BYTES))
+    streams = {  # what is sent, into what, and whether both ways
+        "stream": (small, small.copy(), False),
+        "duplex": (small, small.copy(), True),
+        "array": (mine.view(np.uint8), large, False),
+    }
     spent = group.allocate("processor seconds", "float64", len(best))
     for turn in range(turns):
-        group.barrier()
-        began = time.process_time()
-        best["stream"] = max(best["stream"], stream(sock, sends=side == 1, receives=side == 0))
-        spent[0] += (time.process_time() - began) / (4 * BYTES * turns / 1e9)
-        group.barrier()
-        began = time.process_time()
-        best["duplex"] = max(best["duplex"], stream(sock, sends=True, receives=True))
-        spent[1] += (time.process_time() - began) / (4 * BYTES * turns / 1e9)
+        for at, (name, (source, room, both)) in enumerate(streams.items()):
+            group.barrier()
+            began = time.process_time()
+            rate = stream(sock, source, room, sends=both or side == 1, receives=both or side == 0)
+            best[name] = max(best[name], rate)
+            spent[at] += (time.process_time() - began) / (4 * BYTES * turns / 1e9)
         for again in range(4):
             mine[:] = 4 * turn + again + side
             group.barrier()
             began, busy = time.perf_counter(), time.process_time()
             result = group.all_reduce("gradients")
             best["all_reduce"] = max(best["all_reduce"], BYTES / (time.perf_counter() - began))
-            spent[2] += (time.process_time() - busy) / (4 * BYTES * turns / 1e9)
+            spent[-1] += (time.process_time() - busy) / (4 * BYTES * turns / 1e9)
             assert (result == 2 * (4 * turn + again) + 1).all()
     cpu = [round(float(seconds), 3) for seconds in group.all_reduce("processor seconds")]
     group.barrier()
@@ -153,16 +159,24 @@ def one_side(side: int, turns: int) -> None:
     sock.close()
 
 
-def stream(sock: socket.socket, *, sends: bool, receives: bool) -> float:
-    """Bytes per second through a socket, of four times what is reduced, seen by who receives."""
-    data, room, count = np.ones(1 << 20, np.uint8), np.empty(1 << 20, np.uint8), 4 * BYTES
-    sending = threading.Thread(target=lambda: [sock.sendall(data.data) for _ in range(count >> 20)])
+def stream(
+    sock: socket.socket, source: np.ndarray, room: np.ndarray, *, sends: bool, receives: bool
+) -> float:
+    """Bytes per second through a socket, of four times what is reduced, seen by who receives. ``source`` is sent again
+    and again, in pieces of 1 MiB, and comes to lie in ``room`` again and again.
+    """
+    count = 4 * BYTES
+    pieces = [source[at : at + PIECE].data for at in range(0, source.size, PIECE)]
+    sending = threading.Thread(
+        target=lambda: [sock.sendall(pieces[turn % len(pieces)]) for turn in range(count // PIECE)]  # type: ignore[func-returns-value]
+    )
     began = time.perf_counter()
     if sends:
         sending.start()
     received = 0
     while receives and received < count:
-        received += sock.recv_into(room)
+        at = received % room.size
+        received += sock.recv_into(room[at : at + PIECE].data)
     seconds = time.perf_counter() - began
     if sends:
         sending.join()
@@ -182,11 +196,11 @@ def main() -> None:
     if options.side is not None:
         one_side(options.side, options.turns)
     else:
-        result: dict[str, Any] = {"schema": 2, "gbit": options.gbit}
+        result: dict[str, Any] = {"schema": 3, "gbit": options.gbit}
         with two_hosts(options.gbit) as names:
             result.update(on_both(names, options.turns))
-        result["vs_stream"] = result["all_reduce"] / result["stream"]
-        result["vs_duplex"] = result["all_reduce"] / result["duplex"]
+        for peer in ("stream", "duplex", "array"):
+            result[f"vs_{peer}"] = result["all_reduce"] / result[peer]
         print(json.dumps(result, indent=1))
         if options.json:
             options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

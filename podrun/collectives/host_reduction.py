@@ -25,6 +25,11 @@ PIECE_BYTES = 512 * 1024
 """Lanes travel in pieces of so many bytes: small enough to overlap adding and both ways, large enough for
 TCP.
 """
+_PIECES = 32
+"""Longer vectors travel in so many pieces: each costs the interpreter some turns with the thread that sends."""
+_MOST_PIECE_BYTES = 2 * 1024 * 1024
+_MUCH = 32 * 1024 * 1024
+"""Bytes from which a reduction has time to profit of `Link.keep_in_caches`."""
 
 
 class HostReduction:
@@ -48,7 +53,11 @@ class HostReduction:
         self._rows = dict(zip(here, rows, strict=False))
         self._size = len(layout.host_of)
         self._wide = wide_dtype(whole.dtype)
-        self._step = max(1, PIECE_BYTES // self._wide.itemsize)
+        nbytes = whole.size * self._wide.itemsize
+        piece = min(max(PIECE_BYTES, nbytes // _PIECES), _MOST_PIECE_BYTES)
+        self._step = max(1, piece // self._wide.itemsize)
+        if nbytes >= _MUCH:
+            mesh.keep_in_caches()
         runs = layout.runs
         self._shares = len(runs) == 2 and len(runs[1][1]) == 1
         self._raw = np.empty(min(self._step, whole.size) if self._shares else 0, whole.dtype)

@@ -8,6 +8,7 @@ mean that ranks disagree about what they do. Messages of `send` may come in betw
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import selectors
 import socket
@@ -21,9 +22,10 @@ import numpy as np
 from podrun.collectives.errors import MismatchError, RankLostError, RankMissingError
 from podrun.collectives.group import ByteArray
 from podrun.collectives.meeting import label_text
-from podrun.collectives.wire import Frame, FrameKind, Link, dial
+from podrun.collectives.wire import NEAR, Frame, FrameKind, Link, dial, round_trip
 
-_HELLO = struct.Struct("<I32s")
+_HELLO = struct.Struct("<I??32s")
+"""Of a connection: whose it is, whether it carries data to that rank, whether that rank is near, and the key."""
 _GRACE = 0.3
 """Seconds in which the reason why a peer closed its connection may still come from rank 0."""
 _LOOK = 0.1
@@ -39,6 +41,7 @@ class Mesh:
         self.links: dict[int, Link] = {}
         self._messages: list[tuple[int, int, str, ByteArray]] = []
         self._selector = selectors.DefaultSelector()
+        self._halves: dict[tuple[int, bool], socket.socket] = {}
 
     def connect(
         self,
@@ -51,14 +54,12 @@ class Mesh:
         """Dial the remote ranks below, then let those above in. Members show the key."""
         for peer in (rank for rank in remote if rank < self._rank):
             try:
-                sock = dial(str(roster[peer]["address"]), int(roster[peer]["port"]), deadline)
+                self._dial(peer, str(roster[peer]["address"]), int(roster[peer]["port"]), key, deadline)
             except OSError as error:
                 raise RankLostError(
                     f"rank {self._rank} cannot reach rank {peer} at {roster[peer]['address']}: {error}",
                     rank=peer,
                 ) from error
-            sock.sendall(_HELLO.pack(self._rank, key))
-            self.links[peer] = Link(peer, sock)
         awaited = {rank for rank in remote if rank > self._rank}
         while awaited:
             self._check(0.0)
@@ -70,6 +71,16 @@ class Mesh:
             if admitted is not None:
                 awaited.remove(admitted)
 
+    def _dial(self, peer: int, address: str, port: int, key: bytes, deadline: float) -> None:
+        """Make both connections to a rank that listens."""
+        with contextlib.ExitStack() as opened:
+            outgoing, incoming = (opened.enter_context(dial(address, port, deadline)) for _ in range(2))
+            near = min(round_trip(outgoing), round_trip(incoming)) < NEAR
+            outgoing.sendall(_HELLO.pack(self._rank, False, near, key))
+            incoming.sendall(_HELLO.pack(self._rank, True, near, key))
+            self.links[peer] = Link(peer, outgoing, incoming, near=near)
+            opened.pop_all()
+
     def _admit(self, listener: socket.socket, key: bytes, awaited: set[int]) -> int | None:
         """Let one awaited rank in, if one comes soon and shows the key."""
         listener.settimeout(_LOOK)
@@ -79,14 +90,18 @@ class Mesh:
             return None
         try:
             sock.settimeout(5.0)
-            peer, offered = _HELLO.unpack(sock.recv(_HELLO.size, socket.MSG_WAITALL))
+            peer, out, near, offered = _HELLO.unpack(sock.recv(_HELLO.size, socket.MSG_WAITALL))
         except (OSError, struct.error):
             sock.close()
             return None
-        if not hmac.compare_digest(offered, key) or peer not in awaited:
+        if not hmac.compare_digest(offered, key) or peer not in awaited or (peer, out) in self._halves:
             sock.close()
             return None
-        self.links[peer] = Link(peer, sock)
+        self._halves[peer, out] = sock
+        if (peer, not out) not in self._halves:
+            return None
+        outgoing, incoming = self._halves.pop((peer, True)), self._halves.pop((peer, False))
+        self.links[peer] = Link(peer, outgoing, incoming, near=near)
         return int(peer)
 
     def post(
@@ -101,6 +116,11 @@ class Mesh:
     ) -> None:
         """Queue a frame; its payload must not change until `drain`."""
         self.links[peer].post(Frame(kind, a, b, tag, payload.size, what), payload)
+
+    def keep_in_caches(self) -> None:
+        """Much data comes: see `Link.keep_in_caches`."""
+        for link in self.links.values():
+            link.keep_in_caches()
 
     def drain(self) -> None:
         """Wait until all that was posted is out of our hands."""
@@ -129,7 +149,7 @@ class Mesh:
         deadline = began + self._timeout
         owed = {peer: number for peer, number in owed.items() if number}
         for peer in owed:
-            self._selector.register(self.links[peer].socket, selectors.EVENT_READ, self.links[peer])
+            self._selector.register(self.links[peer].incoming, selectors.EVENT_READ, self.links[peer])
         try:
             while owed:
                 events = self._selector.select(max(deadline - time.monotonic(), 0))
@@ -150,7 +170,7 @@ class Mesh:
                             self._selector.unregister(key.fileobj)
         finally:
             for peer in owed:
-                self._selector.unregister(self.links[peer].socket)
+                self._selector.unregister(self.links[peer].incoming)
 
     def _take_frame(
         self,
@@ -202,4 +222,6 @@ class Mesh:
         """Send what is queued and close."""
         for link in self.links.values():
             link.close()
+        for sock in self._halves.values():
+            sock.close()
         self._selector.close()

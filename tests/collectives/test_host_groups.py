@@ -208,9 +208,9 @@ def test_a_message_cut_short_is_named() -> None:
     with hosts("AB") as groups:
         on_all(groups, lambda group: group.barrier())
         cut: Any = groups[1]
-        link = cut._mesh.links[0]
-        link.socket.sendall(b"pdcf" + bytes(20))  # a part of a header, and the end
-        link.socket.shutdown(socket.SHUT_WR)
+        link = cut._mesh.links[0].outgoing
+        link.sendall(b"pdcf" + bytes(20))  # a part of a header, and the end
+        link.shutdown(socket.SHUT_WR)
         with pytest.raises(
             RankLostError, match=r"rank 1 closed its connection in the middle .* at 24 of \d+ bytes"
         ):
