@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 import signal
@@ -198,9 +199,12 @@ class _Launch:
             try:
                 pid = runner.start(command)
             except OSError as error:
+                few = error.errno in (errno.EMFILE, errno.EAGAIN)
                 raise NotFoundError(
                     f"instance {instance.index} cannot start in {instance.directory}: {error.strerror}",
-                    hint="Check the directory (-wdir in --mpi-local-args, or where podrun runs).",
+                    hint="Allow more files and processes: ulimit -n 4096, ulimit -u."
+                    if few
+                    else "Check the directory (-wdir in --mpi-local-args, or where podrun runs).",
                 ) from error
             if here:
                 residue.watch(pid)

@@ -31,6 +31,8 @@ log = logging.getLogger("podrun.partition")
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's smallest usual object store: podrun moves tensors through shared memory of its own."""
 MAX_SOCKET_PATH = 107
+FEW_FILES = 256
+"""With fewer open files allowed, that is the likely cause if Ray does not start (it did with 64, not with 40)."""
 _one_at_a_time = threading.Lock()
 """Machines and hosts for instances may ask for the same Ray cluster at the same moment, from two threads."""
 SESSION_SUFFIX = len("/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
@@ -86,7 +88,7 @@ class RaySession:
             self.close()
             raise ServiceError(
                 f"Ray did not start: {type(error).__name__}: {error}",
-                hint="Free some memory or processes and try again; RAY_BACKEND_LOG_LEVEL=debug says more.",
+                hint=_what_to_try(),
             ) from error
 
     def close(self) -> None:
@@ -172,6 +174,8 @@ class RaySession:
                 object_store_memory=OBJECT_STORE_BYTES,
                 namespace="podrun",
                 _temp_dir=str(self.directory),
+                # Ray wants its object store there whether or not it can be written.
+                _plasma_directory=str(self.directory) if _is_read_only("/dev/shm") else None,
                 _node_ip_address="127.0.0.1",
             )
         self.address = self.ray.get_runtime_context().gcs_address
@@ -187,6 +191,20 @@ class RaySession:
                 continue
             self._saved[key] = os.environ.get(key)
             os.environ[key] = value
+
+
+def _is_read_only(path: str) -> bool:
+    return os.path.isdir(path) and not os.access(path, os.W_OK)
+
+
+def _what_to_try() -> str:
+    """What most probably keeps Ray from starting: it says little itself."""
+    import resource
+
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= files < FEW_FILES:
+        return f"Only {files} files may be open at a time; type ulimit -n 4096 and try again."
+    return "Free some memory or processes and try again; RAY_BACKEND_LOG_LEVEL=debug says more."
 
 
 def _initialized() -> bool:
