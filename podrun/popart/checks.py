@@ -126,7 +126,7 @@ def _check_placement(options: SessionOptions, device: DeviceInfo) -> None:
             f"> 1 execution phases requires VirtualGraphMode::ExecutionPhases; there are {phases}, and "
             f"virtualGraphMode is {options.virtualGraphMode.name}."
         )
-    if options.virtualGraphMode is VirtualGraphMode.ExecutionPhases:
+    if options.virtualGraphMode is VirtualGraphMode.ExecutionPhases and phases > 1:
         if options.enablePipelining:
             raise popart_exception("Pipelining does not go with virtualGraphMode ExecutionPhases.")
         if options.executionPhaseSettings.stages not in (1, 2):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from podrun.popart.attributes import EXECUTION_PHASE, PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.popart.enums import ExecutionPhaseIOSchedule, ExecutionPhaseSchedule
 from podrun.popart.errors import popart_exception
-from podrun.popart.placement import integer_attribute, label, set_attribute
+from podrun.popart.placement import integer_attribute, label, place_attribute, set_attribute
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -92,7 +92,7 @@ def _by_weights(model: ModelProto, nodes: list[NodeProto], phases: int) -> list[
 
 
 def _virtual_graph(node: NodeProto, phase: int, stages: int, ipus: int) -> int:
-    annotated = integer_attribute(node, VIRTUAL_GRAPH)
+    annotated = place_attribute(node, VIRTUAL_GRAPH)
     place = phase % stages if annotated is None else annotated
     if not 0 <= place < ipus:
         raise popart_exception(

@@ -15,7 +15,13 @@ from podrun.popart.attributes import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.popart.enums import RecomputationType
 from podrun.popart.errors import popart_exception
 from podrun.popart.options import SessionOptions
-from podrun.popart.placement import integer_attribute, label, remove_attributes, set_attribute
+from podrun.popart.placement import (
+    integer_attribute,
+    label,
+    place_attribute,
+    remove_attributes,
+    set_attribute,
+)
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
@@ -127,7 +133,7 @@ def _cuts(nodes: list[NodeProto]) -> list[int]:
 
 def _named_stages(nodes: list[NodeProto]) -> dict[int, int]:
     """Stages by node (its identity) where nodes have some; popart_exception if only some have."""
-    named = {id(node): integer_attribute(node, PIPELINE_STAGE) for node in nodes}
+    named = {id(node): place_attribute(node, PIPELINE_STAGE) for node in nodes}
     found = {node: stage for node, stage in named.items() if stage is not None}
     if found and len(found) < len(nodes):
         unset = next(node for node in nodes if id(node) not in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from podrun.popart.attributes import EXECUTION_PHASE, PIPELINE_STAGE, RECOMPUTE, VIRTUAL_GRAPH
@@ -12,10 +13,18 @@ from podrun.popart.options import SessionOptions
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
+_log = logging.getLogger("podrun.popart.session")
+
 
 def integer_attribute(node: NodeProto, name: str) -> int | None:
     """The value of an integer attribute; None if the node has none of that name."""
     return next((int(item.i) for item in node.attribute if item.name == name), None)
+
+
+def place_attribute(node: NodeProto, name: str) -> int | None:
+    """The place (virtual graph, stage) that a node says it has; None if it has none, or -1, which is PopART's none."""
+    place = integer_attribute(node, name)
+    return None if place == -1 else place
 
 
 def remove_attributes(node: NodeProto, *names: str) -> None:
@@ -60,16 +69,24 @@ def place(model: ModelProto, options: SessionOptions, ipus_per_replica: int) -> 
     """Bring the annotations of ``model`` (changed in place) into the form that lowering reads.
 
     Off: all on IPU 0, so annotations go. Manual, and Auto (placed by `podrun.popart.auto_placement` before): checked.
-    Without pipelining stages become cuts. ExecutionPhases: see `podrun.popart.phases`. popart_exception for annotations
-    that cannot be.
+    Without pipelining stages become cuts. ExecutionPhases: see `podrun.popart.phases`; with fewer than two phases it is
+    Manual, and as Off where no operator has a virtual graph. popart_exception for annotations that cannot be.
     """
     nodes = list(model.graph.node)
-    if options.virtualGraphMode is VirtualGraphMode.ExecutionPhases:
+    mode, phases = options.virtualGraphMode, options.executionPhaseSettings.phases
+    if mode is VirtualGraphMode.ExecutionPhases:
         from podrun.popart.phases import place_phases
 
-        place_phases(model, options, ipus_per_replica)
-        return
-    if options.virtualGraphMode is VirtualGraphMode.Off:
+        if phases > 1:
+            place_phases(model, options, ipus_per_replica)
+            return
+        _log.warning(
+            "Phased execution was enabled but only %d phases were defined. It takes 2 or more: disabling it.",
+            phases,
+        )
+        if all(place_attribute(node, VIRTUAL_GRAPH) is None for node in nodes):
+            mode = VirtualGraphMode.Off
+    if mode is VirtualGraphMode.Off:
         for node in nodes:
             remove_attributes(node, VIRTUAL_GRAPH, PIPELINE_STAGE)
         return
@@ -83,11 +100,9 @@ def place(model: ModelProto, options: SessionOptions, ipus_per_replica: int) -> 
 
 
 def _check_virtual_graphs(nodes: list[NodeProto], options: SessionOptions, ipus: int) -> None:
-    placed = {
-        id(node): integer_attribute(node, VIRTUAL_GRAPH) for node in nodes if node.op_type != "Constant"
-    }
+    placed = {id(node): place_attribute(node, VIRTUAL_GRAPH) for node in nodes if node.op_type != "Constant"}
     missing = [node for node in nodes if id(node) in placed and placed[id(node)] is None]
-    if options.virtualGraphMode is VirtualGraphMode.Manual and missing and len(missing) < len(placed):
+    if options.virtualGraphMode is not VirtualGraphMode.Auto and missing and len(missing) < len(placed):
         raise popart_exception(
             "Either all Ops must have their virtual graph ids set, or none must: "
             f"{len(placed) - len(missing)} have one, {label(missing[0])} has none."

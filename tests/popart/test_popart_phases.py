@@ -165,10 +165,20 @@ def test_phases_over_two_machines():
         np.testing.assert_array_equal(far[name], value, err_msg=name)
 
 
-def test_one_phase_is_no_phase():
-    made = session(Chain(), phased(1), 2)
+@pytest.mark.parametrize("phases", [0, 1])
+def test_one_phase_is_no_phase(phases, caplog):
+    """Phases and their options do not count; virtual graphs do, as by hand."""
+    made = session(Chain(), phased(phases, stages=3), 2)
     made.prepareDevice()
     assert len(made._executable.tile_report["segments"]) == 1
+    assert f"only {phases} phases were defined" in caplog.text
+    placed = [0, 0, 0, 1, 1, 1]
+    made = session(
+        Chain(phases=[7] * LAYERS, ipus=placed), phased(phases, enablePipelining=True, accumulation=3), 2
+    )
+    assert attributes(made, "__pipeline_stage") == attributes(made, "__ipu_number") == [0] * 6 + [1] * 8
+    with pytest.raises(popart.popart_exception, match="Either all Ops must have their virtual graph ids set"):
+        session(Chain(ipus=placed[:4]), phased(phases), 2)
 
 
 def streaming(opts, ipus, width=WIDTH):

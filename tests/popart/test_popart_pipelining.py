@@ -266,6 +266,28 @@ def test_stages_are_inferred_from_ipus():
     assert session(Chain([0, 1, 0]), **accumulating(5))
 
 
+@pytest.mark.parametrize(
+    ("scope", "refusal"),
+    [
+        ("pipelineStage", "Only some ops have had their pipeline stage set"),
+        ("virtualGraph", "Either all Ops must have their virtual graph ids set"),
+    ],
+)
+def test_minus_one_is_no_place(scope, refusal):
+    """PopART's way to say that an operator has none."""
+    builder = popart.Builder()
+    y = builder.addInputTensor("FLOAT", [MICRO_BATCH, WIDTH])
+    for place in (0, 1, -1):
+        with (
+            builder.virtualGraph(max(place, 0)),
+            builder.pipelineStage(max(place, 0)),
+            getattr(builder, scope)(place),
+        ):
+            y = builder.aiOnnx.tanh([y])
+    with pytest.raises(popart.popart_exception, match=refusal):
+        session(SimpleNamespace(model=builder.getModelProto(), loss=y), training=False, batches=3, ipus=2)
+
+
 def test_consecutive_stages_on_one_ipu_are_one_stage():
     """Three stages would need a depth of 5; the first two are one."""
     chain = Chain([0, 0, 1])
