@@ -33,6 +33,15 @@ class MismatchError(UsageError):
     """Ranks of one group asked for different things: another collective, arena, dtype, size or reduction."""
 
 
+def different_collectives(*called: tuple[int, str]) -> MismatchError:
+    """The error for ranks, each with what it called, that did not call the same."""
+    return MismatchError(
+        "ranks of one group called different collectives: "
+        + "; ".join(f"rank {rank} called {what}" for rank, what in called),
+        hint="All ranks must call the same collectives, on equal arenas, in the same order.",
+    )
+
+
 class ClosedError(UsageError):
     """A group was used after `close`."""
 

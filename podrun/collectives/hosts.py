@@ -14,6 +14,7 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -63,8 +64,10 @@ class HostsGroup:
         self._failed = threading.Event()
         self._closed = False
         self._local: SharedMemoryGroup | None = None
-        self._mesh = Mesh(rank, self._size, timeout, self._check_lost)
+        self._mesh = Mesh(rank, self._size, timeout, self._check_lost, self._tell_waiting)
         self._turn = 0
+        self._calls = 0
+        self._last_calls: deque[bytes] = deque(maxlen=8)
         self._member = Member(
             {**token, "timeout": timeout}, rank, host or host_identity(), os.getpid(), self._on_abort
         )
@@ -104,13 +107,21 @@ class HostsGroup:
         here = self._layout.ranks_on[self._host]
         if here[0] == self._rank:
             board = Board.create(len(here))
-            board.join(0)
-            self._member.hand_in({"pid": os.getpid(), "fd": board.segment.fd})
-            self._member.boards(deadline)
+            try:
+                board.join(0)
+                self._member.hand_in({"pid": os.getpid(), "fd": board.segment.fd})
+                self._member.boards(deadline)
+            except BaseException:
+                board.close()
+                raise
         else:
             token = self._member.boards(deadline)[self._member.host]
             board = Board.open(int(token["pid"]), int(token["fd"]), len(here))
-            board.join(here.index(self._rank))
+            try:
+                board.join(here.index(self._rank))
+            except BaseException:
+                board.close()
+                raise
         board.names, board.total = here, self._size
         return SharedMemoryGroup(board, self._timeout)
 
@@ -174,6 +185,7 @@ class HostsGroup:
         part = f"[:{count}]" if count is not None else ""
         what = label(f"{operation}({arena!r}{part}: {text}, {reduction.value})")
         with self._spreading_errors():
+            self._come_to(what)
             local.meet(what)
             HostReduction(
                 self._rank, self._mesh, self._layout, what, rows, whole[:used], reduction, everywhere
@@ -187,6 +199,7 @@ class HostsGroup:
         rows, whole, text = local.arena(arena)
         what = label(f"all_gather({arena!r}: {text})")
         with self._spreading_errors():
+            self._come_to(what)
             local.meet(what)
             if rows:
                 own = slice_of(self._rank, self._size, whole.size)
@@ -230,6 +243,7 @@ class HostsGroup:
         local = self._ready()
         what = label("barrier")
         with self._spreading_errors():
+            self._come_to(what)
             local.meet(what)
             leaders = [ranks[0] for ranks in self._layout.ranks_on]
             if self._rank == leaders[0]:
@@ -247,6 +261,7 @@ class HostsGroup:
         local = self._ready()
         what = label(pattern.text)
         with self._spreading_errors():
+            self._come_to(what)
             self._mesh.drain()  # the last exchange but one may still be on its way
             self._turn ^= 1
             rows = local.posting_rows(self._size)[self._turn]
@@ -308,6 +323,15 @@ class HostsGroup:
             as_bytes(out)[:] = payload
 
     # --- Failing --------------------------------------------------------------------------------------------
+
+    def _come_to(self, what: bytes) -> None:
+        """Note the collective that begins here, for `_tell_waiting`."""
+        self._calls += 1
+        self._last_calls.append(what)
+
+    def _tell_waiting(self) -> None:
+        """Have the last collectives of this rank, which waits long in the last of them, compared with others'."""
+        self._member.waits(self._calls, [what.hex() for what in self._last_calls])
 
     @contextlib.contextmanager
     def _spreading_errors(self) -> Iterator[None]:

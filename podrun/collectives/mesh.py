@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from podrun.collectives.errors import MismatchError, RankLostError, RankMissingError
+from podrun.collectives.errors import MismatchError, RankLostError, RankMissingError, different_collectives
 from podrun.collectives.group import ByteArray
 from podrun.collectives.meeting import label_text
 from podrun.collectives.wire import NEAR, Frame, FrameKind, Link, dial, round_trip
@@ -30,14 +30,25 @@ _GRACE = 0.3
 """Seconds in which the reason why a peer closed its connection may still come from rank 0."""
 _LOOK = 0.1
 """Seconds between two looks, while waiting to be connected to, at whether the group still stands."""
+_LONG = 0.25
+"""Seconds after which a rank that waits tells so: ranks of different collectives may all wait for each other."""
 _NOTHING: ByteArray = np.empty(0, np.uint8)
 
 
 class Mesh:
-    """See the module docstring. ``check(seconds)`` raises what ended the group, if that is known by then."""
+    """See the module docstring. ``check(seconds)`` raises what ended the group, if that is known by then;
+    ``tell`` is called when a collective waits long.
+    """
 
-    def __init__(self, rank: int, size: int, timeout: float, check: Callable[[float], None]) -> None:
-        self._rank, self._size, self._timeout, self._check = rank, size, timeout, check
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        timeout: float,
+        check: Callable[[float], None],
+        tell: Callable[[], None],
+    ) -> None:
+        self._rank, self._size, self._timeout, self._check, self._tell = rank, size, timeout, check, tell
         self.links: dict[int, Link] = {}
         self._messages: list[tuple[int, int, str, ByteArray]] = []
         self._selector = selectors.DefaultSelector()
@@ -147,14 +158,19 @@ class Mesh:
         """
         began = time.monotonic()
         deadline = began + self._timeout
+        told = False
         owed = {peer: number for peer, number in owed.items() if number}
         for peer in owed:
             self._selector.register(self.links[peer].incoming, selectors.EVENT_READ, self.links[peer])
         try:
             while owed:
-                events = self._selector.select(max(deadline - time.monotonic(), 0))
+                left = max(deadline - time.monotonic(), 0)
+                events = self._selector.select(left if told else min(left, _LONG))
                 self._check(0.0)
-                if not events:
+                if not events and not told:
+                    told = True
+                    self._tell()
+                elif not events:
                     ranks = tuple(sorted(owed))
                     raise RankMissingError(
                         f"{label_text(what)} on rank {self._rank} waited {time.monotonic() - began:.1f} s "
@@ -196,12 +212,7 @@ class Mesh:
             self._messages.append((link.peer, frame.tag, label_text(frame.label), payload))
             return take is None
         if frame.label != what or take is None:
-            raise MismatchError(
-                "ranks of one group called different collectives: "
-                f"rank {self._rank} called {label_text(what)}; "
-                f"rank {link.peer} called {label_text(frame.label)}",
-                hint="All ranks must call the same collectives, on equal arenas, in the same order.",
-            )
+            raise different_collectives((self._rank, label_text(what)), (link.peer, label_text(frame.label)))
         take(link, frame, deadline)
         return True
 

@@ -4,7 +4,8 @@ The registrar listens where the token says. Every rank, rank 0 too, keeps one co
 tells its host and where it listens for data; when all have, everyone gets the *roster*. Then the first rank
 of each host makes the host's shared-memory group and hands in its token, and everyone gets all of them. From
 then on the connection carries only errors: what one rank reports, all get, the first one only; and the
-registrar tells when rank 0 leaves.
+registrar tells when rank 0 leaves. Ranks that wait long tell what they last came to: where two of them differ, each
+may wait for the other without a word between them, and only the registrar sees it.
 
 Everything on these connections is a line of JSON. A line must come with the token's key first.
 """
@@ -18,11 +19,19 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from podrun.collectives.errors import GroupError, RankLostError, RankMissingError, describe, restore
+from podrun.collectives.errors import (
+    GroupError,
+    RankLostError,
+    RankMissingError,
+    describe,
+    different_collectives,
+    restore,
+)
+from podrun.collectives.meeting import label_text
 from podrun.collectives.wire import dial, listen
 
 _MAX_LINE = 4 * 1024 * 1024
@@ -48,6 +57,7 @@ class Registrar:
         self._boards: dict[str, dict[str, Any]] = {}
         self._members: dict[int, socket.socket] = {}
         self._aborted: dict[str, Any] | None = None
+        self._waiting: dict[int, dict[int, bytes]] = {}
         self._selector = selectors.DefaultSelector()
         self._waker, self._wake_end = socket.socketpair()
         self._listener.setblocking(False)
@@ -109,9 +119,28 @@ class Registrar:
             self._boards[str(message["host"])] = dict(message["board"])
             if set(self._boards) == {str(entry["host"]) for entry in self._entries.values()}:
                 self._broadcast({"boards": self._boards})
-        elif "abort" in message and self._aborted is None:
-            self._aborted = dict(message["abort"])
-            self._broadcast({"abort": self._aborted})
+        elif "abort" in message:
+            self._abort(dict(message["abort"]))
+        elif "waits" in message:
+            labels = [bytes.fromhex(text) for text in message["last"]]
+            first = int(message["waits"]) - len(labels) + 1
+            self._compare(member.rank, dict(enumerate(labels, first)))
+
+    def _compare(self, rank: int, calls: dict[int, bytes]) -> None:
+        """End the group if a rank's last collectives, by number, are not those of another that waits too."""
+        self._waiting[rank] = calls
+        for other, theirs in self._waiting.items():
+            for number in sorted(calls.keys() & theirs.keys()):
+                if calls[number] != theirs[number]:
+                    first, second = sorted((rank, other))
+                    called = [(each, label_text(self._waiting[each][number])) for each in (first, second)]
+                    self._abort(describe(different_collectives(*called)))
+                    return
+
+    def _abort(self, error: dict[str, Any]) -> None:
+        if self._aborted is None:
+            self._aborted = error
+            self._broadcast({"abort": error})
 
     def _broadcast(self, message: Mapping[str, Any]) -> None:
         for sock in list(self._members.values()):
@@ -192,6 +221,11 @@ class Member:
         """Have the error told to all ranks."""
         with contextlib.suppress(OSError):  # rank 0 is gone: the others find out by themselves
             self._tell({"abort": dict(error)})
+
+    def waits(self, calls: int, last: Sequence[str]) -> None:
+        """Tell what the last collectives were, as labels in hexadecimal; ``calls`` counts all so far."""
+        with contextlib.suppress(OSError):  # rank 0 is gone: that is found out elsewhere
+            self._tell({"waits": calls, "last": list(last)})
 
     def _tell(self, message: Mapping[str, Any]) -> None:
         with self._telling:  # `abort` may come from any thread

@@ -1,0 +1,175 @@
+"""What goes wrong between hosts, generated: connections that end or fall silent in the middle of a message, and ranks
+that ask for different things. Every rank gets a named error in time, and a new group works at once.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from collective_ranks import hosts, on_all
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from podrun.collectives import Communicator, Group, MismatchError, RankLostError, RankMissingError, Reduction
+from podrun.errors import PodrunError
+
+TIMEOUT = 0.2
+LAYOUTS = ["AB", "AAB", "ABB", "AABB", "ABC"]
+
+
+class Cut:
+    """A socket that takes ``left`` more bytes; what is sent then ends the connection, or is lost."""
+
+    def __init__(self, sock: socket.socket, left: int, *, closes: bool) -> None:
+        self.sock, self.left, self.closes, self.reached = sock, left, closes, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sock, name)
+
+    def sendmsg(self, parts: Sequence[memoryview], ancillary: Sequence[Any] = (), flags: int = 0) -> int:
+        whole = b"".join(parts)
+        if len(whole) <= self.left:
+            sent = self.sock.sendmsg([whole], [], flags)
+            self.left -= sent
+            return sent
+        if not self.reached:
+            self.reached = True
+            self.sock.settimeout(5)
+            self.sock.sendall(whole[: self.left])
+            if self.closes:
+                self.sock.shutdown(socket.SHUT_WR)
+        if self.closes:
+            raise BrokenPipeError
+        return len(whole)
+
+
+def sum_all(comm: Communicator) -> None:
+    mine = np.full(200_000, comm.rank, np.float32)
+    assert comm.all_reduce(mine)[-1] == sum(range(comm.size))
+
+
+def gather_all(comm: Communicator) -> None:
+    assert comm.all_gather(np.full(50_000, comm.rank))[-1, -1] == comm.size - 1
+
+
+def swap_all(comm: Communicator) -> None:
+    assert comm.all_to_all(np.full((comm.size, 9000), comm.rank))[-1, -1] == comm.size - 1
+
+
+def from_each(comm: Communicator) -> None:
+    for root in range(comm.size):
+        assert comm.broadcast(np.full(9000, comm.rank), root)[-1] == root
+
+
+WORKS: list[Callable[[Communicator], None]] = [sum_all, gather_all, swap_all, from_each]
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    names=st.sampled_from(LAYOUTS),
+    work=st.sampled_from(WORKS),
+    left=st.one_of(st.integers(0, 200), st.integers(0, 500_000)),
+    closes=st.booleans(),
+)
+def test_a_connection_cut_anywhere_is_named_on_every_rank(
+    names: str, work: Callable[[Communicator], None], left: int, closes: bool
+) -> None:
+    def on_and_on(group: Group) -> None:
+        for _ in range(200):
+            work(Communicator(group))
+            if cut.reached:  # whoever has seen no harm yet comes once more and learns of it
+                group.barrier()
+
+    last = len(names) - 1
+    with hosts(names, timeout=10) as groups:
+        on_all(groups, lambda group: group.barrier())
+        for each in groups:
+            each._timeout = each._mesh._timeout = each._local._timeout = TIMEOUT  # type: ignore[attr-defined]
+        layout, mesh = groups[last]._layout, groups[last]._mesh  # type: ignore[attr-defined]
+        link = mesh.links[layout.handler(0, last)]  # the one that carries its values
+        cut = link.outgoing = Cut(link.outgoing, left, closes=closes)
+        began = time.monotonic()
+        errors = on_all(groups, on_and_on)
+        assert time.monotonic() - began < 10
+    assert cut.reached
+    for error in errors:
+        assert isinstance(error, RankLostError | RankMissingError), error
+        assert "rank" in str(error)
+    with hosts(names) as groups:
+        assert on_all(groups, lambda group: work(Communicator(group))) == [None] * len(names)
+
+
+def reduce_arena(group: Group, dtype: str, size: int, reduction: Reduction) -> None:
+    group.allocate("gradients", dtype, size)
+    group.all_reduce("gradients", reduction)
+
+
+def reduce_array(group: Group, dtype: str, size: int, reduction: Reduction) -> None:
+    Communicator(group).all_reduce(np.ones(size, dtype), reduction)
+
+
+def stack_array(group: Group, dtype: str, size: int, reduction: Reduction) -> None:
+    Communicator(group).all_gather(np.ones(size, dtype))
+
+
+def root_array(group: Group, dtype: str, size: int, reduction: Reduction) -> None:
+    Communicator(group).broadcast(np.ones(size, dtype), root=group.size - 1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    names=st.sampled_from(LAYOUTS),
+    call=st.sampled_from([reduce_arena, reduce_array, stack_array, root_array]),
+    size=st.sampled_from([1, 3000, 40_000]),
+    other=st.sampled_from(["dtype", "size", "reduction", "call"]),
+    data=st.data(),
+)
+def test_a_rank_that_differs_is_told_to_every_rank(
+    names: str, call: Callable[..., None], size: int, other: str, data: st.DataObject
+) -> None:
+    odd = data.draw(st.integers(0, len(names) - 1), "odd rank")
+    if other == "reduction" and call in (stack_array, root_array):
+        other = "dtype"
+
+    def work(group: Group) -> None:
+        differs = group.rank == odd
+        dtype = "int32" if differs and other == "dtype" else "float32"
+        reduction = Reduction.MAX if differs and other == "reduction" else Reduction.SUM
+        if differs and other == "call":
+            group.barrier()
+        else:
+            call(group, dtype, size + (differs and other == "size"), reduction)
+        group.barrier()
+
+    with hosts(names) as groups:
+        began = time.monotonic()
+        errors = on_all(groups, work)
+        assert time.monotonic() - began < 5, "found out at once, not by the deadline"
+    for error in errors:
+        assert isinstance(error, MismatchError), error
+        assert f"rank {odd}" in str(error)
+
+
+@pytest.mark.parametrize(("names", "absent"), [("ABB", 1), ("ABC", 2)])
+def test_a_rank_that_never_joins_a_second_time_either(names: str, absent: int) -> None:
+    for _ in range(2):
+        with hosts(names, timeout=TIMEOUT, absent=(absent,)) as groups:
+            for error in on_all(groups, lambda group: group.barrier()):
+                assert isinstance(error, RankMissingError)
+                assert f"rank {absent} never joined" in str(error)
+    with hosts(names) as groups:
+        assert on_all(groups, lambda group: group.barrier()) == [None] * 3
+
+
+def test_a_failed_group_stays_failed() -> None:
+    with hosts("AB") as groups:
+        groups[1].abort({"type": "runtime_error", "message": "enough"})
+        for _ in range(2):
+            for error in on_all(groups, lambda group: group.barrier()):
+                assert isinstance(error, PodrunError)
+                assert "enough" in str(error)
