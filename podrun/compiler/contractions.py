@@ -24,6 +24,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from podrun.compiler import jax_internals
 from podrun.compiler.abstract import buffer
+from podrun.compiler.walls import wall, walled
 
 _NARROW = 64
 """Columns up to which an operand is narrow, if the other has four times as many: measured, with 32 to 1024 rows."""
@@ -33,7 +34,8 @@ _BODIES = {"jit", "pjit", "closed_call", "checkpoint", "remat2", "scan", "while"
 
 def evaluate(closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
     """Evaluate, with products in the form above, also inside of loops and branches."""
-    return jax_internals.evaluate(closed.jaxpr, closed.consts, arguments, apply=_apply)
+    taps = dict.fromkeys(walled(closed.jaxpr), wall)
+    return jax_internals.evaluate(closed.jaxpr, closed.consts, arguments, taps, _apply)
 
 
 def _apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
