@@ -25,6 +25,8 @@ SCHEMA_VERSION = 1
 
 NO_ERRORS = "no errors"
 """Value of an IPU's error state when there is nothing to report (the real attribute's spelling)."""
+UNRECOVERABLE = "unrecoverable error"
+"""Error state of the IPUs of a machine that has to be replaced (podrun's own spelling)."""
 
 
 @dataclass(frozen=True, slots=True)

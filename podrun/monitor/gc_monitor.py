@@ -77,17 +77,21 @@ def _card(view: View, group: list[Device]) -> dict[str, Any]:
         "board_temperature_c": machine.board_temperature_c,
         "board_power_w": machine.board_power_w,
         "versions": dict(machine.versions),
-        "ipus": [_ipu(device) for device in group],
+        "ipus": [_ipu(view.info.name, device) for device in group],
     }
 
 
-def _ipu(device: Device) -> dict[str, Any]:
+def _ipu(partition: str, device: Device) -> dict[str, Any]:
+    from podrun.monitor.trouble import trouble_of
+
     ipu, process = device.ipu, device.ipu.process
+    trouble = trouble_of(partition, device)
     plain: dict[str, Any] = {
         "id": device.id,
         "ipu_number": device.number,
-        "error_state": ipu.error_state,
-        "recovery_action": ipu.recovery_action,
+        "error_state": trouble.state if trouble else ipu.error_state,
+        "recovery_action": trouble.action if trouble else None,
+        "remedy": trouble.remedy if trouble else None,
         "links_down": list(ipu.links_down),
         "clock_mhz": ipu.clock_mhz,
         "die_temperature_c": ipu.die_temperature_c,

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from podrun import __version__
 from podrun.monitor.boxes import fit, row, rule, span
 from podrun.monitor.source import Device, View
+from podrun.monitor.trouble import trouble_of
 from podrun.partition.attributes import board_serial, reading
 
 DEVICE_COLUMNS = (
@@ -153,7 +154,8 @@ def error_table(view: View) -> str | None:
     """
     if not view.info.state.is_terminal():
         return _box(f"Partition {view.info.name} is {view.info.state.name}: its IPUs cannot be used now")
-    lines = [cells for device in view.devices if (cells := _error_cells(view, device)) is not None]
+    found = [(device.id, trouble_of(view.info.name, device)) for device in view.devices]
+    lines = [[str(number), trouble.state, trouble.remedy] for number, trouble in found if trouble]
     if view.info.error:
         lines.insert(0, ["-", f"partition {view.info.state.name}", view.info.error])
     if not lines:
@@ -168,32 +170,6 @@ def error_table(view: View) -> str | None:
     result += [row(["ID", "State", "What makes it usable again"], widths), rule(widths)]
     result += [row(line, widths) for line in lines]
     return "\n".join([*result, rule(widths)])
-
-
-def _error_cells(view: View, device: Device) -> list[str] | None:
-    ipu, name = device.ipu, view.info.name
-    if device.machine.state in ("lost", "no answer"):
-        restart = f"vipu-admin restart agent {device.machine.agent_id}, then vipu reset partition {name}"
-        return [str(device.id), f"machine {device.machine.state}", restart]
-    if not ipu.has_error:
-        return None
-    state = ipu.error_state
-    if ipu.links_down and state == "no errors":
-        state = f"link down to {', '.join(map(str, ipu.links_down))}"
-    action = ipu.recovery_action or ("PARTITION_RESET" if ipu.links_down else None)
-    return [str(device.id), state, recovery(action, name, device)]
-
-
-def recovery(action: str | None, partition: str, device: Device) -> str:
-    """The recovery action with the command to type."""
-    commands = {
-        "IPU_RESET": f"gc-reset -d {device.id}, or load the program again",
-        "PARTITION_RESET": f"vipu reset partition {partition}",
-        "FULL_RESET": f"vipu-admin power-cycle agent {device.machine.agent_id}",
-    }
-    if action is None:
-        return "see the application's error"
-    return f"{action}: {commands[action]}" if action in commands else action
 
 
 def whole(views: Sequence[View], *, cards: bool = True, now: float | None = None) -> str:

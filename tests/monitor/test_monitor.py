@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from podrun.cluster import load_cluster
+from podrun.faults.effects import EFFECTS
 from podrun.monitor.boxes import fit
 from podrun.monitor.device_ids import device_sets
 from podrun.monitor.gc_info import gc_info
@@ -17,9 +18,10 @@ from podrun.monitor.gc_monitor import gc_monitor
 from podrun.monitor.gc_reset import gc_reset
 from podrun.monitor.monitor_tables import device_table, duration, process_table, whole
 from podrun.monitor.source import Device, View
+from podrun.monitor.trouble import trouble_of
 from podrun.partition.cli_common import run
 from podrun.partition.types import IpuofConfig, PartitionInfo, PartitionState
-from podrun.telemetry import ATTRIBUTES, AttachedProcess, IpuReport, MachineReport
+from podrun.telemetry import ATTRIBUTES, UNRECOVERABLE, AttachedProcess, IpuReport, MachineReport
 from tests.partition.conftest import Pod
 
 VERSIONS = {"IPUoF server": "1.11.0", "ICU firmware": "2.5.9", "IPU-M software": "2.6.0-028"}
@@ -278,3 +280,32 @@ def test_registers_are_refused_by_name(
         gc_info_main()
     assert ended.value.code == 2
     assert "--tile-status reads registers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("state", "action", "links", "shown"),
+    [
+        (
+            "tile parity error",
+            "IPU_RESET",
+            (),
+            ("tile parity error", "IPU_RESET", "IPU_RESET: gc-reset -d 2"),
+        ),
+        ("no errors", None, (3,), ("link down to 3", "PARTITION_RESET", "vipu reset partition p")),
+        ("unrecoverable error", None, (), ("unrecoverable error", None, "vipu-admin restart agent ipum1")),
+        ("tile exception", None, (), ("tile exception", None, "see the application's error")),
+    ],
+)
+def test_what_a_monitor_has_to_know_of_trouble(
+    state: str, action: str | None, links: tuple[int, ...], shown: tuple[str, str | None, str]
+) -> None:
+    ipu = IpuReport(2, 2, error_state=state, recovery_action=action, links_down=links)
+    machine = MachineReport(agent_id="ipum1", partition="p", ipus=(ipu,))
+    trouble = trouble_of("p", Device(2, "10.1.1.1", 1, machine, ipu))
+    assert trouble is not None
+    assert (trouble.state, trouble.action) == shown[:2]
+    assert shown[2] in trouble.remedy
+
+
+def test_the_state_of_a_machine_to_replace_is_that_of_its_fault() -> None:
+    assert EFFECTS["machine", "unrecoverable"].state == UNRECOVERABLE
