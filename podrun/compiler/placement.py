@@ -35,7 +35,7 @@ class Placement:
 
     stages: Mapping[int, int]
     split: bool
-    """True iff operators lie on more than one place, so that the work of a micro-batch is cut."""
+    """True iff the work of a micro-batch is cut: operators lie on more than one place, or in stages of a pipeline."""
     inferred: bool = False
     """True iff stages are IPUs, because a pipelined program named none."""
     schedule: PipelineSchedule = PipelineSchedule.GROUPED
@@ -108,7 +108,7 @@ def placement_of(
     inferred = pipelined and not stages and len(ipus) > 1
     if inferred:
         stages = {ipu: ipu for ipu in ipus}
-    several = len(ipus) > 1 or len(stages) > 1
+    several = len(ipus) > 1 or len(stages) > 1 or (pipelined and bool(stages))
     places = ipus_per_replica if phased else 0
     return Placement(dict(sorted(stages.items())), several, inferred, schedule, places, cuts)
 

@@ -35,7 +35,7 @@ from podrun.popart.observers import tensors as observed_tensors
 from podrun.popart.optimizers.base import Optimizer, UpdateContext
 from podrun.popart.options import SessionOptions
 from podrun.popart.phases import phases_of
-from podrun.popart.pipelining import RESTORED, restoring, stashed
+from podrun.popart.pipelining import RESTORED, restoring, stage_count, stashed
 from podrun.popart.reserved_tensors import (
     UPDATED,
     aliasing,
@@ -192,7 +192,7 @@ def build(
         ipus_per_replica=_filled(ipus_per_replica),
         updates_each_micro_batch=options.overlaps_batches and bool(trained),
         metadata=_step_metadata(flow, lowered, broadcast),
-        **_arrangement(options, flow),
+        **_arrangement(options, flow, stage_count(model)),
     )
     start = host_values(lowered.initial, grouped)
     return BuiltModel(program, lowered, rule, infos, start, state, wanted, derived, settings, watching)
@@ -220,13 +220,14 @@ def _filled(ipus_per_replica: int) -> int:
     return 1 << (ipus_per_replica - 1).bit_length()
 
 
-def _arrangement(options: SessionOptions, flow: DataFlow) -> dict[str, Any]:
-    """The parts of a Program that are the options' alone: replicas, micro-batches, their order, places of memory."""
+def _arrangement(options: SessionOptions, flow: DataFlow, stages: int) -> dict[str, Any]:
+    """The parts of a Program that options decide: replicas, micro-batches, their order, places of memory."""
     return {
         "replicas": options.getGlobalReplicationFactor(),
         # The batches of a step that are in a pipeline together are the micro-batches of one run.
         "accumulation_factor": flow.batchesPerStep() if options.overlaps_batches else options.micro_batches,
-        "pipelined": options.overlaps,
+        # In one stage micro-batches of a batch follow each other, pipelined or not: then it is not, to the last bit.
+        "pipelined": options.overlaps and (stages > 1 or options.overlaps_batches),
         "pipeline_schedule": SCHEDULES[options.pipelineSchedule],
         "phases": phases_of(options),
         "reduction": Reduction.MEAN if _running_mean(options) else Reduction.SUM,

@@ -329,10 +329,10 @@ def test_only_activations_and_their_gradients_travel() -> None:
 
 def test_refused_pipelines() -> None:
     with pytest.raises(UsageError, match="more than one IPU"):
-        compile_program(chain([0], pipelined=True, accumulation_factor=2))
+        compile_program(chain([0], stages=False, pipelined=True, accumulation_factor=2))
     early: dict[str, Any] = {"updates_each_micro_batch": True, "accumulation_factor": 5}
     with pytest.raises(UsageError, match="more than one IPU"):
-        compile_program(chain([0], pipelined=True, **early))
+        compile_program(chain([0], stages=False, pipelined=True, **early))
     with pytest.raises(UsageError, match="Only a pipelined program"):
         compile_program(chain([0, 1], **early))
     with pytest.raises(UnsupportedError, match="'w0' is read on IPUs 0, 1"):

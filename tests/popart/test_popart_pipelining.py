@@ -300,6 +300,17 @@ def test_consecutive_stages_on_one_ipu_are_one_stage():
     assert made._executable.tile_report["pipeline"]["stages"] == 2
 
 
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_one_stage_is_a_pipeline_of_depth_one(accumulation):
+    """On one of two IPUs; micro-batches, and batches without accumulation, follow each other."""
+    chain, batches = Chain([1, 1]), 3 // accumulation
+    values = accumulating(accumulation) if accumulation > 1 else {}
+    found = train(chain, pipelined(**values), batches, 2)
+    sharded = train(chain, options(virtualGraphMode=MANUAL, **values), batches, 2)
+    for name, value in (sharded[0][0] | sharded[1]).items():
+        np.testing.assert_array_equal((found[0][0] | found[1])[name], value, err_msg=name)
+
+
 def test_what_pipelines_refuse():
     chain = Chain([0, 1])
     annotated = Chain([0, 1], recompute=True)
