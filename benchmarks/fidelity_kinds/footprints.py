@@ -36,6 +36,9 @@ IMBALANCE_2018 = 1.14
 1.20."""
 INTERLEAVED_SHARE = {"train": 0.75, "inference": 0.4}
 """Share of variables in interleaved memory. Derived from two profiles of 2018."""
+PARTS = {"layer_norm": {"layer_norm", "layer_norm2"}}
+"""Scopes of an operation's row, where it has more than one. The normalisations' state counted once for each
+would exceed, with the other operations', all state of a layer in the same profile: the row is of both."""
 
 
 def memory(record: Record) -> float:
@@ -137,8 +140,11 @@ def _transformer(record: Record, name: str) -> dict[str, Any]:
     if op is not None:
         # A product's row is of the product alone, not of the bias and the rearrangements around it.
         node = "MatMul:" if op.endswith("_matmul") else ""
+        names = PARTS.get(op, {op})
         inside = [
-            code for scope, code in layer["code_by_scope"].items() if op in scope.split("/") and node in scope
+            code
+            for scope, code in layer["code_by_scope"].items()
+            if names & set(scope.split("/")) and node in scope
         ]
         if not inside:
             raise NotPredicted(f"operation {op!r} is not one of the layer's")

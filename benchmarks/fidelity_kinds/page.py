@@ -48,8 +48,8 @@ SENSITIVITY = """## Sensitivity
 Terms beyond what is published, and what they move:
 
 * **Waiting between IPU-Link domains** (`batch.DOMAIN_SECONDS`, 2.5 ms per batch and doubling of domains, taken from
-  two ResNet-50 rows): with 0 instead, ResNet-50 is predicted 20 % faster on POD256 and 13 % on Bow Pod128,
-  EfficientNet-B4 9 % and BERT-Large 1 % on Bow Pod256. Systems of at most 64 IPUs do not depend on it.
+  two ResNet-50 rows): with 0 instead, ResNet-50 is predicted 21 % faster on POD256 and 13 % on Bow Pod128,
+  EfficientNet-B4 10 % and BERT-Large 1 % on Bow Pod256. Systems of at most 64 IPUs do not depend on it.
 * **Streaming memory** (`batch.STREAMING_BYTES_PER_SECOND`, 20 GB/s per machine, recalled): with 38.4 GB/s (the DDR
   peak) BERT-Large pretraining with off-chip optimizer state is predicted 1 % (2,048 micro-batches per batch) to 19
   % (36 micro-batches) faster.
@@ -58,7 +58,7 @@ Terms beyond what is published, and what they move:
   slowest.
 * **A proportion that leaves no room** (`splits.serial_turns`): a split takes its output channels in turns, each
   of which gathers the inputs again; where the inputs alone have no room, the vector unit works. ResNet-18 on GC2 is
-  predicted at 4.0, 4.0 and 9.9 million cycles at availableMemoryProportion 0.3, 0.2 and 0.1: at 0.1 its first layer
+  predicted at 4.2, 4.2 and 10.5 million cycles at availableMemoryProportion 0.3, 0.2 and 0.1: at 0.1 its first layer
   leaves the AMP unit.
 * **Live variables of the library of 2018** (`footprints.VARIABLES_2018`): what profiles of July 2018 hold above the
   most that is live at a time; profiles of December hold nothing above it.
@@ -73,16 +73,16 @@ availableMemoryProportion, dropout of attention) is taken from the vendor's conf
 `bert/implementations/popart/configs/mk2`). See `benchmarks/fidelity_kinds/layouts.py`.
 
 With them, eleven further rows of the vendor's performance page (<https://www.graphcore.cn/performance-results/>:
-ResNet-50 on Bow Pod64 and Pod256, EfficientNet-B4 on Pod64, ResNeXt-101, BERT-Base and BERT-Large pretraining and SQuAD on Pod16
-and Pod64) are predicted with a median error of 6.8 %, the worst 25 % (BERT-Large phase 1 with packing in PyTorch on
-Pod64); before the layouts it was 8.6 and 31 %. No constant was fitted to them, but they were looked at: ResNeXt-101
-and SQuAD showed that a layout was missing. PyTorch and TensorFlow runs are 5 to 25 % slower than PopART's of the same
-network and batch; the front end is not modelled. Records kept apart may be among these rows.
+ResNet-50 on Bow Pod64 and Pod256, EfficientNet-B4 on Pod64, ResNeXt-101, BERT-Base and BERT-Large pretraining and
+SQuAD on Pod16 and Pod64) are predicted with a median error of 3.8 %, the worst 26 % (BERT-Large phase 1 with packing
+in PyTorch on Pod64); before this the figures were 8.6 and 31 %. No constant was fitted to them, but they were looked
+at: ResNeXt-101 and SQuAD showed that a layout was missing. PyTorch and TensorFlow runs are 5 to 25 % slower than
+PopART's of the same network and batch; the front end is not modelled. Records kept apart may be among these rows.
 
 Two terms rest on figures of other kinds than the ones they improve. Exchange delivers 0.82 of its nominal rate (a
 simulation of ResNet-50's inference, a low-confidence record that is not scored). A dot product of the vector unit
 joins its partial sum in six cycles (the blur in FP16 with a proportion that leaves the AMP no room); the same blur in
-FP32 and ResNet-18 at 0.1, which were not used, follow to -12 % and +5 %.
+FP32 and ResNet-18 at 0.1, which were not used, follow to -12 % and +12 %.
 """
 
 TERMS = """## The matrix-vector tutorial, term by term

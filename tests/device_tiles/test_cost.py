@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from podrun.device.tiles import primitives
 from podrun.device.tiles.cost import cost_jaxpr
@@ -136,3 +138,55 @@ def test_results_used_at_once_hold_less() -> None:
     stay = cost_jaxpr(_training_step(), "gc200")["memory"]["activations_peak_bytes"]
     used = cost_jaxpr(_training_step(), "gc200", results_stay=False)["memory"]["activations_peak_bytes"]
     assert used < stay
+
+
+def _layers(batch: int, width: int, dtype: Any) -> Any:
+    """Training step of two normalised dense layers."""
+
+    def step(weights: list[Any], x: Any) -> Any:
+        def loss(weights: list[Any]) -> Any:
+            y = x
+            for weight in weights:
+                y = jax.nn.gelu(y @ weight)
+                y = (y - jnp.mean(y, 1, keepdims=True)) * jax.lax.rsqrt(jnp.var(y, 1, keepdims=True) + 1e-5)
+            return jnp.sum(y)
+
+        return jax.grad(loss)(weights)
+
+    shapes = [jax.ShapeDtypeStruct((width, width), dtype)] * 2
+    return jax.make_jaxpr(step)(shapes, jax.ShapeDtypeStruct((batch, width), dtype))
+
+
+@settings(max_examples=4, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(st.integers(64, 256), st.integers(256, 768), st.sampled_from(["gc2", "gc200", "bow", "c600"]))
+def test_more_and_wider_never_takes_less_time_or_memory(batch: int, width: int, chip: str) -> None:
+    def figures(**changes: Any) -> tuple[int, int, int]:
+        given: dict[str, Any] = {"batch": batch, "width": width, "dtype": jnp.float16, **changes}
+        report = cost_jaxpr(_layers(**given), chip, partials_type="float16")
+        memory = report["memory"]
+        return report["step"]["cycles"], memory["always_live_bytes"], memory["activations_peak_bytes"]
+
+    plain = figures()
+    twice, wider, single = figures(batch=2 * batch), figures(width=2 * width), figures(dtype=jnp.float32)
+    for more in (twice, wider, single):
+        # Values move in grains of eight: a few cycles either way.
+        assert more[0] >= 0.95 * plain[0]
+        assert more[1:] >= plain[1:]
+    # Weights alone do not follow the batch; activations follow it, and every byte the type.
+    assert twice[1] - plain[1] == 2 * batch * width
+    assert twice[2] <= 2 * plain[2]
+    assert single[1] == 2 * plain[1]
+
+
+def test_what_is_made_for_each_row_is_no_work_for_each_element() -> None:
+    """A reciprocal square root of a row's variance costs next to nothing, one of every element its cycles."""
+
+    def norm(x: Any, variance: Any) -> Any:
+        return x * jax.lax.rsqrt(variance)
+
+    x = _half(4096, 1024)
+    each = cost_jaxpr(jax.make_jaxpr(norm)(x, x), "gc200")["step"]["by_cause"]["compute"]
+    row = cost_jaxpr(jax.make_jaxpr(norm)(x, _half(4096, 1)), "gc200")["step"]["by_cause"]["compute"]
+    plain = cost_jaxpr(jax.make_jaxpr(lambda x, s: x * s)(x, _half(4096, 1)), "gc200")
+    assert each > 1.5 * row
+    assert row == plain["step"]["by_cause"]["compute"]

@@ -69,10 +69,12 @@ def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int]) ->
     loads = sum(sources.values())
     stores = max(1, len(made & read_outside))
     ops = tuple(OPS[e.primitive] for e in chain)
+    # What is made for each channel or row is no work for each element.
+    each = tuple(OPS[e.primitive] for e in chain if e.results[0].size * 2 > largest.size)
     grains = max(1, math.ceil(largest.nbytes / GRAIN_BYTES))
     tiles = min(chip.tiles, grains)
     elements = math.ceil(largest.size / tiles)
-    compute = vertices.elementwise_cycles(elements, largest.dtype, ops, loads + stores - 1)
+    compute = vertices.elementwise_cycles(elements, largest.dtype, each, loads + stores - 1)
     moved = min(broadcast_bytes, elements * 4.0) if len(sources) else 0.0
     scalars = broadcast_bytes <= 8 and not moved > 8
     return Plan(

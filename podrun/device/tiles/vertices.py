@@ -104,12 +104,13 @@ def reduce_cycles(outputs: float, depth: float, dtype: str) -> float:
     value."""
     if outputs <= 0 or depth <= 0:
         return 0.0
-    # Too few outputs for six workers: they split the depth and a second pass joins the six.
-    if outputs / vector_width(dtype) < WORKERS and depth > 2 * WORKERS:
-        vectors = math.ceil(outputs / vector_width(dtype))
-        share = math.ceil(depth / WORKERS)
-        return 33.0 + WORKERS * (32.0 + vectors * (REDUCE_CYCLES * share + 9.0) + vectors * 14.0)
-    return 33.0 + WORKERS * (20.0 + per_worker_vectors(outputs, dtype) * (REDUCE_CYCLES * depth + 9.0))
+    by_outputs = 33.0 + WORKERS * (20.0 + per_worker_vectors(outputs, dtype) * (REDUCE_CYCLES * depth + 9.0))
+    if outputs / vector_width(dtype) >= WORKERS:
+        return by_outputs
+    # Too few outputs for six workers: they may split the depth, and a second pass joins the six.
+    vectors, share = math.ceil(outputs / vector_width(dtype)), math.ceil(depth / WORKERS)
+    by_depth = 33.0 + WORKERS * (32.0 + vectors * (REDUCE_CYCLES * share + 9.0) + vectors * 14.0)
+    return min(by_outputs, by_depth)
 
 
 def continuous_reduce_cycles(outputs: float, depth: float, dtype: str) -> float:
