@@ -98,7 +98,8 @@ class RaySession:
         self._owned = False
         # With its GCS gone, Ray would wait a minute for it and then end this process.
         if _initialized() and all(process.alive for process in self._gcs):
-            with _quiet_ray(), contextlib.suppress(Exception):  # Processes are ended below, whatever it says.
+            # It would leave SIGTERM to end this process. Its processes are ended below, whatever it says.
+            with _quiet_ray(), _keeping_sigterm(), contextlib.suppress(Exception):
                 self.ray.shutdown()
         _end(self.processes)
         self._closed.set()

@@ -76,6 +76,7 @@ class Service:
         self._partition_locks: dict[str, threading.Lock] = {}
         self._reporter = Reporter(cluster, machine_pool)
         self._server: Any = None
+        self._stopping = False
         self._address = ("", 0)
 
     # --- life -----------------------------------------------------------------------------------------------
@@ -94,6 +95,7 @@ class Service:
 
     def stop(self, grace: float = 1.0) -> None:
         """Stop listening, end all machines, close the store. Partitions stay in the store. Idempotent."""
+        self._stopping = True
         if self._server is not None:
             self._server.stop(grace).wait(grace + 5)
             self._server = None
@@ -288,6 +290,8 @@ class Service:
             try:
                 self._bring_up(partition) if not isinstance(step, ev.Release) else self._take_back(step)
             except PodrunError as error:
+                if self._stopping:
+                    return  # Nothing is wrong with it: it is brought up when the service starts again.
                 hint = f" {error.hint}" if error.hint else ""
                 self.handle(ev.Failed(step.partition, step.operation, f"{error.message}.{hint}"))
             except Exception as error:

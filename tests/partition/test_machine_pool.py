@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from podrun.cluster import load_cluster
 from podrun.errors import ServiceError
+from podrun.partition import ray_session
 from podrun.partition.client import VipuClient
 from podrun.partition.machine_pool import LocalMachinePool, Seat
 from podrun.partition.service import Service
@@ -71,3 +76,26 @@ def test_the_service_on_real_machines(pool: LocalMachinePool) -> None:
             assert pool.running_agents() == set()
     finally:
         service.stop(grace=0)
+
+
+def test_ending_ray_keeps_the_way_sigterm_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ray:
+        def shutdown(self) -> None:  # As Ray's core does, below Python.
+            ctypes.CDLL(None).signal(signal.SIGTERM, None)
+
+    def caught() -> bool:
+        (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("SigCgt")]
+        return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+    session = object.__new__(ray_session.RaySession)
+    monkeypatch.setattr(ray_session, "_initialized", lambda: True)
+    session.__dict__.update(
+        ray=Ray(), processes=(), directory=None, _owned=True, _gcs=(), _guardian=None, _saved={}
+    )
+    session._closed = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        session.close()
+        assert caught()
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -274,6 +274,31 @@ def test_state_survives_a_restart(make_pod: Callable[..., Pod], tmp_path: Path) 
     assert {a.agent_id: a.state for a in second.client.list_agents()}["ipum3"] is AgentState.LOST
 
 
+def test_a_partition_on_its_way_when_the_service_stops_is_brought_up_by_the_next(
+    make_pod: Callable[..., Pod], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_pod("pod16", tmp_path / "state")
+    first.active("p", 4)
+    reached, closing, close = threading.Event(), threading.Event(), first.pool.close
+
+    def interrupted() -> None:
+        reached.set()
+        assert closing.wait(20)
+        raise ServiceError("the machine does not answer (CANCELLED)")
+
+    def close_pool() -> None:
+        closing.set()
+        close()
+
+    monkeypatch.setattr(first.pool.machine("ipum1", "p"), "reset_links", interrupted)
+    monkeypatch.setattr(first.pool, "close", close_pool)
+    first.client.reset_partition("p")
+    assert reached.wait(20)
+    first.stop()
+    second = make_pod("pod16", tmp_path / "state")
+    assert second.client.wait_for_state("p", {S.ACTIVE}, 20) is S.ACTIVE
+
+
 def test_a_state_file_of_another_pod_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be kept in") as caught:
         Store(Path("/proc/nowhere/s"), "pod16")
