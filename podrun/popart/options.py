@@ -38,6 +38,19 @@ def _deprecated(name: str, instead: str) -> None:
     logging.getLogger("podrun.popart").warning("%s has been deprecated: use %s.", name, instead)
 
 
+def _hidden(name: str) -> Any:
+    """The name that the binding's class has for a dictionary of options before Python wraps it: the same dictionary."""
+
+    def read(options: SessionOptions) -> dict[str, Any]:
+        value: dict[str, Any] = getattr(options, name)
+        return value
+
+    def write(options: SessionOptions, value: dict[str, Any]) -> None:
+        setattr(options, name, value)
+
+    return property(read, write)
+
+
 @dataclass(slots=True)
 class SessionOptions(Strict):
     """Options of a session: ``opts = SessionOptions(); opts.enableReplicatedGraphs = True``.
@@ -57,6 +70,7 @@ class SessionOptions(Strict):
         ),
         "enableVirtualGraphs": "Use virtualGraphMode = popart.VirtualGraphMode.Manual.",
         "autoVirtualGraph": "Use virtualGraphMode = popart.VirtualGraphMode.Auto.",
+        "explicitPipelining": "Call enableExplicitIR(True) beside enablePipelining.",
         "ignoreData": "Use syntheticDataMode = popart.SyntheticDataMode.Zeros.",
         "pingPongPhases": "Use executionPhaseSettings.phases.",
     }
@@ -182,6 +196,14 @@ class SessionOptions(Strict):
     exportPoplarVertexGraph: bool = False
     serializedPoprithmsShiftGraphsDir: str = ""
     serializedPoprithmsAnnealGraphsDir: str = ""
+
+    _engineOptions = _hidden("engineOptions")
+    _reportOptions = _hidden("reportOptions")
+    _convolutionOptions = _hidden("convolutionOptions")
+    _matmulOptions = _hidden("matmulOptions")
+    _lstmOptions = _hidden("lstmOptions")
+    _gclOptions = _hidden("gclOptions")
+    _tensorLocationSettingsOverride = _hidden("tensorLocationSettingsOverride")
 
     @property
     def defaultPrefetchBufferingDepth(self) -> int:

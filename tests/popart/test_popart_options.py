@@ -294,3 +294,19 @@ def test_every_public_name_is_there():
     assert popart.versionString().startswith("3.4")
     with pytest.raises(AttributeError):
         _ = popart.nothing
+
+
+@pytest.mark.parametrize(
+    "name", ["engineOptions", "matmulOptions", "gclOptions", "tensorLocationSettingsOverride"]
+)
+def test_dictionaries_have_the_names_of_the_binding_too(name: str) -> None:
+    options = popart.SessionOptions()
+    setattr(options, f"_{name}", {})
+    assert getattr(options, f"_{name}") is getattr(options, name)
+    with pytest.raises(TypeError, match=name):
+        setattr(options, f"_{name}", 3)
+
+
+def test_explicit_pipelining_says_what_has_taken_its_place() -> None:
+    with pytest.raises(AttributeError, match="enableExplicitIR"):
+        popart.SessionOptions().explicitPipelining = True
