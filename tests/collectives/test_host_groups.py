@@ -30,10 +30,13 @@ from podrun.collectives import (
     RankMissingError,
     Reduction,
     create,
+    host_reduction,
     join,
+    mesh,
     slice_of,
 )
 from podrun.collectives.lanes import Layout
+from podrun.collectives.wire import CACHED_BUFFER
 from podrun.errors import ConflictError, PodrunError
 
 LAYOUTS = ["AB", "AABB", "ABC", "ABAB", "AAB", "ABBA", "AABBCC"]
@@ -70,6 +73,29 @@ def test_same_bits_as_on_one_host(names: str, size: int, dtype: str, reduction: 
 
     with hosts(names) as groups:
         assert on_all(groups, work) == [None] * members
+
+
+@pytest.mark.parametrize("names", ["AB", "ABB", "ABC"])
+@pytest.mark.parametrize("near", [True, False])
+def test_many_pieces_through_small_buffers(monkeypatch: pytest.MonkeyPatch, names: str, near: bool) -> None:
+    """As long vectors travel: between near hosts through small buffers, more pieces than one call sends."""
+    monkeypatch.setattr(mesh, "NEAR", 1.0 if near else 0.0)
+    monkeypatch.setattr(host_reduction, "PIECE_BYTES", 400)
+    monkeypatch.setattr(host_reduction, "_PIECES", 1 << 30)
+    monkeypatch.setattr(host_reduction, "_MUCH", 1)
+    parts = [values("float32", 100_000, rank) for rank in range(len(names))]
+    want = expected(parts, Reduction.SUM)
+
+    def work(group: Any) -> set[int]:
+        for _ in range(2):
+            group.allocate("x", "float32", 100_000)[:] = parts[group.rank]
+            assert bits(group.all_reduce("x")) == bits(want)
+        links = group._mesh.links.values()
+        return {link.incoming.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) for link in links}
+
+    with hosts(names) as groups:
+        for sizes in on_all(groups, work):
+            assert (sizes == {CACHED_BUFFER}) == near, sizes
 
 
 @settings(max_examples=10, deadline=None)
