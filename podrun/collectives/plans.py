@@ -5,7 +5,7 @@ plan is a function without arguments, one call of the C module where there is on
 
 - `posted`, for few bytes: everyone copies its values out, meets, and reduces all of them by itself. One meeting.
 - `in_slices`, for the rest: every rank reduces its slice for all. Two meetings.
-- `handed_over`, between two ranks, for some sizes: as `in_slices`, but each copies the other's slice out for it.
+- `handed_over`, between few ranks, for some sizes: as `in_slices`, but each copies the others' slices out for them.
 
 All take values in rank order, so all give the same bits.
 """
@@ -30,7 +30,10 @@ ADDED_BYTES = 32 * 1024
 ADDED_BY_TWO = 8 * 1024
 """of two ranks, which have a core each, sooner."""
 HANDED_BYTES = 176 * 1024
-"""The largest vector that goes by `handed_over`."""
+"""The largest vector that goes by `handed_over` between two ranks; between more, up to `HANDED_RANKS`, as much of all
+of them together.
+"""
+HANDED_RANKS = 4
 POST_SETS, HANDED_SETS = 2, 8
 _HANDED_ROOM = 512 * 1024
 """What the sets of rows that one plan hands over by may take: a quarter of a usual L2."""
@@ -66,7 +69,7 @@ def ready(job: Job, board: Board, posts: Callable[[], Rows], handed: Callable[[]
     nbytes = job.mine.nbytes
     if nbytes <= POSTED_BYTES and nbytes * board.ranks <= (ADDED_BY_TWO if board.ranks == 2 else ADDED_BYTES):
         return posted(job, board, posts())
-    if board.ranks == 2 and nbytes <= HANDED_BYTES and not job.in_place:
+    if board.ranks <= HANDED_RANKS and nbytes * board.ranks <= 2 * HANDED_BYTES and not job.in_place:
         return handed_over(job, board, handed())
     return in_slices(job, board)
 
@@ -104,12 +107,13 @@ def handed_over(job: Job, board: Board, handed: Rows) -> Run:
     while 2 * few * job.mine.nbytes <= _HANDED_ROOM and 2 * few <= len(handed):
         few *= 2
     own = slice_of(board.rank, board.ranks, job.whole.size)
-    other = slice_of(1 - board.rank, board.ranks, job.whole.size)
+    others = [cut for cut in (slice(0, own.start), slice(own.stop, job.whole.size)) if cut.start < cut.stop]
     sets: list[_Set] = []
     for rows in handed[:few]:
         views = _as(rows, job.mine)
         parts = [job.mine[own] if rank == board.rank else view[own] for rank, view in enumerate(views)]
-        sets.append(([(job.mine[other], views[board.rank][other])], parts, [job.whole[own]]))
+        copies = [(job.mine[cut], views[board.rank][cut]) for cut in others]
+        sets.append((copies, parts, [job.whole[own]]))
     return _run(board, job.begin, job.end, job.timeout, job.whole, 1, sets, job.reduction)
 
 

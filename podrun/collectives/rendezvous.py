@@ -23,7 +23,6 @@ from podrun.collectives.solo import SoloGroup
 from podrun.errors import ConflictError, UsageError
 
 _TOKENS: dict[str, dict[str, Any]] = {
-    "solo": {"size": int},
     "host": {"size": int, "host": str, "pid": int, "started": int, "fd": int, "timeout": (int, float)},
     "hosts": {"size": int, "address": str, "port": int, "key": str, "timeout": (int, float)},
 }

@@ -11,7 +11,15 @@ from podrun.collectives import Group, Reduction, plans
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize(
-    ("way", "members"), [("posted", 2), ("posted", 9), ("in_slices", 2), ("in_slices", 9), ("handed_over", 2)]
+    ("way", "members"),
+    [
+        ("posted", 2),
+        ("posted", 9),
+        ("in_slices", 2),
+        ("in_slices", 9),
+        ("handed_over", 2),
+        ("handed_over", 3),
+    ],
 )
 def test_every_way_of_reducing_gives_the_same_bits(
     way: str, members: int, monkeypatch: pytest.MonkeyPatch
@@ -21,7 +29,7 @@ def test_every_way_of_reducing_gives_the_same_bits(
     monkeypatch.setattr(plans, way, lambda *arguments: taken.append(way) or chosen(*arguments))
     for most in ("ADDED_BYTES", "ADDED_BY_TWO"):
         monkeypatch.setattr(plans, most, 1 << 40 if way == "posted" else 0)
-    monkeypatch.setattr(plans, "HANDED_BYTES", 1 << 15 if way == "handed_over" else 0)
+    monkeypatch.setattr(plans, "HANDED_BYTES", 1 << 16 if way == "handed_over" else 0)
     size = 4001
     kinds = [
         ("float32", Reduction.SUM),
