@@ -7,6 +7,8 @@ neither JAX nor ONNX.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Never
+
 from podrun.popart import enums as _enums
 from podrun.popart.builder import Builder
 from podrun.popart.builder_model import DEFAULT_OPSET
@@ -62,6 +64,7 @@ from podrun.popart.optimizers import (
 from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
 from podrun.popart.quiet_import import keep_the_programs_draws as _keep_the_programs_draws
+from podrun.popart.retired import missing
 from podrun.popart.session import InferenceSession, Session, TrainingSession
 from podrun.popart.settings import (
     AccumulateOuterFragmentSettings,
@@ -171,3 +174,9 @@ __all__ = [
     *_enums.__all__,
     *_ACCESSORS,
 ]
+
+if not TYPE_CHECKING:  # Type checkers are to report what is not there.
+
+    def __getattr__(name: str) -> Never:
+        """Only for names that are not there."""
+        raise missing(name)

@@ -310,3 +310,9 @@ def test_dictionaries_have_the_names_of_the_binding_too(name: str) -> None:
 def test_explicit_pipelining_says_what_has_taken_its_place() -> None:
     with pytest.raises(AttributeError, match="enableExplicitIR"):
         popart.SessionOptions().explicitPipelining = True
+
+
+def test_losses_of_popart_1_say_what_has_taken_their_place() -> None:
+    for name, operator in {"L1Loss": "l1loss", "NllLoss": "nllloss", "IdentityLoss": "identityloss"}.items():
+        with pytest.raises(AttributeError, match=f"aiGraphcore.{operator}"):
+            getattr(popart, name)
