@@ -95,6 +95,9 @@ class _Splitter:
             spot = place(self.equations[i])
             if spot is not None:
                 found[i] = (spot.place, i if spot.rank is None else spot.rank)
+                if self.equations[i].primitive.name == "add_any":
+                    # Gradients of a value meet where the last of them is made, whichever the program names last.
+                    self._follow(i, found)
                 if spot.late:
                     self.late.add(i)
             else:
@@ -120,8 +123,8 @@ class _Splitter:
         return {v for v, name in zip(self.jaxpr.invars, self.piece.inputs, strict=True) if name in written}
 
     def _follow(self, index: int, found: dict[int, tuple[int, int]]) -> None:
-        """Give an equation the spot of the latest of its producers that has one."""
-        placed = [found[p] for p in self._producers(index) if p in found]
+        """Give an equation the spot of the latest of its producers that has one, or leave its own if that is later."""
+        placed = [found[p] for p in (*self._producers(index), index) if p in found]
         if placed:
             found[index] = max(placed, key=_rank)
 

@@ -152,7 +152,7 @@ def pieces(
     """What a session computes, by piece: a layer for each place, the last one without a weight but with a constant.
 
     ``labelled``: the last stage alone reads labels. ``meets``: replicas meet in the first one. ``named``: stages are.
-    ``ahead``: the program names work of the last stage first, on an input that the first stage reads too.
+    ``ahead``: the program names work of the last stage first, on an input and a value that the first stage reads too.
     """
     builder, random = popart.Builder(), np.random.default_rng(0)
     onnx, graphcore = builder.aiOnnx, builder.aiGraphcore
@@ -172,6 +172,10 @@ def pieces(
             )
             # A weight's tanh waits for nothing: an IPU that works twice must not do it the first time.
             y = onnx.tanh([onnx.matmul([y, weight if labelled else onnx.tanh([weight])])])
+            if ahead and stage == 0:
+                with builder.virtualGraph(places[-1]), builder.pipelineStage(len(places) - 1):
+                    seen = onnx.add([seen, y])
+                y = onnx.tanh([y])
             if stage == len(places) - 1:
                 y = onnx.add([y, seen]) if ahead else y
                 y = onnx.mul([y, onnx.constant(np.full(WIDTH, 0.75, np.float32))])
