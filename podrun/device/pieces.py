@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib
+import logging
 import os
 import threading
 import time
@@ -35,6 +36,7 @@ from podrun.device.sums import simplify_sums
 from podrun.errors import ApplicationRuntimeError
 from podrun.executable import Computation
 
+_log = logging.getLogger(__name__)
 COMPILER_OPTIONS: dict[str, bool | str] = {
     "xla_cpu_multi_thread_eigen": False,
     "xla_allow_excess_precision": False,
@@ -124,7 +126,8 @@ class PieceCache:
             threads = SHARED_BY if shared else 1
             with self._first_on_host(key):
                 if kept is not None:
-                    kept_steps.write(steps, threads, kept)
+                    with _if_possible(kept.parent):
+                        kept_steps.write(steps, threads, kept)
                 return _of_steps(steps, threads)
         if calls:  # a cut piece's steps read what lies between calls anyway, and more of them differ
             simplify_sums(lowered.compiler_ir("stablehlo"))
@@ -139,16 +142,29 @@ class PieceCache:
             yield
             return
         directory = self._directory / "xla"
-        directory.mkdir(parents=True, exist_ok=True)
-        _use_xla_cache(directory)
-        marker = directory / f"{key}.done"
-        if marker.exists():
+        marker, lock = directory / f"{key}.done", None
+        with _if_possible(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            _use_xla_cache(directory)
+            if not marker.exists():
+                lock = (directory / f"{key}.lock").open("w")
+        if lock is None:
             yield
             return
-        with (directory / f"{key}.lock").open("w") as file:
-            _wait_for_lock(file.fileno(), marker)
+        with lock:
+            _wait_for_lock(lock.fileno(), marker)
             yield
-            marker.touch()
+            with _if_possible(directory):
+                marker.touch()
+
+
+@contextlib.contextmanager
+def _if_possible(directory: Path) -> Iterator[None]:
+    """Keep something in the cache; a disk that has filled up, or a home that went away, ends no program."""
+    try:
+        yield
+    except OSError as error:
+        _log.warning("compiled programs cannot be kept in %s: %s", directory, error.strerror)
 
 
 def _key(computation: Computation, donated: tuple[int, ...]) -> str:

@@ -64,6 +64,13 @@ def test_starting_a_client_leaves_the_environment_and_the_thread_where_they_were
     assert (os.sched_getaffinity(0), os.environ.get("NPROC")) == (cores, before)
 
 
+def test_a_cache_in_which_nothing_can_be_written_ends_nothing(tmp_path, caplog):
+    (tmp_path / "xla").write_text("no directory")
+    a, b = operands(SMALL)
+    np.testing.assert_array_equal(piece(SMALL, PieceCache(tmp_path)).call(a, b)[1], b * 2)
+    assert str(tmp_path) in caplog.text
+
+
 def _digest() -> str:
     results = piece(LARGE, PieceCache(None)).call(*operands(LARGE))
     return " ".join(hashlib.sha256(np.asarray(r).tobytes()).hexdigest() for r in results)
