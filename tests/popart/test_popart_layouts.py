@@ -174,8 +174,8 @@ def pieces(
             y = onnx.tanh([onnx.matmul([y, weight if labelled else onnx.tanh([weight])])])
             if ahead and stage == 0:
                 with builder.virtualGraph(places[-1]), builder.pipelineStage(len(places) - 1):
-                    seen = onnx.add([seen, y])
-                y = onnx.tanh([y])
+                    seen = onnx.add([seen, onnx.tanh([y])])
+                y = onnx.add([onnx.tanh([y]), onnx.sigmoid([y])])
             if stage == len(places) - 1:
                 y = onnx.add([y, seen]) if ahead else y
                 y = onnx.mul([y, onnx.constant(np.full(WIDTH, 0.75, np.float32))])
