@@ -47,10 +47,10 @@ def write(steps: Steps, threads: int, path: Path) -> None:
 
 
 def read(path: Path) -> tuple[Steps, int] | None:
-    """What `write` wrote; None if there is nothing, or not all of it."""
+    """What `write` wrote; None if there is nothing that can be read, or not all of it."""
     try:
         digest, _, data = path.read_bytes().partition(b"\n")
-    except FileNotFoundError:
+    except OSError:
         return None
     if hashlib.sha256(data).hexdigest().encode() != digest:
         return None
