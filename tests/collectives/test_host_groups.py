@@ -34,6 +34,7 @@ from podrun.collectives import (
     join,
     mesh,
     slice_of,
+    wire,
 )
 from podrun.collectives.lanes import Layout
 from podrun.errors import ConflictError, PodrunError
