@@ -36,6 +36,15 @@ def _spread(v: Array, x: Array, axis: int, block: int) -> Array:
     return jnp.repeat(v, x.shape[axis] // v.shape[axis], axis=axis) if v.shape != x.shape else v
 
 
+def _quotient(x: Array, by: Array) -> Array:
+    """x / by, rounded once.
+
+    XLA multiplies by the reciprocal where it sees one divisor for many values: half way between two integers that
+    goes the other way, and only sometimes. Here it cannot see that.
+    """
+    return x / jnp.where(x == x, by, jnp.nan).astype(x.dtype)  # NaN over anything is NaN
+
+
 def _target(ctx: Context, node: Node, zero: Array | None) -> np.dtype[Any]:
     if zero is not None:
         kind: np.dtype[Any] = np.dtype(zero.dtype)
@@ -58,7 +67,7 @@ def quantize_linear(ctx: Context, node: Node, x: Array, scale: Array, zero: Arra
     if np.dtype(x.dtype) == np.dtype(np.float64):
         precision = np.dtype(np.float64)
     by = _spread(scale, x, axis, block)
-    ratio = x.astype(precision) / by.astype(precision)
+    ratio = _quotient(x.astype(precision), by.astype(precision))
     if target.name.startswith("float4") or target.name.startswith("float6"):
         ratio = ratio + _spread(zero, x, axis, block).astype(precision) if zero is not None else ratio
         limit = float(jnp.finfo(target).max)  # type: ignore[no-untyped-call]
@@ -91,9 +100,9 @@ def dynamic_quantize_linear(ctx: Context, node: Node, x: Array) -> tuple[Array, 
     DynamicQuantizeLinear).
     """
     high, low = jnp.maximum(jnp.max(x), 0), jnp.minimum(jnp.min(x), 0)
-    scale = jnp.where(high == low, 1.0, high - low).astype(x.dtype) / np.asarray(255, x.dtype)
-    zero = jnp.round(jnp.clip(-low / scale, 0, 255))
-    y = jnp.clip(jnp.round(x / scale) + zero, 0, 255)
+    scale = _quotient(jnp.where(high == low, 1.0, high - low).astype(x.dtype), np.asarray(255, x.dtype))
+    zero = jnp.round(jnp.clip(_quotient(-low, scale), 0, 255))
+    y = jnp.clip(jnp.round(_quotient(x, scale)) + zero, 0, 255)
     return y.astype(jnp.uint8), scale, zero.astype(jnp.uint8)
 
 
