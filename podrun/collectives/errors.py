@@ -34,10 +34,13 @@ class MismatchError(UsageError):
 
 
 def different_collectives(*called: tuple[int, str]) -> MismatchError:
-    """The error for ranks, each with what it called, that did not call the same."""
+    """The error for ranks, each with what it called, that did not all call the same."""
+    said: dict[str, list[int]] = {}
+    for rank, what in called:
+        said.setdefault(what, []).append(rank)
     return MismatchError(
         "ranks of one group called different collectives: "
-        + "; ".join(f"rank {rank} called {what}" for rank, what in called),
+        + "; ".join(f"rank {', '.join(map(str, who))} called {what}" for what, who in said.items()),
         hint="All ranks must call the same collectives, on equal arenas, in the same order.",
     )
 

@@ -27,7 +27,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from podrun.collectives import fence, native
-from podrun.collectives.errors import MismatchError
+from podrun.collectives.errors import different_collectives
 
 if TYPE_CHECKING:
     from podrun.collectives._meeting import Meeting
@@ -261,13 +261,5 @@ class Meetings(native.Counts):
         return bytes(self._labels[side][rank * LABEL_BYTES : (rank + 1) * LABEL_BYTES])
 
     def _mismatch(self, side: int) -> NoReturn:
-        said: dict[str, list[int]] = {}
-        for rank in range(self._ranks):
-            said.setdefault(label_text(self._label(side, rank)), []).append(self._board.names[rank])
-        parts = [f"rank {', '.join(map(str, who))} called {text}" for text, who in said.items()]
-        self._board.fail_with(
-            MismatchError(
-                "ranks of one group called different collectives: " + "; ".join(parts),
-                hint="All ranks must call the same collectives, on equal arenas, in the same order.",
-            )
-        )
+        texts = (label_text(self._label(side, rank)) for rank in range(self._ranks))
+        self._board.fail_with(different_collectives(*zip(self._board.names, texts, strict=True)))
