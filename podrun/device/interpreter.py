@@ -89,7 +89,10 @@ class Interpreter:
         )
         self._closing = closing_gathers(instructions)
         self._host_gathers = False
-        # Two lists that stand at a Sync, and a Receive, may have to wait; nothing else does.
+        # Only a Receive waits where there is no other list.
+        self._never_waits = len(instructions) == 1 and not any(
+            isinstance(i, Receive) for i in instructions[0]
+        )
         self._steps = [
             [self._action(instruction, ipu, place) for place, instruction in enumerate(work)]
             for ipu, work in enumerate(instructions)
@@ -105,8 +108,8 @@ class Interpreter:
         """
         self._host_gathers = host_gathers
         now = Batch(batch, feed, drain)
-        if len(self._lists) == 1 and self._mail is None:
-            self._run_alone(step, now)
+        if self._never_waits:
+            self._run_through(step, now)
             return
         frames = [Frame() for _ in self._lists]
         places = [0] * len(self._lists)
@@ -125,8 +128,8 @@ class Interpreter:
             if tuple(places) == before:
                 self._await_mail(places)
 
-    def _run_alone(self, step: int, now: Batch) -> None:
-        """The only list there is: nobody to take turns with."""
+    def _run_through(self, step: int, now: Batch) -> None:
+        """The only list there is, from beginning to end."""
         frame, between, first = Frame(), self._between, self._first
         for place, act in enumerate(self._steps[0]):
             between(step, first, place)
