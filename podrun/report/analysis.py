@@ -4,28 +4,50 @@
     max(tile.memory.total.includingGaps for tile in report.compilation.tiles)
     sum(step.ipus[0].cycles for step in report.execution.steps)
 
-Names are that library's; present is what programs read most and the tile model knows, anything else is an
-AttributeError. Each IPU of a replica appears once; tiles are numbered through all of them. Gaps between variables are
-not modelled: ``includingGaps`` equals ``excludingGaps``.
+Names are that library's (`podrun.report.library`); present is what the tile model knows, the rest is refused by name.
+Each IPU of a replica appears once; tiles are numbered through all of them. Gaps between variables are not modelled:
+``includingGaps`` equals ``excludingGaps``. Copies between IPUs and from and to the host are no steps: their time is
+in ``microseconds`` and ``totalCycles``, and by cause in the profile.
 """
 
 from __future__ import annotations
 
-import enum
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
 
 from podrun.device.target import chip
-from podrun.report.document import load
-from podrun.report.model import PHASES, BspStep, MemoryUse, Profile, Stage, layer_of
+from podrun.report.document import SCHEMA_VERSION, load
+from podrun.report.library import (
+    IPU,
+    Categories,
+    Category,
+    Compilation,
+    Execution,
+    ExecutionStep,
+    Graph,
+    InstrumentationSettings,
+    Interval,
+    Ipu,
+    Live,
+    LivenessStep,
+    PoplarVersion,
+    Program,
+    ProgramType,
+    ReportVersion,
+    Run,
+    Target,
+    TargetType,
+    Tile,
+    TileMemory,
+    Total,
+    TotalCycles,
+    Variable,
+)
+from podrun.report.model import PHASES, MemoryUse, Profile, Stage, layer_of
 from podrun.report.pipeline import runs
 
-VERSION = "3.3.0 (podrun's tile model)"
-"""What ``report.poplarVersion.string`` says: the SDK whose names are followed."""
 LASTING = ("weights", "optimizer_state", "accumulators", "streams", "stash", "constants", "arguments")
 """Contents that are always live (`podrun.device.tiles.memory.LASTING`)."""
 CATEGORIES = {
@@ -35,29 +57,13 @@ CATEGORIES = {
     "control_code": "controlCode",
 }
 """Our categories of code and the SDK's names."""
-
-
-class ProgramVisitor:
-    """Derive from it, override what is of interest, and give it to a program's ``accept``."""
-
-    def visitOnTileExecute(self, program: Program) -> None:
-        """A compute set that runs on the tiles."""
-
-    def visitDoExchange(self, program: Program) -> None:
-        """An exchange between tiles."""
-
-    def visitSync(self, program: Program) -> None:
-        """A barrier."""
-
-
-class ProgramType(enum.Enum):
-    """Kinds of programs that steps execute."""
-
-    OnTileExecute = "OnTileExecute"
-    DoExchange = "DoExchange"
-    Sync = "Sync"
-
-
+ARCHITECTURES = {
+    "gc2": IPU.Architecture.Ipu1,
+    "gc200": IPU.Architecture.Ipu2,
+    "bow": IPU.Architecture.Ipu2,
+    "c600": IPU.Architecture.Ipu21,
+}
+"""Generations of the chips that podrun models: Bow is Mk2 at a higher clock, C600 adds float8."""
 KINDS = {
     "sync": ProgramType.Sync,
     "exchange": ProgramType.DoExchange,
@@ -66,240 +72,39 @@ KINDS = {
 """The kind of program of each BSP phase."""
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What a step executes."""
-
-    Type: ClassVar[type[ProgramType]] = ProgramType
-    name: str
-    type: ProgramType
-
-    @property
-    def children(self) -> tuple[Program, ...]:
-        """A step's program holds no others."""
-        return ()
-
-    def accept(self, visitor: ProgramVisitor) -> None:
-        """Call the visitor's method for this kind of program."""
-        getattr(visitor, f"visit{self.type.value}")(self)
-
-
-@dataclass(frozen=True, slots=True)
-class StepOnIpu:
-    """A step on one IPU: ``cycles`` modelled; 0 where the IPU waits."""
-
-    cycles: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutionStep:
-    """One BSP phase of a micro-batch, ``ipus`` in order."""
-
-    program: Program
-    ipus: Sequence[StepOnIpu]
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Modelled microseconds from the start of the batch."""
-
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One batch."""
-
-    name: str
-    microseconds: Interval
-    steps: Sequence[ExecutionStep]
-
-
-@dataclass(frozen=True, slots=True)
-class TotalCycles:
-    """Cycles of a whole execution."""
-
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeSet:
-    """A compute set by its name."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """What is always live on an IPU, summed up by what it is."""
-
-    name: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    """Bytes with and without gaps."""
-
-    includingGaps: int
-    excludingGaps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Category:
-    """Bytes of one category."""
-
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class Categories:
-    """Bytes of code and state on a tile."""
-
-    vertexCode: Category
-    vertexInstanceState: Category
-    internalExchangeCode: Category
-    controlCode: Category
-
-
-@dataclass(frozen=True, slots=True)
-class TileMemory:
-    """What a tile holds."""
-
-    total: Total
-    alwaysLiveBytes: int
-    notAlwaysLiveBytes: int
-    category: Categories
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A tile by its number through all IPUs."""
-
-    id: int
-    ipuId: int
-    memory: TileMemory
-
-
-@dataclass(frozen=True, slots=True)
-class Ipu:
-    """An IPU and its tiles."""
-
-    id: int
-    tiles: Sequence[Tile]
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """Bytes live on the chip."""
-
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class LivenessStep:
-    """Not-always-live memory at one point of the program."""
-
-    notAlwaysLiveMemory: Live
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """Sizes of the graph."""
-
-    numComputeSets: int
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The modelled system."""
-
-    numIPUs: int
-    numTiles: int
-    tilesPerIpu: int
-    bytesPerTile: int
-    bytesPerIpu: int
-    totalMemory: int
-    clockFrequency: float
-
-    @property
-    def bytesPerIPU(self) -> int:
-        """The same as ``bytesPerIpu``."""
-        return self.bytesPerIpu
-
-
-@dataclass(frozen=True, slots=True)
-class Compilation:
-    """What is known before anything runs."""
-
-    target: Target
-    graph: Graph
-    ipus: Sequence[Ipu]
-    livenessProgramSteps: Sequence[LivenessStep]
-    computeSets: Sequence[ComputeSet]
-    alwaysLiveVariables: Sequence[Variable]
-
-    @property
-    def tiles(self) -> list[Tile]:
-        """Tiles of all IPUs in order."""
-        return [tile for ipu in self.ipus for tile in ipu.tiles]
-
-
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """The modelled run of one batch."""
-
-    steps: Sequence[ExecutionStep]
-    runs: Sequence[Run]
-    totalCycles: TotalCycles
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """A version as text."""
-
-    string: str = VERSION
-
-
 def compilation(profile: Profile) -> Compilation:
-    """``report.compilation``: target, graph and memory by tile."""
-    model = chip(profile.target)
+    """``report.compilation``: target, graph, programs and memory by tile."""
     count = profile.ipus_per_replica
+    target = _target(profile)
     held = {use.ipu: use.memory for use in profile.held()}
-    ipus = tuple(_ipu(held.get(ipu), ipu, model.tiles) for ipu in range(count))
-    steps = [step for stage in (*profile.stages, *profile.updates) for step in stage.timeline]
-    live = [LivenessStep(Live(size)) for stage in _in_order(profile) for size in stage.memory.over_time_bytes]
-    target = Target(
-        count,
-        model.tiles * count,
-        model.tiles,
-        model.tile_bytes,
-        model.sram_bytes,
-        model.sram_bytes * count,
-        profile.clock_hz,
-    )
-    names = [ComputeSet(_name(step)) for step in steps if step.compute_cycles]
+    steps = sum(step.steps for stage in _in_order(profile) for step in stage.timeline)
+    live = [
+        LivenessStep(Live(size), stage.ipu)
+        for stage in sorted(profile.stages, key=lambda stage: stage.pipeline_cycle)
+        for size in stage.memory.over_time_bytes
+    ]
     return Compilation(
-        target, Graph(sum(step.steps for step in steps)), ipus, live, names, list(_variables(profile))
+        target,
+        Graph(steps),
+        tuple(_ipu(held.get(ipu), ipu, target) for ipu in range(count)),
+        live,
+        [program for found in _programs(profile) for program, _ in found],
+        list(_variables(profile)),
     )
-
-
-def _variables(profile: Profile) -> Iterator[Variable]:
-    for use in profile.held():
-        for name in LASTING:
-            if size := use.memory.bytes_by_content.get(name, 0):
-                yield Variable(name, size)
 
 
 def execution(profile: Profile) -> Execution:
     """``report.execution``: every micro-batch of a batch in order of time, then the update."""
-    kinds: dict[int, list[ExecutionStep]] = {}
+    order = _in_order(profile)
+    programs = dict(zip(map(id, order), _programs(profile), strict=True))
+    placed = [(run.stage, run.start_cycles) for run in runs(profile, profile.accumulation_factor)]
+    end = max((start + stage.cycles for stage, start in placed), default=0)
+    placed += [(stage, end) for stage in profile.updates]
     found: list[ExecutionStep] = []
-    for stage in (*(run.stage for run in runs(profile, profile.accumulation_factor)), *profile.updates):
-        if id(stage) not in kinds:
-            kinds[id(stage)] = list(_steps(stage, profile.ipus_per_replica))
-        found += kinds[id(stage)]
+    for stage, start in placed:
+        for program, cycles in programs[id(stage)]:
+            found.append(ExecutionStep(program, stage.ipu, profile.ipus_per_replica, start, cycles))
+            start += cycles
     length = profile.seconds * 1e6
     named = [
         Run(name, Interval(number * length, (number + 1) * length), found)
@@ -313,7 +118,9 @@ class Report:
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self.poplarVersion = Version()
+        self.poplarVersion = PoplarVersion()
+        self.version = ReportVersion(SCHEMA_VERSION)
+        self.instrumentationSettings = InstrumentationSettings()
 
     @cached_property
     def compilation(self) -> Compilation:
@@ -337,36 +144,67 @@ def open_report(path: str | os.PathLike[str], debug: str | os.PathLike[str] = ""
     return Report(load(Path(path)))
 
 
-def _name(step: BspStep) -> str:
-    return f"{layer_of(step.scope)}/{step.operator}"
+def _target(profile: Profile) -> Target:
+    model = chip(profile.target)
+    count = profile.ipus_per_replica
+    return Target(
+        TargetType.IpuModel,
+        ARCHITECTURES.get(model.name, IPU.Architecture.Unknown),
+        profile.replicas,
+        count,
+        model.tiles * count,
+        model.tiles,
+        model.tile_bytes,
+        model.sram_bytes,
+        model.sram_bytes * count,
+        profile.clock_hz,
+    )
 
 
 def _in_order(profile: Profile) -> list[Stage]:
-    return sorted(profile.stages, key=lambda stage: stage.pipeline_cycle)
+    """The work of a micro-batch in order, then the updates."""
+    return [*sorted(profile.stages, key=lambda stage: stage.pipeline_cycle), *profile.updates]
 
 
-def _steps(stage: Stage, ipus: int) -> Iterator[ExecutionStep]:
-    for step in stage.timeline:
-        name = _name(step)
-        for phase in PHASES:
-            if cycles := step.cycles(phase):
-                each = [StepOnIpu(cycles if ipu == stage.ipu else 0) for ipu in range(ipus)]
-                yield ExecutionStep(Program(name, KINDS[phase]), each)
+def _programs(profile: Profile) -> Iterator[list[tuple[Program, int]]]:
+    """For each stage and update in order, its programs and their cycles; numbered through all of them."""
+    number = 0
+    for stage in _in_order(profile):
+        found = []
+        for step in stage.timeline:
+            name = f"{layer_of(step.scope)}/{step.operator}"
+            for phase in PHASES:
+                if cycles := step.cycles(phase):
+                    found.append((Program(name, KINDS[phase], number), cycles))
+                    number += 1
+        yield found
 
 
-def _ipu(use: MemoryUse | None, ipu: int, tiles: int) -> Ipu:
+def _variables(profile: Profile) -> Iterator[Variable]:
+    for use in profile.held():
+        content = use.memory.bytes_by_content
+        for name in (*LASTING, *CATEGORIES):
+            if size := content.get(name, 0):
+                yield Variable(CATEGORIES.get(name, name), size)
+
+
+def _ipu(use: MemoryUse | None, ipu: int, target: Target) -> Ipu:
     """An IPU and what its tiles hold; nothing where it has no work."""
     found: list[Tile] = []
+    tiles = target.tilesPerIpu
     for interval in use.by_tile if use is not None else ():
-        memory = _tile_memory(interval.bytes_by_category)
+        memory = _tile_memory(interval.bytes_by_category, target.bytesPerTile)
         found += [Tile(ipu * tiles + t, ipu, memory) for t in range(interval.first_tile, interval.end_tile)]
-    empty = _tile_memory({})
+    empty = _tile_memory({}, target.bytesPerTile)
     found += [Tile(ipu * tiles + t, ipu, empty) for t in range(len(found), tiles)]
     return Ipu(ipu, tuple(found))
 
 
-def _tile_memory(content: Mapping[str, int]) -> TileMemory:
+def _tile_memory(content: Mapping[str, int], room: int) -> TileMemory:
     total = sum(content.values())
     temporary = content.get("not_always_live", 0) + content.get("temporary", 0)
+    over = max(0, total - room)
     categories = {name: Category(content.get(ours, 0)) for ours, name in CATEGORIES.items()}
-    return TileMemory(Total(total, total), total - temporary, temporary, Categories(**categories))
+    return TileMemory(
+        Total(total, total), Total(over, over), total - temporary, temporary, Categories(**categories)
+    )

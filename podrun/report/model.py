@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from podrun.report.analysis import Compilation, Execution, Version
+    from podrun.report.library import (
+        Compilation,
+        Execution,
+        InstrumentationSettings,
+        PoplarVersion,
+        ReportVersion,
+    )
 
 CAUSES = ("compute", "exchange", "rearrange", "launch", "sync")
 """Causes of cycles within a stage, in the order they are shown."""
@@ -183,11 +189,25 @@ class Profile:
         return execution(self)
 
     @property
-    def poplarVersion(self) -> Version:
+    def poplarVersion(self) -> PoplarVersion:
         """As the SDK's analysis library has it."""
-        from podrun.report.analysis import Version
+        from podrun.report.analysis import Report
 
-        return Version()
+        return Report(self).poplarVersion
+
+    @property
+    def version(self) -> ReportVersion:
+        """As the SDK's analysis library has it."""
+        from podrun.report.analysis import Report
+
+        return Report(self).version
+
+    @property
+    def instrumentationSettings(self) -> InstrumentationSettings:
+        """As the SDK's analysis library has it."""
+        from podrun.report.analysis import Report
+
+        return Report(self).instrumentationSettings
 
     @property
     def ipus(self) -> tuple[int, ...]:

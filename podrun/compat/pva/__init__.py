@@ -5,14 +5,30 @@ report = pva.openReport("training/profile.pop")
 max(tile.memory.total.includingGaps for tile in report.compilation.tiles)
 """
 
-from podrun.report.analysis import (
-    Compilation,
-    Execution,
+from podrun.report.analysis import Report
+from podrun.report.analysis import open_report as openReport
+from podrun.report.library import (
+    IPU,
     ExecutionStep,
+    InstrumentationSettings,
+    PoplarVersion,
     Program,
     ProgramVisitor,
-    Report,
+    Target,
 )
-from podrun.report.analysis import open_report as openReport
+from podrun.report.library import Compilation as CompilationReport
+from podrun.report.library import Execution as ExecutionReport
 
-__all__ = ["Compilation", "Execution", "ExecutionStep", "Program", "ProgramVisitor", "Report", "openReport"]
+__all__ = [
+    "IPU",
+    "CompilationReport",
+    "ExecutionReport",
+    "ExecutionStep",
+    "InstrumentationSettings",
+    "PoplarVersion",
+    "Program",
+    "ProgramVisitor",
+    "Report",
+    "Target",
+    "openReport",
+]
