@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from podrun.cluster import MAX_ILD_IPUS
 from podrun.errors import UsageError
 
 EFFICIENCY = 0.85
@@ -28,11 +29,8 @@ all-reduce
 records of 16 GC2 (74,752 to 101,218 cycles for the small sizes, over 16 steps)."""
 GATEWAY_RATE = 12.5e9
 """Bytes per second each way of one GW-Link port (100 GbE). Section 6, derived."""
-GATEWAY_PORTS = 2
-"""GW-Link ports of a machine: one towards the next IPU-Link domain of the ring, one towards the last."""
 GATEWAY_LATENCY = 5e-6
 """Seconds of a hop over GW-Links, gateway to gateway. Assumed: no published figure was found."""
-MACHINE_IPUS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Fabric:
     name: str
     clock_hz: float
     link_rate: float
-    ild_ipus: int = 64
+    ild_ipus: int = MAX_ILD_IPUS
     """Most IPUs of an IPU-Link domain; between domains data takes GW-Links."""
     twisted: bool = False
     """Links configured as a twisted torus ("BarleyTwist"): four rings, one IPU per replica."""

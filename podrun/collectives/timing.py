@@ -22,7 +22,8 @@ import enum
 import math
 from dataclasses import dataclass
 
-from podrun.collectives.links import GATEWAY_LATENCY, MACHINE_IPUS, Fabric
+from podrun.cluster import IPUS_PER_MACHINE
+from podrun.collectives.links import GATEWAY_LATENCY, Fabric
 from podrun.errors import UsageError
 
 _KIB, _MIB = 1024, 1024 * 1024
@@ -146,7 +147,7 @@ def _between_domains(nbytes: float, domains: int, ild_ipus: int, fabric: Fabric)
     if domains == 1:
         return _Part(0, 0.0, 0.0)
     steps = 2 * (domains - 1)
-    per_machine = nbytes * min(MACHINE_IPUS, ild_ipus)  # the IPUs of a machine share its ports
+    per_machine = nbytes * min(IPUS_PER_MACHINE, ild_ipus)  # the IPUs of a machine share its ports
     share = 0.5 if domains > 2 else 1.0  # both ports, one for each direction round the ring
     seconds = steps * (
         GATEWAY_LATENCY + fabric.step_seconds(domains) + per_machine / domains * share / fabric.gateway

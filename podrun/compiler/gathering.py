@@ -14,9 +14,10 @@ from podrun.compiler.abstract import buffer
 from podrun.compiler.arenas import Memory, WeightGroup
 from podrun.compiler.chain import Unit
 from podrun.compiler.chunk import ChunkBuilder
-from podrun.compiler.layout import IPUS_PER_MACHINE, position_of
+from podrun.compiler.layout import position_of
 from podrun.compiler.pieces import Piece
 from podrun.compiler.scaling import statistics_buffer
+from podrun.device.target import IPUS_PER_MACHINE
 from podrun.executable import Layout
 
 RETURNED = "updated:"

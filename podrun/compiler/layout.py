@@ -7,11 +7,9 @@ machines of a program hold equally many replicas, because they run one Executabl
 from __future__ import annotations
 
 from podrun.compiler.program import Program
+from podrun.device.target import IPUS_PER_MACHINE
 from podrun.errors import UsageError
 from podrun.executable import Layout
-
-IPUS_PER_MACHINE = 4
-"""An IPU-M2000 holds four IPUs (Graphcore, IPU-M2000 datasheet)."""
 
 
 def layout_of(program: Program) -> Layout:

@@ -27,12 +27,13 @@ from podrun.compiler.gathering import (
     taking_name,
     written_names,
 )
-from podrun.compiler.layout import IPUS_PER_MACHINE, position_of
+from podrun.compiler.layout import position_of
 from podrun.compiler.meetings import met_in
 from podrun.compiler.program import joint
 from podrun.compiler.rounding import turns_name
 from podrun.compiler.schedule import closing, norm_anchors, update_instructions, updated_anchors
 from podrun.compiler.update import JOINT_UPDATE
+from podrun.device.target import IPUS_PER_MACHINE
 from podrun.executable import (
     AllGather,
     AllReduce,

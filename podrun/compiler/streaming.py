@@ -15,8 +15,9 @@ from collections.abc import Collection, Sequence
 
 from podrun.compiler.arenas import WeightGroup, gradient_buffer
 from podrun.compiler.holdings import Work
-from podrun.compiler.layout import IPUS_PER_MACHINE, layout_of
+from podrun.compiler.layout import layout_of
 from podrun.compiler.program import Program
+from podrun.device.target import IPUS_PER_MACHINE
 from podrun.device.tiles.batch import STREAMING_BYTES_PER_SECOND
 from podrun.device.tiles.memory import Location
 from podrun.executable import TensorSpec, numpy_dtype

@@ -196,7 +196,7 @@ def _check(traced: Trace, program: Program, anchors: Sequence[Anchor]) -> None:
             )
         for anchor in anchors:
             if anchor.kind in (AnchorKind.PARAMETER_GRADIENT, AnchorKind.VALUE_GRADIENT):
-                _check_gradient(traced, program, program.loss, anchor.subject)
+                _check_gradient(traced, program.loss, anchor.subject)
     for parameter, value in program.state_updates.items():
         old, new = program.parameters[parameter].spec, traced.spec(value)
         if (old.dtype, old.shape) != (new.dtype, new.shape):
@@ -208,7 +208,7 @@ def _check(traced: Trace, program: Program, anchors: Sequence[Anchor]) -> None:
             raise UsageError(f"{parameter!r} is both trained and replaced by {value!r}.")
 
 
-def _check_gradient(traced: Trace, program: Program, loss: str, subject: str) -> None:
+def _check_gradient(traced: Trace, loss: str, subject: str) -> None:
     known = {*traced.parameters, *traced.inputs, *traced.outputs}
     variable = traced.variable(subject)
     if (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from podrun.cluster import IPUS_PER_MACHINE
 from podrun.device.memory import tensor_dtype
 from podrun.device.positions import unpaired
 from podrun.errors import ApplicationRuntimeError
@@ -22,8 +23,6 @@ from podrun.executable import (
     StoreStream,
     StreamDirection,
 )
-
-IPUS_PER_MACHINE = 4
 
 
 def check_executable(executable: Executable) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from podrun.cluster import IPUS_PER_MACHINE
 from podrun.device.cache_place import writable_cache
 from podrun.device.client import PortConnection
 from podrun.device.connection import IpuRange
@@ -20,7 +21,6 @@ from podrun.device.split import Site
 from podrun.errors import UsageError
 from podrun.faults import FaultSpec, parse_faults
 
-IPUS_PER_MACHINE = 4
 DEFAULT_IPUS = 16
 
 

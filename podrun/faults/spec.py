@@ -8,11 +8,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from podrun.cluster import LinkTopology, ladder_links
+from podrun.cluster import IPUS_PER_MACHINE, LinkTopology, ladder_links
 from podrun.errors import UsageError
 from podrun.faults.effects import EFFECTS, describe_kinds
-
-IPUS_PER_MACHINE = 4
 
 
 class FaultTarget(enum.Enum):

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from podrun import __version__
-from podrun.partition.types import ClusterInfo, PartitionInfo
+from podrun.cluster import IPUS_PER_MACHINE
+from podrun.partition.types import PartitionInfo
 from podrun.telemetry import IpuReport, MachineReport
 
 HEXOPT_BYTES = 268435456
@@ -96,7 +97,7 @@ def board_serial(serial: str, number: int) -> str:
     return f"{head}.{1 + number // 2:04d}.{tail.partition('.')[2]}" if tail else serial
 
 
-def ipu_attributes(cluster: ClusterInfo, reports: Iterable[MachineReport]) -> list[IpuAttributes]:
+def ipu_attributes(reports: Iterable[MachineReport]) -> list[IpuAttributes]:
     """Attributes of every IPU of the POD, by agent and IPU#. IPUs of no partition have only those of the
     hardware.
     """
@@ -107,7 +108,7 @@ def ipu_attributes(cluster: ClusterInfo, reports: Iterable[MachineReport]) -> li
     for agent, own in by_agent.items():
         result += [
             IpuAttributes(agent, number, dict(sorted(hardware_attributes(own[0], number).items())))
-            for number in range(4)
+            for number in range(IPUS_PER_MACHINE)
         ]
     return result
 

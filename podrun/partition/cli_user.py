@@ -149,7 +149,7 @@ def list_ipu_attrs(session: Session) -> None:
     from podrun.partition.attributes import ipu_attributes
 
     with session.client() as client:
-        groups = ipu_attributes(client.cluster(), client.machine_reports())
+        groups = ipu_attributes(client.machine_reports())
     rows = []
     for group in groups:
         for i, (key, value) in enumerate(group.values.items()):

@@ -7,8 +7,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-IPUS_PER_MACHINE = 4
-"""IPUs of one IPU-M2000 (and Bow-2000)."""
+from podrun.cluster import IPUS_PER_MACHINE
 
 
 class PartitionState(enum.Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from podrun.device.target import BOW, C600, CHIPS, GC2, GC200, SYSTEMS, Chip, Status, chip, system
+from podrun.device.target import BOW, C600, CHIPS, GC2, GC200, Chip, Status, chip, system
 from podrun.errors import InvalidOptionError
 
 
@@ -23,7 +23,8 @@ from podrun.errors import InvalidOptionError
     ],
 )
 def test_peak_rates_are_the_published_ones(target: Chip, types: tuple[str, str], tflops: float) -> None:
-    assert target.peak_flops(*types) == pytest.approx(tflops * 1e12, rel=0.011)
+    flops = 2.0 * target.amp_macs(*types) * target.tiles * target.clock_hz
+    assert flops == pytest.approx(tflops * 1e12, rel=0.011)
 
 
 def test_memory_and_exchange_totals() -> None:
@@ -35,17 +36,15 @@ def test_memory_and_exchange_totals() -> None:
 
 
 def test_every_number_says_where_it_comes_from() -> None:
-    for holder in (*CHIPS.values(), *SYSTEMS.values()):
-        for name, fact in holder.facts.items():
-            assert fact.source, f"{holder.name}.{name}"
-            assert fact.unit, f"{holder.name}.{name}"
+    for target in CHIPS.values():
+        for name, fact in target.facts.items():
+            assert fact.source, f"{target.name}.{name}"
+            assert fact.unit, f"{target.name}.{name}"
             assert fact.status in Status
 
 
 def test_systems() -> None:
     assert chip("bow-pod64") is BOW
-    assert system("pod16").machines == 4
-    assert system("pod256").ild_ipus == 64
     assert system("POD64").ipus == 64
 
 

@@ -12,7 +12,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-WORKERS = 6
+from podrun.device.tiles.vertices import WORKERS
+
 CONV_UNITS = 16
 Cycles = NDArray[np.float64]
 

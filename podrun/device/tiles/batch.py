@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from podrun.cluster import IPUS_PER_MACHINE, MAX_ILD_IPUS
 from podrun.device.target import Chip
 from podrun.device.tiles import links, vertices
 from podrun.device.tiles.exchange import global_sync_cycles, launch_cycles
@@ -23,11 +24,9 @@ from podrun.device.tiles.host import RELEASE_SECONDS, STREAM_BYTES_PER_SECOND, W
 STREAMING_BYTES_PER_SECOND = 20e9
 """Streaming memory of a machine, shared by its IPUs. Recalled, no measurement was found; DDR peak is
 38.4e9."""
-IPUS_PER_MACHINE = 4
 DOMAIN_SECONDS = 2.5e-3
 """Waiting of IPU-Link domains for each other, once a batch and per doubling of domains. Derived from two
 ResNet-50 rows, POD128 and POD256: GW-Link latency and the start of several hosts are not published apart."""
-DOMAIN_IPUS = 64
 UPDATE_PASSES = {"sgd": 2, "momentum": 3, "lars": 6, "adam": 10, "lamb": 14}
 """Element-wise passes over the weights that an optimizer takes (its norms included)."""
 
@@ -68,9 +67,7 @@ def batch_seconds(chip: Chip, batch: Batch) -> dict[str, float]:
         crossings = 2.0 if batch.training else 1.0
         copies = crossings * links.neighbour_seconds(chip, batch.boundary_bytes)
         copies += crossings * global_sync_cycles(chip, batch.stages) / chip.clock_hz
-    sharing = min(IPUS_PER_MACHINE, ipus) / (
-        batch.stages if batch.stages < IPUS_PER_MACHINE else IPUS_PER_MACHINE
-    )
+    sharing = min(IPUS_PER_MACHINE, ipus) / min(IPUS_PER_MACHINE, batch.stages)
     host = batch.input_bytes * sharing / STREAM_BYTES_PER_SECOND
     steady = max(stage + copies, host)
     ramp = (2 * batch.stages - 2) if batch.training else (batch.stages - 1)
@@ -90,7 +87,7 @@ def batch_seconds(chip: Chip, batch: Batch) -> dict[str, float]:
     each = vertices.scaled_add_cycles(per_tile, "float32") + launch_cycles(chip)
     causes["update"] = passes * each / chip.clock_hz
     causes |= _exchanged(chip, batch)
-    domains = math.ceil(ipus / DOMAIN_IPUS)
+    domains = math.ceil(ipus / MAX_ILD_IPUS)
     causes["domains"] = DOMAIN_SECONDS * math.log2(domains) if domains > 1 else 0.0
     streamed = 2.0 * batch.weights / parts * batch.state_bytes * min(IPUS_PER_MACHINE, ipus)
     causes["state"] = streamed / STREAMING_BYTES_PER_SECOND

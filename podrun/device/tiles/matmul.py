@@ -107,7 +107,7 @@ def _plan(chip_name: str, tiles: int, product: Product) -> Plan:
     return min((candidate.plan for candidate in candidates), key=lambda plan: plan.temporary_bytes)
 
 
-def _grid(chip: Chip, product: Product, tiles: int, grain_k: int, grain_n: int) -> list[NDArray[np.float64]]:
+def _grid(product: Product, tiles: int, grain_k: int, grain_n: int) -> list[NDArray[np.float64]]:
     """Candidate (groups on a tile, pm, pk, pn, tiles used) as flat arrays."""
     group_splits = splits(product.groups, 1, tiles)
     if len(group_splits) > 6:
@@ -126,7 +126,7 @@ def _amp_plan(
 ) -> Candidate:
     units = chip.conv_units(product.input_type, product.partials_type)
     grain_k = amp.in_group(product.input_type)
-    pg, pm, pk, pn, used = _grid(chip, product, tiles, grain_k, units)
+    pg, pm, pk, pn, used = _grid(product, tiles, grain_k, units)
     rows = np.ceil(product.m / pm)
     k = np.ceil(product.k / pk / grain_k) * grain_k
     n = np.ceil(product.n / pn / units) * units
@@ -189,7 +189,7 @@ def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> Candidate
     Source: facts page 8.4. It pays for a short kernel over few channels at stride one.
     """
     blocks = math.ceil(side / ROW_CHANNELS) * side
-    pg, pm, pk, pn, used = _grid(chip, product, tiles, ROW_CHANNELS, ROW_CHANNELS)
+    pg, pm, pk, pn, used = _grid(product, tiles, ROW_CHANNELS, ROW_CHANNELS)
     rows = np.ceil(product.m / pm)
     row_length = np.minimum(rows, product.row_length)
     groups = np.ceil(product.groups / pg)
@@ -222,7 +222,7 @@ def _slic_plan(chip: Chip, product: Product, tiles: int) -> Candidate:
     8.5.
     """
     blocks = replace(product, groups=math.ceil(product.groups / SLIC_GROUPS))
-    pg, pm, pk, pn, used = _grid(chip, blocks, tiles, 4, 4)
+    pg, pm, pk, pn, used = _grid(blocks, tiles, 4, 4)
     rows = np.ceil(product.m / pm)
     groups = np.ceil(blocks.groups / pg)
     row_length = np.minimum(rows, product.row_length)
@@ -244,7 +244,7 @@ def _vector_plan(chip: Chip, product: Product, tiles: int) -> Candidate:
         # Depthwise: channels (groups) lie side by side in memory.
         work = product.m * math.ceil(product.groups * product.n * product.k / (2 * vector)) * product.kernel
         per_tile = math.ceil(work / tiles)
-        cycles = 100.0 + amp.WORKERS * (20.0 + 3.0 * math.ceil(per_tile / amp.WORKERS))
+        cycles = 100.0 + vertices.WORKERS * (20.0 + 3.0 * math.ceil(per_tile / vertices.WORKERS))
         width = BYTES[product.input_type]
         share = product.groups * product.m * product.k * float(_halo(product, np.asarray([64.0]))[0]) * width
         moved = share / tiles + product.groups * product.kernel * width / max(
@@ -265,7 +265,7 @@ def _vector_plan(chip: Chip, product: Product, tiles: int) -> Candidate:
             detail="vertical mac",
         )
         return Candidate(plan, moved * 2.0 <= product.proportion * chip.tile_bytes)
-    pg, pm, pk, pn, used = _grid(chip, product, tiles, vector, 1)
+    pg, pm, pk, pn, used = _grid(product, tiles, vector, 1)
     rows = np.ceil(product.m / pm)
     k = np.ceil(product.k / pk)
     n = np.ceil(product.n / pn)

@@ -53,7 +53,3 @@ class Plan:
             exchanges=round(self.exchanges * times),
             flops=self.flops * times,
         )
-
-
-FREE = Plan("view")
-"""An equation that only names the same bytes differently."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from podrun.device.target import Chip
-from podrun.device.tiles import amp, vertices
+from podrun.device.tiles import vertices
 from podrun.device.tiles.exchange import DELIVERED, FRAGMENTED, PHASE_CYCLES
 from podrun.device.tiles.plan import Plan
 
@@ -100,12 +100,13 @@ def choose(
     reduce = np.where(
         pk > 1,
         33.0
-        + amp.WORKERS * (20.0 + np.ceil(outputs / vector / amp.WORKERS) * ((pk + 7.0) / 1.0 * 0.5 + 2.0)),
+        + vertices.WORKERS
+        * (20.0 + np.ceil(outputs / vector / vertices.WORKERS) * ((pk + 7.0) / 1.0 * 0.5 + 2.0)),
         0.0,
     )
     cast = np.where(
         product.output_type != product.partials_type,
-        12.0 + amp.WORKERS * (37.0 + np.ceil(outputs / vector / amp.WORKERS)),
+        12.0 + vertices.WORKERS * (37.0 + np.ceil(outputs / vector / vertices.WORKERS)),
         0.0,
     )
     rearrange = transform + (in_bytes * 1.25 / 8.0 if product.transposed else in_bytes * 0.0)

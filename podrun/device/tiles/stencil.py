@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from podrun.device.target import Chip
 from podrun.device.tiles import exchange, links
+from podrun.device.tiles.vertices import WORKERS
 
-WORKERS = 6
 TAP_CYCLES = {
     "scalar": 2.7,
     "vector": 3.24,

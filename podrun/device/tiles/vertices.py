@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 WORKERS = 6
+Cycles = NDArray[np.float64]
+"""Worker threads of a tile, time-sliced round robin, on every chip (facts page, section 1)."""
 SUPERVISOR = 12.0
 """Cycles of a supervisor call around a library 1-D operation: 11 to 13."""
 
@@ -74,14 +79,20 @@ def op_cycles(op: str, dtype: str) -> float:
 
 
 def elementwise_cycles(elements: float, dtype: str, ops: tuple[str, ...], operands: int) -> float:
-    """A fused chain of element-wise operations over ``elements`` elements of a tile.
+    """A fused chain of element-wise operations of one type over ``elements`` elements of a tile."""
+    return chain_cycles(elements, dtype, tuple((op, dtype) for op in ops), operands)
 
-    Worker 27 to start, per vector one load per operand and a store (two cycles with address arithmetic)
-    plus the arithmetic of each operation. Source: facts page 8.8.
+
+def chain_cycles(elements: float, dtype: str, ops: tuple[tuple[str, str], ...], operands: int) -> float:
+    """A fused chain over ``elements`` elements of a tile, each operation with the type it works in.
+
+    Worker 27 to start, per vector of ``dtype`` one load per operand and a store (two cycles with address
+    arithmetic) plus the arithmetic of each operation. Source: facts page 8.8.
     """
     if elements <= 0:
         return 0.0
-    arithmetic = sum(op_cycles(op, dtype) for op in ops)
+    wide = vector_width(dtype)
+    arithmetic = sum(op_cycles(op, kind) * wide / vector_width(kind) for op, kind in ops)
     loop = arithmetic + 2.0 + max(0, operands - 2)
     return SUPERVISOR + WORKERS * (27.0 + per_worker_vectors(elements, dtype) * loop)
 
@@ -123,17 +134,22 @@ def continuous_reduce_cycles(outputs: float, depth: float, dtype: str) -> float:
     return 33.0 + WORKERS * (17.0 + share * (depth / vector_width(dtype) + 12.0))
 
 
-def multi_slice_cycles(slices: float, row_elements: float, dtype: str, *, in_range: float = 1.0) -> float:
+def multi_slice_cycles(
+    slices: ArrayLike, row_elements: ArrayLike, dtype: str, *, in_range: ArrayLike = 1.0
+) -> Cycles:
     """Gather rows by index: 19 + 2 per vector for an index in range, 8 otherwise, + 30 per worker."""
-    vectors = math.ceil(row_elements / vector_width(dtype))
-    share = math.ceil(slices / WORKERS)
-    return 25.0 + WORKERS * (30.0 + share * (in_range * (19.0 + 2.0 * vectors) + (1.0 - in_range) * 8.0))
+    vectors = np.ceil(np.asarray(row_elements, dtype=np.float64) / vector_width(dtype))
+    share, inside = np.ceil(np.asarray(slices, dtype=np.float64) / WORKERS), np.asarray(in_range)
+    each = inside * (19.0 + 2.0 * vectors) + (1.0 - inside) * 8.0
+    return np.asarray(25.0 + WORKERS * (30.0 + share * each))
 
 
-def multi_update_cycles(slices: float, row_elements: float, *, in_range: float = 1.0) -> float:
+def multi_update_cycles(slices: ArrayLike, row_elements: ArrayLike, *, in_range: ArrayLike = 1.0) -> Cycles:
     """Scatter-add rows by index: 12 + 3 per atom for an index in range, 5 otherwise."""
-    share = math.ceil(row_elements / WORKERS)
-    return 25.0 + WORKERS * (30.0 + slices * (in_range * (12.0 + 3.0 * share) + (1.0 - in_range) * 5.0))
+    share = np.ceil(np.asarray(row_elements, dtype=np.float64) / WORKERS)
+    slices, inside = np.asarray(slices, dtype=np.float64), np.asarray(in_range)
+    each = inside * (12.0 + 3.0 * share) + (1.0 - inside) * 5.0
+    return np.asarray(25.0 + WORKERS * (30.0 + slices * each))
 
 
 def pool_cycles(outputs: float, window: float, dtype: str, *, backward: bool = False) -> float:
