@@ -31,6 +31,7 @@ from podrun.popart.graphcore_ops import GraphcoreOp
 from podrun.popart.logger import TRACE
 from podrun.popart.node_inference import infer_custom, infer_graphcore
 from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name
+from podrun.popart.retired import FormerBuilder
 from podrun.popart.tensor_info import TensorInfo
 from podrun.popart.tensor_proto import check_initializer
 from podrun.popart.variables import VariableSettings
@@ -43,7 +44,7 @@ VARIABLE_KEY = "podrun.variable_settings"
 _log = logging.getLogger("podrun.popart.builder")
 
 
-class Builder(NodeAttributes, BuilderModel):
+class Builder(NodeAttributes, BuilderModel, FormerBuilder):
     """See the module docstring. ``modelProtoOrFilename`` continues a model that is there already;
     ``opsets`` fixes the operator set versions up front, ``Builder(opsets={"ai.onnx": 9, "ai.graphcore":
     1})``.

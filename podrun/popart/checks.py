@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from podrun.popart.dataflow import DataFlow
@@ -30,6 +31,7 @@ def check_options(options: SessionOptions, flow: DataFlow, device: DeviceInfo, *
     _check_loops(options, training)
     _check_io(options, device)
     _check_scaling(options, training)
+    _say_what_is_not_done(options)
     if not training and flow.nAnchors() == 0:
         raise popart_exception("User must specify an anchor tensor when doing inference.")
 
@@ -202,6 +204,30 @@ def _check_io(options: SessionOptions, device: DeviceInfo) -> None:
             f"Custom codelet {os.path.basename(path)!r} is code for the IPU's own instruction set and cannot "
             "run here. "
             "Give the operator's meaning as a JAX function with podrun.popart.register_op."
+        )
+
+
+NOT_DONE = {
+    "enableFloatingPointChecks": "no operator stops a run because it overflows or divides by zero. Anchor what may, "
+    "or end the run with builder.aiGraphcore.abort([condition])",
+    "exportPoplarComputationGraph": "there is no Poplar graph to write; session.getSerializedGraph() has podrun's",
+    "exportPoplarVertexGraph": "there is no Poplar graph to write; session.getSerializedGraph() has podrun's",
+    "serializedPoprithmsShiftGraphsDir": "there is no such scheduler whose graphs could be written",
+    "serializedPoprithmsAnnealGraphsDir": "there is no such scheduler whose graphs could be written",
+}
+"""Options that ask for something beside the result, which podrun does not give."""
+
+
+def _say_what_is_not_done(options: SessionOptions) -> None:
+    for name, reason in NOT_DONE.items():
+        if getattr(options, name):
+            logging.getLogger("podrun.popart.session").warning("%s has no effect: %s.", name, reason)
+    if options.experimentalSettings.customTransformApplierSettings:
+        raise popart_exception(
+            "experimentalSettings.customTransformApplierSettings names transforms of a compiled library, which is code "
+            "for the SDK and cannot be loaded.",
+            hint="Leave it empty. What the transforms compute can be given as JAX functions: "
+            "podrun.popart.register_op.",
         )
 
 

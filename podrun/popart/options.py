@@ -71,6 +71,8 @@ class SessionOptions(Strict):
         "enableVirtualGraphs": "Use virtualGraphMode = popart.VirtualGraphMode.Manual.",
         "autoVirtualGraph": "Use virtualGraphMode = popart.VirtualGraphMode.Auto.",
         "explicitPipelining": "Call enableExplicitIR(True) beside enablePipelining.",
+        "accumulationReductionType": "Use accumulationAndReplicationReductionType.",
+        "batchSerializationFactor": "Use batchSerializationSettings.factor.",
         "ignoreData": "Use syntheticDataMode = popart.SyntheticDataMode.Zeros.",
         "pingPongPhases": "Use executionPhaseSettings.phases.",
     }

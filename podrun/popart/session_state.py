@@ -19,6 +19,7 @@ from podrun.popart.external import ExternalFiles
 from podrun.popart.optimizers.base import Optimizer
 from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
+from podrun.popart.retired import FormerSession
 from podrun.popart.streams import StreamCallbacks
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
 from podrun.popart.weights import HostWeights
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 
-class SessionState:
+class SessionState(FormerSession):
     """See the module docstring."""
 
     _training = False

@@ -316,3 +316,45 @@ def test_losses_of_popart_1_say_what_has_taken_their_place() -> None:
     for name, operator in {"L1Loss": "l1loss", "NllLoss": "nllloss", "IdentityLoss": "identityloss"}.items():
         with pytest.raises(AttributeError, match=f"aiGraphcore.{operator}"):
             getattr(popart, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("DotCheck", "dotChecks"),
+        ("PreAliasPatternType", r"popart\.Patterns\("),
+        ("DataFeed", r"popart\.DataFlow\("),
+        ("nothing", r"nothing'\.$"),
+    ],
+)
+def test_names_of_earlier_popart_say_what_has_taken_their_place(name: str, instead: str) -> None:
+    with pytest.raises(AttributeError, match=instead):
+        getattr(popart, name)
+
+
+def test_former_methods_say_what_has_taken_their_place() -> None:
+    made = session()
+    for name, instead in [
+        ("optimizerFromHost", r"updateOptimizerFromHost\(optimizer\)"),
+        ("infer", r"session\.run\(stepio\)"),
+        ("getGraphReport", r"getReport\(\)"),
+        ("getExecutionReport", r"getReport\(\)"),
+        ("getTensorTileMap", r"compilation\.tiles"),
+        ("nothing", r"'TrainingSession' object has no attribute 'nothing'\.$"),
+    ]:
+        assert not hasattr(made, name)
+        with pytest.raises(AttributeError, match=instead):
+            getattr(made, name)
+    with pytest.raises(AttributeError, match="executionPhase"):
+        _ = popart.Builder().pingPongPhase
+
+
+def test_what_podrun_does_not_do_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    session(enableFloatingPointChecks=True, serializedPoprithmsShiftGraphsDir="graphs")
+    said = [record.getMessage() for record in caplog.records]
+    assert any("enableFloatingPointChecks has no effect" in text for text in said)
+    assert any("serializedPoprithmsShiftGraphsDir has no effect" in text for text in said)
+    opts = popart.SessionOptions()
+    opts.experimentalSettings.customTransformApplierSettings = {"Fwd0": ["MyTransform"]}
+    with pytest.raises(popart.popart_exception, match="customTransformApplierSettings"):
+        session(opts=opts)
