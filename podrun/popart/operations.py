@@ -36,7 +36,7 @@ def getUnsupportedOperations(opsetVersion: int) -> list[OperatorIdentifier]:
     from onnx import defs
 
     from podrun.popart.ops.registry import find
-    from podrun.popart.opsets import onnx_methods
+    from podrun.popart.schemas import onnx_methods
 
     return [
         OperatorIdentifier("ai.onnx", name, defs.get_schema(name, opsetVersion, "").since_version)

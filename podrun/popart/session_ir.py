@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
-from podrun.popart.enums import DeviceType
+from podrun.popart.enums import DeviceType, IrSerializationFormat
 from podrun.popart.errors import popart_exception, poplar_exception
+from podrun.popart.ir_text import ir_text
 from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
 from podrun.popart.session_reports import SessionReports
@@ -57,6 +58,15 @@ class SessionIr(SessionReports):
             self._training,
             self._serializeIr(),
         )
+
+    def _serializeIr(self, format: IrSerializationFormat = IrSerializationFormat.JSON) -> str:
+        """The forward graph after pruning, as JSON: graph name -> list of operators (`podrun.popart.ir_text`)."""
+        if not isinstance(format, IrSerializationFormat):
+            raise TypeError(
+                f"_serializeIr(): incompatible function arguments. {format!r} is no IrSerializationFormat."
+            )
+        built = self._built
+        return ir_text(built.lowered.graph, self._placed, built.infos, self._options, training=self._training)
 
     def getSerializedGraph(self) -> bytes:
         """The compiled program as JSON: its streams, variables, arenas, pieces, and the instructions of every IPU.

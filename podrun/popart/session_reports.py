@@ -1,17 +1,14 @@
-"""What a session tells about itself: cycle counts, a summary of the tile model, the serialised IR."""
+"""What a session tells about itself: cycle counts, a summary of the tile model, report files."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
 from podrun.device.tiles.fit import check_program
 from podrun.device.tiles.strict import bounds_of, check_planned
-from podrun.popart.enums import DeviceType, Instrumentation, IrSerializationFormat
+from podrun.popart.enums import DeviceType, Instrumentation
 from podrun.popart.environment import ours
 from podrun.popart.errors import popart_exception, poplar_exception, surfaced
-from podrun.popart.graph import UNNAMED
 from podrun.popart.session_state import SessionState
 from podrun.report.engine_options import EngineOptions, engine_options
 from podrun.report.model import Profile
@@ -89,46 +86,3 @@ class SessionReports(SessionState):
                 check_planned(bounds_of(executable.tile_report))
             if not settings.allow_out_of_memory:
                 check_program(executable.tile_report, profile_path=path)
-
-    def _serializeIr(self, format: IrSerializationFormat = IrSerializationFormat.JSON) -> str:
-        """The forward graph after pruning, as JSON: graph name -> list of operators, subgraphs beside it.
-
-        The main graph is ``maingraph``, unless the model gives it a name (`Builder.setGraphName`).
-        """
-        from podrun.popart.lowering.graph import subgraphs
-
-        main = self._built.lowered.graph
-        graphs = {"maingraph" if self._model.graph.name in ("", UNNAMED) else self._model.graph.name: main}
-        waiting = [main]
-        while waiting:
-            for node in waiting.pop().nodes:
-                for graph in subgraphs(node):
-                    waiting.append(graph)
-                    graphs.setdefault(graph.name, graph)
-        return json.dumps({n: [_operator(self, node) for node in g.nodes] for n, g in graphs.items()})
-
-
-def _operator(session: SessionState, node: Any) -> dict[str, Any]:
-    def tensors(names: tuple[str, ...]) -> list[dict[str, str]]:
-        found = []
-        for index, name in enumerate(names):
-            info = session._built.infos.get(name)
-            if not name:
-                continue
-            found.append(
-                {
-                    "name": name,
-                    "shape": "[" + " ".join(str(dim) for dim in info.shape()) + "]" if info else "[]",
-                    "type": info.data_type() if info else "UNDEFINED",
-                    "index": str(index),
-                }
-            )
-        return found
-
-    return {
-        "type": node.op_type,
-        "name": node.name,
-        "inputs": tensors(node.inputs),
-        "outputs": tensors(node.outputs),
-        "attributes": {key: str(value) for key, value in node.attributes.items()},
-    }

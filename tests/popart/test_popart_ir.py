@@ -214,3 +214,50 @@ def test_graphs_are_drawn_where_options_or_the_environment_ask_for_it(device, tm
     assert len(drawn("all")) == 5
     with pytest.raises(popart.popart_exception, match="Unrecognised dot check 'Fwd9'"):
         drawn("wrong", dotChecks={"Fwd9"})
+
+
+def _pipelined(recomputation=popart.RecomputationType.NoRecompute):
+    """x @ w, relu on IPU 0; @ v, l1 on IPU 1; the operators of the main graph by type."""
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [2, 3]), "x")
+    w, v = (builder.addInitializedInputTensor(np.ones([3, 3], np.float32)) for _ in range(2))
+    with builder.virtualGraph(0), builder.pipelineStage(0):
+        hidden = builder.aiOnnx.relu([builder.aiOnnx.matmul([x, w])])
+    with builder.virtualGraph(1), builder.pipelineStage(1):
+        loss = builder.aiGraphcore.l1loss([builder.aiOnnx.matmul([hidden, v])], 0.1)
+    opts = options(
+        virtualGraphMode=popart.VirtualGraphMode.Manual,
+        enablePipelining=True,
+        autoRecomputation=recomputation,
+    )
+    opts.enableGradientAccumulation, opts.accumulationFactor = True, 3
+    offline = popart.DeviceManager({}).createOfflineIPUDevice({"numIPUs": 2})
+    session = popart.TrainingSession(
+        builder.getModelProto(), popart.DataFlow(1, []), loss, popart.ConstSGD(0.1), offline, userOptions=opts
+    )
+    return json.loads(session._serializeIr(popart.IrSerializationFormat.JSON))["maingraph"]
+
+
+def test_a_training_pipeline_shows_what_it_stashes_and_restores():
+    found = _pipelined()
+    stashes = [op for op in found if op["type"] == "Stash"]
+    assert {op["inputs"][0]["name"] for op in stashes} == {"x", "Relu:0"}
+    assert {op["attributes"]["__ipu_number"] for op in stashes} == {"0"}
+    restores = [op["outputs"][0] for op in found if op["type"] == "Restore"]
+    assert {"name": "Restored___x", "shape": "[2 3]", "type": "FLOAT", "index": "0"} in restores
+
+
+def test_operators_say_their_domain_and_whether_they_are_made_again():
+    plain = {op["type"]: op for op in _pipelined() if op["type"] not in ("Stash", "Restore")}
+    assert (plain["Relu"]["domain"], plain["L1"]["domain"]) == ("ai.onnx", "ai.graphcore")
+    assert (plain["Relu"]["version"], plain["Relu"]["attributes"]["__pipeline_stage"]) == ("10", "0")
+    assert {op["attributes"]["recompute"] for op in plain.values()} == {"NO"}
+    again = {op["type"]: op["attributes"] for op in _pipelined(popart.RecomputationType.Pipeline)}
+    assert (again["Relu"]["recompute"], again["L1"]["recompute"]) == ("YES", "NO")
+    by_peak = {op["type"]: op["attributes"] for op in _pipelined(popart.RecomputationType.Standard)}
+    assert "recompute" not in by_peak["Relu"]
+
+
+def test_the_ir_has_one_format(device_of):
+    with pytest.raises(TypeError, match="IrSerializationFormat"):
+        inference(device_of(1), linear())._serializeIr("JSON")

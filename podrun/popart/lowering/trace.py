@@ -21,7 +21,8 @@ from podrun.errors import InternalError, PodrunError, UnsupportedError, UsageErr
 from podrun.popart.lowering.graph import Graph, subgraphs
 from podrun.popart.lowering.tensors import NO_ORIGINS, Tensor, TooWide, lift
 from podrun.popart.ops.registry import Node, Operator, lookup
-from podrun.popart.ops.sdk import Sdk, check, unknown_value
+from podrun.popart.ops.sdk import Sdk, check
+from podrun.popart.ops.sdk_values import unknown_value
 
 
 @dataclass(slots=True)
