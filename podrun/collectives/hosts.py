@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from podrun.collectives.arithmetic import check_reduction
+from podrun.collectives.arenas import reducible
 from podrun.collectives.board import Board, label
 from podrun.collectives.errors import (
     ClosedError,
@@ -33,10 +33,8 @@ from podrun.collectives.group import (
     Token,
     as_bytes,
     check_peer,
-    first_elements,
     message_mismatch,
     slice_of,
-    wrong_kind,
 )
 from podrun.collectives.host_reduction import HostReduction, pieces_of
 from podrun.collectives.lanes import Layout
@@ -159,7 +157,7 @@ class HostsGroup:
         if not in_place:
             return whole[:used]
         local = self._ready()
-        mine = local.arena(arena)[0][local.rank][:used]
+        mine = local.arena(arena).rows[local.rank][:used]
         mine[:] = whole[:used]
         return mine
 
@@ -174,16 +172,12 @@ class HostsGroup:
         everywhere: bool,
     ) -> tuple[Array, int]:
         local = self._ready()
-        rows, whole, text = local.arena(arena)
-        if not rows:
-            raise wrong_kind(arena, operation)
-        check_reduction(whole.dtype, reduction)
-        used = first_elements(arena, whole.size, count)
-        mine = rows[local.rank]
+        found = local.arena(arena)
+        used, text = reducible(operation, arena, found, reduction, count)
+        rows, whole = found.rows, found.whole
         if reduction is Reduction.LOCAL:
-            return mine, used
-        part = f"[:{count}]" if count is not None else ""
-        what = label(f"{operation}({arena!r}{part}: {text}, {reduction.value})")
+            return rows[local.rank], used
+        what = label(text)
         with self._spreading_errors():
             self._come_to(what)
             local.meet(what)
@@ -196,8 +190,9 @@ class HostsGroup:
 
     def all_gather(self, arena: str) -> Array:
         local = self._ready()
-        rows, whole, text = local.arena(arena)
-        what = label(f"all_gather({arena!r}: {text})")
+        found = local.arena(arena)
+        rows, whole = found.rows, found.whole
+        what = label(f"all_gather({arena!r}: {found.text})")
         with self._spreading_errors():
             self._come_to(what)
             local.meet(what)

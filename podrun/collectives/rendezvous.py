@@ -34,6 +34,7 @@ def create(
     *,
     address: str | None = None,
     port: int = 0,
+    key: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     host: str | None = None,
 ) -> tuple[Group, Token]:
@@ -41,16 +42,21 @@ def create(
 
     Without ``address`` all ranks are on this host. With it, an address of this host that the others can
     reach, ranks may be on any host; a listener there, on ``port`` or any free one, brings them together.
+    Ranks that agreed on address, port and ``key`` beforehand need not be told the token: it is `hosts_token`.
     Waits for nobody: the first collective does (between hosts, the first call). ``timeout``: seconds that
     collectives wait for the others. ``host``: what to take for this host's name instead of finding out; ranks
     that give equal ones share memory.
+
+    Raises UsageError for a size or timeout that cannot be, ConflictError if the port is taken.
     """
     _check_size(size)
     _check_timeout(timeout)
     if size == 1:
         return SoloGroup(), {"kind": "solo", "size": 1}
     if address is not None:
-        return _create_over_hosts(size, address, port, timeout, host)
+        return _create_over_hosts(
+            hosts_token(size, address, port, key or secrets.token_hex(16), timeout), host
+        )
     board = Board.create(size)
     board.join(0)
     token = {
@@ -65,26 +71,22 @@ def create(
     return SharedMemoryGroup(board, timeout), token
 
 
-def _create_over_hosts(
-    size: int, address: str, port: int, timeout: float, host: str | None
-) -> tuple[Group, Token]:
-    key = secrets.token_hex(16)
+def hosts_token(size: int, address: str, port: int, key: str, timeout: float) -> Token:
+    """The token of a group over hosts whose rank 0 listens at ``address`` and ``port``; members show ``key``."""
+    return {"kind": "hosts", "size": size, "address": address, "port": port, "key": key, "timeout": timeout}
+
+
+def _create_over_hosts(token: Token, host: str | None) -> tuple[Group, Token]:
+    address, port = token["address"], token["port"]
     try:
-        registrar = Registrar(address, port, size, key)
+        registrar = Registrar(address, port, token["size"], token["key"])
     except OSError as error:
         raise ConflictError(
             f"cannot listen on {address}:{port}: {error.strerror}", hint="Give another address or port."
         ) from error
-    token = {
-        "kind": "hosts",
-        "size": size,
-        "address": address,
-        "port": registrar.port,
-        "key": key,
-        "timeout": timeout,
-    }
+    token = {**token, "port": registrar.port}
     try:
-        return HostsGroup(token, 0, timeout, registrar, host), token
+        return HostsGroup(token, 0, token["timeout"], registrar, host), token
     except BaseException:
         registrar.close()
         raise

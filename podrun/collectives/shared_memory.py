@@ -8,19 +8,18 @@ shorter ways for small ones); an all-gather of a shared arena is one meeting and
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from podrun.collectives import plans
-from podrun.collectives.arithmetic import check_reduction, reduce_into
+from podrun.collectives.arenas import Arena, HostMemory, reducible
+from podrun.collectives.arithmetic import reduce_into
 from podrun.collectives.board import Board, label
 from podrun.collectives.channel import Channel, segment_bytes
-from podrun.collectives.errors import MismatchError, RankLostError
 from podrun.collectives.group import (
     EXCHANGE_BYTES,
     Array,
@@ -28,17 +27,13 @@ from podrun.collectives.group import (
     Group,
     Token,
     as_bytes,
-    check_arena,
     check_peer,
-    first_elements,
     message_mismatch,
     slice_of,
     unknown_arena,
-    wrong_kind,
 )
-from podrun.collectives.memory import Segment, pages
 from podrun.collectives.patterns import Pattern
-from podrun.executable import Reduction, numpy_dtype
+from podrun.executable import Reduction
 
 _BARRIER = label("barrier")
 _NO_TURN = nullcontext()
@@ -51,15 +46,6 @@ def _never() -> Array:
 
 _NO_RUN: _LastRun = ("", Reduction.LOCAL, None, False, _never)
 """What all_reduce was called with last, and how to do it: most calls are as the one before."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Arena:
-    """An arena as this rank sees it: all ranks' rows (none if shared) and the one row that all read."""
-
-    rows: tuple[Array, ...]
-    whole: Array
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +71,13 @@ class SharedMemoryGroup:
         self.turn: AbstractContextManager[object] = _NO_TURN
         """Held while this rank reduces a slice, never while it waits: threads that share a core may take turns."""
         self._size = board.ranks
-        self._arenas: dict[str, _Arena] = {}
-        self._segments: list[Segment] = []
+        self._memory = HostMemory(board)
         self._scatters: dict[tuple[str, int, int | None], _Scatter] = {}
         self._runs: dict[tuple[str, int, int | None, bool], plans.Run] = {}
         self._last_run: _LastRun = _NO_RUN
         self._labels: dict[tuple[str, str], bytes] = {}
         self._pattern_labels: dict[Pattern, bytes] = {}
-        self._posts: tuple[list[ByteArray], list[ByteArray]] | tuple[()] = ()
+        self._posts: list[list[ByteArray]] = []
         self._rows_of_plans: dict[str, plans.Rows] = {}
         self._turn = 0
         self._channels: dict[tuple[int, int], Channel] = {}
@@ -113,98 +98,34 @@ class SharedMemoryGroup:
     # --- Arenas ---------------------------------------------------------------------------------------------
 
     def allocate(self, arena: str, dtype: str, size: int) -> Array:
-        return self._arena(arena, dtype, size, kind="allocated").rows[self._rank]
+        return self._memory.arena(arena, dtype, size, kind="allocated").rows[self._rank]
 
     def shared(self, arena: str, dtype: str, size: int) -> Array:
-        return self._arena(arena, dtype, size, kind="shared").whole
-
-    def _arena(self, arena: str, dtype: str, size: int, *, kind: str) -> _Arena:
-        text = f"{kind} {dtype}[{size}]"
-        known = self._arenas.get(arena)
-        if known is None:
-            check_arena(arena, dtype, size)
-            segment = self._segment(
-                arena, text, dtype, size, rows=self._size + 1 if kind == "allocated" else 1
-            )
-            known = self._arenas[arena] = self._map(segment, text, dtype, size)
-        elif known.text != text:
-            self._refuse(arena, text, known.text, self._rank)
-        return known
-
-    def _map(self, segment: Segment, text: str, dtype: str, size: int) -> _Arena:
-        kind = numpy_dtype(dtype)
-        step = pages(size * kind.itemsize)
-        rows = [segment.array(kind, size, at) for at in range(0, segment.nbytes, step)]
-        return _Arena(tuple(rows[:-1]), rows[-1], text)
-
-    def _segment(self, arena: str, text: str, dtype: str, size: int, *, rows: int) -> Segment:
-        """The arena's memory: made by whichever rank asks first, opened by the others."""
-        nbytes = pages(size * numpy_dtype(dtype).itemsize) * rows
-        entry: dict[str, Any] | None
-        with self._board.editing_arenas() as table:
-            entry = table.get(arena)
-            if entry is None:
-                segment = Segment.create(f"arena-{arena}", nbytes)
-                self._segments.append(segment)  # stays open for the others
-                table[arena] = {"text": text, "pid": os.getpid(), "fd": segment.fd, "rank": self._rank}
-                return segment
-        if entry["text"] != text:
-            self._refuse(arena, text, entry["text"], entry["rank"])
-        try:
-            segment = Segment.open(entry["pid"], entry["fd"])
-        except OSError as error:
-            self._board.fail_with(
-                RankLostError(
-                    f"rank {self._board.names[entry['rank']]} (process {entry['pid']}), which holds arena {arena!r}, "
-                    f"is gone: {error.strerror}",
-                    rank=self._board.names[entry["rank"]],
-                    hint="Close this group, replace the rank and make a new group.",
-                )
-            )
-        segment.close()  # the mapping stays
-        if segment.nbytes != nbytes:
-            self._refuse(arena, text, f"{segment.nbytes} bytes", entry["rank"])
-        return segment
-
-    def _refuse(self, arena: str, mine: str, theirs: str, rank: int) -> NoReturn:
-        self._board.fail_with(
-            MismatchError(
-                f"rank {self._board.names[self._rank]} asked for arena {arena!r} as {mine}, "
-                f"rank {self._board.names[rank]} as {theirs}",
-                hint="All ranks must ask for an arena with the same kind, dtype and size.",
-            )
-        )
+        return self._memory.arena(arena, dtype, size, kind="shared").whole
 
     # --- For groups over several hosts ---
 
-    def arena(self, name: str) -> tuple[tuple[Array, ...], Array, str]:
-        """The rows of this host's ranks, the row that all read, and what the arena is."""
-        found = self._find(name)
-        return found.rows, found.whole, found.text
+    def arena(self, name: str) -> Arena:
+        """An arena with the rows of this host's ranks. Raises UsageError if this rank has not asked for it."""
+        return self._memory.find(name)
 
     def meet(self, what: bytes) -> None:
         """A barrier of this host's ranks."""
         self._board.meet(what, self._timeout)
 
-    def posting_rows(self, ranks: int) -> tuple[list[ByteArray], list[ByteArray]]:
+    def posting_rows(self, ranks: int) -> list[list[ByteArray]]:
         """Two sets of posting buffers, one for each of ``ranks``, which may be more than this host's."""
         if not self._posts:
-            text = f"posts of {ranks} ranks"
-            segment = self._segment(text, "exchange", "uint8", EXCHANGE_BYTES, rows=2 * ranks)
-            rows: list[ByteArray] = [
-                np.frombuffer(segment.map, np.uint8, EXCHANGE_BYTES, at)
-                for at in range(0, segment.nbytes, EXCHANGE_BYTES)
-            ]
-            self._posts = (rows[:ranks], rows[ranks:])
+            name = f"posts of {ranks} ranks"
+            self._posts = self._memory.row_sets(name, "exchange", EXCHANGE_BYTES, sets=2, ranks=ranks)
         return self._posts
 
     def _rows_for_plans(self, name: str, nbytes: int, sets: int) -> plans.Rows:
         """What reductions copy out to: so many sets of rows, made on first use."""
         found = self._rows_of_plans.get(name)
         if found is None:
-            segment = self._segment(f"{name} of reductions", name, "uint8", nbytes, rows=sets * self._size)
-            rows = [segment.array(np.dtype(np.uint8), nbytes, at) for at in range(0, segment.nbytes, nbytes)]
-            found = [rows[at : at + self._size] for at in range(0, len(rows), self._size)]
+            full = f"{name} of reductions"
+            found = self._memory.row_sets(full, name, nbytes, sets=sets, ranks=self._size)
             self._rows_of_plans[name] = found
         return found
 
@@ -260,7 +181,8 @@ class SharedMemoryGroup:
         return found()
 
     def _plan_scatter(self, arena: str, reduction: Reduction, count: int | None) -> _Scatter:
-        found, used, text = self._reducible("reduce_scatter", arena, reduction, count)
+        found = self._memory.find(arena)
+        used, text = reducible("reduce_scatter", arena, found, reduction, count)
         own = slice_of(self._rank, self._size, used)
         begin, end = label(text), label(f"end of {text}")
         total, parts = found.whole[own], [row[own] for row in found.rows]
@@ -277,7 +199,8 @@ class SharedMemoryGroup:
         self, arena: str, reduction: Reduction, count: int | None, in_place: bool
     ) -> plans.Run:
         operation = "all_reduce in place" if in_place else "all_reduce"
-        found, used, text = self._reducible(operation, arena, reduction, count)
+        found = self._memory.find(arena)
+        used, text = reducible(operation, arena, found, reduction, count)
         rows = [row[:used] for row in found.rows]
         mine = rows[self._rank]
         if reduction is Reduction.LOCAL:
@@ -286,20 +209,26 @@ class SharedMemoryGroup:
         job = plans.Job(begin, end, rows, mine, found.whole[:used], reduction, in_place, self._timeout)
         return plans.ready(job, self._board, self._posts_of_plans, self._handed_of_plans)
 
-    def _reducible(
-        self, operation: str, arena: str, reduction: Reduction, count: int | None
-    ) -> tuple[_Arena, int, str]:
-        """An arena that can be reduced so, how many of its elements are, and what to call it."""
-        found = self._find(arena)
-        if not found.rows:
-            raise wrong_kind(arena, operation)
-        check_reduction(found.whole.dtype, reduction)
-        used = first_elements(arena, found.whole.size, count)
-        part = f"[:{count}]" if count is not None else ""
-        return found, used, f"{operation}({arena!r}{part}: {found.text}, {reduction.value})"
+    def at_last(self, reductions: Mapping[str, Reduction]) -> Callable[[], Sequence[Array] | None]:
+        """A reduction of several arenas by the last rank alone, made ready: there the whole results, elsewhere None, at
+        once.
+
+        Whoever calls knows by other means when the last rank has done with it: before, no rank may rewrite its values
+        or call anything else of this group but `all_gather`, `all_reduce` and `barrier`, once.
+        """
+        arenas = [self._memory.find(name) for name in reductions]
+        texts = [
+            reducible("reduce", name, arena, reduction, None)[1]
+            for (name, reduction), arena in zip(reductions.items(), arenas, strict=True)
+        ]
+        results = [arena.whole for arena in arenas]
+        rows = [(arena.rows, arena.whole) for arena in arenas]
+        what = label(f"at the last rank: {', '.join(texts)}")
+        run = plans.at_last(self._board, what, self._timeout, rows, list(reductions.values()))
+        return lambda: results if run() else None
 
     def all_gather(self, arena: str) -> Array:
-        found = self._find(arena)
+        found = self._memory.find(arena)
         self._meet("all_gather", arena, found)
         if found.rows:
             own = slice_of(self._rank, self._size, found.whole.size)
@@ -370,7 +299,7 @@ class SharedMemoryGroup:
         key = (source, dest)
         if key not in self._channels:
             name = f"channel from rank {source} to rank {dest}"
-            segment = self._segment(name, "channel", "uint8", segment_bytes(), rows=1)
+            segment = self._memory.segment(name, "channel", segment_bytes(), rows=1)
             self._channels[key] = Channel(segment, self._board, source, dest)
         return self._channels[key]
 
@@ -389,23 +318,14 @@ class SharedMemoryGroup:
 
     def close(self) -> None:
         self._board.close()
-        self._arenas.clear()
         self._runs.clear()
         self._last_run = _NO_RUN
         self._scatters.clear()
         self._rows_of_plans.clear()
-        self._posts = ()
-        while self._segments:
-            self._segments.pop().close()
+        self._posts = []
+        self._memory.close()
 
-    def _find(self, arena: str) -> _Arena:
-        found = self._arenas.get(arena)
-        if found is None:
-            self._board.check()
-            raise unknown_arena(arena, list(self._arenas))
-        return found
-
-    def _meet(self, operation: str, arena: str, found: _Arena) -> None:
+    def _meet(self, operation: str, arena: str, found: Arena) -> None:
         text = self._labels.get((operation, arena))
         if text is None:
             text = self._labels[operation, arena] = label(f"{operation}({arena!r}: {found.text})")

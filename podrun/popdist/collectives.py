@@ -75,34 +75,19 @@ class Instances:
 
     def _join(self, size: int) -> Communicator:
         from podrun.collectives import Communicator, create, join
-        from podrun.collectives.hosts import HostsGroup
-        from podrun.collectives.roster import Registrar
+        from podrun.collectives.rendezvous import hosts_token
 
         rank = core.getInstanceIndex()
         if size == 1:
             return Communicator(create(1)[0])
         address, port, key = self._meeting(size)
-        token: dict[str, Any] = {
-            "kind": "hosts",
-            "size": size,
-            "address": address,
-            "port": port,
-            "key": key,
-            "timeout": self.timeout,
-        }
         if rank > 0:
-            return Communicator(join(token, rank))
+            return Communicator(join(hosts_token(size, address, port, key, self.timeout), rank))
         try:
-            registrar = Registrar(address, port, size, key)
-        except OSError as error:
-            raise ConflictError(
-                f"Instance 0 cannot listen on {address}:{port}: {error.strerror}.", hint="Launch again."
-            ) from error
-        try:
-            return Communicator(HostsGroup(token, 0, self.timeout, registrar))
-        except BaseException:
-            registrar.close()
-            raise
+            group, _ = create(size, address=address, port=port, key=key, timeout=self.timeout)
+        except ConflictError as error:
+            raise ConflictError(f"Instance 0 {error.message}.", hint="Launch again.") from error
+        return Communicator(group)
 
     def _meeting(self, size: int) -> tuple[str, int, str]:
         text = self._environ.get(MEETING, "")
