@@ -1,0 +1,162 @@
+"""ONNX's schemas as methods of ``builder.aiOnnx``: names, parameters with their defaults, and attribute values.
+
+Source of what differs from ONNX: popart_api.md, section 13.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from podrun.popart.graphcore_ops import REQUIRED
+from podrun.popart.tensor_info import onnx_data_type, parse_data_type
+from podrun.popart.tensor_proto import to_proto
+
+_LOGICAL = {
+    "And": "logical_and",
+    "Or": "logical_or",
+    "Not": "logical_not",
+    "Xor": "logical_xor",
+    "If": "logical_if",
+}
+
+_NOT_OFFERED = frozenset(
+    [
+        "auto_pad",
+        "sparse_value",
+        "value_float",
+        "value_floats",
+        "value_int",
+        "value_ints",
+        "value_string",
+        "value_strings",
+    ]
+)
+"""Attributes that PopART's builder does not take: it wants explicit pads and tensors."""
+
+_LISTS = ("INTS", "FLOATS", "STRINGS")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """An attribute as a method argument: its ONNX kind ("INT", "FLOATS", ...) and default (REQUIRED:
+    none)."""
+
+    name: str
+    kind: str
+    default: Any
+
+
+@functools.cache
+def onnx_methods(version: int) -> dict[str, str]:
+    """Method name -> operator, for the operators that ai.onnx has at an opset version."""
+    from onnx import defs
+
+    methods = {
+        _LOGICAL.get(schema.name, schema.name.lower()): schema.name
+        for schema in defs.get_all_schemas_with_history()
+        if schema.domain == "" and schema.since_version <= version
+    }
+    return {
+        method: op_type
+        for method, op_type in methods.items()
+        if not defs.get_schema(op_type, version, "").deprecated
+    }
+
+
+@functools.cache
+def onnx_parameters(op_type: str, version: int) -> tuple[Parameter, ...]:
+    """The attributes of an operator as method arguments, required ones first."""
+    from onnx import defs
+
+    schema = defs.get_schema(op_type, version, "")
+    found = []
+    for name in sorted(schema.attributes):
+        if name in _NOT_OFFERED:
+            continue
+        attribute = schema.attributes[name]
+        kind = str(attribute.type).rpartition(".")[2]
+        required = attribute.required or (op_type in ("Constant", "ConstantOfShape") and name == "value")
+        default = REQUIRED if required else _default(op_type, name, kind, attribute.default_value)
+        found.append(Parameter(name, kind, default))
+    if op_type == "Constant":
+        found.append(Parameter("is_value_sparse", "INT", False))
+    return tuple(sorted(found, key=lambda parameter: parameter.default is not REQUIRED))
+
+
+def _default(op_type: str, name: str, kind: str, proto: Any) -> Any:
+    from onnx import AttributeProto, helper
+
+    if proto.type != AttributeProto.UNDEFINED:
+        value = helper.get_attribute_value(proto)
+        return value.decode() if isinstance(value, bytes) else value
+    if kind in _LISTS and not (op_type.startswith("Reduce") and name == "axes"):
+        return []
+    return None
+
+
+_INTEGER = (int, np.integer)
+_NUMBER = (int, float, np.integer, np.floating)
+
+
+def _is_number(value: Any, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) or (
+        isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iuf"
+    )
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "INT": lambda value: isinstance(value, _INTEGER),
+    "FLOAT": lambda value: _is_number(value, _NUMBER),
+    "STRING": lambda value: isinstance(value, (str, bytes)),
+    "INTS": lambda value: _all(value, _INTEGER),
+    "FLOATS": lambda value: _all(value, _NUMBER),
+    "STRINGS": lambda value: _all(value, (str, bytes)),
+    "TENSOR": lambda value: isinstance(value, np.ndarray),
+}
+
+
+def _all(value: Any, kinds: tuple[type, ...]) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and (value.dtype.kind in "iu" or float in kinds)
+    return isinstance(value, (list, tuple, range)) and all(isinstance(item, kinds) for item in value)
+
+
+class Unfit(Exception):
+    """A value that an attribute cannot have; says why."""
+
+
+def onnx_value(op_type: str, parameter: Parameter, value: Any) -> Any:
+    """The attribute to write, or None if it is the default. Unfit for a value that it cannot have."""
+    from podrun.popart.builder import Builder
+
+    if parameter.kind == "GRAPH":
+        if not isinstance(value, Builder):
+            raise Unfit(f"{parameter.name} is a Builder")
+        return value._subgraph_proto()
+    if parameter.kind == "TENSOR":
+        if not isinstance(value, np.ndarray):
+            raise Unfit(f"{parameter.name} is a numpy.ndarray, not {value!r}")
+        return to_proto("", value)
+    if parameter.name in ("to", "dtype") and parameter.kind == "INT" and isinstance(value, str):
+        return onnx_data_type(parse_data_type(value))
+    if value is None and parameter.default is None:
+        return None
+    if not _KINDS.get(parameter.kind, lambda _: True)(value):
+        raise Unfit(f"{op_type}'s {parameter.name} is {parameter.kind}, not {value!r}")
+    plain = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+    if isinstance(plain, (tuple, range)):
+        plain = list(plain)
+    if parameter.kind == "FLOAT":
+        plain = float(plain)
+    elif parameter.kind == "FLOATS":
+        plain = [float(item) for item in plain]
+    elif parameter.kind == "INT":
+        plain = int(plain)
+    if parameter.default is not REQUIRED and plain == parameter.default:
+        return None
+    return plain
