@@ -52,6 +52,41 @@ def gc_inventory() -> int:
     return _run("podrun.monitor.gc_inventory")
 
 
+def gc_links() -> int:
+    """``gc-links``."""
+    return _run("podrun.monitor.gc_links")
+
+
+def gc_flops() -> int:
+    """``gc-flops``."""
+    return _run("podrun.monitor.gc_flops")
+
+
+def gc_iputraffictest() -> int:
+    """``gc-iputraffictest``."""
+    return _run("podrun.monitor.gc_iputraffictest")
+
+
+def gc_hosttraffictest() -> int:
+    """``gc-hosttraffictest``."""
+    return _run("podrun.monitor.gc_hosttraffictest")
+
+
+def gc_hostsynclatencytest() -> int:
+    """``gc-hostsynclatencytest``."""
+    return _run("podrun.monitor.gc_hostsynclatencytest")
+
+
+def gc_gwlinkstraffictest() -> int:
+    """``gc-gwlinkstraffictest``."""
+    return _run("podrun.monitor.gc_gwlinkstraffictest")
+
+
+def gc_powertest() -> int:
+    """``gc-powertest``."""
+    return _run("podrun.monitor.gc_powertest")
+
+
 def open_standard_streams() -> None:
     """Put /dev/null where the caller has closed a standard stream (``>&-``, some daemons).
 

@@ -16,9 +16,16 @@ import pytest
 from podrun.errors import PodrunError
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.profile import split_options
+from podrun.monitor.gc_flops import gc_flops
+from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest
+from podrun.monitor.gc_hostsynclatencytest import gc_hostsynclatencytest
+from podrun.monitor.gc_hosttraffictest import gc_hosttraffictest
 from podrun.monitor.gc_info import gc_info
 from podrun.monitor.gc_inventory import gc_inventory
+from podrun.monitor.gc_iputraffictest import gc_iputraffictest
+from podrun.monitor.gc_links import gc_links
 from podrun.monitor.gc_monitor import gc_monitor
+from podrun.monitor.gc_powertest import gc_powertest
 from podrun.monitor.gc_reset import gc_reset
 from podrun.partition.cli_admin import vipu_admin
 from podrun.partition.cli_server import vipu_server
@@ -34,6 +41,13 @@ COMMANDS: dict[str, click.Command] = {
     "gc-reset": gc_reset,
     "gc-info": gc_info,
     "gc-inventory": gc_inventory,
+    "gc-links": gc_links,
+    "gc-flops": gc_flops,
+    "gc-iputraffictest": gc_iputraffictest,
+    "gc-hosttraffictest": gc_hosttraffictest,
+    "gc-hostsynclatencytest": gc_hostsynclatencytest,
+    "gc-gwlinkstraffictest": gc_gwlinkstraffictest,
+    "gc-powertest": gc_powertest,
 }
 NOT_PYTHON = {"podrun.strict", "podrun.vipu", "podrun.profile", "podrun.estimate"}
 """An engine option, a gRPC package, schemas of JSON documents."""
@@ -153,7 +167,7 @@ def _walk(command: click.Command, name: str, words: list[str]) -> None:
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_option_is_on_a_page(name: str) -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-    shown = set(re.findall(r"--[a-z][a-z-]*", pages))
+    shown = set(re.findall(r"--[a-z][a-z0-9-]*", pages))
     missing = [option for option in _options(COMMANDS[name]) if option not in shown]
     assert missing == []
 

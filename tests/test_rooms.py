@@ -31,7 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "popdist": BASE | {"popart", "device", "collectives", "executable"},
     "onnx_backend": BASE | {"popart", "compiler", "executable", "device.rewrite", "device.clients"},
     "partition": FOUNDATION | {"faults", "device"},
-    "monitor": FOUNDATION | {"partition"},
+    # The test tools hold IPUs and run programs on them, as front ends do.
+    "monitor": FOUNDATION | {"partition", "device", "collectives"},
     "commands": set(),  # Imports the command that is asked for, and nothing before it.
     "launcher": FOUNDATION | {"faults", "partition", "report", "estimate"},
     "estimate": BASE | {"executable", "popart", "report", "device.target", "device.tiles"},
@@ -95,6 +96,12 @@ def test_every_room_is_in_the_table_of_the_design() -> None:
     assert there == set(ALLOWED)
 
 
+TEST_TOOLS = (
+    *("links", "flops", "iputraffictest", "hosttraffictest"),
+    *("hostsynclatencytest", "gwlinkstraffictest", "powertest"),
+)
+
+
 @pytest.mark.parametrize(
     "module",
     [
@@ -104,6 +111,7 @@ def test_every_room_is_in_the_table_of_the_design() -> None:
         "podrun.partition.cli_server",
         "podrun.monitor.gc_monitor",
         "podrun.monitor.gc_reset",
+        ", ".join(f"podrun.monitor.gc_{name}" for name in TEST_TOOLS),
     ],
 )
 def test_fast_commands_import_nothing_heavy(module: str) -> None:

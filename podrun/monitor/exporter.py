@@ -135,9 +135,9 @@ def make_server(client: VipuClient, host: str, port: int) -> ThreadingHTTPServer
 def exporter(host: str, port: int, api_host: str | None, api_port: int | None) -> None:
     """Serve metrics of the POD for Prometheus until Ctrl-C."""
     from podrun.errors import ConflictError
-    from podrun.monitor.source import connect
+    from podrun.monitor.source import connect, on_stderr
 
-    with connect(api_host, api_port) as client:
+    with connect(api_host, api_port, say=on_stderr) as client:
         try:
             server = make_server(client, host, port)
         except OSError as error:

@@ -49,9 +49,9 @@ def gc_info(ctx: click.Context, /, **options: Any) -> None:
     if not any(options[name] for name in wanted):
         click.echo(ctx.get_help())
         return
-    from podrun.monitor.source import connect, views
+    from podrun.monitor.source import connect, on_stderr, views
 
-    with connect(options["api_host"], options["api_port"]) as client:
+    with connect(options["api_host"], options["api_port"], say=on_stderr) as client:
         found = views(client, everything=options["all_partitions"])
     if options["list_devices"]:
         click.echo("\n".join(listing(found)))

@@ -20,9 +20,9 @@ NAMES = {"help_option_names": ["-h", "--help"]}
 @click.option("--api-port", type=click.IntRange(1, 65535), metavar="PORT", help="Port of the server.")
 def gc_inventory(as_json: bool, all_partitions: bool, api_host: str | None, api_port: int | None) -> None:
     """List the IPUs of the active partition with their attributes. Values are strings, as of the real tool."""
-    from podrun.monitor.source import attributes_of, connect, views
+    from podrun.monitor.source import attributes_of, connect, on_stderr, views
 
-    with connect(api_host, api_port) as client:
+    with connect(api_host, api_port, say=on_stderr) as client:
         found = views(client, everything=all_partitions)
     devices = [values for view in found for values in attributes_of(view)]
     if as_json:

@@ -30,9 +30,9 @@ def gc_monitor(
 
     To see it change: watch -n 1 gc-monitor
     """
-    from podrun.monitor.source import connect, views
+    from podrun.monitor.source import connect, on_stderr, views
 
-    with connect(api_host, api_port) as client:
+    with connect(api_host, api_port, say=on_stderr) as client:
         found = views(client, everything=all_partitions)
     if as_json:
         click.echo(json.dumps(json_object(found), indent=2))

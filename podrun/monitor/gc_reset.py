@@ -26,9 +26,9 @@ def gc_reset(device: int, api_host: str | None, api_port: int | None) -> None:
     A process that holds them loses what it had loaded there.
     """
     from podrun.monitor.device_ids import ipus_of_device
-    from podrun.monitor.source import active_partition, connect, no_partition
+    from podrun.monitor.source import active_partition, connect, no_partition, on_stderr
 
-    with connect(api_host, api_port) as client:
+    with connect(api_host, api_port, say=on_stderr, one=True) as client:
         info = active_partition(client.list_partitions())
         if info is None:
             raise no_partition()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from podrun.cluster import ipu_number
-from podrun.errors import NotFoundError
+from podrun.errors import ConflictError, NotFoundError, ServiceError
 from podrun.telemetry import IpuReport, MachineReport
 
 if TYPE_CHECKING:
     from podrun.partition.client import VipuClient
+    from podrun.partition.discovery import Entry
     from podrun.partition.types import IpuofConfig, PartitionInfo
 
 TIMEOUT_S = 10.0
@@ -41,13 +42,70 @@ class View:
     """True iff it is the partition tools act on by default."""
 
 
-def connect(host: str | None = None, port: int | None = None) -> VipuClient:
-    """A client of the server that options, environment or discovery name."""
+def connect(
+    host: str | None = None,
+    port: int | None = None,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+    one: bool = False,
+) -> VipuClient:
+    """A client of the server that options, environment or discovery name.
+
+    Where discovery finds several, it is the first that has the partition IPUOF_VIPU_API_PARTITION_ID names, or any
+    where it names none; ``say`` is then told which one is asked and how to choose. ``one`` (for what takes IPUs away):
+    raises ConflictError if several of them could be meant.
+    """
     from podrun.partition.cli_common import find_server
     from podrun.partition.client import VipuClient
+    from podrun.partition.discovery import Registry
 
-    where = find_server(host, port, partition=os.environ.get("IPUOF_VIPU_API_PARTITION_ID"))
-    return VipuClient(where.host, where.port, TIMEOUT_S)
+    wanted = os.environ.get("IPUOF_VIPU_API_PARTITION_ID")
+    where = find_server(host, port, partition=wanted)
+    address = (where.host, where.port)
+    if where.source.startswith("a running "):
+        running = [entry for entry in Registry().entries() if entry.port]
+        if len(running) > 1:
+            address = _choose(running, wanted, say, one)
+    return VipuClient(*address, TIMEOUT_S)
+
+
+def _choose(
+    running: Sequence[Entry], wanted: str | None, say: Callable[[str], None], one: bool
+) -> tuple[str, int]:
+    """Which of several services to ask; see `connect`."""
+    partitions = {entry: _partitions_of(entry) for entry in running}
+    meant = [e for e, names in partitions.items() if (wanted in names if wanted else names)]
+    chosen = meant[0] if meant else running[0]
+    told = "; ".join(
+        f"{e.kind} at {e.host}:{e.port} ({', '.join(partitions[e]) or 'no partitions'})" for e in running
+    )
+    how = f"--api-host {chosen.host} --api-port {chosen.port}, or the same in IPUOF_VIPU_API_HOST and _PORT"
+    if one and len(meant) > 1:
+        raise ConflictError(
+            f"{len(running)} partition services of yours run here, and more than one could be meant: {told}",
+            hint=f"Say which, as in: {how}",
+        )
+    say(f"note: asking {chosen.host}:{chosen.port}, one of {len(running)} services of yours: {told}")
+    say(f"  To choose: {how}")
+    return chosen.host, chosen.port
+
+
+def _partitions_of(entry: Entry) -> tuple[str, ...]:
+    """Names of a service's partitions; none if it does not answer."""
+    from podrun.partition.client import VipuClient
+
+    try:
+        with VipuClient(entry.host, entry.port, TIMEOUT_S) as client:
+            return tuple(info.name for info in client.list_partitions())
+    except ServiceError:
+        return ()
+
+
+def on_stderr(line: str) -> None:
+    """For `connect`: notes go to standard error, so that what a command prints stays one object or table."""
+    import click
+
+    click.echo(line, err=True)
 
 
 def active_partition(

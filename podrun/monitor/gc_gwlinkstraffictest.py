@@ -1,0 +1,187 @@
+"""`gc-gwlinkstraffictest`: data between the IPU-Link domains of a partition, over GW-Links."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from podrun.monitor.holding import NAMES, server_options
+from podrun.partition.cli_common import run
+
+if TYPE_CHECKING:
+    from podrun.device.connection import IpuRange
+    from podrun.monitor.holding import Bench
+
+WORDS = 256 * 1024
+"""32-bit words that every machine sends in an iteration: 1 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What crossed each GW-Link each way, checksums that were wrong by machine, and both times."""
+
+    iterations: int
+    bytes_per_link: int
+    wrong: dict[int, int]
+    modelled_s: float
+    emulation_s: float
+
+    @property
+    def gbps(self) -> float:
+        """Modelled rate of a GW-Link in one direction, in 10^9 bits per second."""
+        return self.bytes_per_link * 8 / self.modelled_s / 1e9
+
+
+@click.command(context_settings=NAMES)
+@click.version_option(package_name="podrun", prog_name="gc-gwlinkstraffictest")
+@click.option(
+    "-i", "--iterations", type=click.IntRange(1), default=10, metavar="N", help="Times data is sent [10]."
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(1),
+    default=60.0,
+    metavar="SECONDS",
+    help="Wait for other GCDs' instances [60].",
+)
+@click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
+@server_options
+def gc_gwlinkstraffictest(
+    iterations: int, timeout: float, as_json: bool, api_host: str | None, api_port: int | None
+) -> int:
+    """Send data between the IPU-Link domains of the active partition and compare it.
+
+    Start one instance for each GCD, with IPUOF_VIPU_API_GCD_ID (or IPUOF_CONFIG_PATH, a file of that GCD): they send
+    together. An instance without either holds the whole partition. Ends with exit code 1 if anything arrives wrong.
+    """
+    from podrun.errors import UsageError
+    from podrun.monitor.holding import find_bench
+
+    bench = find_bench(api_host, api_port)
+    info = bench.view.info
+    if info.reconfigurable or info.num_ilds < 2:
+        kind = "is reconfigurable" if info.reconfigurable else "lies in one IPU-Link domain"
+        raise UsageError(
+            f"partition {info.name} {kind}: it uses no GW-Links",
+            hint="Create one over two domains: vipu create partition NAME --size 8 --num-gcds 2 --num-ilds 2",
+        )
+    outcome = measure(bench, iterations, timeout)
+    gcds = f"{info.num_ilds} IPU-Link domains, {info.num_gcds} GCDs"
+    if as_json:
+        click.echo(json.dumps(json_object(bench, outcome), indent=2))
+    else:
+        click.echo(f"GW-Links of partition {info.name}: {gcds}")
+        click.echo(
+            f"{outcome.bytes_per_link / 2**20:.0f} MiB each way over every GW-Link in {outcome.modelled_s:.9f} s: "
+            f"{outcome.gbps:.3f} Gb/s each way"
+        )
+        for machine, count in outcome.wrong.items():
+            click.echo(f"machine {machine}: {count} blocks of it arrived wrong")
+        click.echo(f"Overall result: {'failed' if outcome.wrong else 'passed'}")
+        click.echo(f"Seconds and bandwidth are modelled. Emulation: {outcome.emulation_s:.2f} s.")
+    return 1 if outcome.wrong else 0
+
+
+def measure(bench: Bench, iterations: int, timeout: float) -> Outcome:
+    """Attach this instance's part, send with the others, compare."""
+    import numpy as np
+
+    from podrun.device.connection import IpuRange
+    from podrun.monitor.holding import hold
+    from podrun.monitor.tool_programs import checksum, gather_over_gateways, pattern
+    from podrun.monitor.tool_times import Route, transfer_seconds
+
+    info, chip = bench.view.info, bench.chip
+    machines = 1 + max(device.machine.machine_index for device in bench.view.devices)
+    # All slices go round the ring of domains: every GW-Link carries one in each step.
+    steps = info.num_ilds - 1
+    seconds = steps * transfer_seconds(chip, Route("GW-Link", 1), 4 * WORDS)
+    owned = own_part(bench)
+    with hold(bench, owned, job=IpuRange(0, info.size), name="gc-gwlinkstraffictest") as connection:
+        if owned.count < info.size:
+            click.echo(f"Waiting for the instances of the other GCDs, at most {timeout:g} s.", err=True)
+        connection.host_sync_timeout = timeout  # type: ignore[attr-defined]
+        connection.load(gather_over_gateways(chip.name, info.size, machines, WORDS, seconds, chip.clock_hz))
+        result = connection.run(iterations, {"batch": np.arange(iterations, dtype=np.uint32)[:, None]})
+    expected = np.array(
+        [[checksum(pattern(m, batch, WORDS)) for m in range(machines)] for batch in range(iterations)],
+        np.uint32,
+    )
+    differ = np.count_nonzero(result.anchors["sums"] != expected[:, None, None, :], axis=(0, 1, 2))
+    return Outcome(
+        iterations,
+        bytes_per_link=iterations * steps * 4 * WORDS,
+        wrong={machine: int(count) for machine, count in enumerate(differ) if count},
+        modelled_s=result.modelled_seconds,
+        emulation_s=result.emulation_seconds,
+    )
+
+
+def own_part(bench: Bench) -> IpuRange:
+    """The IPUs of the GCD that the environment names; all of the partition if it names none.
+
+    Raises ConfigError for a file that names no GCD, UsageError for one that is not there.
+    """
+    from podrun.device.connection import IpuRange
+    from podrun.errors import ConfigError, UsageError
+
+    info, name = bench.view.info, "IPUOF_VIPU_API_GCD_ID"
+    text = bench.environ.get(name, "")
+    if path := bench.environ.get("IPUOF_CONFIG_PATH"):
+        name = path
+        try:
+            content = Path(path).read_text(encoding="utf-8")
+            # `vipu get partition --ipuof-configs` prints a heading before the object.
+            text = str(json.loads(content[content.index("{") :])["attributes"]["GCD Id"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path}, which IPUOF_CONFIG_PATH names, says no GCD: {error}",
+                hint=f"Write it: vipu get partition {info.name} --gcd 0 --ipuof-configs > FILE",
+            ) from error
+    if not text:
+        return IpuRange(0, info.size)
+    if not text.isdigit() or int(text) >= info.num_gcds:
+        raise UsageError(
+            f"{name} says GCD {text!r}; partition {info.name} has GCDs 0 to {info.num_gcds - 1}",
+            hint=f"vipu get partition {info.name}",
+        )
+    share = info.size // info.num_gcds
+    return IpuRange(int(text) * share, share)
+
+
+def json_object(bench: Bench, outcome: Outcome) -> dict[str, Any]:
+    """podrun's own shape: none is published."""
+    from podrun.monitor.holding import strings
+
+    info = bench.view.info
+    found = {
+        "partition": info.name,
+        "num_ilds": info.num_ilds,
+        "num_gcds": info.num_gcds,
+        "iterations": outcome.iterations,
+        "bytes_per_link": outcome.bytes_per_link,
+        "duration_sec": f"{outcome.modelled_s:.9f}",
+        "gbps_each_way": f"{outcome.gbps:.3f}",
+        "errors": {str(machine): count for machine, count in outcome.wrong.items()},
+        "overall_result": "failed" if outcome.wrong else "passed",
+        "emulation_sec": f"{outcome.emulation_s:.3f}",
+    }
+    return {
+        **strings(found),
+        "modelled": ["duration_sec", "gbps_each_way"],
+        "emulated": ["bytes_per_link", "errors", "overall_result", "emulation_sec"],
+    }
+
+
+def main() -> None:
+    """Entry point of `gc-gwlinkstraffictest`."""
+    sys.exit(run(gc_gwlinkstraffictest))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""`gc-hostsynclatencytest`: how long the host and an IPU take to wait for each other."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from podrun.monitor.holding import NAMES, server_options
+from podrun.partition.cli_common import run
+
+MARKS = 4095
+"""Syncs of one iteration. Published: mark_count of the tool's sample."""
+EMULATED = 500
+"""Syncs of the emulation that are timed in each iteration, at most: each is a run of a program of its own."""
+
+
+@click.command(context_settings=NAMES)
+@click.version_option(package_name="podrun", prog_name="gc-hostsynclatencytest")
+@click.option(
+    "-d", "--device-id", "device", type=click.IntRange(0), default=0, metavar="ID", help="One IPU [0]."
+)
+@click.option(
+    "--hsp", type=click.Choice(["hsp1", "hsp2", "both"]), default="hsp1", help="Host sync proxy [hsp1]."
+)
+@click.option("-i", "--iterations", type=click.IntRange(1), default=1, metavar="N", help="Iterations [1].")
+@click.option(
+    "--sync-mode", type=click.Choice(["posted", "polling", "hybrid"]), default="polling", help="How the host waits [polling]."
+)
+@click.option(
+    "--delay-cycles", type=click.IntRange(0, 20), default=5, metavar="N", help="Cycles, up to 20 [5]."
+)
+@click.option("--num-delays", type=click.IntRange(0), default=32, metavar="N", help="Delays per sync [32].")
+@click.option("--mark-count", type=click.IntRange(1), default=MARKS, metavar="N", help="Syncs [4095].")
+@click.option("--split-increments", is_flag=True, help="Accepted: marks are not emulated one by one.")
+@click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
+@server_options
+def gc_hostsynclatencytest(as_json: bool, api_host: str | None, api_port: int | None, **options: Any) -> int:
+    """Print the modelled time of a number of syncs between host and IPU, and what one costs the emulation.
+
+    On a real IPU the host sets a count of marks and every sync takes one away.
+    """
+    from podrun.errors import ApplicationRuntimeError, UsageError
+    from podrun.monitor.holding import find_bench, hold
+    from podrun.monitor.tool_programs import host_syncs
+    from podrun.monitor.tool_times import sync_train_seconds
+
+    bench = find_bench(api_host, api_port)
+    ipus = bench.ipus_of(options["device"])
+    if ipus.count != 1:
+        raise UsageError(
+            f"device {options['device']} has {ipus.count} IPUs", hint="Name a single IPU: gc-info -l"
+        )
+    chip, marks = bench.chip, options["mark_count"]
+    whole = sync_train_seconds(chip, marks, options["delay_cycles"], options["num_delays"])
+    modelled = emulation = 0.0
+    timed = options["iterations"] * min(marks, EMULATED)
+    with hold(bench, ipus, name="gc-hostsynclatencytest") as connection:
+        connection.load(host_syncs(chip.name, whole / marks, chip.clock_hz))
+        for number in range(timed):
+            result = connection.run(1, {})
+            if result.batches_done != number + 1:
+                raise ApplicationRuntimeError(f"sync {number + 1} came back as {result.batches_done}")
+            modelled += result.modelled_seconds
+            emulation += result.emulation_seconds
+    found = {
+        "ipu_id": options["device"],
+        "sync_mode": options["sync_mode"].capitalize(),
+        "hsp": options["hsp"],
+        "delay_cycles": options["delay_cycles"],
+        "num_delays": options["num_delays"],
+        "iterations": options["iterations"],
+        "mark_count": marks,
+        "split_increments": options["split_increments"],
+        "time_to_sync_us": round(modelled / timed * marks * 1e6),
+        "result": "pass",
+        "emulated_syncs": timed,
+        "emulated_sync_us": f"{emulation / timed * 1e6:.1f}",
+    }
+    if as_json:
+        from podrun.monitor.holding import strings
+
+        kinds = {
+            "modelled": ["time_to_sync_us"],
+            "emulated": ["result", "emulated_syncs", "emulated_sync_us"],
+        }
+        click.echo(json.dumps({**strings(found), **kinds}, indent=2))
+    else:
+        for key, value in found.items():
+            click.echo(f"o {key.replace('_', ' ')}: {value}")
+        click.echo("The time to sync is modelled; emulated syncs were timed on this host.")
+    return 0
+
+
+def main() -> None:
+    """Entry point of `gc-hostsynclatencytest`."""
+    sys.exit(run(gc_hostsynclatencytest))
+
+
+if __name__ == "__main__":
+    main()

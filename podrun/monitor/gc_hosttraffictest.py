@@ -1,0 +1,210 @@
+"""`gc-hosttraffictest`: data between host and IPU through the gateway's buffer, both legs at once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from podrun.monitor.holding import NAMES, server_options
+from podrun.partition.cli_common import run
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from podrun.device.connection import Connection, RunResult
+    from podrun.monitor.holding import Bench
+
+ITERATIONS = 100_000
+"""Iterations that are modelled. Published: the configuration of the tool's sample."""
+HOST_WORDS = 1 << 20
+"""32-bit words that the host moves in one emulated batch."""
+BATCHES = 4
+"""Batches that each test really moves and compares."""
+SEED = 2_654_435_761
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One test: host and tiles read ("from") or fill ("to") what the other end of the buffer is at."""
+
+    name: str
+    description: str
+    host: str
+    tile: str
+
+
+LEGS = (
+    Leg("host_from_buffer_from_tile", "host <- buffer <- tile", "from", "from"),
+    Leg("host_to_buffer_to_tile", "host -> buffer -> tile", "to", "to"),
+    Leg("host_to_buffer_from_tile", "host -> buffer <- tile", "to", "from"),
+    Leg("host_from_buffer_to_tile", "host <- buffer -> tile", "from", "to"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a test gave. ``wrong``: words or checksums that were not what they had to be."""
+
+    leg: Leg
+    seconds: float
+    host_bytes: int
+    tile_bytes: int
+    wrong: int
+    emulated_bytes: int
+    emulation_s: float
+
+    @property
+    def speeds_gbps(self) -> tuple[float, float]:
+        """Modelled rates of the host's and the tiles' side, 10^9 bits per second."""
+        return self.host_bytes * 8 / self.seconds / 1e9, self.tile_bytes * 8 / self.seconds / 1e9
+
+
+@click.command(context_settings=NAMES)
+@click.version_option(package_name="podrun", prog_name="gc-hosttraffictest")
+@click.option(
+    "-d", "--device-id", "device", type=click.IntRange(0), default=0, metavar="ID", help="One IPU [0]."
+)
+@click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
+@server_options
+def gc_hosttraffictest(device: int, as_json: bool, api_host: str | None, api_port: int | None) -> int:
+    """Move data between the host and an IPU's tiles, in all four combinations of directions.
+
+    Speeds are modelled; bytes are really moved over the connection that programs use and compared. Ends with exit
+    code 1 if any is wrong.
+    """
+    from podrun.errors import UsageError
+    from podrun.monitor.holding import find_bench, hold
+
+    bench = find_bench(api_host, api_port)
+    ipus = bench.ipus_of(device)
+    if ipus.count != 1:
+        raise UsageError(
+            f"device {device} has {ipus.count} IPUs; host traffic is tested one IPU at a time",
+            hint="Name a single IPU: gc-info -l",
+        )
+    with hold(bench, ipus, name="gc-hosttraffictest") as connection:
+        outcomes = [measure(bench, connection, leg) for leg in LEGS]
+    click.echo(json.dumps(json_object(outcomes), indent=2) if as_json else "\n".join(text(outcomes)))
+    return 1 if any(outcome.wrong for outcome in outcomes) else 0
+
+
+def measure(bench: Bench, connection: Connection, leg: Leg) -> Outcome:
+    """Load a test's program, move its data, compare."""
+    import numpy as np
+
+    from podrun.monitor import tool_times as times
+    from podrun.monitor.tool_programs import host_traffic
+
+    chip = bench.chip
+    seconds = ITERATIONS * times.tile_round_seconds()
+    tile_words = times.HOST_TILES * times.TILE_BYTES // 4
+    connection.load(
+        host_traffic(chip.name, leg.host, leg.tile, HOST_WORDS, tile_words, seconds / BATCHES, chip.clock_hz)
+    )
+    buffer = np.arange(tile_words, dtype=np.uint32) * np.uint32(SEED)
+    connection.write_variables({"buffer": buffer})
+    down = np.random.default_rng(2).integers(0, 2**32, (BATCHES, 1, 1, HOST_WORDS), np.uint32)
+    first = np.arange(BATCHES, dtype=np.uint32).reshape(BATCHES, 1, 1, 1) * np.uint32(HOST_WORDS)
+    result = connection.run(BATCHES, {"down": down} if leg.host == "to" else {"first": first})
+    wrong = _wrong_on_host(result, down, first) + _wrong_on_tiles(connection, result, buffer)
+    return Outcome(
+        leg,
+        seconds=result.modelled_seconds,
+        host_bytes=round(times.host_rate(leg.tile) * result.modelled_seconds),
+        tile_bytes=ITERATIONS * times.HOST_TILES * times.TILE_BYTES,
+        wrong=wrong,
+        emulated_bytes=BATCHES * 4 * HOST_WORDS,
+        emulation_s=result.emulation_seconds,
+    )
+
+
+def _wrong_on_host(result: RunResult, down: np.ndarray, first: np.ndarray) -> int:
+    """Words that came up wrong, or batches whose checksum shows that they came down wrong."""
+    import numpy as np
+
+    from podrun.monitor.tool_programs import checksum
+
+    if "up" in result.anchors:
+        expected = first + np.arange(HOST_WORDS, dtype=np.uint32)
+        return int(np.count_nonzero(result.anchors["up"] != expected))
+    sums = np.array([checksum(batch) for batch in down], np.uint32)
+    return int(np.count_nonzero(result.anchors["sum:down"].reshape(-1) != sums))
+
+
+def _wrong_on_tiles(connection: Connection, result: RunResult, buffer: np.ndarray) -> int:
+    """Batches in which tiles read something else, or words of the buffer that are not what tiles wrote."""
+    import numpy as np
+
+    from podrun.monitor.tool_programs import checksum
+
+    if "sum:buffer" in result.anchors:
+        return int(np.count_nonzero(result.anchors["sum:buffer"] != checksum(buffer)))
+    found = connection.read_variables(["buffer"])["buffer"]
+    return int(np.count_nonzero(found != buffer + np.uint32(BATCHES)))
+
+
+def json_object(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The documented object; besides, what is modelled and what was really moved."""
+    from podrun.monitor import tool_times as times
+    from podrun.monitor.holding import strings
+
+    tests = {}
+    for outcome in outcomes:
+        host, tile = outcome.speeds_gbps
+        tests[outcome.leg.name] = {
+            "description": outcome.leg.description,
+            "duration_seconds": f"{outcome.seconds:.9f}",
+            "host_data_transferred_bytes": outcome.host_bytes,
+            "tile_data_transferred_bytes": outcome.tile_bytes,
+            "host_transfer_speed_gbps": f"{host:.4f}",
+            "tile_transfer_speed_gbps": f"{tile:.4f}",
+            "emulated_host_bytes": outcome.emulated_bytes,
+            "emulation_seconds": f"{outcome.emulation_s:.6f}",
+            "errors": outcome.wrong,
+        }
+    configuration = {
+        "number_of_ipus": 1,
+        "tile_transfers_enabled": True,
+        "tiles_per_ipu": times.HOST_TILES,
+        "transfer_size_64byte_blocks": times.HOST_BLOCKS,
+        "iterations": ITERATIONS,
+        "host_transfers_enabled": True,
+    }
+    modelled = [
+        *("duration_seconds", "host_data_transferred_bytes", "tile_data_transferred_bytes"),
+        *("host_transfer_speed_gbps", "tile_transfer_speed_gbps"),
+    ]
+    return {
+        **strings({"configuration": configuration, "repeat_0": tests}),
+        "modelled": modelled,
+        "emulated": ["emulated_host_bytes", "emulation_seconds", "errors"],
+    }
+
+
+def text(outcomes: Sequence[Outcome]) -> list[str]:
+    """A line for each test."""
+    lines = [f"{'test':24}{'seconds':>12}{'host Gb/s':>11}{'tile Gb/s':>11}{'errors':>8}"]
+    for outcome in outcomes:
+        host, tile = outcome.speeds_gbps
+        lines.append(
+            f"{outcome.leg.description:24}{outcome.seconds:12.6f}{host:11.4f}{tile:11.4f}{outcome.wrong:8}"
+        )
+    moved, took = sum(o.emulated_bytes for o in outcomes), sum(o.emulation_s for o in outcomes)
+    lines.append(
+        f"Seconds and speeds are modelled. Emulation: {moved / 2**20:.0f} MiB moved and compared in {took:.2f} s."
+    )
+    return lines
+
+
+def main() -> None:
+    """Entry point of `gc-hosttraffictest`."""
+    sys.exit(run(gc_hosttraffictest))
+
+
+if __name__ == "__main__":
+    main()

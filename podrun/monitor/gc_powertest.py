@@ -1,0 +1,165 @@
+"""`gc-powertest`: keeps IPUs busy, for operators who watch what their system does under load."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from podrun.monitor.holding import NAMES, server_options
+from podrun.partition.cli_common import run
+
+if TYPE_CHECKING:
+    from podrun.monitor.holding import Bench
+    from podrun.monitor.source import Device
+    from podrun.telemetry import IpuReport
+
+PASSES = 129
+"""Products of one launch: few, so that Ctrl-C is heard soon."""
+SENSORS = ("B_COL0:1", "B_COL1:1", "B_IN:1", "B_MID:1", "B_OUT:1")
+DIES = ("PVT0", "PVT1", "PVT2", "PVTE")
+NOT_KNOWN = "N/A"
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """Two IPUs of an IPU-Machine as far as the partition has them, by IPU#."""
+
+    serial: str
+    devices: tuple[Device, ...]
+
+
+@click.command(context_settings=NAMES)
+@click.version_option(package_name="podrun", prog_name="gc-powertest")
+@click.option(
+    "-d", "--device-id", "device", type=click.IntRange(0), default=0, metavar="ID", help="Device [0]."
+)
+@click.option(
+    "--time", "seconds", type=click.FloatRange(0), metavar="SECONDS", help="How long [until Ctrl-C]."
+)
+@click.option(
+    "--interval", type=click.FloatRange(0), default=1.0, metavar="SECONDS", help="Between two rows [1]."
+)
+@server_options
+def gc_powertest(
+    device: int, seconds: float | None, interval: float, api_host: str | None, api_port: int | None
+) -> None:
+    """Keep the IPUs of a device busy with matrix products until Ctrl-C and print a row of readings again and again.
+
+    Start it several times for other devices. Power is that of the published sample of an IPU-M2000; temperatures are
+    not modelled. What is computed is compared; a wrong value ends it with an error.
+    """
+    from podrun.monitor.holding import find_bench
+
+    bench = find_bench(api_host, api_port)
+    with contextlib.suppress(KeyboardInterrupt):  # The documented end.
+        burn(bench, device, seconds, interval)
+
+
+def burn(
+    bench: Bench,
+    device: int,
+    seconds: float | None,
+    interval: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Compute and print rows. Raises what the IPUs raise, ApplicationRuntimeError for a wrong value."""
+    from podrun.errors import ApplicationRuntimeError
+    from podrun.monitor.holding import hold
+    from podrun.monitor.products_run import ProductsRun
+    from podrun.partition.client import VipuClient
+
+    ipus = bench.ipus_of(device)
+    boards = boards_of(bench, set(ipus))
+    where = bench.environ["IPUOF_VIPU_API_HOST"], int(bench.environ["IPUOF_VIPU_API_PORT"])
+    with VipuClient(*where) as client, hold(bench, ipus, name="gc-powertest") as connection:
+        test = ProductsRun(connection, bench.chip, ipus.count, "float16", PASSES)
+        click.echo("\n".join(header(boards, list(ipus))))
+        begin, number = clock(), 0
+        while True:
+            due = clock() + interval
+            while True:
+                wrong = test.run().wrong
+                if any(wrong):
+                    bad = ", ".join(str(ipu) for ipu, count in zip(ipus, wrong, strict=True) if count)
+                    raise ApplicationRuntimeError(
+                        f"wrong values on IPU {bad}", hint="Reset it: gc-reset -d ID"
+                    )
+                if clock() >= due:
+                    break
+            number += 1
+            reports = {
+                ipu.partition_ipu: ipu
+                for report in client.machine_reports(bench.view.info.name)
+                for ipu in report.ipus
+            }
+            click.echo(row(number, boards, list(ipus), reports, bench.chip.name))
+            if seconds is not None and clock() - begin >= seconds:
+                return
+
+
+def boards_of(bench: Bench, ipus: set[int]) -> list[Board]:
+    """The boards that hold any of ``ipus``."""
+    from podrun.monitor.source import attributes_of
+
+    found: dict[str, list[Device]] = {}
+    for device, values in zip(bench.view.devices, attributes_of(bench.view), strict=True):
+        found.setdefault(values["board serial number"], []).append(device)
+    return [
+        Board(serial, tuple(sorted(devices, key=lambda d: d.number)))
+        for serial, devices in found.items()
+        if any(d.ipu.partition_ipu in ipus for d in devices)
+    ]
+
+
+def header(boards: list[Board], ipus: list[int]) -> Iterator[str]:
+    """What the columns are."""
+    for board in boards:
+        names = " ".join(f"IPU{d.number % 2}" for d in board.devices)
+        yield f"CARD LEVEL {board.serial}: XDPE132G5C {names} total, {' '.join(SENSORS)}"
+    for ipu in ipus:
+        yield f"IPU#{ipu}: {' '.join(f'0:{die}' for die in DIES)} CLOCK, utilisation of this emulation"
+    yield "Power is modelled (published sample); N/A is not modelled."
+
+
+def row(number: int, boards: list[Board], ipus: list[int], reports: dict[int, IpuReport], chip: str) -> str:
+    """One row of readings."""
+    cells = []
+    for board in boards:
+        watts = [
+            _watts(reports[d.ipu.partition_ipu], d.ipu.partition_ipu in ipus, chip) for d in board.devices
+        ]
+        known = [w for w in watts if w is not None]
+        total = f"T{sum(known):06.2f}W" if len(known) == len(watts) else f"T{NOT_KNOWN}"
+        cells += [NOT_KNOWN if w is None else f"{w:06.2f}W" for w in watts] + [total]
+        cells += [NOT_KNOWN] * len(SENSORS)
+    for ipu in ipus:
+        report = reports[ipu]
+        clock = NOT_KNOWN if report.clock_mhz is None else f"{report.clock_mhz:.0f}MHz"
+        cells += [NOT_KNOWN] * len(DIES) + [clock, f"{report.utilisation_percent or 0:.1f}%"]
+    return f"{number:04d}: {' '.join(cells)}"
+
+
+def _watts(report: IpuReport, ours: bool, chip: str) -> float | None:
+    """Modelled power of an IPU: under this test or idle. Another program's is not known, nor a Bow's."""
+    from podrun.monitor.tool_times import BUSY_WATTS, IDLE_WATTS
+
+    if chip != "gc200":
+        return None
+    if ours:
+        return BUSY_WATTS
+    return IDLE_WATTS if report.process is None else None
+
+
+def main() -> None:
+    """Entry point of `gc-powertest`."""
+    sys.exit(run(gc_powertest))
+
+
+if __name__ == "__main__":
+    main()

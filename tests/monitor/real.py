@@ -1,0 +1,38 @@
+"""A partition service on real machines in threads of this process: what the test tools attach to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from podrun.cluster import load_cluster
+from podrun.partition.client import VipuClient
+from podrun.partition.discovery import VIPU_SERVER, Entry, Registry, this_process
+from podrun.partition.machine_pool import LocalMachinePool
+from podrun.partition.service import Service
+from podrun.partition.store import Store
+
+
+class RealPod:
+    """A service, published in ``directory``, whose machines keep compiled code in ``cache``."""
+
+    def __init__(self, directory: Path, cache: Path, cluster: str = "pod16") -> None:
+        self.directory = directory
+        pod = load_cluster(cluster)
+        pool = LocalMachinePool(pod, keep_spares=True, options={"environ": {"PODRUN_CACHE_DIR": str(cache)}})
+        self.service = Service(pod, Store(None, cluster), pool)
+        self.port = self.service.start("127.0.0.1", 0)
+        self.client = VipuClient("127.0.0.1", self.port, timeout=20)
+        self._published = Registry(directory).publish(
+            Entry(VIPU_SERVER, "127.0.0.1", self.port, this_process(), cluster)
+        )
+
+    def active(self, name: str, size: int, **needs: object) -> None:
+        """Create a partition and wait until it is active."""
+        self.client.create_partition(name, size, **needs)  # type: ignore[arg-type]
+        assert self.service.wait_idle(20)
+
+    def stop(self) -> None:
+        """End it."""
+        self._published.withdraw()
+        self.client.close()
+        self.service.stop(grace=0)

@@ -1,0 +1,286 @@
+"""The test tools on real machines: what they print, what they find wrong, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podrun.cluster import LinkTopology
+from podrun.device.connection import IpuRange
+from podrun.device.target import BOW, GC200
+from podrun.monitor import products_run, tool_programs, tool_times
+from podrun.monitor.gc_flops import gc_flops
+from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest, own_part
+from podrun.monitor.gc_hostsynclatencytest import gc_hostsynclatencytest
+from podrun.monitor.gc_hosttraffictest import LEGS, gc_hosttraffictest
+from podrun.monitor.gc_iputraffictest import gc_iputraffictest
+from podrun.monitor.gc_links import gc_links
+from podrun.monitor.gc_powertest import gc_powertest
+from podrun.monitor.holding import find_bench, hold
+from podrun.monitor.tool_times import Route, route
+from podrun.partition.cli_common import run
+from tests.monitor.real import RealPod
+
+VARIABLES = (
+    "VIPU_CLI_API_HOST",
+    "IPUOF_VIPU_API_HOST",
+    "IPUOF_VIPU_API_PARTITION_ID",
+    "IPUOF_VIPU_API_GCD_ID",
+)
+
+
+@pytest.fixture(scope="module")
+def whole_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealPod]:
+    """A machine with a partition over it: its first IPUs fail only where a test plans it, and are reset after that."""
+    directory = tmp_path_factory.mktemp("run")
+    pod = RealPod(directory, tmp_path_factory.mktemp("cache"))
+    pod.active("p", 4, reconfigurable=True)
+    yield pod
+    pod.stop()
+
+
+@pytest.fixture
+def pod(whole_module: RealPod, monkeypatch: pytest.MonkeyPatch) -> RealPod:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(whole_module.directory))
+    return whole_module
+
+
+@pytest.fixture
+def tool(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command: exit code, standard output and error."""
+
+    def call(command: Any, *words: str) -> tuple[int, str, str]:
+        code = run(command, list(words))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+Tool = Callable[..., tuple[int, str, str]]
+
+
+def test_links_carry_data_until_one_breaks(pod: RealPod, tool: Tool) -> None:
+    code, out, _ = tool(gc_links, "-j")
+    assert code == 0
+    found = json.loads(out)
+    assert found.pop("iteration_0")["discovery_method"] == "VIRM"
+    assert found == {"requested_iterations": "1", "iterations_with_failures": "0", "overall_result": "passed"}
+    pod.client.inject_faults("p", ["link:2-3@step=0:down"])
+    code, out, _ = tool(gc_links)
+    assert code == 1
+    assert "2 <-> 3    failed: IPU-Link between IPU 2 and IPU 3 went down in step 0" in out
+    assert out.count("passed") == 3
+    code, out, _ = tool(gc_links, "-j")  # Now machines report it, and nothing is sent.
+    assert code == 1
+    found = json.loads(out)
+    assert found["overall_result"] == found["iteration_0"]["overall_result"] == "failed"
+    assert found["iteration_0"]["ipu to ipu"] == [
+        {"from": "2", "to": "3", "status": "failed", "error": "IPU-Link down (PARTITION_RESET needed)"}
+    ]
+    pod.client.reset_partition("p")
+    assert pod.service.wait_idle(20)
+    assert tool(gc_links)[0] == 0
+
+
+def test_ipus_in_use_are_refused_and_let_go(pod: RealPod, tool: Tool) -> None:
+    bench = find_bench(None, None)
+    with hold(bench, IpuRange(1, 1), name="train.py"):
+        for command, *words in (
+            [gc_links],
+            [gc_flops, "-d", "1"],
+            [gc_iputraffictest, "--device0", "1", "--device1", "2"],
+        ):
+            code, _, err = tool(command, *words)
+            assert code == 1
+            assert f"Failed to attach to device: IPU 1 attached by process {os.getpid()} (train.py" in err
+    with hold(bench, IpuRange(0, 4)):  # The tools that were refused have left nothing held.
+        pass
+
+
+def test_a_broken_ipu_is_named(pod: RealPod, tool: Tool) -> None:
+    pod.client.inject_faults("p", ["ipu:3@step=0:exchange-error"])
+    code, _, err = tool(gc_hostsynclatencytest, "-d", "3", "--mark-count", "3")
+    assert code == 1
+    assert "Exchange error on IPU 3 in step 0" in err
+    code, _, err = tool(gc_hosttraffictest, "-d", "3")
+    assert code == 1
+    assert "IPU 3 cannot be used (IPU_RESET needed): Exchange error" in err
+    pod.client.reset_ipus("p", [3])
+    assert tool(gc_hostsynclatencytest, "-d", "3", "--mark-count", "3")[0] == 0
+
+
+def test_traffic_between_two_ipus(pod: RealPod, tool: Tool) -> None:
+    code, out, _ = tool(gc_iputraffictest, "--device0", "2", "--device1", "3", "-i", "2", "-j")
+    assert code == 0
+    found = json.loads(out)["tile_to_tile"]
+    assert found["boards"]["0024.0001.8203101"]["device_ids"] == ["2", "3"]
+    assert (found["device0"], found["device1"], found["errors"], found["power"]) == ("2", "3", "0", "N/A")
+    assert found["kbytes_transferred"] == str(2 * 64 * 64)
+    assert float(found["gbps"]) == pytest.approx(423.312, rel=0.02)
+
+
+def test_syncs(pod: RealPod, tool: Tool) -> None:
+    code, out, _ = tool(gc_hostsynclatencytest, "-j", "--mark-count", "7", "-i", "2")
+    found = json.loads(out)
+    assert (code, found["emulated_syncs"], found["result"]) == (0, "14", "pass")
+    assert (found["mark_count"], found["delay_cycles"], found["num_delays"]) == ("7", "5", "32")
+    assert float(found["emulated_sync_us"]) > 0
+    assert found["modelled"] == ["time_to_sync_us"]
+
+
+def test_flops(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products_run, "PASSES", 3)
+    monkeypatch.setattr(products_run, "ROWS", 1)
+    code, out, _ = tool(gc_flops, "-d", "4", "-p", "FP32")
+    assert code == 0
+    assert "Flops per IPU (FP32): " in out
+    assert "IPU clock speed: 1330 MHz" in out
+    assert "every value right" in out
+
+
+def test_wrong_values_are_found(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that multiply once too often, and that send something else."""
+    monkeypatch.setattr(products_run, "PASSES", 3)
+    monkeypatch.setattr(products_run, "ROWS", 1)
+
+    def once_more(*arguments: Any) -> Any:
+        target, ipus, dtype, tiles, rows, passes, *rest = arguments
+        return tool_programs.products(target, ipus, dtype, tiles, rows, passes + 1, *rest)
+
+    monkeypatch.setattr(products_run, "products", once_more)
+    code, out, _ = tool(gc_flops, "-d", "2", "-j")
+    found = json.loads(out)
+    assert (code, found["result"]) == (1, "fail")
+    assert int(found["wrong_values"]["2"]) > 1000
+    bench = find_bench(None, None)
+    from podrun.monitor.link_check import LinkCheck
+
+    with hold(bench, IpuRange(0, 2)) as connection:
+        test = LinkCheck(bench, connection, IpuRange(0, 2), [(0, 1)], 1024, 1e-6)
+        assert sum(p.iterations for p in test.run(3)) == 3
+        assert test.errors() == [0]
+        test._first[0][1][7] += np.uint32(1)
+        assert test.errors() == [1]
+
+
+def test_what_cannot_be_tested(pod: RealPod, tool: Tool) -> None:
+    for words, said in (
+        ([gc_flops, "--fp", "FP8"], "Colossus Mk2 GC200 does not compute in FP8"),
+        ([gc_flops, "-d", "70"], "no such device set id: '70'"),
+        ([gc_iputraffictest, "--device0", "4"], "device 4 is no single IPU"),
+        ([gc_iputraffictest, "--device0", "1", "--device1", "1"], "traffic within one IPU is not emulated"),
+        ([gc_iputraffictest, "--forever", "-j"], "--forever has no end"),
+        ([gc_iputraffictest, "--all-links", "--device0", "1"], "--all-links takes no devices"),
+        ([gc_hosttraffictest, "-d", "4"], "device 4 has 2 IPUs"),
+        ([gc_gwlinkstraffictest], "it uses no GW-Links"),
+    ):
+        code, _, err = tool(*words)
+        assert code == 2
+        assert said in err
+
+
+# --- models ---------------------------------------------------------------------------------------------------
+
+
+def test_modelled_times_against_published_samples() -> None:
+    nbytes = tool_times.STREAM_BYTES * tool_times.STREAM_TILES
+    both_ways = 2 * nbytes * 8 / tool_times.transfer_seconds(GC200, Route("IPU-Link", 1), nbytes) / 1e9
+    assert both_ways == pytest.approx(423.312, rel=0.015)
+    rows = products_run.ROWS * products_run.PASSES
+    cycles = 2 * tool_times.streamed_product_cycles(BOW, "float32", rows)
+    tera = 2 * rows * 16 * 16 * BOW.tiles / (cycles / BOW.clock_hz) / 1e12
+    assert tera == pytest.approx(87.1078, rel=0.002)
+    tiles = 32 * 4096 * 8 / tool_times.tile_round_seconds() / 1e9
+    for published in (30.0491, 26.4098, 24.6293, 26.8986):
+        assert tiles == pytest.approx(published, rel=0.11)
+    for direction, speeds in (("from", (23.4624, 21.7526)), ("to", (56.4874, 40.2489))):
+        for published in speeds:
+            assert tool_times.host_rate(direction) * 8 / 1e9 == pytest.approx(published, rel=0.19)
+    assert tool_times.sync_train_seconds(GC200, 4095, 5, 32) == pytest.approx(1485e-6)
+
+
+@pytest.mark.parametrize(
+    ("ends", "topology", "way"),
+    [
+        ((0, 1), LinkTopology.MESH, Route("IPU-Link", 1)),
+        ((0, 2), LinkTopology.MESH, Route("IPU-Link", 1)),
+        ((0, 15), LinkTopology.MESH, Route("IPU-Link", 8)),
+        ((0, 15), LinkTopology.TORUS, Route("IPU-Link", 2)),
+        ((3, 20), LinkTopology.MESH, Route("GW-Link", 1)),
+    ],
+)
+def test_routes(ends: tuple[int, int], topology: LinkTopology, way: Route) -> None:
+    assert route(*ends, 16, topology) == way
+    assert route(*ends[::-1], 16, topology) == way
+
+
+def test_the_mixing_matrix_is_its_own_inverse() -> None:
+    w = tool_programs.mixing_matrix(3)
+    assert np.array_equal(w @ w, np.eye(16))
+    assert set(np.unique(np.abs(w))) == {0.25}
+
+
+# --- longer ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_host_traffic(pod: RealPod, tool: Tool) -> None:
+    code, out, _ = tool(gc_hosttraffictest, "-j")
+    found = json.loads(out)
+    assert code == 0
+    assert found["configuration"]["tiles_per_ipu"] == "32"
+    assert set(found["repeat_0"]) == {leg.name for leg in LEGS}
+    for test in found["repeat_0"].values():
+        assert test["tile_data_transferred_bytes"] == "13107200000"
+        assert (test["errors"], test["emulated_host_bytes"]) == ("0", str(16 << 20))
+
+
+@pytest.mark.slow
+def test_power_rows(pod: RealPod, tool: Tool) -> None:
+    code, out, _ = tool(gc_powertest, "-d", "1", "--time", "0", "--interval", "0")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("0001: 124.00W 048.25W T172.25W N/A")
+    assert " 1330MHz " in out.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_gateway_links_by_gcd(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tool: Tool
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
+    pod = RealPod(tmp_path, tmp_path_factory.mktemp("cache"), "pod128")
+    try:
+        pod.active("p", 8, num_gcds=2, num_ilds=2)
+        code, out, _ = tool(gc_gwlinkstraffictest, "-j")
+        assert (code, json.loads(out)["overall_result"]) == (0, "passed")
+        monkeypatch.setenv("IPUOF_VIPU_API_GCD_ID", "1")
+        assert own_part(find_bench(None, None)) == IpuRange(4, 4)
+        code, _, err = tool(gc_gwlinkstraffictest, "--timeout", "1")
+        assert code == 1
+        assert "still waiting for host sync after: 1 seconds. Missing: machine 0" in err
+        config = tmp_path / "p_gcd0_ipuof.conf"
+        config.write_text('IPUoF configuration of partition p, GCD 0:\n{"attributes": {"GCD Id": "0"}}')
+        monkeypatch.setenv("IPUOF_CONFIG_PATH", str(config))
+        assert own_part(find_bench(None, None)) == IpuRange(0, 4)
+        config.write_text("{}")
+        code, _, err = tool(gc_gwlinkstraffictest)
+        assert code == 2
+        assert "says no GCD" in err
+        monkeypatch.delenv("IPUOF_CONFIG_PATH")
+        monkeypatch.setenv("IPUOF_VIPU_API_GCD_ID", "2")
+        assert "has GCDs 0 to 1" in tool(gc_gwlinkstraffictest)[2]
+        code, out, _ = tool(gc_iputraffictest, "--device0", "1", "--device1", "6", "-i", "3", "-j")
+        assert json.loads(out)["tile_to_tile"]["link"] == "GW-Link"
+    finally:
+        pod.stop()
