@@ -20,7 +20,7 @@ from podrun.device.target import Chip
 from podrun.device.tiles import amp, vertices
 from podrun.device.tiles.exchange import PHASE_CYCLES
 from podrun.device.tiles.plan import Plan
-from podrun.device.tiles.splits import BYTES, Candidate, choose, splits
+from podrun.device.tiles.splits import BYTES, Candidate, Cut, choose, splits
 from podrun.errors import InvalidOptionError
 
 DEFAULT_PROPORTION = 0.6
@@ -154,10 +154,8 @@ def _amp_plan(
             units=units,
             groups=groups,
         )
-    halo = _halo(product, rows)
-    return choose(
-        chip, product, method, compute, groups, rows * halo, rows, k, n, (pm, pk, pn, used), transform, units
-    )
+    cut = Cut(pm, pk, pn, used, groups, rows, rows * _halo(product, rows), k, n, compute)
+    return choose(chip, product, method, cut, grain=units, transform=transform)
 
 
 def _expanded_plan(chip: Chip, product: Product, tiles: int, positions: int) -> Candidate:
@@ -206,10 +204,8 @@ def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> Candidate
         units=units,
         groups=groups,
     )
-    in_rows = rows * _halo(product, rows)
-    return choose(
-        chip, product, "amp-rows", compute, groups, in_rows, rows, k, n, (pm, pk, pn, used), 0.0, units
-    )
+    cut = Cut(pm, pk, pn, used, groups, rows, rows * _halo(product, rows), k, n, compute)
+    return choose(chip, product, "amp-rows", cut, grain=units)
 
 
 EXPAND_CYCLES = 0.34
@@ -228,9 +224,8 @@ def _slic_plan(chip: Chip, product: Product, tiles: int) -> Candidate:
     row_length = np.minimum(rows, product.row_length)
     compute = groups * amp.slic_cycles(np.ceil(rows / row_length), row_length, product.k, product.kernel)
     k, n = np.full_like(rows, product.k), np.full_like(rows, product.n)
-    in_rows = rows * _halo(product, rows)
-    here = groups * SLIC_GROUPS
-    return choose(chip, product, "slic", compute, here, in_rows, rows, k, n, (pm, pk, pn, used), 0.0, 4)
+    cut = Cut(pm, pk, pn, used, groups * SLIC_GROUPS, rows, rows * _halo(product, rows), k, n, compute)
+    return choose(chip, product, "slic", cut, grain=4)
 
 
 SLIC_GROUPS = 4
@@ -271,8 +266,8 @@ def _vector_plan(chip: Chip, product: Product, tiles: int) -> Candidate:
     n = np.ceil(product.n / pn)
     groups = np.ceil(product.groups / pg)
     compute = groups * amp.mac_cycles(rows, k, n, vector=vector, kernel=product.kernel)
-    in_rows = rows * _halo(product, rows)
-    return choose(chip, product, "mac", compute, groups, in_rows, rows, k, n, (pm, pk, pn, used), 0.0, 1)
+    cut = Cut(pm, pk, pn, used, groups, rows, rows * _halo(product, rows), k, n, compute)
+    return choose(chip, product, "mac", cut, grain=1)
 
 
 def _halo(product: Product, rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -22,6 +22,7 @@ from podrun.device.tiles.plan import Plan
 if TYPE_CHECKING:
     from podrun.device.tiles.matmul import Product
 
+Values = NDArray[np.float64]
 MAX_SPLITS = 28
 PRODUCT_FRAGMENTS = 40.0
 """Exchange fragments of a product on each tile. Derived: 0.34 to 0.52 MB of exchange code per product of
@@ -35,7 +36,7 @@ WORKLIST_VERTICES = 1.8
 BYTES = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2, "float8": 1}
 
 
-def splits(size: int, grain: int, most: int) -> NDArray[np.float64]:
+def splits(size: int, grain: int, most: int) -> Values:
     """Ways to cut ``size`` into equal parts of whole grains: numbers of parts, without those that change
     nothing."""
     blocks = math.ceil(size / grain)
@@ -57,96 +58,129 @@ class Candidate:
     fits: bool
 
 
-def choose(
-    chip: Chip,
-    product: Product,
-    method: str,
-    compute: NDArray[np.float64],
-    groups: NDArray[np.float64],
-    in_rows: NDArray[np.float64],
-    rows: NDArray[np.float64],
-    k: NDArray[np.float64],
-    n: NDArray[np.float64],
-    split: tuple[NDArray[np.float64], ...],
-    transform: float,
-    grain: int,
-) -> Candidate:
-    """Add what moves to the vertex cycles of each split and take the cheapest that fits.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Ways to cut a product over tiles, an entry of each array for each: numbers of parts, and what one tile has.
 
-    A split without the room for all its output channels takes them in turns of at least ``grain``, each of
-    which gathers its inputs again.
+    ``pm``, ``pk``, ``pn``: parts of rows, of input and of output channels. ``used``: tiles. ``groups``,
+    ``rows``, ``k``, ``n``: of a tile's part; ``in_rows``: input rows that it reads. ``compute``: cycles of its
+    vertices.
     """
-    pm, pk, pn, used = split
-    item, partial = float(BYTES[product.input_type]), float(BYTES[product.partials_type])
-    in_bytes = groups * in_rows * k * item / np.minimum(in_rows, product.reuse)
-    weight_bytes = groups * k * n * item * product.kernel
-    partial_bytes = groups * rows * n * partial
-    # An operand shared by an even number of neighbours arrives at double width.
+
+    pm: Values
+    pk: Values
+    pn: Values
+    used: Values
+    groups: Values
+    rows: Values
+    in_rows: Values
+    k: Values
+    n: Values
+    compute: Values
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Bytes that a tile holds of a product, for each way to cut it."""
+
+    inputs: Values
+    weights: Values
+    partials: Values
+
+
+def choose(
+    chip: Chip, product: Product, method: str, cut: Cut, *, grain: int, transform: float = 0.0
+) -> Candidate:
+    """Add what moves to the vertex cycles of each way to cut and take the cheapest that fits.
+
+    One without the room for all its output channels takes them in turns of at least ``grain``, each of
+    which gathers its inputs again. ``transform``: cycles of rearranging operands first.
+    """
+    held = _held(product, cut)
+    gather_in, gather_weights = _gathered(chip, product, cut, held)
+    shared = cut.pk > 1
     rate = chip.exchange_bytes * DELIVERED
-    in_rate = rate * np.where(pn % 2 == 0, 2.0, 1.0)
-    weight_rate = rate * np.where((pm >= 2) & (pn % 2 == 1), 2.0, 1.0)
-    if product.rows_resident:
-        stay_rows, stay_weights = 1.0 / pn, 1.0 / used
-    else:
-        stay_rows, stay_weights = 1.0 / used, 1.0 / pm
-    # Operands of many small products arrive in rows of one group each.
-    pieces = FRAGMENTED if product.groups > 1 and product.kernel == 1 else 1.0
-    gather_in = in_bytes * (1.0 - stay_rows) / in_rate * pieces
-    gather_weights = weight_bytes * (1.0 - stay_weights) / weight_rate * pieces
-    spread = np.where(pk > 1, partial_bytes * (1.0 - 1.0 / pk) / rate, 0.0)
-    phases = np.where(pk > 1, 2.0, 1.0) * PHASE_CYCLES
-    outputs = groups * rows * n / pk
-    vector = vertices.vector_width(product.partials_type)
-    reduce = np.where(
-        pk > 1,
-        33.0
-        + vertices.WORKERS
-        * (20.0 + np.ceil(outputs / vector / vertices.WORKERS) * ((pk + 7.0) / 1.0 * 0.5 + 2.0)),
-        0.0,
-    )
-    cast = np.where(
-        product.output_type != product.partials_type,
-        12.0 + vertices.WORKERS * (37.0 + np.ceil(outputs / vector / vertices.WORKERS)),
-        0.0,
-    )
-    rearrange = transform + (in_bytes * 1.25 / 8.0 if product.transposed else in_bytes * 0.0)
+    spread = np.where(shared, held.partials * (1.0 - 1.0 / cut.pk) / rate, 0.0)
+    phases = np.where(shared, 2.0, 1.0) * PHASE_CYCLES
+    closing = _reduced(product, cut), _cast(product, cut)
+    rearrange = transform + (held.inputs * 1.25 / 8.0 if product.transposed else held.inputs * 0.0)
     limit = product.proportion * chip.tile_bytes
-    turns = serial_turns(limit, in_bytes, weight_bytes + partial_bytes, n, grain)
-    temporary = in_bytes + (weight_bytes + partial_bytes) / turns
+    turns = serial_turns(limit, held.inputs, held.weights + held.partials, cut.n, grain)
+    temporary = held.inputs + (held.weights + held.partials) / turns
     # A turn moves its own weights and partial sums, and all the inputs.
     exchange = gather_weights + spread + turns * (phases + gather_in)
-    total = compute + reduce + cast + exchange + turns * rearrange + (turns - 1.0) * TURN_CYCLES
+    total = cut.compute + closing[0] + closing[1] + exchange + turns * rearrange + (turns - 1.0) * TURN_CYCLES
     fits = temporary <= limit
     # A plan that fits no tile at all cannot run; when none fits the proportion, the smallest one is taken.
     best = int(np.argmin(np.where(fits, total, np.inf))) if fits.any() else int(np.argmin(temporary))
     serial = int(turns[best])
-    reductions = 1 if pk[best] > 1 else 0
+    reductions = 1 if shared[best] else 0
     plan = Plan(
         "conv" if product.kernel > 1 else "matmul",
-        compute=float(compute[best] + reduce[best] + cast[best]) + (serial - 1) * TURN_CYCLES,
+        compute=float(cut.compute[best] + closing[0][best] + closing[1][best]) + (serial - 1) * TURN_CYCLES,
         exchange=float(exchange[best]),
         rearrange=float(rearrange[best]) * serial,
         compute_sets=serial + reductions + (1 if transform else 0),
         exchanges=serial + reductions,
         flops=2.0 * product.macs,
         temporary_bytes=float(temporary[best]),
-        tiles=int(used[best]),
+        tiles=int(cut.used[best]),
         vertices=2.0 + (WORKLIST_VERTICES * product.kernel if product.kernel > 1 else 0.0),
         fragments=(PRODUCT_FRAGMENTS if product.groups == 1 else GROUPED_FRAGMENTS)
         + KERNEL_FRAGMENTS * product.kernel,
-        detail=f"{method} {product.m}x{product.k}x{product.n} rows/{pm[best]:.0f} in/{pk[best]:.0f} "
-        f"out/{pn[best]:.0f}" + (f" serial/{serial}" if serial > 1 else ""),
+        detail=f"{method} {product.m}x{product.k}x{product.n} rows/{cut.pm[best]:.0f} in/{cut.pk[best]:.0f} "
+        f"out/{cut.pn[best]:.0f}" + (f" serial/{serial}" if serial > 1 else ""),
     )
     return Candidate(plan, bool(fits.any()))
 
 
-def serial_turns(
-    limit: float,
-    kept: NDArray[np.float64],
-    divided: NDArray[np.float64],
-    n: NDArray[np.float64],
-    grain: int,
-) -> NDArray[np.float64]:
+def _held(product: Product, cut: Cut) -> _Held:
+    item, partial = float(BYTES[product.input_type]), float(BYTES[product.partials_type])
+    return _Held(
+        inputs=cut.groups * cut.in_rows * cut.k * item / np.minimum(cut.in_rows, product.reuse),
+        weights=cut.groups * cut.k * cut.n * item * product.kernel,
+        partials=cut.groups * cut.rows * cut.n * partial,
+    )
+
+
+def _gathered(chip: Chip, product: Product, cut: Cut, held: _Held) -> tuple[Values, Values]:
+    """Cycles in which a tile's inputs arrive, and its weights."""
+    # An operand shared by an even number of neighbours arrives at double width.
+    rate = chip.exchange_bytes * DELIVERED
+    in_rate = rate * np.where(cut.pn % 2 == 0, 2.0, 1.0)
+    weight_rate = rate * np.where((cut.pm >= 2) & (cut.pn % 2 == 1), 2.0, 1.0)
+    if product.rows_resident:
+        stay_rows, stay_weights = 1.0 / cut.pn, 1.0 / cut.used
+    else:
+        stay_rows, stay_weights = 1.0 / cut.used, 1.0 / cut.pm
+    # Operands of many small products arrive in rows of one group each.
+    pieces = FRAGMENTED if product.groups > 1 and product.kernel == 1 else 1.0
+    return (
+        held.inputs * (1.0 - stay_rows) / in_rate * pieces,
+        held.weights * (1.0 - stay_weights) / weight_rate * pieces,
+    )
+
+
+def _vectors(product: Product, cut: Cut) -> Values:
+    """Turns of the workers over the outputs that a tile finishes."""
+    outputs = cut.groups * cut.rows * cut.n / cut.pk
+    return np.asarray(np.ceil(outputs / vertices.vector_width(product.partials_type) / vertices.WORKERS))
+
+
+def _reduced(product: Product, cut: Cut) -> Values:
+    """Cycles of adding partial sums, where several tiles share the input channels."""
+    each = _vectors(product, cut) * ((cut.pk + 7.0) * 0.5 + 2.0)
+    return np.where(cut.pk > 1, 33.0 + vertices.WORKERS * (20.0 + each), 0.0)
+
+
+def _cast(product: Product, cut: Cut) -> Values:
+    """Cycles of making outputs of partial sums of another type."""
+    if product.output_type == product.partials_type:
+        return np.zeros_like(cut.rows)
+    return np.asarray(12.0 + vertices.WORKERS * (37.0 + _vectors(product, cut)))
+
+
+def serial_turns(limit: float, kept: Values, divided: Values, n: Values, grain: int) -> Values:
     """Turns in which each split computes its output channels so that it stays within ``limit`` bytes.
 
     Weights and partial sums are those of one turn, the inputs are there in all of them. A turn has at least
