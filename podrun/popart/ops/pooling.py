@@ -14,6 +14,7 @@ from jax import lax
 
 from podrun.errors import UnsupportedError
 from podrun.popart.ops.common import Array, index_dtype, ints, rounds_once
+from podrun.popart.ops.reduction import to_equals
 from podrun.popart.ops.registry import ONNX, Context, Node, operator
 from podrun.popart.ops.windows import Window, padded, reduced, shifted, window_of
 
@@ -32,8 +33,10 @@ def _window_max(x: Array, window: Window) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def maximum_of_windows(x: Array, window: Window) -> Array:
-    """Max over each window: ``[N, C, *in] -> [N, C, *out]``. The gradient goes to the first maximum of a
-    window.
+    """Max over each window: ``[N, C, *in] -> [N, C, *out]``. The gradient goes whole to each element that equals it.
+
+    Source: PopART asks poplibs' poolInputGradient for the variant that is not scaled by the number of equals
+    (graphcore/popart, willow/src/popx/op/maxpoolx.cpp).
     """
     return _window_max(x, window)
 
@@ -44,16 +47,12 @@ def _maximum_forward(x: Array, window: Window) -> tuple[Array, tuple[Array, Arra
 
 
 def _maximum_backward(window: Window, saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
-    """For each kernel position, what flows to the elements under it is the gradient where they are the
-    maximum.
-    """
+    """For each kernel position, what flows to the elements under it is the gradient where they equal the maximum."""
     x, y = saved
     wide = padded(x, window, _lowest(x.dtype))
     total: Any = None
-    free = jnp.ones(y.shape, bool)
     for position in window.positions():
-        hit = free & (shifted(wide, window, position) == y)
-        free = free & ~hit
+        hit = shifted(wide, window, position) == y
         term = _unshifted(
             jnp.where(hit, gradient, jnp.zeros((), gradient.dtype)), window, position, wide.shape
         )
@@ -158,8 +157,10 @@ def global_average_pool(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(ONNX, "GlobalMaxPool", since=(1, 22))
 def global_max_pool(ctx: Context, node: Node, x: Array) -> Array:
-    """Maximum over all spatial axes, kept as 1 (ONNX GlobalMaxPool)."""
-    return jnp.max(x, axis=tuple(range(2, x.ndim)), keepdims=True)
+    """Maximum over all spatial axes, kept as 1; the gradient as of `maximum_of_windows` (ONNX GlobalMaxPool)."""
+    axes = tuple(range(2, x.ndim))
+    result = jnp.max(x, axis=axes, keepdims=True)
+    return to_equals(x, result, axes) if ctx.training else result
 
 
 def _power_mean(x: Array, p: float, total: Any) -> Array:

@@ -46,7 +46,7 @@ def _register(
         over = () if over is None else over
         result = reduce(ctx.xp, x, over, bool(node.get("keepdims", 1))).astype(x.dtype)
         if name in ("ReduceMax", "ReduceMin") and ctx.training and is_float(x):
-            return _to_equals(x, result, over)
+            return to_equals(x, result, over)
         return result
 
     apply.__doc__ = f"{meaning} over ``axes`` (all by default), kept as 1 with ``keepdims`` (ONNX {name})."
@@ -54,7 +54,7 @@ def _register(
     operator(ONNX, name, since, folds=folds)(rounds_once(apply))
 
 
-def _to_equals(x: Array, result: Array, axes: tuple[int, ...]) -> Array:
+def to_equals(x: Array, result: Array, axes: tuple[int, ...]) -> Array:
     """A maximum or minimum whose gradient goes whole to each of the elements that equal it (PopART ReduceMaxGrad)."""
     wide = result.reshape([1 if a in axes else d for a, d in enumerate(x.shape)])
     carrier = jnp.sum(jnp.where(x == wide, x, jnp.zeros((), x.dtype)), axis=axes)
