@@ -182,18 +182,21 @@ def _sorted(value: Any) -> Any:
 def _split(data: bytes, where: str) -> tuple[dict[str, Any], memoryview]:
     """The header and the blobs, once length, version and digest are right."""
     if len(data) < _PREFIX.size + _DIGEST_BYTES or not data.startswith(MAGIC):
-        raise ConfigError(f"{where} is not an Executable: it does not start with {MAGIC.decode()!r}.")
+        raise ConfigError(
+            f"{where} is not an Executable: it does not start with {MAGIC.decode()!r}",
+            hint="Name a compiled program, such as the executable.popef or profile.json of a report.",
+        )
     _, version, length = _PREFIX.unpack_from(data)
     if version > EXECUTABLE_VERSION:
         raise ConfigError(
-            f"{where} has Executable format {version}; this podrun reads up to {EXECUTABLE_VERSION}.",
+            f"{where} has Executable format {version}; this podrun reads up to {EXECUTABLE_VERSION}",
             hint="Compile the program again with this version, or install the newer podrun.",
         )
     view = memoryview(data)
     body, digest = view[:-_DIGEST_BYTES], bytes(view[-_DIGEST_BYTES:])
     if hashlib.sha256(body).digest() != digest or _PREFIX.size + length > len(body):
         raise ConfigError(
-            f"{where} is damaged or cut short: its checksum is wrong.",
+            f"{where} is damaged or cut short: its checksum is wrong",
             hint="Compile the program again; delete the file if it lies in an executable cache.",
         )
     header = json.loads(bytes(body[_PREFIX.size : _PREFIX.size + length]))

@@ -17,7 +17,7 @@ import click
 
 from podrun.collectives import links, measure, timing
 from podrun.errors import PodrunError, UsageError
-from podrun.executable import Reduction
+from podrun.executable import Reduction, numpy_dtype
 
 _UNITS = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
@@ -92,19 +92,46 @@ def render(rows: list[dict[str, Any]], job: measure.Job, target: str) -> str:
     show_default=True,
     help="What to measure; all: one table for each.",
 )
-@click.option("--variant", type=click.Choice(["array", "copy", "shared"]), default="array", show_default=True)
+@click.option(
+    "--variant",
+    type=click.Choice(["array", "copy", "shared"]),
+    default="array",
+    show_default=True,
+    help="array: arrays of the caller's; all-reduce also of arenas: copy, to each rank its own result; shared, one.",
+)
 @click.option("-g", "--ranks", type=int, default=4, show_default=True, help="Ranks, a process each.")
 @click.option(
     "--hosts", type=int, default=1, show_default=True, help="Make believe so many hosts: TCP between."
 )
-@click.option("-b", "--minbytes", default="8", show_default=True)
-@click.option("-e", "--maxbytes", default="16M", show_default=True)
-@click.option("-f", "--stepfactor", type=click.IntRange(2), default=4, show_default=True)
-@click.option("-d", "--datatype", default="float32", show_default=True)
-@click.option("-o", "--op", type=click.Choice([r.value for r in Reduction]), default="sum", show_default=True)
+@click.option("-b", "--minbytes", default="8", metavar="SIZE", show_default=True, help="Smallest size.")
+@click.option("-e", "--maxbytes", default="16M", metavar="SIZE", show_default=True, help="Largest size.")
+@click.option(
+    "-f", "--stepfactor", type=click.IntRange(2), default=4, show_default=True, help="From size to size."
+)
+@click.option("-d", "--datatype", default="float32", metavar="TYPE", show_default=True, help="Of the values.")
+@click.option(
+    "-o",
+    "--op",
+    type=click.Choice([r.value for r in Reduction]),
+    default="sum",
+    show_default=True,
+    help="Reduction.",
+)
 @click.option("-c", "--check/--no-check", default=True, show_default=True, help="Count wrong values.")
-@click.option("--seconds", default=0.05, show_default=True, help="Seconds for one loop of one size.")
-@click.option("--target", type=click.Choice(list(links.FABRICS)), default="gc200", show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=0.05,
+    show_default=True,
+    help="For one loop of one size.",
+)
+@click.option(
+    "--target",
+    type=click.Choice(list(links.FABRICS)),
+    default="gc200",
+    show_default=True,
+    help="Chip to model.",
+)
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Also write JSON here."
 )
@@ -117,6 +144,7 @@ def main(
         while sizes[-1] * stepfactor <= parse_size(maxbytes):
             sizes.append(sizes[-1] * stepfactor)
         options["dtype"], options["reduction"] = options.pop("datatype"), options.pop("op")
+        _check(sizes[0], parse_size(maxbytes), options)
         chosen = options.pop("operation")
         operations = measure.OPERATIONS if chosen == "all" else (chosen,)
         fabric = links.fabric(target)
@@ -136,7 +164,34 @@ def main(
         data: dict[str, Any] = (
             {"schema": 1, **tables[0]} if len(tables) == 1 else {"schema": 1, "tables": tables}
         )
-        json_file.write_text(json.dumps(data, indent=1) + "\n")
+        try:
+            json_file.write_text(json.dumps(data, indent=1) + "\n")
+        except OSError as error:
+            click.echo(
+                f"error: {json_file} cannot be written: {error.strerror}\nhint: Name another: --json FILE",
+                err=True,
+            )
+            sys.exit(2)
+
+
+def _check(least: int, most: int, options: dict[str, Any]) -> None:
+    """Raises UsageError for what the ranks, each a process, would all stumble over."""
+    if least > most:
+        raise UsageError(f"--minbytes is {least} and --maxbytes {most}", hint="Swap them.")
+    if options["ranks"] >= 1 and not 1 <= options["hosts"] <= options["ranks"]:
+        raise UsageError(
+            f"{options['ranks']} ranks cannot lie on {options['hosts']} hosts",
+            hint=f"Type --hosts 1 to --hosts {options['ranks']}.",
+        )
+    name = options["dtype"]
+    try:
+        known = numpy_dtype(name).kind in "fiuV" and numpy_dtype(name).itemsize > 0
+    except (TypeError, AttributeError):
+        known = False
+    if not known:
+        raise UsageError(
+            f"{name!r} is no type of values", hint="As in --datatype float16, bfloat16 or int32."
+        )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 SCHEMA = "podrun.estimate"
 SCHEMA_VERSION = 2
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+_SAVE = "Name a model in ONNX's format, such as builder.saveModelProto or session.modelToHost writes."
+_TRAINING = ("accumulation", "recompute", "optimizer", "state_off_chip", "shard_state", "global_batch")
+"""Options that mean something in training only."""
 
 
 def load_model(path: Path) -> onnx.ModelProto:
@@ -33,14 +36,16 @@ def load_model(path: Path) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError
 
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory", hint=f"Name a model in it: ls {path}")
     if not path.is_file():
         raise ConfigError(f"there is no file {path}", hint=f"Look for one: ls {path.parent}")
     try:
         model = onnx.load(str(path))
     except (DecodeError, onnx.checker.ValidationError, OSError, ValueError) as error:
-        raise ConfigError(f"{path} holds no ONNX model that can be read: {error}") from error
+        raise ConfigError(f"{path} holds no ONNX model that can be read: {error}", hint=_SAVE) from error
     if not model.graph.node:
-        raise ConfigError(f"{path} holds no ONNX model: its graph has no operators")
+        raise ConfigError(f"{path} holds no ONNX model: its graph has no operators", hint=_SAVE)
     return model
 
 
@@ -99,54 +104,68 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = _Parser(prog="podrun estimate", description=__doc__, allow_abbrev=False)
-    made.add_argument("model", type=Path, help="an ONNX file; the first dimension of inputs is the batch")
-    made.add_argument("--target", default="pod16", help="a machine or POD: pod16, bow-pod64, ipu-m2000 ...")
-    made.add_argument("--train", action="store_true", help="training; otherwise inference")
-    made.add_argument(
+    made = _Parser(
+        prog="podrun estimate",
+        description="Fit, throughput and bottleneck of an ONNX model on a POD, without running it.",
+        epilog="Example: podrun estimate model.onnx --target pod16 --train --micro-batch 16 --accumulation 8",
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("model", type=Path, help="an ONNX file; the first dimension of its inputs is the batch")
+    add(
+        "--target",
+        default="pod16",
+        metavar="NAME",
+        help="a machine or POD: pod16, bow-pod64, ipu-m2000 ... (default: %(default)s)",
+    )
+    add("--train", action="store_true", help="training; otherwise inference")
+    add(
         "--micro-batch",
         type=int,
+        metavar="N",
         help="samples of a replica at once (default: what the model is written for)",
     )
-    made.add_argument("--accumulation", type=int, help="micro-batches to a weight update (default: 1)")
-    made.add_argument("--global-batch", type=int, help="samples to a weight update, for --scan")
-    made.add_argument(
-        "--ipus-per-replica", type=int, default=1, help="pipeline stages (default: %(default)s)"
-    )
-    made.add_argument("--recompute", action="store_true", help="recompute activations in the backward pass")
-    made.add_argument(
-        "--optimizer", default="momentum", help="sgd, momentum, lars, adam, lamb (default: %(default)s)"
-    )
-    made.add_argument("--state-off-chip", action="store_true", help="optimizer state in streaming memory")
-    made.add_argument(
+    add("--accumulation", type=int, metavar="N", help="micro-batches to a weight update (default: 1)")
+    add("--global-batch", type=int, metavar="N", help="samples to a weight update, for --scan")
+    add("--ipus-per-replica", type=int, metavar="N", help="pipeline stages (default: 1)")
+    add("--recompute", action="store_true", help="recompute activations in the backward pass")
+    add("--optimizer", metavar="NAME", help="sgd, momentum, lars, adam or lamb (default: momentum)")
+    add("--state-off-chip", action="store_true", help="optimizer state in streaming memory")
+    add(
         "--shard-state",
         action="store_true",
         help="optimizer state cut over replicas (replicated tensor sharding)",
     )
-    made.add_argument("--strict", action="store_true", help="refuse equations that no tile planner knows")
-    made.add_argument("--available-memory-proportion", type=float, default=0.6)
-    made.add_argument("--partials-type", choices=("float16", "float32"), default="float16")
-    made.add_argument("--scan", action="store_true", help="try layouts and list the best")
-    made.add_argument("--top", type=int, default=10, help="rows of a scan (default: %(default)s)")
-    made.add_argument("--format", choices=("text", "json"), default="text")
+    add("--strict", action="store_true", help="refuse equations that no tile planner knows")
+    add(
+        "--available-memory-proportion",
+        type=float,
+        default=0.6,
+        metavar="SHARE",
+        help="of tile memory that a product may take while it runs, above 0 up to 1 (default: %(default)s)",
+    )
+    add(
+        "--partials-type",
+        choices=("float16", "float32"),
+        default="float16",
+        help="type of a product's partial sums on the tiles (default: %(default)s)",
+    )
+    add("--scan", action="store_true", help="try layouts and list the best; options that are given stay")
+    add("--top", type=int, default=10, metavar="N", help="rows of a scan (default: %(default)s)")
+    add("--format", choices=("text", "json"), default="text", help="of the answer (default: %(default)s)")
     return made
 
 
 def answer(options: argparse.Namespace) -> list[Estimate]:
     """The estimates that a command line asks for, best first. Raises PodrunError."""
-    if options.top < 1:
-        raise UsageError(f"--top must be at least 1, not {options.top}")
-    if options.global_batch is not None and (not options.scan or not options.train):
-        raise UsageError("--global-batch goes with --scan and --train", hint="Else give --accumulation.")
-    if options.global_batch is not None and options.accumulation is not None:
-        raise UsageError("--global-batch and --accumulation exclude each other", hint="Keep one of them.")
+    _check_options(options)
     target = system(options.target)
     layout = Layout(
         1 if options.micro_batch is None else options.micro_batch,
         1 if options.accumulation is None else options.accumulation,
-        options.ipus_per_replica,
+        1 if options.ipus_per_replica is None else options.ipus_per_replica,
         options.recompute,
-        options.optimizer,
+        options.optimizer or "momentum",
         options.state_off_chip,
         options.shard_state,
         options.partials_type,
@@ -157,6 +176,22 @@ def answer(options: argparse.Namespace) -> list[Estimate]:
     if options.strict:
         check_planned([found[0].bounds])
     return found
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Raises UsageError for options that do not go together, or would do nothing."""
+    for name in ("top", "global_batch"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} must be at least 1, not {value}", hint=f"As in --{option} 16.")
+    if options.global_batch is not None and (not options.scan or not options.train):
+        raise UsageError("--global-batch goes with --scan and --train", hint="Else give --accumulation.")
+    if options.global_batch is not None and options.accumulation is not None:
+        raise UsageError("--global-batch and --accumulation exclude each other", hint="Keep one of them.")
+    alone = [f"--{name.replace('_', '-')}" for name in _TRAINING if getattr(options, name)]
+    if alone and not options.train:
+        raise UsageError(f"{alone[0]} means nothing in inference", hint="Add --train, or leave it out.")
 
 
 def _found(options: argparse.Namespace, target: System, layout: Layout) -> list[Estimate]:
@@ -177,6 +212,8 @@ def _found(options: argparse.Namespace, target: System, layout: Layout) -> list[
         else (options.micro_batch,),
         accumulations=ACCUMULATIONS if options.accumulation is None else (options.accumulation,),
         global_batch=options.global_batch,
+        pipelines=None if options.ipus_per_replica is None else (options.ipus_per_replica,),
+        recomputing=(True,) if options.recompute else (False, True),
     )
 
 

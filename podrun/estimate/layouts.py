@@ -28,10 +28,12 @@ def scan(
     micro_batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
     accumulations: Sequence[int] = ACCUMULATIONS,
     global_batch: int | None = None,
+    pipelines: Sequence[int] | None = None,
+    recomputing: Sequence[bool] = (False, True),
 ) -> list[Estimate]:
     """Estimates of many layouts, those that fit first and the fastest of them first.
 
-    Tries micro-batches, pipelines of one IPU up to sixteen (each split as even as memory allows),
+    Tries micro-batches, pipelines of one IPU up to sixteen or of ``pipelines`` (each split as even as memory allows),
     accumulation factors, with and without recomputation. With ``global_batch`` accumulation follows from
     it, and layouts that do not divide it are left out.
 
@@ -43,7 +45,12 @@ def scan(
     for micro_batch in micro_batches:
         traced: Traced | None = None
         for layout in _layouts(
-            system, replace(base, micro_batch=micro_batch), accumulations, global_batch, train
+            system,
+            replace(base, micro_batch=micro_batch),
+            accumulations if train else (1,),
+            global_batch,
+            pipelines,
+            recomputing if train else (False,),
         ):
             if traced is None:
                 try:
@@ -64,15 +71,24 @@ def scan(
 
 
 def _layouts(
-    system: System, base: Layout, accumulations: Sequence[int], global_batch: int | None, train: bool
+    system: System,
+    base: Layout,
+    factors: Sequence[int],
+    global_batch: int | None,
+    pipelines: Sequence[int] | None,
+    recomputing: Sequence[bool],
 ) -> Iterator[Layout]:
-    per = 1
-    while per <= min(MOST_STAGES, system.ipus):
-        factors = accumulations if train else (1,)
-        if train and global_batch is not None:
+    for per in pipelines or _powers_of_two(min(MOST_STAGES, system.ipus)):
+        if global_batch is not None:
             factor, rest = divmod(global_batch, base.micro_batch * (system.ipus // per))
             factors = (factor,) if factor and not rest else ()
         for factor in factors:
-            for recompute in (False, True) if train else (False,):
+            for recompute in recomputing:
                 yield replace(base, ipus_per_replica=per, accumulation=factor, recompute=recompute)
-        per *= 2
+
+
+def _powers_of_two(most: int) -> Iterator[int]:
+    power = 1
+    while power <= most:
+        yield power
+        power *= 2

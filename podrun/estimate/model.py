@@ -261,7 +261,7 @@ def _batched(model: onnx.ModelProto, micro_batch: int) -> dict[str, tuple[int, .
             )
         shapes[value.name] = (micro_batch, *rest) if len(dims) else ()
     if not shapes:
-        raise UsageError("the model has no inputs")
+        raise UsageError("the model has no inputs", hint="Samples come in through the model's inputs.")
     return shapes
 
 
@@ -358,7 +358,7 @@ def check_layout(system: System, layout: Layout) -> None:
 def _check_counts(layout: Layout) -> None:
     for name, value in (("micro-batch", layout.micro_batch), ("accumulation", layout.accumulation)):
         if value < 1:
-            raise UsageError(f"--{name} must be at least 1, not {value}")
+            raise UsageError(f"--{name} must be at least 1, not {value}", hint=f"As in --{name} 4.")
 
 
 def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -> tuple[IpuShare, ...]:

@@ -41,17 +41,17 @@ def read_config(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise NotFoundError(
             f"there is no configuration file {path}",
-            hint="Write one: podrun --export-config FILE ... program",
+            hint=_WRITE_ONE,
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+        raise ConfigError(f"{path} cannot be read: {reason(error)}", hint=_WRITE_ONE) from error
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{path}:{line}: not YAML: {error.problem}") from error
+        raise ConfigError(f"{path}:{line}: not YAML: {error.problem}", hint=_EXAMPLE) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}") from error
+        raise ConfigError(f"{path}: not YAML: {error}", hint=_EXAMPLE) from error
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):
@@ -68,7 +68,13 @@ def read_config(path: Path) -> dict[str, Any]:
     return values
 
 
-_EXAMPLE = "As in: num-replicas: 16"
+_EXAMPLE = "One option a line, as in: num-replicas: 16"
+_WRITE_ONE = "Write one: podrun --export-config FILE ... program"
+
+
+def reason(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be used, without what the message says already (its path, the number of the error)."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text in UTF-8"
 
 
 def _option(key: str, where: str) -> Option:
@@ -100,10 +106,12 @@ def _scalar(option: Option, node: Any, where: str) -> Any:
 
     if not isinstance(node, yaml.ScalarNode):
         expected = "one value or a list of values" if option.repeatable else "one value"
-        raise ConfigError(f"{where}: {option.name} takes {expected}")
+        raise ConfigError(f"{where}: {option.name} takes {expected}", hint=_EXAMPLE)
     if option.kind is Kind.VERBOSITY:
         if node.value not in ("0", "1", "2"):
-            raise ConfigError(f"{where}: {option.name} is 0, 1 or 2, not {node.value!r}")
+            raise ConfigError(
+                f"{where}: {option.name} is 0, 1 or 2, not {node.value!r}", hint=f"As in: {option.name}: 1"
+            )
         return int(node.value)
     try:
         return convert(option, node.value, f"{where}: {option.name}")
@@ -123,7 +131,10 @@ def write_config(path: Path, values: Mapping[str, Any], *, overwrite: bool) -> N
             hint="Add --overwrite-config=yes, or name another.",
         ) from None
     except OSError as error:
-        raise UsageError(f"the configuration cannot be written to {path}: {error}") from error
+        raise UsageError(
+            f"the configuration cannot be written to {path}: {reason(error)}",
+            hint="Name a file in a directory that is there and can be written.",
+        ) from error
 
 
 def config_text(values: Mapping[str, Any]) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from podrun.errors import NotFoundError, UsageError
+from podrun.launcher.config import reason
 
 LOCAL_HOST = "localhost"
 MAX_HOSTS = 1 << 14
+_ONE_A_LINE = "Name a file with one host a line: host0, or 10.0.0.1."
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*")
 _ITEM = re.compile(r"(?P<head>[^\[\],]+)(?:\[(?P<ranges>[^\[\]]*)\](?P<tail>[^\[\],]*))?")
 
@@ -24,7 +26,7 @@ def parse_hosts(text: str, option: str = "--host") -> tuple[str, ...]:
             raise _bad(option, text)
         hosts += _expand(match, option, text)
         if len(hosts) > MAX_HOSTS:
-            raise UsageError(f"{option} {text} names more than {MAX_HOSTS} hosts")
+            raise UsageError(f"{option} {text} names more than {MAX_HOSTS} hosts", hint="Name fewer.")
         position = match.end() + 1
         if match.end() == len(text):
             break
@@ -36,20 +38,16 @@ def read_hostfile(path: Path) -> tuple[str, ...]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        raise NotFoundError(
-            f"there is no host file {path}", hint="Name a file with one host a line."
-        ) from None
+        raise NotFoundError(f"there is no host file {path}", hint=_ONE_A_LINE) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the host file {path} cannot be read: {error}") from error
-    hosts = [name for line in lines if (name := line.split("#")[0].strip())]
+        raise UsageError(f"the host file {path} cannot be read: {reason(error)}", hint=_ONE_A_LINE) from error
+    hosts = [(number, name) for number, line in enumerate(lines, 1) if (name := line.split("#")[0].strip())]
     if not hosts:
-        raise UsageError(f"the host file {path} names no host", hint="Write one host a line.")
-    for host in hosts:
+        raise UsageError(f"the host file {path} names no host", hint=_ONE_A_LINE)
+    for number, host in hosts:
         if not _NAME.fullmatch(host):
-            raise UsageError(
-                f"{path}:{lines.index(host) + 1 if host in lines else 0}: {host!r} is no host name"
-            )
-    return _checked(hosts, str(path))
+            raise UsageError(f"{path}:{number}: {host!r} is no host name", hint=_ONE_A_LINE)
+    return _checked([host for _, host in hosts], str(path))
 
 
 def _expand(match: re.Match[str], option: str, text: str) -> Iterator[str]:

@@ -33,6 +33,7 @@ from podrun.launcher.stopping import Interrupted, Stopping
 from podrun.launcher.summary import counted, summary
 from podrun.launcher.supervise import Outcome, Runner, Supervisor
 from podrun.launcher.topology import topology_table
+from podrun.partition.ray_address import AUTO
 
 
 def preview(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
@@ -123,9 +124,7 @@ class _Launch:
     def _check_hosts(self) -> None:
         """Instances on other hosts are nodes of a Ray cluster, and so are the hosts of their machines."""
         if any(not is_this_host(host) for host in self.spec.layout.hosts) and not self.spec.server.ray:
-            from podrun.launcher.remote import ray_address
-
-            server = dataclasses.replace(self.spec.server, ray=ray_address(self.environ))
+            server = dataclasses.replace(self.spec.server, ray=AUTO)
             self.spec = dataclasses.replace(self.spec, server=server)
         if self.spec.host_subnet:
             self.log.debug(f"--host-subnet {self.spec.host_subnet} has no effect: Ray connects the hosts")
@@ -214,11 +213,10 @@ class _Launch:
         others = sorted({host for host in self.spec.layout.hosts if not is_this_host(host)})
         if not others:
             return []
-        from podrun.launcher.remote import connect_hosts, ray_address
+        from podrun.launcher.remote import connect_hosts
 
-        remote = connect_hosts(
-            others, self.log, local.wake, address=self.spec.server.ray or ray_address(self.environ)
-        )
+        ray = self.spec.server.ray or AUTO
+        remote = connect_hosts(others, self.log, local.wake, address=ray, environ=self.environ)
         for runner in remote:
             self._undo.callback(runner.close)
         return list(remote)

@@ -125,7 +125,10 @@ def _take(word: str, words: list[str], text: str, option: str) -> tuple[str, lis
     name = word.lstrip("-")
     count = WORDS_TAKEN.get(name, 0)
     if len(words) < count:
-        raise UsageError(f"{option}={text!r}: {word} needs {count} more word{'s' if count > 1 else ''}")
+        raise UsageError(
+            f"{option}={text!r}: {word} needs {count} more word{'s' if count > 1 else ''}",
+            hint=f"Quote all of it: {option}='-x VARIABLE=1 -wdir DIRECTORY'",
+        )
     taken, words[:count] = words[:count], []
     return name, taken
 

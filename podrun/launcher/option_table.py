@@ -80,7 +80,7 @@ OPTIONS: tuple[Option, ...] = (
         "version-format",
         Kind.NAME,
         Group.GENERAL,
-        "text: podrun's version; the full forms add what it depends on",
+        "text, full-text or full-json; the full ones add what podrun depends on",
         "text",
         "FORMAT",
         choices=("text", "full-text", "full-json"),
@@ -330,7 +330,8 @@ OPTIONS: tuple[Option, ...] = (
         "ray-address",
         Kind.NAME,
         Group.EMULATION,
-        "Ray cluster whose nodes hold the machines (default: with --host $RAY_ADDRESS or this host's; else none)",
+        "Ray cluster whose nodes hold the machines; auto: $RAY_ADDRESS, else this host's "
+        "(default: auto with --host, else none)",
         None,
         "HOST:PORT",
     ),

@@ -127,9 +127,9 @@ class PartitionSession:
             return self.pod  # Refused by the caller; nothing is started.
         ray = self.spec.server.ray
         if ray is not None:
-            from podrun.launcher.remote import check_listening
+            from podrun.partition.ray_address import resolve
 
-            check_listening(ray)
+            ray = resolve(ray, self.environ)
             self.token = make_token(self.environ, runtime_directory())
         pool = RayMachinePool(cluster, address=ray, token=self.token)
         self._service = Service(cluster, Store(None, cluster.name), pool)

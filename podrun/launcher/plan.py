@@ -28,6 +28,7 @@ from podrun.launcher.spec import (
     PodFacts,
     ServerSpec,
 )
+from podrun.partition.ray_address import check_form
 
 MAX_IPUS_PER_INSTANCE = 64
 """A process drives at most one IPU-POD64's worth of IPUs."""
@@ -76,7 +77,7 @@ def plan_launch(given: Mapping[str, Any], program: tuple[str, ...], around: Surr
         server=_server(values),
         partition=None if offline else _partition(values, layout, around.environ),
         output=OutputSpec(only, everywhere.output_directory or local.output_directory),
-        cache_path=_absolute(values["executable-cache-path"], around),
+        cache_path=_cache_directory(values["executable-cache-path"], around),
         print_topology=values["print-topology"] or values["verbose"] >= 2,
         verbosity=-1 if values["quiet"] else values["verbose"],
         debug=values["debug"],
@@ -183,6 +184,8 @@ def resolve_program(program: tuple[str, ...], around: Surroundings, layout: Layo
     if not program:
         raise UsageError("no program to run", hint="Type podrun --num-replicas 16 train.py")
     name, rest = program[0], program[1:]
+    if not name:
+        raise UsageError("the program's name is empty", hint="Type podrun --num-replicas 16 train.py")
     if not name.endswith(".py"):
         if layout.hosts == (LOCAL_HOST,) and not _command_exists(name, around):
             if Path(around.directory, name).is_dir():
@@ -211,7 +214,8 @@ def _program_hint(name: str, around: Surroundings) -> str:
     if Path(around.directory, name + ".py").is_file():
         return f"Did you mean {name}.py?"
     if Path(around.directory, name).is_file():
-        return f"{name} is a file but no command: type ./{name} and make it executable (chmod +x {name})."
+        called = name if os.sep in name else f"./{name}"
+        return f"{name} is a file but no command: type {called} and make it executable (chmod +x {name})."
     return "Options of podrun come before the program, its own arguments after it."
 
 
@@ -258,6 +262,8 @@ def _instance(
 
 
 def _server(values: Mapping[str, Any]) -> ServerSpec:
+    if values["ray-address"] is not None:
+        check_form(values["ray-address"])
     return ServerSpec(
         host=values["vipu-server-host"],
         port=values["vipu-server-port"],
@@ -268,10 +274,18 @@ def _server(values: Mapping[str, Any]) -> ServerSpec:
 
 
 def _partition(values: Mapping[str, Any], layout: Layout, environ: Mapping[str, str]) -> PartitionSpec:
+    from podrun.partition.requirements import check_name
+    from podrun.partition.types import parse_sync_type
+
+    name = values["vipu-partition"] or environ.get("IPUOF_VIPU_API_PARTITION_ID") or None
+    if name is not None:
+        check_name(name, "a partition")
+    if values["sync-type"] is not None:
+        parse_sync_type(values["sync-type"])
     return PartitionSpec(
         size=layout.ipus,
         num_gcds=1,
-        name=values["vipu-partition"] or environ.get("IPUOF_VIPU_API_PARTITION_ID") or None,
+        name=name,
         allocation=values["vipu-allocation"],
         num_ilds=values["num-ilds"],
         sync_type=values["sync-type"],
@@ -361,8 +375,18 @@ def _interpreter_warning(command: tuple[str, ...], around: Surroundings) -> list
     ]
 
 
-def _absolute(path: str | None, around: Surroundings) -> str | None:
-    return os.path.join(around.directory, path) if path else None
+def _cache_directory(given: str | None, around: Surroundings) -> str | None:
+    """Where instances keep programs, from the root. Raises UsageError for a place where no directory can be."""
+    if not given:
+        return None
+    path = Path(around.directory, given)
+    there = next(place for place in (path, *path.parents) if os.path.exists(place))
+    if not there.is_dir():
+        raise UsageError(
+            f"--executable-cache-path {given}: {there} is no directory",
+            hint="Name a directory, or leave it out.",
+        )
+    return str(path)
 
 
 def _near(values: list[int], wanted: int) -> list[int]:

@@ -24,6 +24,7 @@ POLL_SECONDS = 0.2
 SILENCE_SECONDS = 30.0
 """A host that does not answer a poll for so long is lost."""
 LOST_EXIT_CODE = 1
+_LOOK = "Look at the cluster (ray status); podrun must be installed at the same path on all its nodes."
 
 
 class HostActor:
@@ -90,10 +91,12 @@ class RemoteRunner:
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, OSError):
                 raise error.cause from None
-            raise ServiceError(f"host {self.host} could not start an instance: {error}") from error
+            raise ServiceError(
+                f"host {self.host} could not start an instance: {error}", hint=_LOOK
+            ) from error
         except self._ray.exceptions.GetTimeoutError:
             raise DeadlineError(
-                f"host {self.host} did not start an instance in {START_SECONDS:g} s"
+                f"host {self.host} did not start an instance in {START_SECONDS:g} s", hint=_LOOK
             ) from None
         self._running.add(command.instance)
         if not self._thread.is_alive():
@@ -147,23 +150,18 @@ class RemoteRunner:
                 self._wake()
 
 
-def ray_address(environ: Mapping[str, str]) -> str:
-    """The Ray cluster whose nodes ``--host`` may name."""
-    return environ.get("RAY_ADDRESS") or "auto"
-
-
 def connect_hosts(
-    hosts: Sequence[str], log: Log, wake: Callable[[], None], *, address: str
+    hosts: Sequence[str], log: Log, wake: Callable[[], None], *, address: str, environ: Mapping[str, str]
 ) -> list[RemoteRunner]:
-    """A runner for each host, a node of the Ray cluster at ``address``.
+    """A runner for each host, a node of the Ray cluster at ``address`` (see `podrun.partition.ray_address`).
 
     Raises NotFoundError naming hosts that are no nodes of the Ray cluster,
     ServiceError if there is no such cluster, DeadlineError if a host's actor does not start."""
+    from podrun.partition.ray_address import resolve
     from podrun.partition.ray_session import RaySession
 
     try:
-        check_listening(address)
-        ray = RaySession(address).ray
+        ray = RaySession(resolve(address, environ)).ray
     except ServiceError as error:
         raise NotFoundError(
             f"instances on {', '.join(hosts)} need a Ray cluster, and there is none: {error.message}",
@@ -183,26 +181,9 @@ def connect_hosts(
     ready, late = ray.wait(list(pings.values()), num_returns=len(pings), timeout=START_SECONDS)
     if late:
         names = ", ".join(host for host, ping in pings.items() if ping in late)
-        raise DeadlineError(f"hosts that did not answer within {START_SECONDS:g} s: {names}")
+        raise DeadlineError(f"hosts that did not answer within {START_SECONDS:g} s: {names}", hint=_LOOK)
     log.debug(f"hosts ready: {', '.join(hosts)} ({len(ready)})")
     return [RemoteRunner(ray, actor, host, wake, log) for host, actor in actors.items()]
-
-
-def check_listening(address: str) -> None:
-    """Raises ServiceError if nobody listens at host:port: Ray itself would try for more than a minute."""
-    import socket
-
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal():
-        return
-    try:
-        with socket.create_connection((host, int(port)), timeout=5.0):
-            return
-    except OSError as error:
-        raise ServiceError(
-            f"no Ray cluster: nobody answers at {address} ({error.strerror or error})",
-            hint="Start one there (ray start --head), or name another: --ray-address HOST:PORT",
-        ) from error
 
 
 def names_of(node: Mapping[str, Any]) -> set[str]:

@@ -240,9 +240,19 @@ def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--api-user-id", metavar="ID", help="Accepted; the server does not authenticate."),
         click.option("--api-access-key", metavar="KEY", help="Accepted; the server does not authenticate."),
         click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="vipu-cli.hcl file."),
-        click.option("--timeout", type=click.FloatRange(0.1), default=120.0, metavar="SECONDS", help="[120]"),
         click.option(
-            "--format", "output", type=click.Choice(["text", "json"]), default="text", help="[text]"
+            "--timeout",
+            type=click.FloatRange(0.1),
+            default=120.0,
+            metavar="SECONDS",
+            help="How long a request may take [120].",
+        ),
+        click.option(
+            "--format",
+            "output",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            help="What to print [text].",
         ),
         click.option("--showjson", is_flag=True, hidden=True),
         click.option("--server-version", is_flag=True, help="Print the server's version and address."),

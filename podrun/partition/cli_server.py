@@ -32,10 +32,13 @@ NAMES = {"help_option_names": ["-h", "--help"]}
 @click.option("--port", type=click.IntRange(0, 65535), default=8090, help="Port; 0 for a free one [8090].")
 @click.option("--prestart", is_flag=True, help="Start all machines now, so that partitions are up at once.")
 @click.option(
-    "--state-file", type=click.Path(path_type=Path), metavar="FILE", help="Where partitions are kept."
+    "--state-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where partitions are kept [~/.local/state/podrun/vipu-server-POD.sqlite].",
 )
 @click.option("--no-state", is_flag=True, help="Forget partitions at the end.")
-@click.option("--ray-address", metavar="ADDRESS", help="Use this Ray cluster [a private one].")
+@click.option("--ray-address", metavar="HOST:PORT", help="Use this Ray cluster [a private one].")
 @click.option("--in-process", is_flag=True, help="Machines as threads of the server, without Ray.")
 @click.option("--list-clusters", is_flag=True, help="List the PODs there are and exit.")
 @click.option("-v", "--verbose", is_flag=True, help="Log what happens to stderr.")
@@ -145,6 +148,10 @@ def _pool(cluster: Any, options: dict[str, Any], on_session: Callable[[RaySessio
     from podrun.partition.ray_pool import RayMachinePool
 
     address = options["ray_address"]
+    if address is not None:
+        from podrun.partition.ray_address import resolve
+
+        address = resolve(address, os.environ)
     return RayMachinePool(
         cluster,
         address=address,

@@ -29,7 +29,7 @@ from podrun.errors import (
     UnsupportedError,
     UsageError,
 )
-from podrun.partition.discovery import runtime_directory
+from podrun.partition.discovery import DEFAULT_PORT, runtime_directory
 from podrun.partition.types import (
     AgentInfo,
     AgentState,
@@ -41,11 +41,11 @@ from podrun.partition.types import (
     PartitionState,
     ServerVersion,
     SyncType,
+    parse_sync_type,
 )
 from podrun.telemetry import MachineReport
 
 DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORT = 8090
 DEFAULT_TIMEOUT_S = 120.0
 """PopRun's default --vipu-server-timeout."""
 ERROR_METADATA_KEY = "podrun-error-bin"
@@ -375,17 +375,7 @@ def quiet_grpc() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-def parse_sync_type(text: str) -> SyncType:
-    """The SyncType of either spelling, in any case. Raises UsageError naming both."""
-    plain = text.lower().replace("_", "-").removeprefix("st-")
-    for kind in SyncType:
-        if kind.value == plain:
-            return kind
-    known = ", ".join(kind.value for kind in SyncType)
-    raise UsageError(f"unknown sync type {text!r}", hint=f"Known: {known} (PopRun: ST_C2_COMPATIBLE, ...).")
-
-
 def _unsigned(value: int, what: str) -> int:
     if not 0 <= value < 1 << 32:
-        raise UsageError(f"{what} {value} is out of range")
+        raise UsageError(f"{what} {value} is out of range", hint="Use 0 to 4294967295.")
     return value

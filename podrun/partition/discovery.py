@@ -28,6 +28,8 @@ from podrun.partition.guardian import SCRATCH_PREFIX, end_writers, marked_proces
 
 VIPU_SERVER = "vipu-server"
 """Kind of an entry: a partition service that stays (`vipu-server`)."""
+DEFAULT_PORT = 8090
+"""Where a V-IPU controller listens unless told otherwise."""
 LAUNCHER = "podrun"
 """Kind of an entry: the partition service inside one `podrun`."""
 
@@ -113,9 +115,13 @@ class Registry:
         return publication
 
     def entries(self) -> list[Entry]:
-        """Entries whose owner runs: those that stay (`VIPU_SERVER`) first, then the youngest first."""
+        """Entries whose owner runs: those that stay (`VIPU_SERVER`) first, of these the one at the port that users
+        expect, then the youngest first.
+        """
         found = [entry for _, entry in self._read() if entry.owner.alive]
-        return sorted(found, key=lambda entry: (entry.kind != VIPU_SERVER, -entry.owner.start_ticks))
+        return sorted(
+            found, key=lambda e: (e.kind != VIPU_SERVER, e.port != DEFAULT_PORT, -e.owner.start_ticks)
+        )
 
     def find(self, *, partition: str | None = None) -> Entry | None:
         """The service to talk to by default: that of ``partition`` if one says it has it, else the first."""

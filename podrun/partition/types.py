@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from podrun.cluster import IPUS_PER_MACHINE
+from podrun.errors import UsageError
 
 
 class PartitionState(enum.Enum):
@@ -51,6 +52,16 @@ class SyncType(enum.Enum):
     def wire_name(self) -> str:
         """The spelling on the wire, which PopRun's --sync-type uses: ``ST_POD_NATIVE_DEFAULT``."""
         return f"ST_{self.name}"
+
+
+def parse_sync_type(text: str) -> SyncType:
+    """The SyncType of either spelling, in any case. Raises UsageError naming both."""
+    plain = text.lower().replace("_", "-").removeprefix("st-")
+    for kind in SyncType:
+        if kind.value == plain:
+            return kind
+    known = ", ".join(kind.value for kind in SyncType)
+    raise UsageError(f"unknown sync type {text!r}", hint=f"Known: {known} (PopRun: ST_C2_COMPATIBLE, ...).")
 
 
 class AgentState(enum.Enum):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from podrun.errors import ConfigError, PodrunError
+from podrun.errors import ConfigError, PodrunError, UsageError
 from podrun.report.document import SCHEMA, from_object, parse, read_text, to_json
 from podrun.report.html import page
 from podrun.report.model import Profile
@@ -32,31 +34,72 @@ def load(path: Path) -> Profile:
     return from_object(found, source=str(path)) if found.get("schema") == SCHEMA else read_report(found)
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises as podrun does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint="python -m podrun.report --help lists all options.")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = _Parser(
+        prog="python -m podrun.report",
+        description="Show what a compiled program takes on the tiles: time by cause, cycles, memory.",
+        epilog="Example: python -m podrun.report podrun-profile__instance_0/training/profile.json --html page.html",
+        allow_abbrev=False,
+    )
+    made.add_argument(
+        "program",
+        type=Path,
+        help="a compiled program (executable.popef), a profile.json or .pop, or a tile report as .json",
+    )
+    for name, text in (
+        ("html", "write one self-contained page"),
+        ("json", "write the profile as JSON"),
+        ("trace", "write a trace for ui.perfetto.dev or chrome://tracing"),
+        ("compare", "another program or profile: show what changed from it"),
+    ):
+        made.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
+    return made
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the summary; write the files that are asked for. 0, or 2 for bad input."""
-    parser = argparse.ArgumentParser(prog="python -m podrun.report", description=__doc__)
-    parser.add_argument(
-        "program", type=Path, help="a compiled program, a profile.json, or a tile report as .json"
-    )
-    parser.add_argument("--html", type=Path, help="write one self-contained page")
-    parser.add_argument("--json", type=Path, help="write the profile as JSON")
-    parser.add_argument("--trace", type=Path, help="write a trace for Perfetto or chrome://tracing")
-    parser.add_argument("--compare", type=Path, help="another program: show what changed from it")
-    options = parser.parse_args(argv)
     try:
-        profile = load(options.program)
-        other = load(options.compare) if options.compare else None
+        return _show(parser().parse_args(argv))
     except PodrunError as error:
-        print(f"error: {error}" + (f"\n{error.hint}" if error.hint else ""), file=sys.stderr)
+        print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return error.exit_code
-    sys.stdout.write(summary(profile) if other is None else compare(other, profile))
+    except BrokenPipeError:
+        # Whoever read us (head, less) has enough. Keep the interpreter from complaining at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _show(options: argparse.Namespace) -> int:
+    profile = load(options.program)
+    other = load(options.compare) if options.compare else None
     if options.html:
-        options.html.write_text(page(profile, title=options.program.name, other=other), encoding="utf-8")
+        _write(options.html, lambda: page(profile, title=options.program.name, other=other))
     if options.json:
-        options.json.write_text(to_json(profile), encoding="utf-8")
+        _write(options.json, lambda: to_json(profile))
     if options.trace:
-        options.trace.write_text(to_trace(profile), encoding="utf-8")
+        _write(options.trace, lambda: to_trace(profile))
+    sys.stdout.write(summary(profile) if other is None else compare(other, profile))
+    sys.stdout.flush()
     return 0
+
+
+def _write(path: Path, text: Callable[[], str]) -> None:
+    """Raises UsageError if the file cannot be written."""
+    try:
+        path.write_text(text(), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written: {error.strerror}",
+            hint="Name a file in a directory that is there and can be written.",
+        ) from error
 
 
 if __name__ == "__main__":

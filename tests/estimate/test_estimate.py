@@ -17,6 +17,7 @@ from podrun.device.tiles import primitives
 from podrun.errors import InvalidOptionError, UsageError
 from podrun.estimate import Layout, Traced, estimate, scan
 from podrun.estimate.command import main
+from podrun.estimate.layouts import ACCUMULATIONS
 from podrun.estimate.model import trace
 
 
@@ -238,7 +239,11 @@ def test_bad_input_is_refused_by_name(
         ([str(tmp_path / "none.onnx")], "none.onnx"),
         ([str(path), "--available-memory-proportion", "0"], "availableMemoryProportion"),
         ([str(path), "--ipus-per-replica", "3"], "3 IPUs per replica"),
-        ([str(path), "--optimizer", "magic"], "magic"),
+        ([str(path), "--train", "--optimizer", "magic"], "magic"),
+        ([str(path), "--accumulation", "4"], "--accumulation means nothing in inference"),
+        ([str(path), "--recompute"], "--recompute means nothing in inference"),
+        ([str(tmp_path)], "is a directory"),
+        ([str(path), "--train", "--scan", "--global-batch", "-7"], "--global-batch must be at least 1"),
         ([str(path), "--micro-batch", "0"], "--micro-batch must be at least 1"),
         ([str(path), "--train", "--accumulation", "-2"], "--accumulation must be at least 1"),
         ([str(path), "--top", "0"], "--top"),
@@ -423,3 +428,13 @@ def test_what_crosses_behind_a_layer_does_not_grow_with_depth() -> None:
     rows = 16 * 128 * 2
     assert behind["layer0/layer_norm2/GroupNormalization:0"] == rows
     assert behind["layer1/layer_norm2/GroupNormalization:0"] == rows
+
+
+def test_a_scan_keeps_what_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(_perceptron(64, 2), str(path))
+    words = [str(path), "--train", "--scan", "--micro-batch", "4", "--ipus-per-replica", "2", "--recompute"]
+    assert main([*words, "--format", "json", "--top", "99"]) == 0
+    layouts = json.loads(capsys.readouterr().out)["estimates"]
+    assert {(one["ipus_per_replica"], one["recompute"]) for one in layouts} == {(2, True)}
+    assert {one["accumulation"] for one in layouts} == set(ACCUMULATIONS)

@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.errors import NotFoundError, PodrunError, UsageError
+from podrun.launcher.config import merge_config
+from podrun.launcher.option_table import OPTIONS, Option
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.plan import Surroundings, fit_to_pod, plan_launch
 from podrun.launcher.spec import LaunchSpec, PodFacts
@@ -85,6 +87,10 @@ def test_instances_own_blocks_of_replicas_and_hosts_blocks_of_instances(
         ("--process-placement spread", "is not there", "disabled"),
         ("--host-subnet 10.0.0.300/8", "is no network", "10.1.0.0/16"),
         ("-H a,a", "names a twice", "Name each host once"),
+        ("--sync-type ST_NONE", "unknown sync type", "c2-compatible"),
+        ("--vipu-partition a/b", "is no name for a partition", "letters, digits"),
+        ("--ray-address ray://a:10001", "is no address of a Ray cluster", "10.0.0.1:6379"),
+        ("--executable-cache-path train.py/x", "train.py is no directory", "leave it out"),
     ],
 )
 def test_refuses(words: str, message: str, hint: str, directory: Path) -> None:
@@ -101,9 +107,11 @@ def test_refuses(words: str, message: str, hint: str, directory: Path) -> None:
         ([], UsageError, "no program", "podrun --num-replicas"),
         (["trian.py"], NotFoundError, "there is no script trian.py", "Did you mean train.py?"),
         (["folder.py"], UsageError, "is a directory", ""),
+        ([""], UsageError, "name is empty", "podrun --num-replicas"),
         (["no-such-command"], NotFoundError, "there is no program", "Options of podrun come before"),
         (["train"], NotFoundError, "there is no program", "Did you mean train.py?"),
-        (["./tool"], NotFoundError, "there is no program", "chmod +x"),
+        (["./tool"], NotFoundError, "there is no program", "type ./tool and make it executable (chmod +x"),
+        (["/etc/passwd"], NotFoundError, "there is no program", "type /etc/passwd and"),
     ],
 )
 def test_programs_that_are_not_there(
@@ -192,3 +200,17 @@ def test_offline_has_no_partition_and_any_number_of_replicas(directory: Path) ->
     spec = plan("--offline-mode on --num-replicas 6 --num-instances 3", directory)
     assert spec.partition is None
     assert [i.first_replica for i in spec.instances] == [0, 2, 4]
+
+
+@pytest.mark.parametrize("option", [o for o in OPTIONS if o.takes_value], ids=lambda o: o.name)
+def test_a_wrong_value_is_refused_with_what_to_type(option: Option, directory: Path) -> None:
+    """Whatever stands behind an option is taken, or refused by name with a hint: nothing else comes out of it."""
+    for value in ("", "-1", "zz zz/\xe9", "1" * 30, "\n", "[", "a" * 300):
+        around = Surroundings({"PATH": "/bin:/usr/bin"}, str(directory), "python")
+        refused: PodrunError | None = None
+        try:
+            line = parse_command_line([f"--{option.name}={value}", "train.py"])
+            plan_launch(merge_config(line.given, directory), line.program, around)
+        except PodrunError as error:
+            refused = error
+        assert refused is None or (refused.exit_code == 2 and refused.hint), value

@@ -11,6 +11,7 @@ import pytest
 
 from podrun.errors import UsageError
 from podrun.partition.discovery import (
+    DEFAULT_PORT,
     LAUNCHER,
     VIPU_SERVER,
     Entry,
@@ -174,3 +175,9 @@ def test_dismiss_twice() -> None:
     guardian.dismiss()
     guardian.dismiss()
     assert ProcessId.of(guardian.pid) is None
+
+
+def test_of_several_servers_the_one_at_the_usual_port_comes_first(registry: Registry) -> None:
+    for port in (8091, DEFAULT_PORT, 8092):
+        registry.publish(Entry(VIPU_SERVER, "127.0.0.1", port, this_process()))
+    assert registry.entries()[0].port == DEFAULT_PORT

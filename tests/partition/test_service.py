@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from podrun.errors import ConfigError, ConflictError, DeadlineError, NotFoundError, ServiceError, UsageError
-from podrun.partition.client import VipuClient, parse_sync_type
+from podrun.partition.client import VipuClient
 from podrun.partition.store import Store
-from podrun.partition.types import AgentState, PartitionState, SyncType
+from podrun.partition.types import AgentState, PartitionState, SyncType, parse_sync_type
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 
 from .conftest import Pod

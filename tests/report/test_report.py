@@ -351,6 +351,24 @@ def test_bad_files_are_refused_clearly(
     assert "error:" in capsys.readouterr().err
 
 
+def test_what_cannot_be_written_or_is_no_option_is_one_named_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "report.json"
+    source.write_text(json.dumps(pipeline_report()), encoding="utf-8")
+    for words, said in (
+        (["--html", str(tmp_path / "none" / "page.html")], "page.html cannot be written"),
+        (["--json", str(tmp_path)], "cannot be written"),
+        (["--nosuch"], "--nosuch"),
+        (["--html"], "--html"),
+    ):
+        assert main([str(source), *words]) == 2
+        told = capsys.readouterr()
+        assert said in told.err
+        assert "\nhint: " in told.err
+        assert told.out == ""
+
+
 def test_a_report_without_a_model_says_so() -> None:
     with pytest.raises(ConfigError, match="tile report"):
         read_report({})

@@ -1,0 +1,75 @@
+"""What users are told: every refusal has a hint, every option a description."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from podrun.collectives.perf import main as perf
+from podrun.estimate import command as estimate
+from podrun.monitor.exporter import exporter
+from podrun.report import __main__ as report
+from tests.conftest import ROOT
+from tests.test_docs import COMMANDS, PAGES
+
+REFUSALS = {"UsageError", "ConfigError", "NotFoundError", "ConflictError", "UnsupportedError"}
+"""Errors that a user can do something about."""
+ROOMS = ("launcher", "partition", "monitor", "estimate", "report")
+"""The rooms whose commands people type."""
+PARSERS = {"podrun estimate": estimate.parser, "python -m podrun.report": report.parser}
+
+
+def _without_hint(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            call = node.exc
+            name = call.func.id if isinstance(call.func, ast.Name) else ""
+            if name in REFUSALS and not any(word.arg == "hint" for word in call.keywords):
+                yield f"{path.relative_to(ROOT)}:{node.lineno} {name}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_refusals_say_what_to_do_next(room: str) -> None:
+    paths = sorted((ROOT / "podrun" / room).rglob("*.py"))
+    assert paths
+    assert [line for path in paths for line in _without_hint(path)] == []
+
+
+def _commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        for word, inner in command.commands.items():
+            yield from _commands(inner, f"{name} {word}")
+
+
+@pytest.mark.parametrize(
+    "name", sorted({**COMMANDS, "python -m podrun.collectives.perf": perf, "exporter": exporter})
+)
+def test_help_describes_every_command_and_option(name: str) -> None:
+    command = {**COMMANDS, "python -m podrun.collectives.perf": perf, "exporter": exporter}[name]
+    for words, inner in _commands(command, name):
+        assert inner.help, words
+        bare = [
+            option.opts[-1]
+            for option in inner.params
+            if isinstance(option, click.Option)
+            if not option.hidden and not any(letter.isalpha() for letter in (option.help or "").split("[")[0])
+        ]
+        assert bare == [], words
+
+
+@pytest.mark.parametrize("name", sorted(PARSERS))
+def test_options_of_other_commands_are_described_and_on_a_page(name: str) -> None:
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    parser = PARSERS[name]()
+    assert parser.description
+    assert "`" not in parser.format_help()
+    for action in parser._actions:
+        assert action.help not in (None, "", argparse.SUPPRESS), action.dest
+        long = max(action.option_strings, key=len, default="")
+        assert not long or long == "--help" or long in pages, long
