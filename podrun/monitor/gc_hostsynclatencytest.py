@@ -27,7 +27,10 @@ EMULATED = 500
 )
 @click.option("-i", "--iterations", type=click.IntRange(1), default=1, metavar="N", help="Iterations [1].")
 @click.option(
-    "--sync-mode", type=click.Choice(["posted", "polling", "hybrid"]), default="polling", help="How the host waits [polling]."
+    "--sync-mode",
+    type=click.Choice(["posted", "polling", "hybrid"]),
+    default="polling",
+    help="How the host waits [polling].",
 )
 @click.option(
     "--delay-cycles", type=click.IntRange(0, 20), default=5, metavar="N", help="Cycles, up to 20 [5]."

@@ -74,11 +74,9 @@ def _choose(
 ) -> tuple[str, int]:
     """Which of several services to ask; see `connect`."""
     partitions = {entry: _partitions_of(entry) for entry in running}
-    meant = [e for e, names in partitions.items() if (wanted in names if wanted else names)]
+    meant = [e for e, names in partitions.items() if names and (not wanted or wanted in names)]
     chosen = meant[0] if meant else running[0]
-    told = "; ".join(
-        f"{e.kind} at {e.host}:{e.port} ({', '.join(partitions[e]) or 'no partitions'})" for e in running
-    )
+    told = "; ".join(f"{e.kind} at {e.host}:{e.port} ({_listed(partitions[e])})" for e in running)
     how = f"--api-host {chosen.host} --api-port {chosen.port}, or the same in IPUOF_VIPU_API_HOST and _PORT"
     if one and len(meant) > 1:
         raise ConflictError(
@@ -90,15 +88,19 @@ def _choose(
     return chosen.host, chosen.port
 
 
-def _partitions_of(entry: Entry) -> tuple[str, ...]:
-    """Names of a service's partitions; none if it does not answer."""
+def _listed(names: Sequence[str] | None) -> str:
+    return "does not answer" if names is None else ", ".join(names) or "no partitions"
+
+
+def _partitions_of(entry: Entry) -> tuple[str, ...] | None:
+    """Names of a service's partitions; None if it does not answer."""
     from podrun.partition.client import VipuClient
 
     try:
         with VipuClient(entry.host, entry.port, TIMEOUT_S) as client:
             return tuple(info.name for info in client.list_partitions())
     except ServiceError:
-        return ()
+        return None
 
 
 def on_stderr(line: str) -> None:
