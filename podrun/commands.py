@@ -1,20 +1,29 @@
 """Entry points of the installed commands.
 
-What comes before a command's own code: standard streams that are there, and Ctrl-C that ends a command quietly while it
-is still being imported.
+What comes before a command's own code: standard streams that are there and do not fail, and Ctrl-C that ends a command
+quietly while it is still being imported.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+LAUNCHER = "podrun.launcher.cli"
+READER_GONE = (errno.EPIPE, errno.EIO, errno.EBADF)
 
 
 def podrun() -> int:
     """``podrun`` and ``poprun``."""
-    return _run("podrun.launcher.cli")
+    return _run(LAUNCHER)
 
 
 def vipu() -> int:
@@ -101,6 +110,52 @@ def open_standard_streams() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
+class Outlet(io.FileIO):
+    """Standard output or error that never fails: what it cannot take any more is dropped.
+
+    A reader that has gone (``| head``, a closed terminal) does not come back, and a command should neither end in the
+    middle of its work for that nor with a complaint of the interpreter's. Any other reason, such as a full disk, is
+    said once on standard error and is in ``failure``.
+    """
+
+    failure: OSError | None = None
+
+    def write(self, data: ReadableBuffer) -> int:
+        """All of it, or as much as the system takes at a time."""
+        try:
+            return super().write(data)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            if error.errno not in READER_GONE:
+                self.failure = error
+                name = os.path.basename(sys.argv[0])
+                sys.stderr.write(f"{name}: output from here on is lost: {error.strerror}\n")
+            return memoryview(data).nbytes
+
+
+def replace_standard_output() -> tuple[Outlet, Outlet]:
+    """Let what is printed go through an `Outlet` each; these."""
+    made = []
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        old = getattr(sys, name)
+        old.flush()
+        outlet = Outlet(number, "w", closefd=False)
+        made.append(outlet)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(outlet),
+            encoding=old.encoding,
+            errors=old.errors,
+            line_buffering=old.line_buffering,
+            write_through=getattr(old, "write_through", False),
+        )
+        setattr(sys, name, stream)
+    return made[0], made[1]
+
+
 def _run(module: str) -> int:
     open_standard_streams()
     # Python would answer Ctrl-C with the traceback of an import. Who ignores it (nohup) goes on ignoring it.
@@ -110,5 +165,14 @@ def _run(module: str) -> int:
     main = importlib.import_module(module).main
     if quietly:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    code: int | None = main()
-    return code or 0
+    output, _ = replace_standard_output()
+    try:
+        code: int | str | None = main()
+    except SystemExit as end:
+        code = end.code
+    sys.stdout.flush()
+    if isinstance(code, str):
+        sys.exit(code)
+    # A launch ends with the exit code of its instances: they worked, whatever became of what they printed.
+    lost = output.failure is not None and module != LAUNCHER
+    return code or int(lost)

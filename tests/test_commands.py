@@ -53,6 +53,8 @@ def test_the_command_itself_gets_python_s_ctrl_c(monkeypatch: pytest.MonkeyPatch
         "def main():\n    return 7 * (signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, getattr(sys, stream))  # A command replaces them.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert commands._run("seen") == 7
@@ -60,3 +62,36 @@ def test_the_command_itself_gets_python_s_ctrl_c(monkeypatch: pytest.MonkeyPatch
     finally:
         signal.signal(signal.SIGINT, before)
         sys.modules.pop("seen", None)
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "said"), [("gone", 0, ""), ("/dev/full", 1, "No space left on device")]
+)
+def test_output_that_nobody_takes_is_dropped_without_a_complaint(
+    where: str, code: int, said: str, tmp_path: Path
+) -> None:
+    """A command goes on, whether its reader left before the first word or the disk is full."""
+    (tmp_path / "chatty.py").write_text(
+        "import sys\ndef main():\n    print('many words ' * 2000, flush=True)\n    print('a few more')\n"
+        f"    open({str(tmp_path / 'done')!r}, 'w').close()\n    sys.exit(0)\n"
+    )
+    if where == "gone":
+        reader, output = os.pipe()
+        os.close(reader)
+    else:
+        output = os.open(where, os.O_WRONLY)
+    words = [
+        sys.executable,
+        "-c",
+        "import sys; from podrun import commands; sys.exit(commands._run('chatty'))",
+    ]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    try:
+        done = subprocess.run(
+            words, env=environment, stdout=output, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(output)
+    assert done.returncode == code
+    assert (said in done.stderr) if said else (done.stderr == "")
+    assert (tmp_path / "done").exists()
