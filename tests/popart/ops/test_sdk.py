@@ -264,8 +264,11 @@ def test_strided_groups_are_dealt_out() -> None:
 
 
 TIES = np.array([1.0, 3.0, 3.0, -1.0], np.float32)
+LINE = TIES.reshape(1, 1, 4)
 GRADIENTS = [
     (one("ReduceMax", TIES, keepdims=0), (TIES,), 0, [0, 1, 1, 0]),
+    (one("MaxPool", LINE, kernel_shape=[2], strides=[1], pads=[1, 0]), (LINE,), 0, [[[1, 2, 2, 0]]]),
+    (one("GlobalMaxPool", LINE), (LINE,), 0, [[[0, 1, 1, 0]]]),
     (one("Max", TIES, TIES, opset=8), (TIES, TIES), 1, [1, 1, 1, 1]),
     (one("Clip", TIES, opset=6, min=-1.0, max=3.0), (TIES,), 0, [1, 0, 0, 0]),
     (one("Relu", np.maximum(TIES, 0)), (np.maximum(TIES, 0),), 0, [1, 1, 1, 0]),
