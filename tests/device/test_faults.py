@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def fail(pieces: PieceCache, fault: str, count: int = 2) -> tuple[Twin, list[Por
             raise
         return time.monotonic() - begin
 
-    results = together([lambda c=c, o=o: work(c, o) for c, o in connections])  # type: ignore[misc]
+    results = together([partial(work, c, o) for c, o in connections])
     return twin, [c for c, _ in connections], results
 
 
@@ -67,7 +68,7 @@ def reload_and_run(connections: list[PortConnection]) -> list[Any]:
         inputs = {n: a[:, :, first : first + share] for n, a in data(executable, 1).items()}
         return connection.run(1, inputs).batches_done
 
-    return together([lambda c=c, i=i: work(c, i * share) for i, c in enumerate(connections)])  # type: ignore[misc]
+    return together([partial(work, c, i * share) for i, c in enumerate(connections)])
 
 
 CASES = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def test_instances_share_groups_and_collectives(pieces: PieceCache) -> None:
     for count in (1, 4):
         twin = Twin(8, pieces)
         connections = owners(lambda twin=twin: twin.connect(threaded=True), 8, count)  # type: ignore[misc]
-        found = together([lambda c=c, o=o: work(c, o) for c, o in connections])  # type: ignore[misc]
+        found = together([partial(work, c, o) for c, o in connections])
         for connection, _ in connections:
             connection.close()
         for result in found:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_owners_have_to_write_equal_weights(pieces: PieceCache, count: int) -> N
         inputs = {n: a[:, :, owned.first : owned.stop] for n, a in data(executable, 1).items()}
         connection.run(1, inputs)
 
-    for result in together([lambda c=c, o=o: work(c, o) for c, o in connections]):  # type: ignore[misc]
+    for result in together([partial(work, c, o) for c, o in connections]):
         assert "wrote different" in raised(result)
     close(connections)
 
@@ -121,7 +122,7 @@ def test_a_second_try_with_equal_weights_helps(pieces: PieceCache) -> None:
         connection.write_variables(first_weights())
         connection.run(1, inputs)
 
-    assert together([lambda c=c, o=o: work(c, o) for c, o in connections]) == [None, None]  # type: ignore[misc]
+    assert together([partial(work, c, o) for c, o in connections]) == [None, None]
     close(connections)
 
 
@@ -137,7 +138,7 @@ def test_owners_have_to_run_equally_many_batches(pieces: PieceCache, count: int)
         inputs = {n: a[:, :, owned.first : owned.stop] for n, a in data(executable, batches).items()}
         connection.run(batches, inputs)
 
-    for result in together([lambda c=c, o=o: work(c, o) for c, o in connections]):  # type: ignore[misc]
+    for result in together([partial(work, c, o) for c, o in connections]):
         assert "number of batches" in raised(result)
     close(connections)
 
@@ -147,7 +148,7 @@ def test_owners_have_to_load_the_same_program(pieces: PieceCache, count: int) ->
     twin = Twin(8, pieces)
     connections = both(twin, count)
     programs = [linear(8, accumulation=1 + index % 2) for index in range(count)]
-    results = together([lambda c=c, p=p: c.load(p) for (c, _), p in zip(connections, programs, strict=True)])  # type: ignore[misc]
+    results = together([partial(c.load, p) for (c, _), p in zip(connections, programs, strict=True)])
     for result in results:
         assert "different programs" in raised(result)
     close(connections)
@@ -159,7 +160,7 @@ def test_a_missing_owner_is_named_within_the_deadline(pieces: PieceCache, count:
     connections = both(twin, count)
     for connection, _ in connections:
         connection.host_sync_timeout = 0.5
-    loaded = together([lambda c=c: c.load(executable) for c, _ in connections])  # type: ignore[misc]
+    loaded = together([partial(c.load, executable) for c, _ in connections])
     assert loaded == [None] * count
     for connection, _ in connections:
         connection.write_variables(first_weights())
@@ -168,7 +169,7 @@ def test_a_missing_owner_is_named_within_the_deadline(pieces: PieceCache, count:
         connection.run(1, {n: a[:, :, owned.first : owned.stop] for n, a in data(executable, 1).items()})
 
     present = [pair for index, pair in enumerate(connections) if index != absent]
-    for result in together([lambda c=c, o=o: run(c, o) for c, o in present]):  # type: ignore[misc]
+    for result in together([partial(run, c, o) for c, o in present]):
         message = raised(result, UnknownRuntimeError)
         assert "still waiting for host sync after" in message
         assert "did not run" in message or "machine 1" in message
@@ -189,7 +190,7 @@ def test_ipus_that_nobody_attached_are_named(pieces: PieceCache) -> None:
 def test_an_owner_that_leaves_ends_the_run_of_the_others(pieces: PieceCache) -> None:
     executable, twin = linear(4), Twin(4, pieces)
     connections = owners(lambda: twin.connect(threaded=True), 4, 2)
-    assert together([lambda c=c: c.load(executable) for c, _ in connections]) == [None, None]  # type: ignore[misc]
+    assert together([partial(c.load, executable) for c, _ in connections]) == [None, None]
     for connection, _ in connections:
         connection.write_variables(first_weights())
     (stays, owned), (leaves, _) = connections
@@ -219,7 +220,7 @@ def test_an_owner_that_leaves_ends_the_run_of_the_others(pieces: PieceCache) -> 
 def test_a_machine_whose_owners_left_is_not_called_lost(pieces: PieceCache) -> None:
     executable, twin = linear(8), Twin(8, pieces)
     connections = both(twin)
-    assert together([lambda c=c: c.load(executable) for c, _ in connections]) == [None, None]  # type: ignore[misc]
+    assert together([partial(c.load, executable) for c, _ in connections]) == [None, None]
     connections[1][0].close()
     stays, owned = connections[0]
     stays.write_variables(first_weights())
@@ -245,7 +246,7 @@ def test_loading_again_begins_again(pieces: PieceCache) -> None:
             losses.append(result.anchors["loss"])
         return losses
 
-    for losses in together([lambda c=c, o=o: work(c, o) for c, o in connections]):  # type: ignore[misc]
+    for losses in together([partial(work, c, o) for c, o in connections]):
         assert isinstance(losses, list), losses
         np.testing.assert_array_equal(losses[0], losses[2])
     close(connections)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,7 @@ def train(
         return results, weights
 
     connections = owners(lambda: twin.connect(threaded=True), replicas, count)
-    outcomes = together([lambda c=c, o=o: work(c, o) for c, o in connections])  # type: ignore[misc]
+    outcomes = together([partial(work, c, o) for c, o in connections])
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
@@ -192,7 +193,7 @@ def test_state_of_replicas_stays_their_own_and_the_host_sees_that_of_replica_0(p
         return values
 
     connections = owners(lambda: twin.connect(threaded=True), 8, 2)
-    for values in together([lambda c=c, o=o: work(c, o) for c, o in connections]):  # type: ignore[misc]
+    for values in together([partial(work, c, o) for c, o in connections]):
         assert isinstance(values, dict), values
         np.testing.assert_array_equal(values["seen"], 1 + 3 * x[0, 0, 0])
 

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_the_same_bits_as_in_process(pod: Pod, pieces: PieceCache, count: int, s
     assert twin.try_attach(request(PAIR)) is None
     losses, weights = train(twin, PAIR)
     connections = owners(lambda: pod.connect(shared=shared), 8, count)
-    results = together([lambda c=c, o=o: train(c, o) for c, o in connections])  # type: ignore[misc]
+    results = together([partial(train, c, o) for c, o in connections])
     for result in results:
         assert isinstance(result, tuple), repr(result)
         for name, value in weights.items():
@@ -172,7 +173,7 @@ def test_a_lost_machine_is_named_with_its_endpoint(pod: Pod) -> None:
         connection.write_variables(first_weights())
         connection.run(2, {n: a[:, :, owned.first : owned.stop] for n, a in data(executable, 2).items()})
 
-    for result in together([lambda c=c, o=o: work(c, o) for c, o in connections]):  # type: ignore[misc]
+    for result in together([partial(work, c, o) for c, o in connections]):
         assert isinstance(result, UnrecoverableRuntimeError), repr(result)
         assert "Fabric error: connection not established" in result.message
         assert pod.endpoints[1] in result.message

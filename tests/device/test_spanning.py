@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ def outcome(
         runs = [dict(connection.run(n, inputs_of(program, n, owned)).anchors) for n in (2, 1)]
         return runs, connection.read_variables(executable.variables)
 
-    results = together([lambda c=c, o=o: work(c, o) for c, o in connections])  # type: ignore[misc]
+    results = together([partial(work, c, o) for c, o in connections])
     for connection, _ in connections:
         connection.close()
     for result in results:
@@ -248,7 +249,7 @@ def trained(pieces: PieceCache, fault: str = "", instances: int = 1, **more: Any
         connection.run(2, inputs_of(program, 2, owned))
         return connection.run(2, inputs_of(program, 2, owned))
 
-    results = together([lambda c=c, o=o: work(c, o) for c, o in connections])  # type: ignore[misc]
+    results = together([partial(work, c, o) for c, o in connections])
     for connection, _ in connections:
         connection.close()
     return twin, results
@@ -288,7 +289,7 @@ def test_an_owner_that_does_not_come_is_named(pieces: PieceCache) -> None:
             return None
         return connection.run(1, inputs_of(program, 1, owned))
 
-    results = together([lambda c=c, o=o: work(c, o) for c, o in connections])  # type: ignore[misc]
+    results = together([partial(work, c, o) for c, o in connections])
     error = results[0]
     assert isinstance(error, UnknownRuntimeError), error
     assert error.code is ErrorCode.HOST_SYNC_TIMEOUT
@@ -304,7 +305,7 @@ def test_an_instance_owns_whole_replicas(pieces: PieceCache) -> None:
     executable = compile_program(chain([0, 4], ipus=8, accumulation_factor=2))
     twin = Twin(8, pieces)
     connections = owners(lambda: twin.connect(threaded=True), 8, 2)
-    results = together([lambda c=c: c.load(executable) for c, _ in connections])  # type: ignore[misc]
+    results = together([partial(c.load, executable) for c, _ in connections])
     for error in results:
         assert isinstance(error, ApplicationRuntimeError)
         assert "which are not whole replicas of 8 IPUs" in error.message

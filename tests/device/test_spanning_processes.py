@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_stages_in_processes_give_the_bits_of_one_machine_and_hear_of_a_lost_one
                     return error.message, time.monotonic() - begin
             return None
 
-        results = together([lambda c=c, o=o: train(c, o) for c, o in connections])  # type: ignore[misc]
+        results = together([partial(train, c, o) for c, o in connections])
         for connection, _ in connections:
             connection.close()
         for message, seconds in results:  # type: ignore[misc]
