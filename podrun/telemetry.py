@@ -126,7 +126,10 @@ class MachineReport:
             ipus = tuple(_ipu_from_json(entry) for entry in data.get("ipus", ()))
             return cls(**{**_known(cls, data), "versions": dict(data.get("versions", {})), "ipus": ipus})
         except (TypeError, AttributeError) as error:
-            raise ServiceError(f"a machine report is malformed: {error}") from error
+            raise ServiceError(
+                f"a machine report is malformed: {error}",
+                hint="Run the same podrun release on both sides (vipu --server-version).",
+            ) from error
 
 
 def _plain(report: MachineReport) -> dict[str, Any]:

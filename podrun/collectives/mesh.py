@@ -70,6 +70,7 @@ class Mesh:
                 raise RankLostError(
                     f"rank {self._rank} cannot reach rank {peer} at {roster[peer]['address']}: {error}",
                     rank=peer,
+                    hint="See whether that rank still runs, and whether a firewall lets its port through.",
                 ) from error
         awaited = {rank for rank in remote if rank > self._rank}
         while awaited:
@@ -77,7 +78,11 @@ class Mesh:
             if time.monotonic() >= deadline:
                 ranks = tuple(sorted(awaited))
                 named = ", ".join(map(str, ranks))
-                raise RankMissingError(f"rank {named} did not connect to rank {self._rank}", ranks=ranks)
+                raise RankMissingError(
+                    f"rank {named} did not connect to rank {self._rank}",
+                    ranks=ranks,
+                    hint="See whether it still runs, and whether a firewall lets this host's ports through.",
+                )
             admitted = self._admit(listener, key, awaited)
             if admitted is not None:
                 awaited.remove(admitted)

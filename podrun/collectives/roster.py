@@ -243,7 +243,9 @@ class Member:
                     missing = tuple(self._heard.get("missing", ()))
                     named = f": rank {', '.join(map(str, missing))} never joined" if missing else ""
                     raise RankMissingError(
-                        f"rank {self._rank} of {self._size} waited in vain for {whom}{named}", ranks=missing
+                        f"rank {self._rank} of {self._size} waited in vain for {whom}{named}",
+                        ranks=missing,
+                        hint="See what those ranks do; give the group a longer timeout if they only need more time.",
                     )
             return self._heard[what]
 

@@ -60,7 +60,10 @@ class SoloGroup:
             self._arenas[arena] = (text, aligned_zeros(dtype, size))
         known, array = self._arenas[arena]
         if known != text:
-            raise MismatchError(f"arena {arena!r} was asked for as {known} and now as {text}")
+            raise MismatchError(
+                f"arena {arena!r} was asked for as {known} and then as {text}",
+                hint="Ask for an arena with the same kind, dtype and size each time.",
+            )
         return array
 
     def reduce_scatter(

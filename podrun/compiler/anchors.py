@@ -63,20 +63,23 @@ def classify(program: Program, variables: Collection[str]) -> tuple[Anchor, ...]
     names = [spec.name for spec in program.anchors]
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
-        raise UsageError(f"Anchored twice: {', '.join(doubled)}.")
+        raise UsageError(f"anchored twice: {', '.join(doubled)}", hint="Name each tensor once.")
     return tuple(_classify(spec, program, variables) for spec in program.anchors)
 
 
 def _classify(spec: AnchorSpec, program: Program, variables: Collection[str]) -> Anchor:
     name = spec.name
     if spec.retrieval is Retrieval.EVERY_N and spec.period < 1:
-        raise UsageError(f"Anchor {name!r} has the period {spec.period}; it must be at least 1.")
+        raise UsageError(f"anchor {name!r} has the period {spec.period}; it must be at least 1")
     if name in variables or name in program.parameters:
         return Anchor(name, AnchorKind.VARIABLE, name)
     if name.startswith(GRADIENT_PREFIX):
         subject = name[len(GRADIENT_PREFIX) :]
         if program.loss is None:
-            raise UsageError(f"Anchor {name!r} asks for a gradient, but the program has no loss.")
+            raise UsageError(
+                f"anchor {name!r} asks for a gradient, but the program has no loss",
+                hint="Give the program a loss, as in training, or leave the anchor out.",
+            )
         kind = AnchorKind.PARAMETER_GRADIENT if subject in program.parameters else AnchorKind.VALUE_GRADIENT
         return Anchor(name, kind, subject)
     if name.startswith(UPDATED_PREFIX):
@@ -85,11 +88,16 @@ def _classify(spec: AnchorSpec, program: Program, variables: Collection[str]) ->
         return _updated(spec, program, REDUCED_PREFIX, AnchorKind.REDUCED)
     if name.startswith(NORM_PREFIX):
         if joint(program.update) is None:
-            raise UsageError(f"Anchor {name!r}: nothing is clipped by a norm.")
+            raise UsageError(
+                f"anchor {name!r}: nothing is clipped by a norm",
+                hint="Give the optimizer ClipNormSettings, or leave the anchor out.",
+            )
         _check_once(spec, program)
         return Anchor(name, AnchorKind.NORM, name[len(NORM_PREFIX) :])
     if name.startswith(_LATER):
-        raise UnimplementedError(f"Anchor {name!r}: tensors with this prefix cannot be anchored yet.")
+        raise UnimplementedError(
+            f"anchor {name!r}: tensors with this prefix cannot be anchored yet", hint="Leave the anchor out."
+        )
     return Anchor(name, AnchorKind.VALUE, name)
 
 
@@ -97,7 +105,10 @@ def _updated(spec: AnchorSpec, program: Program, prefix: str, kind: AnchorKind) 
     subject = spec.name[len(prefix) :]
     parameter = program.parameters.get(subject)
     if parameter is None or not parameter.trainable or program.loss is None:
-        raise UsageError(f"Anchor {spec.name!r}: {subject!r} is no weight that this program updates.")
+        raise UsageError(
+            f"anchor {spec.name!r}: {subject!r} is no weight that this program updates",
+            hint="Anchor a weight that it trains.",
+        )
     _check_once(spec, program)
     return Anchor(spec.name, kind, subject)
 
@@ -106,8 +117,8 @@ def _check_once(spec: AnchorSpec, program: Program) -> None:
     once = program.accumulation_factor > 1 and not program.updates_each_micro_batch
     if once and spec.retrieval is not Retrieval.FINAL:
         raise UnimplementedError(
-            f"Anchor {spec.name!r} changes once a batch, not with each of its {program.accumulation_factor} "
-            f"micro-batches; only FINAL can be returned yet.",
+            f"anchor {spec.name!r} changes once a batch, not with each of its {program.accumulation_factor} "
+            f"micro-batches; only FINAL can be returned yet",
             hint='Use AnchorReturnType("Final") for it.',
         )
 
@@ -117,5 +128,5 @@ def unknown_tensor(name: str, known: Collection[str], *, gradient: bool = False)
     near = difflib.get_close_matches(name, list(known), n=3)
     hint = f"Did you mean {' or '.join(repr(item) for item in near)}?" if near else None
     if gradient:
-        return UsageError(f"Anchor {GRADIENT_PREFIX}{name}: the loss does not depend on {name!r}.", hint=hint)
-    return UsageError(f"No tensor of the program is called {name!r}.", hint=hint)
+        return UsageError(f"anchor {GRADIENT_PREFIX}{name}: the loss does not depend on {name!r}", hint=hint)
+    return UsageError(f"no tensor of the program is called {name!r}", hint=hint)

@@ -98,7 +98,9 @@ def plan_memory(
     memory = planner.plan()
     clash = sorted(set(memory.variables) & set(program.inputs))
     if clash:
-        raise UsageError(f"Both a variable and an input are called: {', '.join(clash)}.")
+        raise UsageError(
+            f"both a variable and an input are called: {', '.join(clash)}", hint="Rename the input."
+        )
     return memory
 
 
@@ -209,8 +211,8 @@ class _Planner:
         whole = all(state.shape == weight.shape for (state, _), weight in zip(specs, weights, strict=True))
         if rule.elementwise and not whole and any(state.shape != () for state, _ in specs):
             raise UnimplementedError(
-                f"Optimizer state {spec.name!r} has the shape {list(spec.shape)}; an element-wise "
-                f"rule can have states of the weight's shape or scalars only."
+                f"optimizer state {spec.name!r} has the shape {list(spec.shape)}; an element-wise "
+                f"rule can have states of the weight's shape or scalars only"
             )
         anchored = {anchor.name for anchor in self.program.anchors}
         return StateField(

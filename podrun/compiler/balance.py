@@ -94,7 +94,10 @@ def balanced_places(
     where memory is no worry, only cycles do. Raises UsageError if there are more IPUs than operators.
     """
     if len(costs) < len(ratios):
-        raise UsageError(f"{len(costs)} operators cannot be spread over {len(ratios)} IPUs.")
+        raise UsageError(
+            f"{len(costs)} operators cannot be spread over {len(ratios)} IPUs",
+            hint=f"Give a replica at most {len(costs)} IPUs.",
+        )
     cycles = max(1, sum(cost.cycles for cost in costs))
     nbytes = max(1, sum(cost.parameter_bytes for cost in costs))
     shares = [(cost.cycles / cycles, cost.parameter_bytes / nbytes) for cost in costs]

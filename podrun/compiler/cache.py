@@ -45,7 +45,7 @@ def cached(directory: Path, digest: str, compile_now: Callable[[], Executable], 
             return found
     except OSError as error:
         raise UsageError(
-            f"The executable cache {os.fspath(directory)} cannot be used: {error}.",
+            f"the executable cache {os.fspath(directory)} cannot be used: {error}",
             hint="Give a directory you can write to, or switch the executable cache off.",
         ) from error
 
@@ -70,7 +70,7 @@ def _locked(path: Path, wait: float) -> Iterator[None]:
     while handle is None:
         if time.monotonic() > deadline:
             raise DeadlineError(
-                f"Waited {wait:g} s for process {_holder(path)} to compile the same program.",
+                f"waited {wait:g} s for process {_holder(path)} to compile the same program",
                 hint=f"See what it does (`ps -fp {_holder(path)}`), or compile without the executable cache.",
             )
         time.sleep(_POLL_SECONDS)

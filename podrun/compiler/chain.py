@@ -88,7 +88,7 @@ def _check_updates(builder: ChunkBuilder, chain: Sequence[Unit]) -> None:
         if len(ipus) > 1:
             raise UnsupportedError(
                 f"{name!r} is read on IPUs {', '.join(map(str, sorted(ipus)))}; without gradient accumulation a "
-                "pipeline's weight can be on one IPU only.",
+                "pipeline's weight can be on one IPU only",
                 hint="Place everything that reads it on one IPU, or use gradient accumulation.",
             )
 
@@ -141,7 +141,7 @@ def _with_states(states: Sequence[str], chain: Sequence[Unit], *, pipelined: boo
             if pipelined:
                 raise UnsupportedError(
                     f"{name!r} is replaced in one stage of a pipeline (on IPU {writer.ipu}) and read in another one "
-                    f"(on IPU {unit.ipu}), where other micro-batches are meanwhile.",
+                    f"(on IPU {unit.ipu}), where other micro-batches are meanwhile",
                     hint="Put what reads and what replaces it in one pipeline stage, or do not pipeline.",
                 )
             aval = unit.piece.jaxpr.in_avals[unit.piece.inputs.index(name)]
@@ -165,12 +165,15 @@ def _cycles(segments: Sequence[Segment], placement: Placement, depth: int) -> li
     """The cycle of each segment: its rank without the level, which must go up along the chain."""
     missing = sorted(set(range(max(placement.stages) + 1)) - set(placement.stages))
     if missing:
-        raise UsageError(f"The pipeline has no work in stage {', '.join(map(str, missing))}.")
+        raise UsageError(
+            f"the pipeline has no work in stage {', '.join(map(str, missing))}",
+            hint="Number the stages from 0 on, without gaps.",
+        )
     ranks = [segment.rank for segment in segments]
     if ranks != sorted(set(ranks)):
         order = ", ".join(str(segment.place // depth) for segment in segments)
         raise UsageError(
-            f"The pipeline's stages run in the order {order}: an operator reads what a later stage makes.",
+            f"the pipeline's stages run in the order {order}: an operator reads what a later stage makes",
             hint="Give every operator a stage that is not before those of the operators it reads.",
         )
     return [rank // depth for rank in ranks]

@@ -228,13 +228,13 @@ class _Compilation:
 
 def _check(program: Program) -> None:
     if program.accumulation_factor < 1:
-        raise UsageError(f"The accumulation factor must be at least 1, not {program.accumulation_factor}.")
+        raise UsageError(f"the accumulation factor must be at least 1, not {program.accumulation_factor}")
     specs = [parameter.spec for parameter in program.parameters.values()]
     specs += [item.spec for item in program.inputs.values()]
     for spec in specs:
         if spec.dtype in _WIDE:
             raise UnsupportedError(
-                f"{spec.name!r} is {spec.dtype}; an IPU has no 64-bit types.",
+                f"{spec.name!r} is {spec.dtype}; an IPU has no 64-bit types",
                 hint="Give it as a 32-bit type.",
             )
     for name in program.state_updates:
@@ -246,7 +246,10 @@ def _check(program: Program) -> None:
         and program.update is None
         and any(parameter.trainable for parameter in program.parameters.values())
     ):
-        raise UsageError("A program with a loss and weights to train needs an optimizer.")
+        raise UsageError(
+            "a program with a loss and weights to train needs an optimizer",
+            hint="Give it one, or leave out the loss.",
+        )
 
 
 def _folded(
@@ -295,18 +298,21 @@ def _sharded(
 
 def _check_pipeline(program: Program, placement: Placement) -> None:
     if program.updates_each_micro_batch and not program.pipelined:
-        raise UsageError("Only a pipelined program updates weights while micro-batches are in flight.")
+        raise UsageError(
+            "only a pipelined program updates weights while micro-batches are in flight",
+            hint="Pipeline it, or update once a batch.",
+        )
     if not program.pipelined:
         return
     if not placement.split or not placement.stages:
         raise UsageError(
-            "Pipelining requires operators on more than one IPU.",
+            "pipelining requires operators on more than one IPU",
             hint="Place operators with virtualGraph and pipelineStage, or switch pipelining off.",
         )
     if program.updates_each_micro_batch and joint(program.update):
         raise UnsupportedError(
-            "An optimizer that looks at all weights at once (gradient clipping) needs gradient accumulation in a "
-            "pipeline: stages update their weights at different times.",
+            "an optimizer that looks at all weights at once (gradient clipping) needs gradient accumulation in a "
+            "pipeline: stages update their weights at different times",
             hint="Use gradient accumulation.",
         )
 
@@ -394,7 +400,7 @@ def _subject_spec(builder: ChunkBuilder, kind: AnchorKind, subject: str) -> Tens
     if subject in builder.program.inputs:
         if kind is AnchorKind.VALUE:
             raise UnimplementedError(
-                f"The input {subject!r} cannot be anchored by its own name yet.",
+                f"the input {subject!r} cannot be anchored by its own name yet",
                 hint="Anchor the output of an Identity operator that reads it.",
             )
         return builder.program.inputs[subject].spec

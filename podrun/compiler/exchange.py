@@ -121,19 +121,25 @@ def check_groups(groups: Groups, replicas: int | None = None) -> None:
     sizes = {len(group) for group in groups}
     if len(sizes) != 1 or 0 in sizes or sorted(members) != list(range(len(members))):
         raise UsageError(
-            f"The groups {[list(group) for group in groups]} of a collective are not disjoint groups of equally many "
-            "replicas, each replica in one.",
+            f"the groups {[list(group) for group in groups]} of a collective are not disjoint groups of equally many "
+            "replicas, each replica in one",
             hint="podrun.collectives.replica_groups makes such groups.",
         )
     if replicas is not None and len(members) != replicas:
-        raise UsageError(f"A collective has groups of {len(members)} replicas; the program has {replicas}.")
+        raise UsageError(
+            f"a collective has groups of {len(members)} replicas; the program has {replicas}",
+            hint="Name every replica of the program in one group.",
+        )
 
 
 def _check(x: Any, operator: Operator) -> None:
     floating = jnp.issubdtype(x.dtype, jnp.floating)
     logical = operator in (Operator.LOGICAL_AND, Operator.LOGICAL_OR)
     if (operator is Operator.MEAN and not floating) or (x.dtype == bool and not logical):
-        raise UsageError(f"A collective cannot combine values of type {x.dtype} with {operator.name}.")
+        raise UsageError(
+            f"a collective cannot combine values of type {x.dtype} with {operator.name}",
+            hint="Cast them before.",
+        )
 
 
 def _wide(x: Any) -> Any:

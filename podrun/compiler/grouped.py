@@ -71,21 +71,23 @@ def check_groups(program: Program) -> None:
     for name, group_of in grouped_names(program).items():
         if len(group_of) != program.replicas:
             raise UsageError(
-                f"{name!r} has groups of {len(group_of)} replicas; the program has {program.replicas}."
+                f"{name!r} has groups of {len(group_of)} replicas; the program has {program.replicas}",
+                hint="Put every replica of the program in one group.",
             )
         if group_count(group_of) == 1:
             raise UsageError(
-                f"{name!r} has one group, of all replicas.", hint="Leave group_of empty for that."
+                f"{name!r} has one group, of all replicas", hint="Leave group_of empty for that."
             )
         sizes = {group_of.count(group) for group in range(group_count(group_of))}
         if len(sizes) != 1 or min(group_of) < 0 or 0 in sizes:
             raise UsageError(
-                f"The groups of {name!r} must be numbered from 0 and equally large; replicas are in {list(group_of)}."
+                f"the groups of {name!r} must be numbered from 0 and equally large; replicas are in {list(group_of)}",
+                hint="podrun.collectives.replica_groups makes such groups.",
             )
         if name in program.state_updates:
             raise UnimplementedError(
                 f"{name!r} is replaced in each micro-batch (running statistics), so each replica has its own already; "
-                "groups of replicas for it are not there yet.",
+                "groups of replicas for it are not there yet",
                 hint="Leave out the VariableSettings of running statistics.",
             )
 

@@ -19,10 +19,10 @@ def layout_of(program: Program) -> Layout:
     """
     replicas, ipus = program.replicas, program.ipus_per_replica
     if replicas < 1 or ipus < 1:
-        raise UsageError(f"A program needs at least one replica of one IPU, not {replicas} of {ipus}.")
+        raise UsageError(f"a program needs at least one replica of one IPU, not {replicas} of {ipus}")
     if ipus & (ipus - 1):
         raise UsageError(
-            f"A replica cannot have {ipus} IPUs: IPUs are given in powers of two.",
+            f"a replica cannot have {ipus} IPUs: IPUs are given in powers of two",
             hint=f"Give each replica {1 << ipus.bit_length()} IPUs.",
         )
     if ipus > IPUS_PER_MACHINE:
@@ -37,7 +37,7 @@ def layout_of(program: Program) -> Layout:
         per_machine = IPUS_PER_MACHINE // ipus
         below = replicas // per_machine * per_machine
         raise UsageError(
-            f"{replicas} replicas of {ipus} IPU(s) do not fill machines of {IPUS_PER_MACHINE} IPUs evenly.",
+            f"{replicas} replicas of {ipus} IPU(s) do not fill machines of {IPUS_PER_MACHINE} IPUs evenly",
             hint=f"Use {below} or {below + per_machine} replicas.",
         )
     machines = total // IPUS_PER_MACHINE

@@ -101,7 +101,10 @@ def placement_of(
         _check_ipu(equation, ipu, ipus_per_replica)
         ipus.add(ipu)
         if stage is not None and stages.setdefault(stage, ipu) != ipu:
-            raise UsageError(f"Pipeline stage {stage} lies on IPU {stages[stage]} and on IPU {ipu}.")
+            raise UsageError(
+                f"pipeline stage {stage} lies on IPU {stages[stage]} and on IPU {ipu}",
+                hint="Place all operators of a stage on one IPU.",
+            )
         cut = _scope(equation, _CUT)
         if cut is not None:
             cuts[cut] = ipu
@@ -127,6 +130,6 @@ def _check_ipu(equation: JaxprEqn, ipu: int, ipus_per_replica: int) -> None:
         scopes = "/".join(jax_internals.name_scopes(equation))
         raise UsageError(
             f"{equation.primitive.name} in {scopes!r} is placed on IPU {ipu}, but a replica has "
-            f"{ipus_per_replica} IPU(s).",
+            f"{ipus_per_replica} IPU(s)",
             hint=f"Place it on an IPU below {ipus_per_replica}, or give each replica more IPUs.",
         )

@@ -86,7 +86,9 @@ def trace(program: Program, anchors: Sequence[Anchor]) -> Trace:
     outputs = _needed(program, anchors)
     both = sorted(set(parameters) & set(inputs))
     if both:
-        raise UsageError(f"Both a parameter and an input are called: {', '.join(both)}.")
+        raise UsageError(
+            f"both a parameter and an input are called: {', '.join(both)}", hint="Rename the input."
+        )
 
     def flat(*arguments: Any) -> tuple[Any, ...]:
         *tensors, key_data = arguments
@@ -191,8 +193,9 @@ def _check(traced: Trace, program: Program, anchors: Sequence[Anchor]) -> None:
         loss = traced.spec(program.loss)
         if loss.size != 1 or not _is_float(loss.dtype):
             raise UsageError(
-                f"The loss {program.loss!r} is {loss.dtype}{list(loss.shape)}; it must be "
-                f"a floating-point scalar."
+                f"the loss {program.loss!r} is {loss.dtype}{list(loss.shape)}; it must be "
+                f"a floating-point scalar",
+                hint="Reduce it, with identityloss for one, and cast it if it is of integers.",
             )
         for anchor in anchors:
             if anchor.kind in (AnchorKind.PARAMETER_GRADIENT, AnchorKind.VALUE_GRADIENT):
@@ -202,10 +205,14 @@ def _check(traced: Trace, program: Program, anchors: Sequence[Anchor]) -> None:
         if (old.dtype, old.shape) != (new.dtype, new.shape):
             raise UsageError(
                 f"{value!r} ({new.dtype}{list(new.shape)}) cannot replace {parameter!r} "
-                f"({old.dtype}{list(old.shape)})."
+                f"({old.dtype}{list(old.shape)})",
+                hint="Give the new value the type and shape of the old one.",
             )
         if program.parameters[parameter].trainable:
-            raise UsageError(f"{parameter!r} is both trained and replaced by {value!r}.")
+            raise UsageError(
+                f"{parameter!r} is both trained and replaced by {value!r}",
+                hint="Replace values of parameters that no optimizer updates only.",
+            )
 
 
 def _check_gradient(traced: Trace, loss: str, subject: str) -> None:

@@ -49,8 +49,8 @@ def _apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
     kind = equation.primitive.name
     if kind not in _WRITERS:
         raise UnsupportedError(
-            f"A collective between replicas inside of {kind!r}: how often it runs is not known before it has begun, "
-            "and machines could not agree on it.",
+            f"a collective between replicas inside of {kind!r}: how often it runs is not known before it has begun, "
+            "and machines could not agree on it",
             hint="Give the loop a constant trip count, or use the collective outside of it.",
         )
     return _WRITERS[kind](equation.params, operands)
@@ -60,8 +60,8 @@ def _scan(params: Mapping[str, Any], operands: Sequence[Any]) -> list[Any]:
     length, consts, carried = params["length"], params["num_consts"], params["num_carry"]
     if length > MOST_ITERATIONS:
         raise UnsupportedError(
-            f"A collective between replicas inside of a loop of {length} iterations: at most {MOST_ITERATIONS} can be "
-            "written out.",
+            f"a collective between replicas inside of a loop of {length} iterations: at most {MOST_ITERATIONS} can be "
+            "written out",
             hint="Use the collective outside of the loop.",
         )
     fixed, values = list(operands[:consts]), list(operands[consts : consts + carried])

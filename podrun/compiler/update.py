@@ -166,9 +166,9 @@ def _common_groups(memory: Memory, weights: Iterable[str]) -> GroupOf:
     if len(set(found.values())) > 1:
         odd = sorted(weight for weight, group_of in found.items() if group_of)
         raise UnsupportedError(
-            f"An optimizer that looks at all weights at once (gradient clipping) needs the same groups of replicas for "
+            f"an optimizer that looks at all weights at once (gradient clipping) needs the same groups of replicas for "
             f"all of them, and {', '.join(odd[:5])} have groups that others have not: replicas would change what they "
-            "share by factors of their own, and differ.",
+            "share by factors of their own, and differ",
             hint="Give all trained weights the same VariableSettings.",
         )
     return next(iter(found.values()), ())

@@ -39,7 +39,7 @@ def registerDefaultBackend() -> None:
 def registerBackend(path: str) -> None:
     """Refused: a compiled backend cannot be loaded; the default one is all there is."""
     raise UnimplementedError(
-        f"The popdist backend {path!r} is compiled for the SDK and cannot be loaded here.",
+        f"the popdist backend {path!r} is compiled for the SDK and cannot be loaded here",
         hint="Call popdist.init() instead.",
     )
 

@@ -86,7 +86,7 @@ class Instances:
         try:
             group, _ = create(size, address=address, port=port, key=key, timeout=self.timeout)
         except ConflictError as error:
-            raise ConflictError(f"Instance 0 {error.message}.", hint="Launch again.") from error
+            raise ConflictError(f"instance 0 {error.message}", hint="Launch again.") from error
         return Communicator(group)
 
     def _meeting(self, size: int) -> tuple[str, int, str]:

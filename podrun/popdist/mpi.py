@@ -52,7 +52,7 @@ def _array(buffer: Any) -> np.ndarray:
 
     array = buffer[0] if isinstance(buffer, (list, tuple)) and buffer else buffer
     if not isinstance(array, np.ndarray):
-        raise UnsupportedError(f"mpi4py here takes NumPy arrays as buffers, not {type(array).__name__}.")
+        raise UnsupportedError(f"mpi4py here takes NumPy arrays as buffers, not {type(array).__name__}")
     return array
 
 
@@ -210,7 +210,7 @@ class Comm:
 
 def _refused(name: str) -> UnsupportedError:
     return UnsupportedError(
-        f"mpi4py.MPI.{name} is not there under podrun, whose instances are no processes of mpirun.",
+        f"mpi4py.MPI.{name} is not there under podrun, whose instances are no processes of mpirun",
         hint="Collectives of MPI.COMM_WORLD are (docs/popart.md, PopDist).",
     )
 

@@ -43,7 +43,7 @@ def _plain(value: Any) -> Any:
         kind = "scalar" if isinstance(value, np.generic) else "array"
         return {"kind": kind, "value": [value.dtype.str, list(value.shape), data]}
     raise UnsupportedError(
-        f"An object of type {type(value).__name__} cannot go between instances: it would have to be pickled.",
+        f"an object of type {type(value).__name__} cannot go between instances: it would have to be pickled",
         hint="Send its numbers: lists, dictionaries, strings and NumPy arrays travel.",
     )
 

@@ -159,7 +159,7 @@ def test_anchoring_a_loss_equals_the_plain_program() -> None:
 @pytest.mark.parametrize(
     ("anchor", "kind", "message"),
     [
-        (AnchorSpec("logit"), UsageError, "No tensor of the program is called 'logit'"),
+        (AnchorSpec("logit"), UsageError, "no tensor of the program is called 'logit'"),
         (AnchorSpec("Gradient___y"), UsageError, "the loss does not depend on 'y'"),
         (AnchorSpec("Gradient___nothing"), UsageError, "'nothing'"),
         (AnchorSpec("UpdatedVar___h0"), UsageError, "no weight"),
@@ -179,7 +179,7 @@ def test_refused_anchors(anchor: AnchorSpec, kind: type[Exception], message: str
 
 
 def test_an_anchor_named_twice_is_refused() -> None:
-    with pytest.raises(UsageError, match="Anchored twice: loss"):
+    with pytest.raises(UsageError, match="anchored twice: loss"):
         compile_program(anchored(["loss", "loss"]))
 
 

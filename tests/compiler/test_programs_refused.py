@@ -53,7 +53,7 @@ def test_layouts_that_do_not_fill_machines(
 
 
 def test_losses() -> None:
-    with pytest.raises(UsageError, match=r"The loss 'logits' is float32\[4, 3\]"):
+    with pytest.raises(UsageError, match=r"the loss 'logits' is float32\[4, 3\]"):
         compile_program(replace(mlp(), loss="logits"))
     with pytest.raises(UsageError, match="'los'") as caught:
         compile_program(replace(mlp(), loss="los"))

@@ -333,7 +333,7 @@ def test_refused_pipelines() -> None:
     early: dict[str, Any] = {"updates_each_micro_batch": True, "accumulation_factor": 5}
     with pytest.raises(UsageError, match="more than one IPU"):
         compile_program(chain([0], stages=False, pipelined=True, **early))
-    with pytest.raises(UsageError, match="Only a pipelined program"):
+    with pytest.raises(UsageError, match="only a pipelined program"):
         compile_program(chain([0, 1], **early))
     with pytest.raises(UnsupportedError, match="'w0' is read on IPUs 0, 1"):
         compile_program(chain([0, 1], tied=True, pipelined=True, **early))
