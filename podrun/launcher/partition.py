@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 
 REMOVE_SECONDS = 20.0
+_STARTS_BADLY = (
+    "Try again, with -vv to see more. A host that is very busy or short of memory starts machines too slowly; "
+    "a vipu-server that stays up (vipu-server --prestart) starts them once."
+)
 CLOSE_SECONDS = 1.0
 """How long a thread that waits for the partition may take to see that the launch is over."""
 
@@ -185,6 +189,8 @@ class PartitionSession:
                 break
             except ServiceError as error:
                 if attempt == self.wanted.attempts:
+                    if self.own_service:  # There is no server to look at once this is read.
+                        raise type(error)(error.message, hint=_STARTS_BADLY) from error
                     raise
                 self.log.warning(f"attempt {attempt} of {self.wanted.attempts}: {error.message}")
                 self._try_again()

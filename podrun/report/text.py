@@ -18,8 +18,8 @@ def summary(profile: Profile, *, top: int = 8) -> str:
         f"One batch ({profile.replicas} replicas x {profile.accumulation_factor} micro-batches): "
         f"{profile.seconds * 1e3:,.3f} ms, {profile.cycles:,} cycles",
     ]
-    if profile.samples_per_second is not None:
-        lines.append(f"  {profile.samples_per_second:,.1f} samples/s; bottleneck: {profile.bottleneck}")
+    speed = "" if profile.samples_per_second is None else f"{profile.samples_per_second:,.1f} samples/s; "
+    lines.append(f"  {speed}bottleneck: {profile.bottleneck}")
     for cause, seconds in profile.seconds_by_cause.items():
         lines.append(f"  {cause:<14}{seconds * 1e3:>14,.3f} ms {share(seconds, profile.seconds)}")
     lines += _pipeline(profile)
