@@ -178,7 +178,7 @@ class PodrunBackend(Backend):
     @classmethod
     def supports_device(cls, device: str) -> bool:
         """True for CPU: the operators' numbers are computed on the host."""
-        return device.split(":")[0].upper() == "CPU"
+        return device.partition(":")[0].upper() == "CPU"
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PodrunBackendRep:

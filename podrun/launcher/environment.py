@@ -146,6 +146,6 @@ def instance_environment(
     for name, value in instance.exports.items():
         if value is not None:
             kept[name] = value
-        elif name in environ and name not in ("PYTHONPATH",):
+        elif name in environ and name != "PYTHONPATH":
             kept[name] = environ[name]
     return kept | layout_variables(layout, instance)

@@ -191,7 +191,7 @@ def names_of(node: Mapping[str, Any]) -> set[str]:
     full = str(node.get("NodeManagerHostname", ""))
     return {
         full,
-        full.split(".")[0],
+        full.partition(".")[0],
         str(node.get("NodeManagerAddress", "")),
         str(node.get("NodeName", "")),
     } - {""}

@@ -201,7 +201,7 @@ class Pod:
             return any(n < passed[ipu] or (n == passed[ipu] and k not in waiting) for k, n in passed.items())
         return False
 
-    def _step(
+    def _step(  # noqa: C901 (a case for each instruction)
         self, instruction: Any, ipu: int, batch: int, inputs: Mapping[str, Any], seen: dict[str, list[Any]]
     ) -> None:
         machines = [machine for machine in self.machines if ipu in machine.lists]

@@ -44,5 +44,6 @@ def test_blocks_are_taken_from_what_was_freed_also_by_threads_and_given_back():
     before, kept, *found, returned = map(int, done.stdout.split())
     if not kept:
         pytest.skip("this C library keeps no freed memory")
-    assert max(found) <= 16 < 320 <= before  # MB
+    assert max(found) <= 16  # MB
+    assert before >= 320
     assert returned >= 64

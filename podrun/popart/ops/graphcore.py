@@ -255,8 +255,7 @@ def _ctc_one(log_p: Array, target: Array, length: Array, target_length: Array, b
     return -jnp.logaddexp(last, before)
 
 
-# --- splines (torch-spline-conv)
-# --------------------------------------------------------------------------------------
+# --- splines (torch-spline-conv) -------------------------------------------------------------------------------
 
 
 def _spline(degree: int, v: Array, k: Array) -> Array:
