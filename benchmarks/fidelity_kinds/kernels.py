@@ -151,7 +151,7 @@ def _rows_update(record: Record) -> float:
     planned = record.params.get("implementation") != "no_planner"
     tiles = record.chip.tiles if planned else max(1, min(record.chip.tiles, math.prod(shape) // width // 8))
     here = math.ceil(rows / tiles) if planned else rows
-    return record.rate(vertices.multi_update_cycles(here, width))
+    return record.rate(float(vertices.multi_update_cycles(here, width)))
 
 
 def _conv(record: Record) -> float:

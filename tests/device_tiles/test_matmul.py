@@ -139,6 +139,12 @@ def test_few_input_channels_are_expanded() -> None:
     assert plan.cycles(GC2) == pytest.approx(40_195, rel=0.25)
 
 
+@pytest.mark.parametrize("chip", CHIPS_IN_TURN, ids=lambda chip: chip.name)
+def test_eight_bits_need_a_chip_that_takes_them(chip: Chip) -> None:
+    with pytest.raises(InvalidOptionError, match="takes no float8"):
+        plan_product(chip, Product(1, 64, 64, 64, "float8"))
+
+
 def test_half_partials_are_faster_on_mk2_and_not_on_gc2() -> None:
     def cycles(chip: object, partials: str) -> float:
         used = GC2 if chip is GC2 else GC200
@@ -164,3 +170,44 @@ def test_short_groups_run_on_slic_and_depthwise_on_the_vector_unit() -> None:
     assert grouped.cycles(GC200) > bound
     depthwise = plan_product(GC200, Product(144, 8 * 56 * 56, 1, 1, kernel=9, row_length=56))
     assert "vertical mac" in depthwise.detail
+
+
+@pytest.mark.parametrize("chip", CHIPS_IN_TURN, ids=lambda chip: chip.name)
+def test_groups_of_few_channels_never_cost_more_than_groups_of_more(chip: Chip) -> None:
+    """256 channels over 28 x 28, by channels of a group: as many groups are joined as fill a weight block."""
+    found = []
+    for width in (8, 16, 32, 64, 128, 256):
+        product = Product(-(-256 // width), 8 * 28 * 28, width, width, kernel=9, row_length=28)
+        plan = plan_product(chip, product)
+        assert plan.flops == 2 * product.macs
+        found.append(plan.cycles(chip))
+    assert found == sorted(found)
+
+
+@pytest.mark.parametrize("chip", CHIPS_IN_TURN, ids=lambda chip: chip.name)
+def test_more_channels_of_a_depthwise_convolution_never_cost_less(chip: Chip) -> None:
+    found = [
+        plan_product(chip, Product(groups, 16 * 28 * 28, 1, 1, kernel=9, row_length=28)).cycles(chip)
+        for groups in (2, 4, 7, 8, 33, 96, 240, 480, 1152)
+    ]
+    assert found == sorted(found)
+
+
+SHAPES = st.tuples(*(st.integers(0, 11) for _ in range(3)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(SHAPES, st.sampled_from(CHIPS_IN_TURN), st.sampled_from(["float16", "float32"]))
+def test_doubling_a_side_costs_no_less_and_no_more_than_twice_and_its_start(
+    powers: tuple[int, int, int], chip: Chip, dtype: str
+) -> None:
+    """From tiny and skinny products to 2,048 cubed. Where memory is short, a larger product takes turns."""
+
+    def cycles(m: int, k: int, n: int) -> float:
+        return plan_product(chip, Product(1, max(m, n), k, min(m, n), dtype, dtype, dtype)).cycles(chip)
+
+    sides = [2**power for power in powers]
+    once = cycles(*sides)
+    for axis in range(3):
+        twice = cycles(*(side * 2 if at == axis else side for at, side in enumerate(sides)))
+        assert 0.9 * once <= twice <= 2.6 * once + 600.0, (sides, axis, once, twice)

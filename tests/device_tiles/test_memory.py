@@ -108,3 +108,11 @@ def test_advice_is_about_what_is_largest(name: str, advice: str) -> None:
         check_fits(section(GC200, demand))
     assert caught.value.hint
     assert advice in caught.value.hint
+
+
+@pytest.mark.parametrize(("side", "stays"), [(2944, True), (3072, False)])
+def test_the_largest_square_product_of_singles_on_a_gc2(side: int, stays: bool) -> None:
+    """2,944 was the largest that a single GC2 took with the library of 2019. Source: arXiv 1912.03413."""
+    matrix = jax.ShapeDtypeStruct((side, side), jnp.float32)
+    report = cost_jaxpr(jax.make_jaxpr(jnp.matmul)(matrix, matrix), "gc2")
+    assert report["memory"]["fits"] is stays

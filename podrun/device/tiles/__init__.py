@@ -5,8 +5,8 @@ exchange, sync and memory. Nothing here computes values, runs threads or reads a
 report.
 
 One file per idea: `amp` and `vertices` hold cycle formulas of single vertices; `exchange` and `links` what
-moves; `matmul`, `elementwise`, `reduction`, `movement`, `indexing`, `pooling` and `random` plan one family
-of equations each; `primitives` says which equation belongs to which; `liveness` what is held when; `cost`
-puts a step together.
+moves; `matmul`, `elementwise`, `reductions`, `lookups`, `families`, `solvers` and `ctc` plan equations of one
+kind each; `primitives` says which equation belongs to which; `liveness` what is held when; `cost` puts a step
+together.
 JAX is imported only where a jaxpr is read.
 """

@@ -31,7 +31,8 @@ def bytes_per_cycle(chip: Chip, pattern: str, implementation: str, dtype: str) -
     width = 8.0 / vector_width(dtype)
     compiled = implementation in ("naive_cpp", "optimised_cpp", "compiler_loop")
     if pattern == "load_only":
-        return 8.0 / COMPILED_LOAD_SLOTS if compiled else chip.load_bytes * COISSUE_EFFICIENCY
+        taken = width if implementation == "naive_cpp" else 8.0
+        return taken / COMPILED_LOAD_SLOTS if compiled else chip.load_bytes * COISSUE_EFFICIENCY
     if pattern == "stream_triad":
         if implementation == "naive_cpp":
             return 3.0 * width / LOOP_SLOTS

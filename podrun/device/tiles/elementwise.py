@@ -70,11 +70,14 @@ def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int]) ->
     stores = max(1, len(made & read_outside))
     ops = tuple(OPS[e.primitive] for e in chain)
     # What is made for each channel or row is no work for each element.
-    each = tuple(OPS[e.primitive] for e in chain if e.results[0].size * 2 > largest.size)
+    each = [e for e in chain if e.results[0].size * 2 > largest.size]
+    kinds = [_kind(e, largest.size) for e in each]
+    widest = min(kinds, key=vertices.vector_width)
     grains = max(1, math.ceil(largest.nbytes / GRAIN_BYTES))
     tiles = min(chip.tiles, grains)
     elements = math.ceil(largest.size / tiles)
-    compute = vertices.elementwise_cycles(elements, largest.dtype, each, loads + stores - 1)
+    work = tuple((OPS[e.primitive], kind) for e, kind in zip(each, kinds, strict=True))
+    compute = vertices.chain_cycles(elements, widest, work, loads + stores - 1)
     moved = min(broadcast_bytes, elements * 4.0) if len(sources) else 0.0
     scalars = broadcast_bytes <= 8 and not moved > 8
     return Plan(
@@ -90,3 +93,9 @@ def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int]) ->
         fragments=0.0 if scalars else 3.0,
         detail="+".join(ops[:6]) + ("+..." if len(ops) > 6 else ""),
     )
+
+
+def _kind(equation: Equation, size: int) -> str:
+    """The type that an equation works in: the widest of its operands and result, whose truth value may be narrow."""
+    subjects = [t.dtype for t in (*equation.operands, *equation.results) if t.size * 2 > size]
+    return min(subjects, key=vertices.vector_width)

@@ -64,9 +64,17 @@ def plan_product(chip: Chip, product: Product, *, tiles: int | None = None) -> P
     Cached: equal questions get the same answer.
 
     Raises:
-        InvalidOptionError: a memory proportion outside (0, 1].
+        InvalidOptionError: a memory proportion outside (0, 1]; a type that the chip's matrix unit does not take.
     """
     check_proportion(product.proportion)
+    if f"amp_inputs_{product.input_type}" not in chip.facts:
+        takes = ", ".join(
+            fact.removeprefix("amp_inputs_") for fact in chip.facts if fact.startswith("amp_inputs_")
+        )
+        raise InvalidOptionError(
+            f"the matrix unit of {chip.title} takes no {product.input_type}",
+            hint=f"It takes {takes}; FP8 needs a C600.",
+        )
     return _plan(chip.name, tiles or chip.tiles, product)
 
 
@@ -96,6 +104,10 @@ def _plan(chip_name: str, tiles: int, product: Product) -> Plan:
                 candidates.append(_rows_plan(chip, product, tiles, side))
     if 1 < product.k <= 4 and product.n <= 4 and product.groups > 1 and product.kernel > 1:
         candidates.append(_slic_plan(chip, product, tiles))
+    combined = _combined(product)
+    if combined is not product:
+        wide = _amp_plan(chip, combined, tiles, method="amp-combined")
+        candidates.append(replace(wide, plan=replace(wide.plan, flops=2.0 * product.macs)))
     few = product.k * product.kernel <= 64 or product.n <= 4
     if few or (product.kernel > 1 and not any(candidate.fits for candidate in candidates)):
         candidates.append(_vector_plan(chip, product, tiles))
@@ -156,6 +168,19 @@ def _amp_plan(
         )
     cut = Cut(pm, pk, pn, used, groups, rows, rows * _halo(product, rows), k, n, compute)
     return choose(chip, product, method, cut, grain=units, transform=transform)
+
+
+def _combined(product: Product) -> Product:
+    """Neighbouring groups of few channels as one group of a whole weight block, with zeros between them.
+
+    The library joins as many groups as fill a block, so that small groups cost no more than one that size.
+    """
+    factor = amp.in_group(product.input_type) // max(1, product.k, product.n)
+    if product.groups == 1 or factor < 2:
+        return product
+    factor = min(factor, product.groups)
+    groups = math.ceil(product.groups / factor)
+    return replace(product, groups=groups, k=product.k * factor, n=product.n * factor)
 
 
 def _expanded_plan(chip: Chip, product: Product, tiles: int, positions: int) -> Candidate:
@@ -235,8 +260,8 @@ SLIC_GROUPS = 4
 def _vector_plan(chip: Chip, product: Product, tiles: int) -> Candidate:
     """Few channels: the vector unit. Groups of one channel run as vertical MAC: 3 cycles per 8 channels."""
     vector = vertices.vector_width(product.input_type)
-    if product.groups > 1 and product.k * product.n <= 4 and product.groups >= 8:
-        # Depthwise: channels (groups) lie side by side in memory.
+    if product.groups > 1 and product.k * product.n <= 4:
+        # Depthwise: channels (groups) lie side by side in memory, filled up to eight.
         work = product.m * math.ceil(product.groups * product.n * product.k / (2 * vector)) * product.kernel
         per_tile = math.ceil(work / tiles)
         cycles = 100.0 + vertices.WORKERS * (20.0 + 3.0 * math.ceil(per_tile / vertices.WORKERS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from podrun.device.target import Chip
-from podrun.device.tiles import ctc, families, solvers
+from podrun.device.tiles import ctc, families, lookups, reductions, solvers
 from podrun.device.tiles.elementwise import OPS
 from podrun.device.tiles.flatten import Equation
 from podrun.device.tiles.plan import Plan
@@ -41,16 +41,16 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "product"})
 PLANNERS: dict[str, Planner] = {
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"),
-        families.plan_reduction,
+        reductions.plan_reduction,
     ),
-    **dict.fromkeys(("argmax", "argmin"), families.plan_arg_reduce),
+    **dict.fromkeys(("argmax", "argmin"), reductions.plan_arg_reduce),
     **dict.fromkeys(("transpose", "pad", "concatenate", "rev", "tile"), families.plan_movement),
-    **dict.fromkeys(("gather", "dynamic_slice"), families.plan_gather),
+    **dict.fromkeys(("gather", "dynamic_slice"), lookups.plan_gather),
     **dict.fromkeys(
         ("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"),
-        families.plan_scatter,
+        lookups.plan_scatter,
     ),
-    "dynamic_update_slice": families.plan_scatter,
+    "dynamic_update_slice": lookups.plan_scatter,
     **dict.fromkeys(
         (
             "reduce_window",
