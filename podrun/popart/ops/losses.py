@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.popart.ops.common import Array, axis_in, is_float, rounds_once
+from podrun.popart.ops.common import Array, axis_in, is_float, rounds_once, with_gradient
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
 
 REDUCTIONS = {0: "Sum", 1: "Mean", 2: "None"}
@@ -73,13 +73,20 @@ def _smallest(dtype: Any) -> float:
     return 6.1e-5 if dtype == jnp.float16 else 1e-7
 
 
+def _logarithm(p: Array, dtype: Any) -> Array:
+    """-log of p bounded below; the gradient, -1 / p, has a bound of its own and never vanishes (PopART NllGrad)."""
+    value = -jnp.log(jnp.maximum(p, np.asarray(_smallest(dtype), p.dtype)))
+    least = np.asarray(6.104e-5 if dtype == jnp.float16 else 1e-10, p.dtype)
+    return with_gradient(value, -p / jax.lax.stop_gradient(jnp.maximum(p, least)))
+
+
 @operator(GRAPHCORE, "Nll")
 def nllloss(ctx: Context, node: Node, p: Array, label: Array, logits: Array = None) -> Array:
     """-log of the probability of the label, ``p [..., classes]`` and ``label [...]`` (PopART Nll).
 
-    Probabilities are bounded below by 1e-7 (float32) or 6.1e-5 (float16). ``inputIsLogProbability``: p is a logarithm
-    already. Labels equal to ``ignoreIndex`` give neither loss nor gradient, and Mean divides by the others (at least
-    1).
+    Probabilities are bounded below by 1e-7 (float32) or 6.1e-5 (float16), and by 1e-10 (float32) where the gradient
+    divides by them. ``inputIsLogProbability``: p is a logarithm already. Labels equal to ``ignoreIndex`` give neither
+    loss nor gradient, and Mean divides by the others (at least 1).
 
     ``logits``: what a Softmax over the last axis made p of (`podrun.popart.session_model` joins them). The gradient
     goes to them as p - 1 at the label and p elsewhere, which neither vanishes where p is below its bound nor overflows
@@ -97,8 +104,7 @@ def nllloss(ctx: Context, node: Node, p: Array, label: Array, logits: Array = No
         losses = _nll_of_softmax(jax.lax.stop_gradient(wide), logits, hot)
     else:
         picked = jnp.sum(jnp.where(hot, wide, jnp.zeros((), wide.dtype)), axis=-1)
-        bounded = jnp.maximum(picked, np.asarray(_smallest(dtype), wide.dtype))
-        losses = -picked if node.get("inputIsLogProbability", 0) else -jnp.log(bounded)
+        losses = -picked if node.get("inputIsLogProbability", 0) else _logarithm(picked, dtype)
     ignored = node.get("ignoreIndex")
     if ignored is None:
         return _reduced(losses, reduction_of(node)).astype(dtype)

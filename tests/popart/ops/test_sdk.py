@@ -265,7 +265,14 @@ def test_strided_groups_are_dealt_out() -> None:
 
 TIES = np.array([1.0, 3.0, 3.0, -1.0], np.float32)
 LINE = TIES.reshape(1, 1, 4)
+LIKELY, FIRST = np.array([[2.0**-26, 0.5], [0, 1]], np.float32), np.zeros(2, np.int32)
 GRADIENTS = [
+    (
+        one("Nll", LIKELY, FIRST, domain=GRAPHCORE, reduction="Sum"),
+        (LIKELY, FIRST),
+        0,
+        [[-(2.0**26), 0], [np.float32(-1) / np.float32(1e-10), 0]],
+    ),
     (one("ReduceMax", TIES, keepdims=0), (TIES,), 0, [0, 1, 1, 0]),
     (one("MaxPool", LINE, kernel_shape=[2], strides=[1], pads=[1, 0]), (LINE,), 0, [[[1, 2, 2, 0]]]),
     (one("GlobalMaxPool", LINE), (LINE,), 0, [[[0, 1, 1, 0]]]),
@@ -305,7 +312,9 @@ GRADIENTS = [
 def test_gradients_where_values_meet(
     model: onnx.ModelProto, values: Any, by: int, slope: list[float]
 ) -> None:
-    """Equal greatest values each have the whole gradient; a bound that is met has none; products count zeros."""
+    """Equal greatest values each have the whole gradient; a bound that is met has none; products count zeros; a
+    likelihood pushes improbable labels up.
+    """
     lowered = lower(model, training=True, sdk=SDK)
 
     def total(x: Any) -> Any:
