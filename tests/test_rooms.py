@@ -26,9 +26,11 @@ ALLOWED: dict[str, set[str]] = {
     "collectives": FOUNDATION,
     "device": FOUNDATION | {"faults", "collectives"},
     "compiler": BASE | {"executable", "device.target", "device.tiles", "collectives"},
-    "popart": BASE | {"executable", "compiler", "device", "collectives", "popdist", "telemetry", "report"},
+    "popart": BASE
+    | {"executable", "compiler", "collectives", "popdist", "telemetry", "report"}
+    | {"device.ipuof", "device.connection", "device.target", "device.tiles"},
     "models": BASE | {"popart"},
-    "popdist": BASE | {"popart", "device", "collectives", "executable"},
+    "popdist": BASE | {"popart", "device.connection", "collectives", "executable"},
     "onnx_backend": BASE | {"popart", "compiler", "executable", "device.rewrite", "device.clients"},
     "partition": FOUNDATION | {"faults", "device"},
     # The test tools hold IPUs and run programs on them, as front ends do.
