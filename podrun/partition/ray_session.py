@@ -35,7 +35,9 @@ FEW_FILES = 256
 """With fewer open files allowed, that is the likely cause if Ray does not start (it did with 64, not with 40)."""
 _one_at_a_time = threading.Lock()
 """Machines and hosts for instances may ask for the same Ray cluster at the same moment, from two threads."""
-SESSION_SUFFIX = len("/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+RAY_DIRECTORY = "r"
+"""Ray opens its directory to everybody (mode 0777). It lies in a scratch directory that is ours alone."""
+SESSION_SUFFIX = len(f"/{RAY_DIRECTORY}/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -174,7 +176,7 @@ class RaySession:
                 logging_level="error",
                 object_store_memory=OBJECT_STORE_BYTES,
                 namespace="podrun",
-                _temp_dir=str(self.directory),
+                _temp_dir=str(self.directory / RAY_DIRECTORY),
                 # Ray wants its object store there whether or not it can be written.
                 _plasma_directory=str(self.directory) if _is_read_only("/dev/shm") else None,
                 _node_ip_address="127.0.0.1",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from podrun.partition.discovery import Registry
 from tests.conftest import Commands, tagged, wait_until
 from tests.system.conftest import PARTITION, PROGRAMS
 
@@ -56,6 +57,13 @@ def test_ctrl_c_while_stepping(pod: Commands) -> None:
     assert process.returncode == 130
     assert "SIGINT: all instances were ended" in err
     wait_until(lambda: detached(pod), 5, "the machines notice that the processes are gone")
+
+
+def test_what_services_keep_on_disk_is_the_users_alone(pod: Commands) -> None:
+    """Ray opens its own directory, with the sockets in it, to everybody: ours around it is closed."""
+    found = [Path(d) for entry in Registry(pod.runtime).entries() for d in entry.directories]
+    assert found
+    assert {oct(directory.stat().st_mode & 0o777) for directory in [pod.runtime, *found]} == {"0o700"}
 
 
 def test_a_partition_in_use_is_not_taken_away(pod: Commands) -> None:

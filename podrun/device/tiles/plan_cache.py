@@ -191,7 +191,11 @@ def _write(path: Path, answer: Any) -> None:
             raise
         _cut_back(path.parent)
     except OSError as error:
-        _log.warning("plans cannot be kept in %s: %s", path.parent, error)
+        _log.warning(
+            "plans cannot be kept in %s: %s (export PODRUN_PLAN_CACHE=DIRECTORY, or off)",
+            path.parent,
+            error.strerror or error,
+        )
 
 
 def _cut_back(directory: Path) -> None:
