@@ -28,31 +28,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from descent import Descent
 
 from podrun import executable_file
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program
 from podrun.executable import TensorSpec
-
-
-class Sgd:
-    """w - 0.1 g."""
-
-    elementwise = True
-
-    def group_key(self, weight: str) -> tuple[Any, ...]:
-        return ()
-
-    def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
-        return {}
-
-    def scalars(self, weight: str) -> dict[str, float]:
-        return {}
-
-    def apply(
-        self, name: str, weight: Any, gradient: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        return weight - 0.1 * gradient, {}
 
 
 def _program(
@@ -73,7 +54,7 @@ def _program(
         anchors=(AnchorSpec("loss"),),
         replicas=16,
         loss="loss",
-        update=Sgd(),
+        update=Descent(0.1),
     )
 
 

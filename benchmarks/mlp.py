@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from descent import Descent
 
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program
@@ -18,22 +20,12 @@ BATCH = 32
 RATE = 0.1
 
 
-class Sgd:
-    """w - rate * g, with a rate that the host may change."""
-
-    elementwise = True
-
-    def group_key(self, weight: str) -> tuple[Any, ...]:
-        return ()
-
-    def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
-        return {}
+@dataclass(frozen=True)
+class StreamedDescent(Descent):
+    """With a rate that the host may change."""
 
     def scalars(self, weight: str) -> dict[str, float]:
-        return {"rate": RATE}
-
-    def gradient_dtype(self, weight: TensorSpec) -> str:
-        return weight.dtype
+        return {"rate": self.rate}
 
     def apply(self, name: str, w: Any, g: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]) -> Any:
         return w - scalars["rate"] * g, {}
@@ -63,7 +55,7 @@ def executable(replicas: int) -> Executable:
         anchors=(AnchorSpec("loss"),),
         replicas=replicas,
         loss="loss",
-        update=Sgd(),
+        update=StreamedDescent(RATE),
     )
     return compile_program(program)
 

@@ -21,13 +21,14 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from descent import Descent
 from machines import machines
 
 from podrun.compiler.compile import compile_program
@@ -37,26 +38,6 @@ from podrun.executable import TensorSpec
 
 STAGES, LAYERS, BATCH = 4, 4, 64
 TARGET, LEAST_MS = 1.2, 5.0
-
-
-@dataclass(frozen=True)
-class Descent:
-    """w - rate * g."""
-
-    rate: float = 1e-3
-    elementwise: bool = True
-
-    def group_key(self, weight: str) -> tuple[Any, ...]:
-        return ()
-
-    def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
-        return {}
-
-    def scalars(self, weight: str) -> dict[str, float]:
-        return {}
-
-    def apply(self, name: str, w: Any, g: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]) -> Any:
-        return w - self.rate * g, {}
 
 
 def model(places: list[int], ipus: int, width: int, count: int, *, training: bool) -> Program:
@@ -86,7 +67,7 @@ def model(places: list[int], ipus: int, width: int, count: int, *, training: boo
         inputs={"x": InputSpec(TensorSpec("x", "float32", (BATCH, width)))},
         anchors=(AnchorSpec("loss"),),
         loss="loss" if training else None,
-        update=Descent() if training else None,
+        update=Descent(1e-3) if training else None,
         ipus_per_replica=ipus,
         accumulation_factor=count,
         pipelined=pipelined,
