@@ -6,6 +6,7 @@ has to come out.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -134,6 +135,20 @@ def payload(link: int, end: int) -> str:
     return f"payload:{link}:{end}"
 
 
+@functools.lru_cache(4)
+def _one_more(words: int) -> Computation:
+    import jax.numpy as jnp
+
+    return computation("add", lambda x: (x + jnp.uint32(1),), {"x": ((words,), "uint32")}, ("y",))
+
+
+@functools.lru_cache(4)
+def _as_it_is(words: int) -> Computation:
+    import jax.numpy as jnp
+
+    return computation("keep", lambda x: (x + jnp.uint32(0),), {"x": ((words,), "uint32")}, ("y",))
+
+
 def traffic(
     target: str,
     ipus: int,
@@ -147,15 +162,12 @@ def traffic(
     What is sent is what was received last, each word one more: after *n* batches end *e* holds what end ``(e + n) % 2``
     began with, plus *n*.
     """
-    import jax.numpy as jnp
-
     machines = max(ipus // IPUS_PER_MACHINE, 1)
     sends: list[list[Instruction]] = [[] for _ in range(ipus)]
     receives: list[list[Instruction]] = [[] for _ in range(ipus)]
     pieces: dict[str, Computation] = {}
     variables: dict[str, Variable] = {}
-    add = computation("add", lambda x: (x + jnp.uint32(1),), {"x": ((words,), "uint32")}, ("y",))
-    keep = computation("keep", lambda x: (x + jnp.uint32(0),), {"x": ((words,), "uint32")}, ("y",))
+    add, keep = _one_more(words), _as_it_is(words)
     for link, ends in enumerate(pairs):
         for end, ipu in enumerate(ends):
             name, tag = payload(link, end), 2 * link

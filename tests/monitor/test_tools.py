@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ import pytest
 from podrun.cluster import LinkTopology
 from podrun.device.connection import IpuRange
 from podrun.device.target import BOW, GC200
+from podrun.executable import Compute, Copy
 from podrun.monitor import products_run, tool_programs, tool_times
 from podrun.monitor.gc_flops import gc_flops
 from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest, own_part
@@ -23,6 +28,7 @@ from podrun.monitor.gc_iputraffictest import gc_iputraffictest
 from podrun.monitor.gc_links import gc_links
 from podrun.monitor.gc_powertest import gc_powertest
 from podrun.monitor.holding import find_bench, hold
+from podrun.monitor.link_check import LinkCheck
 from podrun.monitor.tool_times import Route, route
 from podrun.partition.cli_common import run
 from tests.monitor.real import RealPod
@@ -86,9 +92,8 @@ def test_links_carry_data_until_one_breaks(pod: RealPod, tool: Tool) -> None:
     assert found["iteration_0"]["ipu to ipu"] == [
         {"from": "2", "to": "3", "status": "failed", "error": "IPU-Link down (PARTITION_RESET needed)"}
     ]
-    pod.client.reset_partition("p")
+    pod.client.reset_partition("p")  # The other tests use the links again.
     assert pod.service.wait_idle(20)
-    assert tool(gc_links)[0] == 0
 
 
 def test_ipus_in_use_are_refused_and_let_go(pod: RealPod, tool: Tool) -> None:
@@ -118,14 +123,17 @@ def test_a_broken_ipu_is_named(pod: RealPod, tool: Tool) -> None:
     assert tool(gc_hostsynclatencytest, "-d", "3", "--mark-count", "3")[0] == 0
 
 
-def test_traffic_between_two_ipus(pod: RealPod, tool: Tool) -> None:
+def test_traffic_between_two_ipus(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_times, "STREAM_TILES", 1)
     code, out, _ = tool(gc_iputraffictest, "--device0", "2", "--device1", "3", "-i", "2", "-j")
     assert code == 0
     found = json.loads(out)["tile_to_tile"]
     assert found["boards"]["0024.0001.8203101"]["device_ids"] == ["2", "3"]
     assert (found["device0"], found["device1"], found["errors"], found["power"]) == ("2", "3", "0", "N/A")
-    assert found["kbytes_transferred"] == str(2 * 64 * 64)
-    assert float(found["gbps"]) == pytest.approx(423.312, rel=0.02)
+    assert found["kbytes_transferred"] == str(2 * 64 * 2)
+    seconds = 2 * tool_times.transfer_seconds(GC200, Route("IPU-Link", 1), 64 * 1024)
+    assert float(found["duration_sec"]) == pytest.approx(seconds, abs=1e-9)
+    assert float(found["gbps"]) == pytest.approx(2 * 2 * 64 * 1024 * 8 / seconds / 1e9, rel=1e-5)
 
 
 def test_syncs(pod: RealPod, tool: Tool) -> None:
@@ -140,36 +148,35 @@ def test_syncs(pod: RealPod, tool: Tool) -> None:
 def test_flops(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products_run, "PASSES", 3)
     monkeypatch.setattr(products_run, "ROWS", 1)
-    code, out, _ = tool(gc_flops, "-d", "4", "-p", "FP32")
+    code, out, _ = tool(gc_flops, "-d", "2", "-p", "FP32")
     assert code == 0
     assert "Flops per IPU (FP32): " in out
     assert "IPU clock speed: 1330 MHz" in out
     assert "every value right" in out
 
+    def computed_twice(*arguments: Any) -> Any:
+        right = tool_programs.products(*arguments)
+        (*before, store) = right.instructions[0]
+        again = (*before, Copy("out:y", "in:x"), Compute("products"), store)
+        return replace(right, instructions=(again,))
 
-def test_wrong_values_are_found(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Machines that multiply once too often, and that send something else."""
-    monkeypatch.setattr(products_run, "PASSES", 3)
-    monkeypatch.setattr(products_run, "ROWS", 1)
-
-    def once_more(*arguments: Any) -> Any:
-        target, ipus, dtype, tiles, rows, passes, *rest = arguments
-        return tool_programs.products(target, ipus, dtype, tiles, rows, passes + 1, *rest)
-
-    monkeypatch.setattr(products_run, "products", once_more)
-    code, out, _ = tool(gc_flops, "-d", "2", "-j")
+    monkeypatch.setattr(products_run, "products", computed_twice)
+    code, out, _ = tool(gc_flops, "-d", "2", "-p", "FP32", "-j")
     found = json.loads(out)
     assert (code, found["result"]) == (1, "fail")
     assert int(found["wrong_values"]["2"]) > 1000
-    bench = find_bench(None, None)
-    from podrun.monitor.link_check import LinkCheck
 
+
+def test_wrong_words_are_found(pod: RealPod) -> None:
+    bench = find_bench(None, None)
     with hold(bench, IpuRange(0, 2)) as connection:
-        test = LinkCheck(bench, connection, IpuRange(0, 2), [(0, 1)], 1024, 1e-6)
-        assert sum(p.iterations for p in test.run(3)) == 3
+        test = LinkCheck(bench, connection, IpuRange(0, 2), [(0, 1)], 16 * 1024, 1e-6)
+        assert sum(progress.iterations for progress in test.run(3)) == 3
         assert test.errors() == [0]
-        test._first[0][1][7] += np.uint32(1)
-        assert test.errors() == [1]
+        wrong = connection.read_variables(["payload:0:1"])["payload:0:1"]
+        wrong[7:9] += np.uint32(1)
+        connection.write_variables({"payload:0:1": wrong})
+        assert test.errors() == [2]
 
 
 def test_what_cannot_be_tested(pod: RealPod, tool: Tool) -> None:
@@ -250,6 +257,29 @@ def test_power_rows(pod: RealPod, tool: Tool) -> None:
     assert code == 0
     assert out.splitlines()[-1].startswith("0001: 124.00W 048.25W T172.25W N/A")
     assert " 1330MHz " in out.splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_a_second_terminal_sees_the_load_and_ctrl_c_ends_it(pod: RealPod) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "podrun.monitor.gc_powertest", "-d", "1"],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # Others may ignore it.
+    )
+    assert process.stdout is not None
+    with process:
+        assert any(line.startswith("0001: 124.00W") for line in process.stdout)
+        ipu = pod.client.machine_reports("p")[0].ipus[1]
+        assert ipu.process is not None
+        assert (ipu.process.pid, ipu.process.command) == (process.pid, "gc-powertest -d 1")
+        assert (ipu.utilisation_percent or 0) > 10
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+    assert process.returncode == 0
+    with hold(find_bench(None, None), IpuRange(0, 4)):
+        pass
 
 
 @pytest.mark.slow
