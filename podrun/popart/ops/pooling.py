@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from podrun.errors import UnsupportedError
-from podrun.popart.ops.common import Array, index_dtype, ints, rounds_once
+from podrun.popart.ops.common import Array, index_dtype, ints, is_float, rounds_once
 from podrun.popart.ops.reduction import to_equals
 from podrun.popart.ops.registry import ONNX, Context, Node, operator
 from podrun.popart.ops.windows import Window, padded, reduced, shifted, window_of
@@ -160,7 +160,7 @@ def global_max_pool(ctx: Context, node: Node, x: Array) -> Array:
     """Maximum over all spatial axes, kept as 1; the gradient as of `maximum_of_windows` (ONNX GlobalMaxPool)."""
     axes = tuple(range(2, x.ndim))
     result = jnp.max(x, axis=axes, keepdims=True)
-    return to_equals(x, result, axes) if ctx.training else result
+    return to_equals(x, result, axes) if ctx.training and is_float(x) else result
 
 
 def _power_mean(x: Array, p: float, total: Any) -> Array:
