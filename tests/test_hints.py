@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from podrun.collectives.perf import main as perf
 from podrun.estimate import command as estimate
+from podrun.faults import EFFECTS
 from podrun.monitor.exporter import exporter
 from podrun.report import __main__ as report
 from tests.conftest import ROOT
@@ -73,3 +76,37 @@ def test_options_of_other_commands_are_described_and_on_a_page(name: str) -> Non
         assert action.help not in (None, "", argparse.SUPPRESS), action.dest
         long = max(action.option_strings, key=len, default="")
         assert not long or long == "--help" or long in pages, long
+
+
+def test_messages_on_the_page_for_trouble_are_those_of_the_code() -> None:
+    """What the first column quotes, but for what stands for something else, is somewhere in podrun's source."""
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"`([^`]+)`", "\n".join(re.findall(r"^\| ([^|]*)", page, flags=re.MULTILINE)))
+    source = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "podrun").rglob("*.py")))
+    source = re.sub(r"\"\s*\n\s*f?\"", "", source)  # Strings that go on in the next line.
+    fragments = [max(re.split(_STANDS_FOR, text), key=len).strip() for text in quoted]
+    assert len(fragments) > 20
+    assert [text for text in fragments if text not in source and text not in _OTHERS] == []
+
+
+_STANDS_FOR = r"\.\.\.|\b\d[\d.:]*|\b[A-Z]\b|^\w: |\bp\b|HOST:|pod\d+|'popart'|/usr\S+"
+_OTHERS = {"podrun: command not found", "No module named"}
+"""Said by the shell and by Python."""
+
+
+def _page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_every_fault_is_on_its_page() -> None:
+    assert [kind for _, kind in EFFECTS if f"{kind}`" not in _page("faults.md")] == []
+
+
+def test_counts_on_pages_are_those_of_the_records() -> None:
+    record = json.loads((ROOT / "tests/conformance/record.json").read_text(encoding="utf-8"))
+    passing, cases = record["passing"], record["cases"]
+    assert f"{cases:,} cases" in _page("onnx.md")
+    assert f"| podrun | {passing:,} | 0 | {cases - passing} |" in _page("onnx.md")
+    names = (ROOT / "tests/popart/public_names.txt").read_text(encoding="utf-8").splitlines()
+    count = sum(bool(name.strip()) and not name.startswith("#") for name in names)
+    assert f"the {count} public names" in _page("popart.md")

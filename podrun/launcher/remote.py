@@ -171,7 +171,7 @@ def connect_hosts(
     found = {host: node for host in hosts for node in nodes if host in names_of(node)}
     missing = [host for host in hosts if host not in found]
     if missing:
-        known = sorted({node["NodeManagerHostname"] for node in nodes})
+        known = sorted({f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in nodes})
         raise NotFoundError(
             f"{', '.join(missing)}: no node of the Ray cluster has that name",
             hint=f"Its nodes are: {', '.join(known)}. Add one: ray start --address=HOST:6379 on it.",

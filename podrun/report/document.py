@@ -74,9 +74,9 @@ def from_object(content: Mapping[str, Any], *, source: str) -> Profile:
     return found
 
 
-def load(path: Path) -> Profile:
+def load(path: Path | str) -> Profile:
     """The profile in a file that podrun wrote. Raises ConfigError as `from_json`, or if there is no such file."""
-    return from_json(read_text(path), source=str(path))
+    return from_json(read_text(Path(path)), source=str(path))
 
 
 def read_text(path: Path) -> str:

@@ -186,7 +186,7 @@ def test_a_document_that_is_wrong_is_refused_by_place(change: str, word: str) ->
 
 def test_a_document_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        load(tmp_path / "none.json")
+        load(str(tmp_path / "none.json"))
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="UTF-8"):
         load(tmp_path / "bytes.json")
