@@ -19,7 +19,7 @@ from podrun.compiler.abstract import abstract, buffer
 from podrun.compiler.anchors import Anchor, AnchorKind
 from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer
 from podrun.compiler.averaging import averaged, averages, count_buffer, counted
-from podrun.compiler.differentiate import gradients, weight_gradients_each
+from podrun.compiler.differentiate import Operands, gradients, weight_gradients_each
 from podrun.compiler.exchange import alone
 from podrun.compiler.fold import Folded
 from podrun.compiler.grouped import grouped_names, replicas_reduced, rows
@@ -189,9 +189,8 @@ class ChunkBuilder:
         if self.program.loss is None:
             values = folded.forward(parameters, inputs, keys, {})
         else:
-            values = self._differentiated(
-                folded, buffers, parameters, inputs, keys, accumulate, results, found
-            )
+            operands = Operands(parameters, inputs, keys)
+            values = self._differentiated(folded, buffers, operands, accumulate, results, found)
         found[AnchorKind.VALUE] = values | {name: self._each(folded, name, inputs[name]) for name in inputs}
         for anchor in self.stored:
             value = found[anchor.kind][anchor.subject]
@@ -209,9 +208,7 @@ class ChunkBuilder:
         self,
         folded: Folded,
         buffers: Buffers,
-        parameters: Buffers,
-        inputs: Buffers,
-        keys: Any,
+        operands: Operands,
         accumulate: bool,
         results: dict[str, Any],
         found: dict[AnchorKind, Mapping[str, Any]],
@@ -223,9 +220,7 @@ class ChunkBuilder:
         scale = buffers[scaling] if isinstance(scaling, str) else jnp.float32(scaling)
         if self.tracked:
             scale = scale * buffers[FACTOR]
-        weights = {name: parameters[name] for name in self.weights}
-        others = {name: value for name, value in parameters.items() if name not in weights}
-        computed = gradients(folded, loss, scale, weights, others, inputs, keys, self._taps())
+        computed = gradients(folded, loss, scale, operands, self.weights, self._taps())
         for group in self.memory.groups:
             for weight in group.weights:
                 self._accumulate(
@@ -233,10 +228,10 @@ class ChunkBuilder:
                 )
         found[AnchorKind.VALUE_GRADIENT] = computed.values_each
         anchored = [a.subject for a in self.anchors if a.kind is AnchorKind.PARAMETER_GRADIENT]
-        wanted = sorted({*anchored, *(name for name in self.tracked if name in parameters)})
+        wanted = sorted({*anchored, *(name for name in self.tracked if name in operands.parameters)})
         if wanted:
             found[AnchorKind.PARAMETER_GRADIENT] = weight_gradients_each(
-                folded, loss, scale, wanted, parameters, inputs, keys
+                folded, loss, scale, operands, wanted
             )
         self._count(found, buffers, accumulate, results)
         return computed.values

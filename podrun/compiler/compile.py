@@ -11,20 +11,20 @@ from typing import Any
 import jax.numpy as jnp
 
 from podrun.compiler import seeds
-from podrun.compiler.abstract import abstract
 from podrun.compiler.alike import Alike, renamed
-from podrun.compiler.anchors import Anchor, AnchorKind, classify, unknown_tensor
-from podrun.compiler.arenas import Memory, WeightGroup, gradient_buffer, plan_memory
+from podrun.compiler.anchors import Anchor, classify
+from podrun.compiler.arenas import Memory, plan_memory
 from podrun.compiler.averaging import COUNTS
 from podrun.compiler.cache import cached
 from podrun.compiler.chain import Unit, homes_of, turns_at, turns_of, units
-from podrun.compiler.chunk import ChunkBuilder, anchor_buffer, forward_piece
+from podrun.compiler.checks import check_pipeline, check_program
+from podrun.compiler.chunk import ChunkBuilder, forward_piece
 from podrun.compiler.cost import tile_report
 from podrun.compiler.digest import digest
 from podrun.compiler.exchange import exchanges
 from podrun.compiler.fold import chunks
 from podrun.compiler.gathering import clearing_homes, counted_pieces, taking_pieces
-from podrun.compiler.grouped import check_groups, rows
+from podrun.compiler.host_streams import streams, updated_anchors
 from podrun.compiler.layout import layout_of, position_of
 from podrun.compiler.meetings import Cut, meetings_of
 from podrun.compiler.meetings import cut as cut_at_meetings
@@ -38,22 +38,16 @@ from podrun.compiler.schedule import schedule
 from podrun.compiler.sharding import Timetable
 from podrun.compiler.trace import Trace, fixed_numerics, trace
 from podrun.compiler.update import JOINT_UPDATE, joint_piece, update_piece
-from podrun.errors import UnimplementedError, UnsupportedError, UsageError
 from podrun.executable import (
-    REPLICA_OFFSET,
     Arena,
     Computation,
     Executable,
     Instruction,
-    Stream,
-    StreamDirection,
     TensorSpec,
     Variable,
     VariableRole,
     numpy_dtype,
 )
-
-_WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +96,7 @@ class _Compilation:
     """The stages of one program, each run when first asked for."""
 
     def __init__(self, program: Program, target: str, options: CompileOptions) -> None:
-        _check(program)
+        check_program(program)
         self.program, self.target, self.options = program, target, options
         self.layout = layout_of(program)
 
@@ -197,7 +191,7 @@ class _Compilation:
     def executable(self) -> Executable:
         """All stages."""
         program = self.program
-        _check_pipeline(program, self.placement)
+        check_pipeline(program, self.placement)
         builder = self.builder
         meetings: Mapping[str, Arena] = {}
         with fixed_numerics():
@@ -208,14 +202,14 @@ class _Compilation:
                 computations, instructions, meetings = _folded(builder, self.options.chunk_bytes)
             computations |= self.updates
             for name, anchors in builder.updated.items():
-                computations[name] = export_piece(_updated_anchors(builder, name, anchors))
+                computations[name] = export_piece(updated_anchors(builder, name, anchors))
             report = tile_report(program, self.traced, self.placement, builder.memory, self.target)
         return Executable(
             name=program.name,
             layout=self.layout,
             accumulation_factor=program.accumulation_factor,
             training=program.training,
-            streams=_streams(builder),
+            streams=streams(builder),
             variables=builder.memory.variables,
             arenas={**builder.memory.arenas, **meetings},
             computations=computations,
@@ -223,32 +217,6 @@ class _Compilation:
             target=self.target,
             tile_report=report,
             metadata=program.metadata,
-        )
-
-
-def _check(program: Program) -> None:
-    if program.accumulation_factor < 1:
-        raise UsageError(f"the accumulation factor must be at least 1, not {program.accumulation_factor}")
-    specs = [parameter.spec for parameter in program.parameters.values()]
-    specs += [item.spec for item in program.inputs.values()]
-    for spec in specs:
-        if spec.dtype in _WIDE:
-            raise UnsupportedError(
-                f"{spec.name!r} is {spec.dtype}; an IPU has no 64-bit types",
-                hint="Give it as a 32-bit type.",
-            )
-    for name in program.state_updates:
-        if name not in program.parameters:
-            raise unknown_tensor(name, program.parameters)
-    check_groups(program)
-    if (
-        program.loss is not None
-        and program.update is None
-        and any(parameter.trainable for parameter in program.parameters.values())
-    ):
-        raise UsageError(
-            "a program with a loss and weights to train needs an optimizer",
-            hint="Give it one, or leave out the loss.",
         )
 
 
@@ -296,27 +264,6 @@ def _sharded(
     return found, timetable.instructions(clear=accumulate)
 
 
-def _check_pipeline(program: Program, placement: Placement) -> None:
-    if program.updates_each_micro_batch and not program.pipelined:
-        raise UsageError(
-            "only a pipelined program updates weights while micro-batches are in flight",
-            hint="Pipeline it, or update once a batch.",
-        )
-    if not program.pipelined:
-        return
-    if not placement.split or not placement.stages:
-        raise UsageError(
-            "pipelining requires operators on more than one IPU",
-            hint="Place operators with virtualGraph and pipelineStage, or switch pipelining off.",
-        )
-    if program.updates_each_micro_batch and joint(program.update):
-        raise UnsupportedError(
-            "an optimizer that looks at all weights at once (gradient clipping) needs gradient accumulation in a "
-            "pipeline: stages update their weights at different times",
-            hint="Use gradient accumulation.",
-        )
-
-
 def _clear(memory: Memory, name: str, home: int | None = None, *, counts: bool = True) -> Piece:
     """Zeros for the gradient accumulators of an IPU (None: of all), so that every chunk can add to them.
 
@@ -332,76 +279,3 @@ def _clear(memory: Memory, name: str, home: int | None = None, *, counts: bool =
         return {name: jnp.zeros(size, dtype) for name, (size, dtype) in arenas.items()}
 
     return Piece(name, run, {}, tuple(arenas))
-
-
-def _updated_anchors(builder: ChunkBuilder, name: str, anchors: Sequence[Anchor]) -> Piece:
-    """Weights after their update, and the gradients it saw, for each replica of the machine."""
-    kinds = {weight: group.gradient_dtype for group in builder.memory.groups for weight in _names(group)}
-
-    def source(anchor: Anchor) -> str:
-        return gradient_buffer(anchor.subject) if anchor.kind is AnchorKind.REDUCED else anchor.subject
-
-    def stored(anchor: Anchor) -> TensorSpec:
-        spec = builder.memory.variables[anchor.subject].spec
-        reduced = anchor.kind is AnchorKind.REDUCED
-        return TensorSpec(source(anchor), kinds[anchor.subject], spec.shape) if reduced else spec
-
-    replicas = builder.layout.replicas_per_machine
-
-    def run(values: Mapping[str, Any]) -> dict[str, Any]:
-        found = {}
-        for anchor in anchors:
-            value, group_of = values[source(anchor)], builder.memory.group_of.get(anchor.subject)
-            if group_of is None:
-                found[anchor_buffer(anchor.name)] = jnp.broadcast_to(value, (1, replicas, *value.shape))
-            else:
-                found[anchor_buffer(anchor.name)] = rows(
-                    value, group_of, values[REPLICA_OFFSET], 1, replicas
-                )[None]
-        return found
-
-    inputs = {source(a): abstract(stored(a)) for a in anchors}
-    if any(a.subject in builder.memory.group_of for a in anchors):
-        inputs[REPLICA_OFFSET] = abstract(TensorSpec(REPLICA_OFFSET, "int32", ()))
-    outputs = tuple(anchor_buffer(anchor.name) for anchor in anchors)
-    return Piece(name, run, inputs, outputs)
-
-
-def _names(group: WeightGroup) -> tuple[str, ...]:
-    return tuple(weight.name for weight in group.weights)
-
-
-def _streams(builder: ChunkBuilder) -> dict[str, Stream]:
-    program = builder.program
-    streams = {
-        name: Stream(item.spec, StreamDirection.TO_DEVICE, broadcast=item.broadcast)
-        for name, item in sorted(program.inputs.items())
-    }
-    for anchor, item in zip(builder.anchors, program.anchors, strict=True):
-        spec = _subject_spec(builder, anchor.kind, anchor.subject)
-        named = TensorSpec(anchor.name, spec.dtype, spec.shape)
-        streams[anchor.name] = Stream(
-            named, StreamDirection.TO_HOST, retrieval=item.retrieval, period=item.period
-        )
-    return streams
-
-
-def _subject_spec(builder: ChunkBuilder, kind: AnchorKind, subject: str) -> TensorSpec:
-    """dtype and shape of what an anchor speaks of, as one replica sees it in one micro-batch."""
-    if kind is AnchorKind.NORM:
-        return TensorSpec(subject, "float32", ())
-    if subject in builder.memory.variables:
-        found = builder.memory.variables[subject].spec
-        if kind is AnchorKind.REDUCED:
-            group = next(group for group in builder.memory.groups if subject in _names(group))
-            found = TensorSpec(subject, group.gradient_dtype, found.shape)
-        grouped = subject in builder.memory.group_of
-        return TensorSpec(found.name, found.dtype, found.shape[1:]) if grouped else found
-    if subject in builder.program.inputs:
-        if kind is AnchorKind.VALUE:
-            raise UnimplementedError(
-                f"the input {subject!r} cannot be anchored by its own name yet",
-                hint="Anchor the output of an Identity operator that reads it.",
-            )
-        return builder.program.inputs[subject].spec
-    return builder.traced.spec(subject)

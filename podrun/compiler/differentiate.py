@@ -25,6 +25,15 @@ Tensors = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Operands:
+    """What a folded forward function takes: parameters and folded inputs by name, key data (None: nothing random)."""
+
+    parameters: Tensors
+    inputs: Tensors
+    keys: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Gradients:
     """What `gradients` gives.
 
@@ -41,20 +50,20 @@ def gradients(
     folded: Folded,
     loss: str,
     scale: Any,
-    weights: Tensors,
-    others: Tensors,
-    inputs: Tensors,
-    keys: Any,
+    operands: Operands,
+    trained: Sequence[str],
     taps: Mapping[str, jax.ShapeDtypeStruct],
 ) -> Gradients:
-    """Differentiate the folded chunk with respect to ``weights``; ``others`` are parameters held constant.
+    """Differentiate the folded chunk with respect to the parameters ``trained``; others are held constant.
 
     ``taps``: values and inputs whose own gradients are wanted, with what one replica sees of them.
     """
+    weights = {name: operands.parameters[name] for name in trained}
+    others = {name: value for name, value in operands.parameters.items() if name not in weights}
     deltas = {name: jnp.zeros((folded.size, *spec.shape), spec.dtype) for name, spec in taps.items()}
 
     def losses(weights: Tensors, deltas: Tensors) -> tuple[Any, dict[str, Any]]:
-        values = folded.forward({**others, **weights}, inputs, keys, deltas)
+        values = folded.forward({**others, **weights}, operands.inputs, operands.keys, deltas)
         return values[loss], values
 
     each, pull_back, values = jax.vjp(losses, weights, deltas, has_aux=True)
@@ -63,13 +72,7 @@ def gradients(
 
 
 def weight_gradients_each(
-    folded: Folded,
-    loss: str,
-    scale: Any,
-    wanted: Sequence[str],
-    parameters: Tensors,
-    inputs: Tensors,
-    keys: Any,
+    folded: Folded, loss: str, scale: Any, operands: Operands, wanted: Sequence[str]
 ) -> dict[str, Any]:
     """Gradients of the ``wanted`` parameters for each replica and micro-batch, ``[size, *shape]``."""
 
@@ -80,15 +83,15 @@ def weight_gradients_each(
         each, pull_back = jax.vjp(loss_of, {name: parameters[name] for name in wanted})
         return dict(pull_back(_seed(scale, each))[0])
 
-    parameters, tokens = folded.own_rows(parameters), folded.tokens()
+    parameters, tokens = folded.own_rows(operands.parameters), folded.tokens()
     axes = (
         folded.parameter_axes(parameters),
-        folded.input_axes(inputs),
-        None if keys is None else 0,
+        folded.input_axes(operands.inputs),
+        None if operands.keys is None else 0,
         None if tokens is None else 0,
     )
     run = jax.vmap(one, in_axes=axes, out_axes=0, axis_size=folded.size)
-    return dict(run(parameters, inputs, keys, tokens))
+    return dict(run(parameters, operands.inputs, operands.keys, tokens))
 
 
 def _seed(scale: Any, losses: Any) -> Any:

@@ -24,6 +24,7 @@ from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn, Literal, Primitive, Var
 
 from podrun.compiler import jax_internals
+from podrun.compiler.arenas import ALIGNMENT
 from podrun.compiler.exchange import (
     Groups,
     Kind,
@@ -39,8 +40,6 @@ from podrun.compiler.split import Spot, split
 from podrun.errors import InternalError
 from podrun.executable import REPLICA_OFFSET, AllGather, Arena, Compute, Instruction, Layout
 
-ALIGNMENT = 64
-"""Elements; as of all arenas."""
 LONGEST_CHAIN = 16
 """Replicas up to which a sum is written out; beyond, it is a loop, with the same order and bits."""
 
