@@ -24,7 +24,8 @@ def keep_freed_memory() -> bool:
 
 def use_one_heap() -> bool:
     """Let threads that start later take memory from the heap of the first one: those of their own hold no block above
-    64 MB. For processes that do nothing but compute."""
+    64 MB. For processes that do nothing but compute. Heaps that threads have already stay: podrun's own Ray, whose
+    processes have threads before they have machines, gives them ``MALLOC_ARENA_MAX=1`` instead."""
     return _mallopt(_ARENA_MAX, 1)
 
 

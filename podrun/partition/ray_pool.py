@@ -7,7 +7,6 @@ podrun's token. Ray places and supervises; commands to machines go over gRPC.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import secrets
@@ -91,10 +90,12 @@ class RayMachinePool(BasePool):
             session, self._session = self._session, None
         if session is not None:
             for group in self._groups.values() if self._address is not None else ():
-                with contextlib.suppress(Exception):  # Ray forgets its groups when it ends, in the next line.
-                    from ray.util.placement_group import remove_placement_group
+                from ray.util.placement_group import remove_placement_group
 
+                try:
                     remove_placement_group(group)
+                except Exception as error:  # Ray forgets its groups when it ends, in the next line.
+                    log.debug("a placement group was not removed: %s", error)
             self._groups.clear()
             session.close()
 
@@ -252,12 +253,14 @@ class RayMachinePool(BasePool):
         if session is None or not session.alive or (self._closed and self._address is None):
             return  # Our own Ray ends with all that runs in it.
         resident = machine.handle
-        with contextlib.suppress(Exception):  # The actor may be gone already; Ray has no gentler question.
+        try:
             if (
                 resident.alone
                 or session.ray.get(resident.actor.stop.remote(resident.agent), timeout=5.0) == 0
             ):
                 session.ray.kill(resident.actor)
+        except Exception as error:  # The actor may be gone already; Ray has no gentler question.
+            log.debug("the machine of %s was not ended: %s", resident.agent, error)
 
     def _connect(self, endpoint: str) -> Control:
         from podrun.device.control import MachineControl
