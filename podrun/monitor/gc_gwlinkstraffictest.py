@@ -92,6 +92,7 @@ def measure(bench: Bench, iterations: int, timeout: float) -> Outcome:
     import numpy as np
 
     from podrun.device.connection import IpuRange
+    from podrun.errors import ErrorCode, PoplarError
     from podrun.monitor.holding import hold
     from podrun.monitor.tool_programs import checksum, gather_over_gateways, pattern
     from podrun.monitor.tool_times import Route, transfer_seconds
@@ -106,8 +107,17 @@ def measure(bench: Bench, iterations: int, timeout: float) -> Outcome:
         if owned.count < info.size:
             click.echo(f"Waiting for the instances of the other GCDs, at most {timeout:g} s.", err=True)
         connection.host_sync_timeout = timeout  # type: ignore[attr-defined]
-        connection.load(gather_over_gateways(chip.name, info.size, machines, WORDS, seconds, chip.clock_hz))
-        result = connection.run(iterations, {"batch": np.arange(iterations, dtype=np.uint32)[:, None]})
+        program = gather_over_gateways(chip.name, info.size, machines, WORDS, seconds, chip.clock_hz)
+        try:
+            connection.load(program)
+            result = connection.run(iterations, {"batch": np.arange(iterations, dtype=np.uint32)[:, None]})
+        except PoplarError as error:
+            if error.code is ErrorCode.HOST_SYNC_TIMEOUT:
+                error.hint = (
+                    f"Start an instance for each of the {info.num_gcds} GCDs "
+                    "(IPUOF_VIPU_API_GCD_ID=0 gc-gwlinkstraffictest &), or wait longer: --timeout SECONDS"
+                )
+            raise
     expected = np.array(
         [[checksum(pattern(m, batch, WORDS)) for m in range(machines)] for batch in range(iterations)],
         np.uint32,
