@@ -7,7 +7,8 @@ printed for both parts. Constants that are published or derived from a formula s
 written back.
 
 Then, to first order (`fidelity_kinds.support`): which rows each constant rests on, and the error of every
-row when all constants are fitted without it.
+row when all constants are fitted without it. Last, rows that are not in the table at all (`data/beside.json`, each with
+its source): no constant is ever fitted to them.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ ONE_STEP: tuple[tuple[ModuleType, str], ...] = (
     (links, "STEP_CYCLES"),
 )
 """Constants that the first-order study adds to the fitted ones."""
+BESIDE = HERE / "data" / "beside.json"
+"""Published figures that are not among the measurements."""
 GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 1.6, 2.0)
 START = 1.5
 ROUNDS = 2
@@ -143,6 +146,14 @@ def first_order(records: Sequence[Any], by_id: Any) -> dict[str, Any]:
     return {"support": support(kept, slopes, names), "left_out": left_out(kept, errors, slopes)}
 
 
+def described(record: Any) -> str:
+    """A row beside the table in a few words: network, task, front end, system."""
+    params = record["params"]
+    task = [str(params.get("task", "")).replace("_", " "), "packed" if params.get("packed") else ""]
+    words = [params["name"], *task, params["framework"], record["target"]]
+    return " ".join(word for word in words if word)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Refit and print."""
     parser = argparse.ArgumentParser(
@@ -179,7 +190,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"        {entry['constant']:<38}" + " ".join(entry["strongest"]))
     for kind, found in study["left_out"].items():
         print(f"        {kind:<18}{found['as_is']:>8.1%}{found['left_out']:>9.1%} left out row by row")
+    records = json.loads(BESIDE.read_text(encoding="utf-8"))
+    beside = [
+        {**row, "what": described(record)}
+        for record, row in zip(records, fidelity.evaluate(records), strict=True)
+    ]
+    print("rows beside the table:")
+    for row in beside:
+        print(f"        {row['what']:<58}{row['predicted'] or 0.0:>10.6g}{row['published']:>10.6g}", end="")
+        print(f"{row['error']:>+8.1%}" if row["error"] is not None else f"  {row['reason']}")
     if options.json:
+        study["beside"] = beside
         options.json.write_text(json.dumps({"seeds": results, **study}, indent=1) + "\n", encoding="utf-8")
     return 0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from networks import trace
 
-from fidelity_kinds.applications import is_training, network_name, sequence_length
+from fidelity_kinds.applications import is_training, network_name, operand_type, sequence_length
 from fidelity_kinds.record import NotPredicted, Record
 from podrun.device.target import GC2
 from podrun.device.tiles.code import REPEATED
@@ -91,10 +91,18 @@ def _network(record: Record, name: str) -> dict[str, Any]:
         hidden, steps = record.need("hidden_size", "time_steps")
         layers = int(params.get("layers") or 1)
         report, _ = trace.lstm_network(
-            record.chip.name, int(params["micro_batch"]), int(steps), layers, int(hidden), train, "float32"
+            record.chip.name,
+            int(params["micro_batch"]),
+            int(steps),
+            layers,
+            int(hidden),
+            train,
+            "float32",
+            operand_type(record),
         )
     elif name in CATALOGUE:
-        partials = "float32" if record.chip is GC2 else "float16"
+        kind = operand_type(record)
+        partials = "float32" if record.chip is GC2 or kind == "float32" else "float16"
         report, _ = trace.image_network(
             name,
             record.chip.name,
@@ -103,7 +111,7 @@ def _network(record: Record, name: str) -> dict[str, Any]:
             train,
             params["norm"],
             False,
-            "float16",
+            kind,
             partials,
             params["available_memory_proportion"],
             int(params.get("norm_group_size") or 1),
@@ -129,8 +137,9 @@ def _transformer(record: Record, name: str) -> dict[str, Any]:
         tokens,
         name,
         train,
-        "float16",
+        operand_type(record),
         record.params["available_memory_proportion"],
+        dtype=operand_type(record),
     )
     first, last = record.params.get("first_layer"), record.params.get("last_layer")
     held = layers if first is None or last is None else int(last) - int(first) + 1

@@ -1,14 +1,14 @@
 """How the published training runs lay their networks on IPUs, where a record does not say.
 
 From the configuration files that the vendor published with the programs behind its performance tables
-(graphcore/examples: ``nlp/bert/{popart,pytorch}/configs*``, ``vision/cnns/tensorflow1/training/configs.yml``)
-and with its MLPerf submissions (mlcommons/training_results_v1.1, Graphcore). They are inputs of those runs;
-nothing here was fitted to a rate.
+(graphcore/examples: ``nlp/bert/{popart,pytorch,tensorflow2}/configs*``, and for images
+``vision/cnns/tensorflow1/training/configs.yml``) and with its MLPerf submissions
+(mlcommons/training_results_v1.1, Graphcore). They are inputs of those runs; nothing here was fitted to a rate.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fidelity_kinds.record import Record
 
@@ -38,19 +38,27 @@ class Layout:
         return 1 << max(0, (self.tokens // length).bit_length() - 1)
 
 
+PRETRAINING = Layout(ipus=4, first=3, proportion=0.25)
+"""BERT-Large on four IPUs: three layers beside the embedding, seven on each other."""
 LAYOUTS = {
-    ("resnet50", ""): Layout(samples=20, proportion=0.15),
-    ("resnext101", ""): Layout(ipus=2, samples=6),
-    ("efficientnet_b0", ""): Layout(samples=16),
-    ("efficientnet_b4", ""): Layout(ipus=2, samples=3, proportion=0.4),
-    ("bert_base", ""): Layout(ipus=4, first=0, tokens=4096, proportion=0.25),
-    ("bert_base", "squad"): Layout(ipus=4, first=0, tokens=384, proportion=0.25, attention_dropout=True),
-    ("bert_large", ""): Layout(ipus=4, first=3, proportion=0.25),
-    ("bert_large", "mlperf"): Layout(ipus=4, first=4.5, proportion=0.23, halves=True),
-    ("bert_large", "squad"): Layout(ipus=8, first=2, tokens=1536, proportion=0.33, attention_dropout=True),
-    ("gpt_117m", ""): Layout(ipus=4, first=0, attention_dropout=True),
+    "resnet50": Layout(samples=20, proportion=0.15),
+    "resnext101": Layout(ipus=2, samples=6),
+    "efficientnet_b0": Layout(samples=16),
+    "efficientnet_b4": Layout(ipus=2, samples=3, proportion=0.4),
+    "bert_base": Layout(ipus=4, first=0, tokens=4096, proportion=0.25),
+    "bert_base squad": Layout(ipus=4, first=0, tokens=384, proportion=0.25, attention_dropout=True),
+    "bert_large": PRETRAINING,
+    "bert_large pretrain_phase_2 popart": replace(PRETRAINING, proportion=0.21),
+    "bert_large pretrain_phase_1 pytorch rack": replace(PRETRAINING, proportion=0.19),
+    "bert_large pretrain_phase_2 pytorch": replace(PRETRAINING, proportion=0.15),
+    "bert_large pretrain_phase_2 pytorch rack": replace(PRETRAINING, proportion=0.19),
+    "bert_large pretrain_phase_1 tf2 rack": replace(PRETRAINING, tokens=512, proportion=0.18),
+    "bert_large mlperf": Layout(ipus=4, first=4.5, proportion=0.23, halves=True),
+    "bert_large squad": Layout(ipus=8, first=2, tokens=1536, proportion=0.33, attention_dropout=True),
+    "gpt_117m": Layout(ipus=4, first=0, attention_dropout=True),
 }
-"""By network and task; for other tasks, the network's entry without one."""
+"""By network; where there is one for it, by task or its first word, front end, and systems of 64 IPUs or more."""
+RACK_IPUS = 64
 ONE_IPU = Layout()
 
 
@@ -58,11 +66,19 @@ def layout_of(record: Record, network: str) -> Layout:
     """The layout of a training run on a system, or of the evaluation within it; inference by itself, and
     training on one chip, take `ONE_IPU`.
     """
-    task = str(record.params.get("task") or "").partition("_")[0]
-    within = record.params["mode"] == "train" or task == "mlperf"
-    if not within or max(record.ipus, record.params["ipus"]) == 1:
+    task = str(record.params.get("task") or "")
+    kind = task.partition("_")[0]
+    ipus = max(record.ipus, record.params["ipus"])
+    if not (record.params["mode"] == "train" or kind == "mlperf") or ipus == 1:
         return ONE_IPU
-    return LAYOUTS.get((network, task)) or LAYOUTS.get((network, "")) or ONE_IPU
+    framework = str(record.params.get("framework") or "")
+    for asked in (task, kind, ""):
+        for front_end in (framework, ""):
+            for size in ("rack",) * (ipus >= RACK_IPUS) + ("",):
+                found = LAYOUTS.get(" ".join(word for word in (network, asked, front_end, size) if word))
+                if found:
+                    return found
+    return ONE_IPU
 
 
 def proportion(record: Record, layout: Layout) -> float:

@@ -138,6 +138,8 @@ def transformer_parts(
     proportion: float,
     predicted: float = 0.15,
     attention_dropout: bool = True,
+    dtype: str = "float16",
+    eight_bit: bool = False,
 ) -> dict[str, tuple[dict[str, Any], int]]:
     """Reports and numbers of weights of one encoder layer, the embedding and the prediction head.
 
@@ -146,9 +148,10 @@ def transformer_parts(
     """
     size = models.TRANSFORMERS[name]
     common: dict[str, Any] = {"chip": chip, "train": train, "partials": partials, "proportion": proportion}
+    common["product_type"] = "float8" if eight_bit else None
 
     def network() -> Network:
-        return Network(Builder(), Declared(), train=train)
+        return Network(Builder(), Declared(dtype), train=train)
 
     net = network()
     x = net.input("x", (batch, tokens, size.hidden))
@@ -175,7 +178,15 @@ def transformer_parts(
 
 @functools.lru_cache(maxsize=64)
 def lstm_network(
-    chip: str, batch: int, steps: int, layers: int, hidden: int, train: bool, partials: str
+    chip: str,
+    batch: int,
+    steps: int,
+    layers: int,
+    hidden: int,
+    train: bool,
+    partials: str,
+    dtype: str = "float16",
 ) -> tuple[dict[str, Any], int]:
     """Report and number of weights of an LSTM stack whose input is as wide as its state."""
-    return costed(lstm_stack(batch, steps, layers, hidden), chip=chip, train=train, partials=partials)
+    built = lstm_stack(batch, steps, layers, hidden, weights=Declared(dtype))
+    return costed(built, chip=chip, train=train, partials=partials)

@@ -317,3 +317,79 @@ def test_less_room_never_makes_a_network_faster_or_larger(fidelity: Any) -> None
         sizes.append(answered(fidelity, numbered("memory", "gc2", "bytes", **given, category="total")) or 0.0)
     assert cycles == sorted(cycles, reverse=True)
     assert sizes == sorted(sizes)
+
+
+def trained(fidelity: Any, target: str, **params: Any) -> Any:
+    """A training run's record as a predictor sees it."""
+    given = {"mode": "train", "name": "bert_large", "task": "pretrain_phase_1", **params}
+    return fidelity.make_record(numbered("network", target, "samples_per_s", **given))
+
+
+def test_a_layout_is_the_one_of_its_task_front_end_and_size(fidelity: Any) -> None:
+    layouts = fidelity.applications.layout_of
+
+    def of(target: str, **params: Any) -> Any:
+        return layouts(trained(fidelity, target, **params), "bert_large")
+
+    plain = of("bow-pod16", framework="popart")
+    assert (plain.ipus, plain.first, plain.proportion, plain.sequences(128)) == (4, 3, 0.25, 8)
+    assert of("bow-pod16", framework="pytorch") == of("pod64") == plain
+    assert of("bow-pod64", framework="pytorch").proportion == 0.19
+    assert of("pod64", framework="tf2").sequences(128) == 4
+    assert of("pod16", framework="popart", task="pretrain_phase_2").proportion == 0.21
+    assert of("pod16", task="mlperf_open_or_closed_unstated").halves
+    assert (
+        of("gc200")
+        == of("pod16", mode="inference")
+        == fidelity.applications.layout_of(trained(fidelity, "gc200"), "resnet50")
+    )
+
+
+def test_only_pytorchs_packed_text_waits_for_its_program(fidelity: Any) -> None:
+    waits = fidelity.applications._front_end_seconds
+    packed = {"packed": True, "framework": "pytorch"}
+    long = waits(trained(fidelity, "pod64", **packed), 60_000)
+    assert long == pytest.approx(60_000 / 1.2 * 128 * 80e-9)
+    assert waits(trained(fidelity, "pod64", **packed), 30_000) == pytest.approx(long / 2)
+    for other in (
+        {"framework": "pytorch"},
+        {"packed": True, "framework": "popart"},
+        {**packed, "mode": "inference"},
+    ):
+        assert waits(trained(fidelity, "pod64", **other), 60_000) == 0.0
+
+
+@pytest.mark.parametrize("pattern", ["stream_triad", "load_only"])
+def test_a_naive_loop_moves_an_element_at_a_time(fidelity: Any, pattern: str) -> None:
+    naive, vectors = {"pattern": pattern, "implementation": "naive_cpp"}, {"pattern": pattern}
+    half, single, compiled = (
+        answered(fidelity, numbered("memory_bandwidth", "bow", "bandwidth_gb_s", **given, data_type=kind))
+        for given, kind in ((naive, "fp16"), (naive, "fp32"), (vectors, "fp32"))
+    )
+    assert half is not None
+    assert single == pytest.approx(2 * half, rel=1e-4)
+    assert compiled == pytest.approx(4 * half, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"name": "lstm", "hidden_size": 1024, "time_steps": 20},
+        {"name": "bert_3_layer", "sequence_length": 128},
+    ],
+    ids=lambda shape: shape["name"],
+)
+def test_singles_take_longer_and_more_room_than_halves(fidelity: Any, shape: dict[str, Any]) -> None:
+    given = {**shape, "mode": "inference", "micro_batch": 8}
+
+    def found(kind: str, metric: str, input_type: str, **more: Any) -> float:
+        value = answered(fidelity, numbered(kind, "gc2", metric, **given, **more, input_type=input_type))
+        assert value is not None
+        return value
+
+    assert found("network", "cycles", "fp32") > 1.3 * found("network", "cycles", "fp16")
+    room = {"category": "total"}
+    assert found("memory", "bytes", "fp32", **room) > 1.3 * found("memory", "bytes", "fp16", **room)
+    refused = numbered("network", "gc2", "cycles", **given, input_type="fp8")
+    assert answered(fidelity, refused) is None
