@@ -21,22 +21,15 @@ STRIDE = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio, odd: seeds of neighbouring micro-batches lie far from those of
 replicas."""
 
-_MASK = (1 << 64) - 1
-
 
 def seed_words(seed: int) -> tuple[int, int]:
     """(high, low) uint32 words of ``seed`` modulo 2**64: what the host writes to `SEED_VARIABLE`."""
-    seed &= _MASK
+    seed &= (1 << 64) - 1
     return seed >> 32, seed & 0xFFFFFFFF
 
 
-def advanced(seed: int, micro_batches: int) -> int:
-    """The base seed after that many micro-batches."""
-    return (seed + micro_batches * STRIDE) & _MASK
-
-
 def advance(seed: jax.Array, micro_batches: int) -> jax.Array:
-    """`advanced` inside a trace: uint32 ``[2]`` to uint32 ``[2]``."""
+    """The base seed after that many micro-batches, inside a trace: uint32 ``[2]`` to uint32 ``[2]``."""
     import jax.numpy as jnp
 
     high, low = seed_words(micro_batches * STRIDE)

@@ -17,6 +17,11 @@ from podrun.compiler import seeds
 from podrun.compiler.program import Program
 
 
+def advanced(seed: int, micro_batches: int) -> int:
+    """The base seed after that many micro-batches: `podrun.compiler.seeds` says how it moves on."""
+    return (seed + micro_batches * seeds.STRIDE) % 2**64
+
+
 @dataclass
 class Trained:
     """Weights and states after the run; for each micro-batch and replica the loss and the scaled
@@ -63,7 +68,7 @@ def train(
                     n: v[batch, micro] if program.inputs[n].broadcast else v[batch, micro, replica]
                     for n, v in inputs.items()
                 }
-                base = seeds.advanced(seed, batch * program.accumulation_factor + micro) + replica
+                base = advanced(seed, batch * program.accumulation_factor + micro) + replica
                 key = jax.random.wrap_key_data(
                     jnp.array(seeds.seed_words(base), jnp.uint32), impl="threefry2x32"
                 )

@@ -22,6 +22,7 @@ from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Progra
 from podrun.errors import UnsupportedError, UsageError
 from podrun.executable import AllGather, TensorSpec
 
+from .oracle import advanced
 from .programs import Momentum, Sgd
 from .reference_interpreter import Pod
 from .test_on_machines import on_machines
@@ -255,7 +256,7 @@ def test_random_numbers_are_the_same_around_a_meeting() -> None:
     for micro in range(2):
         keys = [
             jax.random.wrap_key_data(
-                jnp.array(seeds.seed_words(seeds.advanced(0, micro) + r), jnp.uint32), impl="threefry2x32"
+                jnp.array(seeds.seed_words(advanced(0, micro) + r), jnp.uint32), impl="threefry2x32"
             )
             for r in range(8)
         ]

@@ -13,7 +13,7 @@ from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, Program, tap
 from podrun.executable import VariableRole
 
-from .oracle import train
+from .oracle import advanced, train
 from .programs import Sgd, inputs_for, mlp, weights_for
 from .reference_interpreter import Pod
 
@@ -52,7 +52,7 @@ def test_masks_do_not_depend_on_folding_or_machines() -> None:
     np.testing.assert_allclose(pod.read_variable("w0"), expected.weights["w0"], rtol=1e-5, atol=1e-6)
     masks = folded["mask"].reshape(-1, 24)
     assert len(np.unique(masks, axis=0)) == len(masks) == 3 * 4 * 8
-    after = seeds.seed_words(seeds.advanced(seed, 12))
+    after = seeds.seed_words(advanced(seed, 12))
     np.testing.assert_array_equal(pod.read_variable(seeds.SEED_VARIABLE), after)
     np.testing.assert_array_equal(tight_pod.read_variable(seeds.SEED_VARIABLE), after)
 
@@ -93,6 +93,6 @@ def test_words_are_64_bit_arithmetic(seed: int, offset: int) -> None:
     keys = np.asarray(FOLDED(words, np.int32(offset), 5, 3)).reshape(5, 3, 2)
     for i in range(5):
         for r in range(3):
-            expected = seeds.seed_words(seeds.advanced(seed, i) + offset + r)
+            expected = seeds.seed_words(advanced(seed, i) + offset + r)
             assert tuple(int(word) for word in keys[i, r]) == expected
-    assert tuple(int(word) for word in ADVANCED(words, 5)) == seeds.seed_words(seeds.advanced(seed, 5))
+    assert tuple(int(word) for word in ADVANCED(words, 5)) == seeds.seed_words(advanced(seed, 5))

@@ -24,7 +24,7 @@ from podrun.compiler.program import (
 from podrun.errors import UnsupportedError, UsageError
 from podrun.executable import Compute, Copy, LoadStream, Reduction, Retrieval, Send, TensorSpec
 
-from .oracle import train
+from .oracle import advanced, train
 from .programs import Adam, Clipped, Momentum, NormScaled, Sgd, inputs_for, weights_for
 from .reference_interpreter import Pod
 
@@ -373,9 +373,7 @@ def _placed(scopes: list[str]) -> Program:
 def test_a_seed_moves_on_with_each_micro_batch() -> None:
     program = chain([0, 1], dropout=True, accumulation_factor=3, pipelined=True)
     pod, _ = run(program, batches=2)
-    np.testing.assert_array_equal(
-        pod.read_variable(seeds.SEED_VARIABLE), seeds.seed_words(seeds.advanced(0, 6))
-    )
+    np.testing.assert_array_equal(pod.read_variable(seeds.SEED_VARIABLE), seeds.seed_words(advanced(0, 6)))
 
 
 @pytest.mark.parametrize("pipelined", [False, True], ids=["sharded", "pipelined"])
