@@ -270,16 +270,33 @@ def replication_of(arguments: argparse.Namespace) -> Replication:
     )
 
 
+def positive(text: str) -> int:
+    """A whole number of at least one."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return number
+
+
+def writable(path: str) -> str:
+    """A place for a file, tried before anything is trained for it."""
+    try:
+        with open(path, "ab"):
+            return path
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{path} cannot be written: {error.strerror}") from error
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Train on scikit-learn's handwritten digits with PopART.")
     parser.add_argument("--model", choices=sorted(MODELS), default="cnn")
-    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--epochs", type=positive, default=15)
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the order of images")
-    parser.add_argument("--batch-size", type=int, default=64, help="global, over all replicas")
+    parser.add_argument("--batch-size", type=positive, default=64, help="global, over all replicas")
     parser.add_argument("--learning-rate", type=float, default=0.05)
-    parser.add_argument("--replicas", type=int, help="alone: how many; under podrun use --num-replicas")
-    parser.add_argument("--save", metavar="FILE", help="write the trained model as ONNX")
+    parser.add_argument("--replicas", type=positive, help="alone: how many; under podrun use --num-replicas")
+    parser.add_argument("--save", type=writable, metavar="FILE", help="write the trained model as ONNX")
     return parser.parse_args()
 
 

@@ -29,9 +29,9 @@ def main(arguments: list[str]) -> int:
         return 0 if arguments else 2
     script = Path(arguments[0])
     if not script.is_file():
-        print(f"error: there is no script {arguments[0]} in {Path.cwd()}", file=sys.stderr)
+        print(f"error: there is no script {arguments[0]}", file=sys.stderr)
         print(
-            "hint: Options of this command do not exist; those of the script follow its name.",
+            "hint: Check the path. This command has no options; those of the script follow its name.",
             file=sys.stderr,
         )
         return 2

@@ -69,21 +69,23 @@ def _configured(line: CommandLine) -> Mapping[str, Any]:
     """Options with those of --import-config beneath them; written out if --export-config says so."""
     if not {"import-config", "export-config"} & line.given.keys():
         return line.given
-    from podrun.launcher.config import merge_config, write_config
+    from podrun.launcher.config import current_directory, merge_config, write_config
 
-    given = merge_config(line.given, Path.cwd())
+    here = Path(current_directory())
+    given = merge_config(line.given, here)
     if path := given.get("export-config"):
         overwrite = bool(given.get("overwrite-config", False))
-        write_config(Path.cwd() / path, settle(given), overwrite=overwrite)
+        write_config(here / path, settle(given), overwrite=overwrite)
     return given
 
 
 def _launch(given: Mapping[str, Any], program: tuple[str, ...], environ: Mapping[str, str]) -> int:
+    from podrun.launcher.config import current_directory
     from podrun.launcher.plan import Surroundings, plan_launch
 
     if not program and given.get("export-config"):
         return 0
-    spec = plan_launch(given, program, Surroundings(environ, os.getcwd(), sys.executable))
+    spec = plan_launch(given, program, Surroundings(environ, current_directory(), sys.executable))
     if given.get("dry-run"):
         from podrun.launcher.launch import preview
 

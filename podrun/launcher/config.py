@@ -11,6 +11,7 @@ Keys are the options' long names; values are read as on the command line, and ch
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,16 @@ from podrun.launcher.options import convert, nearest_option
 
 CONFIGURABLE = tuple(option.name for option in OPTIONS if option.config)
 HEADING = "# Options of podrun: podrun --import-config FILE program\n"
+
+
+def current_directory() -> str:
+    """Where podrun runs. Raises NotFoundError if somebody has removed it meanwhile."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise NotFoundError(
+            "the current directory is not there any more", hint="Go to one that is: cd ~"
+        ) from None
 
 
 def merge_config(given: Mapping[str, Any], directory: Path) -> dict[str, Any]:

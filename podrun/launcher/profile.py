@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podrun.errors import NotFoundError, UsageError
+from podrun.launcher.config import current_directory
 from podrun.launcher.option_table import BY_SHORT
 from podrun.launcher.options import find_option, parse_command_line
 
@@ -128,7 +129,8 @@ def reporting(environ: Mapping[str, str], directory: str | None) -> tuple[dict[s
 
     engine_options({}, environ)
     own = json.loads(environ.get(VARIABLE, "").strip() or "{}")
-    path = Path(os.path.abspath(os.path.expanduser(str(directory or own.get(KEY) or DIRECTORY))))
+    given = os.path.expanduser(str(directory or own.get(KEY) or DIRECTORY))
+    path = Path(os.path.normpath(Path(current_directory(), given)))
     options = {**own, "autoReport.all": "true", KEY: str(path)}
     return {**environ, VARIABLE: json.dumps(options)}, path
 

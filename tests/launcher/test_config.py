@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.errors import ConfigError, ConflictError, NotFoundError
-from podrun.launcher.config import CONFIGURABLE, config_text, merge_config, read_config, write_config
+from podrun.launcher.config import (
+    CONFIGURABLE,
+    config_text,
+    current_directory,
+    merge_config,
+    read_config,
+    write_config,
+)
 from podrun.launcher.options import settle
 
 
@@ -85,3 +92,14 @@ def test_only_options_that_belong_in_a_file_are_written() -> None:
     keys = {line.split(":")[0] for line in text.splitlines() if line and line[0] not in "#- "}
     assert keys <= set(CONFIGURABLE)
     assert "num-replicas: 2" in text
+
+
+def test_a_directory_that_is_gone_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    assert current_directory() == str(gone)
+    gone.rmdir()
+    with pytest.raises(NotFoundError, match="is not there any more") as refused:
+        current_directory()
+    assert refused.value.hint == "Go to one that is: cd ~"
