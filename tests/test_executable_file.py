@@ -1,4 +1,4 @@
-"""The Executable's file: what is written is read, and nothing else is."""
+"""The Executable's file: what goes in comes out, equal bytes for equal values, and nothing hostile gets through."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podrun import executable_file
 from podrun.errors import ConfigError
 from podrun.executable import (
+    EXECUTABLE_VERSION,
     INSTRUCTION_TYPES,
     AllGather,
     AllReduce,
@@ -25,6 +27,7 @@ from podrun.executable import (
     Compute,
     Copy,
     Executable,
+    Instruction,
     Layout,
     LoadStream,
     Receive,
@@ -83,6 +86,88 @@ EXECUTABLE = Executable(
 )
 DATA = executable_file.dumps(EXECUTABLE)
 
+names = st.text(min_size=1, max_size=8)
+counts = st.integers(0, 1 << 20)
+dtypes = st.sampled_from(["float32", "float16", "int32", "bool", "bfloat16", "float8_e4m3fn", "uint8"])
+shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+specs = st.builds(TensorSpec, names, dtypes, shapes)
+reductions = st.sampled_from(Reduction)
+instructions: st.SearchStrategy[Instruction] = st.one_of(
+    st.builds(LoadStream, names, names, counts, counts),
+    st.builds(StoreStream, names, names, counts, counts),
+    st.builds(Compute, names),
+    st.builds(ReduceScatter, names, reductions),
+    st.builds(AllReduce, names, reductions),
+    st.builds(AllGather, names),
+    st.builds(Sync, st.sampled_from(SyncScope)),
+    st.builds(Send, names, counts, counts),
+    st.builds(Receive, names, counts, counts),
+    st.builds(Copy, names, names),
+)
+plain_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 40), 1 << 40) | st.floats(allow_nan=False) | names,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def table(values: st.SearchStrategy[Any], name: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.lists(values, max_size=3, unique_by=name).map(
+        lambda items: {name(item): item for item in items}
+    )
+
+
+executables = st.builds(
+    Executable,
+    name=names,
+    layout=st.builds(Layout, counts, counts, counts, counts),
+    accumulation_factor=counts,
+    training=st.booleans(),
+    streams=table(
+        st.builds(
+            Stream, specs, st.sampled_from(StreamDirection), st.booleans(), st.sampled_from(Retrieval), counts
+        ),
+        lambda stream: stream.spec.name,
+    ),
+    variables=table(
+        st.builds(
+            Variable,
+            specs,
+            st.sampled_from(VariableRole),
+            st.none() | st.floats(allow_nan=False, width=32),
+            st.none() | names,
+            st.booleans(),
+        ),
+        lambda variable: variable.spec.name,
+    ),
+    arenas=table(
+        st.builds(
+            Arena,
+            names,
+            dtypes,
+            counts,
+            st.lists(st.builds(ArenaMember, names, counts, shapes), max_size=2).map(tuple),
+            st.booleans(),
+        ),
+        lambda arena: arena.name,
+    ),
+    computations=table(
+        st.builds(
+            Computation,
+            names,
+            st.binary(max_size=40),
+            st.lists(names, max_size=2).map(tuple),
+            st.lists(names, max_size=2).map(tuple),
+            st.lists(names, max_size=1).map(tuple),
+        ),
+        lambda computation: computation.name,
+    ),
+    instructions=st.lists(st.lists(instructions, max_size=4).map(tuple), max_size=2).map(tuple),
+    target=st.sampled_from(["gc200", "bow"]),
+    tile_report=st.dictionaries(names, plain_json, max_size=2),
+    metadata=st.dictionaries(names, plain_json, max_size=2),
+)
+
 
 def test_round_trip_with_every_instruction() -> None:
     assert {type(i).__name__ for ipu in EXECUTABLE.instructions for i in ipu} == set(INSTRUCTION_TYPES)
@@ -91,12 +176,26 @@ def test_round_trip_with_every_instruction() -> None:
     assert executable_file.dumps(again) == DATA
 
 
+@settings(max_examples=60, deadline=None)
+@given(executables)
+def test_what_goes_in_comes_out(executable: Executable) -> None:
+    data = executable_file.dumps(executable)
+    assert executable_file.loads(data) == executable
+    assert executable_file.dumps(executable_file.loads(data)) == data
+
+
+def test_a_program_that_differs_has_other_bytes() -> None:
+    assert executable_file.dumps(replace(EXECUTABLE, accumulation_factor=2)) != DATA
+
+
 def test_files_are_whole_or_absent(tmp_path: Path) -> None:
     path = tmp_path / "program.popef"
     executable_file.write(EXECUTABLE, path)
     assert executable_file.read(path) == EXECUTABLE
     with pytest.raises(FileNotFoundError):
         executable_file.write(EXECUTABLE, tmp_path / "missing" / "program.popef")
+    with pytest.raises(FileNotFoundError):
+        executable_file.read(tmp_path / "none")
     assert [p.name for p in tmp_path.iterdir()] == ["program.popef"]
 
 
@@ -117,18 +216,33 @@ def test_any_shortening_is_found(length: int) -> None:
 def test_newer_formats_are_refused_by_number() -> None:
     data = bytearray(DATA)
     struct.pack_into("<I", data, 8, 99)
-    with pytest.raises(ConfigError, match="format 99"):
+    with pytest.raises(ConfigError, match=f"format 99; this podrun reads up to {EXECUTABLE_VERSION}"):
         executable_file.loads(bytes(data))
 
 
-def _forged(change: Callable[[dict[str, Any]], object]) -> bytes:
-    """A file with a valid checksum around a changed header: what an attacker would send."""
-    _, version, length = struct.unpack_from("<8sIQ", DATA)
+@given(st.binary(max_size=200))
+def test_noise_is_no_executable(noise: bytes) -> None:
+    with pytest.raises(ConfigError):
+        executable_file.loads(noise)
+
+
+def forged(text: bytes, *, blobs: bytes = b"", length: int | None = None) -> bytes:
+    """A file with a valid checksum around any header: what an attacker would send."""
+    length = len(text) if length is None else length
+    body = struct.pack("<8sIQ", b"PODRUNEX", EXECUTABLE_VERSION, length) + text + blobs
+    return body + hashlib.sha256(body).digest()
+
+
+def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
+    """The example's file with a changed header."""
+    _, _, length = struct.unpack_from("<8sIQ", DATA)
     header = json.loads(DATA[20 : 20 + length])
     change(header)
-    text = json.dumps(header).encode()
-    body = struct.pack("<8sIQ", b"PODRUNEX", version, len(text)) + text + DATA[20 + length : -32]
-    return body + hashlib.sha256(body).digest()
+    return forged(json.dumps(header).encode(), blobs=DATA[20 + length : -32])
+
+
+def test_forging_a_good_file_works() -> None:
+    assert executable_file.loads(changed(lambda h: None)) == EXECUTABLE
 
 
 @pytest.mark.parametrize(
@@ -136,20 +250,41 @@ def _forged(change: Callable[[dict[str, Any]], object]) -> bytes:
     [
         lambda h: h.pop("layout"),
         lambda h: h["layout"].update(machines="4"),
+        lambda h: h["layout"].update(replicas=True),
+        lambda h: h["streams"].append(h["streams"][0]),
+        lambda h: h["streams"][0].update(direction="sideways"),
+        lambda h: h["streams"][0]["spec"].update(shape="ab"),
+        lambda h: h["variables"][0].update(role="boss"),
+        lambda h: h["variables"][0].update(initial="zero"),
+        lambda h: h["variables"][0].update(arena=3),
+        lambda h: h["variables"][0].pop("initial"),
+        lambda h: h["variables"][0]["spec"].update(shape=[1.5]),
         lambda h: h["computations"][0].update(offset=10**6),
         lambda h: h["computations"][0].update(offset=-1),
+        lambda h: h["computations"][0].update(bytes=1 << 60),
+        lambda h: h["computations"][0].update(inputs=[1]),
         lambda h: h["instructions"][0][0].update(op="System"),
         lambda h: h["instructions"][0][0].update(scope="world"),
         lambda h: h["instructions"][0][1].update(first=[0]),
         lambda h: h["instructions"][0][1].update(other=1),
-        lambda h: h["streams"].append(h["streams"][0]),
-        lambda h: h["variables"][0].update(role="boss"),
-        lambda h: h["variables"][0].update(initial="zero"),
-        lambda h: h["variables"][0].update(arena=3),
-        lambda h: h["variables"][0]["spec"].update(shape=[1.5]),
+        lambda h: h["instructions"][0].append({"op": "Compute"}),
+        lambda h: h["instructions"][0].append({"op": "Compute", "computation": ["c"]}),
+        lambda h: h.update(instructions=7),
         lambda h: h.update(metadata=[]),
+        lambda h: h.update(name=None),
     ],
 )
 def test_forged_headers_are_refused(change: Callable[[dict[str, Any]], object]) -> None:
     with pytest.raises(ConfigError, match="not an Executable"):
-        executable_file.loads(_forged(change))
+        executable_file.loads(changed(change))
+
+
+@pytest.mark.parametrize("text", [b"[]", b"null", b"{", b"[" * 5000, b'{"name": NaN}', b"\xff\xfe"])
+def test_hostile_json_is_refused(text: bytes) -> None:
+    with pytest.raises(ConfigError):
+        executable_file.loads(forged(text))
+
+
+def test_a_header_longer_than_the_file_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        executable_file.loads(forged(b"{}", length=1 << 62))
