@@ -17,7 +17,8 @@ import numpy as np
 
 from podrun.collectives import plans
 from podrun.collectives.arenas import Arena, HostMemory, reducible
-from podrun.collectives.arithmetic import reduce_into
+from podrun.collectives.arithmetic import prepared, reduce_into
+from podrun.collectives.arrivals import Arrivals, arrivals_bytes
 from podrun.collectives.board import Board, label
 from podrun.collectives.channel import Channel, segment_bytes
 from podrun.collectives.group import (
@@ -210,22 +211,30 @@ class SharedMemoryGroup:
         return plans.ready(job, self._board, self._posts_of_plans, self._handed_of_plans)
 
     def at_last(self, reductions: Mapping[str, Reduction]) -> Callable[[], Sequence[Array] | None]:
-        """A reduction of several arenas by the last rank alone, made ready: there the whole results, elsewhere None, at
-        once.
+        """A reduction of several arenas by the last rank alone, made ready: there the whole results, once all have
+        come; elsewhere None, at once.
 
-        Whoever calls knows by other means when the last rank has done with it: before, no rank may rewrite its values
-        or call anything else of this group but `all_gather`, `all_reduce` and `barrier`, once.
+        Whoever calls knows by other means when the last rank has read a rank's values, which until then stay as they
+        are.
         """
         arenas = [self._memory.find(name) for name in reductions]
-        texts = [
-            reducible("reduce", name, arena, reduction, None)[1]
-            for (name, reduction), arena in zip(reductions.items(), arenas, strict=True)
-        ]
-        results = [arena.whole for arena in arenas]
-        rows = [(arena.rows, arena.whole) for arena in arenas]
+        texts, steps = [], []
+        for arena, (name, reduction) in zip(arenas, reductions.items(), strict=True):
+            texts.append(reducible("reduce", name, arena, reduction, None)[1])
+            steps.append(prepared(arena.whole, arena.rows, reduction))
         what = label(f"at the last rank: {', '.join(texts)}")
-        run = plans.at_last(self._board, what, self._timeout, rows, list(reductions.values()))
-        return lambda: results if run() else None
+        arrivals = Arrivals(
+            self._memory.segment("arrivals", "arrivals", arrivals_bytes(self._size), rows=1), self._board
+        )
+        results = [arena.whole for arena in arenas]
+
+        def finish() -> Sequence[Array]:
+            arrivals.wait(what, self._timeout)
+            for step in steps:
+                step()
+            return results
+
+        return finish if self._rank == self._size - 1 else arrivals.come
 
     def all_gather(self, arena: str) -> Array:
         found = self._memory.find(arena)

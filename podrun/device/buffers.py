@@ -40,8 +40,8 @@ ALIGNMENT = 64
 """Bytes; XLA's CPU client uses a buffer in place only from this alignment on."""
 WHOLE, SLICE = "arena:", "arena_slice:"
 REDUCED_WHOLE = 64 * 1024
-"""Bytes of an arena up to which one machine of a host reduces all of it for all, in one meeting: a slice for each of
-64 machines takes 64 times as many calls, each for a few hundred bytes."""
+"""Bytes of arenas up to which one machine of a host reduces all of them for all: a slice for each of 64 machines takes
+64 times as many calls, each for a few hundred bytes."""
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -192,6 +192,11 @@ class Buffers:
         """True iff the machines of this host share one copy of an arena, and there are no others."""
         return self.arenas[arena].one_copy and len(self._group.host_ranks) == self._group.size
 
+    def is_reduced_by_one(self, arenas: Iterable[str]) -> bool:
+        """True iff all machines are on this host and the arenas are together no larger than `REDUCED_WHOLE`."""
+        here = len(self._group.host_ranks) == self._group.size > 1
+        return here and sum(self.arenas[arena].own.nbytes for arena in arenas) <= REDUCED_WHOLE
+
     def arenas_written_by(self, computation: Computation) -> frozenset[str]:
         """Names of the arenas that outputs of the Computation lie in."""
         known = self._written.get(computation.name)
@@ -199,6 +204,11 @@ class Buffers:
             arenas = (_arena_of(name, self._members) for name in computation.outputs)
             known = self._written[computation.name] = frozenset(a for a in arenas if a is not None)
         return known
+
+    def is_same_everywhere(self, name: str) -> bool:
+        """True iff ``name`` is a variable outside of arenas of which all machines hold the same value."""
+        variable = self._executable.variables.get(name)
+        return name in self._variables and variable is not None and not variable.per_replica
 
     def is_temporary(self, name: str) -> bool:
         """True iff ``name`` is no arena, member or variable: it lives in a Frame."""
@@ -225,6 +235,20 @@ class Buffers:
             return frame.values[name]
         except KeyError:
             raise InternalError(f"the program reads buffer {name!r} before anything wrote it") from None
+
+    def slice_at(self, arena: str, machine: int) -> Array:
+        """A machine's slice of an arena of which the host has one copy."""
+        return self.arenas[arena].own[slice_of(machine, self._group.size, self.arenas[arena].own.size)]
+
+    def operand_at(self, name: str, machine: int, reduced: Mapping[str, Array]) -> Any:
+        """`operand` as it is on another machine that shares its arenas with this one; ``reduced``: the whole results
+        of reductions, by arena. Stays as it is."""
+        arena = name[len(SLICE) :]
+        if not name.startswith(SLICE):
+            return self.operand(name, Frame())
+        if arena in reduced:
+            return self._alias(reduced[arena][slice_of(machine, self._group.size, reduced[arena].size)])
+        return self._alias(self.slice_at(arena, machine))
 
     def reader(self, name: str) -> Callable[[Frame], Any]:
         """`operand` for one name, resolved beforehand: most buffers are the same array all along."""
@@ -290,7 +314,7 @@ class Buffers:
         """The collective; afterwards this machine's slice means the reduced one."""
         buffer = self.arenas[arena]
         buffer.settle()
-        if buffer.own.nbytes <= REDUCED_WHOLE and len(self._group.host_ranks) == self._group.size > 1:
+        if self.is_reduced_by_one([arena]):
             buffer.slice_result = self._group.all_reduce(arena, reduction)[buffer.mine]
         else:
             buffer.slice_result = self._group.reduce_scatter(arena, reduction, settle=settle)

@@ -20,6 +20,7 @@ import numpy as np
 
 from podrun.collectives import Group
 from podrun.device.buffers import Array, Buffers, Frame
+from podrun.device.closing import closing_here
 from podrun.device.cores import ANY_TIME, Turn
 from podrun.device.mail import Key, Mail
 from podrun.device.pieces import Piece
@@ -89,6 +90,9 @@ class Interpreter:
         )
         self._closing = closing_gathers(instructions)
         self._host_gathers = False
+        self._closing_by_last = (
+            None if mail is not None else closing_here(instructions, pieces, buffers, group, turn)
+        )
         # Only a Receive waits where there is no other list.
         self._never_waits = len(instructions) == 1 and not any(
             isinstance(i, Receive) for i in instructions[0]
@@ -173,6 +177,10 @@ class Interpreter:
     def _action(self, instruction: Instruction, ipu: int, place: int) -> Action:
         """What an instruction does, with everything that stays the same from batch to batch looked up."""
         buffers = self._buffers
+        if self._closing_by_last is not None and place >= self._closing_by_last[0]:
+            first, close = self._closing_by_last
+            if not isinstance(instruction, AllGather):
+                return lambda frame, now: close() if place == first else None
         match instruction:
             case Compute(name):
                 return self._computes[name]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from podrun.collectives.shared_memory import SharedMemoryGroup
-from podrun.device import buffers
+from podrun.device import buffers, interpreter
 from podrun.device.connection import IpuRange, RunResult
 from podrun.device.interpreter import closing_gathers
 from podrun.device.ipuof import connect
@@ -91,15 +91,17 @@ def test_only_gathers_at_the_end_of_the_one_list_close_it() -> None:
     assert not closing_gathers([gathers, gathers])
 
 
-@pytest.mark.parametrize("reduced_whole", [0, buffers.REDUCED_WHOLE])
-def test_who_reduces_changes_no_bit(
-    pieces: PieceCache, monkeypatch: pytest.MonkeyPatch, reduced_whole: int
+@pytest.mark.parametrize("by_one", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_who_reduces_and_updates_changes_no_bit(
+    pieces: PieceCache, monkeypatch: pytest.MonkeyPatch, by_one: bool, count: int
 ) -> None:
-    """Each machine its slice, or one of them all: both in the order of machines."""
-    monkeypatch.setattr(buffers, "REDUCED_WHOLE", reduced_whole)
-    losses, weights = train(linear(16), pieces, 1)
-    monkeypatch.undo()
-    expected, expected_weights = train(linear(16), pieces, 2)
+    """Each machine its slice, in what one of them has reduced for all or each by itself; expected: the last one all."""
+    expected, expected_weights = train(linear(16), pieces, count, runs=3)
+    monkeypatch.setattr(interpreter, "closing_here", lambda *_: None)
+    if not by_one:
+        monkeypatch.setattr(buffers, "REDUCED_WHOLE", 0)
+    losses, weights = train(linear(16), pieces, count, runs=3)
     np.testing.assert_array_equal(losses, expected)
     for name, value in weights.items():
         np.testing.assert_array_equal(value, expected_weights[name])
