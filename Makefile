@@ -5,22 +5,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-rooms test-popart test-processes test-all check format proto clean
+.PHONY: demo test test-rooms test-front test-processes test-all check format proto clean
 
 demo: $(STAMP)
 	$(BIN)/podrun --num-replicas 16 examples/digits/train.py
 
-# Two lanes side by side, one for each of two cores: tests that compute in their own process; and those of PopART's front end, then
-# the checks of the code and tests that mostly wait for other processes. What does not come first shows its output when it is done.
+# Three lanes side by side on two cores: two of tests that compute in their own process, and the checks of the code with the tests
+# that mostly wait for other processes, which go first whenever they have something to do. Lanes but the first show their output
+# when they are done.
+FRONT := tests/popart tests/models tests/estimate tests/device_tiles tests/conformance
+
 test: $(STAMP)
-	$(MAKE) --no-print-directory -j2 test-rooms test-popart test-processes
+	$(MAKE) --no-print-directory -j3 test-rooms test-front test-processes
 
 test-rooms: $(STAMP)
-	$(BIN)/pytest -m "not slow and not system" --ignore=tests/popart
+	nice $(BIN)/pytest -m "not slow and not system" $(FRONT:%=--ignore=%)
 
-test-popart: $(STAMP)
-	@$(BIN)/pytest -m "not slow and not system" -p no:cacheprovider tests/popart \
-		> $(VENV)/test-popart.log 2>&1; code=$$?; cat $(VENV)/test-popart.log; exit $$code
+test-front: $(STAMP)
+	@nice $(BIN)/pytest -m "not slow and not system" -p no:cacheprovider $(FRONT) \
+		> $(VENV)/test-front.log 2>&1; code=$$?; cat $(VENV)/test-front.log; exit $$code
 
 test-processes: $(STAMP)
 	@($(MAKE) --no-print-directory check && $(BIN)/pytest -m "system and not slow" -p no:cacheprovider) \

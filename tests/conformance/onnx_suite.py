@@ -66,12 +66,16 @@ def reason_of(outcome: Outcome) -> str:
     return outcome.reason
 
 
-@functools.cache
 def cases(kinds: tuple[str, ...] = KINDS) -> tuple[TestCase, ...]:
     """All cases of the given kinds, in order."""
+    return tuple(case for kind in kinds for case in _of_kind(kind))
+
+
+@functools.cache
+def _of_kind(kind: str) -> list[TestCase]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return tuple(case for kind in kinds for case in load_model_tests(kind=kind))
+        return list(load_model_tests(kind=kind))
 
 
 def model_of(case: TestCase) -> onnx.ModelProto:
