@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 _LOSS = "is PopART 1's: losses are operators. {instead}, and give its output to TrainingSession as the loss."
 _MODULE = {
@@ -28,6 +28,12 @@ _SESSION = {
     "session.getReport().compilation.tiles has the bytes of each tile.",
     "getHostReduceStreamIds": "is PopART 2's: IPUs reduce gradients among themselves, no stream goes through hosts.",
 }
+_KEYWORDS = {
+    "dataFeed": "It is dataFlow now.",
+    "losses": "It is loss now: the name of one scalar tensor, such as builder.aiGraphcore.l1loss([x], scale) gives.",
+    "passes": "It is patterns now.",
+}
+"""Arguments that sessions took."""
 _BUILDER = {"pingPongPhase": "is PopART 1's: write builder.executionPhase(ids, phase)."}
 
 
@@ -51,9 +57,16 @@ class Formerly:
 
 
 class FormerSession(Formerly):
-    """Names that sessions had."""
+    """Names and arguments that sessions had."""
 
     _FORMERLY = _SESSION
+
+    def __new__(cls, *_: object, **given: object) -> Self:
+        for name in given.keys() & _KEYWORDS:
+            raise TypeError(
+                f"{cls.__name__}() got an unexpected keyword argument {name!r}. {_KEYWORDS[name]}"
+            )
+        return super().__new__(cls)
 
 
 class FormerBuilder(Formerly):

@@ -345,6 +345,8 @@ def test_former_methods_say_what_has_taken_their_place() -> None:
         assert not hasattr(made, name)
         with pytest.raises(AttributeError, match=instead):
             getattr(made, name)
+    with pytest.raises(TypeError, match=r"'dataFeed'\. It is dataFlow now"):
+        popart.InferenceSession(fnModel=b"", dataFeed=popart.DataFlow(1, ["y"]), deviceInfo=OFFLINE[1])
     with pytest.raises(AttributeError, match="executionPhase"):
         _ = popart.Builder().pingPongPhase
 
