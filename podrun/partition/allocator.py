@@ -14,6 +14,7 @@ States of a partition::
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -351,11 +352,13 @@ class Allocator:
 
 
 def _unknown(kind: str, name: str, known: Iterable[str], make: str) -> NotFoundError:
-    names = sorted(known)
+    names = sorted(
+        known, key=lambda text: [part.zfill(9) for part in re.split(r"(\d+)", text)]
+    )  # ipum2 before ipum10
     close = difflib.get_close_matches(name, names, n=1)
     did_you_mean = f"Did you mean {close[0]}? " if close else ""
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    there = f"There are: {shown}." if names else f"There are none: {make}"
+    shown = ", ".join(names[:8]) + (" ..." if len(names) > 8 else ".")
+    there = f"There are: {shown}" if names else f"There are none: {make}"
     return NotFoundError(f"there is no {kind} {name!r}", hint=did_you_mean + there)
 
 
