@@ -10,10 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
-from podrun.executable import TensorSpec
+from podrun.executable import Executable, TensorSpec
 
 RATE = "learningRate___default___FLOAT"
+_COMPILED: dict[int, tuple[Program, Executable]] = {}
+
+
+def compiled(program: Program) -> Executable:
+    """`compile_program` with its own options, once for one Program (that very object, not one that is equal)."""
+    if id(program) not in _COMPILED:
+        _COMPILED[id(program)] = program, compile_program(program)
+    return _COMPILED[id(program)][1]
 
 
 @dataclass(frozen=True)

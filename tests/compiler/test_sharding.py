@@ -25,7 +25,7 @@ from podrun.errors import UnsupportedError, UsageError
 from podrun.executable import Compute, Copy, LoadStream, Reduction, Retrieval, Send, TensorSpec
 
 from .oracle import advanced, train
-from .programs import Adam, Clipped, Momentum, NormScaled, Sgd, inputs_for, weights_for
+from .programs import Adam, Clipped, Momentum, NormScaled, Sgd, compiled, inputs_for, weights_for
 from .reference_interpreter import Pod
 
 ANCHORS = (
@@ -97,7 +97,7 @@ def slow(options: dict[str, Any] | tuple[Any, ...]) -> Any:
 
 
 def run(program: Program, batches: int = 2) -> tuple[Pod, dict[str, np.ndarray]]:
-    pod = Pod(compile_program(program))
+    pod = Pod(compiled(program))
     pod.write_variables(weights_for(program))
     return pod, pod.run(batches, inputs_for(program, batches))
 
@@ -282,8 +282,9 @@ def test_sharded_work_is_the_pipelined_work(replicas: int) -> None:
 def test_inference_in_a_pipeline() -> None:
     more: dict[str, Any] = {"loss": None, "update": None, "anchors": (AnchorSpec("h2"), AnchorSpec("h0"))}
     program = chain([0, 1, 2], accumulation_factor=3, **more)
-    assert_same_bits(program, replace(program, pipelined=True))
-    _, found = run(replace(program, pipelined=True), batches=1)
+    pipelined = replace(program, pipelined=True)
+    assert_same_bits(program, pipelined)
+    _, found = run(pipelined, batches=1)
     x, weights = inputs_for(program, 1)["x"], weights_for(program)
     for i in range(3):
         x = np.tanh(x @ weights[f"w{i}"] + weights[f"b{i}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from podrun.device.tiles.links import fabric_of
 from podrun.device.tiles.memory import Location
 
 from ..collectives.collective_ranks import on_all, ranks
-from .programs import Adam, inputs_for, mlp, weights_for
+from .programs import Adam, compiled, inputs_for, mlp, weights_for
 from .reference_interpreter import Pod
 from .test_groups import CONSECUTIVE, group_of, grouped
 
@@ -27,17 +28,18 @@ OFF = Location(off_chip=True)
 SIZES = (256, 512, 16)
 
 
+@functools.cache
 def network(replicas: int = 16, accumulation: int = 4, **where: Any) -> Program:
     program = mlp(sizes=SIZES, replicas=replicas, accumulation_factor=accumulation, update=Adam())
     return replace(program, locations=Locations(**where))
 
 
 def causes(program: Program) -> dict[str, float]:
-    return dict(compile_program(program).tile_report["step"]["seconds_by_cause"])
+    return dict(compiled(program).tile_report["step"]["seconds_by_cause"])
 
 
 def by_content(program: Program) -> dict[str, int]:
-    entry = compile_program(program).tile_report["ipus"][0]
+    entry = compiled(program).tile_report["ipus"][0]
     return dict(entry["memory"]["by_content"])
 
 
@@ -98,7 +100,7 @@ def test_sharded_weights_are_gathered_for_each_micro_batch_and_gradients_only_sc
 
 
 def test_a_gathered_weight_is_there_whole_while_it_is_used() -> None:
-    entry = compile_program(network(weights=CUT)).tile_report["ipus"][0]["memory"]
+    entry = compiled(network(weights=CUT)).tile_report["ipus"][0]["memory"]
     visiting = {item["scope"]: item["bytes"] for item in entry["largest"]}.get("weight")
     assert visiting == 256 * 512 * 4 - 256 * 512 * 4 // 16
 
@@ -129,7 +131,7 @@ def test_off_chip_variables_stream() -> None:
 
 def test_a_host_keeps_one_copy_of_weights_and_state() -> None:
     """What one machine writes of its slice all machines of the host see; gradients are each machine's own."""
-    executable = compile_program(network())
+    executable = compiled(network())
     with ranks(4) as groups:
         machines = on_all(groups, lambda group: Buffers(executable, group))
         for name, arena in executable.arenas.items():
