@@ -28,26 +28,46 @@ def values(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed + len(shape)).integers(-4, 5, shape).astype(np.float32)
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+PRODUCTS = given(
     summed=st.lists(st.integers(1, 4), min_size=1, max_size=3),
     batch=st.lists(st.integers(1, 3), max_size=1),
     left=st.sampled_from([1, 3, 8, 300]),
     right=st.sampled_from([1, 2, 8, 300]),
     first=st.booleans(),
 )
+
+
+@settings(max_examples=12, deadline=None)
+@PRODUCTS
 def test_same_product_for_any_axes(
     summed: list[int], batch: list[int], left: int, right: int, first: bool
 ) -> None:
-    """Small whole numbers: sums are exact, so any order of them gives the same bits."""
+    check_product(summed, batch, left, right, first)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@PRODUCTS
+def test_same_product_for_many_axes(
+    summed: list[int], batch: list[int], left: int, right: int, first: bool
+) -> None:
+    check_product(summed, batch, left, right, first)
+
+
+def check_product(summed: list[int], batch: list[int], left: int, right: int, first: bool) -> None:
+    """Against NumPy. Small whole numbers: sums are exact, so any order of them gives the same bits."""
     b, s = len(batch), len(summed)
     a = values(*batch, *summed, left) if first else values(*batch, left, *summed)
     c = values(*batch, *summed, right, seed=7)
     axes = range(b, b + s) if first else range(b + 1, b + 1 + s)
     numbers = ((tuple(axes), tuple(range(b, b + s))), (tuple(range(b)), tuple(range(b))))
-    written, rewritten, text = both(lambda a, c: lax.dot_general(a, c, numbers), a, c)
-    np.testing.assert_array_equal(written[0], rewritten[0])
-    assert written[0].shape == rewritten[0].shape
+    closed = jax.make_jaxpr(lambda a, c: lax.dot_general(a, c, numbers))(a, c)
+    (found,) = jax.jit(lambda *given: contractions.evaluate(closed, given))(a, c)
+    k = "uvw"[:s]
+    expected = np.einsum(f"...{k}l,...{k}r->...lr" if first else f"...l{k},...{k}r->...lr", a, c)
+    np.testing.assert_array_equal(found, expected)
+    assert found.shape == expected.shape
+    text = str(jax.make_jaxpr(lambda *given: contractions.evaluate(closed, given))(a, c))
     assert f"(({list(axes)}" not in text or s == 1
 
 
