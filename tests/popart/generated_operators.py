@@ -131,13 +131,10 @@ def gemm(m: Model, x: str) -> str:
 
 
 def affine(m: Model, x: str) -> str:
-    w = m.weight(m.shapes[x][-1], shift=1.0)
     how = m.pick("add", "mul", "sub", "div")
     apply = {"add": np.add, "mul": np.multiply, "sub": np.subtract, "div": np.divide}[how]
-    order = [x, w] if how != "sub" or m.pick(0, 1) else [w, x]
-    if how == "div":
-        w = m.weight(m.shapes[x][-1], scale=0.1, shift=2.0)
-        order = [x, w]
+    w = m.weight(m.shapes[x][-1], **({"scale": 0.1, "shift": 2.0} if how == "div" else {"shift": 1.0}))
+    order = [w, x] if how == "sub" and m.pick(0, 1) else [x, w]
     return m.add(getattr(m.onnx, how)(order), apply, *order)
 
 
