@@ -165,22 +165,27 @@ class RaySession:
             environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         self._set(environment)
         self.ray = _import_ray()
-        with _quiet_ray(), _only_what_machines_need(), _shielded_from_ctrl_c(), _keeping_sigterm():
-            self.ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                num_gpus=0,
-                include_dashboard=False,
-                configure_logging=False,
-                log_to_driver=False,
-                logging_level="error",
-                object_store_memory=OBJECT_STORE_BYTES,
-                namespace="podrun",
-                _temp_dir=str(self.directory / RAY_DIRECTORY),
-                # Ray wants its object store there whether or not it can be written.
-                _plasma_directory=str(self.directory) if _is_read_only("/dev/shm") else None,
-                _node_ip_address="127.0.0.1",
-            )
+        try:
+            with _quiet_ray(), _only_what_machines_need(), _shielded_from_ctrl_c(), _keeping_sigterm():
+                self.ray.init(
+                    address="local",
+                    num_cpus=num_cpus,
+                    num_gpus=0,
+                    include_dashboard=False,
+                    configure_logging=False,
+                    log_to_driver=False,
+                    logging_level="error",
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    namespace="podrun",
+                    _temp_dir=str(self.directory / RAY_DIRECTORY),
+                    # Ray wants its object store there whether or not it can be written.
+                    _plasma_directory=str(self.directory) if _is_read_only("/dev/shm") else None,
+                    _node_ip_address="127.0.0.1",
+                )
+        except Exception:
+            # What it has started would go on coming up, and write where nothing is any more.
+            self.processes = tuple(_started_for(self.directory))
+            raise
         self.address = self.ray.get_runtime_context().gcs_address
         self.processes = tuple(_descendants())
         self._core = tuple(p for p in self.processes if _name(p) in ("gcs_server", "raylet"))
@@ -263,6 +268,16 @@ def _descendants() -> Iterator[ProcessId]:
     for child in psutil.Process().children(recursive=True):
         process = ProcessId.of(child.pid)
         if process is not None and "guardian.py" not in " ".join(_cmdline(child)):
+            yield process
+
+
+def _started_for(directory: Path) -> Iterator[ProcessId]:
+    """Those of them that were told of the directory."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        process = ProcessId.of(child.pid)
+        if process is not None and any(str(directory) in word for word in _cmdline(child)):
             yield process
 
 
