@@ -19,6 +19,8 @@ from podrun.device.tiles.exchange import exchange_cycles, launch_cycles, sync_cy
 from podrun.device.tiles.flatten import Equation, Tensor
 from podrun.device.tiles.plan import Plan
 
+GRAIN = 8
+"""Elements that stay together when a tensor is spread over tiles."""
 PARTIAL_BYTES = 4.0
 """Bytes of a partial sum between tiles."""
 LEAST_BYTES = 128
@@ -31,7 +33,7 @@ DEPTH_HELD = 64.0
 
 def spread(chip: Chip, elements: float) -> tuple[int, int]:
     """Tiles used and elements on the fullest, for ``elements`` spread evenly in grains of eight."""
-    tiles = max(1, min(chip.tiles, math.ceil(elements / 8)))
+    tiles = max(1, min(chip.tiles, math.ceil(elements / GRAIN)))
     return tiles, math.ceil(elements / tiles)
 
 
@@ -88,18 +90,18 @@ def joined_at_once(chip: Chip, outputs: int, partials: int) -> Joined:
 
 
 def plan_reduction(chip: Chip, equation: Equation) -> Plan:
-    """Reduce what each tile holds and join what lies on several tiles; or bring all of an output to one tile."""
+    """Reduce what each tile holds and join what lies on several tiles; or, of what is too small for that, bring all
+    of an output to one tile.
+    """
     source, result = equation.operands[0], equation.results[0]
     if source.size == 0 or result.size == 0:
         return Plan("reduction")
     depth = source.size / result.size
     fastest = len(source.shape) - 1 in equation.params.get("axes", ())
-    ways = (
-        _where_it_lies(chip, source, result.size, depth, fastest),
-        _brought(chip, source, result.size, depth),
-    )
+    plan = _where_it_lies(chip, source, result.size, depth, fastest)
+    if source.size <= GRAIN * chip.tiles and (fastest or result.size < MOST_OUTPUTS):
+        plan = min(plan, _brought(chip, source, result.size, depth), key=lambda way: way.cycles(chip))
     detail = f"{result.size} outputs of {depth:.0f}"
-    plan = min(ways, key=lambda way: way.cycles(chip))
     return replace(plan, flops=float(source.size), vertices=0.8, detail=detail)
 
 
