@@ -15,9 +15,9 @@ from podrun import models
 from podrun.device.target import GC200, system
 from podrun.device.tiles import primitives
 from podrun.errors import InvalidOptionError, UsageError
-from podrun.estimate import Layout, Traced, estimate, scan
+from podrun.estimate import Layout, Traced, command, estimate, scan
 from podrun.estimate.command import main
-from podrun.estimate.layouts import ACCUMULATIONS
+from podrun.estimate.layouts import ACCUMULATIONS, _layouts
 from podrun.estimate.model import trace
 
 
@@ -430,11 +430,15 @@ def test_what_crosses_behind_a_layer_does_not_grow_with_depth() -> None:
     assert behind["layer1/layer_norm2/GroupNormalization:0"] == rows
 
 
-def test_a_scan_keeps_what_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_scan_keeps_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.onnx"
-    onnx.save(_perceptron(64, 2), str(path))
+    onnx.save(_perceptron(8, 1), str(path))
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(command, "scan", lambda *given, **options: asked.append(options) or [])
     words = [str(path), "--train", "--scan", "--micro-batch", "4", "--ipus-per-replica", "2", "--recompute"]
-    assert main([*words, "--format", "json", "--top", "99"]) == 0
-    layouts = json.loads(capsys.readouterr().out)["estimates"]
-    assert {(one["ipus_per_replica"], one["recompute"]) for one in layouts} == {(2, True)}
-    assert {one["accumulation"] for one in layouts} == set(ACCUMULATIONS)
+    command.answer(command.parser().parse_args(words))
+    (given,) = asked
+    assert (given["micro_batches"], given["pipelines"], given["recomputing"]) == ((4,), (2,), (True,))
+    tried = list(_layouts(system("pod4"), Layout(4), ACCUMULATIONS, None, (2,), (True,)))
+    assert {(one.ipus_per_replica, one.recompute) for one in tried} == {(2, True)}
+    assert [one.accumulation for one in tried] == list(ACCUMULATIONS)
