@@ -39,6 +39,8 @@ class Model:
         self.statistics: list[Callable[[Values, Weights], None]] = []
         self.ids: list[list[str]] = [[]]
         self.words: list[str] = []
+        self.saturated = False
+        """Whether a likelihood met its bound, where its value no longer says what its gradient is."""
 
     def input(self, shape: tuple[int, ...], below: int = 0) -> str:
         """An input: normally distributed, or integers ``below`` a bound."""
@@ -260,7 +262,7 @@ def windows(v: np.ndarray, kernel: int, stride: int) -> np.ndarray:
 def pooled(m: Model, x: str) -> str:
     size = m.shapes[x][2]
     kernel = min(m.pick(2, 3), size)
-    stride, pad = m.pick(1, 2), m.pick(0, 1)
+    stride, pad = m.pick(1, 2), m.pick(0, 1) if kernel > 1 else 0
     around = [(0, 0), (0, 0), (pad, pad), (pad, pad)]
     if m.pick(0, 1):
         made = m.onnx.maxpool([x], 1, [kernel] * 2, pads=[pad] * 4, strides=[stride] * 2)[0]
@@ -335,6 +337,7 @@ def _likelihood(m: Model, x: str, how: Any, logarithms: bool) -> str:
 
     def apply(p: np.ndarray, label: np.ndarray) -> np.ndarray:
         picked = np.take_along_axis(p, label[:, None], 1)[:, 0]
+        m.saturated |= not logarithms and bool((picked < 1e-6).any())
         each = -picked if logarithms else -np.log(np.maximum(picked, 1e-7))
         keep = np.ones(n, bool) if ignored is None else label != ignored
         each = np.where(keep, each, 0)

