@@ -16,10 +16,10 @@ import time
 import numpy as np
 
 from podrun.collectives.futex import Futex
-from podrun.device.buffers import Array
 from podrun.device.connection import AttachRequest
 from podrun.device.cores import for_each
 from podrun.device.engine import Outcome
+from podrun.device.operands import Array
 
 BLOCK_BYTES = 16384
 LOOK = 0.5e-3

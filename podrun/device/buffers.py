@@ -2,15 +2,12 @@
 
 The lookup rules are those of `podrun.executable`'s docstring. Two things are added here:
 
-* Where an arena lives. One copy for all machines of a host if every Computation that writes it writes only
-its own
+* Where an arena lives. One copy for all machines of a host if every Computation that writes it writes only its own
   slice; the group's per-rank buffers if it is reduced; plain memory otherwise.
-* What a collective leaves behind. Reductions write to a result of their own, so after one the arena's name
-means that
+* What a collective leaves behind. Reductions write to a result of their own, so after one the arena's name means that
   result until the arena is written again.
 
-XLA reads arenas where they lie: `Buffers.operand` hands out one lasting zero-copy ``jax.Array`` for each
-aligned view. That is sound because a Computation is waited for before anything is written.
+XLA reads arenas where they lie (`podrun.device.operands`).
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group, slice_of
+from podrun.device.operands import Array, Operands, aligned_empty
 from podrun.errors import ApplicationRuntimeError, InternalError
 from podrun.executable import (
     REPLICA_OFFSET,
@@ -35,21 +33,10 @@ from podrun.executable import (
     numpy_dtype,
 )
 
-Array = np.ndarray[Any, np.dtype[Any]]
-ALIGNMENT = 64
-"""Bytes; XLA's CPU client uses a buffer in place only from this alignment on."""
 WHOLE, SLICE = "arena:", "arena_slice:"
 REDUCED_WHOLE = 64 * 1024
 """Bytes of arenas up to which one machine of a host reduces all of them for all: a slice for each of 64 machines takes
 64 times as many calls, each for a few hundred bytes."""
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array that starts at a multiple of 64 bytes."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    skip = -raw.ctypes.data % ALIGNMENT
-    return raw[skip : skip + size].view(dtype).reshape(shape)
 
 
 @dataclass(slots=True)
@@ -136,7 +123,7 @@ class Buffers:
         self._members = {m.name: _member(a, m) for a in executable.arenas.values() for m in a.members}
         self._variables: dict[str, Array] = {}
         self._unwritten: set[str] = set()
-        self._operands: dict[int, tuple[Array, Any]] = {}
+        self._operands = Operands()
         self._covers: dict[str, bool] = {}
         self._written: dict[str, frozenset[str]] = {}
         self._fill()
@@ -221,16 +208,16 @@ class Buffers:
         alignment allows.
         """
         if name.startswith(WHOLE):
-            return self._alias(self.arenas[name[len(WHOLE) :]].whole())
+            return self._operands.over(self.arenas[name[len(WHOLE) :]].whole())
         if name.startswith(SLICE):
-            return self._alias(self.arenas[name[len(SLICE) :]].part())
+            return self._operands.over(self.arenas[name[len(SLICE) :]].part())
         member = self._members.get(name)
         if member is not None:
             whole = self.arenas[member.arena].whole()
-            return self._alias(whole[member.start : member.stop].reshape(member.shape))
+            return self._operands.over(whole[member.start : member.stop].reshape(member.shape))
         variable = self._variables.get(name)
         if variable is not None:
-            return self._alias(variable)
+            return self._operands.over(variable)
         try:
             return frame.values[name]
         except KeyError:
@@ -247,8 +234,10 @@ class Buffers:
         if not name.startswith(SLICE):
             return self.operand(name, Frame())
         if arena in reduced:
-            return self._alias(reduced[arena][slice_of(machine, self._group.size, reduced[arena].size)])
-        return self._alias(self.slice_at(arena, machine))
+            return self._operands.over(
+                reduced[arena][slice_of(machine, self._group.size, reduced[arena].size)]
+            )
+        return self._operands.over(self.slice_at(arena, machine))
 
     def reader(self, name: str) -> Callable[[Frame], Any]:
         """`operand` for one name, resolved beforehand: most buffers are the same array all along."""
@@ -356,21 +345,6 @@ class Buffers:
         offset[...] = self._group.rank * layout.replicas_per_machine
         self._variables[REPLICA_OFFSET] = offset
 
-    def _alias(self, view: Array) -> Any:
-        """The lasting zero-copy jax.Array over ``view``, or ``view`` itself (XLA then copies) if it is not
-        aligned.
-        """
-        address = view.ctypes.data
-        key = hash((address, view.shape, view.dtype.num))
-        known = self._operands.get(key)
-        if known is not None and known[0].ctypes.data == address and known[0].shape == view.shape:
-            return known[1]
-        operand: Any = view
-        if address % ALIGNMENT == 0 and view.size and view.flags.c_contiguous:
-            operand = _zero_copy(view)
-        self._operands[key] = (view, operand)
-        return operand
-
     def _covered(self, computation: Computation, arena: Arena) -> bool:
         """True iff the Computation writes every element of the arena that anybody reads."""
         key = f"{computation.name}\0{arena.name}"
@@ -378,18 +352,6 @@ class Buffers:
             outputs = set(computation.outputs)
             self._covers[key] = WHOLE + arena.name in outputs or all(m.name in outputs for m in arena.members)
         return self._covers[key]
-
-
-def _zero_copy(view: Array) -> Any:
-    import jax
-
-    try:
-        array = jax.dlpack.from_dlpack(view, copy=False)
-    except (
-        Exception
-    ):  # dtypes that DLPack does not know, such as the small floats: XLA takes a copy each time.
-        return view
-    return array if array.unsafe_buffer_pointer() == view.ctypes.data else view
 
 
 def _member(arena: Arena, member: Any) -> _Member:

@@ -10,10 +10,10 @@ from typing import TypeVar
 import numpy as np
 
 from podrun import executable_file
-from podrun.device.buffers import aligned_empty
 from podrun.device.connection import AttachRequest, IpuRange, RunResult
 from podrun.device.fabric import digest_of
 from podrun.device.job import HOST_SYNC_TIMEOUT
+from podrun.device.operands import aligned_empty
 from podrun.device.ports import Port, ProgramFile, RunArrays, Wait
 from podrun.device.positions import home_of, parts_of
 from podrun.device.split import Site, part, replica_slices, touched

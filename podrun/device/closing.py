@@ -17,8 +17,9 @@ import numpy as np
 
 from podrun.collectives import Group
 from podrun.collectives.shared_memory import SharedMemoryGroup
-from podrun.device.buffers import SLICE, Array, Buffers
+from podrun.device.buffers import SLICE, Buffers
 from podrun.device.cores import Turn
+from podrun.device.operands import Array
 from podrun.device.pieces import Piece
 from podrun.executable import AllGather, Computation, Compute, Instruction, ReduceScatter, Reduction
 

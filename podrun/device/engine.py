@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group
-from podrun.device.buffers import Array, Buffers
+from podrun.device.buffers import Buffers
 from podrun.device.cores import ANY_TIME, Turn
 from podrun.device.heap import give_back
 from podrun.device.interpreter import Between, Interpreter
+from podrun.device.operands import Array
 from podrun.device.pieces import PieceCache
 from podrun.device.positions import at_position, ipus_per_position
 from podrun.device.streams import Drain, Feed, OwnerArrays

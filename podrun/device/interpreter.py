@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group
-from podrun.device.buffers import Array, Buffers, Frame
+from podrun.device.buffers import Buffers, Frame
 from podrun.device.closing import closing_here
 from podrun.device.cores import ANY_TIME, Turn
 from podrun.device.mail import Key, Mail
+from podrun.device.operands import Array
 from podrun.device.pieces import Piece
 from podrun.device.streams import Drain, Feed
 from podrun.errors import InternalError

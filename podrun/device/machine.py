@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from podrun.device.buffers import Array
 from podrun.device.connection import AttachRequest, IpuRange
 from podrun.device.engine import Engine, Outcome, digest_of_array
 from podrun.device.fabric import Fabric, OfferBook
@@ -35,6 +34,7 @@ from podrun.device.job import (
 )
 from podrun.device.jobs import Jobs, Surroundings
 from podrun.device.meeting import Meeting
+from podrun.device.operands import Array
 from podrun.device.pieces import PieceCache
 from podrun.device.streams import check_inputs
 from podrun.device.trouble import process_ended, span

@@ -22,7 +22,7 @@ from functools import partial
 import numpy as np
 
 from podrun.collectives import Group, RankLostError, RankMissingError
-from podrun.device.buffers import Array, aligned_empty
+from podrun.device.operands import Array, aligned_empty
 from podrun.errors import InternalError
 from podrun.executable import numpy_dtype
 

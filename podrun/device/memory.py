@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from podrun.device.buffers import Array
+from podrun.device.operands import ALIGNMENT, Array
 from podrun.errors import ApplicationRuntimeError
 from podrun.executable import numpy_dtype
 
-ALIGNMENT = 64
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 

@@ -13,10 +13,10 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from podrun.device.buffers import Array
 from podrun.device.connection import AttachRequest
 from podrun.device.engine import Outcome
 from podrun.device.machine import Machine
+from podrun.device.operands import Array
 from podrun.device.split import Site
 from podrun.errors import DeadlineError, InternalError
 from podrun.executable import Executable

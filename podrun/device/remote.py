@@ -20,10 +20,10 @@ import psutil
 from podrun.access import open_channel
 from podrun.device import wire
 from podrun.device.bell import BLOCK_BYTES, Bell, deadline, look_of
-from podrun.device.buffers import Array
 from podrun.device.connection import AttachRequest
 from podrun.device.engine import Outcome
 from podrun.device.memory import SharedRegion, lay_out, view
+from podrun.device.operands import Array
 from podrun.device.ports import ProgramFile, RunArrays, Wait
 from podrun.device.split import Site
 from podrun.device.trouble import machine_lost

@@ -10,10 +10,10 @@ from typing import Any
 from podrun import executable_file
 from podrun.device import wire
 from podrun.device.bell import BLOCK_BYTES, Bell, look_of
-from podrun.device.buffers import Array
 from podrun.device.job import Place
 from podrun.device.machine import Machine
 from podrun.device.memory import view
+from podrun.device.operands import Array
 from podrun.device.report import machine_report
 from podrun.errors import ApplicationRuntimeError, PodrunError, UnknownRuntimeError
 from podrun.protos import ipuof_pb2 as pb

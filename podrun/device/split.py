@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from podrun.device.buffers import Array
 from podrun.device.connection import IpuRange
+from podrun.device.operands import Array
 from podrun.errors import ApplicationRuntimeError
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from podrun.device.buffers import Array, aligned_empty
+from podrun.device.operands import Array, aligned_empty
 from podrun.errors import ApplicationRuntimeError
 from podrun.executable import Executable, Retrieval, Stream, StreamDirection, numpy_dtype
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from podrun.device.buffers import Array
 from podrun.device.connection import AttachRequest, IpuRange
 from podrun.device.memory import RegionName, open_region, tensor_dtype, view
+from podrun.device.operands import Array
 from podrun.errors import (
     ApplicationRuntimeError,
     ConfigError,
