@@ -9,9 +9,9 @@ In the order in which a program meets them:
   (messages), `control` (its manager's client), `report` and `usage` (what it tells), `cores` (where it
   computes).
 * The machine: `machine`, `job` and `jobs` (who is attached, what is loaded, who waits for whom, at a
-  `meeting`), `check` and `engine` (one loaded program), `interpreter` (its instructions) with `closing`
-  (their end), `buffers`, `operands`, `streams`, `mail` and `team`; `fabric` and `positions` (other machines), `health` and `trouble` (what is
-  broken, and how that is said).
+  `meeting`), `check` and `engine` (one loaded program), `interpreter` (its instructions) with `closing` (their end),
+  `buffers`, `operands`, `streams`, `mail` and `team`; `fabric` and `positions` (other machines), `health` and
+  `trouble` (what is broken, and how that is said).
 * The pieces it computes: `pieces` on `clients` of XLA, with convolutions put in by `rewrite`
   (`convolutions`, `epilogues`, `channels_last`, `sums`; `stablehlo`) and cut by `cutting` into `steps`,
   kept on disk (`kept_steps`, `cache_place`); `heap`.

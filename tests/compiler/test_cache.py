@@ -146,7 +146,7 @@ def test_waiting_ends_with_the_holders_name(tmp_path: Path) -> None:
 
 
 def test_a_failed_compilation_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No tensor"):
+    with pytest.raises(UsageError, match="no tensor of the program"):
         compile_program(replace(mlp(), loss="nothing"), options=CompileOptions(cache_directory=tmp_path))
 
     def fail() -> Executable:
