@@ -158,17 +158,21 @@ class PortConnection:
         return self._executable, owned
 
     def _all(self, waits: Sequence[Wait[T]]) -> list[T]:
-        """The results of all machines, or the first error, once no machine is at work any more."""
-        results: list[T] = []
-        first: Exception | None = None
-        for wait in waits:
+        """The results of all machines, or the first machine's error, once no machine is at work any more.
+
+        The last machine is heard first: it often ends a run for all (`podrun.device.closing`), and whoever is woken by
+        each of the others takes a core from those still at work.
+        """
+        results: dict[int, T] = {}
+        errors: dict[int, Exception] = {}
+        for place in (len(waits) - 1, *range(len(waits) - 1)) if waits else ():
             try:
-                results.append(wait(None if first is None else _AFTER_ERROR))
+                results[place] = waits[place](_AFTER_ERROR if errors else None)
             except (PoplarError, DeadlineError) as error:
-                first = first or error
-        if first is not None:
-            raise first
-        return results
+                errors[place] = error
+        if errors:
+            raise errors[min(errors)]
+        return [results[place] for place in range(len(waits))]
 
 
 def _replica_axis(stream: Stream) -> int:
