@@ -80,6 +80,7 @@ class SharedMemoryGroup:
         self._pattern_labels: dict[Pattern, bytes] = {}
         self._posts: list[list[ByteArray]] = []
         self._rows_of_plans: dict[str, plans.Rows] = {}
+        self._came: Arrivals | None = None
         self._turn = 0
         self._channels: dict[tuple[int, int], Channel] = {}
         self._early: dict[int, list[tuple[int, str, ByteArray]]] = {}
@@ -222,10 +223,7 @@ class SharedMemoryGroup:
         for arena, (name, reduction) in zip(arenas, reductions.items(), strict=True):
             texts.append(reducible("reduce", name, arena, reduction, None)[1])
             steps.append(prepared(arena.whole, arena.rows, reduction))
-        what = label(f"at the last rank: {', '.join(texts)}")
-        arrivals = Arrivals(
-            self._memory.segment("arrivals", "arrivals", arrivals_bytes(self._size), rows=1), self._board
-        )
+        what, arrivals = label(f"at the last rank: {', '.join(texts)}"), self._arrivals()
         results = [arena.whole for arena in arenas]
 
         def finish() -> Sequence[Array]:
@@ -235,6 +233,13 @@ class SharedMemoryGroup:
             return results
 
         return finish if self._rank == self._size - 1 else arrivals.come
+
+    def _arrivals(self) -> Arrivals:
+        """The one count of this rank's arrivals, whatever they are for."""
+        if self._came is None:
+            segment = self._memory.segment("arrivals", "arrivals", arrivals_bytes(self._size), rows=1)
+            self._came = Arrivals(segment, self._board)
+        return self._came
 
     def all_gather(self, arena: str) -> Array:
         found = self._memory.find(arena)

@@ -89,11 +89,9 @@ class Interpreter:
             instructions,
             {name: buffers.arenas_written_by(piece.computation) for name, piece in pieces.items()},
         )
-        self._closing = closing_gathers(instructions)
+        self._last_gathers = closing_gathers(instructions)
         self._host_gathers = False
-        self._closing_by_last = (
-            None if mail is not None else closing_here(instructions, pieces, buffers, group, turn)
-        )
+        self._closing = None if mail is not None else closing_here(instructions, pieces, buffers, group, turn)
         # Only a Receive waits where there is no other list.
         self._never_waits = len(instructions) == 1 and not any(
             isinstance(i, Receive) for i in instructions[0]
@@ -178,8 +176,8 @@ class Interpreter:
     def _action(self, instruction: Instruction, ipu: int, place: int) -> Action:
         """What an instruction does, with everything that stays the same from batch to batch looked up."""
         buffers = self._buffers
-        if self._closing_by_last is not None and place >= self._closing_by_last[0]:
-            first, close = self._closing_by_last
+        if self._closing is not None and place >= self._closing[0]:
+            first, close = self._closing
             if not isinstance(instruction, AllGather):
                 return lambda frame, now: close() if place == first else None
         match instruction:
@@ -197,7 +195,7 @@ class Interpreter:
                 settle = (ipu, place) not in self._unsettled
                 return lambda frame, now: buffers.reduce_scatter(arena, reduction, settle=settle)
             case AllGather(arena):
-                spared = (ipu, place) in self._closing and buffers.is_one_copy(arena)
+                spared = (ipu, place) in self._last_gathers and buffers.is_one_copy(arena)
                 return lambda frame, now: None if spared and self._host_gathers else buffers.all_gather(arena)
             case AllReduce(arena, reduction):
                 return lambda frame, now: buffers.all_reduce(arena, reduction)

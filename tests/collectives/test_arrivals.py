@@ -68,6 +68,17 @@ def test_the_last_rank_gets_what_all_gave_in_the_order_of_ranks(count: int, redu
         np.testing.assert_array_equal(one, results[0])
 
 
+def test_reductions_of_a_group_count_together() -> None:
+    """One made ready after another was done waits for those who come to it."""
+    with ranks(2, timeout=0.3) as groups:
+        for _ in range(2):
+            first, last = (group.at_last({"g": Reduction.SUM}) for group in groups)
+            assert first() is None
+            assert last() is not None
+        with pytest.raises(RankMissingError):
+            groups[1].at_last({"g": Reduction.MEAN})()
+
+
 def test_who_waits_names_who_does_not_come() -> None:
     with ranks(3, timeout=0.3) as groups:
         groups[1].at_last({"g": Reduction.SUM})()
