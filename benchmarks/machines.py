@@ -9,15 +9,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from podrun.device.client import PortConnection
 from podrun.device.connection import AttachRequest, IpuRange
-from podrun.device.control import MachineControl
-from podrun.device.remote import RemotePort
-from podrun.device.split import Site
+from podrun.device.host.client import PortConnection
+from podrun.device.host.remote import RemotePort
+from podrun.device.host.split import Site
+from podrun.device.service.control import MachineControl
 
 _SERVER = """
 import sys
-from podrun.device.server import MachineServer
+from podrun.device.service.server import MachineServer
 server = MachineServer(agent_id=sys.argv[1], own_process=True)
 print(server.start(), flush=True)
 sys.stdin.read()

@@ -20,8 +20,8 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep
 
-from podrun.device.clients import WORTH_SHARING, device_with
-from podrun.device.rewrite import available, rewrite
+from podrun.device.xla.clients import WORTH_SHARING, device_with
+from podrun.device.xla.rewrite import available, rewrite
 from podrun.errors import PodrunError, UnsupportedError, UsageError
 from podrun.popart.lowering import lower
 from podrun.popart.lowering.graph import Graph, read_model, subgraphs

@@ -9,8 +9,8 @@ import pytest
 
 from podrun import access
 from podrun.cluster import load_cluster
-from podrun.device.control import MachineControl
-from podrun.device.server import MachineServer
+from podrun.device.service.control import MachineControl
+from podrun.device.service.server import MachineServer
 from podrun.errors import ServiceError, UsageError
 from podrun.partition.client import VipuClient
 from podrun.partition.machine_pool import LocalMachinePool

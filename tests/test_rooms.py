@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"device.ipuof", "device.connection", "device.target", "device.tiles"},
     "models": BASE | {"popart"},
     "popdist": BASE | {"popart", "device.connection", "collectives", "executable"},
-    "onnx_backend": BASE | {"popart", "compiler", "executable", "device.rewrite", "device.clients"},
+    "onnx_backend": BASE | {"popart", "compiler", "executable", "device.xla"},
     "partition": FOUNDATION | {"faults", "device"},
     # The test tools hold IPUs and run programs on them, as front ends do.
     "monitor": FOUNDATION | {"partition", "device", "collectives"},

@@ -28,9 +28,9 @@ def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -
             hint="Launch it without --offline-mode, or let it use an offline device.",
         )
     if environ.get("IPUOF_VIPU_API_HOST") and environ.get("IPUOF_VIPU_API_PARTITION_ID"):
-        from podrun.device.partition_config import connect_partition
+        from podrun.device.host.partition_config import connect_partition
 
         return connect_partition(environ)
-    from podrun.device.twin import connect_twin
+    from podrun.device.host.twin import connect_twin
 
     return connect_twin(environ, standalone_ipus)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from podrun.device.connection import AttachRequest, IpuRange
-from podrun.device.engine import Engine
 from podrun.device.meeting import Meeting
-from podrun.device.streams import anchor_shape, anchors_of
+from podrun.device.program.engine import Engine
+from podrun.device.program.streams import anchor_shape, anchors_of
 from podrun.device.trouble import span
 from podrun.device.usage import Usage
 from podrun.errors import ApplicationRuntimeError, PoplarError
@@ -101,7 +101,7 @@ class LoadCall:
 
 @dataclass(frozen=True, slots=True)
 class RunCall:
-    """What an owner brings to a run: see `podrun.device.streams.OwnerArrays`."""
+    """What an owner brings to a run: see `podrun.device.program.streams.OwnerArrays`."""
 
     batches: int
     inputs: Mapping[str, Any]

@@ -12,10 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from podrun.collectives import Group
-from podrun.device.check import check_executable
-from podrun.device.cores import core_for, move_to, turn_on
-from podrun.device.engine import Disagreement, Engine, Outcome
-from podrun.device.fabric import Fabric, OfferBook, form_group
 from podrun.device.health import Health
 from podrun.device.job import (
     Job,
@@ -29,10 +25,14 @@ from podrun.device.job import (
     who_is_missing,
 )
 from podrun.device.meeting import Meeting
-from podrun.device.pieces import PieceCache
-from podrun.device.streams import OwnerArrays
+from podrun.device.program.check import check_executable
+from podrun.device.program.cores import core_for, move_to, turn_on
+from podrun.device.program.engine import Disagreement, Engine, Outcome
+from podrun.device.program.fabric import Fabric, OfferBook, form_group
+from podrun.device.program.streams import OwnerArrays
 from podrun.device.trouble import as_poplar_error, different_programs, host_sync_timeout, machine_lost
 from podrun.device.usage import Work
+from podrun.device.xla.pieces import PieceCache
 from podrun.errors import PoplarError
 from podrun.executable import Executable
 from podrun.faults import FaultPoint, FaultSpec
@@ -43,7 +43,7 @@ class Surroundings:
     """A machine as its jobs see it. ``changed`` guards everything that changes, here and in jobs.
 
     ``clock``: seconds, for reports. ``grace``: see `Machine`. ``cores``: to choose from, and whether the process is
-    ``shared``, see `podrun.device.cores`.
+    ``shared``, see `podrun.device.program.cores`.
     ``batches``: done, by IPU. ``work``: done in training (True) and inference.
     """
 

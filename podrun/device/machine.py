@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from podrun.device.connection import AttachRequest, IpuRange
-from podrun.device.engine import Engine, Outcome, digest_of_array
-from podrun.device.fabric import Fabric, OfferBook
 from podrun.device.health import Health
 from podrun.device.job import (
     HOST_SYNC_TIMEOUT,
@@ -34,11 +32,13 @@ from podrun.device.job import (
 )
 from podrun.device.jobs import Jobs, Surroundings
 from podrun.device.meeting import Meeting
-from podrun.device.operands import Array
-from podrun.device.pieces import PieceCache
-from podrun.device.streams import check_inputs
+from podrun.device.program.engine import Engine, Outcome, digest_of_array
+from podrun.device.program.fabric import Fabric, OfferBook
+from podrun.device.program.operands import Array
+from podrun.device.program.streams import check_inputs
 from podrun.device.trouble import process_ended, span
 from podrun.device.usage import Usage, Work
+from podrun.device.xla.pieces import PieceCache
 from podrun.errors import ApplicationRuntimeError, PoplarError
 from podrun.executable import Executable
 from podrun.faults import FaultPoint, FaultSpec

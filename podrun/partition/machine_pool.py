@@ -37,7 +37,7 @@ class Seat:
 
 
 class Control(Protocol):
-    """The service's hold on one machine; `podrun.device.control.MachineControl` over gRPC."""
+    """The service's hold on one machine; `podrun.device.service.control.MachineControl` over gRPC."""
 
     def configure(
         self, *, partition: str, first_ipu: int, machine_index: int, endpoints: Sequence[str], ipus: int = 4
@@ -283,7 +283,7 @@ class LocalMachinePool(BasePool):
         self._options = dict(options or {})
 
     def _start(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
-        from podrun.device.server import MachineServer
+        from podrun.device.service.server import MachineServer
 
         started = []
         for agent in agents:
@@ -295,7 +295,7 @@ class LocalMachinePool(BasePool):
         machine.handle.stop()
 
     def _connect(self, endpoint: str) -> Control:
-        from podrun.device.control import MachineControl
+        from podrun.device.service.control import MachineControl
 
         control: Control = MachineControl(endpoint)
         return control

@@ -110,7 +110,7 @@ class RayMachinePool(BasePool):
                 self._idle.notify_all()
 
     def _start_actors(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
-        from podrun.device.server import machine_actor
+        from podrun.device.service.server import machine_actor
 
         ray = self.session.ray
         self._check_open()
@@ -263,7 +263,7 @@ class RayMachinePool(BasePool):
             log.debug("the machine of %s was not ended: %s", resident.agent, error)
 
     def _connect(self, endpoint: str) -> Control:
-        from podrun.device.control import MachineControl
+        from podrun.device.service.control import MachineControl
 
         token = "" if is_loopback(endpoint.rpartition(":")[0]) else self._token
         control: Control = MachineControl(endpoint, token=token)

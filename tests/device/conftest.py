@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from podrun.device.client import PortConnection
 from podrun.device.connection import AttachRequest, IpuRange
-from podrun.device.pieces import PieceCache
+from podrun.device.host.client import PortConnection
+from podrun.device.xla.pieces import PieceCache
 
 T = TypeVar("T")
 

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from podrun.device.client import PortConnection
 from podrun.device.connection import IpuRange
-from podrun.device.control import MachineControl
-from podrun.device.remote import RemotePort
-from podrun.device.server import MachineServer
-from podrun.device.split import Site
+from podrun.device.host.client import PortConnection
+from podrun.device.host.remote import RemotePort
+from podrun.device.host.split import Site
+from podrun.device.service.control import MachineControl
+from podrun.device.service.server import MachineServer
 
 SERVER = """
 import sys
-from podrun.device.server import MachineServer, _die
+from podrun.device.service.server import MachineServer, _die
 server = MachineServer(agent_id=sys.argv[1], on_lost=_die, own_process=True)
 print(server.start(), flush=True)
 sys.stdin.read()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax import export
 
-from podrun.device import clients
-from podrun.device.pieces import Piece, PieceCache
+from podrun.device.xla import clients
+from podrun.device.xla.pieces import Piece, PieceCache
 from podrun.executable import Computation
 
 LARGE, SMALL = 1024, 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from podrun.device.closing import closing_of
+from podrun.device.program.closing import closing_of
 from podrun.executable import (
     AllGather,
     AllReduce,

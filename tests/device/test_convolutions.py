@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from podrun.device import convolutions, rewrite
+from podrun.device.xla import convolutions, rewrite
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.device.bell import LOOK, look_of
 from podrun.device.connection import AttachRequest, IpuRange
-from podrun.device.cores import ANY_TIME, core_for, for_each, turn_on
+from podrun.device.program.cores import ANY_TIME, core_for, for_each, turn_on
+from podrun.device.service.bell import LOOK, look_of
 
 
 @given(st.integers(2, 64), st.integers(1, 300))

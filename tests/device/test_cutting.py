@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from podrun.device import cutting, kept_steps, steps
-from podrun.device.convolutions import available
-from podrun.device.rewrite import rewrite
+from podrun.device.xla import cutting, kept_steps, steps
+from podrun.device.xla.convolutions import available
+from podrun.device.xla.rewrite import rewrite
 
 pytestmark = pytest.mark.skipif(not available(), reason="this jaxlib holds no oneDNN that is known")
 IMAGE, CHANNELS, LAYERS = (4, 8, 12, 12), 8, 2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from podrun.device import convolutions, rewrite
+from podrun.device.xla import convolutions, rewrite
 
 pytestmark = pytest.mark.skipif(not convolutions.available(), reason="this jaxlib holds no known oneDNN")
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podrun.device.client import PortConnection
 from podrun.device.connection import IpuRange
+from podrun.device.host.client import PortConnection
+from podrun.device.host.twin import Twin
 from podrun.device.ipuof import connect
-from podrun.device.pieces import PieceCache
-from podrun.device.report import machine_report
-from podrun.device.twin import Twin
+from podrun.device.service.report import machine_report
+from podrun.device.xla.pieces import PieceCache
 from podrun.errors import (
     ApplicationRuntimeError,
     ErrorCode,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from podrun.compiler.compile import compile_program
-from podrun.device.client import PortConnection
 from podrun.device.connection import IpuRange
-from podrun.device.pieces import PieceCache
-from podrun.device.twin import Twin
+from podrun.device.host.client import PortConnection
+from podrun.device.host.twin import Twin
+from podrun.device.xla.pieces import PieceCache
 from tests.compiler.programs import Momentum
 from tests.compiler.test_exchange import GROUPS, SHAPE, start, trained
 from tests.compiler.test_groups import ORTHOGONAL, group_of, grouped

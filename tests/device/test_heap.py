@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import resource
 import threading
-from podrun.device import heap
+from podrun.device.xla import heap
 
 def faults():
     block = 80 << 20

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from podrun.collectives import create, join
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, Locations, PipelineSchedule, Program
-from podrun.device import buffers, fabric
-from podrun.device.pieces import PieceCache
+from podrun.device.host.twin import Twin
+from podrun.device.program import buffers, fabric
 from podrun.device.tiles.memory import ON_CHIP, Location
 from podrun.device.tiles.recompute import Recompute
-from podrun.device.twin import Twin
+from podrun.device.xla.pieces import PieceCache
 from podrun.executable import Reduction
 from tests.compiler.programs import Adam, Clipped, Momentum, NormScaled, Sgd
 from tests.compiler.test_sharding import chain

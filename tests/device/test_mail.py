@@ -11,7 +11,7 @@ import pytest
 
 from podrun.collectives import RankLostError, RankMissingError
 from podrun.collectives.rendezvous import in_process
-from podrun.device.mail import WINDOW, Line, MachineLost, MachineMissing, Mail, of_the_program
+from podrun.device.program.mail import WINDOW, Line, MachineLost, MachineMissing, Mail, of_the_program
 from podrun.errors import ApplicationRuntimeError, InternalError
 
 from .conftest import together

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podrun.device.client import PortConnection
 from podrun.device.connection import IpuRange
-from podrun.device.pieces import PieceCache
-from podrun.device.twin import Twin
+from podrun.device.host.client import PortConnection
+from podrun.device.host.twin import Twin
+from podrun.device.xla.pieces import PieceCache
 from podrun.errors import ApplicationRuntimeError, ErrorCode, PoplarError, UnknownRuntimeError
 
 from .conftest import owners, request, together

@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from podrun.device.connection import IpuRange
+from podrun.device.host.partition_config import sites_of
+from podrun.device.host.split import Site
 from podrun.device.ipuof import connect
-from podrun.device.partition_config import sites_of
-from podrun.device.split import Site
 from podrun.errors import NotFoundError, PodrunError, ServiceError, UsageError
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 

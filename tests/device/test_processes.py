@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from podrun.device.connection import IpuRange
-from podrun.device.pieces import PieceCache
-from podrun.device.twin import Twin
+from podrun.device.host.twin import Twin
+from podrun.device.xla.pieces import PieceCache
 from podrun.errors import ApplicationRuntimeError, PoplarError, UnrecoverableRuntimeError
 
 from .conftest import request
@@ -187,8 +187,8 @@ def test_taking_ipus_of_a_running_program_is_refused(pod: Pod) -> None:
 @pytest.mark.slow
 def test_the_ray_actor_is_a_machine_and_ends_with_its_owner(cache: Path) -> None:
     ray = pytest.importorskip("ray")
-    from podrun.device.control import MachineControl
-    from podrun.device.server import machine_actor
+    from podrun.device.service.control import MachineControl
+    from podrun.device.service.server import machine_actor
 
     ray.init(num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False)
     try:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from podrun.collectives.shared_memory import SharedMemoryGroup
-from podrun.device import buffers, interpreter
 from podrun.device.connection import IpuRange, RunResult
-from podrun.device.interpreter import closing_gathers
+from podrun.device.host.twin import Twin
 from podrun.device.ipuof import connect
-from podrun.device.pieces import PieceCache
-from podrun.device.twin import Twin
+from podrun.device.program import buffers, interpreter
+from podrun.device.program.interpreter import closing_gathers
+from podrun.device.xla.pieces import PieceCache
 from podrun.errors import ApplicationRuntimeError
 from podrun.executable import AllGather, Compute, Executable, Layout, Retrieval
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from podrun import executable_file
-from podrun.device import wire
 from podrun.device.connection import IpuRange
-from podrun.device.control import MachineControl
-from podrun.device.memory import SharedRegion
-from podrun.device.pieces import PieceCache
-from podrun.device.server import MachineServer
-from podrun.device.twin import Twin
+from podrun.device.host.twin import Twin
+from podrun.device.service import wire
+from podrun.device.service.control import MachineControl
+from podrun.device.service.memory import SharedRegion
+from podrun.device.service.server import MachineServer
+from podrun.device.xla.pieces import PieceCache
 from podrun.errors import (
     ApplicationRuntimeError,
     ConflictError,

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, PipelineSchedule, Program
-from podrun.device.client import PortConnection
 from podrun.device.connection import IpuRange
-from podrun.device.pieces import PieceCache
-from podrun.device.positions import at_position, home_of, traffic
-from podrun.device.split import Site, replica_slices
-from podrun.device.twin import Twin
+from podrun.device.host.client import PortConnection
+from podrun.device.host.split import Site, replica_slices
+from podrun.device.host.twin import Twin
+from podrun.device.program.positions import at_position, home_of, traffic
+from podrun.device.xla.pieces import PieceCache
 from podrun.errors import (
     ApplicationRuntimeError,
     ErrorCode,

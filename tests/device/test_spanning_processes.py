@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from podrun.compiler.compile import compile_program
-from podrun.device.client import PortConnection
 from podrun.device.connection import IpuRange
-from podrun.device.pieces import PieceCache
-from podrun.device.twin import Twin
+from podrun.device.host.client import PortConnection
+from podrun.device.host.twin import Twin
+from podrun.device.xla.pieces import PieceCache
 from podrun.errors import UnrecoverableRuntimeError
 from tests.compiler.programs import Momentum, weights_for
 from tests.compiler.test_sharding import chain

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from podrun.device import convolutions, rewrite
-from podrun.device.sums import simplify_sums
+from podrun.device.xla import convolutions, rewrite
+from podrun.device.xla.sums import simplify_sums
 
 pytestmark = pytest.mark.skipif(not convolutions.available(), reason="this jaxlib holds no known oneDNN")
 

@@ -20,10 +20,10 @@ from popart_sessions import replicated
 
 import podrun.popart as popart
 from podrun.collectives import create, join
-from podrun.device import fabric
 from podrun.device.connection import AttachRequest, IpuRange, RunResult
-from podrun.device.pieces import PieceCache
-from podrun.device.twin import Twin
+from podrun.device.host.twin import Twin
+from podrun.device.program import fabric
+from podrun.device.xla.pieces import PieceCache
 from podrun.executable import Executable, Retrieval
 from tests.device.conftest import together
 

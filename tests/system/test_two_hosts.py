@@ -69,7 +69,7 @@ print("machines on", *sorted({(d.ip) for d in config.devices}))
 device = config.devices[-1]
 del os.environ["PODRUN_TOKEN"]
 os.environ["PODRUN_RUNTIME_DIR"] = "/tmp/stranger"
-from podrun.device.control import MachineControl
+from podrun.device.service.control import MachineControl
 for ask in (lambda: VipuClient(host, port).list_partitions(),
             lambda: MachineControl(f"{device.ip}:{device.server_port}").telemetry()):
     try:

@@ -3,7 +3,7 @@
 XLA on CPUs is slow where groups are many, and slowest in their weight gradients (design, 3.1). So:
 
 * one group, or any number where the library computes it and nothing is differentiated (``ctx.grouped``): a plain
-convolution; `podrun.device.rewrite` finds the library when it is compiled;
+convolution; `podrun.device.xla.rewrite` finds the library when it is compiled;
 * depthwise (one input channel a group): a sum over kernel positions of shifted products;
 * two groups: two convolutions; more: shifted patches of all kernel positions stacked, then one batched
 matrix product.

@@ -1,0 +1,105 @@
+"""Asks the partition service where the machines of a partition are."""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable, Mapping
+
+import grpc
+
+from podrun.access import known_token, open_channel
+from podrun.device.connection import IpuRange
+from podrun.device.host.client import PortConnection
+from podrun.device.host.remote import RemotePort
+from podrun.device.host.split import Site
+from podrun.device.service import wire
+from podrun.errors import NotFoundError, ServiceError, UsageError
+from podrun.protos import vipu_pb2, vipu_pb2_grpc
+
+ON_THEIR_WAY = ("PENDING", "PROVISIONING", "RESETTING")
+"""States of a partition that is about to become ACTIVE: programs may start before their machines are up."""
+POLL_SECONDS = 0.05
+
+
+def sites_of(config: vipu_pb2.PartitionConfig) -> list[Site]:
+    """The machines behind a partition's configuration. Raises ServiceError for one that makes no sense."""
+    machines: dict[int, list[vipu_pb2.IpuofDevice]] = {}
+    for device in config.devices:
+        machines.setdefault(device.machine, []).append(device)
+    sites = []
+    for index, devices in sorted(machines.items()):
+        ipus = sorted(device.partition_ipu for device in devices)
+        endpoints = {f"{device.ip}:{device.server_port}" for device in devices}
+        if ipus != list(range(ipus[0], ipus[0] + len(ipus))) or len(endpoints) != 1:
+            raise ServiceError(f"the partition service describes machine {index} of the partition with gaps")
+        sites.append(Site(index, endpoints.pop(), IpuRange(ipus[0], len(ipus))))
+    return sites
+
+
+def connect_partition(environ: Mapping[str, str]) -> PortConnection:
+    """See `podrun.device.ipuof.connect`."""
+    host, partition = environ["IPUOF_VIPU_API_HOST"], environ["IPUOF_VIPU_API_PARTITION_ID"]
+    port, gcd = _number(environ, "IPUOF_VIPU_API_PORT", 8090), _number(environ, "IPUOF_VIPU_API_GCD_ID", 0)
+    timeout = _number(environ, "IPUOF_VIPU_API_TIMEOUT", 120)
+    where = f"{host}:{port}"
+    token = known_token(environ, None)
+    end = time.monotonic() + timeout
+    with open_channel(where, wire.CHANNEL_OPTIONS, token) as channel:
+        stub = vipu_pb2_grpc.UserServiceStub(channel)  # type: ignore[no-untyped-call]
+
+        def ask(number: int) -> vipu_pb2.PartitionConfig:
+            request = vipu_pb2.GetPartitionIpuofConfigRequest(
+                partition_id=partition, gcd_id=vipu_pb2.GcdId(id=number)
+            )
+            try:
+                found: vipu_pb2.PartitionConfig = stub.GetPartitionIpuofConfig(
+                    request, timeout=timeout
+                ).ipuof_config
+                return found
+            except grpc.RpcError as error:
+                raise _no_config(error, where, partition) from error
+
+        while (config := ask(gcd)).state in ON_THEIR_WAY and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+        if config.state == "ACTIVE":
+            _add_other_gcds(config, gcd, ask)
+    if config.state != "ACTIVE" or not config.devices:
+        why = config.attributes.get("Error", "")
+        raise ServiceError(
+            f"partition {partition} is {config.state or 'not ready'}: its IPUs cannot be reached"
+            + (f": {why}" if why else ""),
+            hint=f"vipu get partition {partition}",
+        )
+    connection = PortConnection(sites_of(config), lambda site, machines: RemotePort(site, token=token))
+    # Machines are to be able to tell a process that ends from one that dies.
+    atexit.register(connection.close)
+    return connection
+
+
+def _add_other_gcds(
+    config: vipu_pb2.PartitionConfig, gcd: int, ask: Callable[[int], vipu_pb2.PartitionConfig]
+) -> None:
+    """Add the devices of the partition's other GCDs. An instance owns IPUs of its own GCD only, but a machine may lie
+    in two, and the numbers of devices count through the partition."""
+    for other in range(int(config.attributes.get("Num GCDs", "1") or 1)):
+        if other != gcd:
+            config.devices.extend(ask(other).devices)
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name) or str(default)
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{name} is {text!r}; a number was expected") from None
+
+
+def _no_config(error: Exception, where: str, partition: str) -> ServiceError | NotFoundError:
+    status, details = wire.status_of(error)
+    if status == "NOT_FOUND":
+        return NotFoundError(details, hint="vipu list partitions")
+    return ServiceError(
+        f"the partition service at {where} gave no configuration of partition {partition}: {details}",
+        hint="Is it running? vipu --server-version",
+    )

@@ -1,0 +1,395 @@
+"""The IPUoF client: ports to machines over gRPC, with tensors in shared memory where machines share
+the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+import psutil
+
+from podrun.access import open_channel
+from podrun.device.connection import AttachRequest
+from podrun.device.host.ports import ProgramFile, RunArrays, Wait
+from podrun.device.host.split import Site
+from podrun.device.program.engine import Outcome
+from podrun.device.program.operands import Array
+from podrun.device.service import wire
+from podrun.device.service.bell import BLOCK_BYTES, Bell, deadline, look_of
+from podrun.device.service.memory import SharedRegion, lay_out, view
+from podrun.device.trouble import machine_lost
+from podrun.errors import ApplicationRuntimeError, DeadlineError, InternalError, PoplarError
+from podrun.executable import Executable, numpy_dtype
+from podrun.protos import ipuof_pb2 as pb
+from podrun.protos import ipuof_pb2_grpc as stubs
+
+T = TypeVar("T")
+_PATIENCE = 30.0
+"""Seconds for answers that need no work."""
+_LOOK_AROUND = 0.1
+"""Seconds after which a wait for a run looks whether the machine is still there."""
+
+
+class _Stream:
+    """Requests out, replies in order. A reader thread hands each reply to whoever waits for it."""
+
+    def __init__(self, site: Site, ipu: int, token: str) -> None:
+        self._site, self._ipu = site, ipu
+        self._channel = open_channel(site.endpoint, wire.CHANNEL_OPTIONS, token)
+        self._requests: queue.SimpleQueue[pb.HostRequest | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[pb.MachineReply | PoplarError] = queue.SimpleQueue()
+        self._lost: PoplarError | None = None
+        self._closing = False
+        call = stubs.IpuofStub(self._channel).Session(  # type: ignore[no-untyped-call]
+            part for request in iter(self._requests.get, None) for part in wire.in_parts(request)
+        )
+        self._call = call
+        self._reader = threading.Thread(
+            target=self._read, args=(call,), name=f"podrun-ipuof-{site.machine}", daemon=True
+        )
+        self._reader.start()
+
+    def send(self, request: pb.HostRequest) -> Callable[[float | None], pb.MachineReply]:
+        """Send; returns how to wait for its reply. Waits have to be called in the order of requests."""
+        if self._lost is not None:
+            raise self._lost
+        wire.check_size(request)
+        self._requests.put(request)
+        return self._receive
+
+    def check(self) -> None:
+        """Raises UnrecoverableRuntimeError if the machine is gone."""
+        if self._lost is not None:
+            raise self._lost
+
+    def close(self) -> None:
+        """End the stream; the machine lets the IPUs go."""
+        self._closing = True
+        self._requests.put(None)
+        self._reader.join(2.0)
+        self._call.cancel()
+        self._channel.close()
+
+    def _receive(self, seconds: float | None) -> pb.MachineReply:
+        if self._lost is not None and self._replies.empty():
+            raise self._lost
+        try:
+            reply = self._replies.get(timeout=seconds)
+        except queue.Empty:
+            raise DeadlineError(
+                f"machine {self._site.machine} at {self._site.endpoint} did not answer within {seconds} s"
+            ) from None
+        if isinstance(reply, PoplarError):
+            raise reply
+        wire.raise_error(reply.error_json)
+        return reply
+
+    def _read(self, call: Iterator[pb.MachineReply]) -> None:
+        try:
+            whole = wire.Joiner(pb.MachineReply)
+            for piece in call:
+                reply = whole.add(piece)
+                if reply is not None:
+                    self._replies.put(reply)
+            reason = "CONNECTION_CLOSED"
+        except grpc.RpcError as error:
+            status, _ = wire.status_of(error)
+            reason = "CONNECTION_KILL" if status == "UNAVAILABLE" else status
+        except ApplicationRuntimeError as error:
+            reason = error.message
+        if not self._closing:
+            self._lost = machine_lost(self._site.endpoint, self._site.machine, self._ipu, reason)
+            self._replies.put(self._lost)
+
+
+class RemotePort:
+    """A machine behind a gRPC endpoint: see `podrun.device.host.ports.Port`.
+
+    ``probe``: offer shared memory, which is used if the machine sees it; otherwise tensors travel inline.
+    ``token``: see `podrun.access`.
+    """
+
+    def __init__(self, site: Site, *, probe: bool = True, token: str = "") -> None:
+        self._site = site
+        self._token = token
+        self._probe = probe
+        self._stream: _Stream | None = None
+        self._shared = False
+        self._io: _RunMemory | None = None
+        self._executable: Executable | None = None
+        self._look = 0.0
+
+    @property
+    def site(self) -> Site:
+        return self._site
+
+    def attach(self, request: AttachRequest) -> str | None:
+        probe = SharedRegion(64)
+        token = secrets.token_bytes(16)
+        probe.bytes[: len(token)] = np.frombuffer(token, np.uint8)
+        message = pb.AttachRequest(
+            job=wire.range_to_wire(request.job),
+            owned=wire.range_to_wire(request.owned),
+            pid=request.pid,
+            user=request.user,
+            command=request.command,
+            host=socket.gethostname(),
+            started=_process_start(request.pid),
+            probe_region=wire.region_to_wire(probe.name) if self._probe else None,
+            probe=token,
+        )
+        self._look = look_of(request, self._site.ipus.count)
+        self._stream = _Stream(self._site, max(self._site.ipus.first, request.owned.first), self._token)
+        try:
+            reply = self._send(pb.HostRequest(attach=message))(_PATIENCE).attach
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            probe.close()
+        if reply.refusal:
+            self.close()
+            return str(reply.refusal)
+        self._shared = reply.shared_memory
+        return None
+
+    def load(self, program: ProgramFile, timeout: float) -> Wait[None]:
+        data = program.data()
+        region = None
+        blob = pb.Blob(inline=data)
+        if self._shared:
+            region = SharedRegion(len(data))
+            region.bytes[: len(data)] = np.frombuffer(data, np.uint8)
+            blob = pb.Blob(region=wire.region_to_wire(region.name), size=len(data))
+        self._io = None
+        self._executable = program.executable
+        wait = self._send(
+            pb.HostRequest(
+                load=pb.LoadRequest(digest=program.digest, executable=blob, timeout_seconds=timeout)
+            )
+        )
+        return lambda seconds: _then_close(wait, seconds, region)
+
+    def write(self, values: Mapping[str, Array]) -> Wait[None]:
+        region = None
+        if self._shared:
+            offsets, size = lay_out(value.nbytes for value in values.values())
+            region = SharedRegion(size)
+            tensors = []
+            for (name, value), offset in zip(values.items(), offsets, strict=True):
+                view(region.bytes, offset, str(value.dtype), value.shape)[...] = value
+                tensors.append(wire.tensor_to_wire(name, value, offset=offset))
+            message = pb.WriteRequest(region=wire.region_to_wire(region.name), tensors=tensors)
+        else:
+            return self._write_inline(values)
+        wait = self._send(pb.HostRequest(write=message))
+        return lambda seconds: _then_close(wait, seconds, region)
+
+    def read(self, names: Iterable[str]) -> Wait[dict[str, Array]]:
+        wanted = list(names)
+        specs = self._specs(wanted)
+        if not self._shared or specs is None:
+            sizes = [0 if specs is None else nbytes for _, _, nbytes in specs or [("", (), 0)] * len(wanted)]
+            waits = [
+                self._send(pb.HostRequest(read=pb.ReadRequest(names=group)))
+                for group in wire.groups(zip(wanted, sizes, strict=True))
+            ]
+            return lambda seconds: {
+                name: value.copy()
+                for reply in _all_of(waits, seconds)
+                for name, value in wire.tensors_from_wire(reply.read.tensors, None).items()
+            }
+        offsets, size = lay_out(nbytes for _, _, nbytes in specs)
+        region = SharedRegion(size)
+        found = {
+            name: view(region.bytes, offset, dtype, shape)
+            for name, offset, (dtype, shape, _) in zip(wanted, offsets, specs, strict=True)
+        }
+        tensors = [
+            wire.tensor_to_wire(n, a, offset=o) for (n, a), o in zip(found.items(), offsets, strict=True)
+        ]
+        wait = self._send(
+            pb.HostRequest(
+                read=pb.ReadRequest(names=wanted, region=wire.region_to_wire(region.name), tensors=tensors)
+            )
+        )
+
+        def finish(seconds: float | None) -> dict[str, Array]:
+            _then_close(wait, seconds, region)
+            return {name: array.copy() for name, array in found.items()}
+
+        return finish
+
+    def run(self, arrays: RunArrays) -> Wait[Outcome]:
+        if not self._shared:
+            return self._run_inline(arrays)
+        if self._io is None or not self._io.fits(arrays):
+            self._io = _RunMemory(arrays)
+            self._send(pb.HostRequest(bind=self._io.bind))(_PATIENCE)
+        memory = self._io
+        memory.take_inputs(arrays)
+        number = memory.bell.ring()
+
+        def finish(seconds: float | None) -> Outcome:
+            outcome = self._answer(memory.bell, number, deadline(seconds))
+            memory.give_outputs(arrays)
+            return outcome
+
+        return finish
+
+    def close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with contextlib.suppress(PoplarError, DeadlineError):
+                stream.send(pb.HostRequest(detach=pb.Empty()))
+            stream.close()
+        self._io = None
+
+    def _answer(self, bell: Bell, number: int, end: float) -> Outcome:
+        """The answer to a ring; the stream tells if the machine is gone."""
+        while not bell.answered(number, _LOOK_AROUND, self._look):
+            if self._stream is None:
+                raise InternalError(f"machine {self._site.machine} was let go during a run")
+            self._stream.check()
+            if time.monotonic() > end:
+                raise DeadlineError(
+                    f"machine {self._site.machine} at {self._site.endpoint} did not end its run in time"
+                )
+        result = bell.result()
+        if isinstance(result, str):
+            wire.raise_error(result)
+            raise InternalError("a machine answered with an error that says nothing")
+        return result
+
+    def _write_inline(self, values: Mapping[str, Array]) -> Wait[None]:
+        waits = [
+            self._send(
+                pb.HostRequest(
+                    write=pb.WriteRequest(tensors=wire.inline_tensors({n: values[n] for n in group}))
+                )
+            )
+            for group in wire.groups((name, value.nbytes) for name, value in values.items())
+        ]
+
+        def finish(seconds: float | None) -> None:
+            _all_of(waits, seconds)
+
+        return finish
+
+    def _run_inline(self, arrays: RunArrays) -> Wait[Outcome]:
+        outputs = [wire.tensor_to_wire(n, a, offset=0) for n, a in arrays.outputs.items()]
+        message = pb.RunRequest(
+            batches=arrays.batches, inline=True, inputs=wire.inline_tensors(arrays.inputs), outputs=outputs
+        )
+        wait = self._send(pb.HostRequest(run=message))
+
+        def finish(seconds: float | None) -> Outcome:
+            reply = wait(seconds).run
+            for name, value in wire.tensors_from_wire(reply.outputs, None).items():
+                arrays.outputs[name][...] = value
+            return Outcome(reply.batches_done, reply.modelled_seconds, reply.seconds)
+
+        return finish
+
+    def _send(self, request: pb.HostRequest) -> Callable[[float | None], pb.MachineReply]:
+        if self._stream is None:
+            raise InternalError(f"machine {self._site.machine} was used without being attached")
+        return self._stream.send(request)
+
+    def _specs(self, names: Iterable[str]) -> list[tuple[str, tuple[int, ...], int]] | None:
+        """dtype, shape and bytes of variables; None if one does not exist (the machine then says so)."""
+        variables = self._executable.variables if self._executable is not None else {}
+        found = []
+        for name in names:
+            if name not in variables:
+                return None
+            spec = variables[name].spec
+            found.append((str(numpy_dtype(spec.dtype)), spec.shape, spec.nbytes))
+        return found
+
+
+class _RunMemory:
+    """Where the tensors of one machine's runs lie, for runs of one shape; used again from run to run."""
+
+    def __init__(self, arrays: RunArrays) -> None:
+        self._shape = _shape_of(arrays)
+        tensors = [*arrays.inputs.items(), *arrays.outputs.items()]
+        offsets, size = lay_out([BLOCK_BYTES, *(array.nbytes for _, array in tensors)])
+        offsets = offsets[1:]
+        self._region = SharedRegion(size)
+        self.bell = Bell(self._region.bytes[:BLOCK_BYTES])
+        views = [
+            view(self._region.bytes, offset, str(array.dtype), array.shape)
+            for (_, array), offset in zip(tensors, offsets, strict=True)
+        ]
+        wires = [wire.tensor_to_wire(n, a, offset=o) for (n, a), o in zip(tensors, offsets, strict=True)]
+        count = len(arrays.inputs)
+        self._inputs = dict(zip(arrays.inputs, views[:count], strict=True))
+        self._outputs = dict(zip(arrays.outputs, views[count:], strict=True))
+        self.bind = pb.BindRequest(
+            batches=arrays.batches,
+            region=wire.region_to_wire(self._region.name),
+            inputs=wires[:count],
+            outputs=wires[count:],
+            bell=True,
+        )
+
+    def fits(self, arrays: RunArrays) -> bool:
+        """True iff the run has the shape this memory was made for."""
+        return bool(self._shape == _shape_of(arrays))
+
+    def take_inputs(self, arrays: RunArrays) -> None:
+        """Copy inputs in."""
+        for name, place in self._inputs.items():
+            np.copyto(place, arrays.inputs[name])
+
+    def give_outputs(self, arrays: RunArrays) -> None:
+        """Copy anchors out."""
+        for name, place in self._outputs.items():
+            np.copyto(arrays.outputs[name], place)
+
+
+def _shape_of(arrays: RunArrays) -> Any:
+    tensors = [*arrays.inputs.items(), *arrays.outputs.items()]
+    return arrays.batches, [(name, array.shape, array.dtype) for name, array in tensors]
+
+
+def _all_of(
+    waits: Iterable[Callable[[float | None], pb.MachineReply]], seconds: float | None
+) -> list[pb.MachineReply]:
+    """The replies to requests sent one after the other; the first error, once all have been heard."""
+    replies, first = [], None
+    for wait in waits:
+        try:
+            replies.append(wait(seconds))
+        except PoplarError as error:
+            first = first or error
+    if first is not None:
+        raise first
+    return replies
+
+
+def _then_close(
+    wait: Callable[[float | None], pb.MachineReply], seconds: float | None, region: SharedRegion | None
+) -> None:
+    try:
+        wait(seconds)
+    finally:
+        if region is not None:
+            region.close()
+
+
+def _process_start(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return 0.0

@@ -1,0 +1,390 @@
+"""A machine's memory for one program: arenas, variables and temporaries behind buffer names.
+
+The lookup rules are those of `podrun.executable`'s docstring. Two things are added here:
+
+* Where an arena lives. One copy for all machines of a host if every Computation that writes it writes only its own
+  slice; the group's per-rank buffers if it is reduced; plain memory otherwise.
+* What a collective leaves behind. Reductions write to a result of their own, so after one the arena's name means that
+  result until the arena is written again.
+
+XLA reads arenas where they lie (`podrun.device.program.operands`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from podrun.collectives import Group, slice_of
+from podrun.device.program.operands import Array, Operands, aligned_empty
+from podrun.errors import ApplicationRuntimeError, InternalError
+from podrun.executable import (
+    REPLICA_OFFSET,
+    AllGather,
+    AllReduce,
+    Arena,
+    Computation,
+    Executable,
+    ReduceScatter,
+    Reduction,
+    numpy_dtype,
+)
+
+WHOLE, SLICE = "arena:", "arena_slice:"
+REDUCED_WHOLE = 64 * 1024
+"""Bytes of arenas up to which one machine of a host reduces all of them for all: a slice for each of 64 machines takes
+64 times as many calls, each for a few hundred bytes."""
+
+
+@dataclass(slots=True)
+class ArenaBuffer:
+    """An arena's memory: ``own`` (this machine's, or the host's one copy) and what the last collective left,
+    if any.
+    """
+
+    arena: Arena
+    own: Array
+    mine: slice
+    one_copy: bool
+    whole_result: Array | None = None
+    slice_result: Array | None = None
+
+    def whole(self) -> Array:
+        """The arena as it stands."""
+        return self.own if self.whole_result is None else self.whole_result
+
+    def part(self) -> Array:
+        """This machine's slice as it stands."""
+        return self.whole()[self.mine] if self.slice_result is None else self.slice_result
+
+    def settle(self) -> None:
+        """Take what the last collective left into the arena's own memory, before part of it is
+        overwritten.
+        """
+        if self.whole_result is not None:
+            self.own[:] = self.whole_result
+        if self.slice_result is not None:
+            self.own[self.mine] = self.slice_result
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what the last collective left: the arena is about to be overwritten."""
+        self.whole_result = self.slice_result = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    arena: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Frame:
+    """The temporaries of one IPU of a replica; emptied at the end of every batch."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class Buffers:
+    """All lasting buffers of one program on one machine. Used by one thread at a time."""
+
+    def __init__(self, executable: Executable, group: Group) -> None:
+        self._group = group
+        self._executable = executable
+        reduced = {i.arena for i in _collectives(executable) if isinstance(i, ReduceScatter | AllReduce)}
+        gathered = {i.arena for i in _collectives(executable) if isinstance(i, AllGather)}
+        # Arenas whose name means a collective's result at times.
+        self._changing = reduced | (gathered if group.size > 1 else set())
+        self.arenas: dict[str, ArenaBuffer] = {}
+        for name, arena in executable.arenas.items():
+            one_copy = (
+                group.size > 1
+                and name not in reduced
+                and arena.shared
+                and _written_by_slices(executable, arena)
+            )
+            if group.size > 1 and one_copy:
+                own = group.shared(name, arena.dtype, arena.size)
+            elif name in reduced or name in gathered:
+                own = group.allocate(name, arena.dtype, arena.size)
+            else:
+                own = aligned_empty((arena.size,), numpy_dtype(arena.dtype))
+                own[:] = 0
+            if one_copy:
+                self._changing.discard(name)
+            self.arenas[name] = ArenaBuffer(
+                arena, own, slice_of(group.rank, group.size, arena.size), one_copy
+            )
+        self._members = {m.name: _member(a, m) for a in executable.arenas.values() for m in a.members}
+        self._variables: dict[str, Array] = {}
+        self._unwritten: set[str] = set()
+        self._operands = Operands()
+        self._covers: dict[str, bool] = {}
+        self._written: dict[str, frozenset[str]] = {}
+        self._fill()
+
+    @property
+    def writes_one_copy(self) -> bool:
+        """True iff this machine is the one of its host that writes what the host keeps one copy of."""
+        return self._group.rank == self._group.host_ranks[0]
+
+    @property
+    def unwritten(self) -> frozenset[str]:
+        """Variables without an initial value that the host has not written yet."""
+        return frozenset(self._unwritten)
+
+    # --- The host's side ------------------------------------------------------------------------------------
+
+    def check_write(self, name: str, value: Array) -> None:
+        """Raises ApplicationRuntimeError unless ``value`` can be written to variable ``name``."""
+        variable = self._executable.variables.get(name)
+        if variable is None:
+            raise _no_variable(name, self._executable.variables)
+        spec = variable.spec
+        if value.shape != spec.shape or value.dtype != numpy_dtype(spec.dtype):
+            raise ApplicationRuntimeError(
+                f"variable {name!r} is {spec.dtype}{list(spec.shape)}, but "
+                f"{value.dtype}{list(value.shape)} was "
+                f"written to it"
+            )
+
+    def write(self, values: Mapping[str, Array]) -> None:
+        """Host writes, checked before; where a host keeps one copy only one of its machines writes it."""
+        for name, value in values.items():
+            member = self._members.get(name)
+            if member is None:
+                self._variables[name][...] = value
+            elif self.writes_one_copy or not self.arenas[member.arena].one_copy:
+                self.arenas[member.arena].settle()
+                self.arenas[member.arena].own[member.start : member.stop] = value.reshape(-1)
+            self._unwritten.discard(name)
+
+    def read(self, name: str) -> Array:
+        """A view of a variable as it stands; per-replica variables give ``[replicas_per_machine,
+        *shape]``.
+        """
+        if name not in self._executable.variables:
+            raise _no_variable(name, self._executable.variables)
+        member = self._members.get(name)
+        if member is None:
+            return self._variables[name]
+        return self.arenas[member.arena].whole()[member.start : member.stop].reshape(member.shape)
+
+    def is_one_copy(self, arena: str) -> bool:
+        """True iff the machines of this host share one copy of an arena, and there are no others."""
+        return self.arenas[arena].one_copy and len(self._group.host_ranks) == self._group.size
+
+    def is_reduced_by_one(self, arenas: Iterable[str]) -> bool:
+        """True iff all machines are on this host and the arenas are together no larger than `REDUCED_WHOLE`."""
+        here = len(self._group.host_ranks) == self._group.size > 1
+        return here and sum(self.arenas[arena].own.nbytes for arena in arenas) <= REDUCED_WHOLE
+
+    def arenas_written_by(self, computation: Computation) -> frozenset[str]:
+        """Names of the arenas that outputs of the Computation lie in."""
+        known = self._written.get(computation.name)
+        if known is None:
+            arenas = (_arena_of(name, self._members) for name in computation.outputs)
+            known = self._written[computation.name] = frozenset(a for a in arenas if a is not None)
+        return known
+
+    def is_same_everywhere(self, name: str) -> bool:
+        """True iff ``name`` is a variable outside of arenas of which all machines hold the same value."""
+        variable = self._executable.variables.get(name)
+        return name in self._variables and variable is not None and not variable.per_replica
+
+    def is_temporary(self, name: str) -> bool:
+        """True iff ``name`` is no arena, member or variable: it lives in a Frame."""
+        return _arena_of(name, self._members) is None and name not in self._variables
+
+    # --- The interpreter's side -----------------------------------------------------------------------------
+
+    def operand(self, name: str, frame: Frame) -> Any:
+        """What a Computation gets for buffer ``name``: a ``jax.Array`` without a copy where
+        alignment allows.
+        """
+        if name.startswith(WHOLE):
+            return self._operands.over(self.arenas[name[len(WHOLE) :]].whole())
+        if name.startswith(SLICE):
+            return self._operands.over(self.arenas[name[len(SLICE) :]].part())
+        member = self._members.get(name)
+        if member is not None:
+            whole = self.arenas[member.arena].whole()
+            return self._operands.over(whole[member.start : member.stop].reshape(member.shape))
+        variable = self._variables.get(name)
+        if variable is not None:
+            return self._operands.over(variable)
+        try:
+            return frame.values[name]
+        except KeyError:
+            raise InternalError(f"the program reads buffer {name!r} before anything wrote it") from None
+
+    def slice_at(self, arena: str, machine: int) -> Array:
+        """A machine's slice of an arena of which the host has one copy."""
+        return self.arenas[arena].own[slice_of(machine, self._group.size, self.arenas[arena].own.size)]
+
+    def operand_at(self, name: str, machine: int, reduced: Mapping[str, Array]) -> Any:
+        """`operand` as it is on another machine that shares its arenas with this one; ``reduced``: the whole results
+        of reductions, by arena. Stays as it is."""
+        arena = name[len(SLICE) :]
+        if not name.startswith(SLICE):
+            return self.operand(name, Frame())
+        if arena in reduced:
+            return self._operands.over(
+                reduced[arena][slice_of(machine, self._group.size, reduced[arena].size)]
+            )
+        return self._operands.over(self.slice_at(arena, machine))
+
+    def reader(self, name: str) -> Callable[[Frame], Any]:
+        """`operand` for one name, resolved beforehand: most buffers are the same array all along."""
+        arena = _arena_of(name, self._members)
+        if (arena is not None and arena not in self._changing) or name in self._variables:
+            fixed = self.operand(name, Frame())
+            return lambda frame: fixed
+        if arena is not None:
+            return lambda frame: self.operand(name, frame)
+
+        def temporary(frame: Frame) -> Any:
+            try:
+                return frame.values[name]
+            except KeyError:
+                raise InternalError(f"the program reads buffer {name!r} before anything wrote it") from None
+
+        return temporary
+
+    def writer(self, name: str) -> Callable[[Frame, Any], None]:
+        """How to give buffer ``name`` the value of a finished Computation's output, resolved beforehand."""
+        target = self._target(name)
+        if target is None:
+
+            def keep(frame: Frame, value: Any) -> None:
+                frame.values[name] = value
+
+            return keep
+        shape = target.shape
+
+        def copy(frame: Frame, value: Any) -> None:
+            np.copyto(target, np.asarray(value).reshape(shape))
+
+        return copy
+
+    def _target(self, name: str) -> Array | None:
+        """The memory behind a name; None for temporaries."""
+        if name.startswith(WHOLE):
+            return self.arenas[name[len(WHOLE) :]].own
+        if name.startswith(SLICE):
+            buffer = self.arenas[name[len(SLICE) :]]
+            return buffer.own[buffer.mine]
+        member = self._members.get(name)
+        if member is not None:
+            return self.arenas[member.arena].own[member.start : member.stop].reshape(member.shape)
+        return self._variables.get(name)
+
+    def value(self, name: str, frame: Frame) -> Any:
+        """What buffer ``name`` holds now, unchanged by later writes: temporaries never change, the rest is copied."""
+        held = self.operand(name, frame)
+        return held if self.is_temporary(name) else np.array(held)
+
+    def prepare_writes(self, computation: Computation) -> None:
+        """Before outputs are stored: arenas of which only part is written keep the rest of what they held."""
+        for arena in self.arenas_written_by(computation):
+            buffer = self.arenas[arena]
+            if buffer.whole_result is not None or buffer.slice_result is not None:
+                if self._covered(computation, buffer.arena):
+                    buffer.forget()
+                else:
+                    buffer.settle()
+
+    def reduce_scatter(self, arena: str, reduction: Reduction, *, settle: bool) -> None:
+        """The collective; afterwards this machine's slice means the reduced one."""
+        buffer = self.arenas[arena]
+        buffer.settle()
+        if self.is_reduced_by_one([arena]):
+            buffer.slice_result = self._group.all_reduce(arena, reduction)[buffer.mine]
+        else:
+            buffer.slice_result = self._group.reduce_scatter(arena, reduction, settle=settle)
+
+    def all_reduce(self, arena: str, reduction: Reduction) -> None:
+        """The collective; afterwards the arena means the reduced one."""
+        buffer = self.arenas[arena]
+        buffer.settle()
+        buffer.whole_result = self._group.all_reduce(arena, reduction)
+
+    def all_gather(self, arena: str) -> None:
+        """The collective; afterwards the arena means all machines' slices together."""
+        buffer = self.arenas[arena]
+        if buffer.one_copy:
+            self._group.all_gather(arena)
+        elif self._group.size > 1:
+            buffer.settle()
+            buffer.whole_result = self._group.all_gather(arena)
+
+    # --- Construction ---------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Initial values; what has none must be written by the host before the first run."""
+        executable, layout = self._executable, self._executable.layout
+        for name, variable in executable.variables.items():
+            if name not in self._members:
+                lead = (layout.replicas_per_machine,) if variable.per_replica else ()
+                array = aligned_empty((*lead, *variable.spec.shape), numpy_dtype(variable.spec.dtype))
+                array[...] = 0
+                self._variables[name] = array
+            if variable.initial is None:
+                self._unwritten.add(name)
+            else:
+                lead_view = self.read(name)
+                member = self._members.get(name)
+                if member is None or self.writes_one_copy or not self.arenas[member.arena].one_copy:
+                    lead_view[...] = variable.initial
+        offset = aligned_empty((), np.dtype(np.int32))
+        offset[...] = self._group.rank * layout.replicas_per_machine
+        self._variables[REPLICA_OFFSET] = offset
+
+    def _covered(self, computation: Computation, arena: Arena) -> bool:
+        """True iff the Computation writes every element of the arena that anybody reads."""
+        key = f"{computation.name}\0{arena.name}"
+        if key not in self._covers:
+            outputs = set(computation.outputs)
+            self._covers[key] = WHOLE + arena.name in outputs or all(m.name in outputs for m in arena.members)
+        return self._covers[key]
+
+
+def _member(arena: Arena, member: Any) -> _Member:
+    size = int(np.prod(member.shape, dtype=np.int64))
+    return _Member(arena.name, member.offset, member.offset + size, member.shape)
+
+
+def _arena_of(name: str, members: Mapping[str, _Member]) -> str | None:
+    for prefix in (WHOLE, SLICE):
+        if name.startswith(prefix):
+            return name[len(prefix) :]
+    member = members.get(name)
+    return None if member is None else member.arena
+
+
+def _collectives(executable: Executable) -> Iterable[ReduceScatter | AllReduce | AllGather]:
+    for ipu in executable.instructions:
+        for instruction in ipu:
+            if isinstance(instruction, ReduceScatter | AllReduce | AllGather):
+                yield instruction
+
+
+def _written_by_slices(executable: Executable, arena: Arena) -> bool:
+    """True iff no Computation writes the arena other than by this machine's slice."""
+    members = {member.name for member in arena.members}
+    whole = WHOLE + arena.name
+    return not any(
+        name == whole or name in members for c in executable.computations.values() for name in c.outputs
+    )
+
+
+def _no_variable(name: str, variables: Mapping[str, Any]) -> ApplicationRuntimeError:
+    listed = ", ".join(sorted(variables)[:20]) or "none"
+    return ApplicationRuntimeError(
+        f"the program has no variable {name!r}", hint=f"Its variables are: {listed}"
+    )

@@ -1,0 +1,155 @@
+"""Holds an Executable against itself before it is loaded: what a compiler promises, a machine may rely on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from podrun.cluster import IPUS_PER_MACHINE
+from podrun.device.program.positions import unpaired
+from podrun.device.service.memory import tensor_dtype
+from podrun.errors import ApplicationRuntimeError
+from podrun.executable import (
+    REPLICA_OFFSET,
+    AllGather,
+    AllReduce,
+    Arena,
+    Compute,
+    Executable,
+    Instruction,
+    LoadStream,
+    Receive,
+    ReduceScatter,
+    Send,
+    StoreStream,
+    StreamDirection,
+)
+
+
+def check_executable(executable: Executable) -> None:
+    """Raises ApplicationRuntimeError for what cannot be run."""
+    _check_layout(executable)
+    for arena in executable.arenas.values():
+        _check_arena(arena, executable)
+    for name, variable in executable.variables.items():
+        _require(variable.spec.name == name, f"variable {name!r} is filed under another name")
+        tensor_dtype(variable.spec.dtype)
+        if variable.arena is not None:
+            members = executable.arenas[variable.arena].members if variable.arena in executable.arenas else ()
+            found = any(m.name == name and m.shape == variable.spec.shape for m in members)
+            _require(
+                found and not variable.per_replica,
+                f"variable {name!r} has no place in arena {variable.arena!r}",
+            )
+    for stream in executable.streams.values():
+        tensor_dtype(stream.spec.dtype)
+        _require(stream.period >= 1, f"stream {stream.spec.name!r} has period {stream.period}")
+    _check_positions(executable)
+    for ipu, instructions in enumerate(executable.instructions):
+        for index, instruction in enumerate(instructions):
+            _check_instruction(instruction, executable, f"instruction {index} of IPU {ipu}")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ApplicationRuntimeError(
+            f"the Executable is not consistent: {message}", hint="Compile the program again."
+        )
+
+
+def _check_layout(executable: Executable) -> None:
+    layout = executable.layout
+    numbers = (
+        layout.replicas,
+        layout.ipus_per_replica,
+        layout.machines,
+        layout.machines_per_replica,
+        executable.accumulation_factor,
+    )
+    _require(all(n >= 1 for n in numbers), f"its layout has numbers below 1: {numbers}")
+    spanned = layout.machines_per_replica
+    if spanned == 1:
+        lies = (
+            layout.replicas_per_machine * layout.machines == layout.replicas
+            and layout.replicas_per_machine * layout.ipus_per_replica <= IPUS_PER_MACHINE
+        )
+    else:
+        lies = (
+            layout.replicas_per_machine == 1
+            and layout.machines == layout.replicas * spanned
+            and layout.ipus_per_replica == IPUS_PER_MACHINE * spanned
+        )
+    _require(lies, f"its {layout.replicas} replicas do not lie on {layout.machines} machines")
+    _require(
+        len(executable.instructions) == layout.ipus_per_replica,
+        f"it has {len(executable.instructions)} instruction lists for "
+        f"{layout.ipus_per_replica} IPUs per replica",
+    )
+
+
+def _check_positions(executable: Executable) -> None:
+    """Where replicas span machines: who has what, and that every message has a sender and a receiver."""
+    spanned = executable.layout.machines_per_replica
+    held = [(a.name, a.position) for a in executable.arenas.values()]
+    held += [(n, v.position) for n, v in executable.variables.items() if v.arena is None]
+    for name, position in held:
+        _require(
+            position is None or 0 <= position < spanned,
+            f"{name!r} lies at position {position} of replicas of {spanned} machine(s)",
+        )
+    if spanned == 1:
+        return
+    lost = unpaired(executable.instructions)
+    _require(not lost, f"messages {lost[:5]} (from IPU, to IPU, tag) are not sent once and received once")
+    for ipu, instructions in enumerate(executable.instructions):
+        for instruction in instructions:
+            if isinstance(instruction, ReduceScatter | AllGather | AllReduce):
+                arena = executable.arenas.get(instruction.arena)
+                _require(
+                    arena is None or arena.position in (None, ipu // IPUS_PER_MACHINE),
+                    f"IPU {ipu} has a collective on arena {instruction.arena!r}, which lies elsewhere",
+                )
+
+
+def _check_arena(arena: Arena, executable: Executable) -> None:
+    tensor_dtype(arena.dtype)
+    machines = executable.layout.machines // max(executable.layout.machines_per_replica, 1)
+    _require(
+        arena.size >= 1 and arena.size % machines == 0,
+        f"arena {arena.name!r} of {arena.size} elements cannot be shared out to {machines} machines",
+    )
+    end = 0
+    for member in sorted(arena.members, key=lambda m: m.offset):
+        _require(member.offset >= end, f"{member.name!r} overlaps its neighbour in arena {arena.name!r}")
+        _require(all(n >= 0 for n in member.shape), f"{member.name!r} has a negative size")
+        end = member.offset + int(np.prod(member.shape, dtype=np.int64))
+    _require(end <= arena.size, f"arena {arena.name!r} is too small for its members")
+
+
+def _check_instruction(instruction: Instruction, executable: Executable, where: str) -> None:
+    match instruction:
+        case Compute(name):
+            _require(name in executable.computations, f"{where} names no Computation: {name!r}")
+        case LoadStream(stream, _, first, count):
+            _check_stream(executable, stream, StreamDirection.TO_DEVICE, first, count, where)
+        case StoreStream(stream, _, first, count):
+            _check_stream(executable, stream, StreamDirection.TO_HOST, first, count, where)
+        case ReduceScatter(arena) | AllGather(arena) | AllReduce(arena):
+            _require(arena in executable.arenas, f"{where} names no arena: {arena!r}")
+        case Send(_, peer, _) | Receive(_, peer, _):
+            _require(
+                0 <= peer < executable.layout.ipus_per_replica, f"{where} names no IPU of a replica: {peer}"
+            )
+        case _:
+            pass
+
+
+def _check_stream(
+    executable: Executable, name: str, direction: StreamDirection, first: int, count: int, where: str
+) -> None:
+    stream = executable.streams.get(name)
+    _require(stream is not None and stream.direction is direction, f"{where} names no such stream: {name!r}")
+    _require(
+        first >= 0 and count >= 1 and first + count <= executable.accumulation_factor,
+        f"{where} reaches beyond the {executable.accumulation_factor} micro-batches of a batch",
+    )
+    _require(name != REPLICA_OFFSET, f"{where} uses a reserved name")

@@ -1,0 +1,253 @@
+"""Between the messages of ``ipuof.proto`` and the values of this package. Everything received is checked
+here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from podrun.device.connection import AttachRequest, IpuRange
+from podrun.device.program.operands import Array
+from podrun.device.service.memory import RegionName, open_region, tensor_dtype, view
+from podrun.errors import (
+    ApplicationRuntimeError,
+    ConfigError,
+    ConflictError,
+    NotFoundError,
+    PodrunError,
+    PoplarError,
+    ServiceError,
+    UnimplementedError,
+    UnsupportedError,
+    UsageError,
+    error_from_dict,
+)
+from podrun.protos import ipuof_pb2 as pb
+
+MESSAGE_BYTES = 1 << 30
+"""Largest message either side takes: tensors of a host process on another host come inline."""
+PART_BYTES = 32 << 20
+"""Longer messages of a session are sent in parts: gRPC holds several copies of each, and its windows are small."""
+GROUP_BYTES = 512 << 20
+"""Variables beyond this are written and read with several requests."""
+WHOLE_BYTES = (2 << 30) - 1
+"""What Protocol Buffers can hold in one message, parts put together."""
+CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A machine that ends is found out at once, and one that starts again on its port is another machine.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    # By default a server ends connections whose other side asks "are you there" more than twice without sending
+    # anything, which every host process does while a long load or run is under way.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+
+_PODRUN_ERRORS: dict[str, type[PodrunError]] = {
+    kind.__name__: kind
+    for kind in (
+        PodrunError,
+        UsageError,
+        ConfigError,
+        NotFoundError,
+        ConflictError,
+        ServiceError,
+        UnsupportedError,
+        UnimplementedError,
+    )
+}
+
+
+def error_to_json(error: PodrunError) -> str:
+    """Any error of ours as text for another process."""
+    if isinstance(error, PoplarError):
+        return json.dumps({"family": "poplar", **error.to_dict()})
+    kind = type(error).__name__ if type(error).__name__ in _PODRUN_ERRORS else "ServiceError"
+    return json.dumps({"family": "podrun", "type": kind, "message": error.message, "hint": error.hint})
+
+
+def raise_error(text: str) -> None:
+    """Raise what `error_to_json` described; nothing for empty text."""
+    if not text:
+        return
+    data = json.loads(text)
+    if data.get("family") == "poplar":
+        raise error_from_dict(data)
+    kind = _PODRUN_ERRORS.get(str(data.get("type")), ServiceError)
+    raise kind(str(data.get("message", "")), hint=data.get("hint"))
+
+
+def range_to_wire(ipus: IpuRange) -> pb.IpuRange:
+    """IPUs."""
+    return pb.IpuRange(first=ipus.first, count=ipus.count)
+
+
+def range_from_wire(message: pb.IpuRange) -> IpuRange:
+    """IPUs."""
+    return IpuRange(message.first, message.count)
+
+
+def region_to_wire(name: RegionName) -> pb.Region:
+    """A region's name."""
+    return pb.Region(pid=name.pid, fd=name.fd, inode=name.inode, size=name.size)
+
+
+def region_bytes(message: pb.Region) -> Array:
+    """The bytes of a region that a host process named. Raises ApplicationRuntimeError (see `open_region`)."""
+    return open_region(RegionName(message.pid, message.fd, message.inode, message.size))
+
+
+def attach_from_wire(message: pb.AttachRequest) -> AttachRequest:
+    """Who attaches to what."""
+    return AttachRequest(
+        range_from_wire(message.job),
+        range_from_wire(message.owned),
+        message.pid,
+        message.user,
+        message.command,
+    )
+
+
+def blob_from_wire(message: pb.Blob) -> bytes:
+    """Bytes, from a region or inline."""
+    if not message.HasField("region"):
+        return message.inline
+    data = region_bytes(message.region)
+    return view(data, message.offset, "uint8", (message.size,)).tobytes()
+
+
+def tensor_to_wire(name: str, array: Array, *, offset: int | None = None) -> pb.Tensor:
+    """A tensor's description (with ``offset``: where it lies in a region), or the tensor itself."""
+    inline = b"" if offset is not None else np.ascontiguousarray(array).tobytes()
+    return pb.Tensor(name=name, dtype=str(array.dtype), shape=array.shape, offset=offset or 0, inline=inline)
+
+
+def tensors_from_wire(messages: Iterable[pb.Tensor], region: Array | None) -> dict[str, Array]:
+    """Tensors by name: views of ``region``, or of their inline bytes. Raises ApplicationRuntimeError."""
+    found = {}
+    for message in messages:
+        shape = tuple(message.shape)
+        if region is not None:
+            found[message.name] = view(region, message.offset, message.dtype, shape)
+        else:
+            data = np.frombuffer(message.inline, np.uint8)
+            tensor = view(data, 0, message.dtype, shape)
+            if tensor.nbytes != data.size:
+                raise ApplicationRuntimeError(f"tensor {message.name!r} comes with {data.size} bytes")
+            found[message.name] = tensor
+    return found
+
+
+def groups(
+    sizes: Iterable[tuple[str, int]],
+) -> list[list[str]]:
+    """Names in order, in groups of tensors of at most `GROUP_BYTES` together (one alone may have more)."""
+    found: list[list[str]] = [[]]
+    total = 0
+    for name, size in sizes:
+        if found[-1] and total + size > GROUP_BYTES:
+            found.append([])
+            total = 0
+        found[-1].append(name)
+        total += size
+    return found
+
+
+def in_parts(message: Any) -> Iterator[Any]:
+    """The message, or what is sent in its place: parts of at most `PART_BYTES`."""
+    size = PART_BYTES
+    if message.ByteSize() <= size:
+        yield message
+        return
+    data = memoryview(message.SerializeToString())
+    for begin in range(0, len(data), size):
+        piece = pb.Part(data=bytes(data[begin : begin + size]), last=begin + size >= len(data))
+        yield type(message)(part=piece)
+
+
+class Joiner:
+    """Puts the parts of one side's messages together again. ``kind``: HostRequest or MachineReply."""
+
+    def __init__(self, kind: Any, limit: int = WHOLE_BYTES) -> None:
+        self._kind, self._limit = kind, limit
+        self._bytes = bytearray()
+
+    def add(self, message: Any) -> Any:
+        """A whole message, once it is there. Raises ApplicationRuntimeError for parts that make none."""
+        if not message.HasField("part"):
+            if self._bytes:
+                raise ApplicationRuntimeError("a message came between the parts of another")
+            return message
+        part = message.part
+        if len(self._bytes) + len(part.data) > self._limit:
+            raise ApplicationRuntimeError(f"the parts of a message are more than {self._limit} bytes")
+        self._bytes += part.data
+        if not part.last:
+            return None
+        data, self._bytes = bytes(self._bytes), bytearray()
+        try:
+            whole = self._kind.FromString(data)
+        except DecodeError as error:
+            raise ApplicationRuntimeError("the parts of a message make none") from error
+        if whole.HasField("part"):
+            raise ApplicationRuntimeError("the parts of a message make a part")
+        return whole
+
+
+def check_size(message: Any) -> None:
+    """Raises ApplicationRuntimeError for a message that cannot be sent even in parts."""
+    if message.ByteSize() > WHOLE_BYTES:
+        raise ApplicationRuntimeError(
+            f"{message.ByteSize()} bytes cannot be sent to a machine on another host at once",
+            hint="Use fewer batches per step, or run the program on the machine's host (podrun --host).",
+        )
+
+
+def empty_tensors(messages: Iterable[pb.Tensor]) -> dict[str, Array]:
+    """New arrays of the shapes that ``messages`` describe, at most `WHOLE_BYTES` in all."""
+    found, total = {}, 0
+    for message in messages:
+        size = tensor_dtype(message.dtype).itemsize
+        for extent in message.shape:
+            size *= extent
+        total += size
+        if total > WHOLE_BYTES:
+            raise ApplicationRuntimeError(
+                f"anchors of more than {WHOLE_BYTES} bytes cannot be sent to another host in one run",
+                hint="Use fewer batches per step, or return fewer tensors.",
+            )
+        found[message.name] = np.empty(tuple(message.shape), tensor_dtype(message.dtype))
+    return found
+
+
+def inline_tensors(values: Mapping[str, Array]) -> list[pb.Tensor]:
+    """Tensors with their bytes."""
+    return [tensor_to_wire(name, value) for name, value in values.items()]
+
+
+def status_of(error: Exception) -> tuple[str, str]:
+    """Name of a gRPC error's status code, and its details. The errors that calls raise have both."""
+    code, details = getattr(error, "code", None), getattr(error, "details", None)
+    name = code().name if callable(code) and code() is not None else type(error).__name__
+    return name, (details() if callable(details) else "") or str(error)
+
+
+def json_or_error(text: str, what: str) -> Any:
+    """Parsed JSON; ServiceError if it is none."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ServiceError(f"{what} is not JSON") from error

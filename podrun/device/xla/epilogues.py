@@ -1,0 +1,132 @@
+"""What a program does to a convolution's result before anything else reads it: adds a bias, adds another image, cuts
+off what is negative.
+
+The library does all of that while it still holds the sums (`podrun.device.xla.convolutions.After`). Apart they are
+passes over memory, each a task to hand to threads, which small networks at batch 1 feel most.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """Operations after a convolution that its call can do. Values and operations are MLIR's."""
+
+    bias: Any = None
+    """A value with one element for each output channel."""
+    other: Any = None
+    """A value of the result's shape."""
+    sums: tuple[Any, ...] = ()
+    """The convolution and the operations that add these to it, in order."""
+    cut: Any = None
+    """The operation that makes what is negative 0."""
+    compare: Any = None
+    """The comparison that a select of ``cut`` reads; gradients may read it too."""
+
+    @property
+    def kind(self) -> tuple[bool, bool, bool]:
+        """Whether there is a bias, another image, and a cut."""
+        return self.bias is not None, self.other is not None, self.cut is not None
+
+    def operands(self, ir: Any) -> list[Any]:
+        """What the call reads more, the bias as a vector, made where MLIR inserts now."""
+        operands = [] if self.other is None else [self.other]
+        if self.bias is None:
+            return operands
+        kind = self.bias.type
+        vector = ir.RankedTensorType.get([math.prod(kind.shape)], kind.element_type)
+        made = ir.Operation.create("stablehlo.reshape", results=[vector], operands=[self.bias])
+        return [made.results[0], *operands]
+
+    def replace(self, result: Any) -> None:
+        """Let readers read ``result``, and erase what the call does now."""
+        (self.cut or self.sums[-1]).results[0].replace_all_uses_with(result)
+        if self.cut is not None:
+            self.cut.erase()
+        if self.compare is not None and list(self.compare.results[0].uses):
+            self.compare.operands[0] = result  # what is left is positive iff the sum is
+        elif self.compare is not None:
+            self.compare.erase()
+        for operation in reversed(self.sums):
+            operation.erase()
+
+
+def match(convolution: Any, feature: int) -> Epilogue:
+    """The longest epilogue of a convolution whose result has its channels on axis ``feature``."""
+    bias: Any = None
+    other: Any = None
+    sums, value = [convolution], convolution.results[0]
+    while (user := _only_user(value)) is not None and user.name == "stablehlo.add":
+        addend = user.operands[1] if user.operands[0] == value else user.operands[0]
+        vector = _per_channel(addend, feature)
+        if vector is not None and bias is None and other is None:
+            bias = vector
+        elif other is None and addend != value and not _is_broadcast(addend):
+            other = addend
+        else:
+            break
+        value = user.results[0]
+        sums.append(user)
+    return Epilogue(bias, other, tuple(sums), *_cut(value))
+
+
+def _cut(value: Any) -> tuple[Any, Any]:
+    """The operation that makes what is negative in a value 0, and the comparison that it reads, or None."""
+    users = [use.owner for use in value.uses]
+    if len(users) == 1 and users[0].name == "stablehlo.maximum":
+        return (users[0], None) if any(map(_is_zero, users[0].operands)) else (None, None)
+    compares = [u for u in users if u.name == "stablehlo.compare"]
+    selects = [u for u in users if u.name == "stablehlo.select"]
+    if len(users) != 2 or not compares or not selects:
+        return None, None
+    compare, select = compares[0], selects[0]
+    positive = "GT" in str(compare.attributes["comparison_direction"])
+    fits = (
+        compare.operands[0] == value
+        and _is_zero(compare.operands[1])
+        and select.operands[0] == compare.results[0]
+        and select.operands[1] == value
+        and _is_zero(select.operands[2])
+    )
+    return (select, compare) if positive and fits else (None, None)
+
+
+def _only_user(value: Any) -> Any:
+    users = [use.owner for use in value.uses]
+    return users[0] if len(users) == 1 else None
+
+
+def _producer(value: Any) -> Any:
+    """The operation that makes a value; None of an argument."""
+    owner = value.owner
+    return owner if hasattr(owner, "operands") else None
+
+
+def _is_broadcast(value: Any) -> bool:
+    producer = _producer(value)
+    return producer is not None and producer.name in ("stablehlo.broadcast_in_dim", "stablehlo.constant")
+
+
+def _per_channel(value: Any, feature: int) -> Any:
+    """What a value repeats over all axes but ``feature``, one element for each channel; None if it does not."""
+    producer = _producer(value)
+    if producer is None or producer.name != "stablehlo.broadcast_in_dim":
+        return None
+    source = producer.operands[0]
+    axes, sizes = list(producer.attributes["broadcast_dimensions"]), list(source.type.shape)
+    wide = [axis for axis, size in zip(axes, sizes, strict=True) if size > 1]
+    return source if wide == [feature] and math.prod(sizes) == value.type.shape[feature] else None
+
+
+def _is_zero(value: Any) -> bool:
+    """True iff every element is known to be 0."""
+    producer = _producer(value)
+    while producer is not None and producer.name in ("stablehlo.broadcast_in_dim", "stablehlo.convert"):
+        producer = _producer(producer.operands[0])
+    if producer is None or producer.name != "stablehlo.constant" or not producer.attributes["value"].is_splat:
+        return False
+    return float(producer.attributes["value"].get_splat_value().value) == 0

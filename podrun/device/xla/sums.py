@@ -1,0 +1,263 @@
+"""Sums over images, and images that lie in zeros, in a form that costs few passes over memory.
+
+XLA on CPUs gives a sum to a library that reads its terms from memory, so whatever is summed is written out first. A
+training step sums much that need not be: normalisation's gradient sums the same products four times, each time with
+another factor for each channel, and a depthwise convolution's weight gradient writes out a shifted image for every
+kernel position. Here:
+
+* what is constant over a sum is taken out of it, and equal sums are one (``sum(g * s) = s * sum(g)``);
+* a sum of products is first added up element by element from `PARTS` parts of the images, which XLA does where it reads
+  them; only the part that is left goes to the library;
+* images that differ by factors and by where zeros surround them (the data gradient of a depthwise convolution) become
+  parts of one: XLA asks at every element of each whether it lies outside, and no longer does.
+
+No sum of n numbers becomes longer, and none becomes a difference of large numbers that was not one before. The
+program's form alone decides.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from podrun.device.xla.stablehlo import nested
+
+PARTS = 8
+"""Parts of an image that are added element by element, at most: as many as divide its first axis."""
+LEAST = 1 << 14
+"""Elements of an image from which on this is worth while."""
+MANY = 4
+"""Images in zeros from which on they are made parts of one."""
+
+_BROADCAST = "stablehlo.broadcast_in_dim"
+_LOW, _HIGH, _BETWEEN = "edge_padding_low", "edge_padding_high", "interior_padding"
+
+
+def simplify_sums(module: Any) -> None:
+    """Rewrite the sums of a module's functions, in place, if it has any of products."""
+    ir: Any = importlib.import_module("jaxlib.mlir.ir")
+    passes: Any = importlib.import_module("jaxlib.mlir.passmanager")
+    with module.context, ir.Location.unknown():
+        if not any(_is_sum_of_products(op) for op in nested(module.operation)):
+            return
+        tidy = passes.PassManager.parse("builtin.module(func.func(canonicalize,cse))")
+        tidy.run(module.operation)
+        for function in module.body.operations:
+            for block in (block for region in function.operation.regions for block in region):
+                _shift(ir, [op.operation for op in block if op.operation.name == "stablehlo.pad"])
+                _add_up(ir, [op.operation for op in block if _is_sum(op.operation)])
+        tidy.run(module.operation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A value that is ``core`` times ``factors``, which are constant over some axes."""
+
+    core: Any
+    factors: tuple[Any, ...] = ()
+    negative: bool = False
+
+
+def _peeled(value: Any, axes: tuple[int, ...]) -> _Term:
+    """A value without the factors that are constant over the axes."""
+    owner = _owner(value)
+    if owner is not None and owner.name == "stablehlo.negate":
+        inner = _peeled(owner.operands[0], axes)
+        return _Term(inner.core, inner.factors, not inner.negative)
+    if owner is not None and owner.name == "stablehlo.multiply":
+        for factor, other in (owner.operands, reversed(list(owner.operands))):
+            if _is_constant(factor, axes) and not _is_constant(other, axes):
+                inner = _peeled(other, axes)
+                return _Term(inner.core, (*inner.factors, factor), inner.negative)
+    return _Term(value)
+
+
+def _is_constant(value: Any, axes: tuple[int, ...]) -> bool:
+    """Whether a value repeats something smaller over the axes, in the order of the others."""
+    owner = _owner(value)
+    if owner is None or owner.name != _BROADCAST:
+        return False
+    mapped = list(zip(owner.attributes["broadcast_dimensions"], owner.operands[0].type.shape, strict=True))
+    kept = [axis for axis, _ in mapped if axis not in axes]
+    return all(size == 1 for axis, size in mapped if axis in axes) and kept == sorted(kept)
+
+
+# --- Sums -----------------------------------------------------------------------------------------------------
+
+
+def _add_up(ir: Any, sums: list[Any]) -> None:
+    """Work each different sum out once, in parts, and multiply by what is constant over it."""
+    done: dict[Any, Any] = {}
+    for op in sums:
+        axes, kind = tuple(op.attributes["dimensions"]), op.results[0].type
+        whole = _peeled(op.operands[0], axes)
+        product = _owner(whole.core)
+        terms = [whole]
+        if product is not None and product.name == "stablehlo.multiply":
+            terms = [
+                _Term(None, whole.factors, whole.negative),
+                *(_peeled(v, axes) for v in product.operands),
+            ]
+        cores = [t.core for t in terms if t.core is not None]
+        key = axes, frozenset(cores), len(cores)
+        with ir.InsertionPoint(op):
+            total = done.get(key)
+            if total is None:
+                total = done[key] = _added(ir, op, cores, axes)
+            for factor in (f for t in terms for f in t.factors):
+                total = _create(ir, "multiply", kind, [total, _over(ir, factor, axes, kind)])
+            if sum(t.negative for t in terms) % 2:
+                total = _create(ir, "negate", kind, [total])
+        op.results[0].replace_all_uses_with(total)
+        op.erase()
+
+
+def _added(ir: Any, op: Any, cores: list[Any], axes: tuple[int, ...]) -> Any:
+    """The sum of one image, or of the product of two."""
+    value = cores[0]
+    if len(cores) > 1:
+        value = _create(ir, "multiply", value.type, cores)
+    if len(cores) > 1 or _is_less_something(value):
+        value = _in_parts(ir, value, axes)
+    clone = op.clone()
+    clone.operands[0] = value
+    clone.move_before(op)
+    return clone.results[0]
+
+
+def _in_parts(ir: Any, value: Any, axes: tuple[int, ...]) -> Any:
+    """Parts of an image along the first axis that is summed, added."""
+    whole = list(value.type.shape)
+    axis = next((a for a in axes if whole[a] > 1), axes[0])
+    parts = next((p for p in range(PARTS, 1, -1) if whole[axis] % p == 0), 1)
+    shape = [size // parts if a == axis else size for a, size in enumerate(whole)]
+    turned = next((a for a in axes if shape[a] > 1), None)
+    if parts == 1 or turned is None:
+        return value
+    kind = ir.RankedTensorType.get(shape, value.type.element_type)
+    total: Any = None
+    for part in range(parts):
+        starts = [part * shape[a] if a == axis else 0 for a in range(len(shape))]
+        made = _slice(ir, kind, value, starts)
+        total = made if total is None else _create(ir, "add", kind, [total, made])
+    # the library would take the additions in and have every part written out; a reversal it cannot take in
+    return _create(ir, "reverse", kind, [total], dimensions=[turned])
+
+
+def _over(ir: Any, factor: Any, axes: tuple[int, ...], kind: Any) -> Any:
+    """A factor without the axes that it is constant over."""
+    source = factor.owner.operands[0]
+    kept = [axis for axis in range(len(factor.type.shape)) if axis not in axes]
+    mapped = zip(factor.owner.attributes["broadcast_dimensions"], source.type.shape, strict=True)
+    there = [(axis, size) for axis, size in mapped if axis in kept]
+    smaller = ir.RankedTensorType.get([size for _, size in there], kind.element_type)
+    source = _create(ir, "reshape", smaller, [source])
+    places = [kept.index(axis) for axis, _ in there]
+    return _create(ir, "broadcast_in_dim", kind, [source], broadcast_dimensions=places)
+
+
+def _is_sum(op: Any) -> bool:
+    """Whether an operation sums float32 images over axes before the last."""
+    if op.name != "stablehlo.reduce" or len(op.operands) != 2:
+        return False
+    kind, axes = op.operands[0].type, op.attributes["dimensions"]
+    return (
+        str(kind.element_type) == "f32"
+        and [inner.name for inner in nested(op)] == ["stablehlo.add", "stablehlo.return"]
+        and len(kind.shape) > 2
+        and len(kind.shape) - 1 not in axes
+        and math.prod(kind.shape) >= LEAST
+        and _is_zero(op.operands[1])
+    )
+
+
+def _is_sum_of_products(op: Any) -> bool:
+    maker = _owner(op.operands[0]) if _is_sum(op) else None
+    return maker is not None and maker.name == "stablehlo.multiply"
+
+
+def _is_less_something(value: Any) -> bool:
+    """Whether a value is an image less a number for each channel, which costs nothing to work out again."""
+    owner = _owner(value)
+    if owner is None or owner.name != "stablehlo.subtract":
+        return False
+    return any(maker is not None and maker.name == _BROADCAST for maker in map(_owner, owner.operands))
+
+
+# --- Images in zeros ------------------------------------------------------------------------------------------
+
+
+def _shift(ir: Any, pads: list[Any]) -> None:
+    """Make images that differ by factors and by the zeros around them parts of one."""
+    groups: dict[Any, list[tuple[Any, _Term]]] = {}
+    for op in pads:
+        low, high, between = (tuple(op.attributes[name]) for name in (_LOW, _HIGH, _BETWEEN))
+        if min(*low, *high) >= 0 and _is_zero(op.operands[1]):
+            axes = tuple(a for a, numbers in enumerate(zip(low, high, between, strict=True)) if any(numbers))
+            term = _peeled(op.operands[0], axes)
+            shape = tuple(op.results[0].type.shape)
+            groups.setdefault((term.core, axes, between, shape), []).append((op, term))
+    for (core, _, between, shape), members in groups.items():
+        if len(members) >= MANY and math.prod(shape) >= LEAST:
+            _join(ir, core, between, members)
+
+
+def _join(ir: Any, core: Any, between: tuple[int, ...], members: list[tuple[Any, _Term]]) -> None:
+    lows, highs = ([tuple(op.attributes[name]) for op, _ in members] for name in (_LOW, _HIGH))
+    low, high = _greatest(lows), _greatest(highs)
+    spread = [n + max(n - 1, 0) * gap for n, gap in zip(core.type.shape, between, strict=True)]
+    sizes = [a + n + b for a, n, b in zip(low, spread, high, strict=True)]
+    first = members[0][0]
+    with ir.InsertionPoint(first):
+        kind = ir.RankedTensorType.get(sizes, core.type.element_type)
+        numbers = {_LOW: low, _HIGH: high, _BETWEEN: list(between)}
+        whole = _create(ir, "pad", kind, [core, first.operands[1]], **numbers)
+    for (op, term), before in zip(members, lows, strict=True):
+        kind = op.results[0].type
+        with ir.InsertionPoint(op):
+            made = _slice(ir, kind, whole, [most - here for most, here in zip(low, before, strict=True)])
+            for factor in term.factors:
+                places = list(factor.owner.attributes["broadcast_dimensions"])
+                operands = [factor.owner.operands[0]]
+                wider = _create(ir, "broadcast_in_dim", kind, operands, broadcast_dimensions=places)
+                made = _create(ir, "multiply", kind, [made, wider])
+            if term.negative:
+                made = _create(ir, "negate", kind, [made])
+        op.results[0].replace_all_uses_with(made)
+        op.erase()
+
+
+def _greatest(rows: Iterable[tuple[int, ...]]) -> list[int]:
+    return [max(numbers) for numbers in zip(*rows, strict=True)]
+
+
+# --- MLIR -----------------------------------------------------------------------------------------------------
+
+
+def _create(ir: Any, name: str, kind: Any, operands: list[Any], **numbers: list[int]) -> Any:
+    attributes = {key: ir.DenseI64ArrayAttr.get(value) for key, value in numbers.items()}
+    made = ir.Operation.create(f"stablehlo.{name}", results=[kind], operands=operands, attributes=attributes)
+    return made.results[0]
+
+
+def _slice(ir: Any, kind: Any, value: Any, starts: list[int]) -> Any:
+    """As much as ``kind`` holds, from ``starts`` on."""
+    limits = [start + size for start, size in zip(starts, kind.shape, strict=True)]
+    strides = [1] * len(starts)
+    return _create(ir, "slice", kind, [value], start_indices=starts, limit_indices=limits, strides=strides)
+
+
+def _owner(value: Any) -> Any:
+    """The operation that makes a value; None of an argument."""
+    owner = value.owner
+    return owner if hasattr(owner, "operands") else None
+
+
+def _is_zero(value: Any) -> bool:
+    owner = _owner(value)
+    if owner is None or owner.name != "stablehlo.constant" or not owner.attributes["value"].is_splat:
+        return False
+    return float(owner.attributes["value"].get_splat_value().value) == 0
