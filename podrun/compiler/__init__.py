@@ -3,15 +3,14 @@
 Enters: `Program` (plain values and one JAX function) and a target. Leaves: an `Executable`, which is data.
 No operator, no option of a front end and no socket belongs here.
 
-`compile` takes the stages in order, each in modules of its own:
+`compile` takes the stages in order. What is compiled: `program`, `checks`, `anchors`, `layout` (replicas on machines),
+and `exchange`, the collectives that a model may use; `digest` and `cache` keep what was compiled. `jax_internals` and
+`abstract` are what all need of JAX. Each folder may import those above it in this list:
 
-* What is compiled: `program`, `checks`, `anchors`, `layout` (replicas on machines), `seeds`; `digest` and `cache`.
-* Trace and place: `trace`, `placement`, `balance` (automatic), `split` (a trace as segments), `walls`.
-* What lasts: `arenas` (weights, gradients, state), `grouped` (values for groups of replicas), `host_streams`.
-* Numbers of a batch: `fold`, `chunk`, `differentiate`, `update` (`alike`), `averaging`, `scaling`, `rounding`,
-  `stochastic` and `contractions`, exported as `pieces`.
-* Replicas exchange: `exchange` (collectives inside a model), `unroll`, `meetings`, `gathering`.
-* Order: `schedule` for replicas that are whole on an IPU, `chain` and `sharding` for those over several.
-* Modelled time and memory: `cost`, from `timeline`, `exchange_cost`, `streaming`, `shards` and `holdings`.
-* `jax_internals` and `abstract` are what all of them need of JAX.
+* `export/`: a piece of computation as StableHLO, in the form that XLA computes fast.
+* `tracing/`: the model's forward function as a jaxpr, and its cut by place.
+* `state/`: what lasts from batch to batch, and where it lies.
+* `numbers/`: what a batch computes, for all replicas of a machine at once.
+* `order/`: the instruction lists of the IPUs of a replica.
+* `costs/`: modelled time and memory. It reads the same traces and decides nothing of the above.
 """

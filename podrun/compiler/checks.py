@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from podrun.compiler.anchors import unknown_tensor
-from podrun.compiler.grouped import check_groups
-from podrun.compiler.placement import Placement
 from podrun.compiler.program import Program, joint
+from podrun.compiler.state.grouped import check_groups
+from podrun.compiler.tracing.placement import Placement
 from podrun.errors import UnsupportedError, UsageError
 
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})

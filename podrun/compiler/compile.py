@@ -10,34 +10,34 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from podrun.compiler import seeds
-from podrun.compiler.alike import Alike, renamed
 from podrun.compiler.anchors import Anchor, classify
-from podrun.compiler.arenas import Memory, plan_memory
-from podrun.compiler.averaging import COUNTS
 from podrun.compiler.cache import cached
-from podrun.compiler.chain import Unit, homes_of, turns_at, turns_of, units
 from podrun.compiler.checks import check_pipeline, check_program
-from podrun.compiler.chunk import ChunkBuilder, forward_piece
-from podrun.compiler.cost import tile_report
+from podrun.compiler.costs.cost import tile_report
 from podrun.compiler.digest import digest
 from podrun.compiler.exchange import exchanges
-from podrun.compiler.fold import chunks
-from podrun.compiler.gathering import clearing_homes, counted_pieces, taking_pieces
-from podrun.compiler.host_streams import streams, updated_anchors
+from podrun.compiler.export.pieces import Piece, export_piece, export_traced, trace_piece
 from podrun.compiler.layout import layout_of, position_of
-from podrun.compiler.meetings import Cut, meetings_of
-from podrun.compiler.meetings import cut as cut_at_meetings
-from podrun.compiler.pieces import Piece, export_piece, export_traced, trace_piece
-from podrun.compiler.placement import Placement, placement_of
+from podrun.compiler.numbers.alike import Alike, renamed
+from podrun.compiler.numbers.chunk import ChunkBuilder, forward_piece
+from podrun.compiler.numbers.fold import chunks
+from podrun.compiler.numbers.host_streams import streams, updated_anchors
+from podrun.compiler.numbers.update import JOINT_UPDATE, joint_piece, update_piece
+from podrun.compiler.order.chain import Unit, homes_of, turns_at, turns_of, units
+from podrun.compiler.order.gathering import clearing_homes, counted_pieces, taking_pieces
+from podrun.compiler.order.meetings import Cut, meetings_of
+from podrun.compiler.order.meetings import cut as cut_at_meetings
+from podrun.compiler.order.schedule import schedule
+from podrun.compiler.order.sharding import Timetable
 from podrun.compiler.program import RNG, PipelineSchedule, Program, joint
-from podrun.compiler.rounding import ADVANCE, advance_piece, in_turn, turns_piece
-from podrun.compiler.scaling import STATISTICS, scaling_piece
-from podrun.compiler.scaling import UPDATE as SCALING
-from podrun.compiler.schedule import schedule
-from podrun.compiler.sharding import Timetable
-from podrun.compiler.trace import Trace, fixed_numerics, trace
-from podrun.compiler.update import JOINT_UPDATE, joint_piece, update_piece
+from podrun.compiler.state import seeds
+from podrun.compiler.state.arenas import Memory, plan_memory
+from podrun.compiler.state.averaging import COUNTS
+from podrun.compiler.state.rounding import ADVANCE, advance_piece, in_turn, turns_piece
+from podrun.compiler.state.scaling import STATISTICS, scaling_piece
+from podrun.compiler.state.scaling import UPDATE as SCALING
+from podrun.compiler.tracing.placement import Placement, placement_of
+from podrun.compiler.tracing.trace import Trace, fixed_numerics, trace
 from podrun.executable import (
     Arena,
     Computation,

@@ -9,9 +9,9 @@ replicas. In the trace they are made of one primitive, ``exchange``, of three ki
 * POSITION: the replica's place in its group.
 
 Everything else (means, products, extremes) is ordinary arithmetic on these, so gradients are JAX's. Folding turns an
-exchange into a ``folded_exchange`` of all replicas of a machine at once; `podrun.compiler.meetings` turns that into
-arithmetic on the folded axis, and, where replicas lie on several machines, into meetings of these in the middle of a
-step.
+exchange into a ``folded_exchange`` of all replicas of a machine at once; `podrun.compiler.order.meetings` turns that
+into arithmetic on the folded axis, and, where replicas lie on several machines, into meetings of these in the middle of
+a step.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def tap(name: str, value: Any) -> Any:
 class ParameterSpec:
     """An initializer of the model. ``trainable``: a gradient path to the loss exists and the optimizer
     updates it. ``group_of``: the group of each replica of the program, if groups of replicas have values of
-    their own (`podrun.compiler.grouped`); ``spec`` is then what one replica sees. Empty: one value for all."""
+    their own (`podrun.compiler.state.grouped`); ``spec`` is then what one replica sees. Empty: one value for all."""
 
     spec: TensorSpec
     trainable: bool
@@ -170,7 +170,7 @@ scalars gets it, already that of its place."""
 
 @dataclass(frozen=True, slots=True)
 class AutomaticScaling:
-    """Automatic loss scaling (`podrun.compiler.scaling`). ``tracked``: the values and weights whose gradients are
+    """Automatic loss scaling (`podrun.compiler.state.scaling`). ``tracked``: the values and weights whose gradients are
     counted; ``edge``: the magnitude that parts them; ``threshold``: the part of them above the edge beyond which the
     factor is halved; ``period``: batches from update to update; ``most``: the greatest loss scaling that the factor
     may lead to (None: any).
@@ -234,12 +234,12 @@ class Program:
     """A constant, or the name of the scalar variable that holds it."""
     reduction: Reduction = Reduction.SUM
     """SUM: the update sees the sum of the gradients over replicas and micro-batches. MEAN: their running mean
-    (`podrun.compiler.averaging`)."""
+    (`podrun.compiler.state.averaging`)."""
     automatic_scaling: AutomaticScaling | None = None
     state_updates: Mapping[str, str] = field(default_factory=dict)
     uses_random: bool = False
     rounds_stochastically: bool = False
-    """float16 results of operators are rounded stochastically (`podrun.compiler.stochastic`), gradients too."""
+    """float16 results of operators are rounded stochastically (`podrun.compiler.tracing.stochastic`), gradients too."""
     pipelined: bool = False
     """Stages (scopes ``stage:s``) of a replica work on different micro-batches at the same time."""
     pipeline_schedule: PipelineSchedule = PipelineSchedule.GROUPED

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from podrun.compiler.program import RNG
-from podrun.compiler.seeds import SEED_VARIABLE
+from podrun.compiler.state.seeds import SEED_VARIABLE
 from podrun.popart.build import build
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.enums import RecomputationType

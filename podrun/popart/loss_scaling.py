@@ -1,7 +1,7 @@
 """Automatic loss scaling: which gradients are watched, and the checks (semantics, section 6).
 
-What is counted and how the factor moves is `podrun.compiler.scaling`. Tracked are float16 gradients only, as in PopART:
-of all tensors between the weights and the loss but those that only view-changing operators read, or of what
+What is counted and how the factor moves is `podrun.compiler.state.scaling`. Tracked are float16 gradients only, as in
+PopART: of all tensors between the weights and the loss but those that only view-changing operators read, or of what
 convolutions and matrix products read, or of tensors that the program names. Where several operators read a tensor,
 their gradients are counted as the sum they become.
 

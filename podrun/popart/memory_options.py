@@ -9,8 +9,8 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from podrun.compiler.arenas import gradient_buffer
 from podrun.compiler.program import Locations
+from podrun.compiler.state.arenas import gradient_buffer
 from podrun.device.tiles.memory import Location
 from podrun.device.tiles.recompute import Recompute
 from podrun.popart import names

@@ -295,7 +295,7 @@ def restoring(forward: Forward, restored: Mapping[str, tuple[int, int]]) -> Forw
     def run(parameters: Tensors, inputs: Tensors, key: Any) -> dict[str, Any]:
         import jax
 
-        from podrun.compiler.placement import RESTORE
+        from podrun.compiler.tracing.placement import RESTORE
 
         values = forward(parameters, inputs, key)
         for name, (stage, ipu) in restored.items():

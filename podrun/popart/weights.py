@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from podrun.compiler.grouped import state_of
 from podrun.compiler.program import FACTOR, PHASE, ParameterSpec
+from podrun.compiler.state.grouped import state_of
 from podrun.executable import numpy_dtype
 from podrun.popart import names
 from podrun.popart.errors import popart_exception, popart_runtime_error

@@ -1,8 +1,8 @@
 """When each segment of each micro-batch runs: what the pipeline chart and the trace show, and the bubble.
 
-The compiler's timeline (`podrun.compiler.timeline`) puts a batch together the same way. Without pipelining one segment
-runs after the other. Grouped: in time slots, each as long as its busiest IPU. Interleaved: forward and backward work
-take turns, and a segment begins when its IPU is free and the one before it is done.
+The compiler's timeline (`podrun.compiler.costs.timeline`) puts a batch together the same way. Without pipelining one
+segment runs after the other. Grouped: in time slots, each as long as its busiest IPU. Interleaved: forward and backward
+work take turns, and a segment begins when its IPU is free and the one before it is done.
 """
 
 from __future__ import annotations

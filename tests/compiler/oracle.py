@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.compiler import seeds
 from podrun.compiler.program import Program
+from podrun.compiler.state import seeds
 
 
 def advanced(seed: int, micro_batches: int) -> int:
-    """The base seed after that many micro-batches: `podrun.compiler.seeds` says how it moves on."""
+    """The base seed after that many micro-batches: `podrun.compiler.state.seeds` says how it moves on."""
     return (seed + micro_batches * seeds.STRIDE) % 2**64
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from podrun.compiler import contractions
+from podrun.compiler.export import contractions
 
 
 def both(function: Any, *operands: Any) -> tuple[Any, Any, str]:

@@ -15,10 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from podrun.collectives.replica_groups import GroupKind, replica_groups
-from podrun.compiler import seeds
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.exchange import Operator, all_gather, all_reduce, reduce_scatter
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
+from podrun.compiler.state import seeds
 from podrun.errors import UnsupportedError, UsageError
 from podrun.executable import AllGather, TensorSpec
 

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from podrun.compiler import seeds
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, Program, tap
+from podrun.compiler.state import seeds
 from podrun.executable import VariableRole
 
 from .oracle import advanced, train

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podrun.compiler import seeds
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import (
     AnchorSpec,
@@ -21,6 +20,7 @@ from podrun.compiler.program import (
     Program,
     tap,
 )
+from podrun.compiler.state import seeds
 from podrun.errors import UnsupportedError, UsageError
 from podrun.executable import Compute, Copy, LoadStream, Reduction, Retrieval, Send, TensorSpec
 

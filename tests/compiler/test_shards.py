@@ -11,8 +11,8 @@ import pytest
 
 from podrun.collectives.timing import all_gather, all_reduce, reduce_scatter
 from podrun.compiler.compile import compile_program
+from podrun.compiler.costs.shards import Shards, shards_of, update_spec
 from podrun.compiler.program import Locations, Program
-from podrun.compiler.shards import Shards, shards_of, update_spec
 from podrun.device.program.buffers import Buffers
 from podrun.device.target import chip
 from podrun.device.tiles.links import fabric_of

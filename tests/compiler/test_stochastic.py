@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from podrun.compiler import jax_internals, stochastic
+from podrun.compiler import jax_internals
+from podrun.compiler.tracing import stochastic
 
 COUNT = 4096
 STATES = jax.vmap(lambda i: stochastic.at(jnp.array([3, 5], jnp.uint32), i))(jnp.arange(COUNT))

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podrun.compiler.pieces import Piece, export_piece, trace_piece
-from podrun.compiler.walls import LONGEST, walled
+from podrun.compiler.export.pieces import Piece, export_piece, trace_piece
+from podrun.compiler.export.walls import LONGEST, walled
 
 ROWS, WIDTH = 32, 64
 HALF = jnp.float16

@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
+from podrun.compiler.costs.timeline import Task, idle_share, makespan
 from podrun.compiler.program import PipelineSchedule
-from podrun.compiler.timeline import Task, idle_share, makespan
 from podrun.report.document import from_json, to_json
 from podrun.report.html import page
 from podrun.report.model import Profile

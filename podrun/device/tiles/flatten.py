@@ -77,7 +77,7 @@ class FlatJaxpr:
 
 
 _CUT = re.compile(r"/cut:\d+\b")
-"""Where the compiler cuts a sharded program (`podrun.compiler.placement`), always on an IPU: nothing for a report."""
+"""Where the compiler cuts a sharded program (`podrun.compiler.tracing.placement`), always on an IPU: not in reports."""
 _LOOPS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr")}
 _BODY_KEYS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 

@@ -1,6 +1,6 @@
 """A flat training step cut into segments, each on one place (an IPU, or a pipeline stage) without a break.
 
-The compiler cuts the program that runs the same way (`podrun.compiler.split`); here the step is cut after
+The compiler cuts the program that runs the same way (`podrun.compiler.tracing.split`); here the step is cut after
 its operators got the library's form and after recomputation, so what crosses between segments is what the
 library keeps and sends. Values keep their numbers: the result of one segment is the argument of another
 under the same number.

@@ -30,7 +30,7 @@ def rewrite(lowered: Any, least: int = 0) -> int:
     made: dict[Any, str] = {}
     count = 0
     if not any(op.name == "stablehlo.convolution" for op in nested(module.operation)):
-        return 0  # And calls stay calls: some are walls (`podrun.compiler.walls`).
+        return 0  # And calls stay calls: some are walls (`podrun.compiler.export.walls`).
     with module.context, ir.Location.unknown():
         inline(ir, module)
         found = [op for op in nested(module.operation) if op.name == "stablehlo.convolution"]

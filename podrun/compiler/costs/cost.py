@@ -1,0 +1,349 @@
+"""The modelled time and memory of one batch: the seam between the compiler and the tile model.
+
+The model reads the jaxpr of one replica and one micro-batch (forward and backward, not folded), cut into the
+same segments as the program, and that of the update on each IPU. `podrun.compiler.costs.timeline` puts them in order.
+Copies between neighbouring IPUs and the all-reduce over replicas take their time from the link model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podrun.compiler import jax_internals
+from podrun.compiler.abstract import abstract, buffer
+from podrun.compiler.costs import streaming
+from podrun.compiler.costs.exchange_cost import collective_seconds
+from podrun.compiler.costs.holdings import Work, ipu_memory
+from podrun.compiler.costs.shards import gather_seconds, reduction_seconds, update_spec
+from podrun.compiler.costs.timeline import Task, idle_share, seconds_by_cause
+from podrun.compiler.exchange import alone
+from podrun.compiler.export.pieces import TracedPiece
+from podrun.compiler.numbers.update import scalar_buffer
+from podrun.compiler.program import Program, UpdateRule, joint
+from podrun.compiler.state.arenas import Memory, WeightGroup, gradient_buffer
+from podrun.compiler.tracing.placement import Placement
+from podrun.compiler.tracing.split import CROSSING_PREFIX, Segment, split
+from podrun.compiler.tracing.trace import Trace, evaluate
+from podrun.device.target import Chip, chip
+from podrun.device.tiles.cost import cost_flat, cost_jaxpr
+from podrun.device.tiles.flatten import FlatJaxpr, flatten
+from podrun.device.tiles.links import neighbour_seconds
+from podrun.device.tiles.recompute import recomputed
+from podrun.device.tiles.segments import FlatSegment, split_flat
+
+
+def tile_report(
+    program: Program, traced: Trace, placement: Placement, memory: Memory, target: str
+) -> dict[str, Any]:
+    """The report of one batch, plain JSON-able data.
+
+    ``step``: cycles and seconds, and seconds by cause (compute, copies, streaming, update, all_reduce,
+    collectives: those of the model, and sharded weights that are gathered). ``segments``:
+    for each segment of a micro-batch its IPU, the cycle of the pipeline it runs in, and the tile model's
+    report of it; ``update``: the same for each IPU that has weights. ``ipus``: what each IPU holds. ``pipelined``,
+    and for pipelines ``pipeline``: schedule, cycles to fill, run full and flush, the share of time in which IPUs idle.
+    ``version``.
+
+    Raises InvalidOptionError for an unknown target.
+    """
+    model = chip(target)
+    step = _micro_batch(program, traced)
+    cut = _cut(program, step, placement)
+    segments = [_segment_cost(program, step, segment, cut, placement, target) for segment in cut]
+    updates = _update_reports(program, memory, target)
+    collectives = _collectives(program, traced, cut, segments, placement, model)
+    tasks = _tasks(program, segments, updates, memory, collectives, model)
+    streamed = _update_streaming(program, memory)
+    schedule = program.pipeline_schedule if program.pipelined else None
+    causes = seconds_by_cause(tasks, program.accumulation_factor, schedule)
+    if not program.updates_each_micro_batch:
+        causes["copies"] += _norm_seconds(program, updates, model)
+        causes["update"] = max((report["step"]["seconds"] for report in updates.values()), default=0.0)
+        if streamed:
+            batched = program.phases is not None and program.phases.batched
+            hidden = causes["update"] if batched else 0.0
+            causes["streaming"] = causes.get("streaming", 0.0) + max(0.0, max(streamed.values()) - hidden)
+        causes["all_reduce"] = max(reduction_seconds(program, memory, model).values(), default=0.0)
+    seconds = sum(causes.values())
+    report = {
+        "version": 1,
+        "step": {"cycles": round(seconds * model.clock_hz), "seconds": seconds, "seconds_by_cause": causes},
+        "pipelined": program.pipelined,
+        "segments": [
+            {"ipu": s.ipu, "cycle": s.cycle, "sent_bytes": s.sent_bytes, "report": s.report} for s in segments
+        ],
+        "update": [{"ipu": ipu, "report": report} for ipu, report in updates.items()],
+        "ipus": ipu_memory(program, memory, [s.work for s in segments], updates, model),
+    }
+    return report | ({"pipeline": _pipeline(program, placement, tasks)} if program.pipelined else {})
+
+
+@dataclass(frozen=True, slots=True)
+class _SegmentCost:
+    ipu: int
+    cycle: int
+    sent_bytes: int
+    kept_bytes: int
+    report: dict[str, Any]
+    work: Work
+    gradients: frozenset[str]
+    """The weights whose gradients it makes."""
+
+
+def micro_batch_segments(program: Program, traced: Trace, placement: Placement) -> tuple[Segment, ...]:
+    """Forward, and backward if there is a loss, of one micro-batch on one replica, as segments of the trace."""
+    closed, names, _ = _traced_step(program, traced)
+    results = tuple(f"result:{i}" for i in range(len(closed.jaxpr.outvars)))
+    piece = TracedPiece("micro_batch", closed, names, results)
+    return split(piece, placement.spot) if placement.split else (Segment(0, 0, piece),)
+
+
+def _traced_step(program: Program, traced: Trace) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
+    """Forward, and backward if there is a loss: the jaxpr, its arguments' names, its results' names."""
+    weights = [name for name in traced.parameters if program.parameters[name].trainable and program.update]
+    names = (*traced.parameters, *traced.inputs)
+
+    def run(*arguments: Any) -> Any:
+        named = dict(zip(names, arguments[:-1], strict=True))
+
+        def forward(chosen: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            values = evaluate(traced, [*(named | chosen).values(), arguments[-1]], {}, alone)
+            return values[program.loss] if program.loss else jnp.float32(0), values
+
+        if program.loss is None or not weights:
+            return list(forward({})[1].values())
+        loss, pull_back, values = jax.vjp(forward, {n: named[n] for n in weights}, has_aux=True)
+        return [*values.values(), *pull_back(jnp.ones_like(loss))[0].values()]
+
+    specs = [abstract(program.parameters[n].spec) for n in traced.parameters]
+    specs += [abstract(program.inputs[n].spec) for n in traced.inputs]
+    closed = jax_internals.pruned(jax.make_jaxpr(run)(*specs, buffer((2,), "uint32")))
+    gradients = (gradient_buffer(n) for n in weights) if program.loss is not None else ()
+    return closed, (*names, "key"), (*traced.outputs, *gradients)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One micro-batch in the library's form, recomputation not yet in it: names of arguments by number, of results in
+    order (gradients by that of their accumulators)."""
+
+    flat: FlatJaxpr
+    arguments: Mapping[int, str]
+    results: tuple[str, ...]
+
+    def name(self, number: int) -> str:
+        """An argument's own name; what crosses between segments is called by its number."""
+        return self.arguments.get(number, f"{CROSSING_PREFIX}{number}")
+
+
+def _micro_batch(program: Program, traced: Trace) -> _Step:
+    closed, names, results = _traced_step(program, traced)
+    flat = flatten(closed)
+    return _Step(flat, dict(zip(flat.arguments, names, strict=True)), results)
+
+
+def _cut(program: Program, step: _Step, placement: Placement) -> tuple[FlatSegment, ...]:
+    """The micro-batch with recomputation, cut by places."""
+
+    def spot(scope: str) -> tuple[int, int | None] | None:
+        found = placement.spot_of(scope)
+        return None if found is None else (found.place, found.rank)
+
+    def place(scope: str) -> int | None:
+        found = placement.spot_of(scope)
+        return None if found is None else found.place
+
+    flat = recomputed(step.flat, program.recompute, place)
+    return split_flat(flat, spot) if placement.split else (FlatSegment(0, 0, flat, ()),)
+
+
+def _segment_cost(
+    program: Program,
+    step: _Step,
+    segment: FlatSegment,
+    segments: Sequence[FlatSegment],
+    placement: Placement,
+    target: str,
+) -> _SegmentCost:
+    sent, kept = _sent_bytes(segment, segments, placement)
+    results = dict(zip(step.flat.outputs, step.results, strict=True))
+    gradients = {gradient_buffer(name) for name in program.parameters}
+    # Gradients wait for the update, unless accumulators take them in; all other results go elsewhere at once.
+    waits = not program.accumulates
+    flat = segment.flat
+    stay = [waits and results.get(number) in gradients for number in flat.outputs]
+    report = cost_flat(flat, target, results_stay=stay)
+    anchored = {anchor.name for anchor in program.anchors}
+    made = [n for n in flat.outputs if n is not None]
+    streams = [
+        (results[n], flat.tensors[n].nbytes) for n in dict.fromkeys(made) if results.get(n) in anchored
+    ]
+    ipu = placement.ipu(segment.place)
+    work = Work(
+        ipu,
+        segment.rank,
+        report,
+        frozenset(step.name(n) for n in flat.arguments),
+        tuple((step.name(n), flat.tensors[n].nbytes) for n in segment.crossing),
+        tuple(streams),
+        sum(flat.tensors[n].nbytes for n in flat.constants),
+    )
+    made_here = {results.get(n) for n in made}
+    weights = frozenset(name for name in program.parameters if gradient_buffer(name) in made_here)
+    return _SegmentCost(ipu, segment.rank, sent, kept, report, work, weights)
+
+
+def _sent_bytes(
+    segment: FlatSegment, segments: Sequence[FlatSegment], placement: Placement
+) -> tuple[int, int]:
+    """Bytes that a segment leaves for other IPUs (once for each), and for later segments of its own."""
+    ipu = placement.ipu(segment.place)
+    sent = kept = 0
+    for number in segment.crossing:
+        readers = {placement.ipu(s.place) for s in segments if number in s.flat.arguments}
+        size = segment.flat.tensors[number].nbytes
+        sent += size * len(readers - {ipu})
+        kept += size * (ipu in readers)
+    return sent, kept
+
+
+def _collectives(
+    program: Program,
+    traced: Trace,
+    cut: Sequence[FlatSegment],
+    segments: Sequence[_SegmentCost],
+    placement: Placement,
+    model: Chip,
+) -> list[float]:
+    """Seconds of each segment's collectives between replicas: forward in the first segment of their place, backward in
+    the last; and of the gathering of what it reads."""
+    found = [gather_seconds(program, segment.work, model) for segment in segments]
+    for equation, forward, backward in collective_seconds(program, traced, model):
+        spot = placement.spot(equation) if placement.split else None
+        own = [k for k, segment in enumerate(cut) if spot is None or segment.place == spot.place] or [0]
+        found[own[0]] += forward
+        found[own[-1]] += backward
+    return found
+
+
+def _tasks(
+    program: Program,
+    segments: Sequence[_SegmentCost],
+    updates: Mapping[int, Any],
+    memory: Memory,
+    collectives: Sequence[float],
+    model: Chip,
+) -> list[Task]:
+    """The segments as the timeline wants them: links carry what goes to other IPUs; a pipeline also writes its stash
+    and reads it back, at the rate at which tiles copy their own memory. Weights that change with each micro-batch do
+    so behind the last work of their IPU.
+    """
+    copy_rate = model.tiles * model.store_bytes * model.clock_hz
+    last = {segment.ipu: place for place, segment in enumerate(segments)}
+    reductions = reduction_seconds(program, memory, model)
+    moved = streaming.segment_bytes(program, [s.work for s in segments], [s.gradients for s in segments])
+    at_once = (
+        len({s.ipu for s, nbytes in zip(segments, moved, strict=True) if nbytes}) if program.pipelined else 1
+    )
+    found = []
+    for place, segment in enumerate(segments):
+        early = program.updates_each_micro_batch and last[segment.ipu] == place and segment.ipu in updates
+        found.append(
+            Task(
+                segment.ipu,
+                segment.cycle if program.pipelined else place,
+                segment.report["step"]["seconds"],
+                neighbour_seconds(model, segment.sent_bytes)
+                + program.pipelined * 2 * segment.kept_bytes / copy_rate,
+                streaming.seconds(program, moved[place], at_once),
+                updates[segment.ipu]["step"]["seconds"] if early else 0.0,
+                reductions.get(segment.ipu, 0.0) if early else 0.0,
+                collectives[place],
+                preload=program.phases is not None and program.phases.preload,
+            )
+        )
+    return found
+
+
+def _update_streaming(program: Program, memory: Memory) -> dict[int, float]:
+    """Seconds that the update of each IPU of a replica waits for streaming memory; the IPUs share it."""
+    moved = {ipu: streaming.update_bytes(program, groups) for ipu, groups in _groups_by_ipu(memory).items()}
+    at_once = sum(bool(nbytes) for nbytes in moved.values())
+    return {ipu: streaming.seconds(program, nbytes, at_once) for ipu, nbytes in moved.items() if nbytes}
+
+
+def _pipeline(program: Program, placement: Placement, tasks: Sequence[Task]) -> dict[str, Any]:
+    """The shape of a pipeline: cycles to fill, run full and flush, and the bubble."""
+    schedule = program.pipeline_schedule
+    filling = max(task.cycle for task in tasks)
+    total = program.accumulation_factor
+    return {
+        "schedule": schedule.value,
+        "period": schedule.period,
+        "stages": len(placement.stages),
+        "fill_cycles": filling,
+        "main_cycles": max(0, schedule.period * (total - 1) + 1 - filling),
+        "flush_cycles": filling,
+        "idle_share": idle_share(tasks, total, schedule),
+    }
+
+
+def _update_reports(program: Program, memory: Memory, target: str) -> dict[int, dict[str, Any]]:
+    """The tile model's report of the update on each IPU that has weights."""
+    rule = program.update
+    found = {}
+    for ipu, groups in _groups_by_ipu(memory).items():
+        assert rule is not None
+        # New weights and state take the place of the old ones.
+        found[ipu] = cost_jaxpr(_update_jaxpr(program, rule, groups), target, results_stay=False)
+    return found
+
+
+def _groups_by_ipu(memory: Memory) -> dict[int, list[WeightGroup]]:
+    found: dict[int, list[WeightGroup]] = {}
+    for group in memory.groups:
+        found.setdefault(group.home, []).append(group)
+    return dict(sorted(found.items()))
+
+
+def _update_jaxpr(program: Program, rule: UpdateRule, groups: Sequence[WeightGroup]) -> Any:
+    """The update of every weight of the groups, on one replica.
+
+    A joint update (clipping by norms) is taken as PopART does it: the squares of the IPU's own gradients are summed,
+    the factor comes from elsewhere, and each gradient is multiplied by it.
+    """
+    weights = [
+        (update_spec(program, weight.name), group.gradient_dtype)
+        for group in groups
+        for weight in group.weights
+    ]
+
+    def run(now: Any, gradients: Any, states: Any, scalars: Any) -> Any:
+        return [
+            rule.apply(spec.name, w, g, s, {n: scalars[n] for n in rule.scalars(spec.name)})
+            for (spec, _), w, g, s in zip(weights, now, gradients, states, strict=True)
+        ]
+
+    def clipped(now: Any, gradients: Any, states: Any, scalars: Any, factor: Any) -> Any:
+        norm = sum(jnp.sum(jnp.square(g.astype(jnp.float32))) for g in gradients)
+        return norm, run(now, [g * factor.astype(g.dtype) for g in gradients], states, scalars)
+
+    now = [abstract(spec) for spec, _ in weights]
+    gradients = [buffer(spec.shape, dtype) for spec, dtype in weights]
+    states = [{p: abstract(s) for p, (s, _) in sorted(rule.state(spec).items())} for spec, _ in weights]
+    names = sorted({name for spec, _ in weights for name in rule.scalars(spec.name)})
+    scalars = {name: scalar_buffer(name) for name in names}
+    if joint(rule) is not None:
+        return jax.make_jaxpr(clipped)(now, gradients, states, scalars, buffer((), "float32"))
+    return jax.make_jaxpr(run)(now, gradients, states, scalars)
+
+
+def _norm_seconds(program: Program, updates: Mapping[int, Any], model: Chip) -> float:
+    """Seconds in which parts of norms go from all IPUs with weights to one of them, and the factor back."""
+    together = program.update is not None and joint(program.update) is not None
+    return 2 * neighbour_seconds(model, 4) if together and len(updates) > 1 else 0.0

@@ -1,0 +1,301 @@
+"""The chunk piece: forward and backward of some micro-batches on all replicas of a machine, over named
+buffers.
+
+Reads weights, streamed inputs and (beyond the first chunk) gradient accumulators; writes accumulators,
+anchors, the advanced seed and replaced parameters (running statistics).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podrun.compiler.abstract import abstract, buffer
+from podrun.compiler.anchors import Anchor, AnchorKind
+from podrun.compiler.exchange import alone
+from podrun.compiler.export.pieces import Piece
+from podrun.compiler.numbers.differentiate import Operands, gradients, weight_gradients_each
+from podrun.compiler.numbers.fold import Folded
+from podrun.compiler.program import FACTOR, Program
+from podrun.compiler.state import seeds
+from podrun.compiler.state.arenas import Memory, WeightGroup, gradient_buffer
+from podrun.compiler.state.averaging import averaged, averages, count_buffer, counted
+from podrun.compiler.state.grouped import grouped_names, replicas_reduced, rows
+from podrun.compiler.state.scaling import counts, statistics_buffer
+from podrun.compiler.tracing.trace import Trace, evaluate
+from podrun.executable import REPLICA_OFFSET, Layout, numpy_dtype
+
+Buffers = Mapping[str, Any]
+
+
+INPUT_PREFIX = "in:"
+"""``in:NAME`` is the buffer that a LoadStream of input NAME fills."""
+ANCHOR_PREFIX = "out:"
+"""``out:NAME`` is the buffer whose content a StoreStream hands over for anchor NAME."""
+KEYS = "keys"
+"""Key data ``[replicas, 2]`` of one micro-batch, where a piece is split and cannot move the seed on by
+itself."""
+
+
+def input_buffer(stream: str) -> str:
+    """The buffer a LoadStream of this input fills."""
+    return f"{INPUT_PREFIX}{stream}"
+
+
+def anchor_buffer(anchor: str) -> str:
+    """The buffer whose content a StoreStream hands over for this anchor."""
+    return f"{ANCHOR_PREFIX}{anchor}"
+
+
+def updated_piece(number: int) -> str:
+    """The piece that gives the anchors of updated weights of an IPU, or of a group of weights."""
+    return f"anchors.updated.{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkBuilder:
+    """Everything a chunk piece is made from; `piece` makes one for a number of micro-batches."""
+
+    program: Program
+    traced: Trace
+    anchors: tuple[Anchor, ...]
+    layout: Layout
+    memory: Memory
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The weights that are updated, in the order of their groups."""
+        return tuple(weight.name for group in self.memory.groups for weight in group.weights)
+
+    @property
+    def tracked(self) -> tuple[str, ...]:
+        """The values and weights whose gradients automatic loss scaling counts."""
+        scaling = self.program.automatic_scaling
+        return () if scaling is None else scaling.tracked
+
+    @property
+    def stored(self) -> tuple[Anchor, ...]:
+        """The anchors that chunks give a value (the others get theirs after the update)."""
+        return tuple(anchor for anchor in self.anchors if not anchor.kind.once_a_batch)
+
+    @property
+    def norms(self) -> tuple[Anchor, ...]:
+        """The anchored norms that a joint update clips by."""
+        return tuple(anchor for anchor in self.anchors if anchor.kind is AnchorKind.NORM)
+
+    @property
+    def updated(self) -> dict[str, tuple[Anchor, ...]]:
+        """The anchors of weights after their update, and of the gradients that it saw, by the piece that gives them:
+        of all weights of an IPU, or of those that change together where they do while micro-batches are in flight."""
+        early = self.program.updates_each_micro_batch
+        found: dict[str, set[str]] = {}
+        for index, group in enumerate(self.memory.groups):
+            name = updated_piece(index if early else group.home)
+            found.setdefault(name, set()).update(weight.name for weight in group.weights)
+        kinds = (AnchorKind.UPDATED, AnchorKind.REDUCED)
+        anchors = {
+            name: tuple(a for a in self.anchors if a.kind in kinds and a.subject in here)
+            for name, here in found.items()
+        }
+        return {name: those for name, those in anchors.items() if those}
+
+    @property
+    def loaded(self) -> tuple[str, ...]:
+        """The inputs that chunks read."""
+        wanted = {anchor.subject for anchor in self.anchors if anchor.kind is AnchorKind.VALUE}
+        return tuple(name for name in self.traced.inputs if name in self.traced.used or name in wanted)
+
+    def piece(self, name: str, micro_batches: int, *, accumulate: bool, split: bool = False) -> Piece:
+        """A piece for ``micro_batches``; with ``accumulate`` it adds to the gradients that are there.
+
+        ``split``: it takes its keys from `keys_piece` and leaves the seed alone.
+        """
+        folded = Folded(
+            self.traced,
+            micro_batches,
+            self.layout.replicas_per_machine,
+            batched=frozenset(self.program.state_updates),
+            broadcast=frozenset(n for n, spec in self.program.inputs.items() if spec.broadcast),
+            group_of=grouped_names(self.program),
+        )
+        outputs = [gradient_buffer(weight) for weight in self.weights]
+        outputs += [statistics_buffer(name) for name in self.tracked]
+        if accumulate and counted(self.program):
+            outputs += [count_buffer(weight) for weight in self.weights]
+        outputs += [anchor_buffer(anchor.name) for anchor in self.stored]
+        outputs += sorted(self.program.state_updates)
+        if self.traced.uses_random and not split:
+            outputs.append(seeds.SEED_VARIABLE)
+
+        def run(values: Buffers) -> dict[str, Any]:
+            return self._run(folded, values, accumulate)
+
+        return Piece(name, run, self._inputs(micro_batches, accumulate, split), tuple(outputs))
+
+    def keys_piece(self) -> Piece:
+        """The keys of one micro-batch, and the seed moved on by it."""
+        replicas = self.layout.replicas_per_machine
+
+        def run(values: Buffers) -> dict[str, Any]:
+            seed = values[seeds.SEED_VARIABLE]
+            keys = seeds.folded_keys(seed, values[REPLICA_OFFSET], 1, replicas)
+            return {KEYS: keys, seeds.SEED_VARIABLE: seeds.advance(seed, 1)}
+
+        inputs = {seeds.SEED_VARIABLE: buffer((2,), "uint32"), REPLICA_OFFSET: buffer((), "int32")}
+        return Piece("keys", run, inputs, (KEYS, seeds.SEED_VARIABLE))
+
+    def _inputs(self, micro_batches: int, accumulate: bool, split: bool) -> dict[str, jax.ShapeDtypeStruct]:
+        replicas = self.layout.replicas_per_machine
+        found: dict[str, jax.ShapeDtypeStruct] = {}
+        for name, variable in self.memory.variables.items():
+            found[name] = abstract(variable.spec, *([replicas] if variable.per_replica else []))
+        for name in self.loaded:
+            item = self.program.inputs[name]
+            axes = (micro_batches,) if item.broadcast else (micro_batches, replicas)
+            found[input_buffer(name)] = abstract(item.spec, *axes)
+        if accumulate:
+            for group in self.memory.groups:
+                dtype = group.gradient_dtype
+                for weight in group.weights:
+                    found[gradient_buffer(weight.name)] = buffer(weight.shape, dtype)
+            found |= {statistics_buffer(name): buffer((2,), "float32") for name in self.tracked}
+            if counted(self.program):
+                found |= {count_buffer(weight): buffer((1,), "float32") for weight in self.weights}
+        if split:
+            found[KEYS] = buffer((replicas, 2), "uint32")
+        elif self.traced.uses_random:
+            found[seeds.SEED_VARIABLE] = buffer((2,), "uint32")
+            found[REPLICA_OFFSET] = buffer((), "int32")
+        if self.memory.group_of:
+            found[REPLICA_OFFSET] = buffer((), "int32")
+        return found
+
+    def _run(self, folded: Folded, buffers: Buffers, accumulate: bool) -> dict[str, Any]:
+        parameters = {name: buffers[name] for name in self.traced.parameters}
+        if self.memory.group_of:
+            parameters[REPLICA_OFFSET] = buffers[REPLICA_OFFSET]
+        inputs = folded.fold_inputs({name: buffers[input_buffer(name)] for name in self.loaded})
+        results: dict[str, Any] = {}
+        keys = buffers.get(KEYS)
+        if self.traced.uses_random and keys is None:
+            seed = buffers[seeds.SEED_VARIABLE]
+            keys = folded.keys(seed, buffers[REPLICA_OFFSET])
+            results[seeds.SEED_VARIABLE] = seeds.advance(seed, folded.micro_batches)
+        found: dict[AnchorKind, Mapping[str, Any]] = {AnchorKind.VARIABLE: buffers}
+        if self.program.loss is None:
+            values = folded.forward(parameters, inputs, keys, {})
+        else:
+            operands = Operands(parameters, inputs, keys)
+            values = self._differentiated(folded, buffers, operands, accumulate, results, found)
+        found[AnchorKind.VALUE] = values | {name: self._each(folded, name, inputs[name]) for name in inputs}
+        for anchor in self.stored:
+            value = found[anchor.kind][anchor.subject]
+            if anchor.kind is AnchorKind.VARIABLE and anchor.subject in self.memory.group_of:
+                group_of, offset = self.memory.group_of[anchor.subject], buffers[REPLICA_OFFSET]
+                value = rows(value, group_of, offset, folded.micro_batches, folded.replicas)
+            elif anchor.kind is AnchorKind.VARIABLE and anchor.subject not in self.program.state_updates:
+                value = jnp.broadcast_to(value, (folded.size, *value.shape))
+            results[anchor_buffer(anchor.name)] = folded.unfold(value)
+        for parameter, value in self.program.state_updates.items():
+            results[parameter] = values[value]
+        return results
+
+    def _differentiated(
+        self,
+        folded: Folded,
+        buffers: Buffers,
+        operands: Operands,
+        accumulate: bool,
+        results: dict[str, Any],
+        found: dict[AnchorKind, Mapping[str, Any]],
+    ) -> dict[str, Any]:
+        """Forward values; puts accumulated gradients into ``results``, anchored ones into ``found``."""
+        loss = self.program.loss
+        assert loss is not None
+        scaling = self.program.loss_scaling
+        scale = buffers[scaling] if isinstance(scaling, str) else jnp.float32(scaling)
+        if self.tracked:
+            scale = scale * buffers[FACTOR]
+        computed = gradients(folded, loss, scale, operands, self.weights, self._taps())
+        for group in self.memory.groups:
+            for weight in group.weights:
+                self._accumulate(
+                    weight.name, group, computed.summed[weight.name], buffers, accumulate, results
+                )
+        found[AnchorKind.VALUE_GRADIENT] = computed.values_each
+        anchored = [a.subject for a in self.anchors if a.kind is AnchorKind.PARAMETER_GRADIENT]
+        wanted = sorted({*anchored, *(name for name in self.tracked if name in operands.parameters)})
+        if wanted:
+            found[AnchorKind.PARAMETER_GRADIENT] = weight_gradients_each(
+                folded, loss, scale, operands, wanted
+            )
+        self._count(found, buffers, accumulate, results)
+        return computed.values
+
+    def _accumulate(
+        self,
+        weight: str,
+        group: WeightGroup,
+        gradient: Any,
+        buffers: Buffers,
+        accumulate: bool,
+        results: dict[str, Any],
+    ) -> None:
+        """Add a weight's gradient, summed over the chunk, to what the batch has so far."""
+        name, dtype = gradient_buffer(weight), numpy_dtype(group.gradient_dtype)
+        if not averages(self.program):
+            gradient = gradient.astype(dtype)
+            results[name] = buffers[name] + gradient if accumulate else gradient
+            return
+        old, count = (buffers[name], buffers[count_buffer(weight)]) if accumulate else (None, None)
+        replicas = replicas_reduced(self.program, weight)
+        results[name] = averaged(old, count, gradient, replicas).astype(dtype)
+        if accumulate:
+            results[count_buffer(weight)] = buffers[count_buffer(weight)] + 1
+
+    def _count(
+        self,
+        found: Mapping[AnchorKind, Mapping[str, Any]],
+        buffers: Buffers,
+        accumulate: bool,
+        results: dict[str, Any],
+    ) -> None:
+        """Count the tracked gradients of the chunk, on top of what the batch has so far."""
+        scaling = self.program.automatic_scaling
+        for name in self.tracked:
+            assert scaling is not None
+            weight = name in self.program.parameters
+            kind = AnchorKind.PARAMETER_GRADIENT if weight else AnchorKind.VALUE_GRADIENT
+            buffer, more = statistics_buffer(name), counts(found[kind][name], scaling)
+            results[buffer] = buffers[buffer] + more if accumulate else more
+
+    def _taps(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """What one replica sees of each value whose gradient is anchored."""
+        subjects = [a.subject for a in self.anchors if a.kind is AnchorKind.VALUE_GRADIENT]
+        subjects += [n for n in self.tracked if n not in self.program.parameters and n not in subjects]
+        inputs = self.program.inputs
+        return {n: abstract(inputs[n].spec if n in inputs else self.traced.spec(n)) for n in subjects}
+
+    def _each(self, folded: Folded, name: str, value: Any) -> Any:
+        """An input on the folded axis, also where it was broadcast."""
+        if folded.input_axes({name: value})[name] is None:
+            return jnp.broadcast_to(value, (folded.size, *value.shape))
+        return value
+
+
+def forward_piece(builder: ChunkBuilder) -> Piece:
+    """The plain forward function of one micro-batch on one replica: what the program computes, for its
+    digest."""
+    traced, program = builder.traced, builder.program
+    names = (*traced.parameters, *traced.inputs)
+    specs = {n: abstract(program.parameters[n].spec) for n in traced.parameters}
+    specs |= {n: abstract(program.inputs[n].spec) for n in traced.inputs}
+
+    def run(values: Buffers) -> dict[str, Any]:
+        return evaluate(traced, [values[n] for n in (*names, seeds.SEED_VARIABLE)], {}, alone)
+
+    return Piece("forward", run, specs | {seeds.SEED_VARIABLE: buffer((2,), "uint32")}, traced.outputs)

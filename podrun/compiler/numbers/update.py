@@ -1,0 +1,223 @@
+"""The update: pieces that turn reduced gradients into new weights and optimizer state.
+
+Element-wise rules work on this machine's slice of all weights of a group at once. Where such a rule keeps one
+number for each weight (Adam's step counter), the slice is seen in blocks of `ALIGNMENT` elements, each of
+which lies in one weight, and the number is broadcast over its blocks. Other rules (norms over a weight) see
+each weight whole, on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podrun.compiler.abstract import buffer
+from podrun.compiler.anchors import NORM_PREFIX
+from podrun.compiler.export.pieces import Piece
+from podrun.compiler.layout import holders
+from podrun.compiler.numbers.chunk import anchor_buffer
+from podrun.compiler.program import RNG, JointRule, NormRule, UpdateRule
+from podrun.compiler.state.arenas import ALIGNMENT, Memory, WeightGroup, gradient_buffer, scalar_dtype
+from podrun.compiler.state.grouped import GroupOf, group_count, rows
+from podrun.compiler.state.rounding import place
+from podrun.errors import UnsupportedError
+from podrun.executable import REPLICA_OFFSET, Layout, TensorSpec
+
+Buffers = Mapping[str, Any]
+
+JOINT_UPDATE = "update.joint"
+"""Name of the Computation that updates all weights at once."""
+
+
+def update_piece(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout) -> Piece:
+    """The piece that updates a group after its gradients were reduced over the machines."""
+    scalars = {name: scalar_buffer(name) for name in group.scalars}
+    if group.elementwise:
+        return _sliced(index, group, memory, rule, layout, scalars)
+    return _whole(index, group, memory, rule, scalars)
+
+
+def _sliced(
+    index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout, scalars: Buffers
+) -> Piece:
+    count = group.size // holders(layout)
+    weights, gradients = f"arena_slice:{group.weight_arena}", f"arena_slice:{group.gradient_arena}"
+    inputs: dict[str, Any] = {
+        weights: buffer((count,), group.weights[0].dtype),
+        gradients: buffer((count,), group.gradient_dtype),
+        **scalars,
+        REPLICA_OFFSET: buffer((), "int32"),
+    }
+    buffers = {}
+    for field in group.states:
+        buffers[field.prefix] = f"arena:{field.arena}" if field.scalar else f"arena_slice:{field.arena}"
+        size = memory.arenas[field.arena].size if field.scalar else count
+        inputs[buffers[field.prefix]] = buffer((size,), field.dtype)
+    counters = [field.prefix for field in group.states if field.scalar]
+
+    def apply(weight: Any, gradient: Any, state: Buffers, values: Buffers) -> tuple[Any, dict[str, Any]]:
+        chosen = {n: values[n] for n in scalars}
+        if RNG in chosen:
+            chosen[RNG] = place(chosen[RNG], index, values[REPLICA_OFFSET])
+        return rule.apply(group.weights[0].name, weight, gradient, state, chosen)
+
+    def run(values: Buffers) -> dict[str, Any]:
+        state = {prefix: values[buffer] for prefix, buffer in buffers.items()}
+        weight, gradient = values[weights], values[gradients]
+        if counters:
+            blocks = _blocks(group, memory, values[REPLICA_OFFSET] // layout.replicas_per_machine, count)
+            weight, gradient = weight.reshape(-1, ALIGNMENT), gradient.reshape(-1, ALIGNMENT)
+            seen = {
+                p: v[blocks][:, None] if p in counters else v.reshape(-1, ALIGNMENT) for p, v in state.items()
+            }
+        else:
+            seen = state
+        new, after = apply(weight, gradient, seen, values)
+        results = {weights: _like(new, values[weights])}
+        if counters:
+            # How a counter goes on cannot depend on the elements: ask the rule with zeros in their place.
+            length = len(group.weights)
+            zeros = {p: v[:length] if p in counters else jnp.zeros(length, v.dtype) for p, v in state.items()}
+            nothing = jnp.zeros(length, weight.dtype), jnp.zeros(length, gradient.dtype)
+            counted = apply(*nothing, zeros, values)[1]
+            after |= {p: state[p].at[:length].set(counted[p].astype(state[p].dtype)) for p in counters}
+        return results | {buffers[p]: _like(after[p], state[p]) for p in buffers}
+
+    return Piece(f"update.{index}", run, inputs, (weights, *buffers.values()))
+
+
+def joint_piece(memory: Memory, rule: JointRule, norms: Sequence[str] = (), replicas: int = 1) -> Piece:
+    """The piece that updates all weights at once, for rules whose update of one weight depends on others
+    (clipping by a norm over several). Every machine does it whole. ``norms``: the clipping groups whose norms are
+    anchored, by their numbers; each of a machine's ``replicas`` gives that of its own group of replicas.
+    """
+    inputs: dict[str, Any] = {}
+    outputs: list[str] = []
+    states_of: dict[str, dict[str, str]] = {}
+    for group in memory.groups:
+        inputs |= {name: scalar_buffer(name) for name in group.scalars}
+        for weight in group.weights:
+            inputs[weight.name] = buffer(weight.shape, weight.dtype)
+            inputs[gradient_buffer(weight.name)] = buffer(weight.shape, group.gradient_dtype)
+            specs = _states(memory, weight.name, rule)
+            states_of[weight.name] = {prefix: spec.name for prefix, spec in specs.items()}
+            inputs |= {s.name: buffer(s.shape, s.dtype) for s in specs.values()}
+            outputs += [weight.name, *states_of[weight.name].values()]
+
+    group_of = _common_groups(memory, states_of)
+    if norms and group_of:
+        inputs[REPLICA_OFFSET] = buffer((), "int32")
+    arrays = {*outputs, *(gradient_buffer(name) for name in states_of)}
+    anchored = [_norm_buffer(number) for number in norms]
+
+    def run(values: Buffers) -> dict[str, Any]:
+        if not group_of:
+            found = once(values)
+            return found | {name: jnp.broadcast_to(found[name], (1, replicas)) for name in anchored}
+        groups = range(group_count(group_of))
+        each = [once({**values} | {name: values[name][g] for name in arrays}) for g in groups]
+        found = {name: jnp.stack([found[name] for found in each]) for name in (*outputs, *anchored)}
+        for name in anchored:
+            found[name] = rows(found[name], group_of, values[REPLICA_OFFSET], 1, replicas)[None]
+        return found
+
+    def once(values: Buffers) -> dict[str, Any]:
+        weights = {name: values[name] for name in states_of}
+        gradients = {name: values[gradient_buffer(name)] for name in states_of}
+        states = {name: {p: values[b] for p, b in buffers.items()} for name, buffers in states_of.items()}
+        new_weights, new_states = rule.apply_joint(weights, gradients, states, values)
+        results = {name: _like(new_weights[name], values[name]) for name in states_of}
+        for name, buffers in states_of.items():
+            results |= {b: _like(new_states[name][p], values[b]) for p, b in buffers.items()}
+        found = rule.norms(weights, gradients, states, values) if isinstance(rule, NormRule) and norms else {}
+        return results | {_norm_buffer(number): found[number] for number in norms}
+
+    return Piece(JOINT_UPDATE, run, inputs, (*outputs, *anchored))
+
+
+def _norm_buffer(number: str) -> str:
+    return anchor_buffer(NORM_PREFIX + number)
+
+
+def _blocks(group: WeightGroup, memory: Memory, machine: Any, count: int) -> Any:
+    """For each block of this machine's slice, the position in the group of the weight it lies in."""
+    members = memory.arenas[group.weight_arena].members
+    begins = np.zeros(group.size // ALIGNMENT, np.int32)
+    begins[[member.offset // ALIGNMENT for member in members[1:]]] = 1
+    per_machine = count // ALIGNMENT
+    table = jnp.cumsum(jnp.asarray(begins))
+    return jax.lax.dynamic_slice(table, (machine * per_machine,), (per_machine,))
+
+
+def _states(memory: Memory, weight: str, rule: UpdateRule) -> dict[str, TensorSpec]:
+    """The states of a weight as they are stored, by prefix."""
+    spec = memory.variables[weight].spec
+    names = {prefix: state.name for prefix, (state, _) in sorted(rule.state(spec).items())}
+    return {prefix: memory.variables[name].spec for prefix, name in names.items()}
+
+
+def _common_groups(memory: Memory, weights: Iterable[str]) -> GroupOf:
+    """The groups of replicas that the weights have, which must be the same for all; empty if they have none."""
+    found = {weight: memory.group_of.get(weight, ()) for weight in weights}
+    if len(set(found.values())) > 1:
+        odd = sorted(weight for weight, group_of in found.items() if group_of)
+        raise UnsupportedError(
+            f"an optimizer that looks at all weights at once (gradient clipping) needs the same groups of replicas for "
+            f"all of them, and {', '.join(odd[:5])} have groups that others have not: replicas would change what they "
+            "share by factors of their own, and differ",
+            hint="Give all trained weights the same VariableSettings.",
+        )
+    return next(iter(found.values()), ())
+
+
+def _like(value: Any, old: Any) -> Any:
+    return jnp.asarray(value).astype(old.dtype).reshape(old.shape)
+
+
+def _whole(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, scalars: Buffers) -> Piece:
+    inputs: dict[str, Any] = dict(scalars)
+    outputs: list[str] = []
+    state_of: dict[str, dict[str, str]] = {}
+    for weight in group.weights:
+        dtype = group.gradient_dtype
+        inputs[weight.name] = buffer(weight.shape, weight.dtype)
+        inputs[gradient_buffer(weight.name)] = buffer(weight.shape, dtype)
+        specs = _states(memory, weight.name, rule)
+        state_of[weight.name] = {prefix: spec.name for prefix, spec in specs.items()}
+        inputs |= {s.name: buffer(s.shape, s.dtype) for s in specs.values()}
+        outputs += [weight.name, *state_of[weight.name].values()]
+
+    def run(values: Buffers) -> dict[str, Any]:
+        results: dict[str, Any] = {}
+        for number, (weight, states) in enumerate(state_of.items()):
+            chosen = {n: values[n] for n in scalars}
+            if RNG in chosen:
+                chosen[RNG] = place(chosen[RNG], index, number)
+            groups = group_count(memory.group_of.get(weight, ()))
+            if groups == 1:
+                results |= once(weight, states, values, chosen)
+                continue
+            names = (weight, gradient_buffer(weight), *states.values())
+            each = [
+                once(weight, states, {name: values[name][g] for name in names}, chosen) for g in range(groups)
+            ]
+            results |= {name: jnp.stack([found[name] for found in each]) for name in each[0]}
+        return results
+
+    def once(weight: str, states: Mapping[str, str], values: Buffers, chosen: Buffers) -> dict[str, Any]:
+        """A weight, or one group's value of it."""
+        state = {prefix: values[buffer] for prefix, buffer in states.items()}
+        new, after = rule.apply(weight, values[weight], values[gradient_buffer(weight)], state, chosen)
+        found = {weight: _like(new, values[weight])}
+        return found | {states[p]: _like(after[p], state[p]) for p in states}
+
+    return Piece(f"update.{index}", run, inputs, tuple(outputs))
+
+
+def scalar_buffer(name: str) -> Any:
+    """A streamed scalar, or the RNG state, as a piece takes it."""
+    return buffer((2,), "uint32") if name == RNG else buffer((), scalar_dtype(name))

@@ -1,0 +1,179 @@
+"""The chain: a micro-batch of a replica over several IPUs as segments, each on its IPU and in its pipeline cycle.
+
+Segments are cut where the place changes, and where machines meet for a collective of the model. In a pipeline segment
+*c* of the chain runs micro-batch *m* in cycle ``c + period * m`` (`podrun.compiler.order.sharding`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import jax
+from jax.core import ShapedArray
+from jax.extend.core import JaxprEqn
+
+from podrun.compiler.export.pieces import TracedPiece, trace_piece
+from podrun.compiler.numbers.chunk import INPUT_PREFIX, KEYS, ChunkBuilder
+from podrun.compiler.order.meetings import Opened, opened
+from podrun.compiler.program import RNG
+from podrun.compiler.state.arenas import gradient_buffer
+from podrun.compiler.tracing.placement import Placement
+from podrun.compiler.tracing.split import CROSSING_PREFIX, Segment, Spot, split
+from podrun.errors import UnsupportedError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A segment at its place in the chain: on which IPU, and in which cycle after its micro-batch entered."""
+
+    piece: TracedPiece
+    ipu: int
+    cycle: int
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The temporaries it needs: streamed inputs, keys, and what other units made."""
+        return tuple(
+            n for n in self.piece.inputs if n.startswith((INPUT_PREFIX, CROSSING_PREFIX)) or n == KEYS
+        )
+
+
+def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tuple[Unit, ...]:
+    """The segments of one micro-batch in order, the random keys first.
+
+    Raises UsageError for stages that cannot be a pipeline.
+    """
+    accumulate = builder.program.accumulates and bool(builder.weights)
+    whole = opened(
+        trace_piece(builder.piece("segment", 1, accumulate=accumulate, split=True)), builder.layout
+    )
+    cutting = placement.cutting()
+    segments = _segments(whole, cutting)
+    cycles = _cycles(segments, placement, whole.depth) if pipelined else range(len(segments))
+    found = [
+        Unit(segment.piece, cutting.ipu(segment.place // whole.depth), cycle)
+        for segment, cycle in zip(segments, cycles, strict=True)
+    ]
+    if builder.traced.uses_random:
+        found.insert(0, Unit(trace_piece(builder.keys_piece()), 0, 0))
+    found = _with_states(sorted(builder.program.state_updates), found, pipelined=pipelined)
+    if builder.program.updates_each_micro_batch:
+        _check_updates(builder, found)
+    return tuple(found)
+
+
+def _segments(whole: Opened, placement: Placement) -> tuple[Segment, ...]:
+    """The segments, also cut where machines meet: places and ranks are multiplied by the number of levels, and the
+    level added."""
+
+    def spot(equation: JaxprEqn) -> Spot | None:
+        found, level = placement.spot(equation), whole.level(equation)
+        if found is None:
+            return None
+        rank = None if found.rank is None else found.rank * whole.depth + level
+        return Spot(found.place * whole.depth + level, rank, found.late)
+
+    return split(whole.piece, spot)
+
+
+def _check_updates(builder: ChunkBuilder, chain: Sequence[Unit]) -> None:
+    """Weights that change while micro-batches are in flight are read on the IPU that holds them only."""
+    for name in builder.weights:
+        ipus = {
+            unit.ipu
+            for unit in chain
+            if {name, gradient_buffer(name)} & {*unit.piece.inputs, *unit.piece.outputs}
+        }
+        if len(ipus) > 1:
+            raise UnsupportedError(
+                f"{name!r} is read on IPUs {', '.join(map(str, sorted(ipus)))}; without gradient accumulation a "
+                "pipeline's weight can be on one IPU only",
+                hint="Place everything that reads it on one IPU, or use gradient accumulation.",
+            )
+
+
+def turns_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
+    """Where weights change while micro-batches are in flight: the unit after which each is updated, by its number."""
+    if not builder.program.updates_each_micro_batch:
+        return {}
+    made = {name: number for number, unit in enumerate(chain) for name in unit.piece.outputs}
+    return {name: made[gradient_buffer(name)] for name in builder.weights}
+
+
+def turns_at(builder: ChunkBuilder) -> dict[int, list[int]]:
+    """By IPU the groups of weights whose updates in flight round stochastically, each in turns of its own."""
+    found: dict[int, list[int]] = {}
+    for index, group in enumerate(builder.memory.groups):
+        if builder.program.updates_each_micro_batch and RNG in group.scalars:
+            found.setdefault(group.home, []).append(index)
+    return found
+
+
+def homes_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
+    """The IPU that holds each parameter: the one that makes its gradient or replaces it, else the first that
+    reads it."""
+    homes: dict[str, int] = {}
+    for unit in chain:
+        for name in unit.piece.inputs:
+            if name in builder.program.parameters:
+                homes.setdefault(name, unit.ipu)
+    made = {name: unit.ipu for unit in chain for name in unit.piece.outputs}
+    for name in builder.program.parameters:
+        for output in (gradient_buffer(name), name):
+            if output in made:
+                homes[name] = made[output]
+    return homes
+
+
+def _with_states(states: Sequence[str], chain: Sequence[Unit], *, pipelined: bool) -> list[Unit]:
+    """The chain with parameters that a micro-batch replaces handed over, as they were before it, to those who read them
+    and do not replace them: by units of their own, in front, on the IPUs that replace them.
+
+    UnsupportedError where micro-batches overlap: a reader would meet a later or an earlier micro-batch's.
+    """
+    given: dict[int, dict[str, ShapedArray]] = {}
+    for name in states:
+        writer = next(unit for unit in chain if name in unit.piece.outputs)
+        for unit in chain:
+            if unit is writer or name not in unit.piece.inputs:
+                continue
+            if pipelined:
+                raise UnsupportedError(
+                    f"{name!r} is replaced in one stage of a pipeline (on IPU {writer.ipu}) and read in another one "
+                    f"(on IPU {unit.ipu}), where other micro-batches are meanwhile",
+                    hint="Put what reads and what replaces it in one pipeline stage, or do not pipeline.",
+                )
+            aval = unit.piece.jaxpr.in_avals[unit.piece.inputs.index(name)]
+            given.setdefault(writer.ipu, {})[name] = aval
+    units = [Unit(_giving(ipu, avals), ipu, 0) for ipu, avals in sorted(given.items())]
+    for unit in chain:
+        others = {name for avals in given.values() for name in avals} - {*unit.piece.outputs}
+        inputs = tuple(CROSSING_PREFIX + name if name in others else name for name in unit.piece.inputs)
+        units.append(replace(unit, piece=replace(unit.piece, inputs=inputs)))
+    return units
+
+
+def _giving(ipu: int, avals: Mapping[str, ShapedArray]) -> TracedPiece:
+    """A piece that hands on parameters of an IPU."""
+    names = tuple(avals)
+    jaxpr = jax.make_jaxpr(lambda *values: values)(*avals.values())
+    return TracedPiece(f"states.{ipu}", jaxpr, names, tuple(CROSSING_PREFIX + name for name in names))
+
+
+def _cycles(segments: Sequence[Segment], placement: Placement, depth: int) -> list[int]:
+    """The cycle of each segment: its rank without the level, which must go up along the chain."""
+    missing = sorted(set(range(max(placement.stages) + 1)) - set(placement.stages))
+    if missing:
+        raise UsageError(
+            f"the pipeline has no work in stage {', '.join(map(str, missing))}",
+            hint="Number the stages from 0 on, without gaps.",
+        )
+    ranks = [segment.rank for segment in segments]
+    if ranks != sorted(set(ranks)):
+        order = ", ".join(str(segment.place // depth) for segment in segments)
+        raise UsageError(
+            f"the pipeline's stages run in the order {order}: an operator reads what a later stage makes",
+            hint="Give every operator a stage that is not before those of the operators it reads.",
+        )
+    return [rank // depth for rank in ranks]

@@ -1,0 +1,295 @@
+"""Stochastic rounding of what operators compute: a float16 result is one of two neighbours, the nearer the likelier.
+
+The forward jaxpr is evaluated with every float16 value held as float32, on the grid of the halves. What computes
+(products, sums, functions) computes in float32 and is then rounded onto the grid with bits of its own; what only moves
+or picks elements leaves them on it. The rounding's derivative rounds in the same way what comes back through it, so
+gradients are halves as well, rounded once they are summed over their uses. Weights are halves on entering, and their
+gradients, summed over the replicas and micro-batches of a chunk, are rounded when they leave.
+
+Bits are a hash of the element's number, of the equation's place and of the key of the replica and micro-batch: the
+same for any number of processes, others for each place, replica, micro-batch, iteration and step. Operators whose
+inside has no float32 form here (scatters, custom derivatives) round to nearest inside and stochastically at their edge.
+
+A result is rounded where its operator lies, and so is its gradient. What belongs to no operator (the states that bits
+come from, arguments in float32) is made anew by all that read it, wherever they are
+(`podrun.compiler.tracing.split.ANEW`).
+
+Source: Graphcore's "AI-Float" white paper (stochastic rounding of every float16 result); hash: a 32-bit mixer of two
+multiplications (C. Wellons, "Prospecting for hash functions", 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+
+from podrun.compiler import jax_internals
+from podrun.compiler.tracing.split import ANEW
+
+Apply = Callable[[JaxprEqn, Sequence[Any]], Any]
+
+HALF = np.dtype(np.float16)
+_STREAM = 0x52
+"""Tells the bits that round from the random numbers of the same key."""
+_BACK = 0xB4
+"""Tells what a gradient is rounded with from what its value is."""
+
+
+def has_half(jaxpr: Jaxpr) -> bool:
+    """True iff something in a jaxpr, or in the jaxprs that it runs, is float16."""
+    return any(
+        any(_is_half(v) for v in (*e.invars, *e.outvars))
+        or any(has_half(j) for j in jax_internals.inner_jaxprs(e))
+        for e in jaxpr.eqns
+    )
+
+
+def _is_half(atom: Any) -> bool:
+    return getattr(atom.aval, "dtype", None) == HALF
+
+
+# --- rounding --------------------------------------------------------------------------------------------------------
+
+
+def _mixed(x: Any) -> Any:
+    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def start(key: Any) -> Any:
+    """The state of a replica's micro-batch, uint32 ``[2]``, from its key data."""
+    return at(key.astype(jnp.uint32), _STREAM)
+
+
+def at(state: Any, place: Any) -> Any:
+    """The state of a place below that of ``state``."""
+    with jax.named_scope(ANEW):
+        return _below(state, place if isinstance(place, jax.Array) else np.uint32(place))
+
+
+@jax.jit
+def _below(state: Any, place: Any) -> Any:
+    number = place.astype(jnp.uint32) * np.uint32(0x9E3779B9)
+    high = _mixed(state[..., 0] ^ number)
+    return jnp.stack([high, _mixed(state[..., 1] + high)], axis=-1)
+
+
+@jax.jit
+def on_grid(value: Any, state: Any) -> Any:
+    """float32 rounded stochastically onto the halves, still float32. NaN and infinities stay."""
+    count = lax.iota(np.uint32, max(value.size, 1))[: value.size].reshape(value.shape)
+    uniform = (_mixed(_mixed(count ^ state[0]) + state[1]) >> 8).astype(jnp.float32) * np.float32(2.0**-24)
+    bits = lax.bitcast_convert_type(value, jnp.uint32)
+    exponent = jnp.maximum(((bits >> 23) & 255).astype(jnp.int32), 127 - 14)
+    ulp = lax.bitcast_convert_type(((exponent - 10) << 23).astype(jnp.uint32), jnp.float32)
+    rounded = jnp.floor(value / ulp + uniform) * ulp
+    return jnp.where(jnp.isfinite(value), rounded, value).astype(HALF).astype(jnp.float32)
+
+
+@jax.custom_vjp
+def rounded(value: Any, state: Any) -> Any:
+    """`on_grid`, and so is what comes back."""
+    return on_grid(value, state)
+
+
+def _rounded_forward(value: Any, state: Any) -> tuple[Any, Any]:
+    return on_grid(value, state), state
+
+
+def _rounded_back(state: Any, cotangent: Any) -> tuple[Any, None]:
+    return on_grid(cotangent, at(state, _BACK)), None
+
+
+rounded.defvjp(_rounded_forward, _rounded_back)
+
+
+def entering(value: Any, state: Any) -> Any:
+    """A half as float32; what comes back is rounded onto the halves."""
+    with jax.named_scope(ANEW):
+        return _entering(value, state)
+
+
+@jax.custom_vjp
+def _entering(value: Any, state: Any) -> Any:
+    return value.astype(jnp.float32)
+
+
+def _entering_back(state: Any, cotangent: Any) -> tuple[Any, None]:
+    return on_grid(cotangent, at(state, _BACK)).astype(HALF), None
+
+
+_entering.defvjp(lambda value, state: (value.astype(jnp.float32), state), _entering_back)
+
+
+def entered(values: Mapping[str, Any], keys: Any) -> dict[str, Any]:
+    """Tensors with their halves `entering`, each with bits of its own that follow from the first of the keys."""
+    with jax.named_scope(ANEW):
+        state = start(keys[0])
+    return {
+        name: entering(value, at(state, index)) if value is not None and value.dtype == HALF else value
+        for index, (name, value) in enumerate(sorted(values.items()))
+    }
+
+
+# --- equations -------------------------------------------------------------------------------------------------------
+
+# fmt: off
+_COMPUTE = frozenset((
+    "add", "add_any", "sub", "mul", "div", "rem", "pow", "integer_pow", "exp", "exp2", "log", "expm1",
+    "log1p", "tanh", "logistic", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh",
+    "acosh", "atanh", "erf", "erfc", "erf_inv", "sqrt", "rsqrt", "cbrt", "square", "atan2", "reduce_sum",
+    "reduce_prod", "cumsum", "cumprod", "cumlogsumexp", "dot_general", "conv_general_dilated", "lgamma",
+    "digamma",
+))
+# fmt: on
+"""Primitives that compute; in float32 they take the same parameters but for a type of partial sums."""
+# fmt: off
+_MOVE = frozenset((
+    "reshape", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "slice", "dynamic_slice",
+    "dynamic_update_slice", "concatenate", "pad", "rev", "select_n", "copy", "copy_p", "neg", "abs", "max",
+    "min", "sign", "reduce_max", "reduce_min", "clamp", "sort", "floor", "ceil", "round", "name", "split",
+    "eq", "ne", "lt", "le", "gt", "ge", "is_finite", "argmax", "argmin", "cummax", "cummin", "gather",
+    "optimization_barrier",
+))
+# fmt: on
+"""Primitives whose results are elements of their operands (or no halves)."""
+_CALLS = {"pjit": "jaxpr", "jit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+
+
+def evaluate(
+    closed: ClosedJaxpr,
+    arguments: Sequence[Any],
+    state: Any,
+    taps: Mapping[Var, Callable[[Any], Any]],
+    apply: Apply,
+) -> list[Any]:
+    """The results of a jaxpr, halves as halves. Arguments that are halves may also come as float32 on the grid."""
+    opened = [
+        entering(value, at(state, index)) if value is not None and value.dtype == HALF else value
+        for index, value in enumerate(arguments, start=1)
+    ]
+    return _closing(closed.jaxpr, _Evaluation(closed, apply, taps).run(opened, at(state, 0)))
+
+
+def _closing(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
+    return [
+        value.astype(HALF) if _is_half(atom) and value.dtype != HALF else value
+        for atom, value in zip(jaxpr.outvars, values, strict=True)
+    ]
+
+
+class _Evaluation:
+    """One jaxpr being evaluated: half values are float32 on the grid."""
+
+    def __init__(self, closed: ClosedJaxpr, apply: Apply, taps: Mapping[Var, Callable[[Any], Any]]) -> None:
+        self.closed = closed
+        self.apply = apply
+        self.taps = taps
+
+    def run(self, arguments: Sequence[Any], state: Any) -> list[Any]:
+        counter = iter(range(1 << 30))
+
+        def step(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
+            return self._equation(equation, operands, at(state, next(counter)))
+
+        consts = [_wide(c) for c in self.closed.consts]
+        return jax_internals.evaluate(self.closed.jaxpr, consts, list(arguments), dict(self.taps), step)
+
+    def _equation(self, equation: JaxprEqn, operands: Sequence[Any], state: Any) -> Any:
+        inner = any(has_half(j) for j in jax_internals.inner_jaxprs(equation))
+        if not inner and not any(_is_half(v) for v in (*equation.invars, *equation.outvars)):
+            return self.apply(equation, operands)
+        name = equation.primitive.name
+        values = [_wide(v) if _is_half(a) else v for a, v in zip(equation.invars, operands, strict=True)]
+        if name in _CALLS:
+            return self._inside(equation.params[_CALLS[name]]).run(values, state)
+        if name in ("scan", "cond", "while"):
+            return getattr(self, f"_{name}")(equation, values, state)
+        if name == "convert_element_type":
+            return self._converted(equation, values[0], state)
+        if name in _MOVE or name in _COMPUTE:
+            result = _bound(equation, values)
+        else:
+            halves = [
+                v.astype(HALF) if _is_half(a) else v for a, v in zip(equation.invars, values, strict=True)
+            ]
+            result = self.apply(equation, halves)
+        if name in _MOVE:
+            return result
+        results = result if equation.primitive.multiple_results else [result]
+        made = [
+            rounded(_wide(value), at(state, index)) if _is_half(variable) else value
+            for index, (variable, value) in enumerate(zip(equation.outvars, results, strict=True))
+        ]
+        return made if equation.primitive.multiple_results else made[0]
+
+    def _converted(self, equation: JaxprEqn, value: Any, state: Any) -> Any:
+        wanted, value = equation.params["new_dtype"], jnp.asarray(value)  # A literal is a Python number.
+        if wanted != HALF:
+            return value.astype(wanted)
+        return rounded(value.astype(jnp.float32), state)
+
+    def _inside(self, closed: ClosedJaxpr) -> _Evaluation:
+        return _Evaluation(closed, self.apply, {})
+
+    def _scan(self, equation: JaxprEqn, values: Sequence[Any], state: Any) -> Any:
+        params = equation.params
+        constants, carried = params["num_consts"], params["num_carry"]
+        body, fixed = self._inside(params["jaxpr"]), list(values[:constants])
+
+        def step(carry: Any, each: Any) -> Any:
+            index, held = carry
+            results = body.run([*fixed, *held, *each], at(state, index))
+            return (index + 1, tuple(results[:carried])), tuple(results[carried:])
+
+        first = (jnp.zeros((), jnp.int32), tuple(values[constants : constants + carried]))
+        (_, held), stacked = lax.scan(
+            step,
+            first,
+            tuple(values[constants + carried :]),
+            length=params["length"],
+            reverse=params["reverse"],
+            unroll=params["unroll"],
+        )
+        return [*held, *stacked]
+
+    def _while(self, equation: JaxprEqn, values: Sequence[Any], state: Any) -> Any:
+        params = equation.params
+        first, second = params["cond_nconsts"], params["body_nconsts"]
+        test, body = self._inside(params["cond_jaxpr"]), self._inside(params["body_jaxpr"])
+        asked, fixed = list(values[:first]), list(values[first : first + second])
+
+        def more(carry: Any) -> Any:
+            return test.run([*asked, *carry[1]], at(at(state, 1), carry[0]))[0]
+
+        def step(carry: Any) -> Any:
+            return carry[0] + 1, tuple(body.run([*fixed, *carry[1]], at(at(state, 2), carry[0])))
+
+        start_ = (jnp.zeros((), jnp.int32), tuple(values[first + second :]))
+        return list(lax.while_loop(more, step, start_)[1])
+
+    def _cond(self, equation: JaxprEqn, values: Sequence[Any], state: Any) -> Any:
+        sides = [self._inside(branch) for branch in equation.params["branches"]]
+        index, *given = values
+        runs = [lambda *v, side=side: tuple(side.run(list(v), state)) for side in sides]
+        return list(lax.switch(index, runs, *given))
+
+
+def _wide(value: Any) -> Any:
+    dtype = getattr(value, "dtype", None)
+    return jnp.asarray(value).astype(jnp.float32) if dtype == HALF else value
+
+
+def _bound(equation: JaxprEqn, values: Sequence[Any]) -> Any:
+    """The primitive on float32 in place of halves."""
+    params = dict(equation.params)
+    if params.get("preferred_element_type") == HALF:
+        params["preferred_element_type"] = np.dtype(np.float32)
+    return equation.primitive.bind(*values, **params)  # type: ignore[no-untyped-call]
