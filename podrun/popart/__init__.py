@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Never
 
 from podrun.popart import enums as _enums
 from podrun.popart.builder import Builder
-from podrun.popart.builder_model import DEFAULT_OPSET
-from podrun.popart.contexts import AttributeContextManager, KeyValueContextManager, NameContextManager
+from podrun.popart.building.builder_model import DEFAULT_OPSET
+from podrun.popart.building.contexts import (
+    AttributeContextManager,
+    KeyValueContextManager,
+    NameContextManager,
+)
+from podrun.popart.building.operations import (
+    OpDefinition,
+    OperatorIdentifier,
+    getSupportedOperations,
+    getSupportedOperationsDefinition,
+    getUnsupportedOperations,
+)
 from podrun.popart.custom import register_op
 from podrun.popart.dataflow import AnchorReturnType, DataFlow, InputSettings
 from podrun.popart.debug import (
@@ -44,13 +55,6 @@ from podrun.popart.logger import Logger, getLogger
 from podrun.popart.logger import configure as _configure_log
 from podrun.popart.names import ACCESSORS as _ACCESSORS
 from podrun.popart.numerics import NumericsReport
-from podrun.popart.operations import (
-    OpDefinition,
-    OperatorIdentifier,
-    getSupportedOperations,
-    getSupportedOperationsDefinition,
-    getUnsupportedOperations,
-)
 from podrun.popart.optimizers import (
     SGD,
     Adam,

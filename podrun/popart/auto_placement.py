@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from podrun.popart.attributes import VIRTUAL_GRAPH
+from podrun.popart.building.attributes import VIRTUAL_GRAPH
 from podrun.popart.errors import popart_exception
 from podrun.popart.pipelining import variable_readers
 from podrun.popart.placement import set_attribute, without_places

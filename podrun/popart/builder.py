@@ -19,23 +19,23 @@ from typing import Any
 
 import numpy as np
 
-from podrun.popart.attributes import NodeAttributes
-from podrun.popart.builder_model import DEFAULT_OPSET, BuilderModel, load
-from podrun.popart.contexts import Pushed
+from podrun.popart.building.attributes import NodeAttributes
+from podrun.popart.building.builder_model import DEFAULT_OPSET, BuilderModel, load
+from podrun.popart.building.contexts import Pushed
+from podrun.popart.building.graph import GRAPHCORE_DOMAIN, Names, Scope
+from podrun.popart.building.graphcore_ops import GraphcoreOp
+from podrun.popart.building.node_inference import infer_custom, infer_graphcore
+from podrun.popart.building.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name
+from podrun.popart.building.window_checks import check_windows
 from podrun.popart.dataflow import InputSettings
 from podrun.popart.debug import note
 from podrun.popart.enums import ReplicatedStreamMode
 from podrun.popart.errors import popart_exception
-from podrun.popart.graph import GRAPHCORE_DOMAIN, Names, Scope
-from podrun.popart.graphcore_ops import GraphcoreOp
 from podrun.popart.logger import TRACE
-from podrun.popart.node_inference import infer_custom, infer_graphcore
-from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name
 from podrun.popart.retired import FormerBuilder
 from podrun.popart.tensor_info import TensorInfo
 from podrun.popart.tensor_proto import check_initializer
 from podrun.popart.variables import VariableSettings
-from podrun.popart.window_checks import check_windows
 
 BROADCAST_KEY = "podrun.broadcast_inputs"
 VARIABLE_KEY = "podrun.variable_settings"

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from podrun.popart import names
-from podrun.popart.attributes import PIPELINE_STAGE, RECOMPUTE, VIRTUAL_GRAPH
-from podrun.popart.graph import UNNAMED
+from podrun.popart.building.attributes import PIPELINE_STAGE, RECOMPUTE, VIRTUAL_GRAPH
+from podrun.popart.building.graph import UNNAMED
 from podrun.popart.memory_options import recompute_of
 from podrun.popart.options import SessionOptions
 from podrun.popart.pipelining import RESTORED, stage_count, stashed

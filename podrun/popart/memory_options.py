@@ -14,7 +14,7 @@ from podrun.compiler.state.arenas import gradient_buffer
 from podrun.device.tiles.memory import Location
 from podrun.device.tiles.recompute import Recompute
 from podrun.popart import names
-from podrun.popart.attributes import RECOMPUTE
+from podrun.popart.building.attributes import RECOMPUTE
 from podrun.popart.enums import (
     RecomputationType,
     RecomputeType,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from podrun.popart.attributes import EXECUTION_PHASE, PIPELINE_STAGE, VIRTUAL_GRAPH
+from podrun.popart.building.attributes import EXECUTION_PHASE, PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.popart.enums import ExecutionPhaseIOSchedule, ExecutionPhaseSchedule
 from podrun.popart.errors import popart_exception
 from podrun.popart.placement import integer_attribute, label, place_attribute, set_attribute

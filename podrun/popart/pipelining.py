@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.compiler.program import Forward, Tensors, tap
 from podrun.popart import names
-from podrun.popart.attributes import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
+from podrun.popart.building.attributes import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.popart.enums import RecomputationType
 from podrun.popart.errors import popart_exception
 from podrun.popart.options import SessionOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from podrun.popart.attributes import EXECUTION_PHASE, PIPELINE_STAGE, RECOMPUTE, VIRTUAL_GRAPH
+from podrun.popart.building.attributes import EXECUTION_PHASE, PIPELINE_STAGE, RECOMPUTE, VIRTUAL_GRAPH
 from podrun.popart.enums import RecomputeType, VirtualGraphMode
 from podrun.popart.errors import popart_exception
 from podrun.popart.options import SessionOptions

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podrun.popart import loader, names
-from podrun.popart.attributes import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
+from podrun.popart.building.attributes import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.errors import popart_exception
 from podrun.popart.gradient_paths import differentiable

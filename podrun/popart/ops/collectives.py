@@ -15,7 +15,7 @@ from __future__ import annotations
 from podrun.collectives.replica_groups import GroupKind, replica_groups
 from podrun.compiler import exchange
 from podrun.errors import UsageError
-from podrun.popart.attributes import COMM_GROUP
+from podrun.popart.building.attributes import COMM_GROUP
 from podrun.popart.ops.common import Array
 from podrun.popart.ops.registry import GRAPHCORE, Context, Node, operator
 

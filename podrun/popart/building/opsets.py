@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.popart.building.graphcore_ops import OPS, REQUIRED, GraphcoreOp, attribute_value
+from podrun.popart.building.multi_convolution import multi_convolution
+from podrun.popart.building.schemas import Unfit, onnx_methods, onnx_parameters, onnx_value
 from podrun.popart.debug import DebugContext, note
 from podrun.popart.errors import popart_exception
-from podrun.popart.graphcore_ops import OPS, REQUIRED, GraphcoreOp, attribute_value
-from podrun.popart.multi_convolution import multi_convolution
-from podrun.popart.schemas import Unfit, onnx_methods, onnx_parameters, onnx_value
 
 if TYPE_CHECKING:
     from podrun.popart.builder import Builder

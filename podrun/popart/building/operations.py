@@ -35,8 +35,8 @@ def getUnsupportedOperations(opsetVersion: int) -> list[OperatorIdentifier]:
     """Operators of an ai.onnx opset that sessions do not run."""
     from onnx import defs
 
+    from podrun.popart.building.schemas import onnx_methods
     from podrun.popart.ops.registry import find
-    from podrun.popart.schemas import onnx_methods
 
     return [
         OperatorIdentifier("ai.onnx", name, defs.get_schema(name, opsetVersion, "").since_version)

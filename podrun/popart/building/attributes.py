@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.popart.contexts import Pushed
+from podrun.popart.building.contexts import Pushed
 from podrun.popart.enums import RecomputeType
 from podrun.popart.errors import popart_exception
 from podrun.popart.settings import TensorLocation
@@ -20,7 +20,7 @@ from podrun.popart.settings import TensorLocation
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-    from podrun.popart.graph import Scope
+    from podrun.popart.building.graph import Scope
 
 VIRTUAL_GRAPH = "__ipu_number"
 PIPELINE_STAGE = "__pipeline_stage"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from podrun.popart.graphcore_ops import REQUIRED
+from podrun.popart.building.graphcore_ops import REQUIRED
 from podrun.popart.tensor_info import onnx_data_type, parse_data_type
 from podrun.popart.tensor_proto import to_proto
 

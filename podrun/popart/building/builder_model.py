@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from podrun.popart.building.graph import Scope, scope_from_graph
 from podrun.popart.errors import popart_exception
-from podrun.popart.graph import Scope, scope_from_graph
 from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx
 from podrun.popart.tensor_proto import info_from_type
 
