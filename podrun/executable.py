@@ -132,9 +132,11 @@ class Variable:
     ``initial`` fills it at load if the host does not write it (None: the host must write it before the first
     run). ``arena`` names the arena it lives in, or None if it has a buffer of its own.
     ``per_replica``: the exception to "equal on all replicas" (running statistics). Every replica keeps its
-    own value: the buffer is ``[replicas_per_machine, *shape]``; a host write goes to all replicas, a host
-    read gives that of the job's replica 0. Such a variable is in no arena. ``position``: as of an `Arena`, for
-    variables that have none (those with an arena lie where it lies).
+    own value: the buffer is ``[replicas_per_machine, *shape]``. Such a variable is in no arena. ``rows``: what the
+    host sees of it, a row of ``[rows, *shape]`` for each replica by its global index: a write gives every replica its
+    row, a read has of each row the value of its first replica. Empty: the host sees one value; a write goes to all
+    replicas, a read gives that of the job's replica 0. ``position``: as of an `Arena`, for variables that have none
+    (those with an arena lie where it lies).
     """
 
     spec: TensorSpec
@@ -143,6 +145,14 @@ class Variable:
     arena: str | None = None
     per_replica: bool = False
     position: int | None = None
+    rows: tuple[int, ...] = ()
+
+    @property
+    def host_spec(self) -> TensorSpec:
+        """What the host reads and writes."""
+        if not self.rows:
+            return self.spec
+        return TensorSpec(self.spec.name, self.spec.dtype, (max(self.rows) + 1, *self.spec.shape))
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,10 @@ def _plain(value: Any) -> Any:
 
 def _variable_to_plain(variable: Variable) -> dict[str, Any]:
     initial = None if variable.initial is None else float(variable.initial)
-    return {**_plain(variable), "initial": initial}
+    plain = {**_plain(variable), "initial": initial}
+    if not variable.rows:
+        del plain["rows"]
+    return plain
 
 
 def _instruction_to_plain(instruction: Instruction) -> dict[str, Any]:
@@ -272,6 +275,7 @@ def _variable(item: Mapping[str, Any]) -> Variable:
         arena=None if arena is None else _typed(arena, str),
         per_replica=_typed(item["per_replica"], bool),
         position=_optional_int(item["position"]),
+        rows=tuple(_typed(row, int) for row in item.get("rows", ())),
     )
 
 

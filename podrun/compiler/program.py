@@ -47,7 +47,9 @@ def tap(name: str, value: Any) -> Any:
 class ParameterSpec:
     """An initializer of the model. ``trainable``: a gradient path to the loss exists and the optimizer
     updates it. ``group_of``: the group of each replica of the program, if groups of replicas have values of
-    their own (`podrun.compiler.state.grouped`); ``spec`` is then what one replica sees. Empty: one value for all."""
+    their own (`podrun.compiler.state.grouped`); ``spec`` is then what one replica sees. Empty: one value for all. Of a
+    parameter in `Program.state_updates`, which every replica keeps for itself: which row of the host's each starts
+    from, and which each may be read from (`podrun.executable.Variable.rows`)."""
 
     spec: TensorSpec
     trainable: bool

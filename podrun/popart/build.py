@@ -48,10 +48,12 @@ from podrun.popart.session_model import lower_model, metadata, take_state
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
 from podrun.popart.update_steps import update_anchors
 from podrun.popart.variable_settings import (
+    Kept,
     check_variables,
     for_one_replica,
     group_of,
     host_values,
+    kept_by_replicas,
     settings_of,
 )
 from podrun.popart.variables import VariableSettings
@@ -89,6 +91,8 @@ class BuiltModel:
     settings: dict[str, VariableSettings] = field(default_factory=dict)
     observers: tuple[Observer, ...] = ()
     """What prints or aborts."""
+    kept: dict[str, Kept] = field(default_factory=dict)
+    """Variables of which replicas have values of their own."""
 
     def observed(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The tensors that observers look at, from what the program gave."""
@@ -150,7 +154,9 @@ def build(
         training=as_in_training or loss is not None,
     )
     needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
-    check_variables(grouped, lowered.parameters, lowered.state_updates, settings, replicas, needed)
+    check_variables(grouped, lowered.parameters, needed)
+    forward_only = as_in_training or options.createImplicitPipeliningFwdOnlyProgram
+    own = kept_by_replicas(settings, lowered.state_updates, replicas, all_needed=forward_only)
     trained = trainable(lowered, loss) if loss is not None else set()
     _check_clipping(optimizer, trained, options)
     rule = optimizer.rule(_update_context(options, loss)) if optimizer is not None else None
@@ -176,7 +182,9 @@ def build(
         name=name,
         forward=restoring(aliasing(lowered, [*flow.anchors(), *observed_tensors(watching)]), kept),
         parameters={
-            n: ParameterSpec(spec, n in trained, group_of(settings, n, replicas))
+            n: ParameterSpec(
+                spec, n in trained, own[n].program if n in own else group_of(settings, n, replicas)
+            )
             for n, spec in lowered.parameters.items()
         },
         inputs={n: InputSpec(spec, n in broadcast) for n, spec in lowered.inputs.items()},
@@ -195,7 +203,7 @@ def build(
         **_arrangement(options, flow, stage_count(model)),
     )
     start = host_values(lowered.initial, grouped)
-    return BuiltModel(program, lowered, rule, infos, start, state, wanted, derived, settings, watching)
+    return BuiltModel(program, lowered, rule, infos, start, state, wanted, derived, settings, watching, own)
 
 
 def _wanted(flow: DataFlow, lowered: Lowered, updated: Collection[str]) -> dict[str, AnchorSpec]:

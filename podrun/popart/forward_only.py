@@ -6,7 +6,7 @@ micro-batches, and gives the device back with all that training left there. Its 
 training step; anchors that only training has (gradients, updated weights, optimizer state) keep what they hold.
 
 Operators mean what they mean in training: they drop out, with the generator's next numbers, and running statistics move
-on; the training session continues from both.
+on, those of each replica for itself; the training session continues from both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from podrun.compiler.state.seeds import SEED_VARIABLE
 from podrun.popart.build import build
 from podrun.popart.dataflow import DataFlow
 from podrun.popart.enums import RecomputationType
-from podrun.popart.errors import popart_unsupported, surfaced
+from podrun.popart.errors import surfaced
 from podrun.popart.pipelining import check_pipeline
 from podrun.popart.session_model import tensors_of
 from podrun.popart.settings import AutomaticLossScalingSettings
@@ -46,7 +46,7 @@ class ForwardOnly:
         """One step forward: as many micro-batches as a training step has."""
         training, forward = self._training, self._session
         training.weightsToHost()
-        kept = _random_state(training)
+        kept = _kept(training)
         for name in forward._built.weights:
             value = training._weights.get(name)
             assert value is not None
@@ -54,19 +54,16 @@ class ForwardOnly:
         if forward._executable is None:
             forward.prepareDevice()
         forward.weightsFromHost()
-        forward._write({name: kept[name] for name in _random_variables(forward) & kept.keys()})
+        forward._write({name: kept[name] for name in _changing(forward) & kept.keys()})
         try:
             forward.run(_Shared(io))
-            kept |= _random_state(forward)
-            forward.weightsToHost()
-            for name in forward._built.lowered.state_updates:
-                value = forward._weights.get(name)
-                assert value is not None
-                training._weights.put(name, value)
+            kept |= _kept(forward)
         finally:
             training.loadEngineAndConnectStreams()
-            training._write(kept)
             training.weightsFromHost()
+            training._write(kept)
+            # The host has the statistics of one replica for all, or of each group: the device knows them all.
+            training._weights.device_is_ahead = True
 
 
 class _Shared(IStepIO):
@@ -87,13 +84,6 @@ class _Shared(IStepIO):
 
 def _inference(training: Session) -> InferenceSession:
     from podrun.popart.session import InferenceSession
-
-    if training._built.lowered.state_updates and training._built.program.replicas > 1:
-        raise popart_unsupported(
-            f"run({HANDLE!r}, ...) of a model that keeps running statistics and has several replicas: each has its own "
-            "statistics, of which only those of replica 0 come back from the device.",
-            hint="Make an InferenceSession from the same model, which does not change statistics.",
-        )
 
     class Forward(InferenceSession):
         """The training session's placed model, its operators as in training."""
@@ -126,14 +116,17 @@ def _inference(training: Session) -> InferenceSession:
     )
 
 
-def _random_variables(session: Session) -> set[str]:
-    """The variables of a session's generators: of what it draws, and of what it rounds stochastically."""
-    return {RNG, SEED_VARIABLE} & session._prepared("run").variables.keys()
+def _changing(session: Session) -> set[str]:
+    """What forward work changes on the device: running statistics, and the state of the generators of what it draws
+    and of what it rounds stochastically."""
+    return {RNG, SEED_VARIABLE, *session._built.lowered.state_updates} & session._prepared(
+        "run"
+    ).variables.keys()
 
 
-def _random_state(session: Session) -> dict[str, np.ndarray]:
+def _kept(session: Session) -> dict[str, np.ndarray]:
     """Their values on the device; nothing where another session has it."""
     if session._device._loaded is not session:
         return {}
     with surfaced():
-        return dict(session._device.connection.read_variables(sorted(_random_variables(session))))
+        return dict(session._device.connection.read_variables(sorted(_changing(session))))

@@ -6,6 +6,7 @@ import logging
 import os
 from pathlib import Path
 
+from podrun.compiler.state.grouped import stored
 from podrun.executable import Executable, StreamDirection
 from podrun.popart.enums import DeviceType
 from podrun.popart.errors import popart_exception, surfaced
@@ -82,7 +83,7 @@ class SessionFiles(SessionDevice):
             "anchors": sorted(
                 n for n, s in executable.streams.items() if s.direction is StreamDirection.TO_HOST
             ),
-            "weights": {n: v.spec for n, v in executable.variables.items() if n in program.parameters},
+            "weights": {n: v.host_spec for n, v in executable.variables.items() if n in program.parameters},
             "replication": (executable.layout.replicas, executable.layout.ipus_per_replica),
             "accumulation": executable.accumulation_factor,
             "training": executable.training,
@@ -90,7 +91,7 @@ class SessionFiles(SessionDevice):
         wanted = {
             "inputs": {name: item.spec for name, item in program.inputs.items()},
             "anchors": sorted(anchor.name for anchor in program.anchors),
-            "weights": {name: item.spec for name, item in program.parameters.items()},
+            "weights": {name: stored(item) for name, item in program.parameters.items()},
             "replication": (program.replicas, program.ipus_per_replica),
             "accumulation": program.accumulation_factor,
             "training": program.training,

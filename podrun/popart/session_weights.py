@@ -52,7 +52,8 @@ class SessionWeights(SessionDevice):
             value = self._weights.get(name)
             if value is None:
                 continue
-            value = retrieved(self._built.settings, name, value, replicas)
+            if name not in self._built.kept:
+                value = retrieved(self._built.settings, name, value, replicas)
             if array.nbytes != value.nbytes:
                 raise popart_runtime_error(
                     f"Differing sizes for weight {name!r}: the array has {array.nbytes} bytes "
@@ -78,7 +79,9 @@ class SessionWeights(SessionDevice):
         for name, array in weightsIo.weights.items():
             held = self._weights.get(name)
             if held is not None:
-                self._weights.put(name, given(self._built.settings, name, array, held, replicas))
+                if name not in self._built.kept:
+                    array = given(self._built.settings, name, array, held, replicas)
+                self._weights.put(name, array)
 
     def modelToHost(self, fn: str | os.PathLike[str]) -> None:
         """Write the model with the current weights and optimizer state as an ONNX file."""

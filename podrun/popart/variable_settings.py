@@ -8,7 +8,8 @@ program's and the other way round.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -91,33 +92,66 @@ def host_values(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How a variable that replicas keep for themselves (running statistics) is stored: the row that each replica has
+    of it, in the program, in the host's copy and in the model. Empty: one value for all.
+
+    The host's copy has a row for each group, and with AllReplicas for each replica; the program has one for each
+    replica too where somebody needs them all, though the host's copy is of groups.
+    """
+
+    program: tuple[int, ...]
+    host: tuple[int, ...]
+    model: tuple[int, ...]
+
+
+def regrouped(value: np.ndarray, stored: tuple[int, ...], wanted: tuple[int, ...]) -> np.ndarray:
+    """A variable ``[rows, *shape]`` (or ``shape``) with other rows: each has the value of its first replica."""
+    if stored == wanted:
+        return value
+    if not wanted:
+        return np.ascontiguousarray(value[stored[0]])
+    firsts = [wanted.index(row) for row in range(max(wanted) + 1)]
+    if not stored:
+        return np.broadcast_to(value, (len(firsts), *value.shape)).copy()
+    return np.ascontiguousarray(value[[stored[replica] for replica in firsts]])
+
+
+def kept_by_replicas(
+    settings: Settings, state_updates: Iterable[str], replicas: int, *, all_needed: bool
+) -> dict[str, Kept]:
+    """The running statistics of a program with several replicas. ``all_needed``: the session has to know the values of
+    all replicas, whatever the program reads.
+
+    popart_unimplemented for statistics that are to be reduced over replicas when they are read.
+    """
+    if replicas == 1:
+        return {}
+    found, each = {}, tuple(range(replicas))
+    for name in sorted(state_updates):
+        chosen = settings.get(name, VariableSettings())
+        if chosen.getRetrievalMode() is VariableRetrievalMode.AllReduceReplicas:
+            raise popart_unimplemented(
+                f"Variable {name!r} holds running statistics, which replicas do not share: they cannot be read with "
+                "VariableRetrievalMode.AllReduceReplicas.",
+                hint="Use OnePerGroup or AllReplicas.",
+            )
+        groups = group_of(settings, name, replicas)
+        host = each if chosen.getRetrievalMode() is VariableRetrievalMode.AllReplicas else groups
+        found[name] = Kept(each if all_needed else host, host, groups)
+    return found
+
+
 def check_variables(
-    grouped: Mapping[str, np.ndarray],
-    parameters: Mapping[str, object],
-    state_updates: Mapping[str, str],
-    settings: Settings,
-    replicas: int,
-    needed: Mapping[str, object],
+    grouped: Mapping[str, np.ndarray], parameters: Mapping[str, object], needed: Mapping[str, object]
 ) -> None:
-    """popart_exception for a grouped variable that is baked into the program, popart_unimplemented for running
-    statistics that are to come back from all replicas."""
+    """popart_exception for a grouped variable that is baked into the program."""
     for name in sorted(grouped):
         if name not in parameters and name in needed:
             raise popart_exception(
                 f"Variable {name!r} has a value for each group of replicas, but the model needs its value to find "
                 "shapes, which must be the same on all replicas."
-            )
-    for name in sorted(state_updates):
-        chosen = settings.get(name)
-        if chosen is None or replicas == 1:
-            continue
-        if chosen.getGroupCount(replicas) > 1 or (
-            chosen.getRetrievalMode() is VariableRetrievalMode.AllReplicas
-        ):
-            raise popart_unimplemented(
-                f"Variable {name!r} holds running statistics, of which the host reads those of replica 0: groups and "
-                "VariableRetrievalMode.AllReplicas are not there yet for it.",
-                hint="Leave out its VariableSettings.",
             )
 
 
@@ -126,10 +160,7 @@ def retrieved(settings: Settings, name: str, value: np.ndarray, replicas: int) -
     chosen = settings.get(name)
     if chosen is None or chosen.getRetrievalMode() is not VariableRetrievalMode.AllReplicas:
         return value
-    groups = group_of(settings, name, replicas)
-    if groups:
-        return np.ascontiguousarray(value[list(groups)])
-    return np.broadcast_to(value, (replicas, *value.shape)).copy()
+    return regrouped(value, group_of(settings, name, replicas), tuple(range(replicas)))
 
 
 def given(settings: Settings, name: str, array: np.ndarray, held: np.ndarray, replicas: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -14,12 +14,16 @@ from podrun.popart import names
 from podrun.popart.errors import popart_exception, popart_runtime_error
 from podrun.popart.tensor_info import TensorInfo
 from podrun.popart.tensor_proto import to_array, to_proto, type_proto
+from podrun.popart.variable_settings import Kept, regrouped
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
     from podrun.popart.build import BuiltModel
     from podrun.popart.optimizers.rules import Rule
+
+
+Form = Literal["program", "model"]
 
 
 class HostWeights:
@@ -31,7 +35,10 @@ class HostWeights:
     def __init__(self, model: ModelProto, built: BuiltModel) -> None:
         self._model = model
         self._built = built
-        self._weights = {name: np.array(value) for name, value in built.weights.items()}
+        self._kept = built.kept
+        self._weights = {
+            name: np.array(self._as_host(name, value, "model")) for name, value in built.weights.items()
+        }
         self._state = self._first_state()
         self.device_is_ahead = False
 
@@ -81,7 +88,7 @@ class HostWeights:
 
     def device_values(self) -> dict[str, np.ndarray]:
         """Weights to send."""
-        return dict(self._weights)
+        return {name: self._from_host(name, value, "program") for name, value in self._weights.items()}
 
     def state_values(self) -> dict[str, np.ndarray]:
         """Optimizer state to send."""
@@ -91,7 +98,7 @@ class HostWeights:
         """Take what was read from the device."""
         for name, value in values.items():
             target = self._weights if name in self._weights else self._state
-            target[name] = np.array(value)
+            target[name] = np.array(self._as_host(name, value, "program"))
         self.device_is_ahead = False
 
     def reset(self, source: ModelProto, ignore_unknown: bool) -> None:
@@ -111,14 +118,25 @@ class HostWeights:
             value = to_array(tensor)
             if value.dtype != held.dtype and value.dtype.kind == held.dtype.kind == "i":
                 value = value.astype(held.dtype)
-            if value.shape != held.shape or value.dtype != held.dtype:
+            stored = self._from_host(tensor.name, held, "model").shape
+            if value.shape != stored or value.dtype != held.dtype:
                 raise popart_exception(
                     f"resetHostWeights: weight {tensor.name!r} is {TensorInfo(value)} in the model, but "
                     f"{TensorInfo(held)} in this session."
                 )
-            values[tensor.name] = value
+            values[tensor.name] = self._as_host(tensor.name, value, "model")
         for name, value in values.items():
             (self._weights if name in self._weights else self._state)[name] = value
+
+    def _as_host(self, name: str, value: np.ndarray, form: Form) -> np.ndarray:
+        """A weight as the host's copy has it, from how the model or the program has it."""
+        kept = self._kept.get(name)
+        return value if kept is None else regrouped(value, _rows(kept, form), kept.host)
+
+    def _from_host(self, name: str, value: np.ndarray, form: Form) -> np.ndarray:
+        """The other way round."""
+        kept = self._kept.get(name)
+        return value if kept is None else regrouped(value, kept.host, _rows(kept, form))
 
     def _belongs_to_model(self, name: str) -> bool:
         """True for weights of this session's model that its program does not need."""
@@ -135,6 +153,7 @@ class HostWeights:
         for index, tensor in enumerate(kept):
             value = self._weights.get(tensor.name)
             if value is not None:
+                value = self._from_host(tensor.name, value, "model")
                 stored = value.astype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
                 kept[index] = to_proto(tensor.name, stored)
         inputs = [value for value in graph.input if not value.name.startswith(names.STATE_PREFIXES)]
@@ -147,6 +166,10 @@ class HostWeights:
         del graph.input[:]
         graph.input.extend(inputs)
         return model
+
+
+def _rows(kept: Kept, form: Form) -> tuple[int, ...]:
+    return kept.program if form == "program" else kept.model
 
 
 def _initial_state(rule: Rule, parameter: ParameterSpec, value: np.ndarray) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, Program
-from podrun.errors import UnimplementedError, UnsupportedError, UsageError
+from podrun.errors import UnsupportedError, UsageError
 from podrun.executable import Retrieval
 
 from .programs import Adam, Clipped, Momentum, NormScaled, Sgd, inputs_for, mlp
@@ -319,8 +319,8 @@ def test_refused() -> None:
     ):
         with pytest.raises(UsageError, match=match):
             compile_program(grouped(program, {"w0": bad}))
-    with pytest.raises(UnimplementedError, match="running statistics"):
-        compile_program(grouped(normalised(replicas=4), {"mean": (0, 0, 1, 1)}))
+    with pytest.raises(UsageError, match="equally large"):
+        compile_program(grouped(normalised(replicas=4), {"mean": (0, 0, 0, 1)}))
     with pytest.raises(
         UnsupportedError, match="needs the same groups of replicas for all of them, and w0 have"
     ):

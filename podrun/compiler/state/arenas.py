@@ -132,8 +132,14 @@ class _Planner:
             arenas[arena.name] = arena
             variables |= {s.name: Variable(s, VariableRole.WEIGHT, None, arena.name) for s in members}
         for name in sorted(self.program.state_updates):
-            spec, position = self.program.parameters[name].spec, self._position(self._home(name))
-            variables[name] = Variable(spec, VariableRole.WEIGHT, per_replica=True, position=position)
+            parameter, position = self.program.parameters[name], self._position(self._home(name))
+            variables[name] = Variable(
+                parameter.spec,
+                VariableRole.WEIGHT,
+                per_replica=True,
+                position=position,
+                rows=parameter.group_of,
+            )
         arenas |= scaling_arenas(self.program, ALIGNMENT)
         names = tuple(weight.name for group in groups for weight in group.weights)
         arenas |= averaging_arenas(self.program, names, ALIGNMENT)

@@ -5,6 +5,9 @@ gradient accumulator, and its optimizer state. A replica works with its group's 
 each replica's gradient to its group's row, in order of micro-batches and replicas, so one reduction over all machines
 sums within groups only: elsewhere the rows are zeros. All of it lies in arenas like any other variable, so machines
 share its update by slices and results do not depend on how the job is run.
+
+What each replica keeps for itself anyway (running statistics) is not stored so: there groups only say from which row
+of the host's value a replica starts, and whose value the host reads.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from podrun.compiler.program import ParameterSpec, Program, UpdateRule
-from podrun.errors import UnimplementedError, UsageError
+from podrun.errors import UsageError
 from podrun.executable import TensorSpec
 
 GroupOf = tuple[int, ...]
@@ -46,8 +49,12 @@ def state_of(rule: UpdateRule, parameter: ParameterSpec) -> dict[str, tuple[Tens
 
 
 def grouped_names(program: Program) -> dict[str, GroupOf]:
-    """The parameters with groups."""
-    return {name: item.group_of for name, item in sorted(program.parameters.items()) if item.group_of}
+    """The parameters that are stored with a leading axis of groups. Those that replicas keep for themselves are not."""
+    return {
+        name: item.group_of
+        for name, item in sorted(program.parameters.items())
+        if item.group_of and name not in program.state_updates
+    }
 
 
 def rows(value: Any, group_of: GroupOf, offset: Any, micro_batches: int, replicas: int) -> Any:
@@ -66,9 +73,11 @@ def rows(value: Any, group_of: GroupOf, offset: Any, micro_batches: int, replica
 
 
 def check_groups(program: Program) -> None:
-    """Raises UsageError for groups that are not of this program's replicas, UnimplementedError for variables that
-    cannot have any yet."""
-    for name, group_of in grouped_names(program).items():
+    """Raises UsageError for groups that are not of this program's replicas."""
+    for name, parameter in sorted(program.parameters.items()):
+        group_of = parameter.group_of
+        if not group_of:
+            continue
         if len(group_of) != program.replicas:
             raise UsageError(
                 f"{name!r} has groups of {len(group_of)} replicas; the program has {program.replicas}",
@@ -83,12 +92,6 @@ def check_groups(program: Program) -> None:
             raise UsageError(
                 f"the groups of {name!r} must be numbered from 0 and equally large; replicas are in {list(group_of)}",
                 hint="podrun.collectives.replica_groups makes such groups.",
-            )
-        if name in program.state_updates:
-            raise UnimplementedError(
-                f"{name!r} is replaced in each micro-batch (running statistics), so each replica has its own already; "
-                "groups of replicas for it are not there yet",
-                hint="Leave out the VariableSettings of running statistics.",
             )
 
 

@@ -312,7 +312,7 @@ class RemotePort:
         for name in names:
             if name not in variables:
                 return None
-            spec = variables[name].spec
+            spec = variables[name].host_spec
             found.append((str(numpy_dtype(spec.dtype)), spec.shape, spec.nbytes))
         return found
 

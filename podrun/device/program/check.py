@@ -40,6 +40,13 @@ def check_executable(executable: Executable) -> None:
                 found and not variable.per_replica,
                 f"variable {name!r} has no place in arena {variable.arena!r}",
             )
+        if variable.rows:
+            _require(
+                variable.per_replica
+                and len(variable.rows) == executable.layout.replicas
+                and sorted(set(variable.rows)) == list(range(len(set(variable.rows)))),
+                f"the rows of variable {name!r} are not those of {executable.layout.replicas} replicas",
+            )
     for stream in executable.streams.values():
         tensor_dtype(stream.spec.dtype)
         _require(stream.period >= 1, f"stream {stream.spec.name!r} has period {stream.period}")

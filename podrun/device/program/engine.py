@@ -23,6 +23,7 @@ from podrun.collectives import Group
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.cores import ANY_TIME, Turn
 from podrun.device.program.interpreter import Between, Interpreter
+from podrun.device.program.kept import KeptByReplicas
 from podrun.device.program.operands import Array
 from podrun.device.program.positions import at_position, ipus_per_position
 from podrun.device.program.streams import Drain, Feed, OwnerArrays
@@ -86,8 +87,7 @@ class Engine:
         self._pending: dict[str, Array] = {}
         self._digests: dict[str, bytes] = {}
         self._modelled_seconds = _modelled_step_seconds(executable)
-        self._per_replica = [n for n, v in self.executable.variables.items() if v.per_replica]
-        self._first_replica: dict[str, Array] = {}
+        self._kept = KeptByReplicas(self.executable, self.buffers, self.team.peers)
         # Nobody goes on before every machine has filled what its host keeps one copy of.
         group.barrier()
 
@@ -101,7 +101,10 @@ class Engine:
         for group in (team.whole, team.peers):
             group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
         self.buffers = Buffers(executable, team.peers)
-        compiled = {name: pieces.piece(c, self._donated(c)) for name, c in executable.computations.items()}
+        compiled = {
+            name: pieces.piece(c, self._donated(c), self.buffers.updated_in_place(c))
+            for name, c in executable.computations.items()
+        }
         return Interpreter(
             executable.instructions,
             compiled,
@@ -122,7 +125,7 @@ class Engine:
         for name, value in values.items():
             self._pending[name] = np.array(value, copy=True)
             self._digests[name] = digest_of_array(value)
-            self._first_replica.pop(name, None)
+        self._kept.take(self._pending)
 
     def pending_digest(self, name: str) -> bytes | None:
         """`digest_of_array` of what the host wrote since the last run, if it did."""
@@ -136,11 +139,9 @@ class Engine:
         for name in names:
             if name in self._pending:
                 found[name] = self._pending[name]
-            elif name in self._first_replica:
-                found[name] = self._first_replica[name]
             else:
-                value = self.buffers.read(name)
-                found[name] = value[0] if self.executable.variables[name].per_replica else value
+                kept = self._kept.read(name)
+                found[name] = self.buffers.read(name) if kept is None else kept
         return found
 
     def run(self, batches: int, owners: Sequence[OwnerArrays], *, agreed: bool = False) -> Outcome:
@@ -161,7 +162,7 @@ class Engine:
         feed, drain = Feed(self.executable, owners), Drain(self.executable, owners)
         with jax.enable_x64(True), self.team.errors_of_the_program():
             self._run_batches(batches, feed, drain, agreed)
-            self._publish_first_replica()
+            self._kept.publish()
             self._gather_slices()
         return Outcome(self.batches_done, batches * self._modelled_seconds, self._clock() - begin)
 
@@ -209,18 +210,6 @@ class Engine:
         control[start : start + len(row)] = row
         gathered = group.all_gather(_CONTROL)
         return np.array(gathered).reshape(group.size, _CONTROL_ROW)
-
-    def _publish_first_replica(self) -> None:
-        """Give every machine the values of replica 0 for variables that replicas keep for themselves."""
-        for name in self._per_replica:
-            value, group = self.buffers.read(name)[0], self.team.peers
-            if group.size > 1:
-                arena = f"podrun:replica0:{name}"
-                flat = group.allocate(arena, str(value.dtype), max(value.size, 1) * group.size)
-                start = group.rank * value.size
-                flat[start : start + value.size] = value.reshape(-1)
-                value = group.all_gather(arena)[: value.size].reshape(value.shape)
-            self._first_replica[name] = np.array(value, copy=True)
 
     def _gather_slices(self) -> None:
         """Where machines share no memory, bring together what each updates its own slice of: the host may read it."""
