@@ -20,7 +20,6 @@ import numpy as np
 
 from podrun.collectives import Group, slice_of
 from podrun.device.program.operands import Array, Operands, aligned_empty
-from podrun.device.program.residents import Resident, updated_in_place
 from podrun.errors import ApplicationRuntimeError, InternalError
 from podrun.executable import (
     REPLICA_OFFSET,
@@ -102,7 +101,6 @@ class Buffers:
         # Arenas whose name means a collective's result at times.
         self._changing = reduced | (gathered if group.size > 1 else set())
         self.arenas: dict[str, ArenaBuffer] = {}
-        self._residents: dict[str, Resident] = {}
         for name, arena in executable.arenas.items():
             one_copy = (
                 group.size > 1
@@ -112,7 +110,7 @@ class Buffers:
             )
             if group.size > 1 and one_copy:
                 own = group.shared(name, arena.dtype, arena.size)
-            elif name in reduced or (name in gathered and group.size > 1):
+            elif name in reduced or name in gathered:
                 own = group.allocate(name, arena.dtype, arena.size)
             else:
                 own = aligned_empty((arena.size,), numpy_dtype(arena.dtype))
@@ -265,34 +263,6 @@ class Buffers:
                 raise InternalError(f"the program reads buffer {name!r} before anything wrote it") from None
 
         return temporary
-
-    def updated_in_place(self, computation: Computation) -> dict[int, int]:
-        """`podrun.device.program.residents.updated_in_place` with this machine's arenas: those that no other
-        Computation writes."""
-        own = set()
-        for arena, buffer in self.arenas.items():
-            writers = [
-                c for c in self._executable.computations.values() if arena in self.arenas_written_by(c)
-            ]
-            if writers != [computation] or not buffer.own.size or buffer.one_copy or arena in self._changing:
-                continue
-            own.add(WHOLE + arena)
-            if buffer.own[buffer.mine].size == buffer.own.size:
-                own.add(SLICE + arena)
-        names = (*computation.inputs, *computation.outputs)
-        behind = {name: _arena_of(name, self._members) for name in names}
-        return updated_in_place(computation, {n: a for n, a in behind.items() if a is not None}, own)
-
-    def resident(self, name: str, device: Any) -> Resident:
-        """The arena ``name`` in memory of a ``jax.Device``'s, to which it moves if it is elsewhere. That must come
-        before the first `reader` and `writer`."""
-        arena = name.removeprefix(WHOLE).removeprefix(SLICE)
-        if arena not in self._residents:
-            buffer = self.arenas[arena]
-            resident = self._residents[arena] = Resident(buffer.own.size, buffer.own.dtype, device)
-            resident.memory[:] = buffer.own
-            buffer.own = resident.memory
-        return self._residents[arena]
 
     def writer(self, name: str) -> Callable[[Frame, Any], None]:
         """How to give buffer ``name`` the value of a finished Computation's output, resolved beforehand."""
