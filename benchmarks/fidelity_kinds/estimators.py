@@ -14,7 +14,7 @@ from fidelity_kinds.record import TYPES, NotPredicted, Record, make_record
 from podrun.device.tiles import amp
 
 LOAD_BITS = 64
-"""Width of a weight load where the record does not say: what matches hardware (facts page 8.2)."""
+"""Width of a weight load where the record does not say: what matches hardware points."""
 
 
 def estimator_check(record: Record, others: Iterable[Mapping[str, Any]]) -> float:

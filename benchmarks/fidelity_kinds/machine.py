@@ -107,8 +107,8 @@ def all_reduce(record: Record) -> float:
         raise NotPredicted("one rank has nothing to reduce")
     seconds = links.all_reduce_seconds(record.chip, ipus, nbytes, method=method)
     if record.metric == "ratio":
-        # Against the default for a large tensor over many ranks: two rings in opposite directions (facts page
-        # 9).
+        # Against the default for a large tensor over many ranks: two rings in opposite directions
+        # (`podrun.collectives.timing.Method`).
         return seconds / links.all_reduce_seconds(record.chip, ipus, nbytes, method="pair")
     return record.rate(seconds * record.chip.clock_hz, nbytes=float(nbytes))
 

@@ -2,7 +2,8 @@
 
 The sparse matrix is cut into pm x pk parts over tiles; a tile gathers the dense rows of its columns,
 multiplies its non-zeros and sends partial sums of its rows. Non-zeros are spread evenly (the library
-balances them). Cycles per block restate the library's estimators (facts page 8.11).
+balances them). Cycles per block restate poplibs' estimators
+(graphcore/poplibs, lib/popsparse/PerformanceEstimation.hpp).
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from podrun.cluster import MAX_ILD_IPUS
 from podrun.errors import UsageError
 
 EFFICIENCY = 0.85
-"""Usable share of a link's raw rate. Source: poplibs' multi-IPU link tests (reference facts, section 6)."""
+"""Usable share of a link's raw rate. Source: the model that poplibs tests several IPUs with (graphcore/poplibs,
+lib/poplibs_test/Util.cpp)."""
 RAIL_LINKS = 2
 """Links up, and links down, between neighbours along a rail. Same source."""
 RUNG_LINKS = 4

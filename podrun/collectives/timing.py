@@ -10,10 +10,10 @@ ways to walk. Each costs steps, and each step the bytes one link has to carry::
     quad            n - 1 steps of a quarter                    (serpent and mirrored serpent, both
     directions)
 
-All-reduce is a reduce-scatter and an all-gather. Between IPU-Link domains the fragments are all-reduced in a
-second ring over GW-Links, in the middle of the two. Method choice and formulas: reference facts, section 9
-(poplibs before its collectives moved into GCL); link figures: `podrun.collectives.links`. Held against every
-published all-reduce record by ``tests/collectives/test_timing.py``.
+All-reduce is a reduce-scatter and an all-gather. Between IPU-Link domains the fragments are all-reduced in a second
+ring over GW-Links, in the middle of the two. Method choice and formulas: poplibs before its collectives moved into
+GCL (graphcore/poplibs, lib/popops/ReplicatedCollectives.cpp); link figures: `podrun.collectives.links`. Held against
+every published all-reduce record by ``tests/collectives/test_timing.py``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 
 def choose_gather(input_bytes: float, ranks: int, ipus_per_rank: int, twisted: bool) -> Method:
-    """The SDK's method for an all-gather of ``input_bytes`` from each IPU (facts, section 9)."""
+    """The SDK's method for an all-gather of ``input_bytes`` from each IPU (poplibs, as above)."""
     return _choose(input_bytes, ranks, ipus_per_rank, twisted, scale=1, twist_limit=192 * _KIB)
 
 

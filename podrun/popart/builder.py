@@ -1,4 +1,4 @@
-"""Builder: makes ONNX models operator by operator (semantics, section 3).
+"""Builder: makes ONNX models operator by operator (source: graphcore/popart, willow/src/builder_impl.cpp).
 
     builder = Builder()
     x = builder.addInputTensor(TensorInfo("FLOAT", [4, 8]))

@@ -1,4 +1,7 @@
-"""Checks of a session's options, data flow and device against each other (semantics, sections 8 to 10)."""
+"""Checks of a session's options, data flow and device against each other.
+
+Source: graphcore/popart, willow/src/sessionoptions.cpp, ir.cpp, session.cpp and transforms/pipeline.cpp.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """DataFlow and AnchorReturnType: how many batches a step has and which tensors come back to the host, in
 what shape.
 
-Semantics, section 1. A *step* is one ``session.run``: ``batchesPerStep`` batches of ``accumulationFactor``
-micro-batches on every replica.
+Source: graphcore/popart, willow/src/dataflow.cpp. A *step* is one ``session.run``: ``batchesPerStep`` batches of
+``accumulationFactor`` micro-batches on every replica.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class AnchorReturnType:
         return AnchorSpec(name, _RETRIEVALS[self._id], self._period)
 
     def leading_dims(self, batches: int, accumulation: int, replicas: int) -> tuple[int, ...]:
-        """Dimensions in front of the tensor's own in a host buffer, those of size 1 left out (semantics,
-        1).
+        """Dimensions in front of the tensor's own in a host buffer, those of size 1 left out
+        (Session.initAnchorArrays of PopART's Python wrapper).
         """
         per_batch = {
             AnchorReturnTypeId.All: (batches, accumulation, replicas),

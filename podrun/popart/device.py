@@ -1,4 +1,4 @@
-"""DeviceManager and DeviceInfo: getting hold of emulated IPUs (semantics, section 15).
+"""DeviceManager and DeviceInfo: getting hold of emulated IPUs.
 
 Devices are contiguous, aligned ranges of a partition's IPUs whose size is a power of two. Their ids are
 counted as on a reconfigurable partition: single IPUs first, then pairs, and so on, the whole partition

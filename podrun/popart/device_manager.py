@@ -1,4 +1,7 @@
-"""DeviceManager: acquiring, enumerating and describing devices (semantics, section 15)."""
+"""DeviceManager: acquiring, enumerating and describing devices.
+
+Source of calls and errors: graphcore/popart, willow/src/devicemanager.cpp and popx/devicexmanager.cpp.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Automatic loss scaling: which gradients are watched, and the checks (semantics, section 6).
+"""Automatic loss scaling: which gradients are watched, and the checks.
 
 What is counted and how the factor moves is `podrun.compiler.state.scaling`. Tracked are float16 gradients only, as in
 PopART: of all tensors between the weights and the loss but those that only view-changing operators read, or of what

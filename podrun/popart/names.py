@@ -1,5 +1,6 @@
-"""Names that PopART reserves (semantics, section 5): prefixes of gradients, optimizer state and streamed
-scalars.
+"""Names that PopART reserves: prefixes of gradients, optimizer state and streamed scalars.
+
+Source: graphcore/popart, willow/include/popart/tensornames.hpp.
 
 Each prefix has an accessor function ``reserved<Name>Prefix()`` under PopART's name; `ACCESSORS` holds them
 all.

@@ -1,6 +1,7 @@
-"""Patterns: the names of PopART's graph rewrites, their levels and their checks (semantics, section 18).
+"""Patterns: the names of PopART's graph rewrites, their levels and their checks.
 
 podrun computes the same numbers whichever are on, so they are accepted, checked and otherwise left alone.
+Source of names, levels and errors: graphcore/popart, willow/src/patterns.
 """
 
 from __future__ import annotations

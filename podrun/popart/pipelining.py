@@ -1,4 +1,4 @@
-"""Pipelines: the stages of a model, and what PopART refuses of a pipelined session (semantics, 10).
+"""Pipelines: the stages of a model, and what PopART refuses of a pipelined session.
 
 Source of what is refused: PopART's pipeline transform (graphcore/popart, willow/src/transforms/pipeline.cpp).
 """

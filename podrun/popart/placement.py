@@ -1,4 +1,7 @@
-"""From annotations of nodes to placement: the virtual graphs of a model, checked (semantics, 9)."""
+"""From annotations of nodes to placement: the virtual graphs of a model, checked.
+
+Source of the checks: graphcore/popart, willow/src/ir.cpp and transforms/auto_virtual_graph.cpp.
+"""
 
 from __future__ import annotations
 

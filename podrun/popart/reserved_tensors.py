@@ -1,4 +1,4 @@
-"""The tensors of a session: those of the model, and those that PopART gives reserved names (semantics, section 5)."""
+"""The tensors of a session: those of the model, and those that PopART gives reserved names (`podrun.popart.names`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""InferenceSession and TrainingSession: a model on a device (semantics, section 13).
+"""InferenceSession and TrainingSession: a model on a device.
+
+Source: graphcore/popart, willow/src/session.cpp and popx/devicex.cpp, and the wrapper around it in Python.
 
 Order of calls: construct (checks everything), ``prepareDevice`` (compiles and loads), ``weightsFromHost``,
 ``run`` any number of times, ``weightsToHost`` and ``readWeights``, or ``modelToHost``.

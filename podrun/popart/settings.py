@@ -141,7 +141,7 @@ class TensorLocationSettings:
 
 @dataclass(slots=True)
 class AutomaticLossScalingSettings(Strict):
-    """When and how the loss scale follows the sizes of gradients (semantics, section 6)."""
+    """When and how the loss scale follows the sizes of gradients (`podrun.popart.loss_scaling`)."""
 
     enabled: bool = False
     toTrackTensors: list[str] | None = None

@@ -1,6 +1,7 @@
 """PyStepIO, PyStepIOCallback, PyWeightsIO: step data and weights as NumPy arrays, and the checks on them.
 
-Semantics, section 2. Arrays are referenced, not copied: anchors are filled in place.
+Arrays are referenced, not copied: anchors are filled in place. Source of the checks: graphcore/popart,
+willow/include/popart/stepio_generic.hpp and stepio_size_assertion.hpp.
 """
 
 from __future__ import annotations

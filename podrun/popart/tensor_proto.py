@@ -1,5 +1,5 @@
-"""ONNX TensorProtos from NumPy arrays and back, in typed fields (semantics, section 3: raw_data is never
-produced).
+"""ONNX TensorProtos from NumPy arrays and back, in typed fields: raw_data is never produced, as by
+PopART's builder (graphcore/popart, willow/src/builder_impl.cpp).
 """
 
 from __future__ import annotations

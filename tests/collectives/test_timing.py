@@ -35,7 +35,8 @@ def test_published_all_reduce_times() -> None:
 
 
 def test_meet_in_the_middle_beats_the_pair_at_64_ipus() -> None:
-    # Reported as about 30 % faster than the then default for 40 MB over 64 IPUs (facts, section 9).
+    # Reported as about 30 % faster than the then default for 40 MB over 64 IPUs
+    # (history of graphcore/poplibs, lib/popops/ReplicatedCollectives.cpp).
     fabric = links.fabric("gc2", ild_ipus=64)
     default = timing.all_reduce(40e6, 64, fabric, method=Method.BIDIRECTIONAL).seconds
     assert 1.05 < default / timing.all_reduce(40e6, 64, fabric).seconds < 1.5

@@ -300,7 +300,7 @@ class Program:
 
     def _clip(self, total: Weights, divisor: float) -> None:
         """Average and clip. What clipping sees is still to be averaged where SGD updates do that, and still scaled
-        where updates or optimizer state are (semantics, section 6).
+        where updates or optimizer state are (as PopART orders it).
         """
         later = divisor if isinstance(self.rule.ours, popart.SGD) and not self.running else 1.0
         seen = later * (self.rule.scale if self.rule.scaled else 1.0)

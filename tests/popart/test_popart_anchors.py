@@ -85,8 +85,8 @@ def _returned(values, kind, batches):
 
 
 def test_every_n_counts_micro_batches(device):
-    """With two batches of two micro-batches and N = 2, micro-batches 2 and 4 come back (semantics, section
-    1).
+    """With two batches of two micro-batches and N = 2, micro-batches 2 and 4 come back (PopART's
+    anchorreturntype_test).
     """
     case = linear()
     session = training(

@@ -1,8 +1,8 @@
 """Cycles of matrix-product vertices on one tile: AMP for products, its kernel form, SLIC and MAC vertices.
 
-The formulas restate the library's cycle estimators (facts page, 8.2 to 8.6). All take NumPy arrays or
-numbers and broadcast, so that a planner prices thousands of splits at once. Cycles are tile cycles: a
-worker's own cycles times the number of workers where all of them are busy.
+The formulas restate the library's cycle estimators (graphcore/poplibs, lib/poplin/PerformanceEstimation.hpp, as of
+August 2023). All take NumPy arrays or numbers and broadcast, so that a planner prices thousands of splits at once.
+Cycles are tile cycles: a worker's own cycles times the number of workers where all of them are busy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _worker(rows: Cycles, input_type: str, units: int, zeroing: bool, half_parti
     """Thread cycles of one worker for ``rows`` rows of one weight block."""
     clear: Cycles | float = 0.0
     if input_type == "float8":
-        # Facts page 8.3; five cycles fewer where the first pass clears.
+        # Five cycles fewer where the first pass clears.
         short, per_row = tuple(17.0 + first - 5.0 * zeroing for first in (4.0, 18.0, 23.0, 27.0)), 4.0
     elif input_type == "float32":
         short, per_row = (24.0, 47.0, 46.0, 46.0), 8.0
@@ -73,7 +73,7 @@ def matmul_cycles(
     ``units`` is the number of output channels side by side; a block of 16 output channels takes ``16 /
     units`` passes. ``load_bytes`` is how fast weights are loaded: 8 (64 bits) matches the published
     hardware points.
-    Source: facts page 8.2, held against 77 hardware points; FP8: 8.3.
+    Source: poplin's estimators of the 1x1 vertices, held against 77 hardware points.
     """
     rows = np.asarray(rows, dtype=np.float64)
     groups = np.asarray(groups, dtype=np.float64)
@@ -111,7 +111,7 @@ def kernel_cycles(
 
     Each weight block is used for all rows of one kernel position; workers take whole partitions (rows) in
     turn.
-    Source: facts page 8.4.
+    Source: poplin's estimator of the Nx1 vertex.
     """
     rows = np.asarray(rows, dtype=np.float64)
     kernel = np.asarray(kernel, dtype=np.float64)
@@ -140,8 +140,8 @@ def four_row_cycles(
     supervisor).
 
     One call for each block of four input channels, four kernel rows, one kernel column and eight output
-    channels; ``rows`` output rows of ``row_length`` pixels are shared by the workers. Source: facts page
-    8.4.
+    channels; ``rows`` output rows of ``row_length`` pixels are shared by the workers. Source: poplin's
+    estimator of the Nx1 vertex.
     """
     calls = math.ceil(in_channels / 4) * math.ceil(kernel_h / 4) * kernel_w * math.ceil(out_channels / 8)
     in_groups, out_groups = math.ceil(in_channels / 4), math.ceil(out_channels / 8)
@@ -184,7 +184,7 @@ FOUR_ROW_CALL = 64.0 + 60.0 + WORKERS * 9.0
 def slic_cycles(rows: ArrayLike, row_length: ArrayLike, channels: ArrayLike, kernel: ArrayLike) -> Cycles:
     """SLIC vertex: FP16 convolutions of up to four channels per group, weights of 1x4 in the unit.
 
-    Source: facts page 8.5; two chains, so two passes per row.
+    Source: poplin's estimator of the SLIC vertex; two chains, so two passes per row.
     """
     rows = np.asarray(rows, dtype=np.float64)
     length = np.asarray(row_length, dtype=np.float64)

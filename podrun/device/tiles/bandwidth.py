@@ -16,7 +16,8 @@ LOAD_LATENCY = 6.0
 LOOP_SLOTS = 6.3
 """Issue slots of a compiled triad body. Derived: GC2 STREAM rows, one constant for three of them."""
 COISSUE_EFFICIENCY = 0.991
-"""What remains of the ports' rate after loop set-up in hand-written loops. Published: facts page 3."""
+"""What remains of the ports' rate after loop set-up in hand-written loops. Published: a STREAM triad
+(SciCoLab/WaveEquation-IPU)."""
 COMPILED_LOAD_SLOTS = 2.0
 """Slots of a compiled load loop per 64-bit load. Derived: plain loops reach about a quarter of the
 ceiling."""

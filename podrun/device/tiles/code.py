@@ -17,7 +17,8 @@ RUNTIME_CODE = 2048
 FAMILY_CODE = 1024
 """Bytes of vertex code for each family of operations in use. Derived: 5 to 6 KB per tile for BERT's set."""
 VERTEX_STATE = 28
-"""Bytes of state, edge pointers and run instruction per vertex. Derived: facts page 3.1, BERT layers."""
+"""Bytes of state, edge pointers and run instruction per vertex. Derived: memory reports of BERT's layers
+(`benchmarks/data/measurements.json`)."""
 FRAGMENT_CODE = 8
 """Bytes of exchange code per fragment. Derived: two timed control words."""
 CONTROL_CODE = 20

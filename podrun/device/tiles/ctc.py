@@ -2,8 +2,8 @@
 
 The lattice of T time steps and 2 L + 1 extended labels is cut into partitions that tiles walk as a wave
 front: ``partitions of time + partitions of labels - 1`` turns, each as long as one partition's cells.
-Gradients are then summed into classes by log-add, cell by cell. Sources: facts page, section 5 (sync) and
-8.7 (log-add).
+Gradients are then summed into classes by log-add, cell by cell. Source of the plan:
+poplibs (graphcore/poplibs, lib/popnn/CTCLossPlan.cpp).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from podrun.device.tiles.vertices import WORKERS, vector_width
 CELL_CYCLES = 6.6
 """Tile cycles of one lattice cell with all workers on it. Derived: two partitions of one published loss."""
 LOG_ADD = {"float16": 13.0, "float32": 23.0}
-"""Worker cycles of a log-add per vector. Published: facts page 8.7."""
+"""Worker cycles of a log-add per vector. Published: poplibs' cycle estimators of reductions
+(graphcore/poplibs, lib/popops/reduction)."""
 CANDIDATE_CYCLES = 66.0
 """Worker cycles that beam search spends on one candidate: two log-adds and the comparisons that merge and
 rank it. Derived: one published search of 8 steps, 10 classes, 5 beams.

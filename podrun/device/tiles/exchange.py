@@ -11,8 +11,8 @@ import math
 from podrun.device.target import Chip
 
 PHASE_CYCLES = 100.0
-"""Fixed part of an exchange phase: multiplexer set-up and flight. Derived: facts page 4, stencil halo
-exchange."""
+"""Fixed part of an exchange phase: multiplexer set-up and flight. Derived: halo exchanges of published
+stencils (`benchmarks/data/measurements.json`)."""
 DELIVERED = 0.82
 """Share of the nominal rate that the exchange of a product's operands reaches: gaps of its schedule.
 Published: 0.819 over all of ResNet-50's inference."""
@@ -34,7 +34,8 @@ def exchange_cycles(
 
 
 def rearrange_cycles(nbytes: float, *, small_groups: bool = False) -> float:
-    """On-tile copy before or after an exchange when layouts differ. Source: facts page 8.1."""
+    """On-tile copy before or after an exchange when layouts differ. Source: poplin's planner
+    (graphcore/poplibs, lib/poplin/ConvModel.cpp)."""
     if nbytes <= 0:
         return 0.0
     return 25.0 + nbytes * (5.0 / 3.0 if small_groups else 5.0 / 4.0) / 8.0
@@ -53,7 +54,7 @@ def launch_cycles(chip: Chip) -> float:
 def global_sync_cycles(chip: Chip, ipus: int) -> float:
     """A barrier between IPUs: ceil(15 ns x clock x hops x 2), hops = 1 + ipus / 4, on top of the on-chip one.
 
-    Source: facts page 5 (the library's own multi-IPU test model).
+    Source: the model that poplibs tests several IPUs with (graphcore/poplibs, lib/poplibs_test/Util.cpp).
     """
     if ipus <= 1:
         return sync_cycles(chip)

@@ -3,7 +3,8 @@
 The library cuts a table three ways: its columns, its rows, and the indices. Cut columns cost nothing but
 start-up. Where rows are cut, every tile sees all its indices and skips those of others, and what the row
 parts found is brought together. Where indices are cut, the table (or what is added to it) is there once for
-each part. All cuts are priced and the cheapest that has room is taken. Cycles per index: facts page 8.9.
+each part. All cuts are priced and the cheapest that has room is taken. Cycles per index: poplibs'
+estimators (`podrun.device.tiles.vertices`).
 """
 
 from __future__ import annotations

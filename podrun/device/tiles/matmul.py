@@ -1,10 +1,10 @@
 """Planner for matrix products and convolutions: how the work is cut over tiles and which vertex does it.
 
-A product of G groups, [M, K] x [K, N] each, is cut into pm x pk x pn pieces per group. Every candidate
-split is priced (vertex cycles, operands in, partial sums out, reduction, cast) and the cheapest that stays
-within the memory proportion wins, as in the library's planner (facts page 8.1). Convolutions add kernel
-positions: either each position is a pass over the field (AMP Nx1), or the field is expanded first so that K
-holds the positions.
+A product of G groups, [M, K] x [K, N] each, is cut into pm x pk x pn pieces per group. Every candidate split is
+priced (vertex cycles, operands in, partial sums out, reduction, cast) and the cheapest that stays within the memory
+proportion wins, as in the library's planner (graphcore/poplibs, lib/poplin/ConvModel.cpp). Convolutions add kernel
+positions: either each position is a pass over the field (AMP Nx1), or the field is expanded first so that K holds the
+positions.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> Candidate
     """Weight blocks of four kernel rows and four channels: the unit walks the field itself, nothing is
     expanded.
 
-    Source: facts page 8.4. It pays for a short kernel over few channels at stride one.
+    Source: poplin's estimator of the Nx1 vertex. It pays for a short kernel over few channels at stride one.
     """
     blocks = math.ceil(side / ROW_CHANNELS) * side
     pg, pm, pk, pn, used = _grid(product, tiles, ROW_CHANNELS, ROW_CHANNELS)
@@ -239,8 +239,8 @@ layer."""
 
 
 def _slic_plan(chip: Chip, product: Product, tiles: int) -> Candidate:
-    """Groups of two to four channels on the SLIC unit, four groups side by side. Source: facts page 2 and
-    8.5.
+    """Groups of two to four channels on the SLIC unit, four groups side by side. Source: poplin's
+    planner (lib/poplin/ConvModel.cpp) and estimator of the SLIC vertex.
     """
     blocks = replace(product, groups=math.ceil(product.groups / SLIC_GROUPS))
     pg, pm, pk, pn, used = _grid(blocks, tiles, 4, 4)

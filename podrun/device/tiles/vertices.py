@@ -1,7 +1,8 @@
 """Cycles of the library's simpler vertices on one tile: element-wise, cast, reduce, slice, pool, random.
 
-Facts page, 8.7 to 8.10. ``elements`` is what one tile holds; all six workers share it. NumPy arrays
-broadcast.
+Sources: the cycle estimators of graphcore/poplibs, as of August 2023: lib/popops/PerformanceEstimation.cpp
+(element-wise, cast, slice), lib/popops/reduction/CycleEstimationFunctions.cpp, lib/popnn/popnnCycleEstimators.cpp
+(nonlinearities, pooling). ``elements`` is what one tile holds; all six workers share it. NumPy arrays broadcast.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 WORKERS = 6
 Cycles = NDArray[np.float64]
-"""Worker threads of a tile, time-sliced round robin, on every chip (facts page, section 1)."""
+"""Worker threads of a tile, time-sliced round robin, on every chip (IPU Programmer's Guide)."""
 SUPERVISOR = 12.0
 """Cycles of a supervisor call around a library 1-D operation: 11 to 13."""
 
@@ -54,8 +55,8 @@ OP_CYCLES: dict[str, tuple[float, float]] = {
     "cast": (2.0, 2.0),
     "integer": (2.0, 2.0),
 }
-"""Arithmetic cycles per vector for (FP32, FP16). Source: facts page 8.8 for the nonlinearities; the rest
-assumed."""
+"""Arithmetic cycles per vector for (FP32, FP16). Source: popnn's estimators for the nonlinearities; the
+rest assumed."""
 
 
 REDUCE_CYCLES = 1.0
@@ -87,7 +88,7 @@ def chain_cycles(elements: float, dtype: str, ops: tuple[tuple[str, str], ...], 
     """A fused chain over ``elements`` elements of a tile, each operation with the type it works in.
 
     Worker 27 to start, per vector of ``dtype`` one load per operand and a store (two cycles with address
-    arithmetic) plus the arithmetic of each operation. Source: facts page 8.8.
+    arithmetic) plus the arithmetic of each operation. Source: popops' estimators.
     """
     if elements <= 0:
         return 0.0
@@ -167,7 +168,7 @@ def random_cycles(elements: float, dtype: str) -> float:
 def pool_rows_cycles(outputs: float, window: float, channels: float, dtype: str) -> float:
     """Pooling on one tile, row by row: 15 worker cycles per output, kernel position and vector of channels.
 
-    Start-up of the call and its work lists takes 246 per worker. Derived: facts page 8.10 (3 per vector +
+    Start-up of the call and its work lists takes 246 per worker. Derived: popnn's estimator (3 per vector +
     13 per row when a row is one vector) and three simulator points, which share slope and intercept.
     """
     vectors = math.ceil(channels / vector_width(dtype))
@@ -175,8 +176,8 @@ def pool_rows_cycles(outputs: float, window: float, channels: float, dtype: str)
 
 
 def two_stage_reduce_cycles(outputs: float, depth: float, dtype: str) -> tuple[float, float]:
-    """A reduction on one tile split over its workers, then the six partial results joined (facts page
-    8.7)."""
+    """A reduction on one tile split over its workers, then the six partial results joined (popops'
+    estimators)."""
     vectors = math.ceil(outputs / vector_width(dtype))
     share = math.ceil(depth / WORKERS)
     first = 33.0 + WORKERS * (20.0 + vectors * 2.0 * share)
@@ -185,8 +186,8 @@ def two_stage_reduce_cycles(outputs: float, depth: float, dtype: str) -> tuple[f
 
 
 def last_stage_cycles(outputs: float, partials: float, *, continuous: bool) -> float:
-    """The last stage of a reduction: ``partials`` values into each of ``outputs`` on one tile (facts page
-    8.7)."""
+    """The last stage of a reduction: ``partials`` values into each of ``outputs`` on one tile (popops'
+    estimators)."""
     if continuous:
         share = math.ceil(outputs / WORKERS)
         return WORKERS * (17.0 + share * (partials / 2.0 + 10.0))

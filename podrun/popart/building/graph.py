@@ -1,5 +1,6 @@
-"""The graph under a Builder: nodes, tensors and names, with shapes inferred as it grows (semantics, section
-3).
+"""The graph under a Builder: nodes, tensors and names, with shapes inferred as it grows.
+
+Source of names and rules: graphcore/popart, willow/src/builder_impl.cpp.
 
 A *scope* is one graph; subgraphs are child scopes that see their parents' tensors and share their parents'
 names, so that a name is unique over all of them.

@@ -1,7 +1,7 @@
 """The ai.graphcore operators as the builder sees them: method name, node type, attributes, outputs, shapes.
 
-One row per operator; `podrun.popart.ops` holds what they compute. Sources: popart_api.md, section 14, and
-the PopART user guide's operator pages.
+One row per operator; `podrun.popart.ops` holds what they compute. Sources: AiGraphcoreOpset1 in the
+PopART Python API reference, and the PopART User Guide on operators.
 """
 
 from __future__ import annotations

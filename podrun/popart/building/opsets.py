@@ -2,7 +2,8 @@
 
 Method names are the operators' in lower case (``logical_and`` and so on where Python keeps the word),
 arguments are the input list, the number of outputs where it varies, required attributes, the other
-attributes in alphabetical order with their defaults, and debugContext (popart_api.md, section 13).
+attributes in alphabetical order with their defaults, and debugContext, as in the
+PopART Python API reference.
 """
 
 from __future__ import annotations

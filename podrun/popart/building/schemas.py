@@ -1,6 +1,6 @@
 """ONNX's schemas as methods of ``builder.aiOnnx``: names, parameters with their defaults, and attribute values.
 
-Source of what differs from ONNX: popart_api.md, section 13.
+Source of what differs from ONNX: the opset classes in the PopART Python API reference.
 """
 
 from __future__ import annotations

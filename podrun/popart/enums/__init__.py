@@ -1,4 +1,4 @@
-"""PopART's enumerations with their integer values (popart_api.md, section 12).
+"""PopART's enumerations with their integer values (source: the PopART Python API reference).
 
 Members are not numbers: they have ``name``, ``value`` and ``int()``, as pybind11's enumerations have.
 """

@@ -1,4 +1,4 @@
-"""Adam, AdaMax, LAMB (semantics, section 6).
+"""Adam, AdaMax, LAMB (source: graphcore/popart, willow/src/adam.cpp and patterns/adamdecompose.cpp).
 
 With g the gradient after unscaling (plus ``wd w`` in L2 mode), ``t`` counted before use: ``m <- b1 m +
 (1-b1) g``; ``v <- b2 v + (1-b2) g^2`` (AdaMax: ``v <- max(b2 v, |g|)``); corrected ``m / (1 - b1^t)`` and

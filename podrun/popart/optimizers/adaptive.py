@@ -1,4 +1,4 @@
-"""AdaGrad, RMSProp, centred RMSProp and AdaDelta (semantics, section 6).
+"""AdaGrad, RMSProp, centred RMSProp and AdaDelta (source: graphcore/popart, willow/src/adaptive.cpp).
 
 With g the gradient after unscaling (plus ``wd w`` in L2 mode): AdaGrad ``v1 += g^2``; RMSProp ``v1 = a v1 +
 (1-a) g^2``; centred also ``v2 = a v2 + (1-a) g`` and the denominator uses ``v1 - v2^2``; AdaDelta steps ``x

@@ -1,4 +1,4 @@
-"""SGD and ConstSGD (semantics, section 6).
+"""SGD and ConstSGD (source: graphcore/popart, willow/src/sgd.cpp and compoundscalarhelper.cpp).
 
 With G' the gradient after unscaling, lr, wd, mm, dm, vs the learning rate, weight decay, momentum,
 dampening and velocity scaling:
