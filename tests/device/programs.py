@@ -236,14 +236,33 @@ def two_ipus() -> Executable:
     )
 
 
-def state_per_replica(replicas: int = 8) -> Executable:
-    """Every replica counts what it has seen in a variable of its own: ``seen += x``."""
+def state_per_replica(replicas: int = 8, rows: tuple[int, ...] = ()) -> Executable:
+    """Every replica counts what it has seen in variables of its own: ``seen += x``, its halves, and how often.
+
+    ``rows``: of `podrun.executable.Variable`, but for the number, of which the host sees replica 0's.
+    """
     per_machine = min(replicas, 4)
+
+    def own(name: str, dtype: str, shape: tuple[int, ...], rows: tuple[int, ...] = ()) -> Variable:
+        spec = TensorSpec(name, dtype, shape)
+        return Variable(spec, VariableRole.WEIGHT, initial=1.0, per_replica=True, rows=rows)
+
+    variables = [
+        own("seen", "float32", (2,), rows),
+        own("half", "float16", (3, 1), rows),
+        own("times", "int32", ()),
+        own("nothing", "int32", (0, 2), rows),
+    ]
     count = computation(
         "count",
-        lambda seen, x: (seen + x[0],),
-        {"seen": ((per_machine, 2), np.float32), "in:x": ((1, per_machine, 2), np.float32)},
-        ("seen",),
+        lambda seen, half, times, x: (
+            seen + x[0],
+            half + x[0, :, :1, None].astype(half.dtype) / 2,
+            times + 1,
+        ),
+        {v.spec.name: ((per_machine, *v.spec.shape), np.dtype(v.spec.dtype)) for v in variables[:3]}
+        | {"in:x": ((1, per_machine, 2), np.float32)},
+        ("seen", "half", "times"),
     )
     return Executable(
         name="state",
@@ -251,11 +270,7 @@ def state_per_replica(replicas: int = 8) -> Executable:
         accumulation_factor=1,
         training=True,
         streams={"x": Stream(TensorSpec("x", "float32", (2,)), StreamDirection.TO_DEVICE)},
-        variables={
-            "seen": Variable(
-                TensorSpec("seen", "float32", (2,)), VariableRole.WEIGHT, initial=1.0, per_replica=True
-            )
-        },
+        variables={v.spec.name: v for v in variables},
         arenas={},
         computations={"count": count},
         instructions=((Sync(SyncScope.HOST), LoadStream("x", "in:x", 0, 1), Compute("count")),),
