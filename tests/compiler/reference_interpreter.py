@@ -136,15 +136,22 @@ class Pod:
         for machine in self.machines:
             for name, value in values.items():
                 assert name in self.executable.variables, name
+                rows, value = self.executable.variables[name].rows, np.asarray(value)
+                if rows:
+                    each = self.executable.layout.replicas_per_machine
+                    first = machine.replica_group * each
+                    value = value[list(rows[first : first + each])]
                 if machine.holds(name):
-                    machine.write(name, np.asarray(value))
+                    machine.write(name, value)
 
     def read_variable(self, name: str) -> np.ndarray:
-        """The value on replica 0, after checking that all machines that must hold it do so to the bit."""
+        """What the host reads, after checking that all machines that must hold the same do so to the bit."""
         variable = self.executable.variables[name]
         machines = [machine for machine in self.machines if machine.holds(name)]
         if variable.per_replica:
-            return machines[0].read(name)[0]
+            each = np.concatenate([machine.read(name) for machine in machines])
+            rows = variable.rows
+            return each[[rows.index(row) for row in range(max(rows) + 1)]] if rows else each[0]
         if variable.arena is not None and self.executable.arenas[variable.arena].sliced:
             parts = [machine.arenas[variable.arena][machine.slice_of(variable.arena)] for machine in machines]
             _, offset, shape = machines[0].members[name]

@@ -302,6 +302,40 @@ def test_generated_layouts(
         np.testing.assert_array_equal(variables[name], found, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    ("places", "replicas", "rows"),
+    [
+        (None, 8, (0, 0, 1, 1, 2, 2, 3, 3)),
+        (None, 4, (0, 1, 0, 1)),
+        ((0, 1), 4, (0, 1, 2, 3)),
+        ((0, 4), 2, (0, 1)),
+    ],
+    ids=["consecutive", "orthogonal", "sharded", "over machines"],
+)
+def test_running_statistics_of_groups_start_apart_and_show_their_first_replica(
+    places: tuple[int, int] | None, replicas: int, rows: tuple[int, ...]
+) -> None:
+    ipus = max(places) // 4 * 4 + 4 if places and max(places) > 1 else max(places or (0,)) + 1
+    program = normalised(places, replicas=replicas, accumulation_factor=2, ipus_per_replica=ipus)
+    program = grouped(program, {"mean": rows})
+    executable = compile_program(program)
+    start = {"gamma": np.ones(3, np.float32)}
+    start["mean"] = np.random.default_rng(5).normal(size=(max(rows) + 1, 3)).astype(np.float32)
+    inputs = inputs_for(program, 2)
+    pod = Pod(executable, as_machines=True)
+    pod.write_variables(start)
+    found = pod.run(2, inputs)
+    now = start["mean"][list(rows)]
+    for step in range(4):
+        np.testing.assert_allclose(found["mean"][step], now, rtol=1e-5, atol=1e-6)
+        now = 0.9 * now + 0.1 * inputs["x"].reshape(4, replicas, 4, 3)[step].mean(axis=1)
+    shown = now[[rows.index(row) for row in range(max(rows) + 1)]]
+    np.testing.assert_allclose(pod.read_variable("mean"), shown, rtol=1e-5, atol=1e-6)
+    anchors, variables = on_machines(executable, program, 2, start)
+    np.testing.assert_array_equal(variables["mean"], pod.read_variable("mean"))
+    np.testing.assert_array_equal(anchors["mean"].reshape(np.shape(found["mean"])), found["mean"])
+
+
 def test_a_smaller_group_reduces_faster() -> None:
     whole = mlp(sizes=(256, 512, 16), replicas=16, update=Momentum())
     apart = grouped(whole, dict.fromkeys(whole.parameters, group_of(CONSECUTIVE, 16, 4)))

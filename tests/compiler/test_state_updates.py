@@ -1,5 +1,5 @@
 """Running statistics: replaced after each micro-batch, by each replica for itself; the host sees replica
-0's."""
+0's. (Those of groups: test_groups.py.)"""
 
 from __future__ import annotations
 
