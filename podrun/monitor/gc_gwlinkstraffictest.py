@@ -107,7 +107,7 @@ def measure(bench: Bench, iterations: int, timeout: float) -> Outcome:
         if owned.count < info.size:
             click.echo(f"Waiting for the instances of the other GCDs, at most {timeout:g} s.", err=True)
         connection.host_sync_timeout = timeout  # type: ignore[attr-defined]
-        program = gather_over_gateways(chip.name, info.size, machines, WORDS, seconds, chip.clock_hz)
+        program = gather_over_gateways(chip, info.size, machines, WORDS, seconds)
         try:
             connection.load(program)
             result = connection.run(iterations, {"batch": np.arange(iterations, dtype=np.uint32)[:, None]})

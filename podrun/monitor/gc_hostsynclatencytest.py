@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from podrun.monitor.holding import NAMES, server_options
 from podrun.partition.cli_common import run
+
+if TYPE_CHECKING:
+    from podrun.device.connection import IpuRange
+    from podrun.monitor.holding import Bench
 
 MARKS = 4095
 """Syncs of one iteration. Published: mark_count of the tool's sample."""
@@ -45,9 +49,8 @@ def gc_hostsynclatencytest(as_json: bool, api_host: str | None, api_port: int | 
 
     On a real IPU the host sets a count of marks and every sync takes one away.
     """
-    from podrun.errors import ApplicationRuntimeError, UsageError
-    from podrun.monitor.holding import find_bench, hold
-    from podrun.monitor.tool_programs import host_syncs
+    from podrun.errors import UsageError
+    from podrun.monitor.holding import find_bench
     from podrun.monitor.tool_times import sync_train_seconds
 
     bench = find_bench(api_host, api_port)
@@ -56,32 +59,50 @@ def gc_hostsynclatencytest(as_json: bool, api_host: str | None, api_port: int | 
         raise UsageError(
             f"device {options['device']} has {ipus.count} IPUs", hint="Name a single IPU: gc-info -l"
         )
-    chip, marks = bench.chip, options["mark_count"]
-    whole = sync_train_seconds(chip, marks, options["delay_cycles"], options["num_delays"])
-    modelled = emulation = 0.0
+    marks = options["mark_count"]
+    whole = sync_train_seconds(bench.chip, marks, options["delay_cycles"], options["num_delays"])
     timed = options["iterations"] * min(marks, EMULATED)
+    modelled, emulation = _emulated(bench, ipus, timed, whole / marks)
+    _show(
+        {
+            "ipu_id": options["device"],
+            "sync_mode": options["sync_mode"].capitalize(),
+            "hsp": options["hsp"],
+            "delay_cycles": options["delay_cycles"],
+            "num_delays": options["num_delays"],
+            "iterations": options["iterations"],
+            "mark_count": marks,
+            "split_increments": options["split_increments"],
+            "time_to_sync_us": round(modelled / timed * marks * 1e6),
+            "result": "pass",
+            "emulated_syncs": timed,
+            "emulated_sync_us": f"{emulation / timed * 1e6:.1f}",
+        },
+        as_json,
+    )
+    return 0
+
+
+def _emulated(bench: Bench, ipus: IpuRange, syncs: int, modelled_each: float) -> tuple[float, float]:
+    """Run so many syncs: modelled and emulation seconds of all of them."""
+    from podrun.errors import ApplicationRuntimeError
+    from podrun.monitor.holding import hold
+    from podrun.monitor.tool_programs import host_syncs
+
+    modelled = emulation = 0.0
     with hold(bench, ipus, name="gc-hostsynclatencytest") as connection:
-        connection.load(host_syncs(chip.name, whole / marks, chip.clock_hz))
-        for number in range(timed):
+        connection.load(host_syncs(bench.chip, modelled_each))
+        for number in range(syncs):
             result = connection.run(1, {})
             if result.batches_done != number + 1:
                 raise ApplicationRuntimeError(f"sync {number + 1} came back as {result.batches_done}")
             modelled += result.modelled_seconds
             emulation += result.emulation_seconds
-    found = {
-        "ipu_id": options["device"],
-        "sync_mode": options["sync_mode"].capitalize(),
-        "hsp": options["hsp"],
-        "delay_cycles": options["delay_cycles"],
-        "num_delays": options["num_delays"],
-        "iterations": options["iterations"],
-        "mark_count": marks,
-        "split_increments": options["split_increments"],
-        "time_to_sync_us": round(modelled / timed * marks * 1e6),
-        "result": "pass",
-        "emulated_syncs": timed,
-        "emulated_sync_us": f"{emulation / timed * 1e6:.1f}",
-    }
+    return modelled, emulation
+
+
+def _show(found: dict[str, Any], as_json: bool) -> None:
+    """Print what was found, and what of it is modelled."""
     if as_json:
         from podrun.monitor.holding import strings
 
@@ -94,7 +115,6 @@ def gc_hostsynclatencytest(as_json: bool, api_host: str | None, api_port: int | 
         for key, value in found.items():
             click.echo(f"o {key.replace('_', ' ')}: {value}")
         click.echo("The time to sync is modelled; emulated syncs were timed on this host.")
-    return 0
 
 
 def main() -> None:

@@ -100,12 +100,9 @@ def measure(bench: Bench, connection: Connection, leg: Leg) -> Outcome:
     from podrun.monitor import tool_times as times
     from podrun.monitor.tool_programs import host_traffic
 
-    chip = bench.chip
     seconds = ITERATIONS * times.tile_round_seconds()
     tile_words = times.HOST_TILES * times.TILE_BYTES // 4
-    connection.load(
-        host_traffic(chip.name, leg.host, leg.tile, HOST_WORDS, tile_words, seconds / BATCHES, chip.clock_hz)
-    )
+    connection.load(host_traffic(bench.chip, leg.host, leg.tile, HOST_WORDS, tile_words, seconds / BATCHES))
     buffer = np.arange(tile_words, dtype=np.uint32) * np.uint32(SEED)
     connection.write_variables({"buffer": buffer})
     down = np.random.default_rng(2).integers(0, 2**32, (BATCHES, 1, 1, HOST_WORDS), np.uint32)

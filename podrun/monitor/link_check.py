@@ -48,8 +48,7 @@ class LinkCheck:
             for link in range(len(pairs))
         ]
         inside = [(a - ipus.first, b - ipus.first) for a, b in pairs]
-        chip = bench.chip
-        connection.load(traffic(chip.name, ipus.count, inside, words, seconds, chip.clock_hz))
+        connection.load(traffic(bench.chip, ipus.count, inside, words, seconds))
         connection.write_variables(
             {payload(link, end): self._first[link][end] for link in range(len(pairs)) for end in (0, 1)}
         )

@@ -52,7 +52,7 @@ class ProductsRun:
         exact = values.astype(np.float32) @ matrix.astype(np.float32) if passes % 2 else values
         self._expected: Array = exact.astype(dtype)[0, 0]
         seconds = cycles / chip.clock_hz
-        connection.load(products(chip.name, ipus, dtype, chip.tiles, ROWS, passes, seconds, chip.clock_hz))
+        connection.load(products(chip, ipus, dtype, chip.tiles, ROWS, passes, seconds))
 
     def run(self) -> Round:
         """One launch, compared."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +36,9 @@ from podrun.executable import (
     VariableRole,
 )
 
+if TYPE_CHECKING:
+    from podrun.device.target import Chip
+
 IPUS_PER_MACHINE = 4
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -60,8 +64,32 @@ def one_ipu_replicas(ipus: int) -> Layout:
     return Layout(ipus, 1, ipus // per_machine, per_machine)
 
 
-def _report(seconds: float, clock_hz: float) -> dict[str, Any]:
-    return {"step": {"cycles": round(seconds * clock_hz), "seconds": seconds}}
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a batch does: an instruction list for each IPU of a replica, and what these name."""
+
+    instructions: tuple[tuple[Instruction, ...], ...]
+    pieces: Sequence[Computation] = ()
+    streams: dict[str, Stream] = field(default_factory=dict)
+    variables: dict[str, Variable] = field(default_factory=dict)
+    arenas: dict[str, Arena] = field(default_factory=dict)
+
+
+def _program(name: str, chip: Chip, layout: Layout, work: _Work, seconds: float) -> Executable:
+    """A program of one micro-batch to a batch, which is said to take ``seconds``."""
+    return Executable(
+        name=name,
+        layout=layout,
+        accumulation_factor=1,
+        training=False,
+        streams=work.streams,
+        variables=work.variables,
+        arenas=work.arenas,
+        computations={piece.name: piece for piece in work.pieces},
+        instructions=work.instructions,
+        target=chip.name,
+        tile_report={"step": {"cycles": round(seconds * chip.clock_hz), "seconds": seconds}},
+    )
 
 
 # --- products -------------------------------------------------------------------------------------------------
@@ -80,7 +108,7 @@ def mixing_matrix(seed: int = 0) -> Array:
 
 
 def products(
-    target: str, ipus: int, dtype: str, tiles: int, rows: int, passes: int, seconds: float, clock_hz: float
+    chip: Chip, ipus: int, dtype: str, tiles: int, rows: int, passes: int, seconds: float
 ) -> Executable:
     """On every tile of every IPU: ``passes`` products of ``rows`` x 16 values with a 16 x 16 matrix, each of the last
     one's result. Stream ``x``: the values; ``w``: the matrix, the same for all; anchor ``y``: the result.
@@ -100,31 +128,19 @@ def products(
         {"in:x": ((1, replicas, *shape), dtype), "in:w": ((1, BLOCK, BLOCK), dtype)},
         ("out:y",),
     )
-    return Executable(
-        name="flops",
-        layout=layout,
-        accumulation_factor=1,
-        training=False,
-        streams={
-            "x": Stream(TensorSpec("x", dtype, shape), StreamDirection.TO_DEVICE),
-            "w": Stream(TensorSpec("w", dtype, (BLOCK, BLOCK)), StreamDirection.TO_DEVICE, broadcast=True),
-            "y": Stream(TensorSpec("y", dtype, shape), StreamDirection.TO_HOST, retrieval=Retrieval.FINAL),
-        },
-        variables={},
-        arenas={},
-        computations={piece.name: piece},
-        instructions=(
-            (
-                Sync(SyncScope.HOST),
-                LoadStream("x", "in:x", 0, 1),
-                LoadStream("w", "in:w", 0, 1),
-                Compute(piece.name),
-                StoreStream("y", "out:y", 0, 1),
-            ),
-        ),
-        target=target,
-        tile_report=_report(seconds, clock_hz),
+    steps = (
+        Sync(SyncScope.HOST),
+        LoadStream("x", "in:x", 0, 1),
+        LoadStream("w", "in:w", 0, 1),
+        Compute(piece.name),
+        StoreStream("y", "out:y", 0, 1),
     )
+    streams = {
+        "x": Stream(TensorSpec("x", dtype, shape), StreamDirection.TO_DEVICE),
+        "w": Stream(TensorSpec("w", dtype, (BLOCK, BLOCK)), StreamDirection.TO_DEVICE, broadcast=True),
+        "y": Stream(TensorSpec("y", dtype, shape), StreamDirection.TO_HOST, retrieval=Retrieval.FINAL),
+    }
+    return _program("flops", chip, layout, _Work((steps,), [piece], streams), seconds)
 
 
 # --- IPU to IPU -----------------------------------------------------------------------------------------------
@@ -150,12 +166,7 @@ def _as_it_is(words: int) -> Computation:
 
 
 def traffic(
-    target: str,
-    ipus: int,
-    pairs: Sequence[tuple[int, int]],
-    words: int,
-    seconds: float,
-    clock_hz: float,
+    chip: Chip, ipus: int, pairs: Sequence[tuple[int, int]], words: int, seconds: float
 ) -> Executable:
     """One replica of ``ipus`` IPUs; both ends of every pair send each other ``words`` 32-bit words at once.
 
@@ -165,7 +176,7 @@ def traffic(
     machines = max(ipus // IPUS_PER_MACHINE, 1)
     sends: list[list[Instruction]] = [[] for _ in range(ipus)]
     receives: list[list[Instruction]] = [[] for _ in range(ipus)]
-    pieces: dict[str, Computation] = {}
+    pieces: list[Computation] = []
     variables: dict[str, Variable] = {}
     add, keep = _one_more(words), _as_it_is(words)
     for link, ends in enumerate(pairs):
@@ -178,34 +189,33 @@ def traffic(
             )
             for piece, first, last in ((add, name, f"out:{link}"), (keep, f"in:{link}", name)):
                 named = f"{piece.name}:{link}:{end}"
-                pieces[named] = Computation(named, piece.stablehlo, (first,), (last,))
+                pieces.append(Computation(named, piece.stablehlo, (first,), (last,)))
             sends[ipu] += [Compute(f"add:{link}:{end}"), Send(f"out:{link}", ends[1 - end], tag + end)]
             receives[ipu] += [
                 Receive(f"in:{link}", ends[1 - end], tag + 1 - end),
                 Compute(f"keep:{link}:{end}"),
             ]
-    return Executable(
-        name="traffic",
-        layout=Layout(1, ipus, machines, 1, machines),
-        accumulation_factor=1,
-        training=False,
-        streams={},
-        variables=variables,
-        arenas={},
-        computations=pieces,
-        instructions=tuple(
-            (Sync(SyncScope.HOST), *sent, *received) for sent, received in zip(sends, receives, strict=True)
-        ),
-        target=target,
-        tile_report=_report(seconds, clock_hz),
+    lists = tuple(
+        (Sync(SyncScope.HOST), *sent, *received) for sent, received in zip(sends, receives, strict=True)
     )
+    layout = Layout(1, ipus, machines, 1, machines)
+    return _program("traffic", chip, layout, _Work(lists, pieces, variables=variables), seconds)
 
 
 # --- host and IPU ---------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """What one side does with the buffer: a piece, its instructions and its streams."""
+
+    piece: Computation
+    steps: tuple[Instruction, ...]
+    streams: dict[str, Stream]
+
+
 def host_traffic(
-    target: str, host: str, tile: str, host_words: int, tile_words: int, seconds: float, clock_hz: float
+    chip: Chip, host: str, tile: str, host_words: int, tile_words: int, seconds: float
 ) -> Executable:
     """One IPU whose buffer the host and the tiles use at once, each "to" or "from" it seen from the host.
 
@@ -213,91 +223,84 @@ def host_traffic(
     the words ``first .. first + host_words`` go out as ``up``. Tiles "to": the `checksum` of variable ``buffer`` goes
     out as ``sum:buffer``; "from": tiles add one to each word of it.
     """
+    outside = _taken(host_words) if host == "to" else _given(host_words)
+    inside = _read(tile_words) if tile == "to" else _written(tile_words)
+    buffer = Variable(TensorSpec("buffer", "uint32", (tile_words,)), VariableRole.WEIGHT)
+    work = _Work(
+        ((Sync(SyncScope.HOST), *outside.steps, *inside.steps),),
+        [outside.piece, inside.piece],
+        outside.streams | inside.streams,
+        {"buffer": buffer},
+    )
+    return _program("host-traffic", chip, Layout(1, 1, 1, 1), work, seconds)
+
+
+def _taken(words: int) -> _Side:
+    """The host sends ``down``, and gets its checksum."""
+    piece = computation("take", _summed, {"in:down": ((1, 1, words), "uint32")}, ("out:sum:down",))
+    return _Side(
+        piece,
+        (
+            LoadStream("down", "in:down", 0, 1),
+            Compute("take"),
+            StoreStream("sum:down", "out:sum:down", 0, 1),
+        ),
+        {"down": _to_device("down", words), "sum:down": _to_host("sum:down", 1)},
+    )
+
+
+def _given(words: int) -> _Side:
+    """The host gets ``up``, which begins with the word that it sends."""
     import jax.numpy as jnp
 
-    def summed(x: Any) -> Any:
-        weights = jnp.arange(1, x.size + 1, dtype=jnp.uint32)
-        return (jnp.sum(x.reshape(-1) * weights, dtype=jnp.uint32).reshape(1, 1, 1),)
+    def count(first: Any) -> Any:
+        return (first + jnp.arange(words, dtype=jnp.uint32),)
 
-    def to_device(name: str, words: int) -> Stream:
-        return Stream(TensorSpec(name, "uint32", (words,)), StreamDirection.TO_DEVICE)
-
-    def to_host(name: str, words: int) -> Stream:
-        return Stream(TensorSpec(name, "uint32", (words,)), StreamDirection.TO_HOST)
-
-    streams: dict[str, Stream] = {}
-    pieces: list[Computation] = []
-    work: list[Instruction] = [Sync(SyncScope.HOST)]
-    if host == "to":
-        streams |= {"down": to_device("down", host_words), "sum:down": to_host("sum:down", 1)}
-        pieces.append(
-            computation(
-                "take",
-                summed,
-                {"in:down": ((1, 1, host_words), "uint32")},
-                ("out:sum:down",),
-            )
-        )
-        work += [LoadStream("down", "in:down", 0, 1), Compute("take")]
-        work += [StoreStream("sum:down", "out:sum:down", 0, 1)]
-    else:
-        streams |= {"first": to_device("first", 1), "up": to_host("up", host_words)}
-        pieces.append(
-            computation(
-                "give",
-                lambda first: (first + jnp.arange(host_words, dtype=jnp.uint32),),
-                {"in:first": ((1, 1, 1), "uint32")},
-                ("out:up",),
-            )
-        )
-        work += [LoadStream("first", "in:first", 0, 1), Compute("give"), StoreStream("up", "out:up", 0, 1)]
-    shape = (tile_words,)
-    if tile == "to":
-        streams["sum:buffer"] = to_host("sum:buffer", 1)
-        pieces.append(
-            computation(
-                "read",
-                summed,
-                {"buffer": (shape, "uint32")},
-                ("out:sum:buffer",),
-            )
-        )
-        work += [Compute("read"), StoreStream("sum:buffer", "out:sum:buffer", 0, 1)]
-    else:
-        pieces.append(
-            computation("write", lambda x: (x + jnp.uint32(1),), {"buffer": (shape, "uint32")}, ("buffer",))
-        )
-        work.append(Compute("write"))
-    return Executable(
-        name="host-traffic",
-        layout=Layout(1, 1, 1, 1),
-        accumulation_factor=1,
-        training=False,
-        streams=streams,
-        variables={"buffer": Variable(TensorSpec("buffer", "uint32", shape), VariableRole.WEIGHT)},
-        arenas={},
-        computations={piece.name: piece for piece in pieces},
-        instructions=(tuple(work),),
-        target=target,
-        tile_report=_report(seconds, clock_hz),
+    piece = computation("give", count, {"in:first": ((1, 1, 1), "uint32")}, ("out:up",))
+    return _Side(
+        piece,
+        (LoadStream("first", "in:first", 0, 1), Compute("give"), StoreStream("up", "out:up", 0, 1)),
+        {"first": _to_device("first", 1), "up": _to_host("up", words)},
     )
 
 
-def host_syncs(target: str, seconds: float, clock_hz: float) -> Executable:
+def _read(words: int) -> _Side:
+    """Tiles read the buffer, and say its checksum."""
+    piece = computation("read", _summed, {"buffer": ((words,), "uint32")}, ("out:sum:buffer",))
+    steps = (Compute("read"), StoreStream("sum:buffer", "out:sum:buffer", 0, 1))
+    return _Side(piece, steps, {"sum:buffer": _to_host("sum:buffer", 1)})
+
+
+def _written(words: int) -> _Side:
+    """Tiles add one to each word of the buffer."""
+    import jax.numpy as jnp
+
+    def add(x: Any) -> Any:
+        return (x + jnp.uint32(1),)
+
+    piece = computation("write", add, {"buffer": ((words,), "uint32")}, ("buffer",))
+    return _Side(piece, (Compute("write"),), {})
+
+
+def _summed(x: Any) -> Any:
+    """`checksum` on the device."""
+    import jax.numpy as jnp
+
+    weights = jnp.arange(1, x.size + 1, dtype=jnp.uint32)
+    return (jnp.sum(x.reshape(-1) * weights, dtype=jnp.uint32).reshape(1, 1, 1),)
+
+
+def _to_device(name: str, words: int) -> Stream:
+    return Stream(TensorSpec(name, "uint32", (words,)), StreamDirection.TO_DEVICE)
+
+
+def _to_host(name: str, words: int) -> Stream:
+    return Stream(TensorSpec(name, "uint32", (words,)), StreamDirection.TO_HOST)
+
+
+def host_syncs(chip: Chip, seconds: float) -> Executable:
     """One IPU that does nothing but wait for the host, once a batch."""
-    return Executable(
-        name="host-syncs",
-        layout=Layout(1, 1, 1, 1),
-        accumulation_factor=1,
-        training=False,
-        streams={},
-        variables={},
-        arenas={},
-        computations={},
-        instructions=((Sync(SyncScope.HOST),),),
-        target=target,
-        tile_report=_report(seconds, clock_hz),
-    )
+    return _program("host-syncs", chip, Layout(1, 1, 1, 1), _Work(((Sync(SyncScope.HOST),),)), seconds)
 
 
 # --- between IPU-Link domains ---------------------------------------------------------------------------------
@@ -314,17 +317,33 @@ def checksum(values: Array) -> int:
     return int(np.sum(values.reshape(-1) * weights, dtype=np.uint32))
 
 
-def gather_over_gateways(
-    target: str, ipus: int, machines: int, words: int, seconds: float, clock_hz: float
-) -> Executable:
+def gather_over_gateways(chip: Chip, ipus: int, machines: int, words: int, seconds: float) -> Executable:
     """Every machine writes its `pattern` into its slice of an arena, all gather the slices, and every IPU gives back
     the `checksum` of each slice as anchor ``sums``.
 
     Stream ``batch``: the number of the batch.
     """
-    import jax.numpy as jnp
-
     each = ipus // machines
+    steps = (
+        Sync(SyncScope.HOST),
+        LoadStream("batch", "in:batch", 0, 1),
+        Compute("write"),
+        AllGather("all"),
+        Compute("sums"),
+        StoreStream("sums", "out:sums", 0, 1),
+    )
+    streams = {
+        "batch": Stream(TensorSpec("batch", "uint32", ()), StreamDirection.TO_DEVICE, broadcast=True),
+        "sums": _to_host("sums", machines),
+    }
+    arenas = {"all": Arena("all", "uint32", machines * words, (), shared=False)}
+    work = _Work((steps,), _gathering(each, machines, words), streams, arenas=arenas)
+    return _program("gateway-links", chip, Layout(ipus, 1, machines, each), work, seconds)
+
+
+def _gathering(each: int, machines: int, words: int) -> list[Computation]:
+    """Before the gathering and after it, on a machine with ``each`` IPUs."""
+    import jax.numpy as jnp
 
     def write(offset: Any, batch: Any) -> Any:
         odd = (2 * (offset // each) + 1).astype(jnp.uint32)
@@ -335,7 +354,7 @@ def gather_over_gateways(
         found = jnp.sum(whole.reshape(machines, words) * weights, axis=1, dtype=jnp.uint32)
         return (jnp.broadcast_to(found, (1, each, machines)),)
 
-    pieces = [
+    return [
         computation(
             "write",
             write,
@@ -344,28 +363,3 @@ def gather_over_gateways(
         ),
         computation("sums", sums, {"arena:all": ((machines * words,), "uint32")}, ("out:sums",)),
     ]
-    return Executable(
-        name="gateway-links",
-        layout=Layout(ipus, 1, machines, each),
-        accumulation_factor=1,
-        training=False,
-        streams={
-            "batch": Stream(TensorSpec("batch", "uint32", ()), StreamDirection.TO_DEVICE, broadcast=True),
-            "sums": Stream(TensorSpec("sums", "uint32", (machines,)), StreamDirection.TO_HOST),
-        },
-        variables={},
-        arenas={"all": Arena("all", "uint32", machines * words, (), shared=False)},
-        computations={piece.name: piece for piece in pieces},
-        instructions=(
-            (
-                Sync(SyncScope.HOST),
-                LoadStream("batch", "in:batch", 0, 1),
-                Compute("write"),
-                AllGather("all"),
-                Compute("sums"),
-                StoreStream("sums", "out:sums", 0, 1),
-            ),
-        ),
-        target=target,
-        tile_report=_report(seconds, clock_hz),
-    )
