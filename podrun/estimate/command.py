@@ -5,23 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from podrun.device.target import System, system
 from podrun.device.tiles.strict import check_planned
 from podrun.errors import ConfigError, PodrunError, UsageError
-from podrun.estimate.layouts import ACCUMULATIONS, scan
+from podrun.estimate.layouts import Choices, scan
 from podrun.estimate.model import Estimate, Layout, check_layout, estimate, model_batch, trace
+from podrun.report.arguments import Parser
 
 if TYPE_CHECKING:
     import onnx
 
 SCHEMA = "podrun.estimate"
 SCHEMA_VERSION = 2
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 _SAVE = "Name a model in ONNX's format, such as builder.saveModelProto or session.modelToHost writes."
 _TRAINING = ("accumulation", "recompute", "optimizer", "state_off_chip", "shard_state", "global_batch")
 """Options that mean something in training only."""
@@ -95,16 +95,9 @@ def table(found: Sequence[Estimate], top: int) -> str:
     return "\n".join([*lines, "", f"Best of {len(found)}:", show(found[0])])
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse that raises as podrun does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint="podrun estimate --help lists all options.")
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = _Parser(
+    made = Parser(
         prog="podrun estimate",
         description="Fit, throughput and bottleneck of an ONNX model on a POD, without running it.",
         epilog="Example: podrun estimate model.onnx --target pod16 --train --micro-batch 16 --accumulation 8",
@@ -119,6 +112,17 @@ def parser() -> argparse.ArgumentParser:
         help="a machine or POD: pod16, bow-pod64, ipu-m2000 ... (default: %(default)s)",
     )
     add("--train", action="store_true", help="training; otherwise inference")
+    _add_layout(add)
+    add("--strict", action="store_true", help="refuse equations that no tile planner knows")
+    _add_products(add)
+    add("--scan", action="store_true", help="try layouts and list the best; options that are given stay")
+    add("--top", type=int, default=10, metavar="N", help="rows of a scan (default: %(default)s)")
+    add("--format", choices=("text", "json"), default="text", help="of the answer (default: %(default)s)")
+    return made
+
+
+def _add_layout(add: Callable[..., object]) -> None:
+    """How the program lies on the system."""
     add(
         "--micro-batch",
         type=int,
@@ -136,7 +140,10 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="optimizer state cut over replicas (replicated tensor sharding)",
     )
-    add("--strict", action="store_true", help="refuse equations that no tile planner knows")
+
+
+def _add_products(add: Callable[..., object]) -> None:
+    """How products are planned on the tiles."""
     add(
         "--available-memory-proportion",
         type=float,
@@ -150,10 +157,6 @@ def parser() -> argparse.ArgumentParser:
         default="float16",
         help="type of a product's partial sums on the tiles (default: %(default)s)",
     )
-    add("--scan", action="store_true", help="try layouts and list the best; options that are given stay")
-    add("--top", type=int, default=10, metavar="N", help="rows of a scan (default: %(default)s)")
-    add("--format", choices=("text", "json"), default="text", help="of the answer (default: %(default)s)")
-    return made
 
 
 def answer(options: argparse.Namespace) -> list[Estimate]:
@@ -202,19 +205,17 @@ def _found(options: argparse.Namespace, target: System, layout: Layout) -> list[
     if not options.scan:
         traced = trace(model, target.chip, layout, train=options.train)
         return [estimate(traced, target, layout, train=options.train)]
-    return scan(
-        model,
-        target,
-        layout,
-        train=options.train,
-        micro_batches=sorted({*MICRO_BATCHES, layout.micro_batch})
+    anything = Choices()
+    choices = Choices(
+        sorted({*anything.micro_batches, layout.micro_batch})
         if options.micro_batch is None
         else (options.micro_batch,),
-        accumulations=ACCUMULATIONS if options.accumulation is None else (options.accumulation,),
-        global_batch=options.global_batch,
-        pipelines=None if options.ipus_per_replica is None else (options.ipus_per_replica,),
-        recomputing=(True,) if options.recompute else (False, True),
+        anything.accumulations if options.accumulation is None else (options.accumulation,),
+        options.global_batch,
+        None if options.ipus_per_replica is None else (options.ipus_per_replica,),
+        (True,) if options.recompute else (False, True),
     )
+    return scan(model, target, layout, choices, train=options.train)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from podrun.device.target import System
@@ -15,43 +15,39 @@ if TYPE_CHECKING:
 
 MOST_STAGES = 16
 """Longest pipeline that a scan tries."""
-ACCUMULATIONS = (1, 2, 4, 8, 16, 32, 64)
-"""Accumulation factors that a scan tries where neither a global batch nor a factor is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a scan tries: all combinations. ``global_batch``: accumulation follows from it, and layouts that do not
+    divide it are left out; ``pipelines``: IPUs of a replica, None: powers of two up to `MOST_STAGES`.
+    """
+
+    micro_batches: Sequence[int] = (1, 2, 4, 8, 16, 32)
+    accumulations: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
+    global_batch: int | None = None
+    pipelines: Sequence[int] | None = None
+    recomputing: Sequence[bool] = (False, True)
 
 
 def scan(
-    model: onnx.ModelProto,
-    system: System,
-    base: Layout,
-    *,
-    train: bool,
-    micro_batches: Sequence[int] = (1, 2, 4, 8, 16, 32),
-    accumulations: Sequence[int] = ACCUMULATIONS,
-    global_batch: int | None = None,
-    pipelines: Sequence[int] | None = None,
-    recomputing: Sequence[bool] = (False, True),
+    model: onnx.ModelProto, system: System, base: Layout, choices: Choices, *, train: bool
 ) -> list[Estimate]:
     """Estimates of many layouts, those that fit first and the fastest of them first.
 
-    Tries micro-batches, pipelines of one IPU up to sixteen or of ``pipelines`` (each split as even as memory allows),
-    accumulation factors, with and without recomputation. With ``global_batch`` accumulation follows from
-    it, and layouts that do not divide it are left out.
+    What is not among the ``choices`` is as in ``base``. Pipelines are split as even as memory allows; inference is
+    tried without accumulation and recomputation.
 
     Raises:
         UsageError: no layout gives that global batch.
     """
+    if not train:
+        choices = replace(choices, accumulations=(1,), recomputing=(False,))
     found: list[Estimate] = []
     fixed: FixedBatchError | None = None
-    for micro_batch in micro_batches:
+    for micro_batch in choices.micro_batches:
         traced: Traced | None = None
-        for layout in _layouts(
-            system,
-            replace(base, micro_batch=micro_batch),
-            accumulations if train else (1,),
-            global_batch,
-            pipelines,
-            recomputing if train else (False,),
-        ):
+        for layout in _layouts(system, replace(base, micro_batch=micro_batch), choices):
             if traced is None:
                 try:
                     traced = trace(model, system.chip, layout, train=train)
@@ -64,26 +60,20 @@ def scan(
         raise fixed
     if not found:
         raise UsageError(
-            f"no layout of {system.name} makes a global batch of {global_batch}",
+            f"no layout of {system.name} makes a global batch of {choices.global_batch}",
             hint=f"Give a multiple of the number of replicas, as in --global-batch {system.ipus * 16}.",
         )
     return sorted(found, key=lambda e: (not e.fits, -e.samples_per_second, e.max_tile_bytes))
 
 
-def _layouts(
-    system: System,
-    base: Layout,
-    factors: Sequence[int],
-    global_batch: int | None,
-    pipelines: Sequence[int] | None,
-    recomputing: Sequence[bool],
-) -> Iterator[Layout]:
-    for per in pipelines or _powers_of_two(min(MOST_STAGES, system.ipus)):
-        if global_batch is not None:
-            factor, rest = divmod(global_batch, base.micro_batch * (system.ipus // per))
+def _layouts(system: System, base: Layout, choices: Choices) -> Iterator[Layout]:
+    for per in choices.pipelines or _powers_of_two(min(MOST_STAGES, system.ipus)):
+        factors = choices.accumulations
+        if choices.global_batch is not None:
+            factor, rest = divmod(choices.global_batch, base.micro_batch * (system.ipus // per))
             factors = (factor,) if factor and not rest else ()
         for factor in factors:
-            for recompute in recomputing:
+            for recompute in choices.recomputing:
                 yield replace(base, ipus_per_replica=per, accumulation=factor, recompute=recompute)
 
 

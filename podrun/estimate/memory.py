@@ -10,6 +10,7 @@ recomputed step) is what it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from podrun.device.target import Chip
@@ -32,31 +33,22 @@ STATES = {"sgd": 0, "momentum": 1, "lars": 1, "adam": 2, "lamb": 2}
 STATE_WIDTH = 4
 
 
+@dataclass(frozen=True, slots=True)
 class MemoryModel:
     """Answers for one traced model and layout. ``step``: the report's memory of what one IPU would run
     alone, the forward pass, the training step, or the recomputed training step.
     """
 
-    def __init__(
-        self,
-        chip: Chip,
-        layers: Sequence[Layer],
-        step: Mapping[str, Any],
-        *,
-        train: bool,
-        ipus: int,
-        accumulation: int,
-        recompute: bool,
-        states: int,
-        state_location: Location,
-        input_bytes: int,
-    ) -> None:
-        self.chip, self.layers, self.train, self.ipus = chip, layers, train, ipus
-        self.accumulation, self.recompute = accumulation, recompute
-        self.states, self.state_location = states, state_location
-        self.input_bytes = input_bytes
-        self.step = step
-        self.vertex_code = int(self.step["code"].get("vertex_code", 0))
+    chip: Chip
+    layers: Sequence[Layer]
+    step: Mapping[str, Any]
+    train: bool
+    ipus: int
+    accumulation: int
+    recompute: bool
+    states: int
+    state_location: Location
+    input_bytes: int
 
     def fits(self, ipu: int, first: int, end: int) -> bool:
         """True iff the fullest tile of IPU ``ipu`` holds its share of layers ``[first, end)``."""
@@ -80,7 +72,10 @@ class MemoryModel:
             live = self.step["not_always_live_peak_bytes"] - self.step["temporary_bytes"]
             return Demand(lasting, live, self.step["temporary_bytes"], self.step["code"])
         # An upper bound: layers that are like one before them need less exchange code.
-        code = {"vertex_code": self.vertex_code, "other_code": sum(layer.code_bytes for layer in own)}
+        code = {
+            "vertex_code": int(self.step["code"].get("vertex_code", 0)),
+            "other_code": sum(layer.code_bytes for layer in own),
+        }
         work = max(layer.work_bytes for layer in own)
         temporary = max(layer.temporary_bytes for layer in own)
         saved = sum(layer.saved_bytes for layer in own)

@@ -278,28 +278,51 @@ def estimate(traced: Traced, system: System, layout: Layout, *, train: bool) -> 
             f"the model's {len(traced.layers)} layers cannot be split over {per} IPUs",
             hint=f"Type --ipus-per-replica {len(traced.layers)} or less.",
         )
-    accumulation = layout.accumulation if train else 1
+    layout = layout if train else replace(layout, accumulation=1)
     recompute = train and layout.recompute
-    replicas = system.ipus // per
-    memory = MemoryModel(
+    shares = _split(traced, _memory(traced, system, layout, train=train), per, recompute=recompute)
+    batch = _batch(traced, system, layout, shares, train=train)
+    seconds = batch_seconds(system.chip, batch)
+    samples = layout.micro_batch * batch.accumulation * batch.replicas
+    return Estimate(
+        layout,
+        batch.replicas,
+        samples / sum(seconds.values()),
+        seconds,
+        max(share.max_tile_bytes for share in shares),
+        system.chip.tile_bytes,
+        traced.step["bounds"],
+        shares,
+    )
+
+
+def _memory(traced: Traced, system: System, layout: Layout, *, train: bool) -> MemoryModel:
+    per, recompute = layout.ipus_per_replica, train and layout.recompute
+    waiting = train and layout.accumulation == 1
+    return MemoryModel(
         system.chip,
         traced.layers,
-        _alone(traced, recompute=recompute and per == 1, waiting=train and accumulation == 1),
+        _alone(traced, recompute=recompute and per == 1, waiting=waiting),
         train=train,
         ipus=per,
-        accumulation=accumulation,
+        accumulation=layout.accumulation,
         recompute=recompute,
         states=STATES[layout.optimizer],
-        state_location=Location(layout.state_off_chip, replicas if layout.shard_state else 1),
+        state_location=Location(layout.state_off_chip, system.ipus // per if layout.shard_state else 1),
         input_bytes=traced.input_bytes,
     )
-    shares = _split(traced, memory, per, recompute=recompute)
+
+
+def _batch(
+    traced: Traced, system: System, layout: Layout, shares: Sequence[IpuShare], *, train: bool
+) -> Batch:
+    """What a batch of all replicas does, with the layers over IPUs as in ``shares``."""
     ends = list(itertools.accumulate(share.layers for share in shares))
-    batch = Batch(
+    return Batch(
         max(share.cycles for share in shares),
-        per,
-        accumulation,
-        system.ipus // per,
+        layout.ipus_per_replica,
+        layout.accumulation,
+        system.ipus // layout.ipus_per_replica,
         boundary_bytes=float(max((traced.layers[end - 1].crossing_bytes for end in ends[:-1]), default=0)),
         weights=_most_weights(traced.layers, ends),
         gradient_bytes=traced.weight_bytes / max(1, traced.weights),
@@ -309,18 +332,6 @@ def estimate(traced: Traced, system: System, layout: Layout, *, train: bool) -> 
         training=train,
         weight_bytes=traced.weight_bytes / max(1, traced.weights),
         sharded=layout.shard_state,
-    )
-    seconds = batch_seconds(system.chip, batch)
-    samples = layout.micro_batch * batch.accumulation * batch.replicas
-    return Estimate(
-        replace(layout, accumulation=accumulation),
-        batch.replicas,
-        samples / sum(seconds.values()),
-        seconds,
-        max(share.max_tile_bytes for share in shares),
-        system.chip.tile_bytes,
-        traced.step["bounds"],
-        shares,
     )
 
 

@@ -17,7 +17,7 @@ from podrun.device.tiles import primitives
 from podrun.errors import InvalidOptionError, UsageError
 from podrun.estimate import Layout, Traced, command, estimate, scan
 from podrun.estimate.command import main
-from podrun.estimate.layouts import ACCUMULATIONS, _layouts
+from podrun.estimate.layouts import Choices, _layouts
 from podrun.estimate.model import trace
 
 
@@ -88,19 +88,17 @@ def test_a_model_too_large_for_one_ipu_needs_more() -> None:
 
 
 def test_a_scan_lists_what_fits_first_and_the_fastest_first() -> None:
-    found = scan(_perceptron(), system("pod4"), Layout(), train=True, micro_batches=(1, 4), global_batch=64)
+    found = scan(_perceptron(), system("pod4"), Layout(), Choices((1, 4), global_batch=64), train=True)
     assert all(one.layout.micro_batch * one.layout.accumulation * one.replicas == 64 for one in found)
     keys = [(not one.fits, -one.samples_per_second) for one in found]
     assert keys == sorted(keys)
     assert {one.layout.ipus_per_replica for one in found} == {1, 2, 4}
     with pytest.raises(UsageError, match="global batch of 7"):
-        scan(_perceptron(), system("pod4"), Layout(), train=True, micro_batches=(4,), global_batch=7)
+        scan(_perceptron(), system("pod4"), Layout(), Choices((4,), global_batch=7), train=True)
 
 
 def test_a_scan_without_a_batch_tries_accumulation_too() -> None:
-    found = scan(
-        _perceptron(), system("pod4"), Layout(), train=True, micro_batches=(4,), accumulations=(1, 8)
-    )
+    found = scan(_perceptron(), system("pod4"), Layout(), Choices((4,), (1, 8)), train=True)
     assert {(one.layout.accumulation, one.layout.recompute) for one in found} == {
         (1, False),
         (1, True),
@@ -290,9 +288,8 @@ def test_the_best_of_a_scan_recomputes_only_to_fit() -> None:
         _perceptron(1024, 16),
         system("pod4"),
         Layout(proportion=0.2),
+        Choices((4096, 16384), (8,)),
         train=True,
-        micro_batches=(4096, 16384),
-        accumulations=(8,),
     )
     by_layout = {(e.layout.micro_batch, e.layout.ipus_per_replica, e.layout.recompute): e for e in found}
     for (micro_batch, ipus, recompute), one in by_layout.items():
@@ -433,12 +430,12 @@ def test_what_crosses_behind_a_layer_does_not_grow_with_depth() -> None:
 def test_a_scan_keeps_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(_perceptron(8, 1), str(path))
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(command, "scan", lambda *given, **options: asked.append(options) or [])
+    asked: list[Choices] = []
+    monkeypatch.setattr(command, "scan", lambda _1, _2, _3, choices, **_: asked.append(choices) or [])
     words = [str(path), "--train", "--scan", "--micro-batch", "4", "--ipus-per-replica", "2", "--recompute"]
     command.answer(command.parser().parse_args(words))
     (given,) = asked
-    assert (given["micro_batches"], given["pipelines"], given["recomputing"]) == ((4,), (2,), (True,))
-    tried = list(_layouts(system("pod4"), Layout(4), ACCUMULATIONS, None, (2,), (True,)))
+    assert (given.micro_batches, given.pipelines, given.recomputing) == ((4,), (2,), (True,))
+    tried = list(_layouts(system("pod4"), Layout(4), given))
     assert {(one.ipus_per_replica, one.recompute) for one in tried} == {(2, True)}
-    assert [one.accumulation for one in tried] == list(ACCUMULATIONS)
+    assert [one.accumulation for one in tried] == list(Choices().accumulations)
