@@ -19,32 +19,25 @@ from pathlib import Path
 
 from podrun.device.target import chip
 from podrun.report.document import SCHEMA_VERSION, load
-from podrun.report.library import (
+from podrun.report.library.about import InstrumentationSettings, PoplarVersion, ReportVersion
+from podrun.report.library.compilation import (
     IPU,
     Categories,
     Category,
     Compilation,
-    Execution,
-    ExecutionStep,
     Graph,
-    InstrumentationSettings,
-    Interval,
     Ipu,
     Live,
     LivenessStep,
-    PoplarVersion,
-    Program,
-    ProgramType,
-    ReportVersion,
-    Run,
     Target,
     TargetType,
     Tile,
     TileMemory,
     Total,
-    TotalCycles,
     Variable,
 )
+from podrun.report.library.execution import Execution, ExecutionStep, Interval, Run, TotalCycles
+from podrun.report.library.programs import Program, ProgramType
 from podrun.report.model import PHASES, MemoryUse, Profile, Stage, layer_of
 from podrun.report.pipeline import runs
 

@@ -12,13 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from podrun.report.library import (
-        Compilation,
-        Execution,
-        InstrumentationSettings,
-        PoplarVersion,
-        ReportVersion,
-    )
+    from podrun.report.library.about import InstrumentationSettings, PoplarVersion, ReportVersion
+    from podrun.report.library.compilation import Compilation
+    from podrun.report.library.execution import Execution
 
 CAUSES = ("compute", "exchange", "rearrange", "launch", "sync")
 """Causes of cycles within a stage, in the order they are shown."""

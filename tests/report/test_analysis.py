@@ -15,7 +15,9 @@ import pytest
 from podrun.compat import COMPAT_PATH
 from podrun.errors import ConfigError
 from podrun.report.analysis import KINDS, Report, open_report
-from podrun.report.library import IPU, NotModelledError, Program, ProgramVisitor, Target
+from podrun.report.library.compilation import IPU, Target
+from podrun.report.library.partial import NotModelledError
+from podrun.report.library.programs import Program, ProgramVisitor
 from podrun.report.model import IpuUse, TileInterval
 from podrun.report.write import write_report
 from tests.report.profiles import pipeline_profile

@@ -7,17 +7,12 @@ max(tile.memory.total.includingGaps for tile in report.compilation.tiles)
 
 from podrun.report.analysis import Report
 from podrun.report.analysis import open_report as openReport
-from podrun.report.library import (
-    IPU,
-    ExecutionStep,
-    InstrumentationSettings,
-    PoplarVersion,
-    Program,
-    ProgramVisitor,
-    Target,
-)
-from podrun.report.library import Compilation as CompilationReport
-from podrun.report.library import Execution as ExecutionReport
+from podrun.report.library.about import InstrumentationSettings, PoplarVersion
+from podrun.report.library.compilation import IPU, Target
+from podrun.report.library.compilation import Compilation as CompilationReport
+from podrun.report.library.execution import Execution as ExecutionReport
+from podrun.report.library.execution import ExecutionStep
+from podrun.report.library.programs import Program, ProgramVisitor
 
 __all__ = [
     "IPU",
