@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def encoder_layer(
     batch, tokens, hidden = net.shape(x)
     with net.scope("attention"):
         rows = net.reshape(x, (batch * tokens, hidden))
-        y = self_attention(net, rows, name, (batch, tokens), heads, mask, dropout=attention_dropout)
+        y = self_attention(net, rows, name, (batch, tokens), heads, (mask,), dropout=attention_dropout)
     with net.scope("layer_norm"):
         x = net.layer_norm(net.add(x, net.reshape(net.dropout(y), (batch, tokens, hidden))), f"{name}.norm0")
     y = feed_forward_block(net, net.reshape(x, (batch * tokens, hidden)), name, feed_forward)
@@ -43,12 +44,13 @@ def self_attention(
     name: str,
     grouped: tuple[int, int],
     heads: int,
-    mask: str = "",
-    bias: str = "",
+    added: Sequence[str] = (),
     *,
     dropout: bool = True,
 ) -> str:
-    """Attention of ``grouped`` = (sequences, tokens) on their ``rows``; ``bias`` is added like a mask."""
+    """Attention of ``grouped`` = (sequences, tokens) on their ``rows``; masks and biases in ``added`` are added to the
+    scores, empty names left out.
+    """
     batch, tokens = grouped
     hidden = net.shape(rows)[-1]
     size = hidden // heads
@@ -61,8 +63,8 @@ def self_attention(
         scores = net.matmul(q, k)
     with net.scope("softmax"):
         scores = net.mul(scores, net.constant(1.0 / math.sqrt(size)))
-        for added in filter(None, (mask, bias)):
-            scores = net.add(scores, added)
+        for tensor in filter(None, added):
+            scores = net.add(scores, tensor)
         shares = net.softmax(scores)
         shares = net.dropout(shares) if dropout else shares
     with net.scope("pv_matmul"):
@@ -223,7 +225,7 @@ def _swin_block(net: Network, x: str, name: str, heads: int, window: int, shift:
     rows = net.reshape(y, (batch * count * count * tokens, hidden))
     bias = net.weight(f"{name}.bias", (1, heads, tokens, tokens))
     mask = _shifted_mask(net, batch, side, window, shift) if shift else ""
-    rows = self_attention(net, rows, name, (batch * count * count, tokens), heads, mask, bias)
+    rows = self_attention(net, rows, name, (batch * count * count, tokens), heads, (mask, bias))
     y = net.reshape(rows, (batch, count, count, window, window, hidden))
     y = net.reshape(net.transpose(y, (0, 1, 3, 2, 4, 5)), (batch, side, side, hidden))
     x = net.add(x, _roll(net, y, shift) if shift else y)

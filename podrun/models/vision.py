@@ -5,6 +5,7 @@ side]``.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 
 from podrun.models.network import Network
 
@@ -58,16 +59,29 @@ def _residual(net: Network, x: str, name: str, channels: int, stride: int, varia
 
 SCALES = {"efficientnet_b0": (1.0, 1.0), "efficientnet_b4": (1.4, 1.8)}
 """Width and depth over B0's (Tan and Le 2019)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Blocks of an EfficientNet; only the first has the ``stride``."""
+
+    expand: int
+    channels: int
+    blocks: int
+    kernel: int
+    stride: int
+
+
 STAGES = (
-    (1, 16, 1, 3, 1),
-    (6, 24, 2, 3, 2),
-    (6, 40, 2, 5, 2),
-    (6, 80, 3, 3, 2),
-    (6, 112, 3, 5, 1),
-    (6, 192, 4, 5, 2),
-    (6, 320, 1, 3, 1),
+    Stage(1, 16, 1, 3, 1),
+    Stage(6, 24, 2, 3, 2),
+    Stage(6, 40, 2, 5, 2),
+    Stage(6, 80, 3, 3, 2),
+    Stage(6, 112, 3, 5, 1),
+    Stage(6, 192, 4, 5, 2),
+    Stage(6, 320, 1, 3, 1),
 )
-"""Expansion, channels, blocks, kernel, stride of B0's stages."""
+"""B0's."""
 GROUPED_EXPANSION = 4
 """Expansion where depthwise convolutions are grouped, which keeps the arithmetic (published for the IPU)."""
 
@@ -83,34 +97,31 @@ def efficientnet(net: Network, images: str, variant: str, group: int = 1) -> str
     wide, deep = SCALES[variant]
     with net.scope("stem"):
         x = net.silu(net.normalise(net.conv(images, "stem", round_channels(32 * wide), 3, 2), "stem.norm"))
-    for stage, (expand, out, count, kernel, stride) in enumerate(STAGES):
-        wider = GROUPED_EXPANSION if group > 1 and expand > 1 else expand
-        for index in range(math.ceil(count * deep)):
-            name = f"stage{stage}.block{index}"
+    for number, base in enumerate(STAGES):
+        expand = GROUPED_EXPANSION if group > 1 and base.expand > 1 else base.expand
+        stage = replace(base, expand=expand, channels=round_channels(base.channels * wide))
+        for index in range(math.ceil(base.blocks * deep)):
+            name = f"stage{number}.block{index}"
             with net.scope(name):
-                x = _inverted(
-                    net, x, name, wider, round_channels(out * wide), kernel, 1 if index else stride, group
-                )
+                x = _inverted(net, x, name, stage, 1 if index else stage.stride, group)
     with net.scope("head"):
         x = net.silu(net.normalise(net.conv(x, "top", round_channels(1280 * wide), 1), "top.norm"))
         return net.dense(net.average_field(x), "head", CLASSES)
 
 
-def _inverted(
-    net: Network, x: str, name: str, expand: int, out: int, kernel: int, stride: int, group: int
-) -> str:
+def _inverted(net: Network, x: str, name: str, stage: Stage, stride: int, group: int) -> str:
     """Expand, depthwise, squeeze and excite, project."""
     channels = net.shape(x)[1]
-    inside, y = channels * expand, x
-    if expand > 1:
+    inside, y = channels * stage.expand, x
+    if stage.expand > 1:
         y = net.silu(net.normalise(net.conv(y, f"{name}.expand", inside, 1), f"{name}.norm0"))
     size = math.gcd(inside, group)
-    y = net.conv(y, f"{name}.depthwise", inside, kernel, stride, inside // size)
+    y = net.conv(y, f"{name}.depthwise", inside, stage.kernel, stride, inside // size)
     y = net.silu(net.normalise(y, f"{name}.norm1"))
     gate = net.silu(net.dense(net.average_field(y), f"{name}.squeeze", max(1, channels // 4)))
     gate = net.sigmoid(net.dense(gate, f"{name}.excite", inside))
     y = net.mul(y, net.reshape(gate, (-1, *net.shape(gate)[1:], 1, 1)))
-    y = net.normalise(net.conv(y, f"{name}.project", out, 1), f"{name}.norm2")
+    y = net.normalise(net.conv(y, f"{name}.project", stage.channels, 1), f"{name}.norm2")
     return net.add(x, y) if net.shape(x) == net.shape(y) else y
 
 
