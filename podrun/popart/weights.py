@@ -118,11 +118,11 @@ class HostWeights:
             value = to_array(tensor)
             if value.dtype != held.dtype and value.dtype.kind == held.dtype.kind == "i":
                 value = value.astype(held.dtype)
-            stored = self._from_host(tensor.name, held, "model").shape
-            if value.shape != stored or value.dtype != held.dtype:
+            stored = self._from_host(tensor.name, held, "model")
+            if value.shape != stored.shape or value.dtype != held.dtype:
                 raise popart_exception(
                     f"resetHostWeights: weight {tensor.name!r} is {TensorInfo(value)} in the model, but "
-                    f"{TensorInfo(held)} in this session."
+                    f"{TensorInfo(stored)} in this session."
                 )
             values[tensor.name] = self._as_host(tensor.name, value, "model")
         for name, value in values.items():

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from popart_sessions import options, weights
+from popart_sessions import replicated, weights
+from test_popart_mixed_layouts import Way, spread
 
 import podrun.popart as popart
 
 BATCHES, ACCUMULATION = 2, 3
 
 
-def model(dropout=False, norm=False):
+def model(dropout=False, norm=False, settings=None):
     builder = popart.Builder()
     random = np.random.default_rng(0)
     x = builder.addInputTensor("FLOAT", [2, 4], "x")
@@ -28,27 +29,32 @@ def model(dropout=False, norm=False):
             if dropout:
                 (y,) = builder.aiOnnx.dropout([y], 1, 0.5)
             if norm and stage == 1:
-                y = normalized(builder, y)
+                y = normalized(builder, y, settings)
     with builder.virtualGraph(1), builder.pipelineStage(1):
         loss = builder.aiGraphcore.l1loss([y], 0.1)
     return builder.getModelProto(), x, y, loss, names
 
 
-def normalized(builder, y):
-    """A batch normalization with running statistics ``mean`` and ``variance`` of four channels."""
+def normalized(builder, y, settings=None):
+    """A batch normalization with running statistics ``mean`` and ``variance`` of four channels. ``settings``: of the
+    mean, which has two groups then."""
     shape = builder.aiOnnx.constant(np.array([2, 4, 1], np.int64))
     ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
     values = {"scale": ones, "bias": zeros, "mean": zeros, "variance": ones}
-    given = [builder.addInitializedInputTensor(value, name) for name, value in values.items()]
+    given = [
+        builder.addInitializedInputTensor(value, name) for name, value in values.items() if name != "mean"
+    ]
+    mean = (values["mean"],) if settings is None else (np.stack([zeros, ones]), settings)
+    given.insert(2, builder.addInitializedInputTensor(*mean, debugContext="mean"))
     return builder.aiOnnx.batchnormalization([builder.aiOnnx.reshape([y, shape]), *given], 5, momentum=0.5)[0]
 
 
-def session_of(proto, y, loss, names, device, forward_only=True):
-    opts = options(
+def session_of(proto, y, loss, names, device, forward_only=True, replicas=1, rate=0.1, more=()):
+    opts = replicated(
+        replicas,
+        ACCUMULATION,
         virtualGraphMode=popart.VirtualGraphMode.Manual,
         enablePipelining=True,
-        enableGradientAccumulation=True,
-        accumulationFactor=ACCUMULATION,
         createImplicitPipeliningFwdOnlyProgram=forward_only,
     )
     every = popart.AnchorReturnType("All")
@@ -56,8 +62,9 @@ def session_of(proto, y, loss, names, device, forward_only=True):
         y: every,
         loss: popart.AnchorReturnType("Sum"),
         popart.reservedGradientPrefix() + names[0]: every,
+        **dict.fromkeys(more, every),
     }
-    optimizer = popart.SGD({"defaultLearningRate": (0.1, False), "defaultMomentum": (0.9, True)})
+    optimizer = popart.SGD({"defaultLearningRate": (rate, False), "defaultMomentum": (0.9, True)})
     session = popart.TrainingSession(
         proto, popart.DataFlow(BATCHES, anchors), loss, optimizer, device, userOptions=opts
     )
@@ -66,8 +73,9 @@ def session_of(proto, y, loss, names, device, forward_only=True):
     return session
 
 
-def data(seed):
-    return np.random.default_rng(seed).standard_normal((BATCHES, ACCUMULATION, 2, 4)).astype(np.float32)
+def data(seed, replicas=()):
+    shape = (BATCHES, ACCUMULATION, *replicas, 2, 4)
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def test_it_computes_with_the_weights_of_now_and_leaves_training_as_it_was(device_of):
@@ -110,21 +118,45 @@ def test_it_drops_out_as_training_does_and_training_draws_on_from_there(device_o
     np.testing.assert_array_equal(again[y] == 0, seen[0])
 
 
-def test_running_statistics_move_on(device_of):
-    proto, x, y, loss, names = model(norm=True)
-    session = session_of(proto, y, loss, names, device_of(2))
-    anchors = session.initAnchorArrays()
-    session.run("implicitPipeliningFwdOnly", popart.PyStepIO({x: data(1)}, anchors))
-    first, second, mean = weights(session, *names, "mean")
-    made = np.tanh(np.tanh(data(1).reshape(-1, 2, 4) @ first) @ second)
-    wanted = np.zeros(4)
-    for batch in made:
-        wanted = 0.5 * wanted + 0.5 * batch.mean(0)
-    np.testing.assert_allclose(mean, wanted, rtol=1e-5, atol=1e-6)
-    centred = (made - made.mean(1, keepdims=True)) / np.sqrt(made.var(1, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(anchors[y].reshape(-1, 2, 4), centred, rtol=1e-3, atol=1e-4)
-    session.run(popart.PyStepIO({x: data(2)}, anchors))
-    assert not np.array_equal(weights(session, "mean")[0], mean)
+@pytest.mark.parametrize(
+    ("replicas", "way", "grouped"),
+    [
+        (4, Way(instances=2, hosts="ab"), True),
+        pytest.param(1, Way(), False, marks=pytest.mark.slow),
+        pytest.param(2, Way(), False, marks=pytest.mark.slow),
+        pytest.param(8, Way(instances=4, hosts="abab"), False, marks=pytest.mark.slow),
+        pytest.param(8, Way(), True, marks=pytest.mark.slow),
+    ],
+)
+def test_each_replica_s_statistics_move_on_from_its_own(monkeypatch, replicas, way, grouped):
+    """Through training and forward runs in turn; weights stand still, so that NumPy knows what is normalised."""
+    grouping = popart.VariableSettings(popart.CommGroup(popart.CommGroupType.Orthogonal, replicas // 2))
+    settings = grouping if grouped else None
+    proto, x, y, loss, names = model(norm=True, settings=settings)
+    now = np.tile(np.arange(replicas).reshape(-1, 1) % 2.0 if grouped else np.zeros((replicas, 1)), 4)
+    with popart.DeviceManager().acquireAvailableDevice(2 * replicas) as device:
+        device.detach()
+        spread(monkeypatch, way)
+        device.attach()
+        session = session_of(proto, y, loss, names, device, replicas=replicas, rate=0.0, more=["mean"])
+        first, second = weights(session, *names)
+        for seed, handle in enumerate(
+            ((), ("implicitPipeliningFwdOnly",), (), *[("implicitPipeliningFwdOnly",)] * 2)
+        ):
+            given = data(seed, (replicas,))
+            anchors = session.initAnchorArrays()
+            session.run(*handle, popart.PyStepIO({x: given}, anchors))
+            made = np.tanh(np.tanh(given @ first) @ second).reshape(-1, replicas, 2, 4)
+            centred = (made - made.mean(2, keepdims=True)) / np.sqrt(made.var(2, keepdims=True) + 1e-5)
+            np.testing.assert_allclose(anchors[y].reshape(made.shape), centred, rtol=1e-3, atol=1e-4)
+            seen = anchors["mean"].reshape(-1, replicas, 4)
+            for micro, before in zip(made, seen, strict=True):
+                np.testing.assert_allclose(before, now, rtol=1e-5, atol=1e-6)
+                now = 0.5 * now + 0.5 * micro.mean(1)
+        session.weightsToHost()
+        found = np.empty((2, 4) if grouped else (4,), np.float32)
+        session.readWeights(popart.PyWeightsIO({"mean": found}))
+        np.testing.assert_allclose(found, now[:2] if grouped else now[0], rtol=1e-5, atol=1e-6)
 
 
 def test_what_it_refuses(device_of):

@@ -36,7 +36,15 @@ class Grouped:
         self.loss = builder.aiGraphcore.l1loss([y], 0.5, reduction=popart.ReductionType.Sum)
         self.builder, self.model, self.y = builder, builder.getModelProto(), y
 
-    def session(self, device: Any, *, accumulation: int = 1, optimizer: Any = None, **more: Any) -> Any:
+    def session(
+        self,
+        device: Any,
+        *,
+        accumulation: int = 1,
+        optimizer: Any = None,
+        load: Path | None = None,
+        **more: Any,
+    ) -> Any:
         session = popart.TrainingSession(
             self.model,
             popart.DataFlow(2, {self.loss: popart.AnchorReturnType("All")}),
@@ -45,6 +53,8 @@ class Grouped:
             device,
             userOptions=replicated(self.replicas, accumulation, **more),
         )
+        if load is not None:
+            session.loadExecutable(str(load))
         session.prepareDevice()
         session.weightsFromHost()
         return session
@@ -127,6 +137,18 @@ def test_retrieval_from_all_replicas(device_of: Any) -> None:
     changed[2] += 1
     with pytest.raises(popart.popart_exception, match="replicas 0 and 2 share the value"):
         session.writeWeights(popart.PyWeightsIO({case.w: changed}))
+
+
+def test_an_executable_of_groups_is_loaded(tmp_path: Path, device_of: Any) -> None:
+    case, device = Grouped(ORTHOGONAL, 4), device_of(4)
+    x = case.data(1)
+    first = case.session(device)
+    first.saveExecutable(str(tmp_path))
+    losses = case.run(first, x)
+    np.testing.assert_array_equal(case.run(case.session(device, load=tmp_path), x), losses)
+    other = Grouped(VariableSettings(CommGroup(CommGroupType.Ungrouped, 0)), 4)
+    with pytest.raises(popart.popart_exception, match="its weights are"):
+        other.session(device, load=tmp_path)
 
 
 def test_weights_are_saved_by_groups_and_training_goes_on_from_there(tmp_path: Path, device_of: Any) -> None:
