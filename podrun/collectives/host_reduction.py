@@ -37,7 +37,6 @@ class HostReduction:
 
     def __init__(
         self,
-        rank: int,
         mesh: Mesh,
         layout: Layout,
         what: bytes,
@@ -46,9 +45,9 @@ class HostReduction:
         reduction: Reduction,
         everywhere: bool,
     ) -> None:
-        self._rank, self._mesh, self._what = rank, mesh, what
+        self._rank, self._mesh, self._what = mesh.rank, mesh, what
         self._whole, self._reduction, self._everywhere = whole, reduction, everywhere
-        self._layout, self._host = layout, layout.host_of[rank]
+        self._layout, self._host = layout, layout.host_of[mesh.rank]
         here = layout.ranks_on[self._host]
         self._rows = dict(zip(here, rows, strict=False))
         self._size = len(layout.host_of)

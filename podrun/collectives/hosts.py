@@ -181,9 +181,7 @@ class HostsGroup:
         with self._spreading_errors():
             self._come_to(what)
             local.meet(what)
-            HostReduction(
-                self._rank, self._mesh, self._layout, what, rows, whole[:used], reduction, everywhere
-            ).run()
+            HostReduction(self._mesh, self._layout, what, rows, whole[:used], reduction, everywhere).run()
             if settle:
                 local.meet(what)
         return whole, used

@@ -48,7 +48,7 @@ class Mesh:
         check: Callable[[float], None],
         tell: Callable[[], None],
     ) -> None:
-        self._rank, self._size, self._timeout, self._check, self._tell = rank, size, timeout, check, tell
+        self.rank, self._size, self._timeout, self._check, self._tell = rank, size, timeout, check, tell
         self.links: dict[int, Link] = {}
         self._messages: list[tuple[int, int, str, ByteArray]] = []
         self._selector = selectors.DefaultSelector()
@@ -63,23 +63,23 @@ class Mesh:
         deadline: float,
     ) -> None:
         """Dial the remote ranks below, then let those above in. Members show the key."""
-        for peer in (rank for rank in remote if rank < self._rank):
+        for peer in (rank for rank in remote if rank < self.rank):
             try:
                 self._dial(peer, str(roster[peer]["address"]), int(roster[peer]["port"]), key, deadline)
             except OSError as error:
                 raise RankLostError(
-                    f"rank {self._rank} cannot reach rank {peer} at {roster[peer]['address']}: {error}",
+                    f"rank {self.rank} cannot reach rank {peer} at {roster[peer]['address']}: {error}",
                     rank=peer,
                     hint="See whether that rank still runs, and whether a firewall lets its port through.",
                 ) from error
-        awaited = {rank for rank in remote if rank > self._rank}
+        awaited = {rank for rank in remote if rank > self.rank}
         while awaited:
             self._check(0.0)
             if time.monotonic() >= deadline:
                 ranks = tuple(sorted(awaited))
                 named = ", ".join(map(str, ranks))
                 raise RankMissingError(
-                    f"rank {named} did not connect to rank {self._rank}",
+                    f"rank {named} did not connect to rank {self.rank}",
                     ranks=ranks,
                     hint="See whether it still runs, and whether a firewall lets this host's ports through.",
                 )
@@ -92,8 +92,8 @@ class Mesh:
         with contextlib.ExitStack() as opened:
             outgoing, incoming = (opened.enter_context(dial(address, port, deadline)) for _ in range(2))
             near = min(round_trip(outgoing), round_trip(incoming)) < NEAR
-            outgoing.sendall(_HELLO.pack(self._rank, False, near, key))
-            incoming.sendall(_HELLO.pack(self._rank, True, near, key))
+            outgoing.sendall(_HELLO.pack(self.rank, False, near, key))
+            incoming.sendall(_HELLO.pack(self.rank, True, near, key))
             self.links[peer] = Link(peer, outgoing, incoming, near=near)
             opened.pop_all()
 
@@ -178,7 +178,7 @@ class Mesh:
                 elif not events:
                     ranks = tuple(sorted(owed))
                     raise RankMissingError(
-                        f"{label_text(what)} on rank {self._rank} waited {time.monotonic() - began:.1f} s "
+                        f"{label_text(what)} on rank {self.rank} waited {time.monotonic() - began:.1f} s "
                         f"for rank {', '.join(map(str, ranks))}, of {self._size} ranks",
                         ranks=ranks,
                         hint="See what those ranks do (py-spy dump --pid PID), or use a longer timeout.",
@@ -217,7 +217,7 @@ class Mesh:
             self._messages.append((link.peer, frame.tag, label_text(frame.label), payload))
             return take is None
         if frame.label != what or take is None:
-            raise different_collectives((self._rank, label_text(what)), (link.peer, label_text(frame.label)))
+            raise different_collectives((self.rank, label_text(what)), (link.peer, label_text(frame.label)))
         take(link, frame, deadline)
         return True
 

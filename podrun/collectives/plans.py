@@ -13,7 +13,7 @@ All take values in rank order, so all give the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,17 +42,26 @@ Run = Callable[[], Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One all-reduce as this rank sees it: what to call it, all ranks' rows, its own, and the one all read."""
+class Around:
+    """The meetings around a reduction by their labels, no second one where ``end`` is None, and the seconds that each
+    may take.
+    """
 
     begin: bytes
-    end: bytes
+    end: bytes | None
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One all-reduce as this rank sees it: its meetings, all ranks' rows, its own, and the one all read."""
+
+    around: Around
     rows: Sequence[Array]
     mine: Array
     whole: Array
     reduction: Reduction
     in_place: bool
-    timeout: float
 
 
 Rows = Sequence[Sequence[ByteArray]]
@@ -85,7 +94,7 @@ def posted(job: Job, board: Board, posts: Rows) -> Run:
     for rows in posts:
         views = _as(rows, job.mine)
         sets.append(([(job.mine, views[board.rank])], views, [result]))
-    return _run(board, job.begin, None, job.timeout, result, 0, sets, job.reduction)
+    return _run(board, replace(job.around, end=None), result, 0, sets, job.reduction)
 
 
 def in_slices(job: Job, board: Board) -> Run:
@@ -94,7 +103,7 @@ def in_slices(job: Job, board: Board) -> Run:
     parts = [row[own] for row in job.rows]
     outs = parts if job.in_place else [job.whole[own]]
     result = job.mine if job.in_place else job.whole
-    return _run(board, job.begin, job.end, job.timeout, result, 0, [([], parts, outs)], job.reduction)
+    return _run(board, job.around, result, 0, [([], parts, outs)], job.reduction)
 
 
 def handed_over(job: Job, board: Board, handed: Rows) -> Run:
@@ -114,20 +123,12 @@ def handed_over(job: Job, board: Board, handed: Rows) -> Run:
         parts = [job.mine[own] if rank == board.rank else view[own] for rank, view in enumerate(views)]
         copies = [(job.mine[cut], views[board.rank][cut]) for cut in others]
         sets.append((copies, parts, [job.whole[own]]))
-    return _run(board, job.begin, job.end, job.timeout, job.whole, 1, sets, job.reduction)
+    return _run(board, job.around, job.whole, 1, sets, job.reduction)
 
 
-def scattered(
-    board: Board,
-    begin: bytes,
-    end: bytes | None,
-    timeout: float,
-    out: Array,
-    parts: Sequence[Array],
-    reduction: Reduction,
-) -> Run:
-    """A rank's part of a reduce-scatter, with no second meeting where ``end`` is None."""
-    return _run(board, begin, end, timeout, out, 0, [([], parts, [out])], reduction)
+def scattered(board: Board, around: Around, out: Array, parts: Sequence[Array], reduction: Reduction) -> Run:
+    """A rank's part of a reduce-scatter."""
+    return _run(board, around, out, 0, [([], parts, [out])], reduction)
 
 
 def _as(rows: Sequence[ByteArray], like: Array) -> list[Array]:
@@ -136,20 +137,14 @@ def _as(rows: Sequence[ByteArray], like: Array) -> list[Array]:
 
 
 def _run(
-    board: Board,
-    begin: bytes,
-    end: bytes | None,
-    timeout: float,
-    result: Array,
-    shift: int,
-    sets: Sequence[_Set],
-    reduction: Reduction,
+    board: Board, around: Around, result: Array, shift: int, sets: Sequence[_Set], reduction: Reduction
 ) -> Run:
     """Copy out, meet, reduce, meet again if there is an ``end``: one call of the C module where there is one.
 
     Which set: of the meeting's count, shifted right, modulo their number, on all ranks alike.
     """
     meetings, mask = board.meetings, len(sets) - 1
+    begin, end, timeout = around.begin, around.end, around.timeout
     if (native := meetings.native) is not None:
         made = tuple(
             (

@@ -192,7 +192,7 @@ class SharedMemoryGroup:
         if reduction is Reduction.LOCAL:
             return _Scatter(begin, end, mine, total, parts, ())
         whole = tuple(
-            plans.scattered(self._board, begin, last, self._timeout, total, parts, reduction)
+            plans.scattered(self._board, plans.Around(begin, last, self._timeout), total, parts, reduction)
             for last in (None, end)
         )
         return _Scatter(begin, end, mine, total, parts, whole)
@@ -207,8 +207,8 @@ class SharedMemoryGroup:
         mine = rows[self._rank]
         if reduction is Reduction.LOCAL:
             return lambda: mine
-        begin, end = label(text), label(f"end of {text}")
-        job = plans.Job(begin, end, rows, mine, found.whole[:used], reduction, in_place, self._timeout)
+        around = plans.Around(label(text), label(f"end of {text}"), self._timeout)
+        job = plans.Job(around, rows, mine, found.whole[:used], reduction, in_place)
         return plans.ready(job, self._board, self._posts_of_plans, self._handed_of_plans)
 
     def at_last(self, reductions: Mapping[str, Reduction]) -> Callable[[], Sequence[Array] | None]:
