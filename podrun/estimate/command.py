@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from podrun.device.target import System, system
 from podrun.device.tiles.strict import check_planned
 from podrun.errors import ConfigError, PodrunError, UsageError
-from podrun.estimate.layouts import Choices, scan
-from podrun.estimate.model import Estimate, Layout, check_layout, estimate, model_batch, trace
+from podrun.estimate.layout import Layout, check_layout
+from podrun.estimate.model import Estimate, estimate
+from podrun.estimate.scanning import Choices, scan
+from podrun.estimate.tracing import model_batch, trace
 from podrun.report.arguments import Parser
 
 if TYPE_CHECKING:

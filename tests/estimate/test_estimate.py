@@ -17,8 +17,8 @@ from podrun.device.tiles import primitives
 from podrun.errors import InvalidOptionError, UsageError
 from podrun.estimate import Layout, Traced, command, estimate, scan
 from podrun.estimate.command import main
-from podrun.estimate.layouts import Choices, _layouts
-from podrun.estimate.model import trace
+from podrun.estimate.scanning import Choices, _layouts
+from podrun.estimate.tracing import trace
 
 
 def _perceptron(width: int = 256, layers: int = 4, activation: str = "Relu") -> onnx.ModelProto:
@@ -330,14 +330,14 @@ def test_strict_mode_names_what_no_planner_knows(
 
 
 def test_a_repeat_reads_what_the_first_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from podrun.estimate import model as estimating
+    from podrun.estimate import tracing
 
     monkeypatch.setenv("PODRUN_PLAN_CACHE", str(tmp_path))
     layout = Layout(micro_batch=4)
     first = trace(_perceptron(64, 2), GC200, layout, train=True)
     calls: list[int] = []
-    make = estimating._trace
-    monkeypatch.setattr(estimating, "_trace", lambda *a, **k: calls.append(1) or make(*a, **k))
+    make = tracing._trace
+    monkeypatch.setattr(tracing, "_trace", lambda *a, **k: calls.append(1) or make(*a, **k))
     assert trace(_perceptron(64, 2), GC200, layout, train=True) == first
     assert calls == []
     trace(_perceptron(64, 2), GC200, Layout(micro_batch=8), train=True)

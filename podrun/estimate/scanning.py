@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from podrun.device.target import System
 from podrun.errors import UsageError
-from podrun.estimate.model import Estimate, FixedBatchError, Layout, Traced, estimate, trace
+from podrun.estimate.layout import Layout
+from podrun.estimate.model import Estimate, estimate
+from podrun.estimate.tracing import FixedBatchError, Traced, trace
 
 if TYPE_CHECKING:
     import onnx

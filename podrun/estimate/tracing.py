@@ -1,0 +1,170 @@
+"""From an ONNX model to what one micro-batch costs on one chip."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from podrun.device.target import Chip
+from podrun.device.tiles import plan_cache
+from podrun.device.tiles.cost import cost_flat
+from podrun.device.tiles.flatten import flatten
+from podrun.device.tiles.recompute import Recompute, recomputed
+from podrun.device.tiles.schedule import Options
+from podrun.errors import PodrunError, UsageError
+from podrun.estimate.layers import Layer, layers_of
+from podrun.estimate.layout import Layout, check_counts
+from podrun.executable import TensorSpec, numpy_dtype
+
+if TYPE_CHECKING:
+    import onnx
+
+    from podrun.popart.lowering import Lowered
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What one micro-batch costs on one chip: forward alone, (in training) forward and backward, and these
+    with recomputation between checkpoints. The latter two's gradients are used up as they are made;
+    ``step_waiting`` and ``remade_waiting`` are their memory if gradients wait for the update.
+    """
+
+    forward: Mapping[str, Any]
+    step: Mapping[str, Any]
+    remade: Mapping[str, Any]
+    step_waiting: Mapping[str, Any]
+    remade_waiting: Mapping[str, Any]
+    weights: int
+    weight_bytes: int
+    input_bytes: int
+    layers: tuple[Layer, ...]
+
+
+def trace(model: onnx.ModelProto, chip: Chip, layout: Layout, *, train: bool) -> Traced:
+    """Lower, trace and cost one micro-batch. The first dimension of every input is the batch.
+
+    Training differentiates the mean of the first output: a model in a file has no loss, and a loss is small.
+    Answers are kept on disk (`podrun.device.tiles.plan_cache`), so that a repeat needs no tracing.
+
+    Raises what `podrun.popart.lowering.lower` raises, and UsageError for a model without inputs.
+    """
+    check_counts(layout)
+    shapes = _batched(model, layout.micro_batch)
+    question = (
+        "estimate",
+        hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest(),
+        shapes,
+        (chip.name, {name: fact.value for name, fact in chip.facts.items()}),
+        (layout.partials_type, layout.proportion, train),
+        plan_cache.sources("popart", "estimate", "compiler"),
+    )
+    found = plan_cache.remembered(question, lambda: asdict(_trace(model, chip, layout, shapes, train=train)))
+    return Traced(**{**found, "layers": tuple(Layer(**layer) for layer in found["layers"])})
+
+
+def _trace(
+    model: onnx.ModelProto, chip: Chip, layout: Layout, shapes: dict[str, tuple[int, ...]], *, train: bool
+) -> Traced:
+    import jax
+    import jax.numpy as jnp
+
+    lowered = _lowered(model, layout.micro_batch, shapes, train=train)
+    parameters = {name: _abstract(spec) for name, spec in lowered.parameters.items()}
+    inputs = {name: _abstract(spec) for name, spec in lowered.inputs.items()}
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    first = next(iter(lowered.outputs))
+
+    def forward(parameters: Any, inputs: Any, key: Any) -> Any:
+        return lowered.forward(parameters, inputs, key)[first]
+
+    def step(parameters: Any, inputs: Any, key: Any) -> Any:
+        floating = {n: p for n, p in parameters.items() if jnp.issubdtype(p.dtype, jnp.floating)}
+
+        def loss(chosen: Any) -> Any:
+            return jnp.mean(forward({**parameters, **chosen}, inputs, key).astype(jnp.float32))
+
+        return jax.value_and_grad(loss)(floating)
+
+    flats = [
+        flatten(jax.make_jaxpr(function)(parameters, inputs, key))
+        for function in (forward, step)[: 1 + train]
+    ]
+    if train:
+        flats.append(recomputed(flats[1], Recompute("standard")))
+    options = Options(layout.partials_type, layout.proportion)
+    reports = [cost_flat(flat, chip, options, results_stay=False) for flat in flats]
+    waiting = [cost_flat(flat, chip, options) for flat in flats[1:]] or reports
+    ahead, whole = reports[0], reports[train]
+    specs = list(lowered.parameters.values())
+    return Traced(
+        ahead,
+        whole,
+        reports[-1],
+        waiting[0]["memory"],
+        waiting[-1]["memory"],
+        sum(spec.size for spec in specs),
+        sum(spec.nbytes for spec in specs),
+        sum(spec.nbytes for spec in lowered.inputs.values()),
+        layers_of(ahead, whole, flats[0], flats[train], len(specs)),
+    )
+
+
+def _lowered(
+    model: onnx.ModelProto, micro_batch: int, shapes: dict[str, tuple[int, ...]], *, train: bool
+) -> Lowered:
+    """Raises FixedBatchError if a model that can be lowered as it is cannot be at this micro-batch."""
+    from podrun.popart.lowering import lower
+
+    own = model_batch(model)
+    if own in (None, micro_batch):
+        return lower(model, training=train, input_shapes=shapes)
+    try:
+        return lower(model, training=train, input_shapes=shapes)
+    except PodrunError as error:
+        raise FixedBatchError(
+            f"the model takes no micro-batch of {micro_batch}: {error}",
+            hint=f"It is written for {own}: type --micro-batch {own}, or write it with shapes that follow the batch.",
+        ) from error
+
+
+class FixedBatchError(UsageError):
+    """A model whose shapes hold the micro-batch it was written for cannot be estimated at another."""
+
+
+def model_batch(model: onnx.ModelProto) -> int | None:
+    """The micro-batch that the model was written for: the first dimension of its first input, if it is
+    fixed.
+    """
+    initial = {tensor.name for tensor in model.graph.initializer}
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if value.name not in initial and dims:
+            return int(dims[0].dim_value) or None
+    return None
+
+
+def _abstract(spec: TensorSpec) -> Any:
+    import jax
+
+    return jax.ShapeDtypeStruct(spec.shape, numpy_dtype(spec.dtype))  # type: ignore[no-untyped-call]
+
+
+def _batched(model: onnx.ModelProto, micro_batch: int) -> dict[str, tuple[int, ...]]:
+    initial = {tensor.name for tensor in model.graph.initializer}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for value in model.graph.input:
+        if value.name in initial:
+            continue
+        dims = value.type.tensor_type.shape.dim
+        rest = tuple(int(dim.dim_value) for dim in dims[1:])
+        if any(dim <= 0 for dim in rest):
+            raise UsageError(
+                f"input {value.name!r} leaves a dimension open that is not the first (the batch)",
+                hint="Fix the other dimensions in the model.",
+            )
+        shapes[value.name] = (micro_batch, *rest) if len(dims) else ()
+    if not shapes:
+        raise UsageError("the model has no inputs", hint="Samples come in through the model's inputs.")
+    return shapes
