@@ -19,7 +19,8 @@ The instruction list describes one batch. A run of ``n`` batches interprets it `
 Buffers
     A buffer name in a Computation is looked up in this order:
 
-    * ``"arena:NAME"`` is the whole arena, ``"arena_slice:NAME"`` this machine's slice of it, both flat;
+    * ``"arena:NAME"`` is the whole arena, ``"arena_slice:NAME"`` this machine's slice of it, in whatever
+      shape of as many elements the Computation takes it;
     * `REPLICA_OFFSET` is the machine's own: see there;
     * the name of an arena's member (a weight, a state, a gradient accumulator) is a view of it with the
       member's shape: writing it changes the arena. Offsets of members and slices are multiples of 64

@@ -91,15 +91,16 @@ class Machine:
         lasting = name.startswith(("arena:", "arena_slice:")) or name in self.members
         if lasting or name in self.buffers:
             target = self.read(name)
-            assert target.shape == np.shape(value) or name in self.executable.variables, name
-            target[...] = value
+            assert target.size == np.size(value) or name in self.executable.variables, name
+            target[...] = np.reshape(value, target.shape) if target.size == np.size(value) else value
         else:
             self.frames[ipu][name] = np.asarray(value)
 
     def compute(self, name: str, ipu: int) -> None:
         computation = self.executable.computations[name]
+        compiled, shapes = _compiled(computation.stablehlo, self.as_machines)
         inputs = [np.array(self.read(buffer, ipu)) for buffer in computation.inputs]
-        results = _compiled(computation.stablehlo, self.as_machines)(*inputs)
+        results = compiled(*(array.reshape(shape) for array, shape in zip(inputs, shapes, strict=True)))
         for buffer, value in zip(computation.outputs, results, strict=True):
             self.write(buffer, np.asarray(value), ipu)
 
@@ -118,7 +119,8 @@ def _compiled(stablehlo: bytes, as_machines: bool) -> Any:
     if key not in _CACHE:
         exported = jax.export.deserialize(bytearray(stablehlo))
         lowered = jax.jit(exported.call).lower(*exported.in_avals)
-        _CACHE[key] = lowered.compile(compiler_options=AS_MACHINES | ({} if as_machines else QUICK))
+        compiled = lowered.compile(compiler_options=AS_MACHINES | ({} if as_machines else QUICK))
+        _CACHE[key] = compiled, [aval.shape for aval in exported.in_avals]
     return _CACHE[key]
 
 

@@ -1,8 +1,9 @@
 """The update: pieces that turn reduced gradients into new weights and optimizer state.
 
 Element-wise rules work on this machine's slice of all weights of a group at once. Where such a rule keeps one
-number for each weight (Adam's step counter), the slice is seen in blocks of `ALIGNMENT` elements, each of
-which lies in one weight, and the number is broadcast over its blocks. Other rules (norms over a weight) see
+number for each weight (Adam's step counter), the piece takes the slice in rows of `ALIGNMENT` elements, each of
+which lies in one weight, and the number is broadcast over its rows. (A piece that brought a flat slice into rows itself
+could not write over it: XLA wants a result to lie as its operand does.) Other rules (norms over a weight) see
 each weight whole, on every machine.
 """
 
@@ -45,18 +46,20 @@ def _sliced(
     index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout, scalars: Buffers
 ) -> Piece:
     count = group.size // holders(layout)
+    by_rows = any(field.scalar for field in group.states)
+    slice_shape = (count // ALIGNMENT, ALIGNMENT) if by_rows else (count,)
     weights, gradients = f"arena_slice:{group.weight_arena}", f"arena_slice:{group.gradient_arena}"
     inputs: dict[str, Any] = {
-        weights: buffer((count,), group.weights[0].dtype),
-        gradients: buffer((count,), group.gradient_dtype),
+        weights: buffer(slice_shape, group.weights[0].dtype),
+        gradients: buffer(slice_shape, group.gradient_dtype),
         **scalars,
         REPLICA_OFFSET: buffer((), "int32"),
     }
     buffers = {}
     for field in group.states:
         buffers[field.prefix] = f"arena:{field.arena}" if field.scalar else f"arena_slice:{field.arena}"
-        size = memory.arenas[field.arena].size if field.scalar else count
-        inputs[buffers[field.prefix]] = buffer((size,), field.dtype)
+        shape = (memory.arenas[field.arena].size,) if field.scalar else slice_shape
+        inputs[buffers[field.prefix]] = buffer(shape, field.dtype)
     counters = [field.prefix for field in group.states if field.scalar]
 
     def apply(weight: Any, gradient: Any, state: Buffers, values: Buffers) -> tuple[Any, dict[str, Any]]:
@@ -68,14 +71,12 @@ def _sliced(
     def run(values: Buffers) -> dict[str, Any]:
         state = {prefix: values[buffer] for prefix, buffer in buffers.items()}
         weight, gradient = values[weights], values[gradients]
+        seen = state
         if counters:
-            blocks = _blocks(group, memory, values[REPLICA_OFFSET] // layout.replicas_per_machine, count)
-            weight, gradient = weight.reshape(-1, ALIGNMENT), gradient.reshape(-1, ALIGNMENT)
-            seen = {
-                p: v[blocks][:, None] if p in counters else v.reshape(-1, ALIGNMENT) for p, v in state.items()
-            }
-        else:
-            seen = state
+            rows = _weight_of_rows(
+                group, memory, values[REPLICA_OFFSET] // layout.replicas_per_machine, count
+            )
+            seen = {p: v[rows][:, None] if p in counters else v for p, v in state.items()}
         new, after = apply(weight, gradient, seen, values)
         results = {weights: _like(new, values[weights])}
         if counters:
@@ -143,8 +144,8 @@ def _norm_buffer(number: str) -> str:
     return anchor_buffer(NORM_PREFIX + number)
 
 
-def _blocks(group: WeightGroup, memory: Memory, machine: Any, count: int) -> Any:
-    """For each block of this machine's slice, the position in the group of the weight it lies in."""
+def _weight_of_rows(group: WeightGroup, memory: Memory, machine: Any, count: int) -> Any:
+    """For each row of this machine's slice, the position in the group of the weight it lies in."""
     members = memory.arenas[group.weight_arena].members
     begins = np.zeros(group.size // ALIGNMENT, np.int32)
     begins[[member.offset // ALIGNMENT for member in members[1:]]] = 1

@@ -20,6 +20,7 @@ import numpy as np
 
 from podrun.collectives import Group, slice_of
 from podrun.device.program.operands import Array, Operands, aligned_empty
+from podrun.device.program.residents import Resident, updated_in_place
 from podrun.errors import ApplicationRuntimeError, InternalError
 from podrun.executable import (
     REPLICA_OFFSET,
@@ -33,6 +34,7 @@ from podrun.executable import (
     numpy_dtype,
 )
 
+Shape = tuple[int, ...] | None
 WHOLE, SLICE = "arena:", "arena_slice:"
 REDUCED_WHOLE = 64 * 1024
 """Bytes of arenas up to which one machine of a host reduces all of them for all: a slice for each of 64 machines takes
@@ -101,6 +103,7 @@ class Buffers:
         # Arenas whose name means a collective's result at times.
         self._changing = reduced | (gathered if group.size > 1 else set())
         self.arenas: dict[str, ArenaBuffer] = {}
+        self._residents: dict[str, Resident] = {}
         for name, arena in executable.arenas.items():
             one_copy = (
                 group.size > 1
@@ -110,7 +113,7 @@ class Buffers:
             )
             if group.size > 1 and one_copy:
                 own = group.shared(name, arena.dtype, arena.size)
-            elif name in reduced or name in gathered:
+            elif name in reduced or (name in gathered and group.size > 1):
                 own = group.allocate(name, arena.dtype, arena.size)
             else:
                 own = aligned_empty((arena.size,), numpy_dtype(arena.dtype))
@@ -211,14 +214,14 @@ class Buffers:
 
     # --- The interpreter's side -----------------------------------------------------------------------------
 
-    def operand(self, name: str, frame: Frame) -> Any:
+    def operand(self, name: str, frame: Frame, shape: Shape = None) -> Any:
         """What a Computation gets for buffer ``name``: a ``jax.Array`` without a copy where
-        alignment allows.
+        alignment allows. ``shape``: the one in which it takes an arena or a slice of one, if not flat.
         """
         if name.startswith(WHOLE):
-            return self._operands.over(self.arenas[name[len(WHOLE) :]].whole())
+            return self._operands.over(_in_shape(self.arenas[name[len(WHOLE) :]].whole(), shape))
         if name.startswith(SLICE):
-            return self._operands.over(self.arenas[name[len(SLICE) :]].part())
+            return self._operands.over(_in_shape(self.arenas[name[len(SLICE) :]].part(), shape))
         member = self._members.get(name)
         if member is not None:
             whole = self.arenas[member.arena].whole()
@@ -235,26 +238,25 @@ class Buffers:
         """A machine's slice of an arena of which the host has one copy."""
         return self.arenas[arena].own[slice_of(machine, self._group.size, self.arenas[arena].own.size)]
 
-    def operand_at(self, name: str, machine: int, reduced: Mapping[str, Array]) -> Any:
+    def operand_at(self, name: str, machine: int, reduced: Mapping[str, Array], shape: Shape) -> Any:
         """`operand` as it is on another machine that shares its arenas with this one; ``reduced``: the whole results
         of reductions, by arena. Stays as it is."""
         arena = name[len(SLICE) :]
         if not name.startswith(SLICE):
-            return self.operand(name, Frame())
+            return self.operand(name, Frame(), shape)
         if arena in reduced:
-            return self._operands.over(
-                reduced[arena][slice_of(machine, self._group.size, reduced[arena].size)]
-            )
-        return self._operands.over(self.slice_at(arena, machine))
+            part = reduced[arena][slice_of(machine, self._group.size, reduced[arena].size)]
+            return self._operands.over(_in_shape(part, shape))
+        return self._operands.over(_in_shape(self.slice_at(arena, machine), shape))
 
-    def reader(self, name: str) -> Callable[[Frame], Any]:
+    def reader(self, name: str, shape: Shape = None) -> Callable[[Frame], Any]:
         """`operand` for one name, resolved beforehand: most buffers are the same array all along."""
         arena = _arena_of(name, self._members)
         if (arena is not None and arena not in self._changing) or name in self._variables:
-            fixed = self.operand(name, Frame())
+            fixed = self.operand(name, Frame(), shape)
             return lambda frame: fixed
         if arena is not None:
-            return lambda frame: self.operand(name, frame)
+            return lambda frame: self.operand(name, frame, shape)
 
         def temporary(frame: Frame) -> Any:
             try:
@@ -263,6 +265,36 @@ class Buffers:
                 raise InternalError(f"the program reads buffer {name!r} before anything wrote it") from None
 
         return temporary
+
+    def updated_in_place(self, computation: Computation) -> dict[int, int]:
+        """`podrun.device.program.residents.updated_in_place` with this machine's arenas: those that no other
+        Computation writes."""
+        own = set()
+        for arena, buffer in self.arenas.items():
+            writers = [
+                c for c in self._executable.computations.values() if arena in self.arenas_written_by(c)
+            ]
+            if writers != [computation] or not buffer.own.size or buffer.one_copy or arena in self._changing:
+                continue
+            own.add(WHOLE + arena)
+            if buffer.own[buffer.mine].size == buffer.own.size:
+                own.add(SLICE + arena)
+        names = (*computation.inputs, *computation.outputs)
+        behind = {name: _arena_of(name, self._members) for name in names}
+        return updated_in_place(computation, {n: a for n, a in behind.items() if a is not None}, own)
+
+    def resident(self, name: str, shape: Shape, device: Any) -> Resident:
+        """The arena ``name`` in memory of a ``jax.Device``'s, to which it moves if it is elsewhere, as a piece takes
+        it. That must come before the first `reader` and `writer`."""
+        arena = name.removeprefix(WHOLE).removeprefix(SLICE)
+        if arena not in self._residents:
+            buffer = self.arenas[arena]
+            resident = self._residents[arena] = Resident(
+                buffer.own.shape if shape is None else shape, buffer.own.dtype, device
+            )
+            resident.memory[:] = buffer.own
+            buffer.own = resident.memory
+        return self._residents[arena]
 
     def writer(self, name: str) -> Callable[[Frame, Any], None]:
         """How to give buffer ``name`` the value of a finished Computation's output, resolved beforehand."""
@@ -360,6 +392,10 @@ class Buffers:
             outputs = set(computation.outputs)
             self._covers[key] = WHOLE + arena.name in outputs or all(m.name in outputs for m in arena.members)
         return self._covers[key]
+
+
+def _in_shape(flat: Array, shape: Shape) -> Array:
+    return flat if shape is None else flat.reshape(shape)
 
 
 def _member(arena: Arena, member: Any) -> _Member:

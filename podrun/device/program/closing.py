@@ -119,7 +119,7 @@ def _update(
     inputs, outputs = piece.computation.inputs, piece.computation.outputs
     each = [
         (
-            [buffers.operand_at(name, machine, reduced) for name in inputs],
+            [buffers.operand_at(n, machine, reduced, s) for n, s in zip(inputs, piece.shapes, strict=True)],
             [buffers.slice_at(name[len(SLICE) :], machine) for name in outputs],
         )
         for machine in range(machines)
@@ -128,6 +128,6 @@ def _update(
     def run() -> None:
         for operands, targets in each:
             for target, result in zip(targets, piece.call(*operands), strict=True):
-                np.copyto(target, np.asarray(result))
+                np.copyto(target, np.asarray(result).reshape(-1))
 
     return run

@@ -101,7 +101,10 @@ class Engine:
         for group in (team.whole, team.peers):
             group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
         self.buffers = Buffers(executable, team.peers)
-        compiled = {name: pieces.piece(c, self._donated(c)) for name, c in executable.computations.items()}
+        compiled = {
+            name: pieces.piece(c, self._donated(c), self.buffers.updated_in_place(c))
+            for name, c in executable.computations.items()
+        }
         return Interpreter(
             executable.instructions,
             compiled,

@@ -24,6 +24,7 @@ from podrun.device.program.closing import closing_here
 from podrun.device.program.cores import ANY_TIME, Turn
 from podrun.device.program.mail import Key, Mail
 from podrun.device.program.operands import Array
+from podrun.device.program.residents import Resident
 from podrun.device.program.streams import Drain, Feed
 from podrun.device.xla.pieces import Piece
 from podrun.errors import InternalError
@@ -82,6 +83,9 @@ class Interpreter:
         self._first, self._mail = first, mail
         self._lists = instructions
         self._buffers = buffers
+        for piece in pieces.values():  # before anybody looks where arenas lie
+            for operand in piece.in_place:
+                buffers.resident(piece.computation.inputs[operand], piece.shapes[operand], piece.device)
         self._computes = {name: _compute(piece, buffers, turn) for name, piece in pieces.items()}
         self._group = group
         self._between = between
@@ -226,8 +230,12 @@ class Interpreter:
 def _compute(piece: Piece, buffers: Buffers, turn: Turn) -> Action:
     """How to run a piece on a frame, with everything that stays the same from batch to batch looked up."""
     computation, call = piece.computation, piece.call
-    readers = [buffers.reader(name) for name in computation.inputs]
+    inputs = zip(computation.inputs, piece.shapes, strict=True)
+    readers = [buffers.reader(name, shape) for name, shape in inputs]
     writers = [buffers.writer(name) for name in computation.outputs]
+    for operand, result in piece.in_place.items():
+        resident = buffers.resident(computation.inputs[operand], piece.shapes[operand], piece.device)
+        readers[operand], writers[result] = _lending(resident), _taking(resident)
     lasting = bool(buffers.arenas_written_by(computation))
 
     def run(frame: Frame, now: Batch) -> None:
@@ -246,6 +254,14 @@ def _compute(piece: Piece, buffers: Buffers, turn: Turn) -> Action:
             write(frame, result)
 
     return run
+
+
+def _lending(resident: Resident) -> Callable[[Frame], Any]:
+    return lambda frame: resident.lend()
+
+
+def _taking(resident: Resident) -> Callable[[Frame, Any], None]:
+    return lambda frame, result: resident.take(result)
 
 
 def unsettled_reductions(

@@ -1,18 +1,19 @@
 """XLA's clients of this process: one thread computes small pieces, two compute large ones.
 
 XLA divides some sums by the number of its threads, so that number must not come from the host. Most pieces take less
-time than waking a second thread does, and run in the thread that asks for them. From `WORTH_SHARING` on a piece has a
-client of its own whose two threads share it, on every host alike, a host with one core too: a piece's bits depend on
-the piece alone.
+time than waking a second thread does, and run in the thread that asks for them. From `WORTH_SHARING` or
+`WORTH_READING_TOGETHER` on a piece has a client of its own whose two threads share it, on every host alike, a host with
+one core too: a piece's bits depend on the piece alone.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +24,9 @@ from podrun.device.xla.heap import keep_freed_memory
 WORTH_SHARING = 1 << 30
 """Floating point operations of a piece from which on two threads compute it. A step of a 784-512-512-10 network on
 four replicas has half as many and is slower on two threads than on one."""
+WORTH_READING_TOGETHER = 1 << 26
+"""Bytes of a piece's operands and results from which on two threads compute it, however little it computes: an update
+of large weights takes as long as memory does, and one core cannot ask for all that memory gives."""
 SHARED_BY = 2
 """Threads that compute a large piece."""
 _starting = threading.Lock()
@@ -31,7 +35,12 @@ _starting = threading.Lock()
 def large(lowered: Any) -> bool:
     """Whether two threads compute a ``jax.stages.Lowered``, as it is before anything is rewritten."""
     analysis = lowered.cost_analysis() or {}
-    return float(analysis.get("flops", 0.0)) >= WORTH_SHARING
+    if float(analysis.get("flops", 0.0)) >= WORTH_SHARING:
+        return True
+    tree: Any = importlib.import_module("jax.tree")
+    arrays = [*tree.leaves(lowered.in_avals), *tree.leaves(lowered.out_info)]
+    size = sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
+    return bool(size >= WORTH_READING_TOGETHER)
 
 
 def two_threads() -> Any:
@@ -73,14 +82,27 @@ def _all_cores() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def called_from_outside(call: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
-    """A piece of another client as one that takes and gives arrays of JAX's own, whose memory both read in place."""
+def home() -> Any:
+    """The ``jax.Device`` of JAX's own client."""
     import jax
 
-    home = jax.devices("cpu")[0]
+    return jax.devices("cpu")[0]
+
+
+def called_from_outside(
+    call: Callable[..., Sequence[Any]], in_place: Mapping[int, int] | None = None
+) -> Callable[..., list[Any]]:
+    """A piece of another client as one that takes and gives arrays of JAX's own, whose memory both read in place.
+
+    ``in_place``: positions of operands, and of the results written over them, that stay with the piece's client.
+    """
+    import jax
+
+    here = home()
+    taken, given = set(in_place or {}), set((in_place or {}).values())
 
     def run(*operands: Any) -> list[Any]:
-        results = call(*[np.asarray(operand) for operand in operands])
-        return [jax.device_put(np.asarray(result), home) for result in results]
+        results = call(*[o if at in taken else np.asarray(o) for at, o in enumerate(operands)])
+        return [r if at in given else jax.device_put(np.asarray(r), here) for at, r in enumerate(results)]
 
     return run

@@ -58,6 +58,16 @@ class Steps:
     steps: tuple[Step, ...]
     results: tuple[int, ...]
 
+    @property
+    def shapes(self) -> tuple[tuple[int, ...] | None, ...]:
+        """Of the arguments; None for one that no step reads."""
+        found = {
+            value: shape
+            for step in self.steps
+            for value, (_, shape) in zip(step.reads, step.takes, strict=True)
+        }
+        return tuple(found.get(value) for value in range(self.arguments))
+
 
 def cut(lowered: Any) -> Steps | None:
     """A ``jax.stages.Lowered`` that calls the library, in steps. None if it does so inside a loop or branch."""

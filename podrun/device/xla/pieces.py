@@ -21,13 +21,13 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from podrun.device.xla import kept_steps
-from podrun.device.xla.clients import SHARED_BY, called_from_outside, large, two_threads
+from podrun.device.xla.clients import SHARED_BY, called_from_outside, home, large, two_threads
 from podrun.device.xla.convolutions import available
 from podrun.device.xla.cutting import Steps, cut
 from podrun.device.xla.heap import use_one_heap
@@ -58,10 +58,17 @@ WAIT_FOR_COMPILE = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A compiled Computation. ``call(*operands)`` gives its outputs as a list of ``jax.Array``, finished."""
+    """A compiled Computation. ``call(*operands)`` gives its outputs as a list of ``jax.Array``, finished.
+
+    ``shapes``: of the operands, None for one that is not read. ``in_place``: positions of operands, in memory of
+    ``device``, that results are written over, and of these results.
+    """
 
     computation: Computation
     call: Callable[..., Any]
+    shapes: Sequence[tuple[int, ...] | None]
+    in_place: Mapping[int, int] = field(default_factory=dict)
+    device: Any = None
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path:
@@ -90,27 +97,32 @@ class PieceCache:
         self._inline = own_process
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
-        self._calls: dict[str, Callable[..., Any]] = {}
+        self._pieces: dict[str, Piece] = {}
 
-    def piece(self, computation: Computation, donated: tuple[int, ...]) -> Piece:
+    def piece(
+        self, computation: Computation, donated: tuple[int, ...], in_place: Mapping[int, int] | None = None
+    ) -> Piece:
         """The compiled Computation; ``donated``: positions of operands whose memory it may use for its
-        outputs.
+        outputs; ``in_place``: of those that it should write over, and of the results that are to lie there.
 
         Raises ApplicationRuntimeError for bytes that are no StableHLO for one CPU device.
         """
-        key = _key(computation, donated)
+        in_place = in_place or {}
+        key = _key(computation, donated, in_place)
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:
-            call = self._calls.get(key)
-            if call is None:
+            piece = self._pieces.get(key)
+            if piece is None:
                 if self._inline:
                     config: Any = importlib.import_module("jax").config
                     config.update("jax_cpu_enable_async_dispatch", False)
-                call = self._calls[key] = self._compiled(key, computation, donated)
-        return Piece(computation, call)
+                piece = self._pieces[key] = self._compiled(key, computation, donated, in_place)
+        return replace(piece, computation=computation)
 
-    def _compiled(self, key: str, computation: Computation, donated: tuple[int, ...]) -> Callable[..., Any]:
+    def _compiled(
+        self, key: str, computation: Computation, donated: tuple[int, ...], in_place: Mapping[int, int]
+    ) -> Piece:
         kept = (
             None
             if self._directory is None
@@ -119,8 +131,8 @@ class PieceCache:
         found = kept_steps.read(kept) if kept is not None and available() else None
         if found is not None:
             with self._first_on_host(key):
-                return _of_steps(*found)
-        lowered, shared = _lower(computation, donated)
+                return Piece(computation, _of_steps(*found), found[0].shapes)
+        lowered, shared, in_place = _lower(computation, donated, in_place)
         calls = rewrite(lowered, WORTH_COMPILING)
         steps = cut(lowered) if calls >= WORTH_CUTTING else None
         if steps is not None:
@@ -129,12 +141,15 @@ class PieceCache:
                 if kept is not None:
                     with _if_possible(kept.parent):
                         kept_steps.write(steps, threads, kept)
-                return _of_steps(steps, threads)
+                return Piece(computation, _of_steps(steps, threads), steps.shapes)
         if calls:  # a cut piece's steps read what lies between calls anyway, and more of them differ
             simplify_sums(lowered.compiler_ir("stablehlo"))
         with contextlib.nullcontext() if calls else self._first_on_host(key):
             call = _compile(lowered)
-        return called_from_outside(call) if shared else call
+        if shared:
+            call = called_from_outside(call, in_place)
+        device = two_threads() if shared else home()
+        return Piece(computation, call, _shapes(lowered), in_place, device)
 
     @contextlib.contextmanager
     def _first_on_host(self, key: str) -> Iterator[None]:
@@ -168,11 +183,13 @@ def _if_possible(directory: Path) -> Iterator[None]:
         _log.warning("compiled programs cannot be kept in %s: %s", directory, error.strerror)
 
 
-def _key(computation: Computation, donated: tuple[int, ...]) -> str:
+def _key(computation: Computation, donated: tuple[int, ...], in_place: Mapping[int, int]) -> str:
     import jax
 
     digest = hashlib.sha256(computation.stablehlo)
-    digest.update(repr((donated, sorted(COMPILER_OPTIONS.items()), jax.__version__)).encode())
+    digest.update(
+        repr((donated, sorted(in_place.items()), sorted(COMPILER_OPTIONS.items()), jax.__version__)).encode()
+    )
     return digest.hexdigest()
 
 
@@ -199,8 +216,11 @@ def _use_xla_cache(directory: Path) -> None:
         config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _lower(computation: Computation, donated: tuple[int, ...]) -> tuple[Any, bool]:
-    """A piece ready to compile, and whether two threads share it."""
+def _lower(
+    computation: Computation, donated: tuple[int, ...], in_place: Mapping[int, int]
+) -> tuple[Any, bool, Mapping[int, int]]:
+    """A piece ready to compile, whether two threads share it, and which operands it writes over: all that were asked
+    for, or none."""
     jax: Any = importlib.import_module("jax")  # untyped here: jax's own annotations do not cover these calls
     export: Any = importlib.import_module("jax.export")
 
@@ -218,11 +238,33 @@ def _lower(computation: Computation, donated: tuple[int, ...]) -> tuple[Any, boo
 
     with jax.enable_x64(True):
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
-        lowered = jax.jit(flat, donate_argnums=donated).lower(*shapes)
+        lowered = jax.jit(flat, donate_argnums=sorted({*donated, *in_place})).lower(*shapes)
         if shared := large(lowered):
             one = jax.sharding.SingleDeviceSharding(two_threads())
-            lowered = jax.jit(flat, in_shardings=one, out_shardings=one).lower(*shapes)
-    return lowered, shared
+            whole = jax.jit(flat, in_shardings=one, out_shardings=one, donate_argnums=sorted(in_place))
+            lowered = whole.lower(*shapes)
+    if not in_place.items() <= _written_over(lowered).items():
+        return _lower(computation, donated, {})
+    return lowered, shared, in_place
+
+
+def _shapes(lowered: Any) -> list[tuple[int, ...]]:
+    tree: Any = importlib.import_module("jax.tree")
+    return [tuple(aval.shape) for aval in tree.leaves(lowered.in_avals)]
+
+
+def _written_over(lowered: Any) -> dict[int, int]:
+    """Positions of operands whose memory results take, and of these results: JAX goes by shape and order alone."""
+    ir: Any = importlib.import_module("jaxlib.mlir.ir")
+    main = next(
+        op for op in lowered.compiler_ir().body if ir.StringAttr(op.attributes["sym_name"]).value == "main"
+    )
+    attributes = main.attributes.get("arg_attrs", ())
+    return {
+        position: int(ir.IntegerAttr(each["tf.aliasing_output"]).value)
+        for position, each in enumerate(attributes)
+        if "tf.aliasing_output" in each
+    }
 
 
 def _compile(lowered: Any) -> Callable[..., Any]:
