@@ -24,7 +24,7 @@ class SessionDevice(SessionReports, SessionRng):
 
     def prepareDevice(self, loadEngine: bool = True) -> None:
         """Compile, and load onto the device unless ``loadEngine`` is False. OutOfMemoryException if it does
-        not fit.
+        not fit. Again, while the program is on the device, it does nothing: weights stay.
         """
         if not self._options.compileEngine:
             _log.info("Not compiling engine by request")
@@ -36,7 +36,7 @@ class SessionDevice(SessionReports, SessionRng):
                 self._executable = self._compile()
             _log.info("Graph compiled")
         self._after_compile(settings)
-        if loadEngine and self._device.type is not DeviceType.OfflineIpu:
+        if loadEngine and self._device.type is not DeviceType.OfflineIpu and not self._is_loaded():
             self.loadEngineAndConnectStreams()
 
     def _compile(self) -> Executable:
@@ -109,6 +109,9 @@ class SessionDevice(SessionReports, SessionRng):
             if name != RNG
         }
 
+    def _is_loaded(self) -> bool:
+        return self._device._loaded is self and self._device.isAttached
+
     def _ensure_loaded(self) -> None:
         """Load again if another session has used the device since, or an error cost it its memory."""
         self._prepared("run")
@@ -116,5 +119,5 @@ class SessionDevice(SessionReports, SessionRng):
             raise popart_exception(
                 "The device is an offline device: a session can be compiled for it, not run."
             )
-        if self._device._loaded is not self or not self._device.isAttached:
+        if not self._is_loaded():
             self.loadEngineAndConnectStreams()

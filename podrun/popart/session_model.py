@@ -116,9 +116,9 @@ def lower_model(
         found = lowered([*wanted, *extra])
     if loss is not None and found.tensors[loss].size != 1:
         raise popart_exception(
-            f"The loss must be a scalar tensor; {loss!r} has shape {list(found.tensors[loss].shape)}. Reduce "
-            "it, for "
-            "example with aiGraphcore.identityloss."
+            f"Loss tensor, '{loss}', must be a scalar tensor",
+            hint=f"It has shape {list(found.tensors[loss].shape)}: reduce it, for example with "
+            "aiGraphcore.identityloss.",
         )
     if loss is not None:
         detached_or_training(found.graph.nodes, differentiable(found, loss))

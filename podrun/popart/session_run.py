@@ -139,6 +139,10 @@ class SessionRun(SessionDevice):
             for name in io.input_names():
                 if name in inputs:
                     continue
+                if name in self._built.weights:
+                    # PopART's builder makes a weight an input of the model too: data for it pass, and are not used.
+                    _log.warning("%r is a variable: its data come from the model, not from the stepIO.", name)
+                    continue
                 if name not in model_inputs:
                     what = "not an input of" if name in self._built.infos else "not in"
                     raise popart_runtime_error(

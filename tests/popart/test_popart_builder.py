@@ -47,6 +47,13 @@ def test_names_are_unique_over_parent_and_child(builder):
     assert popart.Builder().addInputTensor("FLOAT", [2]) == "input"
 
 
+def test_the_former_name_of_debug_contexts(builder):
+    x = builder.addInputTensor("FLOAT", [2])
+    builder.aiOnnx.relu([x], debugPrefix="act")
+    builder.aiGraphcore.l1loss([x], 0.5, debugPrefix="far")
+    assert [node.name for node in onnx.load_from_string(builder.getModelProto()).graph.node] == ["act", "far"]
+
+
 def test_unknown_tensors_name_candidates(builder):
     builder.addInputTensor("FLOAT", [2], "images")
     with pytest.raises(popart.popart_exception, match=r"'image'.*Candidates: 'images'"):
@@ -262,7 +269,10 @@ def test_hints_and_their_checks(builder):
         (lambda: builder.setPartialsType(z, "HALF"), "Relu"),
         (lambda: builder.setPartialsType(y, "DOUBLE"), "FLOAT or HALF"),
         (lambda: builder.setSerializeMatMul({y}, "reducing_dim", 4), "does not divide"),
-        (lambda: builder.setSerializeMatMul({y}, "some", 2), "mode"),
+        (
+            lambda: builder.setSerializeMatMul({y}, "some", 2),
+            "^Unsupported mat mul serialization mode 'some'. Supported modes are 'input_channels', 'reducing_dim', ",
+        ),
         (lambda: builder.setSerializeMatMul({z}, "none", 2), "MatMul"),
         (lambda: builder.setEnableConvDithering(z, 1), "convolutions"),
     ]:

@@ -64,7 +64,11 @@ def test_operators_by_number_and_groups_by_scope(device_of: Any) -> None:
 
     def largest(builder: Any, t: str) -> str:
         with builder.commGroup(CommGroupType.Consecutive, 2):
-            return str(builder.aiGraphcore.replicatedallreduce([t], collectiveOperator=4))
+            y = str(builder.aiGraphcore.replicatedallreduce([t], collectiveOperator=4))
+        # The names that nodes have in models of the SDK.
+        assert builder.getInt64VectorNodeAttribute("__collectiveCommGroup", {y}) == [1, 2]
+        assert builder.getInt64NodeAttribute("__collectiveOperator", {y}) == 4
+        return y
 
     found = infer(4, device_of(4), largest, x)
     np.testing.assert_array_equal(found[1], np.maximum(x[0], x[1]).reshape(-1))

@@ -42,6 +42,16 @@ def test_run_before_prepare_device_and_before_weights(device):
     session.run(io)
 
 
+def test_preparing_again_leaves_weights_on_the_device(device):
+    case = linear()
+    session = training(case, [case.y], device)
+    session.prepareDevice()
+    anchors = session.initAnchorArrays()
+    x = np.ones((MICRO_BATCH, INPUTS), np.float32)
+    session.run(popart.PyStepIO({case.x: x}, anchors))
+    np.testing.assert_allclose(anchors[case.y], x @ case.start, rtol=1e-5)
+
+
 def test_model_to_host_before_prepare_device(device, tmp_path):
     with pytest.raises(popart.popart_exception, match=r"prepare\(\)"):
         unprepared(device).modelToHost(str(tmp_path / "m.onnx"))
@@ -277,7 +287,7 @@ def test_programs_without_randomness_have_no_seed(device):
 
 def test_losses_that_cannot_be(device):
     case = linear()
-    with pytest.raises(popart.popart_exception, match="scalar"):
+    with pytest.raises(popart.popart_exception, match=f"^Loss tensor, '{case.y}', must be a scalar tensor$"):
         popart.TrainingSession(case.model, popart.DataFlow(1, [case.y]), case.y, popart.ConstSGD(0.1), device)
     with pytest.raises(popart.popart_exception, match="'nothing'"):
         popart.TrainingSession(

@@ -95,6 +95,13 @@ def test_names_that_are_missing_or_wrong(session):
         session.run(popart.PyStepIO({case.x: data(2), case.y: np.zeros(1, np.float32)}, anchors))
 
 
+def test_data_for_a_weight_are_not_used(session):
+    case = linear()
+    anchors = session.initAnchorArrays()
+    session.run(popart.PyStepIO({case.x: data(2), case.w: np.zeros_like(case.start)}, anchors))
+    np.testing.assert_allclose(anchors[case.y][0], data(2)[0] @ case.start, rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.int32, np.float16])
 def test_types_are_not_cast(session, dtype):
     io = popart.PyStepIO({linear().x: np.zeros((2, MICRO_BATCH, INPUTS), dtype)}, session.initAnchorArrays())

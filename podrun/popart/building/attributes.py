@@ -36,9 +36,10 @@ EXCLUDE_PATTERNS = "__exclude_patterns"
 CONV_DITHERING = "__enable_conv_dithering"
 SERIALIZE_MODE = "__serialize_matmul_mode"
 SERIALIZE_FACTOR = "__serialize_matmul_factor"
-SERIALIZE_PRECISION = "__serialize_matmul_keep_precision"
+SERIALIZE_PRECISION = "__serialize_matmul_precision"
 OUTPUT_LOCATION = "__output_tensor_location"
-COMM_GROUP = "__comm_group"
+COMM_GROUP = "__collectiveCommGroup"
+COLLECTIVE_OPERATOR = "__collectiveOperator"
 CUT = "__cut"
 """podrun's own, in placed models that are not pipelined: the stage that a node would have."""
 
@@ -342,7 +343,8 @@ class NodeAttributes:
             raise popart_exception(f"Only MatMul can be serialised, not {node.op_type}.")
         if mode not in _SERIALIZE_MODES:
             raise popart_exception(
-                f"The serialisation mode is one of {', '.join(_SERIALIZE_MODES)}, not {mode!r}."
+                f"Unsupported mat mul serialization mode '{mode}'. Supported modes are 'input_channels', "
+                "'reducing_dim', 'output_channels' or 'none'"
             )
         self._check_serialize(node, mode, factor)
         self._set(nodeOutputName, SERIALIZE_MODE, mode)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from podrun.popart.building.attributes import COLLECTIVE_OPERATOR, COMM_GROUP
 from podrun.popart.enums import DataType, InitType, ReductionType, ScatterReduction, TensorRemapType
 from podrun.popart.errors import popart_exception
 from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx, onnx_data_type, parse_data_type
@@ -170,6 +171,8 @@ class GraphcoreOp:
 _REDUCTION = ("reduction", ReductionType.Mean)
 _DYNAMIC = (("axes", REQUIRED), ("sizes", REQUIRED))
 _COLLECTIVE = (("collectiveOperator", None), ("commGroup", None))
+NODE_NAMES = {"collectiveOperator": COLLECTIVE_OPERATOR, "commGroup": COMM_GROUP}
+"""What nodes call attributes that methods have another name for."""
 _ANY = 1 << 30
 
 OPS: dict[str, GraphcoreOp] = {

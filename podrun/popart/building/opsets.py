@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.popart.building.graphcore_ops import OPS, REQUIRED, GraphcoreOp, attribute_value
+from podrun.popart.building.graphcore_ops import NODE_NAMES, OPS, REQUIRED, GraphcoreOp, attribute_value
 from podrun.popart.building.multi_convolution import multi_convolution
 from podrun.popart.building.schemas import Unfit, onnx_methods, onnx_parameters, onnx_value
 from podrun.popart.debug import DebugContext, note
@@ -53,6 +53,11 @@ class _OpFamily:
 
     @staticmethod
     def _bind(method: str, signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+        if "debugPrefix" in kwargs and "debugContext" in signature.parameters:
+            # Its name before SDK 2.0; PopART still takes it.
+            kwargs = {
+                "debugContext" if name == "debugPrefix" else name: value for name, value in kwargs.items()
+            }
         try:
             bound = signature.bind(*args, **{_safe(name): value for name, value in kwargs.items()})
         except TypeError as error:
@@ -224,7 +229,7 @@ class AiGraphcore(_OpFamily):
         for name, value in bound.items():
             if value is None or (isinstance(value, (list, tuple)) and not value and method != "reducemedian"):
                 continue
-            attributes[name] = self._attribute(method, op, name, value)
+            attributes[NODE_NAMES.get(name, name)] = self._attribute(method, op, name, value)
         names = self._builder._add_graphcore(op, inputs, int(count), attributes, debug_name(context))
         note(context, method, names)
         if op.listed:

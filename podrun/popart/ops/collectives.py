@@ -1,9 +1,10 @@
 """ai.graphcore's collectives between replicas, inside of a model.
 
 ``ReplicatedAllReduce``, ``ReplicatedAllReduceInplace`` (the same values: nothing works in place here),
-``ReplicatedReduceScatter`` and ``ReplicatedAllGather``. Attributes: ``collectiveOperator`` (or ``op``), the number of a
-CollectiveOperator (`podrun.compiler.exchange.Operator`, default 0: Add); ``commGroup``, type and size, or the builder's
-``commGroup`` scope (default: all replicas). With one replica they compute what one replica would get.
+``ReplicatedReduceScatter`` and ``ReplicatedAllGather``. Attributes: ``__collectiveOperator`` (also
+``collectiveOperator``, ``op``), the number of a CollectiveOperator (`podrun.compiler.exchange.Operator`, default 0:
+Add); ``__collectiveCommGroup`` (also ``commGroup``), type and size (default: all replicas). With one replica they
+compute what one replica would get.
 
 Shapes (PopART, willow/src/op/collectives): all-reduce keeps the shape; reduce-scatter gives ``[ceil(elements / group
 size)]``, its last part padded with zeros; all-gather gives ``[elements * group size]``. Gradients are those of the sum
@@ -15,7 +16,7 @@ from __future__ import annotations
 from podrun.collectives.replica_groups import GroupKind, replica_groups
 from podrun.compiler import exchange
 from podrun.errors import UsageError
-from podrun.popart.building.attributes import COMM_GROUP
+from podrun.popart.building.attributes import COLLECTIVE_OPERATOR, COMM_GROUP
 from podrun.popart.ops.common import Array
 from podrun.popart.ops.registry import GRAPHCORE, Context, Node, operator
 
@@ -43,7 +44,7 @@ def replicated_all_gather(ctx: Context, node: Node, x: Array, *linked: Array) ->
 
 
 def _operator(node: Node) -> exchange.Operator:
-    number = node.get("collectiveOperator", node.get("op", 0))
+    number = node.get(COLLECTIVE_OPERATOR, node.get("collectiveOperator", node.get("op", 0)))
     try:
         return exchange.Operator(number)
     except ValueError:
@@ -55,7 +56,7 @@ def _operator(node: Node) -> exchange.Operator:
 
 
 def _groups(ctx: Context, node: Node) -> exchange.Groups:
-    given = node.get("commGroup", node.get(COMM_GROUP, (0, 0)))
+    given = node.get(COMM_GROUP, node.get("commGroup", (0, 0)))
     numbers = [int(value) for value in given] + [0]
     kind, size = numbers[0], numbers[1]
     if len(given) > 2 or kind not in KINDS:
