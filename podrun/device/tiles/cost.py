@@ -100,8 +100,6 @@ def report_of(chip: Chip, steps: Sequence[Step], liveness: Liveness, repeats: in
     causes = dict.fromkeys(("compute", "exchange", "rearrange", "launch", "sync"), 0.0)
     by_family: dict[str, list[float]] = {}
     by_scope: dict[str, float] = {}
-    bounds: dict[str, list[float]] = {}
-    unplanned: dict[str, dict[str, None]] = {}
     flops = 0.0
     for step in leaves(steps):
         plan = step.plan
@@ -117,11 +115,6 @@ def report_of(chip: Chip, steps: Sequence[Step], liveness: Liveness, repeats: in
             entry[1] += 1
             scope = step.scope or "(no scope)"
             by_scope[scope] = by_scope.get(scope, 0.0) + cycles
-        if plan.bound:
-            bound = bounds.setdefault(step.primitive, [0.0, 0.0])
-            bound[0] += cycles
-            bound[1] += 1
-            unplanned.setdefault(step.primitive, {})[step.scope] = None
         flops += plan.flops * repeats
     total = sum(causes.values())
     return {
@@ -141,10 +134,23 @@ def report_of(chip: Chip, steps: Sequence[Step], liveness: Liveness, repeats: in
         "memory": memory_report(chip, steps, liveness),
         "memory_by_scope": memory_by_scope(chip, steps, liveness),
         "code_by_scope": code_by_scope(chip, steps),
-        "bounds": {
-            name: {"cycles": round(c), "count": int(n), "scopes": [s for s in unplanned[name] if s][:SCOPES]}
-            for name, (c, n) in sorted(bounds.items())
-        },
+        "bounds": _bounds(chip, steps, repeats),
+    }
+
+
+def _bounds(chip: Chip, steps: Sequence[Step], repeats: int) -> dict[str, dict[str, Any]]:
+    """What no planner knows, by primitive: cycles and how many, and the first scopes they stand in."""
+    found: dict[str, list[Step]] = {}
+    for step in leaves(steps):
+        if step.plan.bound:
+            found.setdefault(step.primitive, []).append(step)
+    return {
+        name: {
+            "cycles": round(sum(step.plan.cycles(chip) * repeats for step in those)),
+            "count": len(those),
+            "scopes": list(dict.fromkeys(step.scope for step in those if step.scope))[:SCOPES],
+        }
+        for name, those in sorted(found.items())
     }
 
 

@@ -37,25 +37,8 @@ def measure(
     ``results_stay``: results are held to the end (gradients that wait for the update); otherwise each is used
     up as it is made (gradients added to accumulators, values stored elsewhere). For all results, or for each.
     """
-    owner: dict[int, int] = {}
-    held: set[int] = {*flat.arguments, *flat.constants}
-    last: dict[int, int] = {}
-
-    def root(number: int) -> int:
-        while number in owner and owner[number] != number:
-            number = owner[number]
-        return number
-
-    for index, step in enumerate(steps):
-        for number in step.reads:
-            last[root(number)] = index
-        for number in step.aliases:
-            if step.primitive != "chain":
-                owner[number] = step.reads[0] if step.reads else number
-    stay = [results_stay] * len(flat.outputs) if isinstance(results_stay, bool) else results_stay
-    for output, stays in zip(flat.outputs, stay, strict=True):
-        if stays and output is not None:
-            last[root(output)] = len(steps)
+    held = {*flat.arguments, *flat.constants}
+    last = _last_reads(flat, steps, results_stay)
     makers: dict[int, str] = {}
     deaths: dict[int, list[int]] = {}
     live = 0
@@ -85,3 +68,28 @@ def measure(
     )
     always = sum(flat.tensors[n].nbytes for n in held)
     return Liveness(always, peak, peak_step, tuple(curve), tuple(contents[:16]))
+
+
+def _last_reads(
+    flat: FlatJaxpr, steps: Sequence[Step], results_stay: bool | Sequence[bool]
+) -> dict[int, int]:
+    """The last step that reads each value or a view of it; past the end for results that stay."""
+    owner: dict[int, int] = {}
+    last: dict[int, int] = {}
+
+    def root(number: int) -> int:
+        while number in owner and owner[number] != number:
+            number = owner[number]
+        return number
+
+    for index, step in enumerate(steps):
+        for number in step.reads:
+            last[root(number)] = index
+        for number in step.aliases:
+            if step.primitive != "chain":
+                owner[number] = step.reads[0] if step.reads else number
+    stay = [results_stay] * len(flat.outputs) if isinstance(results_stay, bool) else results_stay
+    for output, stays in zip(flat.outputs, stay, strict=True):
+        if stays and output is not None:
+            last[root(output)] = len(steps)
+    return last

@@ -4,6 +4,7 @@ prices."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from podrun.device.tiles.flatten import Equation
 from podrun.device.tiles.matmul import Product
@@ -13,6 +14,17 @@ _FLOATS = ("float16", "bfloat16", "float32")
 
 def _type(dtype: str) -> str:
     return "float16" if dtype in ("float16", "bfloat16") else "float32"
+
+
+def _planned(equation: Equation, partials_type: str, proportion: float) -> dict[str, Any]:
+    """What the planner goes by besides sizes: types, and the share of tile memory."""
+    input_type = _type(equation.operands[0].dtype)
+    return {
+        "input_type": input_type,
+        "output_type": _type(equation.results[0].dtype),
+        "partials_type": partials_type if input_type == "float16" else "float32",
+        "proportion": proportion,
+    }
 
 
 def of_dot(equation: Equation, partials_type: str, proportion: float) -> Product:
@@ -28,31 +40,20 @@ def of_dot(equation: Equation, partials_type: str, proportion: float) -> Product
     if swapped:
         # The planner may swap sides: the longer one feeds rows.
         m, n = n, m
-    input_type = _type(left.dtype)
     return Product(
         groups,
         m,
         k,
         n,
-        input_type,
-        _type(equation.results[0].dtype),
-        partials_type if input_type == "float16" else "float32",
-        proportion=proportion,
         transposed=transposed,
         rows_resident=swapped,
+        **_planned(equation, partials_type, proportion),
     )
 
 
 def of_sizes(equation: Equation, partials_type: str, proportion: float) -> Product:
     """A product whose sizes are the equation's parameters."""
-    input_type = _type(equation.operands[0].dtype)
-    return Product(
-        input_type=input_type,
-        output_type=_type(equation.results[0].dtype),
-        partials_type=partials_type if input_type == "float16" else "float32",
-        proportion=proportion,
-        **equation.params,
-    )
+    return Product(**_planned(equation, partials_type, proportion), **equation.params)
 
 
 def of_convolution(equation: Equation, partials_type: str, proportion: float) -> Product:
@@ -73,9 +74,7 @@ def of_convolution(equation: Equation, partials_type: str, proportion: float) ->
     field = [out.shape[d] for d in numbers.out_spec[2:]]
     groups = int(params["feature_group_count"])
     batch_groups = int(params["batch_group_count"])
-    input_type = _type(left.dtype)
-    partials = partials_type if input_type == "float16" else "float32"
-    output_type = _type(out.dtype)
+    planned = _planned(equation, partials_type, proportion)
     kernel, positions = math.prod(window), math.prod(field)
     if kernel > positions and kernel > 1:
         all_groups = groups * batch_groups
@@ -85,12 +84,9 @@ def of_convolution(equation: Equation, partials_type: str, proportion: float) ->
             max(1, rows),
             channels_in * kernel,
             max(1, channels_out // all_groups),
-            input_type,
-            output_type,
-            partials,
-            proportion=proportion,
             transposed=True,
             reuse=positions,
+            **planned,
         )
     spread = math.prod(params["lhs_dilation"])
     stride = int(params["window_strides"][0]) if params["window_strides"] else 1
@@ -101,12 +97,9 @@ def of_convolution(equation: Equation, partials_type: str, proportion: float) ->
         batch * positions,
         channels_in,
         max(1, channels_out // groups),
-        input_type,
-        output_type,
-        partials,
         kernel=effective,
         row_length=field[-1] if field else 1,
         stride=min(stride, max(window)) if kernel > 1 else 1,
-        proportion=proportion,
         transposed=False,
+        **planned,
     )

@@ -4,7 +4,7 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,14 +107,9 @@ def lower(
     values = dict(input_values or {})
     specs = _input_specs(graph, input_shapes or {}, values, x64, casting)
     initial = _initial_values(graph, x64, casting)
-    baked: frozenset[str] = frozenset()
-    with jax.enable_x64(x64):
-        while True:
-            session = Session(training=training, x64=x64, replicas=replicas, sdk=sdk)
-            tensors = _discover(session, graph, specs, initial, values, baked)
-            if session.demanded <= baked:
-                break
-            baked |= session.demanded
+    session, tensors, baked = _settled(
+        lambda: Session(training=training, x64=x64, replicas=replicas, sdk=sdk), graph, specs, initial, values
+    )
     needed = {*wanted, *(i for node in graph.nodes for i in _reads(node))}
     parameters = {n: _spec(n, v) for n, v in initial.items() if n not in baked and not misfit(v, n, x64)}
     return Lowered(
@@ -264,6 +259,24 @@ def _environment(
 def _tap(name: str, value: Any) -> Any:
     """`tap` for arrays; sequences and empty optionals have no gradients and pass."""
     return tap(name, value) if isinstance(value, jax.Array) else value
+
+
+def _settled(
+    fresh: Callable[[], Session],
+    graph: Graph,
+    specs: Mapping[str, Any],
+    initial: Mapping[str, np.ndarray],
+    values: Mapping[str, Any],
+) -> tuple[Session, dict[str, TensorSpec], frozenset[str]]:
+    """Trace until all that decides shapes is baked in: the last trace's session and specs, and what was baked in."""
+    baked: frozenset[str] = frozenset()
+    while True:
+        session = fresh()
+        with jax.enable_x64(session.x64):
+            tensors = _discover(session, graph, specs, initial, values, baked)
+        if session.demanded <= baked:
+            return session, tensors, baked
+        baked |= session.demanded
 
 
 def _discover(
