@@ -76,7 +76,7 @@ class RayMachinePool(BasePool):
                 self._session = None
                 self._groups.clear()
             if self._session is None:
-                self._session = RaySession(self._address)
+                self._session = RaySession(self._address, wanted=lambda: not self._closed)
                 self._on_session(self._session)
             return self._session
 

@@ -19,12 +19,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from podrun.errors import ServiceError
 from podrun.partition.discovery import ProcessId, remove_scratch, scratch_directory
 from podrun.partition.guardian import SCRATCH_PREFIX, Guardian
+from podrun.partition.ray_parts import RayletEnded, only_what_machines_need
 
 log = logging.getLogger("podrun.partition")
 
@@ -35,6 +37,10 @@ FEW_FILES = 256
 """With fewer open files allowed, that is the likely cause if Ray does not start (it did with 64, not with 40)."""
 _one_at_a_time = threading.Lock()
 """Machines and hosts for instances may ask for the same Ray cluster at the same moment, from two threads."""
+SLOW_SECONDS = 10.0
+"""An attempt to start Ray that failed after this long was too slow: Ray gives its parts 15 and 30 s."""
+Parts = Callable[[], AbstractContextManager[None]]
+"""What decides which parts of itself Ray starts."""
 RAY_DIRECTORY = "r"
 """Ray opens its directory to everybody (mode 0777). It lies in a scratch directory that is ours alone."""
 SESSION_SUFFIX = len(f"/{RAY_DIRECTORY}/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store")
@@ -59,10 +65,18 @@ _OWN_ENVIRONMENT = {
 
 class RaySession:
     """Ray, started or joined by this process. ``processes`` and ``directory`` are what must not outlive
-    it."""
+    it. ``wanted``: whether a second attempt to start it would still be of use."""
 
-    def __init__(self, address: str | None = None, *, num_cpus: int | None = None) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        num_cpus: int | None = None,
+        wanted: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.address = address
+        self._wanted, self._clock = wanted, clock
         self.directory: Path | None = None
         self.processes: tuple[ProcessId, ...] = ()
         self._core: tuple[ProcessId, ...] = ()
@@ -85,7 +99,7 @@ class RaySession:
             if address:
                 self._join(address)
             else:
-                self._start_in_keeper(num_cpus)
+                self._start_patiently(num_cpus)
         except Exception as error:
             self.close()
             raise ServiceError(
@@ -103,19 +117,45 @@ class RaySession:
             # It would leave SIGTERM to end this process. Its processes are ended below, whatever it says.
             with _quiet_ray(), _keeping_sigterm(), contextlib.suppress(Exception):
                 self.ray.shutdown()
-        _end(self.processes)
+        self._clear_up()
         self._closed.set()
+
+    def _clear_up(self) -> None:
+        """End what was started, and take back what was changed for it."""
+        _end(self.processes)
+        self.processes = ()
         if self.directory is not None:
             remove_scratch(self.directory)
+            self.directory = None
         if self._guardian is not None:
             self._guardian.dismiss()
+            self._guardian = None
         for key, value in self._saved.items():
             if value is None:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
+        self._saved.clear()
 
-    def _start_in_keeper(self, num_cpus: int | None) -> None:
+    def _start_patiently(self, num_cpus: int | None) -> None:
+        """Start Ray; once more, from nothing, if a busy host did not let it come up in the time it gives itself, or
+        if its raylet did not take the command that starts only what machines need."""
+        begin = self._clock()
+        try:
+            self._start_in_keeper(num_cpus, only_what_machines_need)
+        except Exception as error:
+            took = self._clock() - begin
+            ended = isinstance(error, RayletEnded)
+            if isinstance(error, ServiceError) or not (ended or took >= SLOW_SECONDS) or not self._wanted():
+                raise
+            why = str(error) if ended else f"not there after {took:.0f} s (this host is very busy)"
+            log.warning("Ray did not start: %s; trying once more", why)
+            with _quiet_ray(), contextlib.suppress(Exception):
+                self.ray.shutdown()  # It may remember a part of what is gone.
+            self._clear_up()
+            self._start_in_keeper(num_cpus, contextlib.nullcontext if ended else only_what_machines_need)
+
+    def _start_in_keeper(self, num_cpus: int | None, parts: Parts) -> None:
         """Start Ray in a thread that lasts as long as the session.
 
         Ray asks the kernel to kill its processes when their parent is gone (PR_SET_PDEATHSIG), which is when
@@ -125,7 +165,7 @@ class RaySession:
 
         def keep() -> None:
             try:
-                self._start(num_cpus)
+                self._start(num_cpus, parts)
             except Exception as error:
                 result.put(error)
                 return
@@ -154,7 +194,7 @@ class RaySession:
                 logging_level="error",
             )
 
-    def _start(self, num_cpus: int | None) -> None:
+    def _start(self, num_cpus: int | None, parts: Parts) -> None:
         self._guardian = Guardian()
         self.directory = _short_scratch(self._guardian.watch_directory)
         token = self.directory / "token"
@@ -166,7 +206,7 @@ class RaySession:
         self._set(environment)
         self.ray = _import_ray()
         try:
-            with _quiet_ray(), _only_what_machines_need(), _shielded_from_ctrl_c(), _keeping_sigterm():
+            with _quiet_ray(), parts(), _shielded_from_ctrl_c(), _keeping_sigterm():
                 self.ray.init(
                     address="local",
                     num_cpus=num_cpus,
@@ -315,28 +355,6 @@ def _shielded_from_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _only_what_machines_need() -> Iterator[None]:
-    """Ray without its autoscaler, log forwarder and API server: processes that a private Ray of machines has
-    no use for.
-
-    Ray has no options against them. Measured on 2 cores: start 4.0 s with them, 1.9 s without. Should a
-    future Ray name its methods otherwise, it starts with everything.
-    """
-    from ray._private import node
-
-    kind: Any = node.Node
-    names = [n for n in ("start_monitor", "start_log_monitor", "start_api_server") if hasattr(kind, n)]
-    saved = {name: getattr(kind, name) for name in names}
-    for name in names:
-        setattr(kind, name, lambda self, **options: None)
-    try:
-        yield
-    finally:
-        for name, method in saved.items():
-            setattr(kind, name, method)
 
 
 @contextlib.contextmanager
