@@ -25,7 +25,7 @@ VERTEX_SHARES = {
 EXECUTABLE_CODE_GC2 = 8192
 """Bytes of vertex and runtime code on each tile with the library of 2018. Published: the same on every
 tile."""
-VERTEX_DATA_2018 = 1.9
+VERTEX_DATA_2018 = 1.8
 """Vertex data of the 2018 library on GC2 over today's. Fitted: pointers were not packed yet."""
 VARIABLES_2018 = 1.425
 """Bytes of variables over the most that live at one time: every tile has its own fullest moment. Derived:

@@ -22,7 +22,8 @@ class Layout:
 
     A micro-batch is of so many ``samples``, or, of text, of as many whole sequences (a power of two) as
     ``tokens`` hold. ``halves``: stages may end between attention and feed-forward. ``attention_dropout``:
-    attention's shares are dropped too.
+    attention's shares are dropped too. ``norm``: how channels are normalised; batch statistics are those of
+    ``norm_span`` replicas together.
     """
 
     ipus: int = 1
@@ -32,6 +33,8 @@ class Layout:
     proportion: float = DEFAULT_PROPORTION
     halves: bool = False
     attention_dropout: bool = False
+    norm: str = "batch"
+    norm_span: int = 1
 
     def sequences(self, length: int) -> int:
         """Sequences of ``length`` tokens in a micro-batch."""
@@ -41,10 +44,10 @@ class Layout:
 PRETRAINING = Layout(ipus=4, first=3, proportion=0.25)
 """BERT-Large on four IPUs: three layers beside the embedding, seven on each other."""
 LAYOUTS = {
-    "resnet50": Layout(samples=20, proportion=0.15),
-    "resnext101": Layout(ipus=2, samples=6),
+    "resnet50": Layout(samples=20, proportion=0.15, norm_span=2),
+    "resnext101": Layout(ipus=2, samples=6, norm="group"),
     "efficientnet_b0": Layout(samples=16),
-    "efficientnet_b4": Layout(ipus=2, samples=3, proportion=0.4),
+    "efficientnet_b4": Layout(ipus=2, samples=3, proportion=0.4, norm="group"),
     "bert_base": Layout(ipus=4, first=0, tokens=4096, proportion=0.25),
     "bert_base squad": Layout(ipus=4, first=0, tokens=384, proportion=0.25, attention_dropout=True),
     "bert_large": PRETRAINING,

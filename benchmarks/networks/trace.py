@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,16 @@ def costed(
     from podrun.executable import numpy_dtype
     from podrun.popart.lowering import lower
 
-    lowered = lower(onnx.load_from_string(built.model), training=train)
+    model = onnx.load_from_string(built.model)
+    lowered = lower(model, training=train)
+    # Running statistics are part of a training step, and read by nothing in it.
+    kept = [
+        name
+        for node in model.graph.node
+        if train and node.op_type == "BatchNormalization"
+        for name in node.output[1:3]
+    ]
+    lowered = replace(lowered, returns=(*lowered.returns, *kept))
     given = {
         name: jax.ShapeDtypeStruct(spec.shape, numpy_dtype(spec.dtype))  # type: ignore[no-untyped-call]
         for name, spec in lowered.inputs.items()
@@ -61,10 +71,12 @@ def costed(
         return lowered.forward({}, {**weights, **rest}, key)[built.output]
 
     def loss(weights: Any, rest: Any, key: Any) -> Any:
-        out = forward(weights, rest, key)
-        return jnp.sum(out * out)
+        made = lowered.forward({}, {**weights, **rest}, key)
+        out = made[built.output]
+        return jnp.sum(out * out), [made[name] for name in kept]
 
-    jaxpr = jax.make_jaxpr(jax.grad(loss) if train and not forward_only else forward)(weights, rest, key)
+    step = jax.grad(loss, has_aux=True) if train and not forward_only else forward
+    jaxpr = jax.make_jaxpr(step)(weights, rest, key)
     report = cost_jaxpr(
         jaxpr,
         chip,
@@ -73,6 +85,7 @@ def costed(
         product_type=product_type,
         results_stay=not train,
     )
+    report["normalisations"] = sum(node.op_type.endswith("Normalization") for node in model.graph.node)
     return report, sum(given[name].size for name in built.weights if name in given)
 
 

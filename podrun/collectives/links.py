@@ -17,8 +17,10 @@ EFFICIENCY = 0.85
 lib/poplibs_test/Util.cpp)."""
 RAIL_LINKS = 2
 """Links up, and links down, between neighbours along a rail. Same source."""
-RUNG_LINKS = 4
-"""Links between the two IPUs of a rung. Same source."""
+RUNG_LINKS = {"gc2": 4, "gc200": 2, "bow": 2}
+"""Links that a transfer between the two IPUs of a rung gets. GC2: same source. GC200: gc-iputraffictest's published
+sample, 423.3 Gb/s both ways between IPUs 2 and 3 of an IPU-M2000, is 0.83 of two links' 512. An IPU's ten links are six
+on its rung and two up and down each (block diagram of the IPU-M2000); those left over are for what crosses rungs."""
 LINK_LATENCY = 2040 / 1.6e9
 """Seconds that a neighbour exchange costs before its bytes: 2,040 cycles of a 16-chip GC2 system. Section 6.
 """
@@ -30,6 +32,9 @@ all-reduce
 records of 16 GC2 (74,752 to 101,218 cycles for the small sizes, over 16 steps)."""
 GATEWAY_RATE = 12.5e9
 """Bytes per second each way of one GW-Link port (100 GbE). Section 6, derived."""
+GATEWAY_PORTS = 2
+"""GW-Link ports of a machine, "east" and "west": racks form a loop, and of two racks both cables join the pair.
+Published: Graphcore's "Switched GW-Links in large scale Pod systems"; data sheet of IPU-POD128 (cross connected)."""
 GATEWAY_LATENCY = 5e-6
 """Seconds of a hop over GW-Links, gateway to gateway. Assumed: no published figure was found."""
 
@@ -54,11 +59,11 @@ class Fabric:
     @property
     def rung(self) -> float:
         """Usable bytes per second between the two IPUs of a rung, each way."""
-        return RUNG_LINKS * self.link_rate * EFFICIENCY
+        return RUNG_LINKS[self.name] * self.link_rate * EFFICIENCY
 
     @property
     def gateway(self) -> float:
-        """Usable bytes per second from a machine to the next IPU-Link domain, each way, over one port."""
+        """Usable bytes per second from a machine to a neighbouring IPU-Link domain, each way, over one port."""
         return GATEWAY_RATE * EFFICIENCY
 
     def step_seconds(self, ranks: int) -> float:

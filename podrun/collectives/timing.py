@@ -23,7 +23,7 @@ import math
 from dataclasses import dataclass
 
 from podrun.cluster import IPUS_PER_MACHINE
-from podrun.collectives.links import GATEWAY_LATENCY, Fabric
+from podrun.collectives.links import GATEWAY_LATENCY, GATEWAY_PORTS, Fabric
 from podrun.errors import UsageError
 
 _KIB, _MIB = 1024, 1024 * 1024
@@ -147,11 +147,9 @@ def _between_domains(nbytes: float, domains: int, ild_ipus: int, fabric: Fabric)
     if domains == 1:
         return _Part(0, 0.0, 0.0)
     steps = 2 * (domains - 1)
-    per_machine = nbytes * min(IPUS_PER_MACHINE, ild_ipus)  # the IPUs of a machine share its ports
-    share = 0.5 if domains > 2 else 1.0  # both ports, one for each direction round the ring
-    seconds = steps * (
-        GATEWAY_LATENCY + fabric.step_seconds(domains) + per_machine / domains * share / fabric.gateway
-    )
+    # The IPUs of a machine share its ports, which lead round the loop of domains in both directions.
+    per_port = nbytes * min(IPUS_PER_MACHINE, ild_ipus) / GATEWAY_PORTS
+    seconds = steps * (GATEWAY_LATENCY + fabric.step_seconds(domains) + per_port / domains / fabric.gateway)
     return _Part(steps, seconds, steps * nbytes / domains)
 
 

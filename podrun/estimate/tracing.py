@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from podrun.device.target import Chip
@@ -76,6 +76,10 @@ def _trace(
     key = jax.eval_shape(lambda: jax.random.key(0))
     first = next(iter(lowered.outputs))
 
+    # What the forward pass itself replaces (running statistics) is part of a step, and read by nothing in it.
+    updates = tuple(lowered.state_updates.values())
+    stateful = replace(lowered, returns=(*lowered.returns, *updates))
+
     def forward(parameters: Any, inputs: Any, key: Any) -> Any:
         return lowered.forward(parameters, inputs, key)[first]
 
@@ -83,9 +87,10 @@ def _trace(
         floating = {n: p for n, p in parameters.items() if jnp.issubdtype(p.dtype, jnp.floating)}
 
         def loss(chosen: Any) -> Any:
-            return jnp.mean(forward({**parameters, **chosen}, inputs, key).astype(jnp.float32))
+            made = stateful.forward({**parameters, **chosen}, inputs, key)
+            return jnp.mean(made[first].astype(jnp.float32)), [made[name] for name in updates]
 
-        return jax.value_and_grad(loss)(floating)
+        return jax.value_and_grad(loss, has_aux=True)(floating)
 
     flats = [
         flatten(jax.make_jaxpr(function)(parameters, inputs, key))

@@ -24,10 +24,13 @@ STREAM_TILES = 32
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How two IPUs of a partition are joined: ``kind`` "IPU-Link" or "GW-Link", and hops on the way."""
+    """How two IPUs of a partition are joined: ``kind`` "IPU-Link" or "GW-Link", hops on the way, and whether they are
+    the two of a ``rung``.
+    """
 
     kind: str
     hops: int
+    rung: bool = False
 
 
 def route(a: int, b: int, domain_ipus: int, topology: LinkTopology) -> Route:
@@ -39,14 +42,14 @@ def route(a: int, b: int, domain_ipus: int, topology: LinkTopology) -> Route:
     along = abs(a // 2 - b // 2)
     if topology is LinkTopology.TORUS:
         along = min(along, domain_ipus // 2 - along)
-    return Route("IPU-Link", along + (a % 2 != b % 2))
+    return Route("IPU-Link", along + (a % 2 != b % 2), rung=a // 2 == b // 2)
 
 
 def transfer_seconds(chip: Chip, way: Route, nbytes: float) -> float:
     """``nbytes`` each way at once between two IPUs: the latency of every hop, and the bytes over one of them.
 
-    Two links join neighbours, on rungs too: the tool's published sample (IPUs 2 and 3 of an IPU-M2000) gives 423.3 Gb/s
-    both ways together, and two links 428.
+    How many links they get is a fact of `podrun.collectives.links`; the tool's published sample (IPUs 2 and 3 of an
+    IPU-M2000, 423.3 Gb/s both ways together) comes to 428.
     """
     from podrun.collectives.links import GATEWAY_LATENCY, LINK_LATENCY
     from podrun.device.tiles.links import fabric_of
@@ -54,7 +57,7 @@ def transfer_seconds(chip: Chip, way: Route, nbytes: float) -> float:
     fabric = fabric_of(chip)
     if way.kind == "GW-Link":
         return GATEWAY_LATENCY * way.hops + nbytes / fabric.gateway
-    return LINK_LATENCY * way.hops + nbytes / fabric.rail
+    return LINK_LATENCY * way.hops + nbytes / (fabric.rung if way.rung else fabric.rail)
 
 
 # --- the matrix unit ------------------------------------------------------------------------------------------

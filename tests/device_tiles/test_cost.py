@@ -56,6 +56,17 @@ def test_golden_reports_are_byte_identical(name: str, make: Any, request: pytest
     assert (GOLDEN / f"{name}.json").read_text(encoding="utf-8") == text
 
 
+def test_what_no_result_needs_is_not_priced() -> None:
+    def wasteful(x: Any, y: Any) -> Any:
+        with jax.named_scope("dropped"):
+            jnp.exp(x @ y)
+        return jnp.sum(x)
+
+    x = _half(256, 256)
+    needed = jax.make_jaxpr(lambda x, y: jnp.sum(x))(x, x)
+    assert cost_jaxpr(jax.make_jaxpr(wasteful)(x, x), "gc200") == cost_jaxpr(needed, "gc200")
+
+
 def test_causes_and_operators_add_up() -> None:
     report = cost_jaxpr(_training_step(), "bow")
     total = report["step"]["cycles"]

@@ -13,9 +13,11 @@ import onnx
 import pytest
 
 from podrun import models
+from podrun.device.target import GC200
 from podrun.device.tiles.cost import cost_jaxpr
 from podrun.device.tiles.flatten import FlatJaxpr, flatten
 from podrun.device.tiles.narrow import place_of
+from podrun.device.tiles.schedule import Options, make_schedule
 from podrun.executable import numpy_dtype
 from podrun.models.catalogue import Built, finished, lstm
 from podrun.models.network import Network
@@ -72,32 +74,34 @@ def test_nothing_large_is_wider_than_a_half(resnet: FlatJaxpr) -> None:
     assert wide == []
 
 
-def test_a_normalisation_keeps_one_value_of_its_inputs_size(resnet: FlatJaxpr) -> None:
-    """The whitened input; the trace itself keeps two or three."""
-    forward = {
-        n: e
-        for e in resnet.equations
-        for n in e.outputs
-        if "transpose(" not in e.scope and "BatchNorm" in e.scope
-    }
-    kept: Counter[str] = Counter()
-    for equation in resnet.equations:
-        if "transpose(" in equation.scope and "BatchNorm" in equation.scope:
-            for number in set(equation.inputs):
-                if number in forward and resnet.tensors[number].size > 1000:
-                    kept[forward[number].scope] |= 1
-    reads = Counter(
-        forward[n].scope
-        for n in {
-            n
-            for e in resnet.equations
-            if "transpose(" in e.scope and "BatchNorm" in e.scope
-            for n in e.inputs
-            if n in forward and resnet.tensors[n].size > 1000
-        }
-    )
-    assert len(reads) == 20
-    assert set(reads.values()) == {1}
+def test_a_normalisation_keeps_nothing_of_its_inputs_size(resnet: FlatJaxpr) -> None:
+    """Its gradient whitens the input again; the trace itself keeps two or three."""
+    norms = [e for e in resnet.equations if "BatchNorm" in e.scope]
+    made = {n: e for e in norms if "transpose(" not in e.scope for n in e.outputs}
+    kept = {n for e in norms if "transpose(" in e.scope for n in e.inputs if n in made}
+    assert len(kept) == 2 * 20  # Mean with power, and deviation.
+    assert all(resnet.tensors[n].size <= 512 for n in kept)
+
+
+@pytest.mark.parametrize(("norm", "passes"), [("batch", 2), ("group", 4)])
+def test_a_normalisation_takes_the_librarys_passes(norm: str, passes: int) -> None:
+    """``poplin/Norms.cpp``: both statistics by one reduction, a pass over all values for each vector. The gradient
+    whitens (2), scales, weighs, copies, corrects (4), scales, and weighs again for the parameters."""
+    net = Network(Builder(), models.Declared("float16"), train=True, norm=norm)
+    x = net.input("x", (4, 32, 8, 8))
+    y = net.normalise(x, "norm")
+    lowered = lower(onnx.load_from_string(finished(net, (x,), y).model), training=True)
+    given = {n: jax.ShapeDtypeStruct(s.shape, numpy_dtype(s.dtype)) for n, s in lowered.inputs.items()}
+    pulled = jax.grad(lambda g: jnp.sum(lowered.forward({}, g, jax.random.key(0))[y] ** 2))
+    flat = flatten(jax.make_jaxpr(pulled)(given))
+    steps = make_schedule(GC200, flat, Options())
+    for backward, sums, large in ((False, 1, passes), (True, 2, 10)):
+        mine = [s for s in steps if "Normalization" in s.scope and ("transpose(" in s.scope) is backward]
+        assert sum(s.primitive == "reduce_sum" for s in mine) == sums
+        whole = [
+            s for s in mine if s.primitive == "chain" and max(flat.tensors[n].size for n in s.writes) == 8192
+        ]
+        assert len(whole) == large
 
 
 def test_pools_and_nonlinearities_are_one_vertex_each_way(resnet: FlatJaxpr) -> None:

@@ -21,7 +21,7 @@ VERTEX_STATE = 28
 (`benchmarks/data/measurements.json`)."""
 FRAGMENT_CODE = 8
 """Bytes of exchange code per fragment. Derived: two timed control words."""
-CONTROL_CODE = 20
+CONTROL_CODE = 15
 """Bytes of control code per compute set or exchange on each tile. Derived: 0.9 KB per BERT layer."""
 REPEATED = 0.33
 """Share of its exchange code that an equation needs again when one just like it came before. Derived:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _WIDTHS = {
@@ -83,10 +83,23 @@ _BODY_KEYS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
 def flatten(closed: Any) -> FlatJaxpr:
-    """Flatten a ``jax.core.ClosedJaxpr``; operators of the front end stand in the library's form."""
+    """Flatten a ``jax.core.ClosedJaxpr``: operators of the front end in the library's form, and only what is needed."""
     from podrun.device.tiles.operators import rewrite
 
-    return rewrite(_Flattener().run(closed))
+    flat = rewrite(_Flattener().run(closed))
+    return replace(flat, equations=needed(flat.equations, flat.results))
+
+
+def needed(equations: Sequence[Equation], results: Sequence[int]) -> list[Equation]:
+    """The equations that some result needs: a compiler drops the others, such as derivatives that nobody reads.
+    What has no result of its own is there for its effect, and stays.
+    """
+    wanted, kept = set(results), list[Equation]()
+    for equation in reversed(equations):
+        if not equation.outputs or not wanted.isdisjoint(equation.outputs):
+            kept.append(equation)
+            wanted.update(n for n in equation.inputs if n is not None)
+    return kept[::-1]
 
 
 def tensor_of(aval: Any) -> Tensor:

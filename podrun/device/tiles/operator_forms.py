@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from podrun.device.tiles.operator_runs import Operator, Template, Unexpected, Writer
@@ -107,70 +107,74 @@ def _conv_form(x: Sequence[int], w: Sequence[int], y: Sequence[int]) -> dict[str
 
 
 def _normalisation(op: Operator) -> None:
-    """Two sums, then one pass that whitens, scales and shifts; the whitened values are kept for the
-    gradient.
+    """The library's programs: sums for mean and power together, then a pass over all values for each vector that is
+    added or multiplied. The gradient whitens its input again, and reduces once for the input and once for the
+    parameters. Source: ``poplin/Norms.cpp`` of the library, and its callers in PopART and TensorFlow.
     """
     x, y = op.main_input(), op.main_output()
     if op.size(x) != op.size(y):
         raise Unexpected
     shape, axes = _reduced(op, x)
-    statistics = [1 if d in axes else s for d, s in enumerate(shape)]
     parameters = [n for n in op.forward.reads if n != x and op.size(n) < op.size(x)][:2]
     if len(parameters) < 2:
         raise Unexpected
     scale, bias = parameters
-    write = op.writer(op.forward)
-    reduce = {"params": {"axes": axes}, "seen_as": shape, "shape": statistics}
-    mean = write.emit("reduce_sum", [x], **reduce)  # type: ignore[arg-type]
-    square = write.emit("reduce_sum", [x], **reduce)  # type: ignore[arg-type]
-    deviation = write.emit("rsqrt", [square], shape=statistics)
-    centred = write.emit("sub", [x, mean], shape=op.shape(x))
-    whitened = write.emit("mul", [centred, deviation], shape=op.shape(x))
-    write.emit("add", [write.emit("mul", [whitened, scale], shape=op.shape(x)), bias], y)
-    op.finish(op.forward, {y}, mean, y)
+    pen = _Passes(op, op.writer(op.forward), op.shape(x))
+    sums = pen.sums([x], shape, axes)
+    deviation = pen.vector("rsqrt", sums, sums)
+    if axes == tuple(range(len(shape) - 1)):
+        # Statistics of channels go into one factor and one addend.
+        factor = pen.vector("mul", deviation, scale)
+        addend = pen.vector("sub", factor, bias)
+        pen.over("add", pen.over("mul", x, factor), addend, output=y)
+    else:
+        whitened = pen.over("mul", pen.over("sub", x, sums), deviation)
+        pen.over("add", pen.over("mul", whitened, scale), bias, output=y)
+    op.finish(op.forward, {y}, sums, y)
     if op.backward is None:
         return
-    g, write = op.gradient(y), op.writer(op.backward)
-    product = write.emit("mul", [g, whitened], shape=op.shape(x))
-    outer = tuple(range(len(shape) - 1)) if op.size(scale) == shape[-1] else axes
+    g, pen = op.gradient(y), _Passes(op, op.writer(op.backward), op.shape(x))
+    whitened = pen.over("mul", pen.over("sub", x, sums), deviation)
     channels = op.shape(scale)
-    done: set[int] = set()
-    for source in (product, g):
-        wanted = next((n for n in op.backward.written if op.shape(n) == channels and n not in done), None)
-        done.add(
-            write.emit("reduce_sum", [source], wanted, shape=channels, params={"axes": outer}, seen_as=shape)
-        )
-    dx = next((n for n in op.backward.written if op.size(n) == op.size(x) and n not in done), None)
+    gradients = [n for n in op.backward.written if op.shape(n) == channels][:2]
+    dx = next((n for n in op.backward.written if op.size(n) == op.size(x) and n not in gradients), None)
     if dx is not None:
-        _normalised_gradient(op, write, (g, product, whitened, scale, deviation), reduce, outer == axes, dx)
-        done.add(dx)
-    op.finish(op.backward, done, g)
+        scaled = pen.over("mul", g, scale)
+        deltas = pen.sums([pen.over("mul", whitened, scaled), scaled], shape, axes)
+        centred = pen.over("add", pen.over("copy", scaled), deltas)
+        gradient = pen.over("add", centred, pen.over("mul", whitened, deltas))
+        extra = [n for n in op.arriving() if n != g and op.shape(n) == op.shape(x)]
+        made = pen.over("mul", gradient, deviation, output=None if extra else dx)
+        if extra:
+            pen.over("add_any", made, extra[0], output=dx)
+    if gradients:
+        rows = op.size(x) // op.size(scale)
+        both = pen.sums([pen.over("mul", whitened, g), g], (rows, op.size(scale)), (0,))
+        for wanted in gradients:
+            pen.write.emit("slice", [both], wanted)
+    op.finish(op.backward, {*gradients, *([] if dx is None else [dx])}, g)
 
 
-def _normalised_gradient(
-    op: Operator,
-    write: Writer,
-    values: tuple[int, int, int, int, int],
-    reduce: Mapping[str, Any],
-    shared: bool,
-    dx: int,
-) -> None:
-    """One pass over gradient and whitened values; where the statistics are not those of the parameters, two
-    more sums before it.
-    """
-    g, product, whitened, scale, deviation = values
-    full = op.shape(whitened)
-    scaled = write.emit("mul", [g, scale], shape=full)
-    first = second = deviation
-    if not shared:
-        first = write.emit("reduce_sum", [scaled], **reduce)
-        second = write.emit("reduce_sum", [write.emit("mul", [product, scale], shape=full)], **reduce)
-    extra = [n for n in op.arriving() if n != g and op.shape(n) == full]
-    less = write.emit("sub", [scaled, first], shape=full)
-    less = write.emit("sub", [less, write.emit("mul", [whitened, second], shape=full)], shape=full)
-    result = write.emit("mul", [less, deviation], None if extra else dx, shape=full)
-    if extra:
-        write.emit("add_any", [result, extra[0]], dx)
+class _Passes:
+    """Writes vertices over all values of a tensor, each a compute set of its own."""
+
+    def __init__(self, op: Operator, write: Writer, shape: Sequence[int]) -> None:
+        self.op, self.write, self.shape = op, write, shape
+
+    def over(self, primitive: str, *inputs: int, output: int | None = None) -> int:
+        """One pass over the tensor, with another or with a vector that is broadcast over it."""
+        return self.write.emit(primitive, inputs, output, shape=self.shape, params={"alone": True})
+
+    def vector(self, primitive: str, *inputs: int) -> int:
+        """The same over the values of the first vector."""
+        return self.write.emit(primitive, inputs, shape=self.op.shape(inputs[0]), params={"alone": True})
+
+    def sums(self, sources: Sequence[int], shape: Sequence[int], axes: Sequence[int]) -> int:
+        """Two sums over ``axes`` of tensors seen as ``shape``, in the same compute sets; a vector of each."""
+        left = [d for d in range(len(shape)) if d not in axes]
+        seen = [2 * size if d == left[-1] else size for d, size in enumerate(shape)]
+        each = [1 if d in axes else size for d, size in enumerate(shape)]
+        return self.write.emit("reduce_sum", sources, shape=each, params={"axes": tuple(axes)}, seen_as=seen)
 
 
 def _reduced(op: Operator, x: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

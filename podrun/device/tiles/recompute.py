@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from podrun.device.tiles.flatten import Equation, FlatJaxpr
+from podrun.device.tiles.flatten import Equation, FlatJaxpr, needed
 from podrun.device.tiles.primitives import VIEWS
 
 BACKWARD = "transpose("
@@ -137,7 +137,7 @@ class _Remaker:
                 equation = replace(equation, inputs=inputs)
             made.append(equation)
         # Forward work that only the backward pass needed (a derivative) is now done there alone.
-        return replace(self.flat, equations=_needed(made, self.flat.results), tensors=self.tensors)
+        return replace(self.flat, equations=needed(made, self.flat.results), tensors=self.tensors)
 
     def _here(self, number: int | None, place: int | None, made: list[Equation]) -> int | None:
         """What stands for a value in the backward pass at ``place``; copies go to the end of ``made``."""
@@ -182,16 +182,6 @@ class _Remaker:
         outputs = tuple(self.copies[number] for number in equation.outputs)
         scope = f"{BACKWARD}{REMADE}{equation.scope}))"
         made.append(replace(equation, inputs=inputs, outputs=outputs, scope=scope))
-
-
-def _needed(equations: list[Equation], results: list[int]) -> list[Equation]:
-    """The equations that some result needs."""
-    wanted, kept = set(results), list[Equation]()
-    for equation in reversed(equations):
-        if not wanted.isdisjoint(equation.outputs):
-            kept.append(equation)
-            wanted.update(n for n in equation.inputs if n is not None)
-    return kept[::-1]
 
 
 MOST_SEGMENTS = 32

@@ -2,9 +2,7 @@
 
 Every tile reduces what it holds. What is left of an output lies on many tiles; one further stage brings all
 partial results of an output to one tile, two stages bring them to some tiles first and then to one. The
-library adds stages while many partial results are left; here the cheapest is taken. What is summed for each
-channel over a field (the statistics of normalisations) is joined in one stage: with more, published training
-of ResNet-50 and EfficientNet-B4 is predicted 10 to 25 % too fast, and what takes that time is not known.
+library adds stages while many partial results are left; here the cheapest is taken.
 """
 
 from __future__ import annotations
@@ -79,16 +77,6 @@ def join(chip: Chip, outputs: int, partials: int) -> Joined:
     )
 
 
-def joined_at_once(chip: Chip, outputs: int, partials: int) -> Joined:
-    """One stage, outputs in grains of eight."""
-    if partials <= 1:
-        return Joined()
-    _, here = spread(chip, outputs)
-    moved = here * partials * PARTIAL_BYTES
-    compute = vertices.reduce_cycles(here, partials, "float32")
-    return Joined(compute, exchange_cycles(chip, moved, fragmented=partials > 8), 1, moved)
-
-
 def plan_reduction(chip: Chip, equation: Equation) -> Plan:
     """Reduce what each tile holds and join what lies on several tiles; or, of what is too small for that, bring all
     of an output to one tile.
@@ -114,8 +102,7 @@ def _where_it_lies(chip: Chip, source: Tensor, outputs: int, depth: float, faste
     local_depth = max(1.0, elements / outputs_here)
     cycles = vertices.continuous_reduce_cycles if fastest else vertices.reduce_cycles
     partials = math.ceil(depth / local_depth)
-    free = fastest or outputs < MOST_OUTPUTS
-    joined = join(chip, outputs, partials) if free else joined_at_once(chip, outputs, partials)
+    joined = join(chip, outputs, partials)
     return Plan(
         "reduction",
         compute=cycles(outputs_here, local_depth, source.dtype) + joined.compute,

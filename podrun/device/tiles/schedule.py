@@ -102,6 +102,8 @@ def _groups(flat: FlatJaxpr) -> Iterator[tuple[int, list[Equation]]]:
 
 
 def _joins(chain: list[Equation], equation: Equation) -> bool:
+    if "alone" in chain[0].params or "alone" in equation.params:
+        return False  # A vertex of the library by itself.
     return equation.scope == chain[0].scope and len(chain) < 64
 
 
