@@ -140,23 +140,8 @@ def build(
     ``as_in_training``: operators drop out and change running statistics although there is no loss.
     """
     _compute_in_the_callers_thread()
-    replicas, settings = options.getGlobalReplicationFactor(), settings_of(model)
-    state, pruned = take_state(model)
-    pruned, grouped = for_one_replica(pruned, settings, replicas)
-    watching = observers_of(pruned)
-    lowered = lower_model(
-        pruned,
-        flow,
-        options,
-        shapes,
-        loss,
-        observed_tensors(watching),
-        training=as_in_training or loss is not None,
-    )
-    needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
-    check_variables(grouped, lowered.parameters, needed)
-    forward_only = as_in_training or options.createImplicitPipeliningFwdOnlyProgram
-    own = kept_by_replicas(settings, lowered.state_updates, replicas, all_needed=forward_only)
+    found = _read(model, flow, options, shapes, loss, as_in_training=as_in_training)
+    lowered, grouped, own, watching = found.lowered, found.grouped, found.own, found.watching
     trained = trainable(lowered, loss) if loss is not None else set()
     _check_clipping(optimizer, trained, options)
     rule = optimizer.rule(_update_context(options, loss)) if optimizer is not None else None
@@ -182,10 +167,7 @@ def build(
         name=name,
         forward=restoring(aliasing(lowered, [*flow.anchors(), *observed_tensors(watching)]), kept),
         parameters={
-            n: ParameterSpec(
-                spec, n in trained, own[n].program if n in own else group_of(settings, n, replicas)
-            )
-            for n, spec in lowered.parameters.items()
+            n: ParameterSpec(spec, n in trained, found.group_of[n]) for n, spec in lowered.parameters.items()
         },
         inputs={n: InputSpec(spec, n in broadcast) for n, spec in lowered.inputs.items()},
         anchors=program_anchors(wanted, derived, _hidden(watching, lowered)),
@@ -203,7 +185,45 @@ def build(
         **_arrangement(options, flow, stage_count(model)),
     )
     start = host_values(lowered.initial, grouped)
-    return BuiltModel(program, lowered, rule, infos, start, state, wanted, derived, settings, watching, own)
+    return BuiltModel(
+        program, lowered, rule, infos, start, found.state, wanted, derived, found.settings, watching, own
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A model as one replica sees it, lowered, and what was taken out of it or is kept beside it."""
+
+    lowered: Lowered
+    state: dict[str, np.ndarray]
+    settings: dict[str, VariableSettings]
+    grouped: dict[str, np.ndarray]
+    own: dict[str, Kept]
+    group_of: dict[str, tuple[int, ...]]
+    watching: tuple[Observer, ...]
+
+
+def _read(
+    model: ModelProto,
+    flow: DataFlow,
+    options: SessionOptions,
+    shapes: InputShapeInfo,
+    loss: str | None,
+    *,
+    as_in_training: bool,
+) -> _Read:
+    replicas, settings = options.getGlobalReplicationFactor(), settings_of(model)
+    state, pruned = take_state(model)
+    pruned, grouped = for_one_replica(pruned, settings, replicas)
+    watching = observers_of(pruned)
+    training = as_in_training or loss is not None
+    lowered = lower_model(pruned, flow, options, shapes, loss, observed_tensors(watching), training=training)
+    needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
+    check_variables(grouped, lowered.parameters, needed)
+    forward_only = as_in_training or options.createImplicitPipeliningFwdOnlyProgram
+    own = kept_by_replicas(settings, lowered.state_updates, replicas, all_needed=forward_only)
+    groups = {n: own[n].program if n in own else group_of(settings, n, replicas) for n in lowered.parameters}
+    return _Read(lowered, state, settings, grouped, own, groups, watching)
 
 
 def _wanted(flow: DataFlow, lowered: Lowered, updated: Collection[str]) -> dict[str, AnchorSpec]:

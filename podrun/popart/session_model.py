@@ -75,23 +75,7 @@ def lower_model(
     from podrun.popart.lowering import lower
     from podrun.popart.ops.sdk import Sdk, detached_or_training
 
-    known = tensors_of(model)
-    wanted = dict.fromkeys(anchor for anchor in (*flow.anchors(), *observed) if anchor in known)
-    if loss is not None:
-        if loss not in known:
-            raise popart_exception(
-                f"The loss {loss!r} is no tensor of the model's main graph.{near(loss, known)}"
-            )
-        wanted[loss] = None
-    for anchor in flow.anchors():
-        subject = anchor.removeprefix(GRADIENT).removeprefix(RESTORED)
-        if subject != anchor and subject in known:
-            wanted[subject] = None
-    if not wanted and flow.anchors():
-        first = flow.anchors()[0]
-        raise popart_exception(f"Anchor tensor `{first}' not in Ir Tensors.{near(first, known)}")
-    if not wanted:
-        raise popart_exception(_PRUNED, hint="Anchor a tensor that an operator makes.")
+    wanted = _wanted(tensors_of(model), flow, loss, observed)
     if loss is not None and not options.automaticLossScalingSettings.enabled:
         model = _joined(model, flow.anchors())
     fixed = loader.input_shapes(model, shapes)
@@ -108,7 +92,7 @@ def lower_model(
             sdk=Sdk(strided_groups=options.groupNormStridedChannelGrouping),
         )
 
-    found = lowered(list(wanted))
+    found = lowered(wanted)
     if not found.graph.nodes:
         raise popart_exception(_PRUNED, hint="Anchor a tensor that an operator makes.")
     extra = [target for target in found.state_updates.values() if target not in wanted]
@@ -123,6 +107,27 @@ def lower_model(
     if loss is not None:
         detached_or_training(found.graph.nodes, differentiable(found, loss))
     return found
+
+
+def _wanted(known: Collection[str], flow: DataFlow, loss: str | None, observed: Sequence[str]) -> list[str]:
+    """The tensors of the main graph that the function has to give: for anchors, gradients, observers and the loss."""
+    wanted = dict.fromkeys(anchor for anchor in (*flow.anchors(), *observed) if anchor in known)
+    if loss is not None:
+        if loss not in known:
+            raise popart_exception(
+                f"The loss {loss!r} is no tensor of the model's main graph.{near(loss, known)}"
+            )
+        wanted[loss] = None
+    for anchor in flow.anchors():
+        subject = anchor.removeprefix(GRADIENT).removeprefix(RESTORED)
+        if subject != anchor and subject in known:
+            wanted[subject] = None
+    if not wanted and flow.anchors():
+        first = flow.anchors()[0]
+        raise popart_exception(f"Anchor tensor `{first}' not in Ir Tensors.{near(first, known)}")
+    if not wanted:
+        raise popart_exception(_PRUNED, hint="Anchor a tensor that an operator makes.")
+    return list(wanted)
 
 
 def _joined(model: ModelProto, anchors: Collection[str]) -> ModelProto:
