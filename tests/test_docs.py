@@ -108,6 +108,28 @@ def test_python_names_are_there(page: Path) -> None:
     assert [name for name in sorted(named - NOT_PYTHON) if not _exists(name)] == []
 
 
+def test_names_in_docstrings_are_there() -> None:
+    """Of modules as files, so that nothing is imported for it."""
+    gone = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "podrun").rglob("*.py"))
+        for name in re.findall(r"(?<!`)`(podrun(?:\.[A-Za-z_]\w*)+)`(?!`)", path.read_text(encoding="utf-8"))
+        if not _stands_in_a_file(name)
+    ]
+    assert gone == []
+
+
+def _stands_in_a_file(dotted: str) -> bool:
+    place, names = ROOT, dotted.split(".")
+    while names and (place / names[0]).is_dir():
+        place /= names.pop(0)
+    for file in (f"{names[0]}.py", f"{names[0]}.c") if names else ():
+        if (place / file).is_file():
+            place, names = place / file, names[1:]
+    file = place / "__init__.py" if place.is_dir() else place
+    return not names or re.search(rf"\b{names[0]}\b", file.read_text(encoding="utf-8")) is not None
+
+
 def _exists(dotted: str) -> bool:
     parts = dotted.split(".")
     for cut in range(len(parts), 0, -1):
