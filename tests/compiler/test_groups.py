@@ -305,12 +305,12 @@ def test_generated_layouts(
 @pytest.mark.parametrize(
     ("places", "replicas", "rows"),
     [
-        (None, 8, (0, 0, 1, 1, 2, 2, 3, 3)),
-        (None, 4, (0, 1, 0, 1)),
-        ((0, 1), 4, (0, 1, 2, 3)),
+        pytest.param(None, 8, (0, 1, 2, 3, 0, 1, 2, 3), marks=pytest.mark.slow),
+        pytest.param(None, 4, (0, 0, 1, 1), marks=pytest.mark.slow),
+        pytest.param((0, 1), 4, (0, 1, 2, 3), marks=pytest.mark.slow),
         ((0, 4), 2, (0, 1)),
     ],
-    ids=["consecutive", "orthogonal", "sharded", "over machines"],
+    ids=["orthogonal", "consecutive", "sharded", "over machines"],
 )
 def test_running_statistics_of_groups_start_apart_and_show_their_first_replica(
     places: tuple[int, int] | None, replicas: int, rows: tuple[int, ...]
