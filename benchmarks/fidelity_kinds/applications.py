@@ -276,6 +276,9 @@ def sequence_length(record: Record) -> int:
         return int(stated)
     if record.params.get("name") == "gpt_117m":
         return 1024
+    served = layout_of(record, network_name(record)).length
+    if served:
+        return served
     return SEQUENCE_LENGTH.get(str(record.params.get("task")), 128)
 
 
@@ -285,7 +288,8 @@ def packing(record: Record) -> float:
         return float(record.params["packing_factor"])
     task = str(record.params.get("task"))
     if not is_training(record):
-        return INFERENCE_PACKING if record.params.get("packed") else 1.0
+        packed = record.params.get("packed") or layout_of(record, network_name(record)).packed
+        return INFERENCE_PACKING if packed else 1.0
     if record.params.get("packed") or task.startswith("mlperf"):
         return PACKING.get(task, 2.0)
     return 1.0

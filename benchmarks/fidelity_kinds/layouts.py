@@ -3,7 +3,9 @@
 From the configuration files that the vendor published with the programs behind its performance tables
 (graphcore/examples: ``nlp/bert/{popart,pytorch,tensorflow2}/configs*``, and for images
 ``vision/cnns/tensorflow1/training/configs.yml``) and with its MLPerf submissions
-(mlcommons/training_results_v1.1, Graphcore). They are inputs of those runs; nothing here was fitted to a rate.
+(mlcommons/training_results_v1.1, Graphcore). Networks served on a C600 are those of bytedance/ByteMLPerf
+(``byte_mlperf/backends/IPU/interact_infos`` and ``byte_mlperf/model_zoo``). They are inputs of those runs; nothing here
+was fitted to a rate.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Layout:
     A micro-batch is of so many ``samples``, or, of text, of as many whole sequences (a power of two) as
     ``tokens`` hold. ``halves``: stages may end between attention and feed-forward. ``attention_dropout``:
     attention's shares are dropped too. ``norm``: how channels are normalised; batch statistics are those of
-    ``norm_span`` replicas together.
+    ``norm_span`` replicas together. ``length``: tokens of a served sequence (0: as the task says), which are
+    ``packed`` or not.
     """
 
     ipus: int = 1
@@ -35,6 +38,8 @@ class Layout:
     attention_dropout: bool = False
     norm: str = "batch"
     norm_span: int = 1
+    length: int = 0
+    packed: bool = False
 
     def sequences(self, length: int) -> int:
         """Sequences of ``length`` tokens in a micro-batch."""
@@ -61,17 +66,26 @@ LAYOUTS = {
     "gpt_117m": Layout(ipus=4, first=0, attention_dropout=True),
 }
 """By network; where there is one for it, by task or its first word, front end, and systems of 64 IPUs or more."""
+SERVED = {
+    "bert_base": Layout(proportion=0.4),
+    "albert": Layout(proportion=0.5, length=384, packed=True),
+    "roberta": Layout(proportion=0.4, length=384, packed=True),
+    "swin_l": Layout(proportion=0.2),
+}
+"""Networks served on a C600."""
 RACK_IPUS = 64
 ONE_IPU = Layout()
 
 
 def layout_of(record: Record, network: str) -> Layout:
-    """The layout of a training run on a system, or of the evaluation within it; inference by itself, and
-    training on one chip, take `ONE_IPU`.
+    """The layout of a training run on a system, or of the evaluation within it, or of a served network; other
+    inference, and training on one chip, take `ONE_IPU`.
     """
     task = str(record.params.get("task") or "")
     kind = task.partition("_")[0]
     ipus = max(record.ipus, record.params["ipus"])
+    if record.target == "c600" and record.params["mode"] != "train":
+        return SERVED.get(network, ONE_IPU)
     if not (record.params["mode"] == "train" or kind == "mlperf") or ipus == 1:
         return ONE_IPU
     framework = str(record.params.get("framework") or "")

@@ -24,7 +24,7 @@ from podrun.device.tiles.host import RELEASE_SECONDS, STREAM_BYTES_PER_SECOND, W
 STREAMING_BYTES_PER_SECOND = 20e9
 """Streaming memory of a machine, shared by its IPUs. Recalled, no measurement was found; DDR peak is
 38.4e9."""
-DOMAIN_SECONDS = 3.1e-3
+DOMAIN_SECONDS = 2.5e-3
 """Waiting of IPU-Link domains for each other, once a batch and per doubling of domains. Derived from two
 ResNet-50 rows, POD128 and POD256: GW-Link latency and the start of several hosts are not published apart."""
 UPDATE_PASSES = {"sgd": 2, "momentum": 3, "lars": 6, "adam": 10, "lamb": 14}
