@@ -36,15 +36,12 @@ JOINT_UPDATE = "update.joint"
 
 def update_piece(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout) -> Piece:
     """The piece that updates a group after its gradients were reduced over the machines."""
-    scalars = {name: scalar_buffer(name) for name in group.scalars}
     if group.elementwise:
-        return _sliced(index, group, memory, rule, layout, scalars)
-    return _whole(index, group, memory, rule, scalars)
+        return _sliced(index, group, memory, rule, layout)
+    return _whole(index, group, memory, rule)
 
 
-def _sliced(
-    index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout, scalars: Buffers
-) -> Piece:
+def _sliced(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout) -> Piece:
     count = group.size // holders(layout)
     by_rows = any(field.scalar for field in group.states)
     slice_shape = (count // ALIGNMENT, ALIGNMENT) if by_rows else (count,)
@@ -52,7 +49,7 @@ def _sliced(
     inputs: dict[str, Any] = {
         weights: buffer(slice_shape, group.weights[0].dtype),
         gradients: buffer(slice_shape, group.gradient_dtype),
-        **scalars,
+        **_scalars(group),
         REPLICA_OFFSET: buffer((), "int32"),
     }
     buffers = {}
@@ -63,7 +60,7 @@ def _sliced(
     counters = [field.prefix for field in group.states if field.scalar]
 
     def apply(weight: Any, gradient: Any, state: Buffers, values: Buffers) -> tuple[Any, dict[str, Any]]:
-        chosen = {n: values[n] for n in scalars}
+        chosen = {n: values[n] for n in group.scalars}
         if RNG in chosen:
             chosen[RNG] = place(chosen[RNG], index, values[REPLICA_OFFSET])
         return rule.apply(group.weights[0].name, weight, gradient, state, chosen)
@@ -96,19 +93,8 @@ def joint_piece(memory: Memory, rule: JointRule, norms: Sequence[str] = (), repl
     (clipping by a norm over several). Every machine does it whole. ``norms``: the clipping groups whose norms are
     anchored, by their numbers; each of a machine's ``replicas`` gives that of its own group of replicas.
     """
-    inputs: dict[str, Any] = {}
-    outputs: list[str] = []
-    states_of: dict[str, dict[str, str]] = {}
-    for group in memory.groups:
-        inputs |= {name: scalar_buffer(name) for name in group.scalars}
-        for weight in group.weights:
-            inputs[weight.name] = buffer(weight.shape, weight.dtype)
-            inputs[gradient_buffer(weight.name)] = buffer(weight.shape, group.gradient_dtype)
-            specs = _states(memory, weight.name, rule)
-            states_of[weight.name] = {prefix: spec.name for prefix, spec in specs.items()}
-            inputs |= {s.name: buffer(s.shape, s.dtype) for s in specs.values()}
-            outputs += [weight.name, *states_of[weight.name].values()]
-
+    inputs, states_of = _whole_buffers(memory, memory.groups, rule)
+    outputs = _written(states_of)
     group_of = _common_groups(memory, states_of)
     if norms and group_of:
         inputs[REPLICA_OFFSET] = buffer((), "int32")
@@ -153,6 +139,32 @@ def _weight_of_rows(group: WeightGroup, memory: Memory, machine: Any, count: int
     return jax.lax.dynamic_slice(jnp.asarray(table, jnp.int32), (machine * per_machine,), (per_machine,))
 
 
+def _scalars(group: WeightGroup) -> dict[str, Any]:
+    return {name: scalar_buffer(name) for name in group.scalars}
+
+
+def _whole_buffers(
+    memory: Memory, groups: Iterable[WeightGroup], rule: UpdateRule
+) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
+    """What updates of whole weights read, and each weight's states: their buffers by prefix."""
+    inputs: dict[str, Any] = {}
+    states_of: dict[str, dict[str, str]] = {}
+    for group in groups:
+        inputs |= _scalars(group)
+        for weight in group.weights:
+            inputs[weight.name] = buffer(weight.shape, weight.dtype)
+            inputs[gradient_buffer(weight.name)] = buffer(weight.shape, group.gradient_dtype)
+            specs = _states(memory, weight.name, rule)
+            states_of[weight.name] = {prefix: spec.name for prefix, spec in specs.items()}
+            inputs |= {s.name: buffer(s.shape, s.dtype) for s in specs.values()}
+    return inputs, states_of
+
+
+def _written(states_of: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+    """Each weight and its states."""
+    return tuple(name for weight, states in states_of.items() for name in (weight, *states.values()))
+
+
 def _states(memory: Memory, weight: str, rule: UpdateRule) -> dict[str, TensorSpec]:
     """The states of a weight as they are stored, by prefix."""
     spec = memory.variables[weight].spec
@@ -178,23 +190,13 @@ def _like(value: Any, old: Any) -> Any:
     return jnp.asarray(value).astype(old.dtype).reshape(old.shape)
 
 
-def _whole(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, scalars: Buffers) -> Piece:
-    inputs: dict[str, Any] = dict(scalars)
-    outputs: list[str] = []
-    state_of: dict[str, dict[str, str]] = {}
-    for weight in group.weights:
-        dtype = group.gradient_dtype
-        inputs[weight.name] = buffer(weight.shape, weight.dtype)
-        inputs[gradient_buffer(weight.name)] = buffer(weight.shape, dtype)
-        specs = _states(memory, weight.name, rule)
-        state_of[weight.name] = {prefix: spec.name for prefix, spec in specs.items()}
-        inputs |= {s.name: buffer(s.shape, s.dtype) for s in specs.values()}
-        outputs += [weight.name, *state_of[weight.name].values()]
+def _whole(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule) -> Piece:
+    inputs, states_of = _whole_buffers(memory, [group], rule)
 
     def run(values: Buffers) -> dict[str, Any]:
         results: dict[str, Any] = {}
-        for number, (weight, states) in enumerate(state_of.items()):
-            chosen = {n: values[n] for n in scalars}
+        for number, (weight, states) in enumerate(states_of.items()):
+            chosen = {n: values[n] for n in group.scalars}
             if RNG in chosen:
                 chosen[RNG] = place(chosen[RNG], index, number)
             groups = group_count(memory.group_of.get(weight, ()))
@@ -215,7 +217,7 @@ def _whole(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, sca
         found = {weight: _like(new, values[weight])}
         return found | {states[p]: _like(after[p], state[p]) for p in states}
 
-    return Piece(f"update.{index}", run, inputs, tuple(outputs))
+    return Piece(f"update.{index}", run, inputs, _written(states_of))
 
 
 def scalar_buffer(name: str) -> Any:
