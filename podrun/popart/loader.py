@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
-    from onnx import GraphProto, ModelProto, TypeProto
+    from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto
 
     from podrun.popart.model_loader import ExternalPlace
+
+_log = logging.getLogger("podrun.popart")
 
 OLDEST_IR = 3
 """The first IR version with operator set imports."""
@@ -91,16 +94,45 @@ def check_model(model: ModelProto, info: InputShapeInfo) -> None:
     for value in typeless:  # What a custom operator makes, or something behind it.
         value.type.tensor_type.elem_type = TensorProto.FLOAT
         value.type.tensor_type.shape.SetInParent()
+    unknown = list(_take_unknown(model.graph, {entry.domain: entry.version for entry in model.opset_import}))
     try:
         model_loader.check_model(model)
     except UsageError as error:
         raise popart_exception(f"onnx.checker refuses the model: {error.message}", hint=error.hint) from error
     finally:
+        for node, attribute in unknown:
+            node.attribute.append(attribute)
         for kind in shapeless:
             kind.ClearField("shape")
         for value in typeless:
             value.ClearField("type")
     _check_names(model.graph)
+
+
+def _take_unknown(graph: GraphProto, opsets: Mapping[str, int]) -> Iterator[tuple[NodeProto, AttributeProto]]:
+    """Attributes that ONNX's operators do not have, taken off their nodes: programs put their own there
+    (``addNodeAttribute``), and PopART reads some of later opsets, as Resize's. The checker would refuse them.
+    """
+    from onnx import AttributeProto, defs
+
+    for node in graph.node:
+        version = opsets.get(node.domain, opsets.get("ai.onnx", 1) if node.domain == "" else 1)
+        if node.domain == "" and defs.has(node.op_type, version, ""):
+            known = defs.get_schema(node.op_type, version, "").attributes
+            for attribute in [
+                a for a in node.attribute if a.name not in known and not a.name.startswith("__")
+            ]:
+                if attribute.name not in defs.get_schema(node.op_type).attributes:
+                    _log.warning(
+                        "%s %r: ONNX has no attribute %r; ignored.", node.op_type, node.name, attribute.name
+                    )
+                kept = AttributeProto()
+                kept.CopyFrom(attribute)
+                node.attribute.remove(attribute)
+                yield node, kept
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") else attribute.graphs:
+                yield from _take_unknown(inner, opsets)
 
 
 def _check_text(message: Message) -> None:

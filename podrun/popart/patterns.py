@@ -45,6 +45,7 @@ MANDATORY = (
     "SinGradOp",
     "SqrtGradOp",
     "SubtractArg1GradOp",
+    "TanToSinOverCos",
     "ZerosLikeOpPattern",
 )
 """Rewrites that PopART cannot do without."""
@@ -53,11 +54,14 @@ OPT_IN = ("LSTMOp", "Slice2SliceSubsample", "SplitGather", "TiedGather", "TiedGa
 """Rewrites that only PatternsLevel.All or the user switches on."""
 
 OPTIONAL = (
+    "AcoshOpPattern",
+    "AsinhOpPattern",
     "ContiguateIpuCopyIndices",
     "DecomposeBinaryConstScalar",
     "InitAccumulate",
     "InPlace",
     "L1LossToIdentity",
+    "LambSerialisedWeight",
     "NegativeOneScale",
     "NlllWithSoftMaxGradDirect",
     "OpToIdentity",

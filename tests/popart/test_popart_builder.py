@@ -268,7 +268,6 @@ def test_hints_and_their_checks(builder):
         (lambda: builder.setAvailableMemoryProportion(y, 1.1), r"\(0,1\]"),
         (lambda: builder.setPartialsType(z, "HALF"), "Relu"),
         (lambda: builder.setPartialsType(y, "DOUBLE"), "FLOAT or HALF"),
-        (lambda: builder.setSerializeMatMul({y}, "reducing_dim", 4), "does not divide"),
         (
             lambda: builder.setSerializeMatMul({y}, "some", 2),
             "^Unsupported mat mul serialization mode 'some'. Supported modes are 'input_channels', 'reducing_dim', ",

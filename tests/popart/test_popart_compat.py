@@ -26,11 +26,16 @@ def test_scripts_see_the_sdk_s_names_and_their_arguments(tmp_path):
     (tmp_path / "beside.py").write_text("value = 5")
     done = run(
         tmp_path,
-        "import sys, popart, popdist, popdist.popart, beside\n"
+        "import sys, popart, popart_core, popdist, popdist.popart, beside\n"
         "from popart import session\n"
         "assert __name__ == '__main__'\n"
         "assert 'jax' not in sys.modules and 'onnx' not in sys.modules\n"
         "assert popart.session.InferenceSession is popart.InferenceSession\n"
+        "assert popart_core.ScatterReduction is popart.ScatterReduction\n"
+        "try:\n"
+        "    popart_core._throw_recoverable_runtime_error('it')\n"
+        "except popart.poplar_recoverable_runtime_error as error:\n"
+        "    assert error.recoveryAction == popart.RecoveryAction.IPU_RESET and error.args[0] == 'it'\n"
         "print(popart.versionString()[:3], beside.value, sys.argv[1:])\n",
         "--x",
         "1",

@@ -337,7 +337,7 @@ class NodeAttributes:
     def setSerializeMatMul(
         self, nodeOutputName: Names, mode: str, factor: int = 0, keep_precision: bool = False
     ) -> None:
-        """Cut a matrix product into ``factor`` pieces along a dimension."""
+        """Cut a matrix product into ``factor`` pieces along a dimension; a session checks that it divides."""
         node = self._node(nodeOutputName)
         if node.op_type != "MatMul":
             raise popart_exception(f"Only MatMul can be serialised, not {node.op_type}.")
@@ -346,28 +346,9 @@ class NodeAttributes:
                 f"Unsupported mat mul serialization mode '{mode}'. Supported modes are 'input_channels', "
                 "'reducing_dim', 'output_channels' or 'none'"
             )
-        self._check_serialize(node, mode, factor)
         self._set(nodeOutputName, SERIALIZE_MODE, mode)
         self._set(nodeOutputName, SERIALIZE_FACTOR, int(factor))
         self._set(nodeOutputName, SERIALIZE_PRECISION, int(keep_precision))
-
-    def _check_serialize(self, node: NodeProto, mode: str, factor: int) -> None:
-        if mode == "none":
-            return
-        left, right = (self._scope.info(name) for name in node.input)
-        if left is None or right is None or left.rank() < 2 or right.rank() < 2:
-            return
-        size = {
-            "input_channels": left.shape()[-2],
-            "reducing_dim": left.shape()[-1],
-            "output_channels": right.shape()[-1],
-        }[mode]
-        if factor < 1 or size % factor:
-            raise popart_exception(
-                f"Cannot serialise the MatMul making {list(node.output)}: {mode} has size {size}, which "
-                f"{factor} does "
-                "not divide."
-            )
 
     def checkpointOutput(self, nodeOutputNames: Sequence[str]) -> list[str]:
         """Keep these tensors for the backward pass: gives new tensors, to be used from here on."""

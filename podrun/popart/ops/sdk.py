@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from podrun.errors import UsageError
+from podrun.popart.building.attributes import SERIALIZE_FACTOR, SERIALIZE_MODE
 from podrun.popart.ops.registry import GRAPHCORE, ONNX, Node, lookup
 
 NEWEST_OPSET = 11
@@ -127,6 +128,25 @@ def _matmul(node: Node, forms: Forms) -> None:
             f"{op(node)} contracting dimensions unequal: lhs '{node.inputs[0]}' {shown(a.shape)}, "
             f"rhs '{node.inputs[1]}' {shown(b.shape)}",
         )
+    if a is not None and b is not None and min(a.rank, b.rank) > 1:
+        _serialised(node, a, b)
+
+
+def _serialised(node: Node, a: Form, b: Form) -> None:
+    mode, factor = node.get(SERIALIZE_MODE, "none"), node.get(SERIALIZE_FACTOR, 0)
+    if mode == "none":
+        return
+    what, size = {
+        "input_channels": ("input channels dim", a.shape[-2]),
+        "reducing_dim": ("reducing dimension", a.shape[-1]),
+        "output_channels": ("output channels dim", b.shape[-1]),
+    }[mode]
+    if factor < 1 or size % factor:
+        raise refused(
+            node,
+            f"Invalid serialisation factor {factor} for {what} {size}. {mode} dim should be a multiple of the "
+            "serialisation factor",
+        )
 
 
 @_rule("Transpose")
@@ -145,6 +165,21 @@ def _subsample(node: Node, forms: Forms) -> None:
     for index, stride in enumerate(node["strides"]):
         if stride == 0:
             raise refused(node, f"Strides invalid. 0 stride at index {index}")
+
+
+@_rule("Reverse", domain=GRAPHCORE)
+def _reverse(node: Node, forms: Forms) -> None:
+    x, dimensions = forms[0], node["dimensions"]
+    for index, dimension in enumerate(dimensions):
+        if dimension < 0:
+            why = f"invalid dimension '{dimension}'. Only positive dimensions are supported"
+        elif dimension in dimensions[:index]:
+            why = f"Dimension {dimension} appears multiple times"
+        elif x is not None and dimension >= x.rank:
+            why = f"invalid dimension '{dimension}' for input tensor of rank {x.rank}"
+        else:
+            continue
+        raise refused(node, f"{op(node)}: {why}")
 
 
 _REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")

@@ -79,6 +79,36 @@ REFUSED: list[tuple[onnx.ModelProto, str]] = [
         "Rank of permutation tensor [1 0], rank 2 must be equal to rank of input tensor, shape [2 5 3], rank 3.",
     ),
     (one("Subsample", f32(4, 4), domain=GRAPHCORE, strides=[1, 0]), "Strides invalid. 0 stride at index 1"),
+    (
+        one("Reverse", f32(3, 2), domain=GRAPHCORE, dimensions=[1, -2]),
+        "invalid dimension '-2'. Only positive dimensions are supported",
+    ),
+    (one("Reverse", f32(3, 2), domain=GRAPHCORE, dimensions=[1, 1]), "Dimension 1 appears multiple times"),
+    (
+        one("Reverse", f32(3, 2), domain=GRAPHCORE, dimensions=[2]),
+        "invalid dimension '2' for input tensor of rank 2",
+    ),
+    (
+        one(
+            "MatMul",
+            f32(2, 2),
+            f32(2, 4),
+            __serialize_matmul_mode="output_channels",
+            __serialize_matmul_factor=3,
+        ),
+        "Invalid serialisation factor 3 for output channels dim 4. output_channels dim should be a multiple of the "
+        "serialisation factor",
+    ),
+    (
+        one(
+            "MatMul",
+            f32(2, 6),
+            f32(6, 4),
+            __serialize_matmul_mode="reducing_dim",
+            __serialize_matmul_factor=4,
+        ),
+        "Invalid serialisation factor 4 for reducing dimension 6.",
+    ),
     (one("ReduceSum", f32(3, 2), axes=[2]), "Axis 2 is out of acceptable range [-2, 1]"),
     (
         one("ReduceMedian", f32(3), domain=GRAPHCORE, axes=[-2], outputs=2),
