@@ -28,7 +28,7 @@ from podrun.popart.enums import (
 )
 from podrun.popart.errors import popart_exception
 from podrun.popart.gradient_paths import differentiable, trainable
-from podrun.popart.loss_scaling import automatic_scaling, returning
+from podrun.popart.loss_scaling import automatic_scaling, returning, scaling_type, widening
 from podrun.popart.memory_options import locations_of, recompute_of
 from podrun.popart.observers import Observer, observers_of, seen
 from podrun.popart.observers import tensors as observed_tensors
@@ -154,7 +154,7 @@ def build(
     broadcast = set(metadata(model, BROADCAST_KEY, []))
     watching = seen(watching, infos)
     weights = {n: lowered.parameters[n] for n in sorted(trained)}
-    loss_type = lowered.tensors[loss].dtype if loss is not None else "float32"
+    loss_type = scaling_type(lowered, loss) if loss is not None else "float32"
     derived = derived_anchors(flow.anchors(), weights, rule, grouped, loss_type)
     derived |= update_anchors(flow, weights, rule, options)
     scaling = None
@@ -171,7 +171,7 @@ def build(
         },
         inputs={n: InputSpec(spec, n in broadcast) for n, spec in lowered.inputs.items()},
         anchors=program_anchors(wanted, derived, _hidden(watching, lowered)),
-        loss=loss,
+        loss=names.in_float32(loss) if loss is not None and lowered.wide else loss,
         update=rule,
         loss_scaling=scale,
         automatic_scaling=scaling,
@@ -218,6 +218,8 @@ def _read(
     watching = observers_of(pruned)
     training = as_in_training or loss is not None
     lowered = lower_model(pruned, flow, options, shapes, loss, observed_tensors(watching), training=training)
+    if loss is not None and options.ensureFp32LossScaleTensor:
+        lowered = widening(lowered, loss, flow.anchors())
     needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
     check_variables(grouped, lowered.parameters, needed)
     forward_only = as_in_training or options.createImplicitPipeliningFwdOnlyProgram

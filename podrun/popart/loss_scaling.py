@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from podrun.compiler.program import AutomaticScaling
+from podrun.popart import names
 from podrun.popart.checks import TRANSFORM
 from podrun.popart.enums import GradientTensorTrackingMethod
-from podrun.popart.errors import popart_exception
+from podrun.popart.errors import popart_exception, popart_unimplemented
 from podrun.popart.optimizers.adam import Adam
 from podrun.popart.optimizers.base import Optimizer
 from podrun.popart.options import SessionOptions
@@ -62,7 +63,7 @@ def automatic_scaling(
     if not settings.enabled:
         return None
     _check(settings, optimizer)
-    able = set(differentiable) - {loss} - set(lowered.inputs)
+    able = set(differentiable) - {loss} - set(lowered.inputs) - made_wide(lowered)
     able -= set(lowered.parameters) - set(trainable)
     chosen = _chosen(settings, lowered, able)
     halves = tuple(sorted(name for name in chosen if lowered.tensors[name].dtype == "float16"))
@@ -72,7 +73,7 @@ def automatic_scaling(
             hint="Of the gradients that gradientTensorTrackingMethod "
             f"{settings.gradientTensorTrackingMethod.name} chooses none is FLOAT16.",
         )
-    involved = {lowered.tensors[loss].dtype, *(lowered.parameters[name].dtype for name in trainable)}
+    involved = {scaling_type(lowered, loss), *(lowered.parameters[name].dtype for name in trainable)}
     return AutomaticScaling(
         tracked=halves,
         edge=float(np.float32(LARGEST_HALF) * np.float32(settings.binEdgeLocation)),
@@ -80,6 +81,40 @@ def automatic_scaling(
         period=settings.updatePeriod,
         most=LARGEST_SCALE if "float16" in involved else None,
     )
+
+
+def widening(lowered: Lowered, loss: str, anchors: Iterable[str]) -> Lowered:
+    """The lowered model, whose loss of halves is differentiated in float32 (``ensureFp32LossScaleTensor``).
+
+    popart_exception where that cannot be, popart_unimplemented for an anchored gradient that is of float32 then.
+    """
+    from podrun.popart.lowering.wide import wide_nodes
+
+    try:
+        lowered = replace(lowered, wide=wide_nodes(lowered.graph.nodes, lowered.tensors, loss))
+    except ValueError as error:
+        raise popart_exception(
+            str(error), hint="Leave out ensureFp32LossScaleTensor, or cast the loss to FLOAT."
+        ) from None
+    for anchor in anchors:
+        subject = anchor.removeprefix(names.PREFIXES["Gradient"])
+        if subject != anchor and subject in made_wide(lowered):
+            raise popart_unimplemented(
+                f"Anchor {anchor!r}: with ensureFp32LossScaleTensor the gradient of {subject!r} is on the way of the "
+                "loss scaling, and not there to be anchored.",
+                hint="Leave out that anchor.",
+            )
+    return lowered
+
+
+def made_wide(lowered: Lowered) -> set[str]:
+    """The tensors whose gradients are float32 although they are halves."""
+    return {name for node in lowered.wide for name in node.outputs if name}
+
+
+def scaling_type(lowered: Lowered, loss: str) -> str:
+    """The type in which the loss scaling enters the backward pass: the loss's, if that is not made wide."""
+    return "float32" if lowered.wide else lowered.tensors[loss].dtype
 
 
 def returning(lowered: Lowered, scaling: AutomaticScaling | None) -> Lowered:

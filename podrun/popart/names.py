@@ -114,3 +114,8 @@ def _accessors() -> dict[str, Callable[[], str]]:
 
 ACCESSORS = _accessors()
 """``reservedGradientPrefix`` and all the others, by name."""
+
+
+def in_float32(tensor: str) -> str:
+    """The name in a Program of a tensor of halves as it is in float32 (`podrun.popart.lowering.wide`)."""
+    return f"in float32: {tensor}"

@@ -13,6 +13,7 @@ from podrun.popart.derived import ACCUM, REDUCED, scaling_anchors
 from podrun.popart.enums import AnchorReturnTypeId
 from podrun.popart.errors import popart_exception
 from podrun.popart.gradient_paths import differentiable
+from podrun.popart.loss_scaling import scaling_type
 from podrun.popart.optimizers.sgd import SgdRule
 from podrun.popart.options import SessionOptions
 from podrun.popart.pipelining import RESTORED
@@ -50,7 +51,7 @@ def tensor_infos(
         infos[loss_scaling] = TensorInfo("FLOAT", [])
         if rule is not None and rule.context.automatic:
             infos[FACTOR] = TensorInfo("FLOAT", [])
-        for name in scaling_anchors(rule, sorted(trained), lowered.tensors[loss].dtype):
+        for name in scaling_anchors(rule, sorted(trained), scaling_type(lowered, loss)):
             infos[name] = TensorInfo("FLOAT16" if name.endswith("FLOAT16") else "FLOAT", [])
     if rule is not None:
         groups = range(len(rule.optimizer.clip_norm_settings))

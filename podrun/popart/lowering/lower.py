@@ -19,6 +19,8 @@ from podrun.executable import TensorSpec
 from podrun.popart.lowering.graph import Graph, read_model, subgraphs
 from podrun.popart.lowering.tensors import Tensor, TooWide, misfit, to_device
 from podrun.popart.lowering.trace import Environment, Session, run_graph
+from podrun.popart.lowering.wide import widened
+from podrun.popart.names import in_float32
 from podrun.popart.ops.common import device_dtype
 from podrun.popart.ops.registry import Node
 from podrun.popart.ops.sdk import Sdk
@@ -56,6 +58,8 @@ class Lowered:
     replicas: int = 1
     grouped: bool = False
     sdk: Sdk | None = None
+    wide: tuple[Node, ...] = ()
+    """The operators that are run in float32 too, for a loss to differentiate."""
 
     def forward(self, parameters: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
         """One micro-batch on one replica: what ``returns`` names.
@@ -68,7 +72,9 @@ class Lowered:
         )
         environment = _environment(self.constants, parameters, inputs, self.x64)
         run_graph(self.graph, environment, session, lambda: key)
-        return {name: environment[name].traced for name in self.returns}
+        values = {name: environment[name].traced for name in self.returns}
+        wide = widened(self.wide, environment, session, lambda: key)
+        return values | {in_float32(name): value for name, value in wide.items()}
 
 
 def lower(

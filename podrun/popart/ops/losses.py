@@ -49,6 +49,8 @@ def identity_loss(ctx: Context, node: Node, x: Array) -> Array:
     return _reduced(x, reduction_of(node))
 
 
+WIDE = "__wide"
+"""Attribute of an Nll of halves that gives its loss in float32 (`podrun.popart.lowering.wide`)."""
 SOFTMAX_AXIS = "__softmax_axis"
 """Attribute of a joined Nll: the axis of the Softmax that made its probabilities."""
 
@@ -106,6 +108,7 @@ def nllloss(ctx: Context, node: Node, p: Array, label: Array, logits: Array = No
         picked = jnp.sum(jnp.where(hot, wide, jnp.zeros((), wide.dtype)), axis=-1)
         losses = -picked if node.get("inputIsLogProbability", 0) else _logarithm(picked, dtype)
     ignored = node.get("ignoreIndex")
+    dtype = losses.dtype if node.get(WIDE) else dtype
     if ignored is None:
         return _reduced(losses, reduction_of(node)).astype(dtype)
     keep = label != ignored
