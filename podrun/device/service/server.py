@@ -66,12 +66,14 @@ class MachineServer:
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Listen; returns the endpoint, ``host:port``. Raises ConflictError if the port is taken."""
+        from podrun.device.service.preload import Preload
         from podrun.device.service.servicer import serve
         from podrun.device.service.session import MachineHolder
 
         holder = MachineHolder(self._make, self._bare)
         try:
-            self._server, bound = serve(holder, host, port, self.stop, self._token)
+            preload = Preload() if self._own_process else None
+            self._server, bound = serve(holder, host, port, self.stop, self._token, preload)
         except RuntimeError as error:
             raise ConflictError(
                 f"cannot listen on {host}:{port}: {error}", hint="Choose another port, or 0 for any free one."
@@ -103,10 +105,12 @@ class MachineServer:
         from podrun.device.machine import Machine
         from podrun.device.service.servicer import GrpcFabric
         from podrun.device.xla.cache_place import writable_cache
+        from podrun.device.xla.lapack import OwnPieces
         from podrun.device.xla.pieces import PieceCache
 
         fabric = GrpcFabric(lambda: machine.place, self._token)
-        pieces = self._pieces or PieceCache(writable_cache(self._environ), own_process=self._own_process)
+        kind = OwnPieces if self._own_process else PieceCache
+        pieces = self._pieces or kind(writable_cache(self._environ))
         machine = Machine(
             *(place, fabric, pieces),
             on_lost=self._on_lost,
@@ -149,14 +153,10 @@ class MachineActor:
     ) -> list[str]:
         """Start a server for each agent; their endpoints."""
         from podrun.device.xla.cache_place import writable_cache
-        from podrun.device.xla.pieces import PieceCache
+        from podrun.device.xla.lapack import OwnPieces
 
         alone = len(agent_ids) == 1
-        pieces = (
-            None
-            if alone
-            else PieceCache(writable_cache(options.get("environ", os.environ)), own_process=True)
-        )
+        pieces = None if alone else OwnPieces(writable_cache(options.get("environ", os.environ)))
         for agent in agent_ids:
             self._servers[agent] = MachineServer(
                 agent_id=agent,

@@ -16,6 +16,7 @@ from podrun.access import guards, open_channel
 from podrun.device.connection import IpuRange
 from podrun.device.job import Place
 from podrun.device.service import wire
+from podrun.device.service.preload import Preload
 from podrun.device.service.session import MachineHolder, Session
 from podrun.errors import (
     ApplicationRuntimeError,
@@ -31,10 +32,11 @@ log = logging.getLogger("podrun.device")
 
 
 class IpuofServicer(stubs.IpuofServicer):
-    """See ``ipuof.proto``."""
+    """See ``ipuof.proto``. ``preload``: begins when a host process attaches, and is over before one loads."""
 
-    def __init__(self, holder: MachineHolder) -> None:
+    def __init__(self, holder: MachineHolder, preload: Preload | None = None) -> None:
         self._holder = holder
+        self._preload = preload
 
     def Session(
         self, requests: Iterator[pb.HostRequest], context: grpc.ServicerContext
@@ -51,8 +53,13 @@ class IpuofServicer(stubs.IpuofServicer):
                 except ApplicationRuntimeError as error:
                     yield pb.MachineReply(error_json=wire.error_to_json(error))
                     return
-                if request is not None:
-                    yield from wire.in_parts(session.answer(request))
+                if request is None:
+                    continue
+                if self._preload is not None and request.HasField("load"):
+                    self._preload.wait()
+                yield from wire.in_parts(session.answer(request))
+                if self._preload is not None and request.HasField("attach"):
+                    self._preload.begin()
         except grpc.RpcError:
             log.info("a host process ended its session without a word")
         finally:
@@ -152,7 +159,12 @@ class GrpcFabric:
 
 
 def serve(
-    holder: MachineHolder, host: str, port: int, stop: Callable[[], None], token: str = ""
+    holder: MachineHolder,
+    host: str,
+    port: int,
+    stop: Callable[[], None],
+    token: str = "",
+    preload: Preload | None = None,
 ) -> tuple[grpc.Server, int]:
     """A started server for ``holder`` and the port it got; calls must show ``token``, if there is one. Raises
     RuntimeError if the port is taken.
@@ -162,7 +174,7 @@ def serve(
     pool = ThreadPoolExecutor(24, thread_name_prefix="podrun-ipuof")
     options = (*wire.CHANNEL_OPTIONS, *wire.SERVER_OPTIONS)
     server = grpc.server(pool, options=options, interceptors=guards(token))
-    stubs.add_IpuofServicer_to_server(IpuofServicer(holder), server)  # type: ignore[no-untyped-call]
+    stubs.add_IpuofServicer_to_server(IpuofServicer(holder, preload), server)  # type: ignore[no-untyped-call]
     control = ControlServicer(holder, stop)
     stubs.add_MachineControlServicer_to_server(control, server)  # type: ignore[no-untyped-call]
     bound = server.add_insecure_port(f"{host}:{port}")
