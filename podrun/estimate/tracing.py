@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from podrun.device.target import Chip
 from podrun.device.tiles import plan_cache
 from podrun.device.tiles.cost import cost_flat
-from podrun.device.tiles.flatten import flatten
+from podrun.device.tiles.flatten import FlatJaxpr, flatten
 from podrun.device.tiles.recompute import Recompute, recomputed
 from podrun.device.tiles.schedule import Options
 from podrun.errors import PodrunError, UsageError
@@ -67,10 +67,31 @@ def trace(model: onnx.ModelProto, chip: Chip, layout: Layout, *, train: bool) ->
 def _trace(
     model: onnx.ModelProto, chip: Chip, layout: Layout, shapes: dict[str, tuple[int, ...]], *, train: bool
 ) -> Traced:
+    lowered = _lowered(model, layout.micro_batch, shapes, train=train)
+    flats = _flats(lowered, train=train)
+    options = Options(layout.partials_type, layout.proportion)
+    reports = [cost_flat(flat, chip, options, results_stay=False) for flat in flats]
+    waiting = [cost_flat(flat, chip, options) for flat in flats[1:]] or reports
+    ahead, whole = reports[0], reports[train]
+    specs = list(lowered.parameters.values())
+    return Traced(
+        ahead,
+        whole,
+        reports[-1],
+        waiting[0]["memory"],
+        waiting[-1]["memory"],
+        sum(spec.size for spec in specs),
+        sum(spec.nbytes for spec in specs),
+        sum(spec.nbytes for spec in lowered.inputs.values()),
+        layers_of(ahead, whole, flats[0], flats[train], len(specs)),
+    )
+
+
+def _flats(lowered: Lowered, *, train: bool) -> list[FlatJaxpr]:
+    """The forward pass; in training also forward and backward, and these with recomputation."""
     import jax
     import jax.numpy as jnp
 
-    lowered = _lowered(model, layout.micro_batch, shapes, train=train)
     parameters = {name: _abstract(spec) for name, spec in lowered.parameters.items()}
     inputs = {name: _abstract(spec) for name, spec in lowered.inputs.items()}
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -92,28 +113,11 @@ def _trace(
 
         return jax.value_and_grad(loss, has_aux=True)(floating)
 
-    flats = [
-        flatten(jax.make_jaxpr(function)(parameters, inputs, key))
-        for function in (forward, step)[: 1 + train]
-    ]
-    if train:
-        flats.append(recomputed(flats[1], Recompute("standard")))
-    options = Options(layout.partials_type, layout.proportion)
-    reports = [cost_flat(flat, chip, options, results_stay=False) for flat in flats]
-    waiting = [cost_flat(flat, chip, options) for flat in flats[1:]] or reports
-    ahead, whole = reports[0], reports[train]
-    specs = list(lowered.parameters.values())
-    return Traced(
-        ahead,
-        whole,
-        reports[-1],
-        waiting[0]["memory"],
-        waiting[-1]["memory"],
-        sum(spec.size for spec in specs),
-        sum(spec.nbytes for spec in specs),
-        sum(spec.nbytes for spec in lowered.inputs.values()),
-        layers_of(ahead, whole, flats[0], flats[train], len(specs)),
-    )
+    ahead = flatten(jax.make_jaxpr(forward)(parameters, inputs, key))
+    if not train:
+        return [ahead]
+    both = flatten(jax.make_jaxpr(step)(parameters, inputs, key))
+    return [ahead, both, recomputed(both, Recompute("standard"))]
 
 
 def _lowered(
