@@ -84,6 +84,10 @@ class Job:
     loading: Meeting | None = None
     running: Meeting | None = None
 
+    def is_of(self, owner: Owner) -> bool:
+        """True iff one owner holds the whole job, on all machines: nobody can differ from it."""
+        return owner.request.owned == self.range
+
     def missing(self, arrivals: Iterable[int]) -> list[int]:
         """IPUs of the job on this machine whose owners are not among ``arrivals``."""
         there = {ipu for owner in arrivals if owner in self.owners for ipu in self.owners[owner].ipus}

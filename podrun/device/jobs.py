@@ -172,7 +172,7 @@ class Jobs:
             begin = self._here.clock()
             before = engine.batches_done
             try:
-                one = len(owners) == 1 and owners[0].request.owned == job.range
+                one = len(owners) == 1 and job.is_of(owners[0])
                 move_to(self._core(engine.group))
                 outcome = engine.run(runs[0].batches, parts, agreed=one)
                 with self._here.changed:

@@ -32,7 +32,7 @@ from podrun.device.job import (
 )
 from podrun.device.jobs import Jobs, Surroundings
 from podrun.device.meeting import Meeting
-from podrun.device.program.engine import Engine, Outcome, digest_of_array
+from podrun.device.program.engine import UNCOMPARED, Engine, Outcome, digest_of_array
 from podrun.device.program.fabric import Fabric, OfferBook
 from podrun.device.program.operands import Array
 from podrun.device.program.streams import check_inputs
@@ -178,12 +178,13 @@ class Machine:
             engine, owner = self._loaded(owner_id), self._owners[owner_id]
             for name, value in values.items():
                 engine.buffers.check_write(name, value)
-            fresh = {}
-            for name, value in values.items():
-                owner.written[name] = digest_of_array(value)
-                if engine.pending_digest(name) != owner.written[name]:
-                    fresh[name] = value
-            engine.write(fresh)
+            if self._job(owner_id).is_of(owner):
+                engine.write(values, dict.fromkeys(values, UNCOMPARED))
+                return
+            digests = {name: digest_of_array(value) for name, value in values.items()}
+            owner.written.update(digests)
+            fresh = {n: value for n, value in values.items() if engine.pending_digest(n) != digests[n]}
+            engine.write(fresh, digests)
 
     def read(self, owner_id: int, names: Iterable[str]) -> dict[str, Array]:
         """Variables as they stand after the last run: views that stay valid until the next call of this

@@ -25,6 +25,8 @@ _REFUSED = {
     DataType.FLOAT8_152,
 }
 
+_LENGTH_DELIMITED = 2
+"""The wire type of packed fields."""
 _BITS = {1: np.uint8, 2: np.uint16}
 
 
@@ -37,10 +39,9 @@ def to_proto(name: str, array: np.ndarray) -> TensorProto:
     kind = data_type_of(array.dtype)
     proto = TensorProto(name=name, data_type=onnx_data_type(kind), dims=array.shape)
     flat = np.ascontiguousarray(array).reshape(-1)
-    if kind is DataType.FLOAT:
-        proto.float_data.extend(flat.tolist())
-    elif kind is DataType.DOUBLE:
-        proto.double_data.extend(flat.tolist())
+    if kind in (DataType.FLOAT, DataType.DOUBLE):
+        field = "float_data" if kind is DataType.FLOAT else "double_data"
+        _fill(proto, field, flat.astype(flat.dtype.newbyteorder("<"), copy=False).tobytes())
     elif kind is DataType.INT64:
         proto.int64_data.extend(flat.tolist())
     elif kind in (DataType.UINT32, DataType.UINT64):
@@ -48,10 +49,32 @@ def to_proto(name: str, array: np.ndarray) -> TensorProto:
     elif kind in (DataType.COMPLEX64, DataType.COMPLEX128, DataType.STRING):
         raise popart_exception(f"Tensor {name!r} of type {kind.name} cannot be stored in a model.")
     elif kind in (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT8_143, DataType.FLOAT8_152):
-        proto.int32_data.extend(flat.view(_BITS[flat.itemsize]).tolist())
+        _fill(proto, "int32_data", _small_varints(flat.view(_BITS[flat.itemsize])))
     else:
         proto.int32_data.extend(flat.astype(np.int32).tolist())
     return proto
+
+
+def _fill(proto: TensorProto, field: str, data: bytes) -> None:
+    """Fill a packed field with numbers as protobuf's wire format has them. A list of Python numbers in between takes
+    many times as long."""
+    tag = proto.DESCRIPTOR.fields_by_name[field].number << 3 | _LENGTH_DELIMITED
+    proto.MergeFromString(_varint(tag) + _varint(len(data)) + data)
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; the eighth says that more follow."""
+    groups = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
+    return bytes(group | 0x80 for group in groups[:-1]) + bytes(groups[-1:])
+
+
+def _small_varints(numbers: np.ndarray) -> bytes:
+    """`_varint` of each of many numbers below 2^16."""
+    wide = numbers.astype(np.uint32)
+    more = np.stack([wide >= 1 << 7, wide >= 1 << 14, np.zeros(len(wide), bool)], axis=1)
+    groups = np.stack([wide & 0x7F, wide >> 7 & 0x7F, wide >> 14], axis=1) | more.astype(np.uint32) << 7
+    there = np.concatenate([np.ones((len(wide), 1), bool), more[:, :2]], axis=1)
+    return bytes(groups[there].astype(np.uint8))
 
 
 def to_array(proto: TensorProto, base_dir: str = "") -> np.ndarray:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group, slice_of
-from podrun.device.program.operands import Array, Operands, aligned_empty
+from podrun.device.program.operands import Array, Operands, aligned_zeros
 from podrun.device.program.residents import Resident, updated_in_place
 from podrun.errors import ApplicationRuntimeError, InternalError
 from podrun.executable import (
@@ -116,8 +116,7 @@ class Buffers:
             elif name in reduced or (name in gathered and group.size > 1):
                 own = group.allocate(name, arena.dtype, arena.size)
             else:
-                own = aligned_empty((arena.size,), numpy_dtype(arena.dtype))
-                own[:] = 0
+                own = aligned_zeros((arena.size,), numpy_dtype(arena.dtype))
             if one_copy:
                 self._changing.discard(name)
             self.arenas[name] = ArenaBuffer(
@@ -371,9 +370,8 @@ class Buffers:
         for name, variable in executable.variables.items():
             if name not in self._members:
                 lead = (layout.replicas_per_machine,) if variable.per_replica else ()
-                array = aligned_empty((*lead, *variable.spec.shape), numpy_dtype(variable.spec.dtype))
-                array[...] = 0
-                self._variables[name] = array
+                shape = (*lead, *variable.spec.shape)
+                self._variables[name] = aligned_zeros(shape, numpy_dtype(variable.spec.dtype))
             if variable.initial is None:
                 self._unwritten.add(name)
             else:
@@ -381,7 +379,7 @@ class Buffers:
                 member = self._members.get(name)
                 if member is None or self.writes_one_copy or not self.arenas[member.arena].one_copy:
                     lead_view[...] = variable.initial
-        offset = aligned_empty((), np.dtype(np.int32))
+        offset = aligned_zeros((), np.dtype(np.int32))
         offset[...] = self._group.rank * layout.replicas_per_machine
         self._variables[REPLICA_OFFSET] = offset
 

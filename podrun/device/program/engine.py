@@ -116,15 +116,15 @@ class Engine:
             turn=self._turn,
         )
 
-    def write(self, values: Mapping[str, Array]) -> None:
+    def write(self, values: Mapping[str, Array], digests: Mapping[str, bytes]) -> None:
         """Host writes, from the first owner of this machine: kept aside until the next run starts on all
-        machines.
+        machines. ``digests``: `digest_of_array` of each, or `UNCOMPARED` for all.
         """
         for name, value in values.items():
             self.buffers.check_write(name, value)
         for name, value in values.items():
             self._pending[name] = np.array(value, copy=True)
-            self._digests[name] = digest_of_array(value)
+            self._digests[name] = digests[name]
         self._kept.take(self._pending)
 
     def pending_digest(self, name: str) -> bytes | None:
@@ -240,6 +240,10 @@ def _modelled_step_seconds(executable: Executable) -> float:
     step = executable.tile_report.get("step")
     seconds = step.get("seconds") if isinstance(step, Mapping) else None
     return float(seconds) if isinstance(seconds, int | float) else math.nan
+
+
+UNCOMPARED = b"uncompared"
+"""Stands for the digest of what nobody else writes: one owner holds the whole job."""
 
 
 def digest_of_array(value: Array) -> bytes:

@@ -6,6 +6,7 @@ because a Computation is waited for before anything is written.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,17 @@ ALIGNMENT = 64
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """An uninitialised array that starts at a multiple of 64 bytes."""
+    return _aligned(np.empty, shape, dtype)
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An array of zeros that starts at a multiple of 64 bytes; pages that nothing is written to take no memory."""
+    return _aligned(np.zeros, shape, dtype)
+
+
+def _aligned(make: Callable[..., Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(size + ALIGNMENT, np.uint8)
+    raw = make(size + ALIGNMENT, np.uint8)
     skip = -raw.ctypes.data % ALIGNMENT
     return raw[skip : skip + size].view(dtype).reshape(shape)
 
