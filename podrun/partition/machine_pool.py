@@ -120,6 +120,8 @@ class BasePool:
         self._lock = threading.RLock()
         self._seated: dict[Seat, _Machine] = {}
         self._spares: dict[str, _Machine] = {}
+        self._coming: set[str] = set()
+        self._came = threading.Condition(self._lock)
         self._on_lost: OnLost = lambda agent, reason: None
         self._closed = False
         self._watcher = Watcher()
@@ -152,14 +154,23 @@ class BasePool:
         """See MachinePool."""
         with self._lock:
             missing = [agent for agent in agents if agent not in self._spares]
-        for machine in self._launch(missing):
+            self._coming.update(missing)
+        try:
+            for machine in self._launch(missing):
+                with self._lock:
+                    self._spares[machine.agent_id] = machine
+        finally:
             with self._lock:
-                self._spares[machine.agent_id] = machine
+                self._coming.difference_update(missing)
+                self._came.notify_all()
 
     def acquire(self, seats: Sequence[Seat]) -> dict[Seat, str]:
         """See MachinePool."""
         missing: list[Seat] = []
         with self._lock:
+            wanted = {seat.agent_id for seat in seats if seat not in self._seated}
+            # A spare that is on its way is there sooner than a second machine beside it.
+            self._came.wait_for(lambda: not wanted & self._coming)
             for seat in seats:
                 if seat not in self._seated:
                     spare = self._spares.pop(seat.agent_id, None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,8 @@ from podrun.partition.service import Service
 from podrun.partition.store import Store
 from podrun.partition.types import PartitionState
 from podrun.partition.watch import listens
+
+from .conftest import FakePool
 
 S = PartitionState
 
@@ -99,3 +103,34 @@ def test_ending_ray_keeps_the_way_sigterm_is_handled(monkeypatch: pytest.MonkeyP
         assert caught()
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_partition_takes_the_spares_that_are_still_starting() -> None:
+    cluster = load_cluster("pod16")
+    begun, waiting, let = threading.Event(), threading.Event(), threading.Event()
+
+    class SlowPool(FakePool):
+        def _start(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
+            begun.set()
+            assert let.wait(10)
+            return super()._start(agents)
+
+    class Noticed(threading.Condition):
+        def wait_for(self, predicate: Any, timeout: float | None = None) -> Any:
+            waiting.set()
+            return super().wait_for(predicate, timeout)
+
+    pool = SlowPool(cluster)
+    pool._came = Noticed(pool._lock)
+    agents = [agent.id for agent in cluster.agents]
+    seats = [Seat(agent, "p") for agent in agents[:2]]
+    with ThreadPoolExecutor(2) as threads:
+        prestart = threads.submit(pool.prestart, agents)
+        assert begun.wait(10)
+        acquired = threads.submit(pool.acquire, seats)
+        assert waiting.wait(10)
+        let.set()
+        prestart.result(10)
+        assert set(acquired.result(10)) == set(seats)
+    assert len(pool.started) == len(agents)
+    pool.close()
