@@ -137,6 +137,8 @@ executables = st.builds(
             st.none() | st.floats(allow_nan=False, width=32),
             st.none() | names,
             st.booleans(),
+            st.none() | st.integers(0, 9),
+            st.lists(st.integers(0, 9), max_size=3).map(tuple),
         ),
         lambda variable: variable.spec.name,
     ),
