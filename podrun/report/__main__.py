@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from podrun import commands
 from podrun.errors import ConfigError, PodrunError, UsageError
+from podrun.report.arguments import Parser
 from podrun.report.document import SCHEMA, from_object, parse, read_text, to_json
 from podrun.report.html import page
 from podrun.report.model import Profile
@@ -34,16 +34,9 @@ def load(path: Path) -> Profile:
     return from_object(found, source=str(path)) if found.get("schema") == SCHEMA else read_report(found)
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse that raises as podrun does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message, hint="python -m podrun.report --help lists all options.")
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = _Parser(
+    made = Parser(
         prog="python -m podrun.report",
         description="Show what a compiled program takes on the tiles: time by cause, cycles, memory.",
         epilog="Example: python -m podrun.report podrun-profile__instance_0/training/profile.json --html page.html",
@@ -71,10 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PodrunError as error:
         print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:
-        # Whoever read us (head, less) has enough. Keep the interpreter from complaining at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -103,4 +92,4 @@ def _write(path: Path, text: Callable[[], str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(commands.run(main, command="podrun.report"))
