@@ -149,6 +149,12 @@ def _serialised(node: Node, a: Form, b: Form) -> None:
         )
 
 
+@_rule("Constant")
+def _constant(node: Node, forms: Forms) -> None:
+    if node.get("sparse_value") is not None:
+        raise refused(node, "The Constant op attribute 'sparse_value' is not supported.")
+
+
 @_rule("Transpose")
 def _transpose(node: Node, forms: Forms) -> None:
     x, order = forms[0], node.get("perm")

@@ -61,6 +61,11 @@ def u32(*shape: int) -> np.ndarray:
     return np.zeros(shape, np.uint32)
 
 
+_SPARSE = helper.make_sparse_tensor(
+    helper.make_tensor("values", TensorProto.FLOAT, [1], [2.0]),
+    helper.make_tensor("places", TensorProto.INT64, [1], [3]),
+    [4],
+)
 _STATISTICS = (f32(3), f32(3), f32(3))
 REFUSED: list[tuple[onnx.ModelProto, str]] = [
     (
@@ -74,6 +79,10 @@ REFUSED: list[tuple[onnx.ModelProto, str]] = [
         "[2 3]",
     ),
     (one("MatMul", f32(2, 2), f32()), "doesn't support scalar tensor input as the rhs input"),
+    (
+        one("Constant", opset=11, sparse_value=_SPARSE),
+        "The Constant op attribute 'sparse_value' is not supported.",
+    ),
     (
         one("Transpose", f32(2, 5, 3), perm=[1, 0]),
         "Rank of permutation tensor [1 0], rank 2 must be equal to rank of input tensor, shape [2 5 3], rank 3.",
