@@ -12,6 +12,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ class Outlet(io.FileIO):
     """
 
     failure: OSError | None = None
+    command = ""
+    """Who says so; empty: as it was started."""
 
     def write(self, data: ReadableBuffer) -> int:
         """All of it, or as much as the system takes at a time."""
@@ -132,18 +135,19 @@ class Outlet(io.FileIO):
             os.close(nowhere)
             if error.errno not in READER_GONE:
                 self.failure = error
-                name = os.path.basename(sys.argv[0])
+                name = self.command or os.path.basename(sys.argv[0])
                 sys.stderr.write(f"{name}: output from here on is lost: {error.strerror}\n")
             return memoryview(data).nbytes
 
 
-def replace_standard_output() -> tuple[Outlet, Outlet]:
+def replace_standard_output(command: str = "") -> tuple[Outlet, Outlet]:
     """Let what is printed go through an `Outlet` each; these."""
     made = []
     for name, number in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         old.flush()
         outlet = Outlet(number, "w", closefd=False)
+        outlet.command = command
         made.append(outlet)
         stream = io.TextIOWrapper(
             io.BufferedWriter(outlet),
@@ -165,7 +169,18 @@ def _run(module: str) -> int:
     main = importlib.import_module(module).main
     if quietly:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    output, _ = replace_standard_output()
+    # A launch ends with the exit code of its instances: they worked, whatever became of what they printed.
+    return run(main, loss_fails=module != LAUNCHER)
+
+
+def run(main: Callable[[], int | str | None], *, command: str = "", loss_fails: bool = True) -> int:
+    """Run what a command does, with standard streams that are there and do not fail; its exit code.
+
+    For modules that are started by ``python -m``; ``command`` is what they are called then. ``loss_fails``: exit code 1
+    if the output cannot be written, as on a full disk.
+    """
+    open_standard_streams()
+    output, _ = replace_standard_output(command)
     try:
         code: int | str | None = main()
     except SystemExit as end:
@@ -173,6 +188,4 @@ def _run(module: str) -> int:
     sys.stdout.flush()
     if isinstance(code, str):
         sys.exit(code)
-    # A launch ends with the exit code of its instances: they worked, whatever became of what they printed.
-    lost = output.failure is not None and module != LAUNCHER
-    return code or int(lost)
+    return code or int(loss_fails and output.failure is not None)

@@ -75,23 +75,45 @@ def test_output_that_nobody_takes_is_dropped_without_a_complaint(
         "import sys\ndef main():\n    print('many words ' * 2000, flush=True)\n    print('a few more')\n"
         f"    open({str(tmp_path / 'done')!r}, 'w').close()\n    sys.exit(0)\n"
     )
+    words = ["-c", "import sys; from podrun import commands; sys.exit(commands._run('chatty'))"]
+    done = unheard(where, *words, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert done.returncode == code
+    assert (said in done.stderr) if said else (done.stderr == "")
+    assert (tmp_path / "done").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "code"), [("podrun.report", 1), ("podrun.compat", 0), ("podrun.monitor.exporter", 1)]
+)
+def test_modules_that_are_commands_say_once_that_a_disk_is_full(module: str, code: int) -> None:
+    done = unheard("/dev/full", "-m", module, "--help")
+    assert done.stderr == f"{module}: output from here on is lost: No space left on device\n"
+    assert done.returncode == code
+
+
+def test_a_script_that_runs_alone_goes_on_without_a_reader(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint('many words ' * 2000, flush=True)\nprint('more')\nsys.exit(3)\n")
+    done = unheard("gone", "-m", "podrun.compat", str(script))
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def unheard(where: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with its output going to a file, or to a pipe that nobody reads any more (``gone``)."""
     if where == "gone":
         reader, output = os.pipe()
         os.close(reader)
     else:
         output = os.open(where, os.O_WRONLY)
-    words = [
-        sys.executable,
-        "-c",
-        "import sys; from podrun import commands; sys.exit(commands._run('chatty'))",
-    ]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     try:
-        done = subprocess.run(
-            words, env=environment, stdout=output, stderr=subprocess.PIPE, text=True, check=False
+        return subprocess.run(
+            [sys.executable, *words],
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
         )
     finally:
         os.close(output)
-    assert done.returncode == code
-    assert (said in done.stderr) if said else (done.stderr == "")
-    assert (tmp_path / "done").exists()

@@ -34,12 +34,12 @@ ALLOWED: dict[str, set[str]] = {
     "onnx_backend": BASE | {"popart", "compiler", "executable", "device.xla"},
     "partition": FOUNDATION | {"faults", "device"},
     # The test tools hold IPUs and run programs on them, as front ends do.
-    "monitor": FOUNDATION | {"partition", "device", "collectives"},
+    "monitor": FOUNDATION | {"partition", "device", "collectives", "commands"},
     "commands": set(),  # Imports the command that is asked for, and nothing before it.
     "launcher": FOUNDATION | {"faults", "partition", "report", "estimate"},
     "estimate": BASE | {"executable", "popart", "report", "device.target", "device.tiles"},
-    "report": BASE | {"executable", "device.target"},
-    "compat": BASE | {"popart", "popdist", "monitor", "report"},
+    "report": BASE | {"executable", "device.target", "commands"},
+    "compat": BASE | {"popart", "popdist", "monitor", "report", "commands"},
 }
 
 

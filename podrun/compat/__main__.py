@@ -9,6 +9,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from podrun import commands
 from podrun.compat import COMPAT_PATH
 
 USAGE = """\
@@ -46,4 +47,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # The script has done its work, whatever becomes of what it prints; podrun says the same of its instances.
+    sys.exit(commands.run(lambda: main(sys.argv[1:]), command="podrun.compat", loss_fails=False))

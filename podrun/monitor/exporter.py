@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from podrun import commands
 from podrun.partition.cli_common import run
 from podrun.telemetry import NO_ERRORS, IpuReport, MachineReport
 
@@ -149,10 +150,10 @@ def exporter(host: str, port: int, api_host: str | None, api_port: int | None) -
             server.serve_forever()
 
 
-def main() -> None:
+def main() -> int:
     """Entry point."""
-    sys.exit(run(exporter))
+    return run(exporter)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(commands.run(main, command="podrun.monitor.exporter"))

@@ -10,7 +10,6 @@ import difflib
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,10 +118,6 @@ def run(command: click.Command, args: list[str] | None = None) -> int:
     except PodrunError as error:
         show_error(error)
         return error.exit_code
-    except BrokenPipeError:
-        # Whoever read us (head, less) has enough. Keep the interpreter from complaining at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     return int(result) if isinstance(result, int) else 0
 
 
