@@ -1,8 +1,8 @@
 """The PopART front end: PopART's public Python API over podrun's compiler and machines.
 
 `import popart` under ``podrun`` (or ``python -m podrun.compat``) is this package. What may enter: the API
-and its checks; operators are in ``ops``, the way from ONNX to JAX in ``lowering``. Importing it imports
-neither JAX nor ONNX.
+and its checks; what is behind the builder is in ``building``, operators in ``ops``, the way from ONNX to JAX in
+``lowering``. Importing it imports neither JAX nor ONNX.
 """
 
 from __future__ import annotations
