@@ -17,6 +17,7 @@ from podrun.compiler.costs.cost import tile_report
 from podrun.compiler.digest import digest
 from podrun.compiler.exchange import exchanges
 from podrun.compiler.export.pieces import Piece, export_piece, export_traced, trace_piece
+from podrun.compiler.jax_internals import one_context
 from podrun.compiler.layout import layout_of, position_of
 from podrun.compiler.numbers.alike import Alike, renamed
 from podrun.compiler.numbers.chunk import ChunkBuilder, forward_piece
@@ -85,7 +86,8 @@ def compile_program(
     def compile_now() -> Executable:
         if options.on_compile is not None:
             options.on_compile()
-        return compilation.executable()
+        with one_context():
+            return compilation.executable()
 
     if options.cache_directory is None:
         return compile_now()

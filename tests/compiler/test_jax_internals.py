@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from podrun.compiler import jax_internals
+from podrun.compiler.export.pieces import Piece, export_piece
 
 
 def scoped(x: Any) -> Any:
@@ -69,3 +70,31 @@ def test_errors_inside_a_trace_come_out_plain() -> None:
     with jax_internals.plain_errors(), pytest.raises(ValueError, match="mine") as caught:
         jax.make_jaxpr(fail)(1.0)
     assert not hasattr(caught.value, "__notes__")
+
+
+def test_pieces_that_share_a_context_are_the_same_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    make = jax_internals._make_context
+
+    def counted() -> Any:
+        made.append(1)
+        return make()
+
+    monkeypatch.setattr(jax_internals, "_make_context", counted)
+    monkeypatch.setattr(jax_internals.mlir, "make_ir_context", jax_internals._context_of_thread)
+    row = {"x": jax.ShapeDtypeStruct((8,), np.dtype("float32"))}
+    pieces = [
+        Piece("scoped", lambda read: {"y": scoped(read["x"])}, row, ("y",)),
+        Piece("sum", lambda read: {"y": jnp.sum(read["x"] * 3)}, row, ("y",)),
+    ]
+    apart = [export_piece(piece) for piece in pieces]
+    before = len(made)
+    with jax_internals.one_context():
+        with jax_internals.one_context():
+            together = [export_piece(piece) for piece in pieces]
+        assert export_piece(pieces[0]) == apart[0]
+    assert together == apart
+    assert len(made) == before + 1
+    assert before > 2
+    assert export_piece(pieces[1]) == apart[1]
+    assert len(made) > before + 1
