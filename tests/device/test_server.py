@@ -16,6 +16,10 @@ import pytest
 
 from podrun import executable_file
 from podrun.device.connection import IpuRange
+from podrun.device.host import remote
+from podrun.device.host.client import PortConnection
+from podrun.device.host.remote import RemotePort
+from podrun.device.host.split import Site
 from podrun.device.host.twin import Twin
 from podrun.device.service import wire
 from podrun.device.service.control import MachineControl
@@ -34,6 +38,7 @@ from podrun.errors import (
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs
 
+from ..conftest import wait_until
 from .conftest import owners, request, together
 from .pods import Pod, threads
 from .programs import data, first_weights, linear
@@ -107,6 +112,44 @@ def test_parts_that_make_no_message() -> None:
     inner = pb.HostRequest(part=pb.Part(data=b"")).SerializeToString()
     with pytest.raises(ApplicationRuntimeError, match="make a part"):
         wire.Joiner(pb.HostRequest).add(pb.HostRequest(part=pb.Part(data=inner, last=True)))
+
+
+def test_machines_that_wait_for_a_group_leave_room_for_who_attaches(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first machine of a POD256 may be the last to load: 63 others ask it for a group that is not there yet."""
+    monkeypatch.setattr(remote, "_PATIENCE", 5.0)
+    job, others = IpuRange(0, 256), 63
+    server = MachineServer(agent_id="first", environ={"PODRUN_CACHE_DIR": str(cache)})
+    endpoint = server.start()
+    control = MachineControl(endpoint)
+    try:
+        control.configure(partition="p", first_ipu=0, machine_index=0, endpoints=[endpoint] * (others + 1))
+        assert server._machine is not None
+        book = server._machine.offers
+        with grpc.insecure_channel(endpoint) as channel:
+            join = stubs.IpuofStub(channel).JoinGroup  # type: ignore[no-untyped-call]
+            waiting = [
+                join.future(
+                    pb.JoinGroupRequest(
+                        job=wire.range_to_wire(job), rank=rank, digest="d", timeout_seconds=30
+                    )
+                )
+                for rank in range(1, others + 1)
+            ]
+            waiters: Any = book._changed
+            wait_until(lambda: len(waiters._waiters) >= 24, 20, "claims that wait")
+            connection = PortConnection(
+                [Site(0, endpoint, IpuRange(0, 4))], lambda site, machines: RemotePort(site)
+            )
+            assert connection.try_attach(request(job, IpuRange(0, 4))) is None
+            assert control.telemetry().agent_id == "first"
+            book.publish(job, "d", {"name": "group"}, lambda error: None)
+            assert {reply.result(20).token_json for reply in waiting} == {'{"name": "group"}'}
+            connection.close()
+    finally:
+        control.close()
+        server.stop()
 
 
 @pytest.mark.slow

@@ -30,6 +30,13 @@ from podrun.protos import ipuof_pb2_grpc as stubs
 
 log = logging.getLogger("podrun.device")
 
+SESSIONS = 24
+"""Threads for all but claims: a session keeps its thread; each of four IPUs may have an owner, and others may ask and
+be refused meanwhile."""
+CLAIMS = 256
+"""Machines that may wait here for this one's group, a thread each: it may be the last to load, and must still hear the
+host process that attaches to it."""
+
 
 class IpuofServicer(stubs.IpuofServicer):
     """See ``ipuof.proto``. ``preload``: begins when a host process attaches, and is over before one loads."""
@@ -37,6 +44,7 @@ class IpuofServicer(stubs.IpuofServicer):
     def __init__(self, holder: MachineHolder, preload: Preload | None = None) -> None:
         self._holder = holder
         self._preload = preload
+        self._claims = threading.BoundedSemaphore(CLAIMS)
 
     def Session(
         self, requests: Iterator[pb.HostRequest], context: grpc.ServicerContext
@@ -66,6 +74,8 @@ class IpuofServicer(stubs.IpuofServicer):
             session.end(died=True)
 
     def JoinGroup(self, request: pb.JoinGroupRequest, context: grpc.ServicerContext) -> pb.JoinGroupReply:
+        if not self._claims.acquire(blocking=False):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{CLAIMS} machines wait for its group already")
         try:
             token = self._holder.machine.offers.claim(
                 wire.range_from_wire(request.job),
@@ -75,6 +85,8 @@ class IpuofServicer(stubs.IpuofServicer):
             )
         except PodrunError as error:
             return pb.JoinGroupReply(error_json=wire.error_to_json(error))
+        finally:
+            self._claims.release()
         return pb.JoinGroupReply(token_json=json.dumps(dict(token)))
 
 
@@ -169,9 +181,7 @@ def serve(
     """A started server for ``holder`` and the port it got; calls must show ``token``, if there is one. Raises
     RuntimeError if the port is taken.
     """
-    # A session keeps its thread; each of four IPUs may have an owner, and others may ask and be refused
-    # meanwhile.
-    pool = ThreadPoolExecutor(24, thread_name_prefix="podrun-ipuof")
+    pool = ThreadPoolExecutor(SESSIONS + CLAIMS, thread_name_prefix="podrun-ipuof")
     options = (*wire.CHANNEL_OPTIONS, *wire.SERVER_OPTIONS)
     server = grpc.server(pool, options=options, interceptors=guards(token))
     stubs.add_IpuofServicer_to_server(IpuofServicer(holder, preload), server)  # type: ignore[no-untyped-call]
