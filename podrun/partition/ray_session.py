@@ -264,8 +264,11 @@ def _initialized() -> bool:
 def _import_ray() -> Any:
     """Ray, aware of the environment as it is now: it reads the authentication mode and the token only
     once."""
-    import ray
-    from ray import _raylet
+    from podrun.device.service.preload import uncollected
+
+    with uncollected():
+        import ray
+        from ray import _raylet
 
     _keep_off_the_terminal(ray)
     core: Any = _raylet

@@ -6,11 +6,13 @@ on one core; the others are idle then. An idle machine imports nothing of this, 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 log = logging.getLogger("podrun.device")
 
@@ -54,8 +56,22 @@ class Preload:
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + _NICE)
-        for name in self._modules:
-            try:
-                self._import(name)
-            except ImportError as error:  # A load that needs it says so.
-                log.info("%s was not imported ahead: %s", name, error)
+        with uncollected():
+            for name in self._modules:
+                try:
+                    self._import(name)
+                except ImportError as error:  # A load that needs it says so.
+                    log.info("%s was not imported ahead: %s", name, error)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Look for no garbage while large libraries are imported: there is next to none, and looking takes a tenth of the
+    time (JAX 0.07 s, Ray 0.07 s)."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
