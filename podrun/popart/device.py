@@ -63,8 +63,18 @@ class _Standalone:
             for ipu in owned:
                 self._held.pop(ipu, None)
 
+    def holds(self, owned: IpuRange) -> bool:
+        """True iff any of the range is held."""
+        with self._lock:
+            return not self._held.keys().isdisjoint(owned)
+
 
 _standalone = _Standalone()
+
+
+def held_here(owned: IpuRange) -> bool:
+    """True iff this process, run without a partition, is attached to any of these IPUs."""
+    return _standalone.holds(owned)
 
 
 def device_ids(total: int) -> dict[int, IpuRange]:

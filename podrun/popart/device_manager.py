@@ -17,6 +17,7 @@ from podrun.popart.device import (
     TILES_PER_IPU,
     DeviceInfo,
     device_ids,
+    held_here,
     open_connection,
     partition_configured,
 )
@@ -123,7 +124,10 @@ class DeviceManager:
         total = self.total_ipus
         candidates = [pair for pair in device_ids(total).items() if pair[1].count == count]
         if criterion is DeviceSelectionCriterion.Random:
+            # On demand nothing is attached before a session is prepared: what another device of this process
+            # holds by now is no choice, unless there is nothing else.
             random.SystemRandom().shuffle(candidates)
+            candidates.sort(key=lambda pair: held_here(pair[1]))
         refusals: list[str] = []
         for identifier, ipus in self._own_first(candidates):
             device = self._device(identifier, ipus, tiles, pattern, connection_type)

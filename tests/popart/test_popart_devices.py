@@ -78,6 +78,18 @@ def test_on_demand_devices_attach_when_they_are_used(manager):
     device.detach()
 
 
+def test_random_devices_on_demand_leave_what_the_process_holds(manager):
+    kinds = (popart.DeviceConnectionType.OnDemand, popart.DeviceSelectionCriterion.Random)
+    total = max(device.id for device in manager.enumerateDevices(numIpus=1)) + 1
+    with manager.acquireAvailableDevice(total // 2):
+        for _ in range(8):
+            device = manager.acquireAvailableDevice(
+                total // 2, connectionType=kinds[0], selectionCriterion=kinds[1]
+            )
+            with device:
+                device.ensure_attached()
+
+
 def test_other_devices(manager):
     cpu = manager.createCpuDevice()
     assert (cpu.type, cpu.numIpus, cpu.version) == (popart.DeviceType.Cpu, 1, "<unknown-cpu>")
