@@ -25,7 +25,7 @@ from podrun.popart.building.contexts import Pushed
 from podrun.popart.building.graph import GRAPHCORE_DOMAIN, Names, Scope
 from podrun.popart.building.graphcore_ops import GraphcoreOp
 from podrun.popart.building.node_inference import infer_custom, infer_graphcore
-from podrun.popart.building.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name
+from podrun.popart.building.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name, takes_debug_prefix
 from podrun.popart.building.window_checks import check_windows
 from podrun.popart.dataflow import InputSettings
 from podrun.popart.debug import note
@@ -111,6 +111,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
 
     # -- tensors ----------------------------------------------------------------------------------
 
+    @takes_debug_prefix
     def addInputTensor(self, *args: Any, **kwargs: Any) -> str:
         """A model input: ``(TensorInfo, debugContext="" | settings=InputSettings())`` or ``(dtype, shape,
         ...)``.
@@ -123,6 +124,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
             self._metadata.setdefault(BROADCAST_KEY, []).append(name)
         return name
 
+    @takes_debug_prefix
     def addUntypedInputTensor(self, debugContext: Any = "") -> str:
         """An input of a subgraph, whose type follows from where the subgraph is called. popart_exception in the main
         graph.
@@ -144,6 +146,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
             raise popart_exception(f"There is no tensor {tensorId!r} in a parent graph.{near}")
         self._scope.arguments.append(tensorId)
 
+    @takes_debug_prefix
     def addInitializedInputTensor(
         self,
         initVal: np.ndarray,
@@ -218,6 +221,7 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
         self._scope.add_node(node, infer_custom(self._scope, node, version, plain))
         return list(node.output)
 
+    @takes_debug_prefix
     def reshape_const(
         self, aiOnnx: Any, args: Sequence[str], shape: Sequence[int], debugContext: Any = ""
     ) -> str:

@@ -51,6 +51,9 @@ def test_the_former_name_of_debug_contexts(builder):
     x = builder.addInputTensor("FLOAT", [2])
     builder.aiOnnx.relu([x], debugPrefix="act")
     builder.aiGraphcore.l1loss([x], 0.5, debugPrefix="far")
+    value = np.zeros(2, np.float32)
+    assert builder.addInputTensor("FLOAT", [2], debugPrefix="images") == "images"
+    assert builder.addInitializedInputTensor(value, debugPrefix="w") == "w"
     assert [node.name for node in onnx.load_from_string(builder.getModelProto()).graph.node] == ["act", "far"]
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from podrun.popart.errors import popart_exception
 
 if TYPE_CHECKING:
     from podrun.popart.builder import Builder
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _NO_ARGS = {"Constant", "RandomNormal", "RandomUniform", "SequenceEmpty"}
 """Operators whose methods have no input list."""
@@ -53,17 +56,29 @@ class _OpFamily:
 
     @staticmethod
     def _bind(method: str, signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        if "debugPrefix" in kwargs and "debugContext" in signature.parameters:
-            # Its name before SDK 2.0; PopART still takes it.
-            kwargs = {
-                "debugContext" if name == "debugPrefix" else name: value for name, value in kwargs.items()
-            }
+        if "debugContext" in signature.parameters:
+            kwargs = _present_names(kwargs)
         try:
             bound = signature.bind(*args, **{_safe(name): value for name, value in kwargs.items()})
         except TypeError as error:
             raise TypeError(_incompatible(method, signature, str(error))) from None
         bound.apply_defaults()
         return {_unsafe(name): value for name, value in bound.arguments.items()}
+
+
+def _present_names(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with debugContext for debugPrefix, its name before SDK 2.0."""
+    return {"debugContext" if name == "debugPrefix" else name: value for name, value in kwargs.items()}
+
+
+def takes_debug_prefix(method: Callable[P, R]) -> Callable[P, R]:
+    """A method that takes its debugContext under its former name too, as PopART's does."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return method(*args, **cast(Any, _present_names(kwargs)))
+
+    return call
 
 
 def _incompatible(method: str, signature: inspect.Signature, why: str) -> str:
