@@ -106,8 +106,8 @@ def test_runs_in_place_give_the_bits_of_runs_that_are_not(
 ) -> None:
     executable = linear(4, sliced=sliced)
     moved = []
-    move = Buffers.resident
-    monkeypatch.setattr(Buffers, "resident", lambda self, *a: moved.append(a[0]) or move(self, *a))
+    move = Buffers._resident
+    monkeypatch.setattr(Buffers, "_resident", lambda self, *a: moved.append(a[0]) or move(self, *a))
     losses, weights = train(executable, pieces, 1, runs=3)
     assert set(moved) == {"arena_slice:weights" if sliced else "arena:weights"}
     monkeypatch.setattr(Buffers, "updated_in_place", lambda self, computation: {})

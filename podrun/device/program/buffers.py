@@ -2,87 +2,47 @@
 
 The lookup rules are those of `podrun.executable`'s docstring. Two things are added here:
 
-* Where an arena lives. One copy for all machines of a host if every Computation that writes it writes only its own
-  slice; the group's per-rank buffers if it is reduced; plain memory otherwise.
+* Where an arena lives (`podrun.device.program.arenas`), and that XLA reads it there (`operands`), and writes it there
+  if it may (`residents`, `passing`).
 * What a collective leaves behind. Reductions write to a result of their own, so after one the arena's name means that
   result until the arena is written again.
-
-XLA reads arenas where they lie (`podrun.device.program.operands`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from podrun.collectives import Group, slice_of
+from podrun.device.program.arenas import (
+    SLICE,
+    WHOLE,
+    Shape,
+    arena_buffers,
+    arena_of,
+    in_shape,
+    member_of,
+)
 from podrun.device.program.operands import Array, Operands, aligned_zeros
+from podrun.device.program.passing import Passing
 from podrun.device.program.residents import Resident, updated_in_place
 from podrun.errors import ApplicationRuntimeError, InternalError
 from podrun.executable import (
     REPLICA_OFFSET,
-    AllGather,
-    AllReduce,
     Arena,
     Computation,
     Executable,
-    ReduceScatter,
     Reduction,
     numpy_dtype,
 )
 
-Shape = tuple[int, ...] | None
-WHOLE, SLICE = "arena:", "arena_slice:"
 REDUCED_WHOLE = 64 * 1024
 """Bytes of arenas up to which one machine of a host reduces all of them for all: a slice for each of 64 machines takes
 64 times as many calls, each for a few hundred bytes."""
-
-
-@dataclass(slots=True)
-class ArenaBuffer:
-    """An arena's memory: ``own`` (this machine's, or the host's one copy) and what the last collective left,
-    if any.
-    """
-
-    arena: Arena
-    own: Array
-    mine: slice
-    one_copy: bool
-    whole_result: Array | None = None
-    slice_result: Array | None = None
-
-    def whole(self) -> Array:
-        """The arena as it stands."""
-        return self.own if self.whole_result is None else self.whole_result
-
-    def part(self) -> Array:
-        """This machine's slice as it stands."""
-        return self.whole()[self.mine] if self.slice_result is None else self.slice_result
-
-    def settle(self) -> None:
-        """Take what the last collective left into the arena's own memory, before part of it is
-        overwritten.
-        """
-        if self.whole_result is not None:
-            self.own[:] = self.whole_result
-        if self.slice_result is not None:
-            self.own[self.mine] = self.slice_result
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop what the last collective left: the arena is about to be overwritten."""
-        self.whole_result = self.slice_result = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    arena: str
-    start: int
-    stop: int
-    shape: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -92,37 +52,26 @@ class Frame:
     values: dict[str, Any] = field(default_factory=dict)
 
 
+Read = Callable[[Frame], Any]
+Write = Callable[[Frame, Any], None]
+
+
 class Buffers:
     """All lasting buffers of one program on one machine. Used by one thread at a time."""
 
     def __init__(self, executable: Executable, group: Group) -> None:
         self._group = group
         self._executable = executable
-        reduced = {i.arena for i in _collectives(executable) if isinstance(i, ReduceScatter | AllReduce)}
-        gathered = {i.arena for i in _collectives(executable) if isinstance(i, AllGather)}
-        # Arenas whose name means a collective's result at times.
-        self._changing = reduced | (gathered if group.size > 1 else set())
-        self.arenas: dict[str, ArenaBuffer] = {}
+        self.arenas, self._changing = arena_buffers(executable, group)
         self._residents: dict[str, Resident] = {}
-        for name, arena in executable.arenas.items():
-            one_copy = (
-                group.size > 1
-                and name not in reduced
-                and arena.shared
-                and _written_by_slices(executable, arena)
-            )
-            if group.size > 1 and one_copy:
-                own = group.shared(name, arena.dtype, arena.size)
-            elif name in reduced or (name in gathered and group.size > 1):
-                own = group.allocate(name, arena.dtype, arena.size)
-            else:
-                own = aligned_zeros((arena.size,), numpy_dtype(arena.dtype))
-            if one_copy:
-                self._changing.discard(name)
-            self.arenas[name] = ArenaBuffer(
-                arena, own, slice_of(group.rank, group.size, arena.size), one_copy
-            )
-        self._members = {m.name: _member(a, m) for a in executable.arenas.values() for m in a.members}
+        self._members = {m.name: member_of(a, m) for a in executable.arenas.values() for m in a.members}
+        self._passing = Passing(
+            {
+                name: {m.name: partial(self._place, m.name) for m in arena.members}
+                for name, arena in executable.arenas.items()
+                if not any(m.name in executable.variables for m in arena.members)
+            }
+        )
         self._variables: dict[str, Array] = {}
         self._unwritten: set[str] = set()
         self._operands = Operands()
@@ -198,7 +147,7 @@ class Buffers:
         """Names of the arenas that outputs of the Computation lie in."""
         known = self._written.get(computation.name)
         if known is None:
-            arenas = (_arena_of(name, self._members) for name in computation.outputs)
+            arenas = (arena_of(name, self._members) for name in computation.outputs)
             known = self._written[computation.name] = frozenset(a for a in arenas if a is not None)
         return known
 
@@ -209,7 +158,7 @@ class Buffers:
 
     def is_temporary(self, name: str) -> bool:
         """True iff ``name`` is no arena, member or variable: it lives in a Frame."""
-        return _arena_of(name, self._members) is None and name not in self._variables
+        return arena_of(name, self._members) is None and name not in self._variables
 
     # --- The interpreter's side -----------------------------------------------------------------------------
 
@@ -218,11 +167,15 @@ class Buffers:
         alignment allows. ``shape``: the one in which it takes an arena or a slice of one, if not flat.
         """
         if name.startswith(WHOLE):
-            return self._operands.over(_in_shape(self.arenas[name[len(WHOLE) :]].whole(), shape))
+            self._passing.put(name[len(WHOLE) :])
+            return self._operands.over(in_shape(self.arenas[name[len(WHOLE) :]].whole(), shape))
         if name.startswith(SLICE):
-            return self._operands.over(_in_shape(self.arenas[name[len(SLICE) :]].part(), shape))
+            self._passing.put(name[len(SLICE) :])
+            return self._operands.over(in_shape(self.arenas[name[len(SLICE) :]].part(), shape))
         member = self._members.get(name)
         if member is not None:
+            if (held := self._passing.held(name)) is not None:
+                return held
             whole = self.arenas[member.arena].whole()
             return self._operands.over(whole[member.start : member.stop].reshape(member.shape))
         variable = self._variables.get(name)
@@ -245,13 +198,14 @@ class Buffers:
             return self.operand(name, Frame(), shape)
         if arena in reduced:
             part = reduced[arena][slice_of(machine, self._group.size, reduced[arena].size)]
-            return self._operands.over(_in_shape(part, shape))
-        return self._operands.over(_in_shape(self.slice_at(arena, machine), shape))
+            return self._operands.over(in_shape(part, shape))
+        return self._operands.over(in_shape(self.slice_at(arena, machine), shape))
 
-    def reader(self, name: str, shape: Shape = None) -> Callable[[Frame], Any]:
+    def reader(self, name: str, shape: Shape = None) -> Read:
         """`operand` for one name, resolved beforehand: most buffers are the same array all along."""
-        arena = _arena_of(name, self._members)
-        if (arena is not None and arena not in self._changing) or name in self._variables:
+        arena = arena_of(name, self._members)
+        stays = arena is not None and arena not in self._changing and not self._passing.is_of(arena)
+        if stays or name in self._variables:
             fixed = self.operand(name, Frame(), shape)
             return lambda frame: fixed
         if arena is not None:
@@ -279,12 +233,22 @@ class Buffers:
             if buffer.own[buffer.mine].size == buffer.own.size:
                 own.add(SLICE + arena)
         names = (*computation.inputs, *computation.outputs)
-        behind = {name: _arena_of(name, self._members) for name in names}
-        return updated_in_place(computation, {n: a for n, a in behind.items() if a is not None}, own)
+        behind = {n: in_ for n in names if (in_ := arena_of(n, self._members)) is not None}
+        for name in names:
+            if name in self._passing and not {WHOLE + behind[name], SLICE + behind[name]} & set(names):
+                own.add(name)
+        return updated_in_place(computation, behind | {n: n for n in own if n in self._passing}, own)
 
-    def resident(self, name: str, shape: Shape, device: Any) -> Resident:
-        """The arena ``name`` in memory of a ``jax.Device``'s, to which it moves if it is elsewhere, as a piece takes
-        it. That must come before the first `reader` and `writer`."""
+    def lender(self, name: str, shape: Shape, device: Any) -> tuple[Read, Write]:
+        """How a piece of a ``jax.Device``'s is handed buffer ``name`` to write over, and how the result is taken. That
+        must come before the first `reader` and `writer`: an arena moves to where the device may write."""
+        if name in self._passing:
+            return lambda frame: self._passing.lend(name, device), self.writer(name)
+        resident = self._resident(name, shape, device)
+        return lambda frame: resident.lend(), lambda frame, result: resident.take(result)
+
+    def _resident(self, name: str, shape: Shape, device: Any) -> Resident:
+        """The arena ``name`` in memory of a ``jax.Device``'s, to which it moves if it is elsewhere."""
         arena = name.removeprefix(WHOLE).removeprefix(SLICE)
         if arena not in self._residents:
             buffer = self.arenas[arena]
@@ -295,8 +259,10 @@ class Buffers:
             buffer.own = resident.memory
         return self._residents[arena]
 
-    def writer(self, name: str) -> Callable[[Frame, Any], None]:
+    def writer(self, name: str) -> Write:
         """How to give buffer ``name`` the value of a finished Computation's output, resolved beforehand."""
+        if name in self._passing:
+            return lambda frame, value: self._passing.hold(name, value)
         target = self._target(name)
         if target is None:
 
@@ -305,11 +271,18 @@ class Buffers:
 
             return keep
         shape = target.shape
+        whole = name.removeprefix(WHOLE) if name.startswith(WHOLE) else ""
 
         def copy(frame: Frame, value: Any) -> None:
+            self._passing.drop(whole)
             np.copyto(target, np.asarray(value).reshape(shape))
 
         return copy
+
+    def _place(self, member: str) -> Array:
+        """Where a member lies in its arena's own memory."""
+        lies = self._members[member]
+        return self.arenas[lies.arena].own[lies.start : lies.stop].reshape(lies.shape)
 
     def _target(self, name: str) -> Array | None:
         """The memory behind a name; None for temporaries."""
@@ -318,10 +291,7 @@ class Buffers:
         if name.startswith(SLICE):
             buffer = self.arenas[name[len(SLICE) :]]
             return buffer.own[buffer.mine]
-        member = self._members.get(name)
-        if member is not None:
-            return self.arenas[member.arena].own[member.start : member.stop].reshape(member.shape)
-        return self._variables.get(name)
+        return self._place(name) if name in self._members else self._variables.get(name)
 
     def value(self, name: str, frame: Frame) -> Any:
         """What buffer ``name`` holds now, unchanged by later writes: temporaries never change, the rest is copied."""
@@ -338,19 +308,29 @@ class Buffers:
                 else:
                     buffer.settle()
 
+    def settle(self, arenas: Iterable[str]) -> None:
+        """Have all that arenas mean in memory of their own, where other machines read it."""
+        for arena in arenas:
+            self.arenas[arena].settle()
+            self._passing.put(arena)
+
     def reduce_scatter(self, arena: str, reduction: Reduction, *, settle: bool) -> None:
-        """The collective; afterwards this machine's slice means the reduced one."""
+        """The collective; afterwards this machine's slice means the reduced one. Nothing, for one machine."""
+        if self._group.size == 1:
+            return
         buffer = self.arenas[arena]
-        buffer.settle()
+        self.settle([arena])
         if self.is_reduced_by_one([arena]):
             buffer.slice_result = self._group.all_reduce(arena, reduction)[buffer.mine]
         else:
             buffer.slice_result = self._group.reduce_scatter(arena, reduction, settle=settle)
 
     def all_reduce(self, arena: str, reduction: Reduction) -> None:
-        """The collective; afterwards the arena means the reduced one."""
+        """The collective; afterwards the arena means the reduced one. Nothing, for one machine."""
+        if self._group.size == 1:
+            return
         buffer = self.arenas[arena]
-        buffer.settle()
+        self.settle([arena])
         buffer.whole_result = self._group.all_reduce(arena, reduction)
 
     def all_gather(self, arena: str) -> None:
@@ -359,7 +339,7 @@ class Buffers:
         if buffer.one_copy:
             self._group.all_gather(arena)
         elif self._group.size > 1:
-            buffer.settle()
+            self.settle([arena])
             buffer.whole_result = self._group.all_gather(arena)
 
     # --- Construction ---------------------------------------------------------------------------------------
@@ -390,39 +370,6 @@ class Buffers:
             outputs = set(computation.outputs)
             self._covers[key] = WHOLE + arena.name in outputs or all(m.name in outputs for m in arena.members)
         return self._covers[key]
-
-
-def _in_shape(flat: Array, shape: Shape) -> Array:
-    return flat if shape is None else flat.reshape(shape)
-
-
-def _member(arena: Arena, member: Any) -> _Member:
-    size = int(np.prod(member.shape, dtype=np.int64))
-    return _Member(arena.name, member.offset, member.offset + size, member.shape)
-
-
-def _arena_of(name: str, members: Mapping[str, _Member]) -> str | None:
-    for prefix in (WHOLE, SLICE):
-        if name.startswith(prefix):
-            return name[len(prefix) :]
-    member = members.get(name)
-    return None if member is None else member.arena
-
-
-def _collectives(executable: Executable) -> Iterable[ReduceScatter | AllReduce | AllGather]:
-    for ipu in executable.instructions:
-        for instruction in ipu:
-            if isinstance(instruction, ReduceScatter | AllReduce | AllGather):
-                yield instruction
-
-
-def _written_by_slices(executable: Executable, arena: Arena) -> bool:
-    """True iff no Computation writes the arena other than by this machine's slice."""
-    members = {member.name for member in arena.members}
-    whole = WHOLE + arena.name
-    return not any(
-        name == whole or name in members for c in executable.computations.values() for name in c.outputs
-    )
 
 
 def _no_variable(name: str, variables: Mapping[str, Any]) -> ApplicationRuntimeError:

@@ -17,7 +17,8 @@ import numpy as np
 
 from podrun.collectives import Group
 from podrun.collectives.shared_memory import SharedMemoryGroup
-from podrun.device.program.buffers import SLICE, Buffers
+from podrun.device.program.arenas import SLICE
+from podrun.device.program.buffers import Buffers
 from podrun.device.program.cores import Turn
 from podrun.device.program.operands import Array
 from podrun.device.xla.pieces import Piece
@@ -86,6 +87,7 @@ def closing_here(
     updates: list[Callable[[], None]] = []
 
     def close() -> None:
+        buffers.settle(found.reductions)
         results = reduce()
         if results is None:
             return

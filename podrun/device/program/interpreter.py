@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group
-from podrun.device.program.buffers import Buffers, Frame
+from podrun.device.program.buffers import Buffers, Frame, Read, Write
 from podrun.device.program.closing import closing_here
 from podrun.device.program.cores import ANY_TIME, Turn
 from podrun.device.program.mail import Key, Mail
 from podrun.device.program.operands import Array
-from podrun.device.program.residents import Resident
 from podrun.device.program.streams import Drain, Feed
 from podrun.device.xla.pieces import Piece
 from podrun.errors import InternalError
@@ -83,10 +82,9 @@ class Interpreter:
         self._first, self._mail = first, mail
         self._lists = instructions
         self._buffers = buffers
-        for piece in pieces.values():  # before anybody looks where arenas lie
-            for operand in piece.in_place:
-                buffers.resident(piece.computation.inputs[operand], piece.shapes[operand], piece.device)
-        self._computes = {name: _compute(piece, buffers, turn) for name, piece in pieces.items()}
+        # Before anybody looks where arenas lie.
+        lent = {name: _lent(piece, buffers) for name, piece in pieces.items()}
+        self._computes = {name: _compute(piece, buffers, turn, lent[name]) for name, piece in pieces.items()}
         self._group = group
         self._between = between
         self._unsettled = unsettled_reductions(
@@ -227,15 +225,27 @@ class Interpreter:
         return lambda frame, now: frame.values.update({buffer: mail.fetch(key)})
 
 
-def _compute(piece: Piece, buffers: Buffers, turn: Turn) -> Action:
+Lent = Sequence[tuple[int, Read, int, Write]]
+"""Operands that a piece writes over: its place and what reads it, the result's place and what takes it."""
+
+
+def _lent(piece: Piece, buffers: Buffers) -> Lent:
+    names, shapes = piece.computation.inputs, piece.shapes
+    found = []
+    for operand, result in piece.in_place.items():
+        read, take = buffers.lender(names[operand], shapes[operand], piece.device)
+        found.append((operand, read, result, take))
+    return found
+
+
+def _compute(piece: Piece, buffers: Buffers, turn: Turn, lent: Lent) -> Action:
     """How to run a piece on a frame, with everything that stays the same from batch to batch looked up."""
     computation, call = piece.computation, piece.call
     inputs = zip(computation.inputs, piece.shapes, strict=True)
     readers = [buffers.reader(name, shape) for name, shape in inputs]
     writers = [buffers.writer(name) for name in computation.outputs]
-    for operand, result in piece.in_place.items():
-        resident = buffers.resident(computation.inputs[operand], piece.shapes[operand], piece.device)
-        readers[operand], writers[result] = _lending(resident), _taking(resident)
+    for operand, read, result, take in lent:
+        readers[operand], writers[result] = read, take
     lasting = bool(buffers.arenas_written_by(computation))
 
     def run(frame: Frame, now: Batch) -> None:
@@ -254,14 +264,6 @@ def _compute(piece: Piece, buffers: Buffers, turn: Turn) -> Action:
             write(frame, result)
 
     return run
-
-
-def _lending(resident: Resident) -> Callable[[Frame], Any]:
-    return lambda frame: resident.lend()
-
-
-def _taking(resident: Resident) -> Callable[[Frame, Any], None]:
-    return lambda frame, result: resident.take(result)
 
 
 def unsettled_reductions(
