@@ -101,7 +101,7 @@ Errors above 25 % that no general mechanism was found for; nothing was fitted to
 * **B31** (ResNet's first layer, a planner's estimate of 2017): the planner counts neither the gaps of an exchange's
   schedule nor its start, and splits the input channels in two. With every number of row parts tried, not 28 of them,
   the total comes to +6 % instead of +15 %; but single convolutions of ResNet-50 become up to 10 % faster, whose
-  training is predicted 4 to 12 % too fast as it is.
+  training is predicted -6 to +7 % as it is.
 * **M04, O17** (EfficientNet-B4 on 16 IPUs, +15 %; not above 25 %): on 64 and 256 IPUs it is -1 and +5 %, so the row is
   fast for its layout, or something of it is missed that shrinks with the number of micro-batches.
 * **H36.qk_matmul** (exchange code, -42 %): keys arrive transposed; the profile does not say whether the transposition's
