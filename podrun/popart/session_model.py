@@ -37,24 +37,17 @@ def metadata(model: ModelProto, key: str, default: Any) -> Any:
 
 
 def take_state(model: ModelProto) -> tuple[dict[str, np.ndarray], ModelProto]:
-    """Optimizer state that modelToHost wrote into a model, and the model without it."""
+    """Optimizer state that modelToHost wrote into a model, and the model without it: the same one if there is none."""
     from onnx import ModelProto
 
+    state = {t.name: to_array(t) for t in model.graph.initializer if t.name.startswith(names.STATE_PREFIXES)}
+    if not state:
+        return state, model
     pruned = ModelProto()
     pruned.CopyFrom(model)
-    state = {}
-    kept = []
-    for tensor in pruned.graph.initializer:
-        if tensor.name.startswith(names.STATE_PREFIXES):
-            state[tensor.name] = to_array(tensor)
-        else:
-            kept.append(tensor)
-    inputs = [value for value in pruned.graph.input if value.name not in state]
-    if state:
-        del pruned.graph.initializer[:]
-        pruned.graph.initializer.extend(kept)
-        del pruned.graph.input[:]
-        pruned.graph.input.extend(inputs)
+    del pruned.graph.initializer[:], pruned.graph.input[:]
+    pruned.graph.initializer.extend(t for t in model.graph.initializer if t.name not in state)
+    pruned.graph.input.extend(value for value in model.graph.input if value.name not in state)
     return state, pruned
 
 

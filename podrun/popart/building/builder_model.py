@@ -39,7 +39,7 @@ class BuilderModel:
         model = ModelProto(
             ir_version=3 if opsets[""] <= 8 else _ir_version(opsets[""]), producer_name="podrun"
         )
-        model.graph.CopyFrom(self._scope.to_proto())
+        self._scope.into_proto(model.graph)
         model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in opsets.items())
         if self._metadata:
             helper.set_model_props(model, {key: json.dumps(value) for key, value in self._metadata.items()})

@@ -187,9 +187,17 @@ class Scope:
         """The graph as ONNX has it, with other ``inputs`` than its own if given. Subgraphs list their outputs with
         types where these are known.
         """
-        from onnx import GraphProto, helper
+        from onnx import GraphProto
 
-        graph = GraphProto(name=self.name)
+        graph = GraphProto()
+        self.into_proto(graph, inputs)
+        return graph
+
+    def into_proto(self, graph: GraphProto, inputs: Sequence[str] | None = None) -> None:
+        """`to_proto` into an empty graph that is part of something greater: another copy of all weights less."""
+        from onnx import helper
+
+        graph.name = self.name
         graph.node.extend(self.nodes)
         graph.initializer.extend(self.initializers.values())
         given = self.inputs if inputs is None else inputs
@@ -201,7 +209,6 @@ class Scope:
                 if info is not None:
                     value.type.CopyFrom(type_proto(info))
                 field_.append(value)
-        return graph
 
 
 def _infer(
