@@ -80,10 +80,10 @@ statistics of two replicas; groups), and, of networks served on a C600, proporti
 
 What a normalisation takes is the library's own sequence of programs (`lib/poplin/Norms.cpp` and its callers in PopART
 and TensorFlow): every vector that is added or multiplied is a pass over all values, and the gradient whitens its input
-again. What a pass takes of memory beside its values (`PASS_VERTICES`, `PASS_FRAGMENTS`) was read from one memory profile
-each, and `CONTROL_CODE` from one profile and one published size: they come close to fits of single rows, and the
-held-out figures above do not move them. `LIBRARY_2018` and `VERTEX_DATA_2018` were derived again as before. The records
-and the rows beside them were in view when this form was chosen, so for it they are no independent evidence.
+again. What a pass takes of memory beside its values (`PASS_VERTICES`, `PASS_FRAGMENTS`) was read from one memory
+profile each, and `CONTROL_CODE` from one profile and one published size: they come close to fits of single rows, and
+the held-out figures above do not move them. `LIBRARY_2018` and `VERTEX_DATA_2018` were derived again as before. The
+records and the rows beside them were in view when this form was chosen, so for it they are no independent evidence.
 
 PyTorch's batch of packed text waits for its program on the host (`PACKED_TOKEN_SECONDS` in `applications.py`), a term
 taken from the vendor's rates alone: what PyTorch's BERT-Large loses to PopART's on 64 IPUs beyond what it loses on 16.
