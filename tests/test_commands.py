@@ -83,7 +83,14 @@ def test_output_that_nobody_takes_is_dropped_without_a_complaint(
 
 
 @pytest.mark.parametrize(
-    ("module", "code"), [("podrun.report", 1), ("podrun.compat", 0), ("podrun.monitor.exporter", 1)]
+    ("module", "code"),
+    [
+        ("podrun.report", 1),
+        ("podrun.compat", 0),
+        ("podrun.monitor.exporter", 1),
+        ("podrun.estimate", 1),
+        ("podrun.collectives.perf", 1),
+    ],
 )
 def test_modules_that_are_commands_say_once_that_a_disk_is_full(module: str, code: int) -> None:
     done = unheard("/dev/full", "-m", module, "--help")

@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "telemetry": BASE,
     "executable": BASE,
     "faults": BASE | {"cluster", "executable"},
-    "collectives": FOUNDATION,
+    "collectives": FOUNDATION | {"commands"},  # The test tool is a command.
     "device": FOUNDATION | {"faults", "collectives"},
     "compiler": BASE | {"executable", "device.target", "device.tiles", "collectives"},
     "popart": BASE
@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "monitor": FOUNDATION | {"partition", "device", "collectives", "commands"},
     "commands": set(),  # Imports the command that is asked for, and nothing before it.
     "launcher": FOUNDATION | {"faults", "partition", "report", "estimate"},
-    "estimate": BASE | {"executable", "popart", "report", "device.target", "device.tiles"},
+    "estimate": BASE | {"executable", "popart", "report", "device.target", "device.tiles", "commands"},
     "report": BASE | {"executable", "device.target", "commands"},
     "compat": BASE | {"popart", "popdist", "monitor", "report", "commands"},
 }

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from podrun import commands
 from podrun.collectives import links, measure, timing
 from podrun.errors import PodrunError, UsageError
 from podrun.executable import Reduction, numpy_dtype
@@ -195,4 +196,4 @@ def _check(least: int, most: int, options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(commands.run(main, command="podrun.collectives.perf"))
