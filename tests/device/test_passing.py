@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from podrun.collectives.solo import SoloGroup
 from podrun.device.host.twin import Twin
+from podrun.device.program.buffers import Buffers, Frame
 from podrun.device.program.passing import Passing
 from podrun.device.xla.clients import home, two_threads
 from podrun.device.xla.pieces import PieceCache
@@ -60,12 +62,25 @@ def test_what_is_lent_is_the_borrowers_alone(lender: str) -> None:
     held = passing(memory)
     if lender != "arena":
         held.hold("a", on(home() if lender == "here" else two_threads(), [7, 7, 7, 7]))
-    lent = held.lend("a", home())
+    lent = held.lend("a", memory[:4], home())
     assert lent.device == home()
     np.testing.assert_array_equal(lent, [0, 1, 2, 3] if lender == "arena" else [7] * 4)
     memory[:4] = -1
     assert lent[0] != -1
     assert held.held("a") is None
+
+
+def test_what_a_reduction_left_is_lent() -> None:
+    executable = linear(4)
+    buffers = Buffers(executable, SoloGroup())
+    gradients = buffers.arenas["gradients"]
+    gradients.own[:] = 1
+    gradients.whole_result = np.full(gradients.own.shape, 5, np.float32)
+    lend, hold = buffers.lender("gradient:w", None, home())
+    np.testing.assert_array_equal(lend(Frame()), np.full((4, 1), 5))
+    np.testing.assert_array_equal(buffers.operand("gradient:w", Frame()), np.full((4, 1), 5))
+    hold(Frame(), on(home(), np.full((4, 1), 6)))
+    np.testing.assert_array_equal(lend(Frame()), np.full((4, 1), 6))
 
 
 def test_what_another_client_holds_is_read_by_jaxs_own() -> None:

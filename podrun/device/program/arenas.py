@@ -73,6 +73,10 @@ class Member:
     stop: int
     shape: tuple[int, ...]
 
+    def of(self, arena: Array) -> Array:
+        """A view of it in the arena's memory."""
+        return arena[self.start : self.stop].reshape(self.shape)
+
 
 def arena_buffers(executable: Executable, group: Group) -> tuple[dict[str, ArenaBuffer], frozenset[str]]:
     """Memory for all arenas of a program, and the names of those that mean a collective's result at times."""

@@ -129,10 +129,7 @@ class Buffers:
         """
         if name not in self._executable.variables:
             raise _no_variable(name, self._executable.variables)
-        member = self._members.get(name)
-        if member is None:
-            return self._variables[name]
-        return self.arenas[member.arena].whole()[member.start : member.stop].reshape(member.shape)
+        return self._as_it_stands(name) if name in self._members else self._variables[name]
 
     def is_one_copy(self, arena: str) -> bool:
         """True iff the machines of this host share one copy of an arena, and there are no others."""
@@ -172,12 +169,10 @@ class Buffers:
         if name.startswith(SLICE):
             self._passing.put(name[len(SLICE) :])
             return self._operands.over(in_shape(self.arenas[name[len(SLICE) :]].part(), shape))
-        member = self._members.get(name)
-        if member is not None:
+        if name in self._members:
             if (held := self._passing.held(name)) is not None:
                 return held
-            whole = self.arenas[member.arena].whole()
-            return self._operands.over(whole[member.start : member.stop].reshape(member.shape))
+            return self._operands.over(self._as_it_stands(name))
         variable = self._variables.get(name)
         if variable is not None:
             return self._operands.over(variable)
@@ -243,7 +238,7 @@ class Buffers:
         """How a piece of a ``jax.Device``'s is handed buffer ``name`` to write over, and how the result is taken. That
         must come before the first `reader` and `writer`: an arena moves to where the device may write."""
         if name in self._passing:
-            return lambda frame: self._passing.lend(name, device), self.writer(name)
+            return lambda frame: self._passing.lend(name, self._as_it_stands(name), device), self.writer(name)
         resident = self._resident(name, shape, device)
         return lambda frame: resident.lend(), lambda frame, result: resident.take(result)
 
@@ -281,8 +276,11 @@ class Buffers:
 
     def _place(self, member: str) -> Array:
         """Where a member lies in its arena's own memory."""
-        lies = self._members[member]
-        return self.arenas[lies.arena].own[lies.start : lies.stop].reshape(lies.shape)
+        return self._members[member].of(self.arenas[self._members[member].arena].own)
+
+    def _as_it_stands(self, member: str) -> Array:
+        """A member in its arena's own memory, or in what the last collective left."""
+        return self._members[member].of(self.arenas[self._members[member].arena].whole())
 
     def _target(self, name: str) -> Array | None:
         """The memory behind a name; None for temporaries."""

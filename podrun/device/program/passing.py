@@ -49,17 +49,17 @@ class Passing:
 
         return jax.device_put(np.asarray(value), home())
 
-    def lend(self, name: str, device: Any) -> Any:
-        """A member as a ``jax.Array`` on a ``jax.Device``, for a piece to write over: nobody else has it afterwards."""
+    def lend(self, name: str, lies: Array, device: Any) -> Any:
+        """A member as a ``jax.Array`` on a ``jax.Device``, for a piece to write over: nobody else has it afterwards.
+        ``lies``: as it stands in the arena, if nothing is held for it."""
         import jax
         import jax.numpy as jnp
 
         value = self._held.pop(name, None)
         if value is not None and value.device == device:
             return value
-        lies = self._places[name]() if value is None else np.asarray(value)
         with jax.default_device(device):
-            return jnp.array(lies, copy=True)
+            return jnp.array(lies if value is None else np.asarray(value), copy=True)
 
     def put(self, arena: str) -> None:
         """Copy what is held into the arena."""
