@@ -11,12 +11,14 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from podrun.errors import DeadlineError, NotFoundError, ServiceError
 from podrun.launcher.log import Log
 from podrun.launcher.output import Channel
 from podrun.launcher.process import Command, Ended, Event, Printed, ProcessRunner
+from podrun.partition.ray_starts import Start, start_together
 
 START_SECONDS = 60.0
 """How long a host may take to start its actor."""
@@ -88,16 +90,17 @@ class RemoteRunner:
         )
         try:
             pid = int(self._ray.get(call, timeout=START_SECONDS))
-        except self._ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, OSError):
-                raise error.cause from None
-            raise ServiceError(
-                f"host {self.host} could not start an instance: {error}", hint=_LOOK
-            ) from error
         except self._ray.exceptions.GetTimeoutError:
             raise DeadlineError(
                 f"host {self.host} did not start an instance in {START_SECONDS:g} s", hint=_LOOK
             ) from None
+        except self._ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, OSError):
+                raise cause from None
+            raise ServiceError(
+                f"host {self.host} could not start an instance: {error}", hint=_LOOK
+            ) from error
         self._running.add(command.instance)
         if not self._thread.is_alive():
             self._thread.start()
@@ -156,7 +159,7 @@ def connect_hosts(
     """A runner for each host, a node of the Ray cluster at ``address`` (see `podrun.partition.ray_address`).
 
     Raises NotFoundError naming hosts that are no nodes of the Ray cluster,
-    ServiceError if there is no such cluster, DeadlineError if a host's actor does not start."""
+    ServiceError if there is no such cluster or a host's actor dies, DeadlineError if it does not start."""
     from podrun.partition.ray_address import resolve
     from podrun.partition.ray_session import RaySession
 
@@ -176,14 +179,14 @@ def connect_hosts(
             f"{', '.join(missing)}: no node of the Ray cluster has that name",
             hint=f"Its nodes are: {', '.join(known)}. Add one: ray start --address=HOST:6379 on it.",
         )
-    actors = {host: _actor_on(ray, found[host]["NodeID"]) for host in hosts}
-    pings = {host: actor.poll.remote(0.0) for host, actor in actors.items()}
-    ready, late = ray.wait(list(pings.values()), num_returns=len(pings), timeout=START_SECONDS)
-    if late:
-        names = ", ".join(host for host, ping in pings.items() if ping in late)
-        raise DeadlineError(f"hosts that did not answer within {START_SECONDS:g} s: {names}", hint=_LOOK)
-    log.debug(f"hosts ready: {', '.join(hosts)} ({len(ready)})")
-    return [RemoteRunner(ray, actor, host, wake, log) for host, actor in actors.items()]
+    ready = start_together(
+        [(f"host {host}", partial(_begin_on, ray, found[host]["NodeID"])) for host in hosts],
+        ray,
+        timeout=START_SECONDS,
+        hint=_LOOK,
+    )
+    log.debug(f"hosts ready: {', '.join(hosts)}")
+    return [RemoteRunner(ray, actor, host, wake, log) for host, (actor, _) in zip(hosts, ready, strict=True)]
 
 
 def names_of(node: Mapping[str, Any]) -> set[str]:
@@ -197,8 +200,10 @@ def names_of(node: Mapping[str, Any]) -> set[str]:
     } - {""}
 
 
-def _actor_on(ray: Any, node: str) -> Any:
+def _begin_on(ray: Any, node: str) -> Start:
+    """Have Ray start a host's actor; not awaited."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-    return ray.remote(HostActor).options(num_cpus=0, scheduling_strategy=strategy).remote()
+    actor = ray.remote(HostActor).options(num_cpus=0, scheduling_strategy=strategy).remote()
+    return Start(actor, actor.poll.remote(0.0))

@@ -11,17 +11,18 @@ import logging
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from podrun.access import is_loopback
 from podrun.cluster import IPUS_PER_MACHINE, Cluster
-from podrun.errors import DeadlineError, ServiceError
+from podrun.errors import ServiceError
 from podrun.partition.host_memory import available_bytes
 from podrun.partition.machine_pool import BasePool, Control, OnLost, _Machine
 from podrun.partition.ray_session import RaySession
+from podrun.partition.ray_starts import Start, start_together
 from podrun.partition.spread import VARIABLE, Host, host_of_agents, in_processes, machines_per_process
 
 log = logging.getLogger("podrun.partition")
@@ -29,6 +30,10 @@ log = logging.getLogger("podrun.partition")
 LOOPBACK = "127.0.0.1"
 CPU_SHARE = 0.001
 """CPUs that an actor books. Machines of a POD are many and mostly wait; they share the CPUs there are."""
+_SHORT = (
+    "The host may be short of memory or processes; try a smaller POD or PODRUN_MACHINES_PER_PROCESS=4. "
+    "vipu-server --verbose logs what happens."
+)
 
 
 class RayMachinePool(BasePool):
@@ -110,43 +115,30 @@ class RayMachinePool(BasePool):
                 self._idle.notify_all()
 
     def _start_actors(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
-        from podrun.device.service.server import machine_actor
-
         ray = self.session.ray
         self._check_open()
-        actor = machine_actor()
         groups = self._groups_of(agents)
-        handles = [actor.options(**self._place(group[0])).remote() for group in groups]
-        starting = [
-            handle.start.remote(agent_ids=group, target=self.cluster.target, **self._listen(group[0]))
-            for group, handle in zip(groups, handles, strict=True)
-        ]
-        try:
-            waiting = self._wait(starting)
-            if waiting:
-                late = [
-                    a for group, ref in zip(groups, starting, strict=True) if ref in waiting for a in group
-                ]
-                raise DeadlineError(
-                    f"machines that did not start in {self._start_timeout:g} s: {', '.join(late)}",
-                    hint="The host may be short of memory or processes; try a smaller POD.",
-                )
-            try:
-                endpoints = ray.get(starting)
-            except ray.exceptions.RayError as error:
-                raise ServiceError(
-                    f"a machine did not start: {error}", hint="vipu-server --verbose logs what happens."
-                ) from error
-        except ServiceError:
-            for handle in handles:
-                ray.kill(handle)
-            raise
+        running = start_together(
+            [(f"machine {', '.join(group)}", partial(self._begin, group)) for group in groups],
+            ray,
+            timeout=self._start_timeout,
+            hint=_SHORT,
+            check_wanted=self._check_open,
+        )
         # In the order asked for; an agent may stand there more than once.
         started: dict[str, list[tuple[str, Any]]] = {}
-        for group, handle, there in zip(groups, handles, endpoints, strict=True):
-            for agent, endpoint in zip(group, there, strict=True):
-                started.setdefault(agent, []).append((endpoint, _Resident(handle, agent, len(group) == 1)))
+        for group, (actor, endpoints) in zip(groups, running, strict=True):
+            for agent, endpoint in zip(group, endpoints, strict=True):
+                started.setdefault(agent, []).append((endpoint, _Resident(actor, agent, len(group) == 1)))
         return [started[agent].pop(0) for agent in agents]
+
+    def _begin(self, group: list[str]) -> Start:
+        """Have Ray start the machines of a group in an actor; not awaited."""
+        from podrun.device.service.server import machine_actor
+
+        actor = machine_actor().options(**self._place(group[0])).remote()
+        listen = self._listen(group[0])
+        return Start(actor, actor.start.remote(agent_ids=group, target=self.cluster.target, **listen))
 
     def _groups_of(self, agents: Sequence[str]) -> list[list[str]]:
         """The agents that share a process; says so if any do."""
@@ -206,16 +198,6 @@ class RayMachinePool(BasePool):
         if len(set(hosts.values())) == 1 and len(self.hosts()) == 1:
             return {**self._options, "host": LOOPBACK}
         return {**self._options, "host": hosts[agent].address, "token": self._token}
-
-    def _wait(self, starting: Sequence[Any]) -> list[Any]:
-        """Those that are not done within the time allowed. ServiceError if the pool is closed."""
-        ray = self.session.ray
-        end = time.monotonic() + self._start_timeout
-        while True:
-            _, waiting = ray.wait(list(starting), num_returns=len(starting), timeout=0.2)
-            if not waiting or time.monotonic() >= end:
-                return list(waiting)
-            self._check_open()
 
     def _check_open(self) -> None:
         if self._closed:

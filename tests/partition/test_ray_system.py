@@ -18,6 +18,7 @@ import pytest
 from podrun.partition.client import VipuClient
 from podrun.partition.discovery import ProcessId, Registry
 from podrun.partition.types import PartitionState
+from tests.conftest import Commands, script
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 S = PartitionState
@@ -127,3 +128,51 @@ def test_kill_nine_leaves_nothing(server: Server) -> None:
         check=True,
     )
     assert list(server.run.iterdir()) == []
+
+
+DIES_ONCE = """
+import os, signal, sys
+
+class Killer:
+    def find_spec(self, name, path=None, target=None):
+        # Imported when Ray makes the actor: a worker was chosen, and nothing of the actor has run.
+        if name == "podrun.device.service.server":
+            try:
+                os.unlink(os.environ["LIVES"] + "/" + min(os.listdir(os.environ["LIVES"])))
+            except (ValueError, FileNotFoundError):
+                return None
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if any(word.endswith("default_worker.py") for word in sys.orig_argv):
+    sys.meta_path.insert(0, Killer())
+"""
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_machine_whose_process_dies_before_it_ran_is_started_once_more(
+    tmp_path: Path, commands: Commands, deaths: int
+) -> None:
+    """Killed by itself at that very moment, ``deaths`` times."""
+    script(tmp_path, DIES_ONCE, "sitecustomize.py")
+    lives = tmp_path / "lives"
+    lives.mkdir()
+    for number in range(deaths):
+        (lives / str(number)).touch()
+    server = commands.start(
+        *("vipu-server", "--cluster=ipu-m2000", "--port=0", "--no-state"),
+        env={"PYTHONPATH": str(tmp_path), "LIVES": str(lives)},
+    )
+    assert server.stdout is not None
+    port = server.stdout.readline().rpartition(":")[2].strip()
+    made = commands.run("vipu", f"--api-port={port}", "create", "partition", "p", "--size=4")
+    assert list(lives.iterdir()) == []
+    server.send_signal(signal.SIGINT)
+    said = server.communicate(timeout=30)[1]
+    assert "the process of machine ipum1 on 127.0.0.1 ended before it ran (Worker unexpectedly exits" in said
+    assert "; starting it once more" in said
+    assert made.returncode == deaths - 1, made.stderr
+    if deaths > 1:
+        assert (
+            "machine ipum1 did not start: its process on 127.0.0.1 ended twice before it ran" in made.stderr
+        )
+        assert "PODRUN_MACHINES_PER_PROCESS" in made.stderr
