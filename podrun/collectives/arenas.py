@@ -14,7 +14,7 @@ import numpy as np
 
 from podrun.collectives.arithmetic import check_reduction
 from podrun.collectives.board import Board
-from podrun.collectives.errors import MismatchError, RankLostError
+from podrun.collectives.errors import HostLimitError, MismatchError, RankLostError, for_rank
 from podrun.collectives.group import (
     Array,
     ByteArray,
@@ -93,8 +93,14 @@ class HostMemory:
 
     def segment(self, name: str, text: str, nbytes: int, rows: int) -> Segment:
         """Memory for ``rows`` rows of ``nbytes``, each of whole pages: made by whichever rank asks first,
-        opened by the others."""
-        size = pages(nbytes) * rows
+        opened by the others. Raises HostLimitError, on all ranks, where a host has no room for it."""
+        try:
+            with for_rank(self._board.names[self._board.rank]):
+                return self._made_or_opened(name, text, pages(nbytes) * rows)
+        except HostLimitError as error:
+            self._board.fail_with(error)
+
+    def _made_or_opened(self, name: str, text: str, size: int) -> Segment:
         entry: dict[str, Any] | None
         with self._board.editing_arenas() as table:
             entry = table.get(name)

@@ -7,7 +7,9 @@ one made at once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import errno
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from podrun.errors import ERROR_TYPES, DeadlineError, PodrunError, ServiceError, UsageError, error_from_dict
@@ -45,6 +47,42 @@ def different_collectives(*called: tuple[int, str]) -> MismatchError:
     )
 
 
+class HostLimitError(ServiceError):
+    """A host gives a rank no further file, thread or memory."""
+
+
+_LIMITS = {
+    errno.EMFILE: "Raise the limit on open files (ulimit -n), or have fewer ranks in a process.",
+    errno.ENFILE: "The whole host is out of open files: see /proc/sys/fs/file-nr.",
+    errno.ENOMEM: "See how much memory is free (free -h) and allowed (ulimit -v).",
+    errno.ENOSPC: "See how much memory is free (free -h) and allowed (ulimit -v).",
+}
+
+
+@contextlib.contextmanager
+def within_limits(what: str) -> Iterator[None]:
+    """Raises HostLimitError, which names ``what`` was wanted, where the host refuses files, threads or memory."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _LIMITS:
+            raise
+        raise HostLimitError(f"no {what}: {error.strerror}", hint=_LIMITS[error.errno]) from error
+    except RuntimeError as error:
+        if "new thread" not in str(error):
+            raise
+        raise HostLimitError(f"no {what}: {error}", hint="See how many are allowed (ulimit -u).") from error
+
+
+@contextlib.contextmanager
+def for_rank(rank: int) -> Iterator[None]:
+    """Have what `within_limits` raises say which rank it is about."""
+    try:
+        yield
+    except HostLimitError as error:
+        raise HostLimitError(f"rank {rank} gets {error.message}", hint=error.hint) from error
+
+
 class ClosedError(UsageError):
     """A group was used after `close`."""
 
@@ -54,7 +92,7 @@ class GroupError(ServiceError):
 
 
 _OWN: dict[str, type[PodrunError]] = {
-    kind.__name__: kind for kind in (RankLostError, RankMissingError, MismatchError, UsageError, GroupError)
+    kind.__name__: kind for kind in (MismatchError, HostLimitError, UsageError, GroupError)
 }
 
 

@@ -20,11 +20,7 @@ from typing import Any, NoReturn
 
 from podrun.collectives.arenas import reducible
 from podrun.collectives.board import Board, label
-from podrun.collectives.errors import (
-    ClosedError,
-    describe,
-    restore,
-)
+from podrun.collectives.errors import ClosedError, describe, for_rank, restore, within_limits
 from podrun.collectives.group import (
     EXCHANGE_BYTES,
     Array,
@@ -62,13 +58,14 @@ class HostsGroup:
         self._failed = threading.Event()
         self._closed = False
         self._local: SharedMemoryGroup | None = None
-        self._mesh = Mesh(rank, self._size, timeout, self._check_lost, self._tell_waiting)
         self._turn = 0
         self._calls = 0
         self._last_calls: deque[bytes] = deque(maxlen=8)
-        self._member = Member(
-            {**token, "timeout": timeout}, rank, host or host_identity(), os.getpid(), self._on_abort
-        )
+        with for_rank(rank), within_limits("connection or thread for a group"):
+            self._mesh = Mesh(rank, self._size, timeout, self._check_lost, self._tell_waiting)
+            self._member = Member(
+                {**token, "timeout": timeout}, rank, host or host_identity(), os.getpid(), self._on_abort
+            )
 
     @property
     def rank(self) -> int:
@@ -89,7 +86,11 @@ class HostsGroup:
         """The ranks of this host, once all ranks have joined; raises what ended the group."""
         self._check()
         if self._local is None:
-            with self._spreading_errors():
+            with (
+                self._spreading_errors(),
+                for_rank(self._rank),
+                within_limits("connections or threads for a group"),
+            ):
                 deadline = time.monotonic() + self._timeout
                 roster = self._member.roster(deadline)
                 self._layout = Layout.from_names([str(entry["host"]) for entry in roster])
@@ -98,6 +99,7 @@ class HostsGroup:
                 remote = [r for r in range(self._size) if self._layout.host_of[r] != self._host]
                 key = str(self._token["key"]).encode()
                 self._mesh.connect(remote, roster, key, self._member.listener, deadline)
+                self._member.connected()
             self._check()
         return self._local
 

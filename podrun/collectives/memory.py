@@ -12,6 +12,7 @@ import os
 
 import numpy as np
 
+from podrun.collectives.errors import within_limits
 from podrun.collectives.group import Array
 
 PAGE = mmap.PAGESIZE
@@ -34,26 +35,28 @@ class Segment:
 
     @classmethod
     def create(cls, label: str, nbytes: int) -> Segment:
-        """A new zeroed segment of whole pages. ``label`` shows in ``/proc/<pid>/maps``."""
-        fd = os.memfd_create(f"podrun-{label}"[:200], os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(fd, pages(nbytes))
-            return cls(fd, pages(nbytes))
-        except BaseException:
-            os.close(fd)
-            raise
+        """A new zeroed segment of whole pages. ``label`` shows in ``/proc/<pid>/maps``. Raises HostLimitError."""
+        with within_limits(f"shared memory of {pages(nbytes)} bytes for {label}"):
+            fd = os.memfd_create(f"podrun-{label}"[:200], os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(fd, pages(nbytes))
+                return cls(fd, pages(nbytes))
+            except BaseException:
+                os.close(fd)
+                raise
 
     @classmethod
     def open(cls, pid: int, fd: int) -> Segment:
         """The segment that process ``pid`` holds open as ``fd``. Raises OSError if it is gone or not ours to
-        open.
+        open, HostLimitError if there is no room for it.
         """
-        mine = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return cls(mine, os.fstat(mine).st_size)
-        except BaseException:
-            os.close(mine)
-            raise
+        with within_limits(f"room for shared memory of process {pid}"):
+            mine = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                return cls(mine, os.fstat(mine).st_size)
+            except BaseException:
+                os.close(mine)
+                raise
 
     def array(self, dtype: np.dtype[np.generic], size: int, offset: int = 0) -> Array:
         """``size`` elements from byte ``offset`` on; keeps the mapping alive."""

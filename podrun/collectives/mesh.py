@@ -9,23 +9,26 @@ mean that ranks disagree about what they do. Messages of `send` may come in betw
 from __future__ import annotations
 
 import contextlib
-import hmac
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from podrun.collectives.errors import MismatchError, RankLostError, RankMissingError, different_collectives
+from podrun.collectives.admission import Admission, Hello
+from podrun.collectives.errors import (
+    MismatchError,
+    RankLostError,
+    RankMissingError,
+    different_collectives,
+    within_limits,
+)
 from podrun.collectives.group import ByteArray
 from podrun.collectives.meeting import label_text
 from podrun.collectives.wire import NEAR, Frame, FrameKind, Link, dial, round_trip
 
-_HELLO = struct.Struct("<I??32s")
-"""Of a connection: whose it is, whether it carries data to that rank, whether that rank is near, and the key."""
 _GRACE = 0.3
 """Seconds in which the reason why a peer closed its connection may still come from rank 0."""
 _LOOK = 0.1
@@ -64,61 +67,53 @@ class Mesh:
     ) -> None:
         """Dial the remote ranks below, then let those above in. Members show the key."""
         for peer in (rank for rank in remote if rank < self.rank):
+            self._check(0.0)
             try:
-                self._dial(peer, str(roster[peer]["address"]), int(roster[peer]["port"]), key, deadline)
+                with within_limits(f"connection to rank {peer}"):
+                    self._dial(peer, str(roster[peer]["address"]), int(roster[peer]["port"]), key, deadline)
             except OSError as error:
+                self._check(_GRACE)
                 raise RankLostError(
                     f"rank {self.rank} cannot reach rank {peer} at {roster[peer]['address']}: {error}",
                     rank=peer,
                     hint="See whether that rank still runs, and whether a firewall lets its port through.",
                 ) from error
         awaited = {rank for rank in remote if rank > self.rank}
-        while awaited:
-            self._check(0.0)
-            if time.monotonic() >= deadline:
-                ranks = tuple(sorted(awaited))
-                named = ", ".join(map(str, ranks))
-                raise RankMissingError(
-                    f"rank {named} did not connect to rank {self.rank}",
-                    ranks=ranks,
-                    hint="See whether it still runs, and whether a firewall lets this host's ports through.",
-                )
-            admitted = self._admit(listener, key, awaited)
-            if admitted is not None:
-                awaited.remove(admitted)
+        with contextlib.closing(Admission(listener, key, 2 * len(awaited))) as admission:
+            while awaited:
+                self._check(0.0)
+                if time.monotonic() >= deadline:
+                    ranks = tuple(sorted(awaited))
+                    named = ", ".join(map(str, ranks))
+                    raise RankMissingError(
+                        f"rank {named} did not connect to rank {self.rank}",
+                        ranks=ranks,
+                        hint="See whether it still runs, and whether a firewall lets this host's ports through.",
+                    )
+                for hello, sock in admission.coming(_LOOK):
+                    self._let_in(hello, sock, awaited)
 
     def _dial(self, peer: int, address: str, port: int, key: bytes, deadline: float) -> None:
         """Make both connections to a rank that listens."""
         with contextlib.ExitStack() as opened:
             outgoing, incoming = (opened.enter_context(dial(address, port, deadline)) for _ in range(2))
             near = min(round_trip(outgoing), round_trip(incoming)) < NEAR
-            outgoing.sendall(_HELLO.pack(self.rank, False, near, key))
-            incoming.sendall(_HELLO.pack(self.rank, True, near, key))
+            outgoing.sendall(Hello(self.rank, False, near).packed(key))
+            incoming.sendall(Hello(self.rank, True, near).packed(key))
             self.links[peer] = Link(peer, outgoing, incoming, near=near)
             opened.pop_all()
 
-    def _admit(self, listener: socket.socket, key: bytes, awaited: set[int]) -> int | None:
-        """Let one awaited rank in, if one comes soon and shows the key."""
-        listener.settimeout(_LOOK)
-        try:
-            sock, _ = listener.accept()
-        except TimeoutError:
-            return None
-        try:
-            sock.settimeout(5.0)
-            peer, out, near, offered = _HELLO.unpack(sock.recv(_HELLO.size, socket.MSG_WAITALL))
-        except (OSError, struct.error):
+    def _let_in(self, hello: Hello, sock: socket.socket, awaited: set[int]) -> None:
+        """Take a member's connection; with both of them the rank is there."""
+        half = (hello.rank, hello.outgoing)
+        if hello.rank not in awaited or half in self._halves:
             sock.close()
-            return None
-        if not hmac.compare_digest(offered, key) or peer not in awaited or (peer, out) in self._halves:
-            sock.close()
-            return None
-        self._halves[peer, out] = sock
-        if (peer, not out) not in self._halves:
-            return None
-        outgoing, incoming = self._halves.pop((peer, True)), self._halves.pop((peer, False))
-        self.links[peer] = Link(peer, outgoing, incoming, near=near)
-        return int(peer)
+            return
+        self._halves[half] = sock
+        if (hello.rank, not hello.outgoing) in self._halves:
+            outgoing, incoming = self._halves.pop((hello.rank, True)), self._halves.pop((hello.rank, False))
+            self.links[hello.rank] = Link(hello.rank, outgoing, incoming, near=hello.near)
+            awaited.remove(hello.rank)
 
     def post(
         self,

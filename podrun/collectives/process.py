@@ -6,15 +6,18 @@ import os
 import select
 from pathlib import Path
 
+from podrun.collectives.errors import HostLimitError, within_limits
+
 
 def start_time(pid: int) -> int:
     """When the process started, in clock ticks after boot (field 22 of ``/proc/<pid>/stat``); 0 if there is
-    none.
+    none. Raises HostLimitError if that cannot be read.
     """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
-    except OSError:
-        return 0
+    with within_limits(f"file to look at process {pid} by"):
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
+        except (FileNotFoundError, ProcessLookupError):
+            return 0
     return int(text.rpartition(")")[2].split()[19])
 
 
@@ -24,26 +27,36 @@ def host_identity() -> str:
     Without the same PID namespace they cannot share memory through /proc; network namespaces with addresses of
     their own are how several hosts are tried out on one.
     """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    with within_limits("file to know this host by"):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="latin-1").strip()
     return "/".join([boot, os.readlink("/proc/self/ns/pid"), os.readlink("/proc/self/ns/net")])
 
 
 class Watch:
-    """An eye on one process: a pidfd, which tells of the process's end even before its parent has noticed."""
+    """An eye on one process: a pidfd, which tells of the process's end even before its parent has noticed.
+
+    Where this process may open no further file it asks for the PID alone, which a process in its end still has.
+    """
 
     def __init__(self, pid: int, started: int) -> None:
         self.fd = -1
+        self._pid = pid
+        self._gone = False
         try:
-            self.fd = os.pidfd_open(pid)
+            with within_limits("pidfd"):
+                self.fd = os.pidfd_open(pid)
+            self._gone = start_time(pid) != started
         except ProcessLookupError:
-            return
-        if start_time(pid) != started:
-            self.close()
+            self._gone = True
+        except HostLimitError:
+            pass
 
     def alive(self) -> bool:
         """True iff the process that was named at the start still runs."""
-        if self.fd < 0:
+        if self._gone:
             return False
+        if self.fd < 0:
+            return Path(f"/proc/{self._pid}").exists()
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         return not poll.poll(0)

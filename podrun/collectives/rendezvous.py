@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from podrun.collectives.board import MAX_RANKS, Board
-from podrun.collectives.errors import RankLostError
+from podrun.collectives.errors import RankLostError, within_limits
 from podrun.collectives.group import DEFAULT_TIMEOUT, Group, Token
 from podrun.collectives.hosts import HostsGroup
 from podrun.collectives.process import host_identity, start_time
@@ -47,13 +47,16 @@ def create(
     collectives wait for the others. ``host``: what to take for this host's name instead of finding out; ranks
     that give equal ones share memory.
 
-    Raises UsageError for a size or timeout that cannot be, ConflictError if the port is taken.
+    Raises UsageError for a size, address, port or timeout that cannot be, ConflictError if the port is taken,
+    HostLimitError where this host has no room for it.
     """
     _check_size(size)
     _check_timeout(timeout)
+    _check_port(port)
     if size == 1:
         return SoloGroup(), {"kind": "solo", "size": 1}
     if address is not None:
+        _check_address(address)
         return _create_over_hosts(
             hosts_token(size, address, port, key or secrets.token_hex(16), timeout), host
         )
@@ -79,7 +82,8 @@ def hosts_token(size: int, address: str, port: int, key: str, timeout: float) ->
 def _create_over_hosts(token: Token, host: str | None) -> tuple[Group, Token]:
     address, port = token["address"], token["port"]
     try:
-        registrar = Registrar(address, port, token["size"], token["key"])
+        with within_limits("listener and thread for a group"):
+            registrar = Registrar(address, port, token["size"], token["key"])
     except OSError as error:
         raise ConflictError(
             f"cannot listen on {address}:{port}: {error.strerror}", hint="Give another address or port."
@@ -110,6 +114,7 @@ def join(
     seconds = timeout if timeout is not None else float(token["timeout"])
     _check_timeout(seconds)
     if kind == "hosts":
+        _check_port(token["port"])
         return HostsGroup(dict(token), rank, seconds, None, host)
     return SharedMemoryGroup(_join_board(token, rank, size), seconds)
 
@@ -157,6 +162,20 @@ def _check_timeout(timeout: float) -> None:
     """Raises UsageError for seconds that never end, or have before they began."""
     if not 0 < timeout < float("inf"):
         raise UsageError(f"collectives cannot wait for {timeout} seconds", hint="Give a positive number.")
+
+
+def _check_port(port: int) -> None:
+    if not 0 <= port < 65536:
+        raise UsageError(f"there is no port {port}", hint="Ports are 1 to 65535; 0 takes any that is free.")
+
+
+def _check_address(address: str) -> None:
+    """Raises UsageError for what no other host could take for this one."""
+    if address in ("", "0.0.0.0", "::"):
+        raise UsageError(
+            f"ranks on other hosts cannot reach {address!r}",
+            hint="Give one address of this host (ip address).",
+        )
 
 
 def _check_size(size: int) -> None:

@@ -2,7 +2,8 @@
 
 The registrar listens where the token says. Every rank, rank 0 too, keeps one connection to it. First each
 tells its host and where it listens for data; when all have, everyone gets the *roster*. Then the first rank
-of each host makes the host's shared-memory group and hands in its token, and everyone gets all of them. From
+of each host makes the host's shared-memory group and hands in its token, and everyone gets all of them. Who is
+lost before it has said that it is connected to all others ends the group. From
 then on the connection carries only errors: what one rank reports, all get, the first one only; and the
 registrar tells when rank 0 leaves. Ranks that wait long tell what they last came to: where two of them differ, each
 may wait for the other without a word between them, and only the registrar sees it.
@@ -15,34 +16,60 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import operator
 import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from podrun.collectives.errors import (
     GroupError,
+    HostLimitError,
     RankLostError,
     RankMissingError,
     describe,
     different_collectives,
     restore,
+    within_limits,
 )
 from podrun.collectives.meeting import label_text
 from podrun.collectives.wire import dial, listen
 
 _MAX_LINE = 4 * 1024 * 1024
+_MOST_STRANGERS = 256
+"""Connections that have not shown the key, beyond as many as ranks are awaited: the oldest then goes."""
 
 
-@dataclass(slots=True)
+class _Lines:
+    """Messages from the bytes of a connection, in whatever parts they come."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def more(self, data: bytes) -> list[dict[str, Any]]:
+        """The messages that these bytes complete. Raises ValueError for what is none."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _MAX_LINE:
+            raise ValueError("a line without an end")
+        try:
+            messages = [json.loads(line) for line in lines]
+        except RecursionError as error:
+            raise ValueError("brackets in brackets") from error
+        if not all(isinstance(message, dict) for message in messages):
+            raise ValueError("no message")
+        return messages
+
+
+@dataclass(slots=True, eq=False)
 class _Member:
     """A connection to the registrar."""
 
     socket: socket.socket
-    buffer: bytearray = field(default_factory=bytearray)
+    lines: _Lines = field(default_factory=_Lines)
     rank: int = -1
 
 
@@ -52,10 +79,12 @@ class Registrar:
     def __init__(self, address: str, port: int, size: int, key: str) -> None:
         self._listener = listen(address, port)
         self.port = int(self._listener.getsockname()[1])
-        self._size, self._key = size, key
+        self._size, self._key = size, key.encode(errors="replace")
         self._entries: dict[int, dict[str, Any]] = {}
         self._boards: dict[str, dict[str, Any]] = {}
         self._members: dict[int, socket.socket] = {}
+        self._strangers: deque[_Member] = deque()
+        self._connected: set[int] = set()
         self._aborted: dict[str, Any] | None = None
         self._waiting: dict[int, dict[int, bytes]] = {}
         self._selector = selectors.DefaultSelector()
@@ -73,43 +102,68 @@ class Registrar:
                     self._broadcast({"bye": True})
                     return
                 if key.fileobj is self._listener:
-                    with contextlib.suppress(OSError):
-                        sock, _ = self._listener.accept()
-                        sock.settimeout(5.0)
-                        self._selector.register(sock, selectors.EVENT_READ, _Member(sock))
-                    continue
-                self._read(key.data)
+                    self._accept()
+                elif key.data.socket.fileno() >= 0:  # not dropped meanwhile
+                    self._read(key.data)
+
+    def _accept(self) -> None:
+        try:
+            with within_limits("connection for a rank that comes"):
+                sock, _ = self._listener.accept()
+        except HostLimitError as error:
+            self._selector.unregister(self._listener)  # it would be ready for ever
+            self._abort(describe(HostLimitError(f"rank 0 gets {error.message}", hint=error.hint)))
+            return
+        except OSError:  # whoever it was has gone again
+            return
+        sock.settimeout(5.0)
+        stranger = _Member(sock)
+        self._selector.register(sock, selectors.EVENT_READ, stranger)
+        self._strangers.append(stranger)
+        if len(self._strangers) > _MOST_STRANGERS + self._size:
+            self._drop(self._strangers[0])
 
     def _read(self, member: _Member) -> None:
         try:
             data = member.socket.recv(65536)
         except OSError:
             data = b""
-        member.buffer += data
-        while b"\n" in member.buffer:
-            line, _, rest = bytes(member.buffer).partition(b"\n")
-            member.buffer = bytearray(rest)
-            try:
-                self._handle(member, json.loads(line))
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
-                data = b""  # not one of ours: drop it
-                break
-        if not data or len(member.buffer) > _MAX_LINE:
-            self._selector.unregister(member.socket)
-            member.socket.close()
-            self._members.pop(member.rank, None)
+        try:
+            for message in member.lines.more(data):
+                self._handle(member, message)
+        except (OSError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError):
+            data = b""  # not one of ours
+        if not data:
+            self._drop(member)
+
+    def _drop(self, member: _Member) -> None:
+        """Close a connection. If it is that of a rank that others still wait for, it ends the group."""
+        if member in self._strangers:
+            self._strangers.remove(member)
+        self._selector.unregister(member.socket)
+        member.socket.close()
+        if self._members.pop(member.rank, None) is not None and member.rank not in self._connected:
+            lost = RankLostError(
+                f"rank {member.rank} of {self._size} died or left before all ranks were connected",
+                rank=member.rank,
+                hint="Close this group, replace the rank and make a new group.",
+            )
+            self._abort(describe(lost))
 
     def _handle(self, member: _Member, message: dict[str, Any]) -> None:
         if member.rank < 0:
-            rank = int(message["rank"])
-            if not hmac.compare_digest(str(message["key"]), self._key) or not 0 <= rank < self._size:
+            if not hmac.compare_digest(str(message["key"]).encode(errors="replace"), self._key):
                 raise ValueError("not a member")
+            rank = operator.index(message["rank"])
+            if not 0 <= rank < self._size:
+                raise ValueError("no rank of this group")
             if rank in self._entries:
                 _say(member.socket, {"refused": f"rank {rank} of the group was already taken"})
                 return
-            member.rank = rank
             self._entries[rank] = {k: message[k] for k in ("host", "address", "port", "pid")}
             self._members[rank] = member.socket
+            self._strangers.remove(member)
+            member.rank = rank
             if self._aborted:
                 _say(member.socket, {"abort": self._aborted})
             self._broadcast({"missing": [r for r in range(self._size) if r not in self._entries]})
@@ -119,6 +173,8 @@ class Registrar:
             self._boards[str(message["host"])] = dict(message["board"])
             if set(self._boards) == {str(entry["host"]) for entry in self._entries.values()}:
                 self._broadcast({"boards": self._boards})
+        elif "connected" in message:
+            self._connected.add(member.rank)
         elif "abort" in message:
             self._abort(dict(message["abort"]))
         elif "waits" in message:
@@ -174,7 +230,8 @@ class Member:
     ) -> None:
         deadline = time.monotonic() + float(token["timeout"])
         try:
-            self._socket = dial(str(token["address"]), int(token["port"]), deadline)
+            with within_limits(f"connection to rank 0 for rank {rank}"):
+                self._socket = dial(str(token["address"]), int(token["port"]), deadline, comes=True)
         except OSError as error:
             raise RankLostError(
                 f"cannot reach rank 0 at {token['address']}:{token['port']}: {error.strerror or error}",
@@ -182,6 +239,7 @@ class Member:
                 hint="Is the process that made the group still there, and reachable from this host?",
             ) from error
         self._socket.settimeout(None)
+        self._where = f"{token['address']}:{token['port']}"
         self.address = str(self._socket.getsockname()[0])
         self.listener = listen(self.address)
         self.host, self._rank, self._size = host, rank, int(token["size"])
@@ -217,6 +275,11 @@ class Member:
         """Say what this host's group is."""
         self._tell({"host": self.host, "board": dict(token)})
 
+    def connected(self) -> None:
+        """Say that this rank needs nobody any more to come to it."""
+        with contextlib.suppress(OSError):  # rank 0 is gone: that is found out elsewhere
+            self._tell({"connected": True})
+
     def abort(self, error: Mapping[str, Any]) -> None:
         """Have the error told to all ranks."""
         with contextlib.suppress(OSError):  # rank 0 is gone: the others find out by themselves
@@ -240,8 +303,9 @@ class Member:
                     raise self._heard["failed"]
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._news.wait(left):
-                    missing = tuple(self._heard.get("missing", ()))
-                    named = f": rank {', '.join(map(str, missing))} never joined" if missing else ""
+                    missing = tuple(self._heard.get("missing", (0,) if what == "roster" else ()))
+                    gone = "never joined" if "missing" in self._heard else "does not answer"
+                    named = f": rank {', '.join(map(str, missing))} {gone}" if missing else ""
                     raise RankMissingError(
                         f"rank {self._rank} of {self._size} waited in vain for {whom}{named}",
                         ranks=missing,
@@ -250,20 +314,20 @@ class Member:
             return self._heard[what]
 
     def _listen(self) -> None:
-        buffer = bytearray()
+        lines = _Lines()
         while True:
             try:
                 data = self._socket.recv(65536)
             except OSError:
                 data = b""
+            try:
+                for message in lines.more(data):
+                    self._take(message)
+            except ValueError:  # nobody of ours
+                data = b""
             if not data:
                 self._end()
                 return
-            buffer += data
-            while b"\n" in buffer:
-                line, _, rest = bytes(buffer).partition(b"\n")
-                buffer = bytearray(rest)
-                self._take(json.loads(line))
 
     def _take(self, message: dict[str, Any]) -> None:
         if "abort" in message:
@@ -277,13 +341,19 @@ class Member:
         """The connection is closed: by us, by rank 0 that leaves, or because rank 0 died."""
         if self._closing or "bye" in self._heard:
             return
-        error = RankLostError(
-            f"rank 0 of {self._size} died or can no longer be reached", rank=0, hint="Make a new group."
-        )
+        error = self._why_ended()
         with self._news:
             self._heard.setdefault("failed", error)
             self._news.notify_all()
         self._on_abort(describe(error))
+
+    def _why_ended(self) -> RankLostError:
+        if self._heard:
+            said, hint = "died or can no longer be reached", "Make a new group."
+        else:
+            said = f"died, or what is at {self._where} is another group and did not let rank {self._rank} in"
+            hint = "See whether this rank has the token of that group, and that group's maker still runs."
+        return RankLostError(f"rank 0 of {self._size} {said}", rank=0, hint=hint)
 
     def close(self) -> None:
         """Leave. Idempotent."""

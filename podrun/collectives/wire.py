@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import itertools
 import socket
 import struct
@@ -237,10 +238,19 @@ def round_trip(sock: socket.socket) -> float:
     return int.from_bytes(info[68:72], sys.byteorder) / 1e6
 
 
-def listen(address: str, port: int = 0) -> socket.socket:
-    """A listening socket on one address."""
+def _stream_socket(address: str) -> socket.socket:
+    """A socket for an address. Raises OSError for what can be none."""
+    try:
+        address.encode("idna")
+    except UnicodeError as error:
+        raise OSError(errno.EINVAL, f"no address: {error}") from error
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+
+
+def listen(address: str, port: int = 0) -> socket.socket:
+    """A listening socket on one address. Raises OSError."""
+    sock = _stream_socket(address)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((address, port))
@@ -251,18 +261,17 @@ def listen(address: str, port: int = 0) -> socket.socket:
     return sock
 
 
-def dial(address: str, port: int, deadline: float) -> socket.socket:
-    """A connection to a listener; tries again until the deadline while it is not there yet."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+def dial(address: str, port: int, deadline: float, *, comes: bool = False) -> socket.socket:
+    """A connection to a listener; one that ``comes`` is tried again until the deadline. Raises OSError."""
     while True:
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock = _stream_socket(address)
         try:
             sock.settimeout(max(deadline - time.monotonic(), 0.001))
             sock.connect((address, port))
             return sock
         except ConnectionRefusedError:
             sock.close()
-            if time.monotonic() > deadline:
+            if not comes or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
         except BaseException:
