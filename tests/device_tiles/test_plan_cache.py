@@ -134,16 +134,20 @@ def test_an_answer_too_large_is_not_kept(kept: Path, monkeypatch: pytest.MonkeyP
     assert not kept.exists()
 
 
-def test_a_folder_that_cannot_be_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_is_no_error_and_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(plan_cache.VARIABLE, str(tmp_path / "file"))
-    assert plan_cache.remembered("q", lambda: 1) == 1
+    assert [plan_cache.remembered(question, lambda: 1) for question in ("q", "r")] == [1, 1]
+    assert caplog.text.count("PODRUN_CACHE_DIR") == 1
 
 
 def test_where_plans_are_kept() -> None:
     assert plan_cache.folder({plan_cache.VARIABLE: "off"}) is None
     assert plan_cache.folder({plan_cache.VARIABLE: ""}) is None
     assert plan_cache.folder({plan_cache.VARIABLE: "/a"}) == Path("/a")
+    assert plan_cache.folder({"PODRUN_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}) == Path("/a/plans")
     assert plan_cache.folder({"XDG_CACHE_HOME": "/b", "HOME": "/c"}) == Path("/b/podrun/plans")
     assert plan_cache.folder({"HOME": "/c"}) == Path("/c/.cache/podrun/plans")
     assert plan_cache.folder({}) is None

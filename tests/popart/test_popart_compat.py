@@ -86,12 +86,22 @@ def test_tracebacks_show_the_script_and_not_what_is_below(tmp_path, monkeypatch)
     assert "model_loader.py" in run(tmp_path, text).stderr
 
 
-def test_a_script_that_is_missing():
-    done = subprocess.run(
-        [sys.executable, "-m", "podrun.compat", "missing.py"], capture_output=True, text=True, timeout=60
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [(["missing.py"], "missing.py"), (["-m", "os.no"], "os.no"), (["-m"], "name of a module")],
+)
+def test_a_program_that_is_missing(capsys, words, named):
+    assert main(words) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_a_module_runs_as_python_runs_it(tmp_path):
+    (tmp_path / "checks.py").write_text(
+        "import sys, popdist\nprint(__name__, sys.argv[1:], popdist.getNumTotalReplicas())\nsys.exit(3)"
     )
-    assert done.returncode == 2
-    assert "missing.py" in done.stderr
+    command = [sys.executable, "-m", "podrun.compat", "-m", "checks", "--fast"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("__main__ ['--fast'] 1\n", 3), done.stderr
 
 
 @pytest.mark.parametrize(("words", "code"), [([], 2), (["--help"], 0)])

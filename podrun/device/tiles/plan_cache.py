@@ -5,8 +5,8 @@ words of its own such as a model file's digest and a layout) and of podrun's ver
 tile model itself, so that no other version's answer is ever read. Nothing is unpickled. A file that is
 damaged is ignored and written anew; the oldest files go when the folder grows beyond `MOST_BYTES`.
 
-The folder is ``$PODRUN_PLAN_CACHE`` (``off`` or empty: no cache), else ``podrun/plans`` under
-``$XDG_CACHE_HOME`` or ``~/.cache``.
+The folder is ``$PODRUN_PLAN_CACHE`` (``off`` or empty: no cache), else ``plans`` in ``$PODRUN_CACHE_DIR``,
+else ``podrun/plans`` under ``$XDG_CACHE_HOME`` or ``~/.cache``.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def folder(environ: Mapping[str, str]) -> Path | None:
     named = environ.get(VARIABLE)
     if named is not None:
         return Path(named).expanduser() if named not in ("", "off") else None
+    if everything := environ.get("PODRUN_CACHE_DIR"):
+        return Path(everything).expanduser() / "plans"
     base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", ""), ".cache")
     return Path(base) / "podrun" / "plans" if os.path.isabs(base) else None
 
@@ -191,11 +193,13 @@ def _write(path: Path, answer: Any) -> None:
             raise
         _cut_back(path.parent)
     except OSError as error:
-        _log.warning(
-            "plans cannot be kept in %s: %s (export PODRUN_PLAN_CACHE=DIRECTORY, or off)",
-            path.parent,
-            error.strerror or error,
-        )
+        _say_once(path.parent, str(error.strerror or error))
+
+
+@cache
+def _say_once(folder: Path, reason: str) -> None:
+    """A program may compile many steps; that they are not kept is worth one line."""
+    _log.warning("plans cannot be kept in %s: %s (export PODRUN_CACHE_DIR=DIRECTORY)", folder, reason)
 
 
 def _cut_back(directory: Path) -> None:
