@@ -21,7 +21,7 @@ def _heads(x: Array, count: int | None) -> Array:
         return x
     if not count or x.shape[2] % count:
         raise ValueError(f"{count} heads do not fit {x.shape}")
-    return jnp.swapaxes(x.reshape(x.shape[0], x.shape[1], count, -1), 1, 2)
+    return jnp.swapaxes(x.reshape(*x.shape[:2], count, x.shape[2] // count), 1, 2)
 
 
 def _allowed(node: Node, queries: int, keys: int, offset: Array) -> Array | None:
@@ -117,7 +117,7 @@ def attention(
     p = jnp.where(empty, jnp.zeros((), scores.dtype), jax.nn.softmax(jnp.where(empty, 0, scores), axis=-1))
     y = jnp.einsum("bhqk,bhkd->bhqd", p.astype(wide), v.astype(wide)).astype(kind)
     if packed:
-        y = jnp.swapaxes(y, 1, 2).reshape(y.shape[0], y.shape[2], -1)
+        y = jnp.swapaxes(y, 1, 2).reshape(y.shape[0], y.shape[2], y.shape[1] * y.shape[3])
     shown = (raw, capped, biased, p)[node.get("qk_matmul_output_mode", 0)]
     return y, *present, shown.astype(kind)
 

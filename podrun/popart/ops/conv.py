@@ -2,8 +2,8 @@
 
 XLA on CPUs is slow where groups are many, and slowest in their weight gradients (design, 3.1). So:
 
-* one group, or any number where the library computes it and nothing is differentiated (``ctx.grouped``): a plain
-convolution; `podrun.device.xla.rewrite` finds the library when it is compiled;
+* one group, or any number where the library computes it and nothing is differentiated (``ctx.grouped``): a
+  plain convolution; `podrun.device.xla.rewrite` finds the library when it is compiled;
 * depthwise (one input channel a group): a sum over kernel positions of shifted products;
 * two groups: two convolutions; more: shifted patches of all kernel positions stacked, then one batched
 matrix product.
@@ -13,6 +13,7 @@ All differentiate and batch by JAX's own rules: under ``vmap`` with unbatched we
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -105,8 +106,9 @@ def _grouped(x: Array, w: Array, groups: int, window: Window, half: bool = False
     x = padded(x, window, jnp.zeros((), x.dtype))
     patches = jnp.stack([shifted(x, window, position) for position in window.positions()], axis=2)
     batch, channels, count, *out = patches.shape
-    patches = patches.reshape(batch, groups, channels // groups * count, -1)
-    weights = w.reshape(groups, w.shape[0] // groups, -1)
+    each = channels // groups * count
+    patches = patches.reshape(batch, groups, each, math.prod(out))
+    weights = w.reshape(groups, w.shape[0] // groups, each)
     if half:
         from podrun.popart.ops.matmul import half_partials
 

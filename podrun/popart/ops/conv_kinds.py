@@ -76,7 +76,7 @@ def conv_transpose(ctx: Context, node: Node, x: Array, w: Array, bias: Array = N
     if groups == 1:
         y = one(x, flipped[0])
     else:
-        parts = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+        parts = x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
         y = jnp.concatenate([one(parts[:, g], flipped[g]) for g in range(groups)], axis=1)
     return y if bias is None else y + bias.reshape((1, -1) + (1,) * rank)
 
@@ -185,12 +185,13 @@ def deform_conv(
         )
         return bilinear(image, places)
 
-    parts = x.reshape(x.shape[0], offset_groups, -1, *x.shape[2:])
+    parts = x.reshape(x.shape[0], offset_groups, x.shape[1] // offset_groups, *x.shape[2:])
     patches = jax.vmap(jax.vmap(sample))(parts, offset)
     if weights is not None:
         patches = patches * weights[:, :, None]
-    patches = patches.reshape(x.shape[0], groups, x.shape[1] // groups * count, -1)
-    y = jnp.einsum("gmk,ngko->ngmo", w.reshape(groups, w.shape[0] // groups, -1), patches)
+    each = x.shape[1] // groups * count
+    patches = patches.reshape(x.shape[0], groups, each, int(np.prod(out)))
+    y = jnp.einsum("gmk,ngko->ngmo", w.reshape(groups, w.shape[0] // groups, each), patches)
     y = y.reshape(x.shape[0], w.shape[0], *out)
     return y if bias is None else y + bias.reshape((1, -1) + (1,) * rank)
 
@@ -203,7 +204,8 @@ def col2im(ctx: Context, node: Node, x: Array, image_shape: Array, block_shape: 
     part = Node("Col2Im", ONNX, node.name, node.inputs, node.outputs, attributes, node.opset)
     window = window_of(part, image, block)
     out = window.output(image)
-    columns = x.reshape(x.shape[0], -1, int(np.prod(block)), *out)
+    taps = int(np.prod(block))
+    columns = x.reshape(x.shape[0], x.shape[1] // taps, taps, *out)
     wide = tuple(n + b + a for n, (b, a) in zip(image, window.pads, strict=True))
     total = jnp.zeros((*columns.shape[:2], *wide), x.dtype)
     for k, position in enumerate(window.positions()):

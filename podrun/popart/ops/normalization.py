@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -93,16 +94,20 @@ def instance_normalization(ctx: Context, node: Node, x: Array, scale: Array, bia
 def _groups(x: Array, groups: int, epsilon: float) -> tuple[Array, Array, Array]:
     if x.shape[1] % groups:
         raise ValueError(f"{x.shape[1]} channels do not make {groups} groups")
-    parts = x.reshape(x.shape[0], groups, -1)
+    parts = x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
     y, mean, variance = _standardised(parts, (2,), epsilon)
     return y.reshape(x.shape), mean, variance
 
 
 def _dealt(x: Array, groups: int) -> Array:
-    """Channels 0, ``groups``, 2 ``groups`` ... first, then 1, ``groups`` + 1 ...; undone by the number of each."""
+    """Channels 0, ``groups``, 2 ``groups`` ... first, then 1, ``groups`` + 1 ...; undone by the number of
+    each.
+    """
     if x.shape[1] % groups:
         raise ValueError(f"{x.shape[1]} channels do not make {groups} groups")
-    return jnp.swapaxes(x.reshape(x.shape[0], -1, groups, *x.shape[2:]), 1, 2).reshape(x.shape)
+    return jnp.swapaxes(x.reshape(x.shape[0], x.shape[1] // groups, groups, *x.shape[2:]), 1, 2).reshape(
+        x.shape
+    )
 
 
 @operator(ONNX, "GroupNormalization", since=(18, 21))
@@ -123,8 +128,8 @@ def group_normalization(ctx: Context, node: Node, x: Array, scale: Array, bias: 
 def graphcore_group_normalization(
     ctx: Context, node: Node, x: Array, scale: Array, bias: Array
 ) -> tuple[Array, ...]:
-    """Normalise groups of channels, scale and bias per channel; also mean and inverse deviation, in x's type (PopART
-    GroupNorm). Groups are of neighbours, or strided if the session says so.
+    """Normalise groups of channels, scale and bias per channel; also mean and inverse deviation, in x's
+    type (PopART GroupNorm). Groups are of neighbours, or strided if the session says so.
     """
     epsilon, groups = node.get("epsilon", 1e-5), node["num_groups"]
     if ctx.sdk is not None and ctx.sdk.strided_groups:

@@ -1,8 +1,9 @@
 """Softmax and its kin. Before opset 13 they work on the input made a matrix at ``axis``; from 13 on along
 one axis.
 
-ONNX defines Softmax by a body of operators (ReduceMax, Sub, Exp, ReduceSum, Div), each of which rounds. For float16
-that is what is computed here: exponentials and their sum are halves. Other types, and the kin, round once.
+ONNX defines Softmax by a body of operators (ReduceMax, Sub, Exp, ReduceSum, Div), each of which rounds. For
+float16 that is what is computed here: exponentials and their sum are halves. Other types, and the kin,
+round once.
 """
 
 from __future__ import annotations
@@ -45,11 +46,14 @@ def _softmax(x: Array, axis: int) -> Array:
 
 
 def _hardmax(x: Array, axis: int) -> Array:
+    if not x.size:
+        return x
     return jax.nn.one_hot(jnp.argmax(x, axis=axis), x.shape[axis], dtype=x.dtype, axis=axis)
 
 
 def _register(name: str, function: Callable[..., Array], meaning: str, *, in_steps: bool = False) -> None:
-    """Both forms of an operator; ``in_steps``: the function sees halves as they are and rounds them itself."""
+    """Both forms of an operator; ``in_steps``: the function sees halves as they are and rounds them
+    itself."""
 
     def along_axis(ctx: Context, node: Node, x: Array) -> Array:
         return function(x, axis=axis_in(node.get("axis", -1), x.ndim))
@@ -60,8 +64,8 @@ def _register(name: str, function: Callable[..., Array], meaning: str, *, in_ste
             if x.ndim == node.get("axis", 1)
             else axis_in(node.get("axis", 1), x.ndim)
         )
-        rows = int(np.prod(x.shape[:axis], dtype=np.int64))
-        return function(x.reshape(rows, -1), axis=1).reshape(x.shape)
+        rows, columns = (int(np.prod(part, dtype=np.int64)) for part in (x.shape[:axis], x.shape[axis:]))
+        return function(x.reshape(rows, columns), axis=1).reshape(x.shape)
 
     along_axis.__doc__ = f"{meaning} along ``axis``, the last by default (ONNX {name} 13)."
     as_matrix.__doc__ = f"{meaning} over all axes from ``axis``, 1 by default (ONNX {name} before 13)."

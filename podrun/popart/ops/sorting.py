@@ -16,7 +16,9 @@ def _top(ctx: Context, x: Array, k: int, axis: int, largest: bool) -> tuple[Arra
         raise ValueError(f"k is {k}, but axis {axis} has {x.shape[axis]} elements")
     moved = jnp.moveaxis(x, axis, -1)
     if is_float(x):
-        _, order = jax.lax.top_k(moved if largest else -moved, k)
+        # To top_k -0 is less than 0; as values they are equal, and the first of equals comes first.
+        ranked = jnp.where(moved == 0, jnp.zeros((), x.dtype), moved)
+        _, order = jax.lax.top_k(ranked if largest else -ranked, k)
     else:
         order = jnp.argsort(moved, axis=-1, stable=True, descending=largest)[..., :k]
     values = jnp.take_along_axis(moved, order, axis=-1)
