@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, NoReturn
 
 from podrun.collectives.errors import (
@@ -44,6 +45,7 @@ _BELL, _TABLE_WORD = 64, 192  # a cache line each
 _COLUMNS = 256
 _ERROR_BYTES = 64 * 1024
 _TABLE_BYTES = 4 * 1024 * 1024  # never touched, never there: memfd pages appear when written
+_PATIENCE = 10.0  # seconds
 _ABSENT, _JOINED, _LEFT = 0, 1, 2
 _SPIN = 200e-6  # seconds: longer than it takes to wake a sleeping core
 _FIRST_SLICE, _LAST_SLICE = 0.002, 0.05  # seconds asleep: the longer, the longer the wait is already
@@ -70,6 +72,8 @@ class Board:
         self.names: Sequence[int] = range(ranks)
         """What errors call the ranks: as part of a larger group, of `total`, they have other numbers there."""
         self.total = ranks
+        self.patience = _PATIENCE
+        """Seconds that a rank waits, at most, for another to give back the board's lock."""
         self.bell = Futex(address_of(segment.map) + _BELL)
         view = memoryview(segment.map)
         self._table_word = view[_TABLE_WORD : _TABLE_WORD + 8].cast("Q")
@@ -313,14 +317,18 @@ class Board:
                 self._table_word[0] = len(payload) * 2 + half
 
     @contextlib.contextmanager
-    def _locked(self, timeout: float = 10.0) -> Iterator[None]:
-        """Alone among all ranks. Held for a moment; a holder stopped by a debugger must not hang the others."""
-        deadline = time.monotonic() + timeout
+    def _locked(self) -> Iterator[None]:
+        """Alone among all ranks. Held for a moment; a holder that is stopped must not hang the others."""
+        deadline = time.monotonic() + self.patience
         while not self._take_lock():
             if time.monotonic() > deadline:
+                holders = self._lock_holders()
+                named = ", ".join(f"{self.names[rank]} (process {self._pids[rank]})" for rank in holders)
+                who = f"rank {named}" if named else "a rank"
                 raise RankMissingError(
-                    f"a rank of the group has kept its board locked for {timeout:.0f} s",
-                    hint="A process of the group is stopped; let it go on or end it.",
+                    f"{who} has kept the group's board locked for {self.patience:g} s",
+                    ranks=tuple(self.names[rank] for rank in holders),
+                    hint="That process is stopped: let it go on (kill -CONT PID) or end it.",
                 )
             time.sleep(50e-6)
         try:
@@ -342,6 +350,20 @@ class Board:
                 return False
             raise
         return True
+
+    def _lock_holders(self) -> list[int]:
+        """The ranks of the process that has the board's lock, by the kernel's list of locks."""
+        end = f":{os.fstat(self.segment.fd).st_ino}"
+        try:
+            locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        except OSError:
+            return []
+        holder = [
+            int(pid) for _, kind, _, _, pid, file, *_ in locks if kind == "FLOCK" and file.endswith(end)
+        ]
+        return [
+            rank for rank, pid in enumerate(self._pids) if pid in holder and self._states[rank] == _JOINED
+        ]
 
     def _give_back_lock(self) -> None:
         """Let others have the lock."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -11,11 +10,10 @@ from typing import Any
 
 import pytest
 from collective_ranks import on_all, ranks
+from faulty_ranks import PROCESSES
 
 from podrun.collectives import Group, GroupError, RankLostError, RankMissingError, create, join
 from podrun.errors import ErrorCode, RecoverableRuntimeError, RecoveryAction
-
-SPAWN = multiprocessing.get_context("spawn")
 
 
 def test_a_rank_that_does_not_come_is_named_on_every_rank() -> None:
@@ -146,8 +144,8 @@ def _answer(pipe: Any) -> Any:
 def test_a_killed_process_is_named_and_the_group_can_be_made_again() -> None:
     for attempt in range(2):
         group, token = create(3, timeout=20)
-        pipes = [SPAWN.Pipe() for _ in range(2)]
-        peers = [SPAWN.Process(target=_rank, args=(token, r, pipes[r - 1][1])) for r in (1, 2)]
+        pipes = [PROCESSES.Pipe() for _ in range(2)]
+        peers = [PROCESSES.Process(target=_rank, args=(token, r, pipes[r - 1][1])) for r in (1, 2)]
         for peer in peers:
             peer.start()
         group.allocate("gradients", "float32", 100_000)[:] = attempt
@@ -193,8 +191,8 @@ def _busy_rank(token: dict[str, Any], rank: int, pipe: Any) -> None:
 def test_ranks_killed_at_any_moment_are_named() -> None:
     for attempt in range(10):
         group, token = create(4, timeout=20)
-        pipes = [SPAWN.Pipe() for _ in range(3)]
-        peers = [SPAWN.Process(target=_busy_rank, args=(token, r, pipes[r - 1][1])) for r in (1, 2, 3)]
+        pipes = [PROCESSES.Pipe() for _ in range(3)]
+        peers = [PROCESSES.Process(target=_busy_rank, args=(token, r, pipes[r - 1][1])) for r in (1, 2, 3)]
         for peer in peers:
             peer.start()
         assert [_answer(pipe) for pipe, _ in pipes] == ["joined"] * 3

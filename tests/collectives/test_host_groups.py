@@ -5,7 +5,6 @@ Hosts are made by name: ranks that give different host names share no memory and
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from collective_ranks import hosts, on_all
+from faulty_ranks import PROCESSES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_group_results import NUMPY, bits, expected, values
@@ -287,11 +287,10 @@ def _remote_rank(token: dict[str, Any], pipe: Any) -> None:
 
 @pytest.mark.system
 def test_a_killed_remote_process_is_named_and_the_group_can_be_made_again() -> None:
-    spawn = multiprocessing.get_context("spawn")
     for _ in range(2):
         group, token = create(2, address="127.0.0.1", timeout=20, host="A")
-        ours, theirs = spawn.Pipe()
-        peer = spawn.Process(target=_remote_rank, args=(token, theirs))
+        ours, theirs = PROCESSES.Pipe()
+        peer = PROCESSES.Process(target=_remote_rank, args=(token, theirs))
         peer.start()
         group.allocate("x", "float32", 1000)[:] = 2
         assert float(group.all_reduce("x")[0]) == 3.0
@@ -338,10 +337,9 @@ def _rank_of_two_hosts(token: dict[str, Any], rank: int, pipe: Any) -> None:
 def test_a_host_that_dies_or_freezes_while_reducing_is_named_on_every_rank_in_time(
     fate: signal.Signals, named: type[PodrunError]
 ) -> None:
-    spawn = multiprocessing.get_context("spawn")
     group, token = create(4, address="127.0.0.1", timeout=30, host="A")
-    ours, theirs = spawn.Pipe()
-    peers = [spawn.Process(target=_rank_of_two_hosts, args=(token, rank, theirs)) for rank in (1, 2, 3)]
+    ours, theirs = PROCESSES.Pipe()
+    peers = [PROCESSES.Process(target=_rank_of_two_hosts, args=(token, rank, theirs)) for rank in (1, 2, 3)]
     for peer in peers:
         peer.start()
     struck: list[float] = []
