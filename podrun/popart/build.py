@@ -59,8 +59,7 @@ from podrun.popart.variable_settings import (
 from podrun.popart.variables import VariableSettings
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
+    from podrun.popart.light_model import LightModel
     from podrun.popart.lowering import Lowered
     from podrun.popart.optimizers.rules import Rule
 
@@ -124,7 +123,7 @@ def _samples_per_micro_batch(lowered: Lowered, broadcast: Collection[str]) -> in
 
 
 def build(
-    model: ModelProto,
+    model: LightModel,
     flow: DataFlow,
     options: SessionOptions,
     shapes: InputShapeInfo,
@@ -147,11 +146,11 @@ def build(
     rule = optimizer.rule(_update_context(options, loss)) if optimizer is not None else None
     scale = _loss_scaling(optimizer)
     infos = tensor_infos(lowered, trained, rule, loss, scale, options.enableGradientAccumulation)
-    kept = stashed(model, options, training=loss is not None)
+    kept = stashed(model.proto, options, training=loss is not None)
     infos |= {RESTORED + n: infos[n] for n in kept if n in infos}
     check_anchors(flow, infos)
     kept = {n: place for n, place in kept.items() if RESTORED + n in flow.anchors()}
-    broadcast = set(metadata(model, BROADCAST_KEY, []))
+    broadcast = set(metadata(model.proto, BROADCAST_KEY, []))
     watching = seen(watching, infos)
     weights = {n: lowered.parameters[n] for n in sorted(trained)}
     loss_type = scaling_type(lowered, loss) if loss is not None else "float32"
@@ -182,7 +181,7 @@ def build(
         ipus_per_replica=_filled(ipus_per_replica),
         updates_each_micro_batch=options.overlaps_batches and bool(trained),
         metadata=_step_metadata(flow, lowered, broadcast),
-        **_arrangement(options, flow, stage_count(model)),
+        **_arrangement(options, flow, stage_count(model.proto)),
     )
     start = host_values(lowered.initial, grouped)
     return BuiltModel(
@@ -204,7 +203,7 @@ class _Read:
 
 
 def _read(
-    model: ModelProto,
+    model: LightModel,
     flow: DataFlow,
     options: SessionOptions,
     shapes: InputShapeInfo,
@@ -212,10 +211,10 @@ def _read(
     *,
     as_in_training: bool,
 ) -> _Read:
-    replicas, settings = options.getGlobalReplicationFactor(), settings_of(model)
+    replicas, settings = options.getGlobalReplicationFactor(), settings_of(model.proto)
     state, pruned = take_state(model)
     pruned, grouped = for_one_replica(pruned, settings, replicas)
-    watching = observers_of(pruned)
+    watching = observers_of(pruned.proto)
     training = as_in_training or loss is not None
     lowered = lower_model(pruned, flow, options, shapes, loss, observed_tensors(watching), training=training)
     if loss is not None and options.ensureFp32LossScaleTensor:

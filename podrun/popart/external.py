@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from podrun.popart import loader, names
 from podrun.popart.errors import popart_exception
+from podrun.popart.light_model import LightModel
+from podrun.popart.tensor_proto import raw_data
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
     from podrun.popart.model_loader import ExternalPlace
 
 
@@ -50,22 +50,23 @@ class ExternalFiles:
         loader.written.add(after)
         self._places |= {name: replace(place, path=after) for name, place in found.items()}
 
-    def put_out(self, model: ModelProto, path: str | os.PathLike[str]) -> None:
-        """Move the data of tensors that have a file out of ``model``, which is to be written to ``path``.
+    def put_out(self, model: LightModel, path: str | os.PathLike[str]) -> LightModel:
+        """``model``, which is to be written to ``path``, with the data of tensors that have a file moved there.
 
         Optimizer state goes behind the data of its weight's file. Other processes find the data again if they lie
         below the model's folder; this one does wherever they lie.
         """
-        from onnx import numpy_helper
-
         from podrun.popart.transformer import reference_to
 
-        folder = Path(path).resolve().parent
-        for tensor in model.graph.initializer:
+        if not self._places:
+            return model
+        model = model.copy()
+        folder, moved = Path(path).resolve().parent, set()
+        for tensor in model.proto.graph.initializer:
             place = self._place(tensor.name)
             if place is None:
                 continue
-            data = numpy_helper.to_array(tensor).tobytes()
+            data = raw_data(model.value(tensor))
             if place.length < 0:
                 place = replace(place, offset=self._end(place.path), length=len(data))
                 self._places[tensor.name] = place
@@ -73,6 +74,8 @@ class ExternalFiles:
             below = place.path.is_relative_to(folder)
             location = place.path.relative_to(folder).as_posix() if below else place.path.name
             tensor.CopyFrom(reference_to(tensor, place.path, location, place.offset, len(data)))
+            moved.add(tensor.name)
+        return LightModel(model.proto, {n: v for n, v in model.values.items() if n not in moved})
 
     def _place(self, name: str) -> ExternalPlace | None:
         """Where a tensor goes; with length -1 if it is optimizer state that has no place yet."""
@@ -86,7 +89,7 @@ class ExternalFiles:
         return max(place.end for place in self._places.values() if place.path == path)
 
 
-def _write(place: ExternalPlace, data: bytes) -> None:
+def _write(place: ExternalPlace, data: memoryview) -> None:
     loader.written.add(place.path)
     with open(place.path, "r+b" if place.path.exists() else "w+b") as file:
         file.seek(place.offset)

@@ -8,31 +8,32 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from podrun.popart.build import BuiltModel
+from podrun.popart.tensor_proto import raw_data
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from podrun.popart.light_model import LightModel
 
 
-def fingerprint(model: ModelProto, built: BuiltModel) -> str | None:
+def fingerprint(light: LightModel, built: BuiltModel) -> str | None:
     """Equal digests, equal forward functions and update rules. None where the model does not say it all: with
     operators of the program's own.
 
     Values of weights are left out where the program does not bake them in, so training can go on from a
     checkpoint without compiling again.
     """
-    from onnx import ModelProto
-
     from podrun.popart import custom
 
     if any(custom.registered(node.domain, node.op_type) for node in built.lowered.graph.nodes):
         return None
-    shape = ModelProto()
-    shape.CopyFrom(model)
+    shape = light.copy().proto
     baked = [tensor for tensor in shape.graph.initializer if tensor.name not in built.program.parameters]
     del shape.graph.initializer[:]
     shape.graph.initializer.extend(baked)
     del shape.metadata_props[:]
     digest = hashlib.sha256(shape.SerializeToString(deterministic=True))
+    for tensor in baked:
+        if tensor.name in light.values:
+            digest.update(raw_data(light.values[tensor.name]))
     digest.update(repr(sorted(built.program.inputs.items())).encode())
     digest.update(repr((built.lowered.training, sorted(built.lowered.outputs))).encode())
     if built.rule is not None:

@@ -90,7 +90,7 @@ def _inference(training: Session) -> InferenceSession:
 
         def _build(self, shapes: InputShapeInfo, loss: str | None) -> BuiltModel:
             self._placed = training._placed
-            check_pipeline(self._placed, self._options, self._flow.batchesPerStep(), training=False)
+            check_pipeline(self._placed.proto, self._options, self._flow.batchesPerStep(), training=False)
             per_replica = self._device.numIpus // self._options.local_replicas
             return build(
                 self._placed, self._flow, self._options, shapes, per_replica, self._name, as_in_training=True
@@ -101,10 +101,10 @@ def _inference(training: Session) -> InferenceSession:
     options.createImplicitPipeliningFwdOnlyProgram = options.constantWeights = False
     options.autoRecomputation = RecomputationType.NoRecompute
     options.automaticLossScalingSettings = AutomaticLossScalingSettings()
-    flow, known = training._flow, tensors_of(training._model)
+    flow, known = training._flow, tensors_of(training._model.proto)
     batches = flow.batchesPerStep() * training.accumulationFactor
     anchors = {name: flow.art(name) for name in flow.anchors() if name in known}
-    model = training._weights.model(with_state=False).SerializeToString()
+    model = training._weights.model(with_state=False).to_bytes()
     return Forward(
         model,
         DataFlow(batches, anchors),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from podrun.errors import UsageError
 from podrun.popart import names
 from podrun.popart.errors import popart_exception
+from podrun.popart.light_model import MOST_HELD, LightModel
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
 
 if TYPE_CHECKING:
@@ -38,6 +39,17 @@ def read_model(
     What it claims is checked against the bytes that are there before memory is taken. ``places`` is filled with where
     external data were.
     """
+    from podrun.popart.model_loader import MOST_MODEL_BYTES
+
+    return read_light_model(source, places, MOST_MODEL_BYTES).proto
+
+
+def read_light_model(
+    source: str | bytes | os.PathLike[str],
+    places: MutableMapping[str, ExternalPlace] | None = None,
+    at_least: int = MOST_HELD,
+) -> LightModel:
+    """`read_model` with initial values of more than ``at_least`` elements beside the model."""
     from podrun.popart import model_loader
 
     if isinstance(source, (bytearray, memoryview)):
@@ -47,7 +59,7 @@ def read_model(
             f"(): incompatible function arguments. A model is a path or bytes, not {type(source).__name__}."
         )
     try:
-        model = model_loader.read_model(source, trusted=written, places=places)
+        light = model_loader.read_light_model(source, trusted=written, places=places, at_least=at_least)
     except UsageError as error:
         what = f"of {len(source)} bytes" if isinstance(source, bytes) else _shorten(os.fspath(source))
         raise popart_exception(
@@ -55,15 +67,15 @@ def read_model(
             "path to an existing onnx model file, or is a valid onnx ModelProto string.",
             hint=error.hint,
         ) from error
-    _check_text(model)
-    if not model.opset_import:
+    _check_text(light.proto)
+    if not light.proto.opset_import:
         raise popart_exception(
             "Failed to load a ModelProto: it imports no operator set, so it is no ONNX model."
         )
-    return model
+    return light
 
 
-def check_model(model: ModelProto, info: InputShapeInfo) -> None:
+def check_model(light: LightModel, info: InputShapeInfo) -> None:
     """popart_exception for what no session can take: inputs without a shape that ``info`` does not give
     either, what onnx.checker refuses, names that PopART reserves.
     """
@@ -71,6 +83,7 @@ def check_model(model: ModelProto, info: InputShapeInfo) -> None:
 
     from podrun.popart import model_loader
 
+    model = light.proto
     if model.ir_version < OLDEST_IR:
         raise popart_exception(
             f"The model has IR version {model.ir_version}; versions from {OLDEST_IR} on are read.",
@@ -96,7 +109,8 @@ def check_model(model: ModelProto, info: InputShapeInfo) -> None:
         value.type.tensor_type.shape.SetInParent()
     unknown = list(_take_unknown(model.graph, {entry.domain: entry.version for entry in model.opset_import}))
     try:
-        model_loader.check_model(model)
+        with light.checkable() as checked:
+            model_loader.check_model(checked)
     except UsageError as error:
         raise popart_exception(f"onnx.checker refuses the model: {error.message}", hint=error.hint) from error
     finally:

@@ -17,6 +17,8 @@ import onnx.external_data_helper
 from google.protobuf.message import DecodeError, Message
 
 from podrun.errors import UsageError
+from podrun.popart.light_model import MOST_HELD, LightModel, lightened
+from podrun.popart.wire import set_apart
 
 MOST_MODEL_BYTES = 2**31 - 1
 """Protobuf's own limit on one message; larger models keep their weights in external files."""
@@ -62,6 +64,18 @@ def read_model(
     External data lie beside a model that is a path, or in one of the ``trusted`` files, which the model names with
     ``basepath`` and ``location``; others are refused. ``places`` is filled with where those of initializers are.
     """
+    light = read_light_model(source, trusted=trusted, places=places, at_least=MOST_MODEL_BYTES)
+    return light.proto
+
+
+def read_light_model(
+    source: str | os.PathLike[str] | bytes,
+    *,
+    trusted: Collection[Path] = (),
+    places: MutableMapping[str, ExternalPlace] | None = None,
+    at_least: int = MOST_HELD,
+) -> LightModel:
+    """`read_model` with initial values of more than ``at_least`` elements beside the model."""
     folder: Path | None = None
     if isinstance(source, bytes):
         data, label = source, "the bytes given"
@@ -70,6 +84,7 @@ def read_model(
         label = repr(os.fspath(source))
         data = _read(path, label)
         folder = path.resolve().parent
+    data, values = set_apart(data, at_least)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -77,7 +92,9 @@ def read_model(
         raise UsageError(f"{label} is not an ONNX model: {error}") from error
     if not model.HasField("graph"):
         raise UsageError(f"{label} is not an ONNX model: it holds no graph")
-    check_tensors(model, folder, label, trusted)
+    light = LightModel(model, values)
+    with light.checkable():
+        check_tensors(model, folder, label, trusted)
     check_names(model.graph)
     for function in model.functions:
         check_names(function)
@@ -85,7 +102,7 @@ def read_model(
         external = (t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL)
         places.update({tensor.name: _place(tensor, folder, trusted) for tensor in external})
     _load_external(model, folder, trusted)
-    return model
+    return lightened(light, at_least)
 
 
 def _read(path: Path, label: str) -> bytes:

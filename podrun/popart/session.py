@@ -25,6 +25,7 @@ from podrun.popart.errors import (
 )
 from podrun.popart.errors import popart_exception, surfaced
 from podrun.popart.external import ExternalFiles
+from podrun.popart.light_model import LightModel
 from podrun.popart.optimizers.base import Optimizer
 from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
@@ -72,7 +73,7 @@ class Session(SessionRun, SessionWeights, SessionFiles, SessionIr):
         self._name = name
         self._optimizer = copy.deepcopy(optimizer)
         places: dict[str, ExternalPlace] = {}
-        self._model = loader.read_model(fnModel, places)
+        self._model = loader.read_light_model(fnModel, places)
         checks.check_options(self._options, dataFlow, deviceInfo, training=self._training)
         shapes = inputShapeInfo or InputShapeInfo()
         loader.check_model(self._model, shapes)
@@ -91,34 +92,39 @@ class Session(SessionRun, SessionWeights, SessionFiles, SessionIr):
         self._streams = StreamCallbacks()
 
     def _build(self, shapes: InputShapeInfo, loss: str | None) -> BuiltModel:
-        from onnx import ModelProto
-
-        placed = ModelProto()
-        placed.CopyFrom(self._model)
+        light = self._model.copy()
+        placed = light.proto
         checks.check_recomputation(self._options, placement.recompute_annotated(placed))
         per_replica = self._device.numIpus // self._options.local_replicas
         if self._options.virtualGraphMode is VirtualGraphMode.Auto:
-            self._place_automatically(placed, shapes, loss, per_replica)
+            self._place_automatically(light, shapes, loss, per_replica)
         placement.place(placed, self._options, per_replica)
         check_pipeline(placed, self._options, self._flow.batchesPerStep(), training=self._training)
-        self._placed = placed
-        return build(
-            placed, self._flow, self._options, shapes, per_replica, self._name, loss, self._optimizer
-        )
+        self._placed = light
+        return build(light, self._flow, self._options, shapes, per_replica, self._name, loss, self._optimizer)
 
     def _place_automatically(
-        self, model: ModelProto, shapes: InputShapeInfo, loss: str | None, per_replica: int
+        self, model: LightModel, shapes: InputShapeInfo, loss: str | None, per_replica: int
     ) -> None:
         from podrun.popart.auto_placement import place_automatically
 
-        def plain(model: ModelProto) -> BuiltModel:
+        def without_places(plain: ModelProto) -> BuiltModel:
             return build(
-                model, self._flow, self._options, shapes, per_replica, self._name, loss, self._optimizer
+                LightModel(plain, model.values),
+                self._flow,
+                self._options,
+                shapes,
+                per_replica,
+                self._name,
+                loss,
+                self._optimizer,
             )
 
         ratios = self._options.virtualGraphSplitRatios
         overlaps = self._options.overlaps
-        place_automatically(model, plain, per_replica, ratios, self._device.target, pipelined=overlaps)
+        place_automatically(
+            model.proto, without_places, per_replica, ratios, self._device.target, pipelined=overlaps
+        )
 
 
 class InferenceSession(Session):

@@ -47,7 +47,7 @@ class SessionFiles(SessionDevice):
         self._check_can_save()
         target = _in_folder(path, "variables.popef")
         with open(target, "wb") as file:
-            file.write(self._weights.model(with_state=True).SerializeToString(deterministic=True))
+            file.write(self._weights.model(with_state=True).to_bytes())
 
     def _check_can_save(self) -> None:
         if self._device.type not in (DeviceType.Ipu, DeviceType.OfflineIpu):

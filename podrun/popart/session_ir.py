@@ -47,10 +47,9 @@ class SessionIr(SessionReports):
 
     def getIr(self) -> Ir:
         """The session's IR, with the weights that the host holds."""
-        model = self._weights.model(with_state=False)
         return Ir(
             self._name,
-            model.SerializeToString(deterministic=True),
+            self._weights.model(with_state=False).to_bytes(),
             self._flow,
             self._shapes,
             self._patterns,
@@ -66,7 +65,9 @@ class SessionIr(SessionReports):
                 f"_serializeIr(): incompatible function arguments. {format!r} is no IrSerializationFormat."
             )
         built = self._built
-        return ir_text(built.lowered.graph, self._placed, built.infos, self._options, training=self._training)
+        return ir_text(
+            built.lowered.graph, self._placed.proto, built.infos, self._options, training=self._training
+        )
 
     def getSerializedGraph(self) -> bytes:
         """The compiled program as JSON: its streams, variables, arenas, pieces, and the instructions of every IPU.

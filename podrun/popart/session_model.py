@@ -17,11 +17,11 @@ from podrun.popart.gradient_paths import differentiable
 from podrun.popart.options import SessionOptions
 from podrun.popart.pipelining import RESTORED
 from podrun.popart.tensor_info import InputShapeInfo
-from podrun.popart.tensor_proto import to_array
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+    from podrun.popart.light_model import LightModel
     from podrun.popart.lowering import Lowered
 
 GRADIENT = names.PREFIXES["Gradient"]
@@ -36,23 +36,22 @@ def metadata(model: ModelProto, key: str, default: Any) -> Any:
     return default
 
 
-def take_state(model: ModelProto) -> tuple[dict[str, np.ndarray], ModelProto]:
+def take_state(model: LightModel) -> tuple[dict[str, np.ndarray], LightModel]:
     """Optimizer state that modelToHost wrote into a model, and the model without it: the same one if there is none."""
-    from onnx import ModelProto
-
-    state = {t.name: to_array(t) for t in model.graph.initializer if t.name.startswith(names.STATE_PREFIXES)}
+    whole = model.proto.graph
+    state = {t.name: model.value(t) for t in whole.initializer if t.name.startswith(names.STATE_PREFIXES)}
     if not state:
         return state, model
-    pruned = ModelProto()
-    pruned.CopyFrom(model)
-    del pruned.graph.initializer[:], pruned.graph.input[:]
-    pruned.graph.initializer.extend(t for t in model.graph.initializer if t.name not in state)
-    pruned.graph.input.extend(value for value in model.graph.input if value.name not in state)
+    pruned = model.copy()
+    graph = pruned.proto.graph
+    del graph.initializer[:], graph.input[:]
+    graph.initializer.extend(t for t in whole.initializer if t.name not in state)
+    graph.input.extend(value for value in whole.input if value.name not in state)
     return state, pruned
 
 
 def lower_model(
-    model: ModelProto,
+    model: LightModel,
     flow: DataFlow,
     options: SessionOptions,
     shapes: InputShapeInfo,
@@ -68,15 +67,16 @@ def lower_model(
     from podrun.popart.lowering import lower
     from podrun.popart.ops.sdk import Sdk, detached_or_training
 
-    wanted = _wanted(tensors_of(model), flow, loss, observed)
+    wanted = _wanted(tensors_of(model.proto), flow, loss, observed)
     if loss is not None and not options.automaticLossScalingSettings.enabled:
         model = _joined(model, flow.anchors())
-    fixed = loader.input_shapes(model, shapes)
+    fixed = loader.input_shapes(model.proto, shapes)
     casting = options.enableSupportedDataTypeCasting
 
     def lowered(outputs: list[str]) -> Lowered:
         return lower(
-            model,
+            model.proto,
+            initial=model.values,
             training=loss is not None if training is None else training,
             outputs=outputs,
             input_shapes=fixed,
@@ -123,20 +123,20 @@ def _wanted(known: Collection[str], flow: DataFlow, loss: str | None, observed: 
     return list(wanted)
 
 
-def _joined(model: ModelProto, anchors: Collection[str]) -> ModelProto:
+def _joined(model: LightModel, anchors: Collection[str]) -> LightModel:
     """The model with the logits as a third input of every Nll whose probabilities a Softmax beside it makes.
 
     As PopART's default patterns do, unless the gradient of the probabilities is anchored.
     """
-    from onnx import ModelProto, helper
+    from onnx import helper
 
     from podrun.popart.ops.losses import SOFTMAX_AXIS
 
-    joined = ModelProto()
-    joined.CopyFrom(model)
-    makers = {output: node for node in joined.graph.node for output in node.output}
-    version = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
-    for node in joined.graph.node:
+    joined = model.copy()
+    graph = joined.proto.graph
+    makers = {output: node for node in graph.node for output in node.output}
+    version = max((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), default=1)
+    for node in graph.node:
         maker = makers.get(node.input[0]) if node.op_type == "Nll" and len(node.input) == 2 else None
         if maker is None or maker.op_type != "Softmax" or GRADIENT + node.input[0] in anchors:
             continue

@@ -135,7 +135,7 @@ class SessionRun(SessionDevice):
             return
         io.check({n: t for n, t in inputs.items() if not self._is_replaced(n)}, outputs)
         if isinstance(io, PyStepIO):
-            model_inputs = {value.name for value in self._model.graph.input} - set(self._built.weights)
+            model_inputs = {value.name for value in self._model.proto.graph.input} - set(self._built.weights)
             for name in io.input_names():
                 if name in inputs:
                     continue

@@ -6,7 +6,6 @@ The parts build on each other: state, then reports and random numbers, the devic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from podrun.popart.dataflow import DataFlow
 from podrun.popart.device import DeviceInfo
 from podrun.popart.errors import popart_exception, surfaced
 from podrun.popart.external import ExternalFiles
+from podrun.popart.light_model import LightModel
 from podrun.popart.optimizers.base import Optimizer
 from podrun.popart.options import SessionOptions
 from podrun.popart.patterns import Patterns
@@ -23,9 +23,6 @@ from podrun.popart.retired import FormerSession
 from podrun.popart.streams import StreamCallbacks
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
 from podrun.popart.weights import HostWeights
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 
 class SessionState(FormerSession):
@@ -39,9 +36,9 @@ class SessionState(FormerSession):
     _patterns: Patterns
     _optimizer: Optimizer | None
     _shapes: InputShapeInfo
-    _model: ModelProto
+    _model: LightModel
     """As it was given."""
-    _placed: ModelProto
+    _placed: LightModel
     """With places, as it was built."""
     _built: BuiltModel
     _external: ExternalFiles

@@ -14,7 +14,7 @@ from podrun.popart.stepio import IWeightsIO
 from podrun.popart.variable_settings import given, retrieved
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    pass
 
 
 _log = logging.getLogger("podrun.popart.session")
@@ -88,9 +88,9 @@ class SessionWeights(SessionDevice):
         self.weightsToHost()
         keep = not self._options.disableOptimizerStateTensorStreams
         data = self._weights.model(with_state=keep and not self._options.disableGradAccumulationTensorStreams)
-        self._external.put_out(data, fn)
+        data = self._external.put_out(data, fn)
         with open(fn, "wb") as file:
-            file.write(data.SerializeToString(deterministic=True))
+            file.write(data.to_bytes())
 
     def resetHostWeights(
         self,
@@ -100,7 +100,7 @@ class SessionWeights(SessionDevice):
         """Take weights by name from another model; weightsFromHost sends them."""
         if self._constant_weights:
             raise _constant("resetHostWeights")
-        source: ModelProto = loader.read_model(modelProtoOrFilename)
+        source = loader.read_light_model(modelProtoOrFilename)
         self._weights.reset(source, ignoreWeightsInModelWithoutCorrespondingHostWeight)
         self._weights_sent = False
 

@@ -13,6 +13,7 @@ from podrun.popart.errors import popart_exception
 from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx, data_type_of, onnx_data_type
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
     from onnx import TensorProto, TypeProto
 
 _REFUSED = {
@@ -25,9 +26,20 @@ _REFUSED = {
     DataType.FLOAT8_152,
 }
 
+_PACKED = {
+    DataType.FLOAT,
+    DataType.DOUBLE,
+    DataType.FLOAT16,
+    DataType.BFLOAT16,
+    DataType.FLOAT8_143,
+    DataType.FLOAT8_152,
+}
+"""Types whose data are written to the wire at once (`typed_data`)."""
 _LENGTH_DELIMITED = 2
-"""The wire type of packed fields."""
+"""The wire type of packed fields, bytes and messages."""
 _BITS = {1: np.uint8, 2: np.uint16}
+_AT_ONCE = 1 << 20
+"""Numbers of which varints are made at a time: what lies between stays small."""
 
 
 def to_proto(name: str, array: np.ndarray) -> TensorProto:
@@ -39,37 +51,51 @@ def to_proto(name: str, array: np.ndarray) -> TensorProto:
     kind = data_type_of(array.dtype)
     proto = TensorProto(name=name, data_type=onnx_data_type(kind), dims=array.shape)
     flat = np.ascontiguousarray(array).reshape(-1)
-    if kind in (DataType.FLOAT, DataType.DOUBLE):
-        field = "float_data" if kind is DataType.FLOAT else "double_data"
-        _fill(proto, field, flat.astype(flat.dtype.newbyteorder("<"), copy=False).tobytes())
+    if kind in _PACKED:
+        # A list of Python numbers in between takes many times as long.
+        proto.MergeFromString(b"".join(packed_field(proto, *typed_data(array))))
     elif kind is DataType.INT64:
         proto.int64_data.extend(flat.tolist())
     elif kind in (DataType.UINT32, DataType.UINT64):
         proto.uint64_data.extend(flat.tolist())
     elif kind in (DataType.COMPLEX64, DataType.COMPLEX128, DataType.STRING):
         raise popart_exception(f"Tensor {name!r} of type {kind.name} cannot be stored in a model.")
-    elif kind in (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT8_143, DataType.FLOAT8_152):
-        _fill(proto, "int32_data", _small_varints(flat.view(_BITS[flat.itemsize])))
     else:
         proto.int32_data.extend(flat.astype(np.int32).tolist())
     return proto
 
 
-def _fill(proto: TensorProto, field: str, data: bytes) -> None:
-    """Fill a packed field with numbers as protobuf's wire format has them. A list of Python numbers in between takes
-    many times as long."""
-    tag = proto.DESCRIPTOR.fields_by_name[field].number << 3 | _LENGTH_DELIMITED
-    proto.MergeFromString(_varint(tag) + _varint(len(data)) + data)
+def typed_data(array: np.ndarray) -> tuple[str, bytes | memoryview]:
+    """The field of a TensorProto for an array of floating-point numbers, and its content on the wire."""
+    kind, flat = data_type_of(array.dtype), np.ascontiguousarray(array).reshape(-1)
+    if kind in (DataType.FLOAT, DataType.DOUBLE):
+        return "float_data" if kind is DataType.FLOAT else "double_data", raw_data(array)
+    bits = flat.view(_BITS[flat.itemsize])
+    parts = [_small_varints(bits[start : start + _AT_ONCE]) for start in range(0, len(bits), _AT_ONCE)]
+    return "int32_data", b"".join(parts)
 
 
-def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first; the eighth says that more follow."""
+def raw_data(array: np.ndarray) -> memoryview:
+    """An array's bytes as ONNX has them, without a copy where it lies so."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    little: Any = flat.astype(flat.dtype.newbyteorder("<"), copy=False).view(np.uint8)
+    return memoryview(little)
+
+
+def packed_field(message: Message, name: str, *data: bytes | memoryview) -> list[bytes | memoryview]:
+    """A field of packed numbers, bytes or a message, on the wire: its tag, its length and ``data``."""
+    tag = message.DESCRIPTOR.fields_by_name[name].number << 3 | _LENGTH_DELIMITED
+    return [wire_length(tag) + wire_length(sum(len(part) for part in data)), *data]
+
+
+def wire_length(number: int) -> bytes:
+    """A length or a tag on the wire: seven bits a byte, the lowest first; the eighth says that more follow."""
     groups = [number >> shift & 0x7F for shift in range(0, max(number.bit_length(), 1), 7)]
     return bytes(group | 0x80 for group in groups[:-1]) + bytes(groups[-1:])
 
 
 def _small_varints(numbers: np.ndarray) -> bytes:
-    """`_varint` of each of many numbers below 2^16."""
+    """`wire_length` of each of many numbers below 2^16."""
     wide = numbers.astype(np.uint32)
     more = np.stack([wide >= 1 << 7, wide >= 1 << 14, np.zeros(len(wide), bool)], axis=1)
     groups = np.stack([wide & 0x7F, wide >> 7 & 0x7F, wide >> 14], axis=1) | more.astype(np.uint32) << 7

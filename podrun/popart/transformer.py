@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from podrun.popart import loader
 from podrun.popart.enums import DataType
 from podrun.popart.errors import popart_exception
 from podrun.popart.tensor_info import numpy_name, onnx_data_type
-from podrun.popart.tensor_proto import to_array, to_proto
+from podrun.popart.tensor_proto import raw_data, to_array, to_proto
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
@@ -144,7 +144,7 @@ class GraphTransformer:
     def saveInitializersExternally(self, ids: Sequence[str], filename: str) -> None:
         """Move values of initializers out of the model into ``filename``, whose folder must exist."""
         held = {tensor.name: tensor for tensor in self._model.graph.initializer}
-        move_initializers(held, ids, filename)
+        move_initializers(held, {}, ids, filename)
 
 
 def _graphs(graph: GraphProto) -> Iterable[GraphProto]:
@@ -182,9 +182,15 @@ def _narrow(name: str, array: np.ndarray, target: np.dtype[np.generic], clip: bo
     return converted
 
 
-def move_initializers(held: MutableMapping[str, TensorProto], ids: Sequence[str], filename: str) -> None:
-    """Write the values of ``ids`` to a file and leave references to it. popart_exception for a name that is
-    no initializer or is external already, or a folder that is not there.
+def move_initializers(
+    held: Mapping[str, TensorProto],
+    values: MutableMapping[str, np.ndarray],
+    ids: Sequence[str],
+    filename: str,
+) -> None:
+    """Write the values of ``ids``, which ``held`` has or which lie beside the model in ``values``, to a file, and leave
+    references to it. popart_exception for a name that is no initializer or is external already, or a folder that is
+    not there.
     """
     from onnx import TensorProto
 
@@ -205,7 +211,7 @@ def move_initializers(held: MutableMapping[str, TensorProto], ids: Sequence[str]
     loader.written.add(path)
     with open(filename, "wb") as file:
         for name in ids:
-            data = to_array(held[name]).tobytes()
+            data = raw_data(values.pop(name) if name in values else to_array(held[name]))
             offset = file.tell()
             file.write(data)
             held[name].CopyFrom(reference_to(held[name], path, path.name, offset, len(data)))

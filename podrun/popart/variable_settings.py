@@ -17,7 +17,8 @@ import numpy as np
 from podrun.popart.builder import VARIABLE_KEY
 from podrun.popart.enums import CommGroupType, VariableRetrievalMode
 from podrun.popart.errors import popart_exception, popart_unimplemented
-from podrun.popart.tensor_proto import to_array, to_proto
+from podrun.popart.light_model import LightModel
+from podrun.popart.tensor_proto import to_proto
 from podrun.popart.variables import CommGroup, VariableSettings
 
 if TYPE_CHECKING:
@@ -48,27 +49,28 @@ def group_of(settings: Settings, name: str, replicas: int) -> tuple[int, ...]:
 
 
 def for_one_replica(
-    model: ModelProto, settings: Settings, replicas: int
-) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    model: LightModel, settings: Settings, replicas: int
+) -> tuple[LightModel, dict[str, np.ndarray]]:
     """The model as one replica sees it, and the grouped variables' values as the host gives them, ``[groups, *shape]``.
 
     popart_exception for a value whose leading axis is not the number of groups.
     """
-    from onnx import ModelProto
-
     values = {}
-    for tensor in model.graph.initializer:
+    for tensor in model.proto.graph.initializer:
         if group_of(settings, tensor.name, replicas):
-            value = to_array(tensor)
+            value = model.value(tensor)
             settings[tensor.name].shapeOnReplica(list(value.shape), replicas, tensor.name)
             values[tensor.name] = value
     if not values:
         return model, values
-    seen = ModelProto()
-    seen.CopyFrom(model)
-    kept = [to_proto(t.name, values[t.name][0]) if t.name in values else t for t in seen.graph.initializer]
-    del seen.graph.initializer[:]
-    seen.graph.initializer.extend(kept)
+    seen = model.copy().proto
+    rows = dict(model.values)
+    for tensor in seen.graph.initializer:
+        if tensor.name in rows:
+            rows[tensor.name] = values[tensor.name][0]
+            del tensor.dims[0]
+        elif tensor.name in values:
+            tensor.CopyFrom(to_proto(tensor.name, values[tensor.name][0]))
     # What the builder inferred while it saw all groups at once does not hold on one replica.
     del seen.graph.value_info[:]
     for value_info in seen.graph.input:
@@ -76,7 +78,7 @@ def for_one_replica(
             del value_info.type.tensor_type.shape.dim[0]
     for output in seen.graph.output:
         output.type.tensor_type.ClearField("shape")
-    return seen, values
+    return LightModel(seen, rows), values
 
 
 def host_values(

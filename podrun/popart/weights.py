@@ -12,13 +12,12 @@ from podrun.compiler.state.grouped import state_of
 from podrun.executable import numpy_dtype
 from podrun.popart import names
 from podrun.popart.errors import popart_exception, popart_runtime_error
+from podrun.popart.light_model import LightModel, put_beside
 from podrun.popart.tensor_info import TensorInfo
-from podrun.popart.tensor_proto import to_array, to_proto, type_proto
+from podrun.popart.tensor_proto import type_proto
 from podrun.popart.variable_settings import Kept, regrouped
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
     from podrun.popart.build import BuiltModel
     from podrun.popart.optimizers.rules import Rule
 
@@ -32,13 +31,11 @@ class HostWeights:
     ``device_is_ahead`` is True after a run, until the host's copy is brought up to date or sent again.
     """
 
-    def __init__(self, model: ModelProto, built: BuiltModel) -> None:
+    def __init__(self, model: LightModel, built: BuiltModel) -> None:
         self._model = model
         self._built = built
         self._kept = built.kept
-        self._weights = {
-            name: np.array(self._as_host(name, value, "model")) for name, value in built.weights.items()
-        }
+        self._weights = {name: self._as_host(name, value, "model") for name, value in built.weights.items()}
         self._state = self._first_state()
         self.device_is_ahead = False
 
@@ -101,12 +98,12 @@ class HostWeights:
             target[name] = np.array(self._as_host(name, value, "program"))
         self.device_is_ahead = False
 
-    def reset(self, source: ModelProto, ignore_unknown: bool) -> None:
+    def reset(self, source: LightModel, ignore_unknown: bool) -> None:
         """Take initializers of another model by name. popart_exception for unknown ones (unless ignored)
         and for another type or shape.
         """
         values = {}
-        for tensor in source.graph.initializer:
+        for tensor in source.proto.graph.initializer:
             held = self.get(tensor.name)
             if held is None:
                 if ignore_unknown or self._belongs_to_model(tensor.name):
@@ -115,7 +112,7 @@ class HostWeights:
                     f"resetWeights, no tensor '{tensor.name}' in tensors",
                     hint="ignoreWeightsInModelWithoutCorrespondingHostWeight=True leaves such weights out.",
                 )
-            value = to_array(tensor)
+            value = source.value(tensor)
             if value.dtype != held.dtype and value.dtype.kind == held.dtype.kind == "i":
                 value = value.astype(held.dtype)
             stored = self._from_host(tensor.name, held, "model")
@@ -140,32 +137,31 @@ class HostWeights:
 
     def _belongs_to_model(self, name: str) -> bool:
         """True for weights of this session's model that its program does not need."""
-        return any(tensor.name == name for tensor in self._model.graph.initializer)
+        return any(tensor.name == name for tensor in self._model.proto.graph.initializer)
 
-    def model(self, *, with_state: bool) -> ModelProto:
+    def model(self, *, with_state: bool) -> LightModel:
         """This session's model with the weights as they are; optimizer state as further initializers."""
-        from onnx import ModelProto, helper
+        from onnx import helper
 
-        model = ModelProto()
-        model.CopyFrom(self._model)
-        graph = model.graph
+        model = self._model.copy().proto
+        graph, values = model.graph, dict(self._model.values)
         kept = [t for t in graph.initializer if not t.name.startswith(names.STATE_PREFIXES)]
         for index, tensor in enumerate(kept):
             value = self._weights.get(tensor.name)
             if value is not None:
                 value = self._from_host(tensor.name, value, "model")
-                stored = value.astype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
-                kept[index] = to_proto(tensor.name, stored)
+                stored = value.astype(helper.tensor_dtype_to_np_dtype(tensor.data_type), copy=False)
+                kept[index] = put_beside(values, tensor.name, stored)
         inputs = [value for value in graph.input if not value.name.startswith(names.STATE_PREFIXES)]
         if with_state:
             for name, value in sorted(self._state.items()):
-                kept.append(to_proto(name, value))
+                kept.append(put_beside(values, name, value))
                 inputs.append(helper.make_value_info(name, type_proto(TensorInfo(value))))
         del graph.initializer[:]
         graph.initializer.extend(kept)
         del graph.input[:]
         graph.input.extend(inputs)
-        return model
+        return LightModel(model, {t.name: values[t.name] for t in kept if t.name in values})
 
 
 def _rows(kept: Kept, form: Form) -> tuple[int, ...]:

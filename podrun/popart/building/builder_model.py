@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.popart.building.graph import Scope, scope_from_graph
 from podrun.popart.errors import popart_exception
+from podrun.popart.light_model import LightModel
 from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx
 from podrun.popart.tensor_proto import info_from_type
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto
+    from onnx import GraphProto
 
 DEFAULT_OPSET = 10
 OPSETS = range(6, 12)
@@ -32,7 +33,7 @@ class BuilderModel:
         """``called``: as a Call takes it, to which tensors of graphs around it are arguments like others."""
         return self._scope.to_proto(self._scope.arguments if called else None)
 
-    def _model(self) -> ModelProto:
+    def _model(self) -> LightModel:
         from onnx import ModelProto, helper
 
         opsets = {"": DEFAULT_OPSET, **self._scope.opsets}
@@ -43,17 +44,17 @@ class BuilderModel:
         model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in opsets.items())
         if self._metadata:
             helper.set_model_props(model, {key: json.dumps(value) for key, value in self._metadata.items()})
-        return model
+        return LightModel(model, self._scope.values)
 
     def getModelProto(self) -> bytes:
         """The model as bytes, which the sessions take."""
-        return self._model().SerializeToString(deterministic=True)
+        return self._model().to_bytes()
 
     def saveModelProto(self, filename: str) -> None:
         """Check the model with onnx.checker and write it. Data in other files lie beside it."""
         from onnx import checker
 
-        data = self._model().SerializeToString(deterministic=True)
+        data = self._model().to_bytes()
         target = Path(filename)
         with tempfile.NamedTemporaryFile(prefix=f".{target.name}.", dir=target.resolve().parent) as draft:
             draft.write(data)
@@ -68,7 +69,7 @@ class BuilderModel:
         """Move values of variables out of the model into ``filename``, whose folder must exist."""
         from podrun.popart.transformer import move_initializers
 
-        move_initializers(self._scope.initializers, ids, filename)
+        move_initializers(self._scope.initializers, self._scope.values, ids, filename)
 
 
 def _ir_version(opset: int) -> int:
@@ -85,9 +86,10 @@ def load(source: str | bytes | os.PathLike[str]) -> Scope:
     """A scope that continues the model in a file or in bytes."""
     from onnx import shape_inference
 
-    from podrun.popart.loader import read_model
+    from podrun.popart.loader import read_light_model
 
-    model = read_model(source)
+    light = read_light_model(source)
+    model = light.proto
     opsets = {
         ("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import
     }
@@ -97,4 +99,6 @@ def load(source: str | bytes | os.PathLike[str]) -> Scope:
         known[initializer.name] = TensorInfo(
             data_type_from_onnx(initializer.data_type), [int(dim) for dim in initializer.dims]
         )
-    return scope_from_graph(model.graph, opsets, known)
+    scope = scope_from_graph(model.graph, opsets, known)
+    scope.values.update(light.values)
+    return scope

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podrun.popart.errors import popart_exception
+from podrun.popart.light_model import put_beside
 from podrun.popart.tensor_info import TensorInfo
 from podrun.popart.tensor_proto import info_from_type, to_array, to_proto, type_proto
 
@@ -73,6 +74,8 @@ class Scope:
     arguments: list[str] = field(default_factory=list)
     """The inputs, and among them the tensors of outer graphs that the program named as inputs."""
     initializers: dict[str, TensorProto] = field(default_factory=dict)
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    """Those of the main graph's initializers that lie beside the model (`LightModel`)."""
     infos: dict[str, TensorInfo | None] = field(default_factory=dict)
     constants: dict[str, TensorProto] = field(default_factory=dict)
     producers: dict[str, NodeProto] = field(default_factory=dict)
@@ -120,7 +123,11 @@ class Scope:
 
     def add_initializer(self, name: str, array: np.ndarray, info: TensorInfo) -> None:
         """An input with a value; ``info`` is what one replica sees."""
-        proto = to_proto(name, array)
+        proto = (
+            to_proto(name, array)
+            if self.parent
+            else put_beside(self.values, name, np.array(array, order="C"))
+        )
         self.add_input(name, info)
         self.initializers[name] = proto
         if array.size <= _DATA_LIMIT and array.dtype.kind in "iub":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -66,8 +67,8 @@ def subgraphs(node: Node) -> Iterator[Graph]:
             yield from (v for v in value if isinstance(v, Graph))
 
 
-def read_model(model: onnx.ModelProto) -> Graph:
-    """The main graph of a model.
+def read_model(model: onnx.ModelProto, initial: Mapping[str, np.ndarray] = MappingProxyType({})) -> Graph:
+    """The main graph of a model. ``initial``: values of initializers whose data the model does not hold.
 
     Functions of the model (FunctionProto) are inlined first, and so are operators that have no function of their own
     here but that ONNX defines by a function body (FlexAttention, for example).
@@ -77,7 +78,8 @@ def read_model(model: onnx.ModelProto) -> Graph:
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
         model = _expand(model)
-        return _read(model)
+        opsets = {entry.domain or ONNX: entry.version for entry in model.opset_import}
+        return _read_graph(model.graph, opsets, initial)
     except (
         RuntimeError,
         TypeError,
@@ -89,11 +91,6 @@ def read_model(model: onnx.ModelProto) -> Graph:
     ) as error:
         # onnx's own readers raise these for protobufs that are well formed but make no sense
         raise UsageError(f"the model cannot be read: {error}") from error
-
-
-def _read(model: onnx.ModelProto) -> Graph:
-    opsets = {entry.domain or ONNX: entry.version for entry in model.opset_import}
-    return _read_graph(model.graph, opsets)
 
 
 def _expand(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -135,8 +132,14 @@ def _has_body(domain: str, op_type: str, version: int) -> bool:
     )
 
 
-def _read_graph(proto: onnx.GraphProto, opsets: Mapping[str, int]) -> Graph:
-    initializers: dict[str, Any] = {t.name: tensor_value(t) for t in proto.initializer}
+def _read_graph(
+    proto: onnx.GraphProto,
+    opsets: Mapping[str, int],
+    initial: Mapping[str, np.ndarray] = MappingProxyType({}),
+) -> Graph:
+    initializers: dict[str, Any] = {
+        t.name: initial[t.name] if t.name in initial else tensor_value(t) for t in proto.initializer
+    }
     initializers.update({t.values.name: _dense(t) for t in proto.sparse_initializer})
     nodes = tuple(
         _read_node(

@@ -80,6 +80,7 @@ class Lowered:
 def lower(
     model: onnx.ModelProto,
     *,
+    initial: Mapping[str, np.ndarray] | None = None,
     training: bool = False,
     outputs: Sequence[str] | None = None,
     input_shapes: Mapping[str, tuple[int, ...]] | None = None,
@@ -92,6 +93,7 @@ def lower(
 ) -> Lowered:
     """Read a model and trace it abstractly once, which checks it and finds every shape and type.
 
+    ``initial``: values of initializers whose data the model does not hold (`LightModel`).
     ``outputs``: names of tensors to return (default: the graph's outputs); nodes that they do not need are
     left out.
     ``input_shapes``: shapes of inputs, overriding the model's. ``input_values``: values of inputs that may
@@ -107,17 +109,17 @@ def lower(
     by intent
     (strings, dynamic shapes, DOUBLE), `UsageError` for a model that cannot be right; all name the node.
     """
-    graph = read_model(model)
+    graph = read_model(model, initial or {})
     wanted = tuple(outputs) if outputs is not None else graph.outputs
     graph = prune(graph, wanted)
     values = dict(input_values or {})
     specs = _input_specs(graph, input_shapes or {}, values, x64, casting)
-    initial = _initial_values(graph, x64, casting)
+    given = _initial_values(graph, x64, casting)
     session, tensors, baked = _settled(
-        lambda: Session(training=training, x64=x64, replicas=replicas, sdk=sdk), graph, specs, initial, values
+        lambda: Session(training=training, x64=x64, replicas=replicas, sdk=sdk), graph, specs, given, values
     )
     needed = {*wanted, *(i for node in graph.nodes for i in _reads(node))}
-    parameters = {n: _spec(n, v) for n, v in initial.items() if n not in baked and not misfit(v, n, x64)}
+    parameters = {n: _spec(n, v) for n, v in given.items() if n not in baked and not misfit(v, n, x64)}
     return Lowered(
         graph=graph,
         training=training,
@@ -126,7 +128,7 @@ def lower(
             n: s for n, s in specs.items() if n not in baked and n in needed and isinstance(s, TensorSpec)
         },
         parameters=parameters,
-        initial={n: initial[n] for n in parameters},
+        initial={n: given[n] for n in parameters},
         constants={n: graph.initializers.get(n, values.get(n)) for n in baked},
         outputs={n: tensors[n] for n in wanted if n in tensors},
         returns=wanted,
