@@ -26,7 +26,7 @@ from podrun.errors import PodrunError, UnsupportedError, UsageError
 from podrun.popart.lowering import lower
 from podrun.popart.lowering.graph import Graph, read_model, subgraphs
 from podrun.popart.lowering.hoist import hoist
-from podrun.popart.model_loader import check_model
+from podrun.popart.models.model_loader import check_model
 from podrun.popart.ops.registry import GRAPHCORE, find
 
 _ANY_SEED = 0

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from podrun.errors import InvalidOptionError
 from podrun.models import attention, recurrent, vision
 from podrun.models.network import Declared, Network, Weights
-from podrun.popart.builder import Builder
+from podrun.popart.building.builder import Builder
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from podrun.errors import InvalidOptionError
-from podrun.popart.builder import Builder
+from podrun.popart.building.builder import Builder
 from podrun.popart.tensor_info import TensorInfo
 
 NORMS = ("batch", "group", "none")

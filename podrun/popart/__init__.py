@@ -1,8 +1,15 @@
 """The PopART front end: PopART's public Python API over podrun's compiler and machines.
 
-`import popart` under ``podrun`` (or ``python -m podrun.compat``) is this package. What may enter: the API
-and its checks; what is behind the builder is in ``building``, operators in ``ops``, the way from ONNX to JAX in
-``lowering``. Importing it imports neither JAX nor ONNX.
+`import popart` under ``podrun`` (or ``python -m podrun.compat``) is this package. What may enter: the API and its
+checks. The folders, in the order in which a program meets them:
+
+- ``building``: `Builder`; ``models``: ONNX models read, checked, rewritten and written;
+- ``devices``, ``options``, ``optimizers``, ``step_data`` (data flow and step I/O), ``enums``: what a session is given;
+- `session` with its parts in ``sessions``; ``weights``: variables and the host's copy of them;
+- ``placing``: IPUs, stages and phases of operators; ``lowering``: from ONNX to JAX, with the operators in ``ops``;
+  ``program``: all of it as a Program for the compiler.
+
+Importing it imports neither JAX nor ONNX.
 """
 
 from __future__ import annotations
@@ -10,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Never
 
 from podrun.popart import enums as _enums
-from podrun.popart.builder import Builder
+from podrun.popart.building.builder import Builder
 from podrun.popart.building.builder_model import DEFAULT_OPSET
 from podrun.popart.building.contexts import (
     AttributeContextManager,
@@ -25,7 +32,6 @@ from podrun.popart.building.operations import (
     getUnsupportedOperations,
 )
 from podrun.popart.custom import register_op
-from podrun.popart.dataflow import AnchorReturnType, DataFlow, InputSettings
 from podrun.popart.debug import (
     DebugContext,
     DebugInfo,
@@ -33,8 +39,8 @@ from podrun.popart.debug import (
     closePoplarDebugInfo,
     initializePoplarDebugInfo,
 )
-from podrun.popart.device import DeviceInfo
-from podrun.popart.device_manager import DeviceManager, syncPatternFromString, syncPatternToString
+from podrun.popart.devices.device import DeviceInfo
+from podrun.popart.devices.device_manager import DeviceManager, syncPatternFromString, syncPatternToString
 from podrun.popart.enums import *  # noqa: F403
 from podrun.popart.errors import (
     OutOfMemoryError,
@@ -53,8 +59,9 @@ from podrun.popart.errors import (
 )
 from podrun.popart.logger import Logger, getLogger
 from podrun.popart.logger import configure as _configure_log
+from podrun.popart.models.numerics import NumericsReport
+from podrun.popart.models.transformer import GraphTransformer
 from podrun.popart.names import ACCESSORS as _ACCESSORS
-from podrun.popart.numerics import NumericsReport
 from podrun.popart.optimizers import (
     SGD,
     Adam,
@@ -65,12 +72,8 @@ from podrun.popart.optimizers import (
     OptimizerValue,
     OptimizerValueMap,
 )
-from podrun.popart.options import SessionOptions
-from podrun.popart.patterns import Patterns
-from podrun.popart.quiet_import import keep_the_programs_draws as _keep_the_programs_draws
-from podrun.popart.retired import missing
-from podrun.popart.session import InferenceSession, Session, TrainingSession
-from podrun.popart.settings import (
+from podrun.popart.options.session_options import SessionOptions
+from podrun.popart.options.settings import (
     AccumulateOuterFragmentSettings,
     AutodiffSettings,
     AutomaticLossScalingSettings,
@@ -82,11 +85,15 @@ from podrun.popart.settings import (
     TensorLocation,
     TensorLocationSettings,
 )
-from podrun.popart.stepio import IStepIO, IWeightsIO, PyStepIO, PyStepIOCallback, PyWeightsIO
+from podrun.popart.patterns import Patterns
+from podrun.popart.quiet_import import keep_the_programs_draws as _keep_the_programs_draws
+from podrun.popart.retired import missing
+from podrun.popart.session import InferenceSession, Session, TrainingSession
+from podrun.popart.step_data.dataflow import AnchorReturnType, DataFlow, InputSettings
+from podrun.popart.step_data.stepio import IStepIO, IWeightsIO, PyStepIO, PyStepIOCallback, PyWeightsIO
 from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, getTensorInfo
-from podrun.popart.transformer import GraphTransformer
-from podrun.popart.variables import CommGroup, ReplicaGrouping, VariableSettings
 from podrun.popart.version import packageHash, versionNumber, versionString
+from podrun.popart.weights.variables import CommGroup, ReplicaGrouping, VariableSettings
 
 globals().update(_ACCESSORS)
 _keep_the_programs_draws()

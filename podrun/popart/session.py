@@ -14,37 +14,39 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from podrun.popart import checks, loader, placement
-from podrun.popart.build import BuiltModel, build
-from podrun.popart.dataflow import DataFlow
-from podrun.popart.device import DeviceInfo
-from podrun.popart.dot import write_dots
+from podrun.popart.devices.device import DeviceInfo
 from podrun.popart.enums import VirtualGraphMode
 from podrun.popart.errors import (
     OutOfMemoryException as OutOfMemoryException,  # Programs look for it here, too.
 )
 from podrun.popart.errors import popart_exception, surfaced
-from podrun.popart.external import ExternalFiles
-from podrun.popart.light_model import LightModel
+from podrun.popart.models import loader
+from podrun.popart.models.external import ExternalFiles
+from podrun.popart.models.light_model import LightModel
 from podrun.popart.optimizers.base import Optimizer
-from podrun.popart.options import SessionOptions
+from podrun.popart.options import checks
+from podrun.popart.options.session_options import SessionOptions
 from podrun.popart.patterns import Patterns
-from podrun.popart.pipelining import check_pipeline
-from podrun.popart.session_files import SessionFiles
-from podrun.popart.session_ir import Ir, SessionIr, inference_from
-from podrun.popart.session_rng import WORDS
-from podrun.popart.session_run import SessionRun
-from podrun.popart.session_weights import SessionWeights
-from podrun.popart.stepio import IStepIO
-from podrun.popart.streams import StreamCallbacks
+from podrun.popart.placing import placement
+from podrun.popart.placing.pipelining import check_pipeline
+from podrun.popart.program.build import BuiltModel, build
+from podrun.popart.sessions.dot import write_dots
+from podrun.popart.sessions.files import SessionFiles
+from podrun.popart.sessions.ir import Ir, SessionIr, inference_from
+from podrun.popart.sessions.rng import WORDS
+from podrun.popart.sessions.run import SessionRun
+from podrun.popart.sessions.weights import SessionWeights
+from podrun.popart.step_data.dataflow import DataFlow
+from podrun.popart.step_data.stepio import IStepIO
+from podrun.popart.step_data.streams import StreamCallbacks
 from podrun.popart.tensor_info import InputShapeInfo
-from podrun.popart.weights import HostWeights
+from podrun.popart.weights.host_weights import HostWeights
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from podrun.popart.forward_only import ForwardOnly
-    from podrun.popart.model_loader import ExternalPlace
+    from podrun.popart.models.model_loader import ExternalPlace
+    from podrun.popart.sessions.forward_only import ForwardOnly
 
 
 class Session(SessionRun, SessionWeights, SessionFiles, SessionIr):
@@ -106,7 +108,7 @@ class Session(SessionRun, SessionWeights, SessionFiles, SessionIr):
     def _place_automatically(
         self, model: LightModel, shapes: InputShapeInfo, loss: str | None, per_replica: int
     ) -> None:
-        from podrun.popart.auto_placement import place_automatically
+        from podrun.popart.placing.auto_placement import place_automatically
 
         def without_places(plain: ModelProto) -> BuiltModel:
             return build(
@@ -231,7 +233,7 @@ class TrainingSession(Session):
         self._pending_scalars = True
 
     def _run_program(self, handle: str, io: IStepIO) -> None:
-        from podrun.popart.forward_only import HANDLE, ForwardOnly
+        from podrun.popart.sessions.forward_only import HANDLE, ForwardOnly
 
         if handle != HANDLE or not self._options.createImplicitPipeliningFwdOnlyProgram:
             super()._run_program(handle, io)

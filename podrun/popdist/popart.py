@@ -9,8 +9,8 @@ from podrun.popdist import core
 from podrun.popdist.core import popdist_error
 
 if TYPE_CHECKING:
-    from podrun.popart.device import DeviceInfo
-    from podrun.popart.options import SessionOptions
+    from podrun.popart.devices.device import DeviceInfo
+    from podrun.popart.options.session_options import SessionOptions
 
 
 def configureSessionOptions(opts: SessionOptions) -> SessionOptions:
@@ -34,7 +34,7 @@ def getDevice(ipus_per_replica: int | None = None, connectionType: Any = None, *
 
     popdist_error if the program wants another number of IPUs for each replica than ``podrun`` was told.
     """
-    from podrun.popart.device_manager import DeviceManager
+    from podrun.popart.devices.device_manager import DeviceManager
     from podrun.popart.enums import DeviceConnectionType
 
     if kwargs:

@@ -22,7 +22,7 @@ from podrun.device.tiles.cost import cost_jaxpr
 from podrun.device.tiles.matmul import Product, plan_product
 from podrun.executable import numpy_dtype
 from podrun.popart import TensorInfo
-from podrun.popart.builder import Builder
+from podrun.popart.building.builder import Builder
 from podrun.popart.lowering import lower
 
 GC2, GC200 = CHIPS["gc2"], CHIPS["gc200"]

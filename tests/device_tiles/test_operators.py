@@ -21,7 +21,7 @@ from podrun.device.tiles.schedule import Options, make_schedule
 from podrun.executable import numpy_dtype
 from podrun.models.catalogue import Built, finished, lstm
 from podrun.models.network import Network
-from podrun.popart.builder import Builder
+from podrun.popart.building.builder import Builder
 from podrun.popart.lowering import lower
 
 

@@ -13,7 +13,7 @@ from podrun.errors import InvalidOptionError
 from podrun.models import attention
 from podrun.models.catalogue import finished, lstm
 from podrun.models.network import Network
-from podrun.popart.builder import Builder
+from podrun.popart.building.builder import Builder
 from podrun.popart.lowering import lower
 
 PUBLISHED = {

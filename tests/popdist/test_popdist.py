@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from podrun import popdist
 from podrun.errors import UnimplementedError
-from podrun.popart.device import device_ids
+from podrun.popart.devices.device import device_ids
 from podrun.popdist import collectives, core
 
 NAMES = (core.TOTAL, core.LOCAL, core.IPUS, core.OFFSET, core.LOCAL_INSTANCE, core.UNIFORM)

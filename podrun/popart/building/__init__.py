@@ -1,4 +1,4 @@
-"""Everything behind `podrun.popart.builder.Builder`: making ONNX models operator by operator.
+"""Everything behind `podrun.popart.building.builder.Builder`: making ONNX models operator by operator.
 
 `graph` is the model as it grows, with `node_inference` and `window_checks` for shapes; `attributes` are those of nodes,
 placement among them, and `contexts` the scopes that give them. `opsets` has one method per operator, made from

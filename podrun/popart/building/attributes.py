@@ -15,7 +15,7 @@ import numpy as np
 from podrun.popart.building.contexts import Pushed
 from podrun.popart.enums import RecomputeType
 from podrun.popart.errors import popart_exception
-from podrun.popart.settings import TensorLocation
+from podrun.popart.options.settings import TensorLocation
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.popart.building.graph import Scope, scope_from_graph
 from podrun.popart.errors import popart_exception
-from podrun.popart.light_model import LightModel
+from podrun.popart.models.light_model import LightModel
+from podrun.popart.models.tensor_proto import info_from_type
 from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx
-from podrun.popart.tensor_proto import info_from_type
 
 if TYPE_CHECKING:
     from onnx import GraphProto
@@ -67,7 +67,7 @@ class BuilderModel:
 
     def saveInitializersExternally(self, ids: Sequence[str], filename: str) -> None:
         """Move values of variables out of the model into ``filename``, whose folder must exist."""
-        from podrun.popart.transformer import move_initializers
+        from podrun.popart.models.transformer import move_initializers
 
         move_initializers(self._scope.initializers, self._scope.values, ids, filename)
 
@@ -86,7 +86,7 @@ def load(source: str | bytes | os.PathLike[str]) -> Scope:
     """A scope that continues the model in a file or in bytes."""
     from onnx import shape_inference
 
-    from podrun.popart.loader import read_light_model
+    from podrun.popart.models.loader import read_light_model
 
     light = read_light_model(source)
     model = light.proto

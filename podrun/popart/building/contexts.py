@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from podrun.popart.builder import Builder
+    from podrun.popart.building.builder import Builder
 
 
 class Pushed:

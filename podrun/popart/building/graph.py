@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podrun.popart.errors import popart_exception
-from podrun.popart.light_model import put_beside
+from podrun.popart.models.light_model import put_beside
+from podrun.popart.models.tensor_proto import info_from_type, to_array, to_proto, type_proto
 from podrun.popart.tensor_info import TensorInfo
-from podrun.popart.tensor_proto import info_from_type, to_array, to_proto, type_proto
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto, TypeProto

@@ -14,8 +14,8 @@ from podrun.popart import custom
 from podrun.popart.building.graph import GRAPHCORE_DOMAIN, Scope
 from podrun.popart.building.graphcore_ops import OPS, GraphcoreOp
 from podrun.popart.errors import popart_exception
+from podrun.popart.models.tensor_proto import info_from_type, type_proto
 from podrun.popart.tensor_info import TensorInfo, data_type_of
-from podrun.popart.tensor_proto import info_from_type, type_proto
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -23,7 +23,7 @@ from podrun.popart.debug import DebugContext, note
 from podrun.popart.errors import popart_exception
 
 if TYPE_CHECKING:
-    from podrun.popart.builder import Builder
+    from podrun.popart.building.builder import Builder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -253,7 +253,7 @@ class AiGraphcore(_OpFamily):
 
     @staticmethod
     def _attribute(method: str, op: GraphcoreOp, name: str, value: Any) -> Any:
-        from podrun.popart.builder import Builder
+        from podrun.popart.building.builder import Builder
 
         if isinstance(value, Builder):
             return value._subgraph_proto(called=True)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from podrun.popart.building.graphcore_ops import REQUIRED
+from podrun.popart.models.tensor_proto import to_proto
 from podrun.popart.tensor_info import onnx_data_type, parse_data_type
-from podrun.popart.tensor_proto import to_proto
 
 _LOGICAL = {
     "And": "logical_and",
@@ -132,7 +132,7 @@ class Unfit(Exception):
 
 def onnx_value(op_type: str, parameter: Parameter, value: Any) -> Any:
     """The attribute to write, or None if it is the default. Unfit for a value that it cannot have."""
-    from podrun.popart.builder import Builder
+    from podrun.popart.building.builder import Builder
 
     if parameter.kind == "GRAPH":
         if not isinstance(value, Builder):

@@ -36,7 +36,7 @@ def nop(ctx: Context, node: Node, x: Array) -> Array:
 
 @operator(GRAPHCORE, "PrintTensor")
 def print_tensor(ctx: Context, node: Node, x: Array) -> Array:
-    """x. Sessions print what those of the main graph see (`podrun.popart.observers`); those of subgraphs do not."""
+    """x. Sessions print what those of the main graph see (`popart.program.observers`); those of subgraphs do not."""
     return x
 
 
@@ -73,7 +73,7 @@ def normalize_image(ctx: Context, node: Node, x: Array, offsets: Array, scales: 
 
 @operator(GRAPHCORE, "Abort")
 def abort(ctx: Context, node: Node, *inputs: Array) -> Any:
-    """Refused in a subgraph; sessions carry out those of the main graph (`podrun.popart.observers`)."""
+    """Refused in a subgraph; sessions carry out those of the main graph (`podrun.popart.program.observers`)."""
     raise UnimplementedError(f"{node.describe()}: a program cannot stop itself inside a subgraph yet")
 
 

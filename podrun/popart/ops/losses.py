@@ -90,7 +90,7 @@ def nllloss(ctx: Context, node: Node, p: Array, label: Array, logits: Array = No
     divides by them. ``inputIsLogProbability``: p is a logarithm already. Labels equal to ``ignoreIndex`` give neither
     loss nor gradient, and Mean divides by the others (at least 1).
 
-    ``logits``: what a Softmax over the last axis made p of (`podrun.popart.session_model` joins them). The gradient
+    ``logits``: what a Softmax over the last axis made p of (`popart.program.lowering_models` joins them). The gradient
     goes to them as p - 1 at the label and p elsewhere, which neither vanishes where p is below its bound nor overflows
     a half (PopART's pattern NlllWithSoftMaxGradDirect).
     """

@@ -2,8 +2,8 @@
 them.
 
 ``values`` holds hyper-parameters, ``base`` what all optimizers share, ``rules`` the arithmetic common to
-update rules, and one file per family the class and its rule. The formulas are those of the semantics sheet,
-section 6.
+update rules, and one file per family the class and its rule. The formulas are those that
+graphcore/popart documents in willow/include/popart/sgd.hpp, adam.hpp and adaptive.hpp.
 """
 
 from podrun.popart.optimizers.adam import Adam
