@@ -12,7 +12,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from podrun.device.tiles import primitives
+from podrun.device.target import GC200
+from podrun.device.tiles import matmul, primitives
 from podrun.device.tiles.cost import cost_jaxpr
 from podrun.errors import InvalidOptionError, UnimplementedError
 
@@ -54,6 +55,24 @@ def _convolution() -> Any:
 def test_golden_reports_are_byte_identical(name: str, make: Any, request: pytest.FixtureRequest) -> None:
     text = json.dumps(cost_jaxpr(make(), "gc200"), indent=1, sort_keys=True) + "\n"
     assert (GOLDEN / f"{name}.json").read_text(encoding="utf-8") == text
+
+
+@given(rows=st.sampled_from((196, 512, 1000)), columns=st.integers(1, 12), reduces=st.booleans())
+@settings(max_examples=10, deadline=None, phases=(Phase.generate,))
+def test_what_follows_a_product_works_where_its_outputs_lie(rows: int, columns: int, reduces: bool) -> None:
+    def close(y: Any) -> Any:
+        with jax.named_scope("close"):
+            return jnp.sum(y, axis=0) if reduces else jnp.exp(y.reshape(-1))
+
+    columns *= 128
+    after = cost_jaxpr(
+        jax.make_jaxpr(lambda x, w: close(x @ w))(_half(rows, 64), _half(64, columns)), "gc200"
+    )
+    alone = cost_jaxpr(jax.make_jaxpr(close)(_half(rows, columns)), "gc200")
+    plan = matmul.plan_product(GC200, matmul.Product(1, rows, 64, columns, partials_type="float32"))
+    assert plan.share * plan.tiles > 0.999  # No tile has less than the mean of those that are used.
+    most = 1.0 + plan.share * GC200.tiles
+    assert alone["by_scope"]["close"] <= after["by_scope"]["close"] <= most * alone["by_scope"]["close"]
 
 
 def test_what_no_result_needs_is_not_priced() -> None:

@@ -132,6 +132,14 @@ def test_a_comparison_costs_the_type_it_compares(chip: Chip) -> None:
     assert chosen(SINGLE) > 1.8 * chosen(HALF)
 
 
+def test_values_of_one_tile_keep_one_tile_busy() -> None:
+    values = Tensor((4096,), HALF)
+    chain = [Equation("exp", {}, (0,), (1,), (values,), (values,), "")]
+    found = [elementwise.plan_chain(GC200, chain, {1}, share).compute for share in (0.0, 0.01, 1.0)]
+    assert found == sorted(set(found))
+    assert found[-1] == vertices.elementwise_cycles(4096, HALF, ("exp",), 1)
+
+
 def test_a_chain_of_one_type_costs_what_its_operations_cost() -> None:
     ops = ("add", "tanh", "mul")
     for dtype in (HALF, SINGLE):

@@ -58,8 +58,10 @@ OPS: dict[str, str] = {
 """Elementary operation of each element-wise primitive."""
 
 
-def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int]) -> Plan:
-    """One compute set for ``chain``; ``read_outside``: results that something after the chain needs."""
+def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int], share: float = 0.0) -> Plan:
+    """One compute set for ``chain``; ``read_outside``: results that something after the chain needs; ``share``: part of
+    its largest tensor on the fullest tile, where it works (0: spread evenly).
+    """
     made = {number for equation in chain for number in equation.outputs}
     largest = max((t for e in chain for t in e.results), key=lambda t: t.size)
     sources: dict[int, int] = {}
@@ -82,7 +84,7 @@ def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int]) ->
     widest = min(kinds, key=vertices.vector_width)
     grains = max(1, math.ceil(largest.nbytes / GRAIN_BYTES))
     tiles = min(chip.tiles, grains)
-    elements = math.ceil(largest.size / tiles)
+    elements = math.ceil(max(largest.size / tiles, largest.size * share))
     work = tuple((OPS[e.primitive], kind) for e, kind in zip(each, kinds, strict=True))
     compute = vertices.chain_cycles(elements, widest, work, loads + stores - 1)
     moved = min(broadcast_bytes, elements * 4.0) if len(sources) else 0.0
@@ -98,6 +100,7 @@ def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int]) ->
         flops=float(sum(e.results[0].size for e in chain)),
         temporary_bytes=moved,
         tiles=tiles,
+        share=share,
         vertices=PASS_VERTICES if alone else CHAIN_VERTICES,
         fragments=0.0 if scalars else PASS_FRAGMENTS if alone else 3.0,
         detail="+".join(ops[:6]) + ("+..." if len(ops) > 6 else ""),

@@ -15,8 +15,8 @@ class Plan:
 
     ``compute``, ``exchange`` and ``rearrange`` are cycles of the slowest tile. ``compute_sets`` and
     ``exchanges`` count BSP steps, each with its barrier. ``temporary_bytes``: on the fullest tile while it
-    runs. ``vertices`` and ``fragments`` (per tile) size vertex state and exchange code. ``bound``: no
-    planner knew the equation.
+    runs. ``vertices`` and ``fragments`` (per tile) size vertex state and exchange code. ``share``: part of the
+    result that the fullest tile holds (0: spread evenly). ``bound``: no planner knew the equation.
     """
 
     family: str
@@ -31,6 +31,7 @@ class Plan:
     vertices: float = 0.0
     fragments: float = 0.0
     detail: str = ""
+    share: float = 0.0
     bound: bool = False
 
     def overhead(self, chip: Chip) -> tuple[float, float]:

@@ -38,12 +38,16 @@ move."""
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "product"})
 """Products and convolutions; ``product`` is one whose sizes stand in its parameters (`operators`)."""
 
-PLANNERS: dict[str, Planner] = {
+REDUCTIONS: dict[str, Callable[[Chip, Equation, float], Plan]] = {
     **dict.fromkeys(
         ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"),
         reductions.plan_reduction,
     ),
     **dict.fromkeys(("argmax", "argmin"), reductions.plan_arg_reduce),
+}
+"""Reductions, which begin where their operand lies."""
+
+PLANNERS: dict[str, Planner] = {
     **dict.fromkeys(("transpose", "pad", "concatenate", "rev", "tile"), families.plan_movement),
     **dict.fromkeys(("gather", "dynamic_slice"), lookups.plan_gather),
     **dict.fromkeys(
@@ -90,4 +94,4 @@ PLANNERS: dict[str, Planner] = {
 
 def known(primitive: str) -> bool:
     """True iff a planner of its own prices ``primitive``; otherwise the stated bound does."""
-    return primitive in OPS or primitive in VIEWS or primitive in PRODUCTS or primitive in PLANNERS
+    return any(primitive in those for those in (OPS, VIEWS, PRODUCTS, REDUCTIONS, PLANNERS))

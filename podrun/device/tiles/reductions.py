@@ -77,25 +77,28 @@ def join(chip: Chip, outputs: int, partials: int) -> Joined:
     )
 
 
-def plan_reduction(chip: Chip, equation: Equation) -> Plan:
+def plan_reduction(chip: Chip, equation: Equation, share: float = 0.0) -> Plan:
     """Reduce what each tile holds and join what lies on several tiles; or, of what is too small for that, bring all
-    of an output to one tile.
+    of an output to one tile. ``share``: part of the source on its fullest tile (0: spread evenly).
     """
     source, result = equation.operands[0], equation.results[0]
     if source.size == 0 or result.size == 0:
         return Plan("reduction")
     depth = source.size / result.size
     fastest = len(source.shape) - 1 in equation.params.get("axes", ())
-    plan = _where_it_lies(chip, source, result.size, depth, fastest)
+    plan = _where_it_lies(chip, source, result.size, depth, fastest, share)
     if source.size <= GRAIN * chip.tiles and (fastest or result.size < MOST_OUTPUTS):
         plan = min(plan, _brought(chip, source, result.size, depth), key=lambda way: way.cycles(chip))
     detail = f"{result.size} outputs of {depth:.0f}"
     return replace(plan, flops=float(source.size), vertices=0.8, detail=detail)
 
 
-def _where_it_lies(chip: Chip, source: Tensor, outputs: int, depth: float, fastest: bool) -> Plan:
-    """Each tile reduces its even share of the source; partial results are joined."""
-    tiles, elements = spread(chip, source.size)
+def _where_it_lies(
+    chip: Chip, source: Tensor, outputs: int, depth: float, fastest: bool, share: float
+) -> Plan:
+    """Each tile reduces what it holds of the source; partial results are joined."""
+    tiles, even = spread(chip, source.size)
+    elements = max(even, math.ceil(source.size * share))
     outputs_here = max(1.0, min(outputs, elements / max(1.0, min(depth, elements))))
     if not fastest:
         outputs_here = min(float(outputs), max(outputs_here, elements / min(depth, DEPTH_HELD)))
@@ -133,9 +136,9 @@ def _brought(chip: Chip, source: Tensor, outputs: int, depth: float) -> Plan:
     )
 
 
-def plan_arg_reduce(chip: Chip, equation: Equation) -> Plan:
+def plan_arg_reduce(chip: Chip, equation: Equation, share: float = 0.0) -> Plan:
     """Arg-max and arg-min: a reduction that carries the index with the value, twice the cycles per element."""
-    plan = plan_reduction(chip, equation)
+    plan = plan_reduction(chip, equation, share)
     return replace(
         plan,
         compute=2.0 * plan.compute,

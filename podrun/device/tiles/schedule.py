@@ -2,11 +2,14 @@
 
 The schedule keeps the order of the trace. A chain is a run of element-wise equations of one named scope and
 one size class; the views between them do not break it, any other equation does.
+
+Nothing is spread anew for its own sake: chains and reductions work where their largest operand lies, so what follows a
+product lasts as long as the tile with most of its outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from podrun.device.target import Chip
@@ -16,7 +19,7 @@ from podrun.device.tiles.flatten import Equation, FlatJaxpr
 from podrun.device.tiles.fuse import absorb
 from podrun.device.tiles.matmul import DEFAULT_PROPORTION, plan_product
 from podrun.device.tiles.plan import Plan
-from podrun.device.tiles.primitives import PLANNERS, PRODUCTS, VIEWS
+from podrun.device.tiles.primitives import PLANNERS, PRODUCTS, REDUCTIONS, VIEWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +63,31 @@ def make_schedule(chip: Chip, flat: FlatJaxpr, options: Options) -> list[Step]:
     flat = absorb(flat)
     last_use = _last_uses(flat)
     steps: list[Step] = []
+    shares: dict[int, float] = {}
     for position, group in _groups(flat):
+        share = _share(group, shares)
         if group[0].primitive in OPS or len(group) > 1:
-            steps.append(_chain_step(chip, group, position, last_use))
+            steps.append(_chain_step(chip, group, position, last_use, share))
         else:
-            steps.append(_single_step(chip, group[0], options))
+            steps.append(_single_step(chip, group[0], options, share))
+        shares |= dict.fromkeys(_largest_results(group), steps[-1].plan.share)
     return steps
+
+
+def _share(group: list[Equation], shares: Mapping[int, float]) -> float:
+    """Part of a group's largest tensor on the fullest tile: where the first operand of that size lies."""
+    largest = max((t.size for e in group for t in (*e.operands, *e.results)), default=0)
+    operands = (pair for e in group for pair in zip(e.inputs, e.operands, strict=True))
+    return next(
+        (shares[n] for n, t in operands if n is not None and n in shares and t.size * 2 > largest), 0.0
+    )
+
+
+def _largest_results(group: list[Equation]) -> list[int]:
+    """What a group makes of its largest size; vectors beside it are spread evenly."""
+    made = [pair for e in group for pair in zip(e.outputs, e.results, strict=True)]
+    largest = max((t.size for _, t in made), default=0)
+    return [number for number, tensor in made if tensor.size * 2 > largest]
 
 
 def _last_uses(flat: FlatJaxpr) -> dict[int, int]:
@@ -107,21 +129,23 @@ def _joins(chain: list[Equation], equation: Equation) -> bool:
     return equation.scope == chain[0].scope and len(chain) < 64
 
 
-def _chain_step(chip: Chip, group: list[Equation], end: int, last_use: dict[int, int]) -> Step:
+def _chain_step(chip: Chip, group: list[Equation], end: int, last_use: dict[int, int], share: float) -> Step:
     work = [e for e in group if e.primitive in OPS]
     made = [number for e in group for number in e.outputs]
     outside = {number for number in made if last_use.get(number, -1) >= end}
     reads = tuple(dict.fromkeys(n for e in group for n in e.inputs if n is not None and n not in set(made)))
-    plan = plan_chain(chip, work, outside)
+    plan = plan_chain(chip, work, outside, share)
     inner = tuple(number for number in made if number not in outside)
     return Step(plan, "chain", group[0].scope, reads, tuple(made), inner)
 
 
-def _single_step(chip: Chip, equation: Equation, options: Options) -> Step:
+def _single_step(chip: Chip, equation: Equation, options: Options, share: float) -> Step:
     reads = tuple(n for n in equation.inputs if n is not None)
     name = equation.primitive
     if name in VIEWS:
-        return Step(Plan("view"), name, equation.scope, reads, equation.outputs, equation.outputs)
+        return Step(
+            Plan("view", share=share), name, equation.scope, reads, equation.outputs, equation.outputs
+        )
     if equation.bodies:
         return _loop_step(chip, equation, options, reads)
     if name in PRODUCTS:
@@ -129,6 +153,8 @@ def _single_step(chip: Chip, equation: Equation, options: Options) -> Step:
         if options.product_type:
             product = replace(product, input_type=options.product_type)
         plan = plan_product(chip, product)
+    elif name in REDUCTIONS:
+        plan = REDUCTIONS[name](chip, equation, share)
     elif name in PLANNERS:
         plan = PLANNERS[name](chip, equation)
     else:

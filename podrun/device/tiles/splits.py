@@ -115,6 +115,7 @@ def choose(
     best = int(np.argmin(np.where(fits, total, np.inf))) if fits.any() else int(np.argmin(temporary))
     serial = int(turns[best])
     reductions = 1 if shared[best] else 0
+    finished = _finished(product, cut)[best]
     plan = Plan(
         "conv" if product.kernel > 1 else "matmul",
         compute=float(cut.compute[best] + closing[0][best] + closing[1][best]) + (serial - 1) * TURN_CYCLES,
@@ -130,6 +131,7 @@ def choose(
         + KERNEL_FRAGMENTS * product.kernel,
         detail=f"{method} {product.m}x{product.k}x{product.n} rows/{cut.pm[best]:.0f} in/{cut.pk[best]:.0f} "
         f"out/{cut.pn[best]:.0f}" + (f" serial/{serial}" if serial > 1 else ""),
+        share=min(1.0, float(finished) / (product.groups * product.m * product.n)),
     )
     return Candidate(plan, bool(fits.any()))
 
@@ -159,6 +161,11 @@ def _gathered(chip: Chip, product: Product, cut: Cut, held: _Held) -> tuple[Valu
         held.inputs * (1.0 - stay_rows) / in_rate * pieces,
         held.weights * (1.0 - stay_weights) / weight_rate * pieces,
     )
+
+
+def _finished(product: Product, cut: Cut) -> Values:
+    """Outputs that stay on the fullest tile: those that several tiles sum are shared among them."""
+    return np.asarray(cut.groups * cut.rows * np.minimum(cut.n, product.n) / cut.pk)
 
 
 def _vectors(product: Product, cut: Cut) -> Values:
