@@ -72,6 +72,7 @@ def test_a_value_is_stashed_for_every_micro_batch_between_maker_and_reader() -> 
         many = [name for name in names if name.endswith(f" x {flight}")]
         # What enters the stage and what it makes for its backward work; the last stage does both at once.
         assert many
+        assert not any(name.startswith("value:") for name in many), "a stash is called by what makes it"
         assert sizes[many[0]] == flight * activation
     in_turn = held(replace(program, pipelined=False))
     assert in_turn[0]["by_content"]["stash"] < found[0]["by_content"]["stash"]

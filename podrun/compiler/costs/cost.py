@@ -184,6 +184,7 @@ def _segment_cost(
         (results[n], flat.tensors[n].nbytes) for n in dict.fromkeys(made) if results.get(n) in anchored
     ]
     ipu = placement.ipu(segment.place)
+    scopes = {number: equation.scope for equation in flat.equations for number in equation.outputs}
     work = Work(
         ipu,
         segment.rank,
@@ -192,6 +193,7 @@ def _segment_cost(
         tuple((step.name(n), flat.tensors[n].nbytes) for n in segment.crossing),
         tuple(streams),
         sum(flat.tensors[n].nbytes for n in flat.constants),
+        {step.name(n): scopes.get(n, "") for n in segment.crossing},
     )
     made_here = {results.get(n) for n in made}
     weights = frozenset(name for name in program.parameters if gradient_buffer(name) in made_here)

@@ -9,7 +9,7 @@ stash (``period``: cycles from one micro-batch to the next).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from podrun.compiler.program import Program
@@ -38,7 +38,7 @@ class Work:
     """A segment of a micro-batch on an IPU, in its pipeline cycle, with the tile model's report of it.
 
     ``reads``: names of parameters, inputs and what crosses. ``crossing``: what later segments read, ``anchors``: what
-    goes to the host, each with its bytes. ``constants``: bytes.
+    goes to the host, each with its bytes. ``constants``: bytes. ``makers``: the named scope that makes what crosses.
     """
 
     ipu: int
@@ -48,6 +48,7 @@ class Work:
     crossing: tuple[tuple[str, int], ...]
     anchors: tuple[tuple[str, int], ...]
     constants: int
+    makers: Mapping[str, str] = field(default_factory=dict)
 
 
 def ipu_memory(
@@ -214,6 +215,7 @@ class _Contents:
 
     def _stash(self, ipu: int) -> Iterator[tuple[str, str, int]]:
         place = self.program.locations.activations
+        makers = {name: scope for work in self.works for name, scope in work.makers.items()}
         for name, (size, made) in self._kept().items():
             reads = [work.cycle for work in self.works if work.ipu == ipu and name in work.reads]
             here = [cycle for at, cycle in made if at == ipu]
@@ -226,7 +228,7 @@ class _Contents:
             copies = min(held, self.program.accumulation_factor) if self.program.pipelined else 1
             copies -= not made  # One micro-batch of an input is in its stream's buffer.
             if copies and not place.streamed(size):
-                yield STASH, f"{name} x {copies}", copies * size
+                yield STASH, f"{makers.get(name) or name} x {copies}", copies * size
 
     def _kept(self) -> dict[str, tuple[int, list[tuple[int, int]]]]:
         """Bytes of what crosses between segments, and (IPU, cycle) of its maker; none for inputs."""
