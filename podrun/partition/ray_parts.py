@@ -8,14 +8,19 @@ starts. Should a future Ray name things otherwise, it starts with everything, on
 from __future__ import annotations
 
 import contextlib
+import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 SERVICES = ("start_monitor", "start_log_monitor", "start_api_server")
 """Methods of Ray's node that start a process each."""
 _AGENTS = ("--dashboard_agent_command", "--runtime_env_agent_command")
 _PORTS = ("--metrics-agent-port", "--metrics_export_port", "--runtime_env_agent_port")
+_THEIR_WORKER = re.compile(r'"[^"]*/default_worker\.py"|\S*/default_worker\.py')
+_OUR_WORKER = subprocess.list2cmdline([str(Path(__file__).with_name("ray_worker.py"))])
 _NOBODY = "1"
 """A port at which nobody listens. The raylet waits for agents only where they are to choose their ports (0)."""
 _PATIENCE = 30.0
@@ -54,7 +59,8 @@ def only_what_machines_need() -> Iterator[None]:
 
 
 def raylet_command(command: Sequence[str]) -> list[str]:
-    """Ray's command for a raylet, so that it starts no agents, waits for none, and no workers nobody asked for.
+    """Ray's command for a raylet: it starts no agents, waits for none, and starts workers when they are asked
+    for, those of `podrun.partition.ray_worker`.
 
     A command of blanks is no agent; an empty one is refused.
     """
@@ -67,6 +73,8 @@ def raylet_command(command: Sequence[str]) -> list[str]:
             word = f"{name}={_NOBODY}"
         elif name == "--num_prestart_python_workers":
             word = f"{name}=0"
+        elif name == "--python_worker_command":
+            word = _THEIR_WORKER.sub(lambda found: _OUR_WORKER, word)
         changed.append(word)
     return [*changed, f"--dashboard_agent_listen_port={_NOBODY}"]
 

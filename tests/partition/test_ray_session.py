@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from podrun.errors import ServiceError
-from podrun.partition import ray_session
+from podrun.partition import ray_session, ray_worker
 from podrun.partition.discovery import ProcessId
 from podrun.partition.ray_parts import RayletEnded, raylet_command
 from podrun.partition.ray_session import RaySession, _end, _started_for
@@ -115,23 +115,62 @@ def test_attempts_end(begin: Any, outcomes: Any, wanted: bool, tried: int) -> No
     assert not any(directory.exists() for directory in attempts.directories)
 
 
-def test_a_raylet_is_told_of_no_agents_and_waits_for_none() -> None:
+def test_a_raylet_is_told_of_no_agents_and_of_our_worker() -> None:
     command = [
         "raylet",
         "--metrics-agent-port=0",
         "--runtime_env_agent_port=7001",
         "--num_prestart_python_workers=2",
-        "--python_worker_command=python worker.py --metrics-agent-port=0",
+        "--python_worker_command=python setup.py /ray/workers/default_worker.py --metrics-agent-port=0",
         "--dashboard_agent_command=python agent.py --listen-port=0",
         "--runtime_env_agent_command=python main.py",
     ]
+    ours = subprocess.list2cmdline([ray_worker.__file__])
     assert raylet_command(command) == [
         "raylet",
         "--metrics-agent-port=1",
         "--runtime_env_agent_port=7001",
         "--num_prestart_python_workers=0",
-        "--python_worker_command=python worker.py --metrics-agent-port=0",
+        f"--python_worker_command=python setup.py {ours} --metrics-agent-port=0",
         "--dashboard_agent_command= ",
         "--runtime_env_agent_command= ",
         "--dashboard_agent_listen_port=1",
     ]
+    quoted = '--python_worker_command=python "/with a space/default_worker.py" --x'
+    assert raylet_command([quoted])[0] == f"--python_worker_command=python {ours} --x"
+
+
+PRETENDED_RAY = {
+    "ray/__init__.py": "import requests, jsonschema",
+    "ray/util/__init__.py": "",
+    "ray/util/serialization_addons.py": "def apply(context): raise AssertionError('Arrow is imported')",
+    "ray/_private/__init__.py": "",
+    "ray/_private/workers/__init__.py": "",
+    "ray/_private/workers/default_worker.py": """
+import gc, sys
+import ray
+from ray.util import serialization_addons
+serialization_addons.apply(None)
+print("requests.get:", ray.requests.get)
+print(__name__, sys.argv[1:], gc.isenabled())
+""",
+    "requests.py": "print('requests is read')\nget = 7",
+    "jsonschema.py": "print('jsonschema is read')",
+}
+
+
+def test_our_worker_is_rays_without_what_machines_never_use(tmp_path: Path) -> None:
+    for name, text in PRETENDED_RAY.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-B", ray_worker.__file__, "--node-ip-address=here"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (
+        ["requests is read", "requests.get: 7", "__main__ ['--node-ip-address=here'] False"],
+        "",
+    )

@@ -143,7 +143,7 @@ class Killer:
                 return None
             os.kill(os.getpid(), signal.SIGKILL)
 
-if any(word.endswith("default_worker.py") for word in sys.orig_argv):
+if any(word.endswith("ray_worker.py") for word in sys.orig_argv):
     sys.meta_path.insert(0, Killer())
 """
 

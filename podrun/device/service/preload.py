@@ -75,3 +75,9 @@ def uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def collect_from_now_on() -> None:
+    """Look for garbage, but not in what has been imported so far: it stays."""
+    gc.freeze()
+    gc.enable()

@@ -152,6 +152,7 @@ class MachineActor:
         self, agent_ids: Sequence[str], target: str = "gc200", host: str = "127.0.0.1", **options: Any
     ) -> list[str]:
         """Start a server for each agent; their endpoints."""
+        from podrun.device.service.preload import collect_from_now_on
         from podrun.device.xla.cache_place import writable_cache
         from podrun.device.xla.lapack import OwnPieces
 
@@ -166,7 +167,9 @@ class MachineActor:
                 pieces=pieces,
                 **options,
             )
-        return [self._servers[agent].start(host) for agent in agent_ids]
+        endpoints = [self._servers[agent].start(host) for agent in agent_ids]
+        collect_from_now_on()
+        return endpoints
 
     def stop(self, agent_id: str) -> int:
         """End one machine's server; how many are left."""
