@@ -85,7 +85,7 @@ class PieceCache:
     ``own_process``: the process holds nothing but a machine, so JAX may be set up for it. XLA then runs small
     pieces in the thread that asks for them instead of handing them to a pool: machines share a host's cores,
     and a pool each makes them wait for one another's threads. XLA then counts one thread, on which some sums
-    depend; a script with machines inside of it asks for the same (`podrun.popart.build`).
+    depend; a script with machines inside of it asks for the same (`podrun.popart.program.build`).
     """
 
     def __init__(self, directory: Path | None, *, own_process: bool = False) -> None:
