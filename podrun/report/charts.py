@@ -70,8 +70,8 @@ def key(names: Sequence[str]) -> str:
     return f'<p class="key">{"".join(spans)}</p>'
 
 
-def stack(parts: Mapping[str, float], unit: str) -> str:
-    """One bar cut into shares, and a table of them."""
+def stack(parts: Mapping[str, float], unit: str, meaning: Mapping[str, str]) -> str:
+    """One bar cut into shares, and a table of them with what each means."""
     total = sum(parts.values()) or 1.0
     shapes, x = [], 0.0
     digits = 0 if all(float(value).is_integer() for value in parts.values()) else 3
@@ -82,7 +82,7 @@ def stack(parts: Mapping[str, float], unit: str) -> str:
         x += width
     rows = "".join(
         f"<tr><td>{escape(n.replace('_', ' '))}</td><td>{v:,.{digits}f} {unit}</td>"
-        f"<td>{v / total:.1%}</td></tr>"
+        f"<td>{v / total:.1%}</td><td>{escape(meaning.get(n, ''))}</td></tr>"
         for n, v in parts.items()
     )
     return svg(28, shapes, "shares") + key(list(parts)) + f"<table>{rows}</table>"

@@ -12,6 +12,7 @@ from html import escape
 from podrun.report import charts
 from podrun.report.model import IpuUse, MemoryUse, Profile, Stage, layer_of
 from podrun.report.pipeline import shape, shown_micro_batches
+from podrun.report.terms import BATCH, CONTENTS, CYCLES, OPERATORS, counted, unit_of_time
 from podrun.report.text import TRUST, compare
 
 TOP_LAYERS = 25
@@ -19,7 +20,7 @@ TOP_VALUES = 8
 STYLE = (
     "body{font:14px system-ui,sans-serif;margin:2em auto;max-width:900px;padding:0 1em;color:#1d2330;background:#fff}"
     "h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}h3{font-size:1em}table{border-collapse:collapse}"
-    "td,th{padding:.15em .8em .15em 0;text-align:right}td:first-child,th:first-child{text-align:left}"
+    "td,th{padding:.15em .8em .15em 0;text-align:right}td:first-child,th:first-child,td:nth-child(4){text-align:left}"
     "svg{display:block;max-width:100%}.key span{display:inline-block;margin-right:1em}"
     ".key i{display:inline-block;width:.8em;height:.8em;margin-right:.3em}.warn{color:#b5443c;font-weight:600}"
     "pre{overflow:auto;background:#f4f6f9;padding:1em}nav a{margin-right:1em}"
@@ -55,11 +56,12 @@ def _verdict(profile: Profile) -> str:
     speed = ""
     if profile.samples_per_second is not None:
         speed = f"<b>{profile.samples_per_second:,.1f} samples/s</b>, "
+    unit, of = unit_of_time(profile.seconds)
     return (
-        f"<p>Target <b>{escape(profile.target)}</b>, {profile.replicas} replica(s) of {profile.ipus_per_replica} "
-        f"IPU(s), {profile.accumulation_factor} micro-batch(es) a batch. One batch takes "
-        f"<b>{profile.seconds * 1e3:,.3f} ms</b> ({profile.cycles:,} cycles), {speed}bottleneck: "
-        f"{escape(profile.bottleneck)}. Fullest tile {memory.max_tile_bytes:,} of "
+        f"<p>Target <b>{escape(profile.target)}</b>, {counted(profile.replicas, 'replica')} of "
+        f"{counted(profile.ipus_per_replica, 'IPU')}, {counted(profile.accumulation_factor, 'micro-batch')} "
+        f"a batch. One batch takes <b>{profile.seconds * of:,.3f} {unit}</b> ({profile.cycles:,} cycles), "
+        f"{speed}bottleneck: {escape(profile.bottleneck)}. Fullest tile {memory.max_tile_bytes:,} of "
         f"{memory.tile_capacity_bytes:,} B: {verdict}.</p>"
     )
 
@@ -67,15 +69,17 @@ def _verdict(profile: Profile) -> str:
 def _sections(profile: Profile, other: Profile | None) -> Iterator[tuple[str, str, str]]:
     """Anchor, heading and content of each section."""
     total = sum(profile.causes().values())
-    seconds = {name: value * 1e3 for name, value in profile.seconds_by_cause.items()}
-    yield "batch", "Where a batch's time goes", charts.stack(seconds, "ms")
+    unit, of = unit_of_time(profile.seconds)
+    seconds = {name: value * of for name, value in profile.seconds_by_cause.items()}
+    yield "batch", "Where a batch's time goes", charts.stack(seconds, unit, BATCH)
     if other is not None:
         yield "compare", "Compared", f"<pre>{escape(compare(other, profile))}</pre>"
-    yield "causes", "Where a micro-batch's cycles go", charts.stack(profile.causes(), "cycles")
+    yield "causes", "Where a micro-batch's cycles go", charts.stack(profile.causes(), "cycles", CYCLES)
     if len(profile.stages) > 1:
         yield "pipeline", "Pipeline", _pipeline(profile)
     operators, layers = profile.operators(), profile.layers()
-    yield "operators", "Cycles by operator", charts.bars(operators, total)
+    meant = "".join(f"<p>{name}: {text}.</p>" for name, text in OPERATORS.items() if name in operators)
+    yield "operators", "Cycles by operator", charts.bars(operators, total) + meant
     top = dict(list(layers.items())[:TOP_LAYERS])
     yield "layers", "Cycles by layer", charts.bars(top, total) + _table("layer-table", "layer", layers, total)
     for use in profile.held():
@@ -154,8 +158,8 @@ def _contents(memory: MemoryUse) -> str:
         f"<td>{item.size_bytes:,} B</td></tr>"
         for item in memory.largest[:TOP_VALUES]
     )
-    held = f"<p>Largest contents:</p><table>{rows}</table>" if rows else ""
-    return charts.stack({name: size / 1024 for name, size in sizes.items()}, "KiB") + held
+    held = f"<p>Largest at the fullest moment:</p><table>{rows}</table>" if rows else ""
+    return charts.stack({name: size / 1024 for name, size in sizes.items()}, "KiB", CONTENTS) + held
 
 
 def _table(anchor: str, what: str, values: Mapping[str, int], total: int) -> str:

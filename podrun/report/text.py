@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from podrun.report.model import MemoryUse, Profile, layer_of
 from podrun.report.pipeline import shape
+from podrun.report.terms import BATCH, CYCLES, counted, unit_of_time
 
 TRUST = "Modelled, not measured: docs/fidelity.md holds the model against published measurements."
 
@@ -13,18 +14,22 @@ TRUST = "Modelled, not measured: docs/fidelity.md holds the model against publis
 def summary(profile: Profile, *, top: int = 8) -> str:
     """Time by cause, operators, layers and memory, most first; ends with a newline."""
     total = sum(profile.causes().values())
+    unit, of = unit_of_time(profile.seconds)
     lines = [
         headline(profile),
-        f"One batch ({profile.replicas} replicas x {profile.accumulation_factor} micro-batches): "
-        f"{profile.seconds * 1e3:,.3f} ms, {profile.cycles:,} cycles",
+        f"One batch ({counted(profile.replicas, 'replica')} x "
+        f"{counted(profile.accumulation_factor, 'micro-batch')}): {profile.seconds * of:,.3f} {unit}, "
+        f"{profile.cycles:,} cycles",
     ]
     speed = "" if profile.samples_per_second is None else f"{profile.samples_per_second:,.1f} samples/s; "
     lines.append(f"  {speed}bottleneck: {profile.bottleneck}")
     for cause, seconds in profile.seconds_by_cause.items():
-        lines.append(f"  {cause:<14}{seconds * 1e3:>14,.3f} ms {share(seconds, profile.seconds)}")
+        figures = f"{seconds * of:>14,.3f} {unit} {share(seconds, profile.seconds)}"
+        lines.append(f"  {cause:<14}{figures}  {BATCH.get(cause, '')}".rstrip())
     lines += _pipeline(profile)
     lines.append(f"One micro-batch on tiles: {total:,} cycles")
-    lines += _ranks(profile.causes(), total, len(profile.causes()))
+    for cause, cycles in profile.causes().items():
+        lines.append(f"  {cycles:>16,} {share(cycles, total)}  {cause:<10} {CYCLES[cause]}")
     lines += ["By operator", *_ranks(profile.operators(), total, top)]
     lines += ["By layer, forward and backward", *_ranks(profile.layers(), total, top)]
     lines += _memory(profile)
@@ -43,8 +48,8 @@ def _pipeline(profile: Profile) -> list[str]:
         return []
     idle = ", ".join(f"IPU {ipu} {part:.0%}" for ipu, part in found.idle_share_by_ipu.items())
     return [
-        f"Pipeline, {found.schedule}: {found.fill_slots} cycles to fill, {found.main_slots} full, {found.flush_slots} "
-        "to flush",
+        f"Pipeline, {found.schedule}: {found.fill_slots} cycles to fill, {found.main_slots} full, "
+        f"{found.flush_slots} to flush",
         f"  IPUs idle {found.idle_share:.1%} of the time ({idle})",
     ]
 
@@ -56,7 +61,10 @@ def headline(profile: Profile) -> str:
 
 
 def _ranks(values: Mapping[str, int], total: int, top: int) -> list[str]:
-    return [f"  {value:>16,} {share(value, total)}  {name}" for name, value in list(values.items())[:top]]
+    shown, rest = list(values.items())[:top], list(values.values())[top:]
+    if rest:
+        shown.append((f"({len(rest)} more)", sum(rest)))
+    return [f"  {value:>16,} {share(value, total)}  {name}" for name, value in shown]
 
 
 def _memory(profile: Profile) -> list[str]:
@@ -69,14 +77,15 @@ def _memory(profile: Profile) -> list[str]:
             f"{share(worst.max_tile_bytes, worst.tile_capacity_bytes)} {verdict}"
         )
         if worst.bytes_by_content:
-            lines.append(f"    {contents(worst)}")
-    memory = profile.fullest().memory
+            lines.append(f"    all tiles: {contents(worst)}")
+    fullest = profile.fullest()
+    memory = fullest.memory
     code = sum(memory.code_bytes_by_category.values())
     lines.append(
-        f"  always live {memory.always_live_bytes:,} B, peak of the rest {memory.not_always_live_peak_bytes:,} B, "
-        f"code {code:,} B (IPU {profile.fullest().ipu})"
+        f"  All tiles of IPU {fullest.ipu}: always live {memory.always_live_bytes:,} B, peak of the rest "
+        f"{memory.not_always_live_peak_bytes:,} B, code {code:,} B; at the peak most is"
     )
-    return lines + [f"  {item.size_bytes:,} B  {layer_of(item.scope)}" for item in memory.largest[:3]]
+    return lines + [f"  {item.size_bytes:>16,} B  {layer_of(item.scope)}" for item in memory.largest[:3]]
 
 
 def contents(memory: MemoryUse, most: int = 4) -> str:
@@ -88,10 +97,11 @@ def contents(memory: MemoryUse, most: int = 4) -> str:
 def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
     """What changed from the first to the second: time, causes, operators, layers, memory."""
     lines = [f"{'':<42}{'before':>16}{'after':>16}"]
-    lines.append(_change("batch, ms", first.seconds * 1e3, second.seconds * 1e3))
+    unit, of = unit_of_time(max(first.seconds, second.seconds))
+    lines.append(_change(f"batch, {unit}", first.seconds * of, second.seconds * of))
     for cause in dict.fromkeys((*first.seconds_by_cause, *second.seconds_by_cause)):
-        before = first.seconds_by_cause.get(cause, 0.0) * 1e3
-        lines.append(_change(f"  {cause}, ms", before, second.seconds_by_cause.get(cause, 0.0) * 1e3))
+        before = first.seconds_by_cause.get(cause, 0.0) * of
+        lines.append(_change(f"  {cause}, {unit}", before, second.seconds_by_cause.get(cause, 0.0) * of))
     speeds = first.samples_per_second, second.samples_per_second
     if speeds[0] is not None and speeds[1] is not None:
         lines.append(_change("samples/s", speeds[0], speeds[1]))

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from podrun.compiler.costs.timeline import CAUSES as TIMELINE_CAUSES
 from podrun.errors import ConfigError
-from podrun.report import Profile, read_report
+from podrun.report import Profile, read_report, terms
 from podrun.report.__main__ import main
 from podrun.report.document import SCHEMA_VERSION, from_json, json_schema, load, to_json
 from podrun.report.html import page
-from podrun.report.model import PHASES, layer_of
+from podrun.report.model import CAUSES, PHASES, layer_of
 from podrun.report.pipeline import runs
 from podrun.report.text import compare, summary
 from podrun.report.trace import DETAILED, chrome_trace, to_trace
@@ -87,6 +88,23 @@ def test_the_summary_names_causes_layers_memory_and_trust(profile: Profile) -> N
     text = summary(profile)
     for word in ("all_reduce", "matmul", "dense <1>", "fullest tile", "fits", "samples/s", "not measured"):
         assert word in text
+
+
+def test_every_cause_is_explained_and_what_is_left_out_is_counted(profile: Profile) -> None:
+    assert set(terms.CYCLES) == set(CAUSES)
+    assert set(terms.BATCH) == set(TIMELINE_CAUSES)
+    text = summary(profile, top=1)
+    layers = profile.layers()
+    assert f"({len(layers) - 1} more)" in text
+    assert f"{sum(layers.values()) - max(layers.values()):,}" in text
+    assert all(meaning in text for meaning in terms.CYCLES.values())
+
+
+def test_times_are_in_a_unit_that_shows_them(profile: Profile) -> None:
+    for seconds, words in ((42e-6, "42.000 us"), (42e-3, "42.000 ms")):
+        lasting = dataclasses.replace(profile, seconds=seconds)
+        assert words in summary(lasting)
+        assert f"<b>{words}</b>" in page(lasting)
 
 
 def test_two_runs_compare(profile: Profile) -> None:
