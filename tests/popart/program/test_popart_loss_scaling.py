@@ -241,6 +241,52 @@ def test_a_scale_that_moves_gives_what_a_fixed_one_gives(optimizer):
     assert not np.array_equal(results[0], case.start)
 
 
+@pytest.mark.parametrize("rule", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
+def test_behind_a_softmax_only_the_rounding_of_the_loss_s_gradient_differs(rule):
+    """A fixed scaling has Softmax and Nll as one (p - 1, rounded once), an automatic one has them apart (-1/p). Where a
+    fixed one has them apart too, every bit is that of the automatic one; and both are as far from float32.
+    """
+    found = {}
+    for kind, made, apart in (
+        ("FLOAT", options(), False),
+        ("FLOAT16", options(), False),
+        ("FLOAT16", options(), True),
+        ("FLOAT16", scaled(options()), False),
+    ):
+        draw, dtype = np.random.default_rng(5), np.float16 if kind == "FLOAT16" else np.float32
+        start = draw.standard_normal((INPUTS, 3)).astype(np.float16)
+        xs = draw.standard_normal((4, MICRO_BATCH, INPUTS)).astype(np.float16)
+        labels = draw.integers(0, 3, (4, MICRO_BATCH)).astype(np.int32)
+        builder = popart.Builder()
+        x = builder.addInputTensor(popart.TensorInfo(kind, [MICRO_BATCH, INPUTS]))
+        label = builder.addInputTensor(popart.TensorInfo("INT32", [MICRO_BATCH]))
+        w = builder.addInitializedInputTensor(start.astype(dtype))
+        p = builder.aiOnnx.softmax([builder.aiOnnx.matmul([x, w])])
+        loss = builder.aiGraphcore.nllloss([p, label])
+        scaling = {"lossScaling": (8.0, False)}
+        optimizer = popart.SGD(scaling | {"defaultLearningRate": (0.5, True)})
+        if rule == "adam":
+            optimizer = popart.Adam(scaling | {"defaultLearningRate": (0.02, True)})
+        session = training(
+            SimpleNamespace(model=builder.getModelProto(), loss=loss),
+            optimizer,
+            made,
+            popart.DataFlow(4, ["Gradient___" + p] if apart else [], popart.AnchorReturnType("Final")),
+        )
+        data = {x: xs.astype(dtype), label: labels}
+        session.run(popart.PyStepIO(data, session.initAnchorArrays()))
+        session.weightsToHost()
+        value = np.empty((INPUTS, 3), dtype)
+        session.readWeights(popart.PyWeightsIO({w: value}))
+        found[kind, apart, made.automaticLossScalingSettings.enabled] = value.astype(np.float64)
+    exact = found["FLOAT", False, False]
+    fixed, apart, automatic_ = (found["FLOAT16", *k] for k in ((False, False), (True, False), (False, True)))
+    np.testing.assert_array_equal(apart, automatic_)
+    assert np.abs(automatic_ - start).max() > 0.02
+    for halves in (fixed, automatic_):
+        np.testing.assert_allclose(halves, exact, rtol=0, atol=4e-3)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "settings", "words"),
     [
