@@ -175,6 +175,12 @@ def cluster_names() -> list[str]:
     return sorted((path.stem for path in config_directory().glob("*.yaml")), key=_natural)
 
 
+def smallest_holding(ipus: int, target: str) -> Cluster | None:
+    """The smallest POD with a name that has so many IPUs of that target (``gc200``, ``bow``); None if none has."""
+    pods = (load_cluster(name) for name in cluster_names())
+    return next((pod for pod in pods if pod.target == target and pod.ipu_count >= ipus), None)
+
+
 def _natural(name: str) -> tuple[bool, int, str]:
     digits = "".join(c for c in name if c.isdigit())
     number = int(digits or 0)

@@ -69,6 +69,14 @@ class ConflictError(UsageError):
     """Something is there already or in use: a partition of that name, IPUs, a port."""
 
 
+class ExistsError(ConflictError):
+    """There is one of that name already."""
+
+
+class ExhaustedError(ConflictError):
+    """What is asked for is right, but others have it: it can be had when they are done."""
+
+
 class UnsupportedError(PodrunError):
     """Refused by intent (see the README's table of what is exact, modelled, refused)."""
 

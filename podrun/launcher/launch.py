@@ -106,7 +106,10 @@ class _Launch:
         cache = self.spec.cache_path or residue.cache_directory()
         runner = ProcessRunner()
         self._undo.callback(runner.close)
-        runners = [runner, *self._stopping.wait_for(lambda: self._remote_runners(runner), self._cancel)]
+        runners = [
+            runner,
+            *self._stopping.wait_for(lambda: self._remote_runners(runner, cache), self._cancel),
+        ]
         mixer = self._mixer()
         self._undo.callback(mixer.close)
         self.supervisor = Supervisor(runners, mixer, self.log, wake=runner.wake)
@@ -209,14 +212,14 @@ class _Launch:
                 residue.watch(pid)
             self.log.debug(f"instance {instance.index} is process {pid} on {instance.host}")
 
-    def _remote_runners(self, local: ProcessRunner) -> list[Runner]:
+    def _remote_runners(self, local: ProcessRunner, cache: str) -> list[Runner]:
         others = sorted({host for host in self.spec.layout.hosts if not is_this_host(host)})
         if not others:
             return []
         from podrun.launcher.remote import connect_hosts
 
         ray = self.spec.server.ray or AUTO
-        remote = connect_hosts(others, self.log, local.wake, address=ray, environ=self.environ)
+        remote = connect_hosts(others, self.log, local.wake, address=ray, environ=self.environ, scratch=cache)
         for runner in remote:
             self._undo.callback(runner.close)
         return list(remote)

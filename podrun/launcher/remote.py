@@ -9,15 +9,19 @@ gain nothing.
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from podrun.errors import DeadlineError, NotFoundError, ServiceError
 from podrun.launcher.log import Log
 from podrun.launcher.output import Channel
 from podrun.launcher.process import Command, Ended, Event, Printed, ProcessRunner
+from podrun.partition.discovery import remove_scratch
+from podrun.partition.guardian import Guardian, end_marked
 from podrun.partition.ray_starts import Start, start_together
 
 START_SECONDS = 60.0
@@ -29,17 +33,31 @@ LOST_EXIT_CODE = 1
 _LOOK = "Look at the cluster (ray status); podrun must be installed at the same path on all its nodes."
 
 
-class HostActor:
-    """Runs inside the Ray actor: plain values in and out. Its methods run one at a time, on one thread."""
+HOST_MARK = "PODRUN_HOST_MARK"
+"""Variable that all processes of a launch on one other host have in common."""
 
-    def __init__(self) -> None:
+
+class HostActor:
+    """Runs inside the Ray actor: plain values in and out. Its methods run one at a time, on one thread.
+
+    ``scratch``: a directory for temporary files that instances make here and that goes with the launch. A guardian sees
+    to it, and to processes that instances have started, if this process or podrun is killed.
+    """
+
+    def __init__(self, scratch: str) -> None:
         self._runner = ProcessRunner()
+        self._scratch = scratch
+        self._mark = secrets.token_hex(8)
+        self._guardian = Guardian()
+        self._guardian.watch_mark(f"{HOST_MARK}={self._mark}")
+        self._guardian.watch_directory(scratch)
 
     def start(
         self, instance: int, words: Sequence[str], directory: str, environment: Mapping[str, str]
     ) -> int:
         """See `ProcessRunner.start`."""
-        return self._runner.start(Command(instance, tuple(words), directory, environment))
+        marked = {**environment, HOST_MARK: self._mark}
+        return self._runner.start(Command(instance, tuple(words), directory, marked))
 
     def poll(self, timeout: float) -> list[tuple[Any, ...]]:
         """See `ProcessRunner.poll`; events as tuples."""
@@ -50,8 +68,11 @@ class HostActor:
         self._runner.signal(number, instances)
 
     def close(self) -> None:
-        """See `ProcessRunner.close`."""
+        """See `ProcessRunner.close`. Nothing stays here."""
         self._runner.close()
+        end_marked(f"{HOST_MARK}={self._mark}")
+        remove_scratch(Path(self._scratch))
+        self._guardian.dismiss()
 
 
 def plain_event(event: Event) -> tuple[Any, ...]:
@@ -154,9 +175,17 @@ class RemoteRunner:
 
 
 def connect_hosts(
-    hosts: Sequence[str], log: Log, wake: Callable[[], None], *, address: str, environ: Mapping[str, str]
+    hosts: Sequence[str],
+    log: Log,
+    wake: Callable[[], None],
+    *,
+    address: str,
+    environ: Mapping[str, str],
+    scratch: str,
 ) -> list[RemoteRunner]:
     """A runner for each host, a node of the Ray cluster at ``address`` (see `podrun.partition.ray_address`).
+
+    ``scratch``: what instances make there as on this host, and what goes with the launch (`HostActor`).
 
     Raises NotFoundError naming hosts that are no nodes of the Ray cluster,
     ServiceError if there is no such cluster or a host's actor dies, DeadlineError if it does not start."""
@@ -180,7 +209,7 @@ def connect_hosts(
             hint=f"Its nodes are: {', '.join(known)}. Add one: ray start --address=HOST:6379 on it.",
         )
     ready = start_together(
-        [(f"host {host}", partial(_begin_on, ray, found[host]["NodeID"])) for host in hosts],
+        [(f"host {host}", partial(_begin_on, ray, found[host]["NodeID"], scratch)) for host in hosts],
         ray,
         timeout=START_SECONDS,
         hint=_LOOK,
@@ -200,10 +229,10 @@ def names_of(node: Mapping[str, Any]) -> set[str]:
     } - {""}
 
 
-def _begin_on(ray: Any, node: str) -> Start:
+def _begin_on(ray: Any, node: str, scratch: str) -> Start:
     """Have Ray start a host's actor; not awaited."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-    actor = ray.remote(HostActor).options(num_cpus=0, scheduling_strategy=strategy).remote()
+    actor = ray.remote(HostActor).options(num_cpus=0, scheduling_strategy=strategy).remote(scratch)
     return Start(actor, actor.poll.remote(0.0))

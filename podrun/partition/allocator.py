@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from podrun.cluster import Allocation, Cluster
-from podrun.errors import ConflictError, InternalError, NotFoundError, UsageError
+from podrun.errors import ConflictError, ExhaustedError, ExistsError, InternalError, NotFoundError, UsageError
 from podrun.partition import events as ev
 from podrun.partition.events import Event, Instruction, Partition, Requirements
 from podrun.partition.placement import find_place, ipus_of, is_power_of_two, slices_of
@@ -121,7 +121,7 @@ class Allocator:
 
     def _create(self, event: ev.Create) -> list[Instruction]:
         if event.requirements.name in self.partitions:
-            raise ConflictError(
+            raise ExistsError(
                 f"partition {event.requirements.name} exists already",
                 hint=f"Use it, or remove it first: vipu remove partition {event.requirements.name}",
             )
@@ -177,7 +177,7 @@ class Allocator:
         )
         holders = ", ".join(sorted(set(taken.values()))) or "none"
         lost = f"; lost agents: {', '.join(sorted(self.lost))}" if self.lost else ""
-        return ConflictError(
+        return ExhaustedError(
             f"no {needs.size} aligned IPUs are free: {free} IPUs are, partitions in the way: {holders}{lost}",
             hint="Remove one (vipu remove partition NAME)"
             + (" or restart the lost agent (vipu-admin restart agent ID)." if self.lost else "."),
@@ -297,7 +297,7 @@ class Allocator:
     def _create_allocation(self, event: ev.CreateAllocation) -> list[Instruction]:
         check_name(event.name, "an allocation")
         if event.name in self.allocations:
-            raise ConflictError(
+            raise ExistsError(
                 f"allocation {event.name} exists already",
                 hint=f"Remove it first: vipu-admin remove allocation {event.name}",
             )

@@ -47,6 +47,15 @@ class SuggestingGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, self.other_names.get(cmd_name, cmd_name))
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PodrunError as error:
+            if ctx.parent is None and isinstance(ctx.obj, Session) and ctx.obj.json:
+                plain = {"type": type(error).__name__, "message": error.message, "hint": error.hint or None}
+                ctx.obj.show("error", plain, str)
+            raise
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if ctx.parent is None:
             args = self._globals_first(ctx, args)

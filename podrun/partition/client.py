@@ -23,6 +23,8 @@ from podrun.access import is_loopback, known_token, open_channel
 from podrun.errors import (
     ConflictError,
     DeadlineError,
+    ExhaustedError,
+    ExistsError,
     NotFoundError,
     PodrunError,
     ServiceError,
@@ -53,7 +55,10 @@ ERROR_METADATA_KEY = "podrun-error-bin"
 
 _ERROR_TYPES: dict[str, type[PodrunError]] = {
     kind.__name__: kind
-    for kind in (UsageError, NotFoundError, ConflictError, ServiceError, DeadlineError, UnsupportedError)
+    for kind in (
+        *(UsageError, NotFoundError, ConflictError, ExistsError, ExhaustedError),
+        *(ServiceError, DeadlineError, UnsupportedError),
+    )
 }
 
 
@@ -210,7 +215,10 @@ class VipuClient:
             for device in config.devices
         )
         return IpuofConfig(
-            config.partition_id, PartitionState[config.state], devices, dict(config.attributes.items())
+            config.partition_id,
+            PartitionState[config.state],
+            devices,
+            dict(sorted(config.attributes.items())),
         )
 
     # --- machines -------------------------------------------------------------------------------------------

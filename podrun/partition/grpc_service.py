@@ -18,6 +18,8 @@ from podrun.access import guards
 from podrun.errors import (
     ConflictError,
     DeadlineError,
+    ExhaustedError,
+    ExistsError,
     NotFoundError,
     PodrunError,
     ServiceError,
@@ -88,22 +90,20 @@ def _taken(host: str, port: int) -> ConflictError:
     )
 
 
+_STATUS: tuple[tuple[type[PodrunError], grpc.StatusCode], ...] = (
+    (NotFoundError, grpc.StatusCode.NOT_FOUND),
+    (ExistsError, grpc.StatusCode.ALREADY_EXISTS),
+    (ExhaustedError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (ConflictError, grpc.StatusCode.FAILED_PRECONDITION),
+    (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
+    (DeadlineError, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (ServiceError, grpc.StatusCode.UNAVAILABLE),
+)
+"""The first that an error is one of counts."""
+
+
 def _status(error: PodrunError) -> grpc.StatusCode:
-    if isinstance(error, NotFoundError):
-        return grpc.StatusCode.NOT_FOUND
-    if isinstance(error, ConflictError):
-        if "exists already" in error.message:
-            return grpc.StatusCode.ALREADY_EXISTS
-        if "are free" in error.message:
-            return grpc.StatusCode.RESOURCE_EXHAUSTED
-        return grpc.StatusCode.FAILED_PRECONDITION
-    if isinstance(error, UsageError):
-        return grpc.StatusCode.INVALID_ARGUMENT
-    if isinstance(error, DeadlineError):
-        return grpc.StatusCode.DEADLINE_EXCEEDED
-    if isinstance(error, ServiceError):
-        return grpc.StatusCode.UNAVAILABLE
-    return grpc.StatusCode.INTERNAL
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
 def _shortened(text: str) -> str:

@@ -1,7 +1,8 @@
 """Starting actors together: all of them, or none that stays; one whose process died before it ran is started once more.
 
 A busy cluster now and then loses a worker process between being given to an actor and running it (seen in one of three
-runs on two hosts). Nothing has happened in it by then, so a second attempt is as good as the first. What ran and failed
+runs on two hosts), and takes seconds to notice that a node is gone, on which it goes on placing actors. Nothing of ours
+has happened by then, so a second attempt is as good as the first. What ran and failed
 is not tried again: it would fail again, and who reads the log would have to find the first error.
 """
 
@@ -22,6 +23,7 @@ _NEVER_RAN = "The actor never ran"
 _EXIT = re.compile(
     r"Worker exit type: (?P<type>\w+) Worker exit detail: (?P<detail>.*?)(?: Some common causes|\n|$)"
 )
+_NODE_DIED = re.compile(r"its node has died\. Node Id: (?P<id>\w{8})\w*\n\s*(?P<detail>.*)")
 _NODE = re.compile(r"^\s*ip: (?P<ip>\S+)$", re.MULTILINE)
 _UNASKED = ("SYSTEM_ERROR", "INTENDED_SYSTEM_EXIT")
 """Ray's words for processes that no code of the actor's has ended: broken connections, workers it thought idle."""
@@ -62,8 +64,12 @@ class Death:
 def death_before_running(said: str) -> Death | None:
     """What Ray says of an actor that died, read: None unless its process ended before it ran anything of ours, and not
     by the will of code in it. An error in the actor's code or a shortage that Ray names is no such end."""
+    if _NEVER_RAN not in said:
+        return None
+    if lost := _NODE_DIED.search(said):
+        return Death(f"node {lost['id']}", lost["detail"])
     exit_ = _EXIT.search(said)
-    if _NEVER_RAN not in said or exit_ is None or exit_["type"] not in _UNASKED:
+    if exit_ is None or exit_["type"] not in _UNASKED:
         return None
     node = _NODE.search(said)
     return Death(node["ip"] if node else "a node that Ray does not name", exit_["detail"].rstrip("."))

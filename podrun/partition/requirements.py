@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from podrun.cluster import Cluster
+from podrun.cluster import Cluster, smallest_holding
 from podrun.errors import UsageError
 from podrun.partition.events import Requirements
 from podrun.partition.placement import is_power_of_two, least_ilds
@@ -48,9 +48,11 @@ def completed(needs: Requirements, cluster: Cluster) -> Requirements:
 
 def _check_domains(size: int, ilds: int, cluster: Cluster) -> None:
     if size > cluster.ipu_count:
+        larger = smallest_holding(size, cluster.target)
         raise UsageError(
             f"a partition of {size} IPUs is larger than {cluster.name} of {cluster.ipu_count}",
-            hint="Ask for fewer, or start a larger POD: vipu-server --cluster pod64",
+            hint="Ask for fewer"
+            + (f", or start a larger POD: vipu-server --cluster {larger.name}" if larger else "."),
         )
     if not is_power_of_two(ilds) or ilds > size or ilds > len(cluster.ilds):
         most = min(size, len(cluster.ilds))

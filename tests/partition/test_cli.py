@@ -48,6 +48,38 @@ PARTITIONS = """\
 """
 
 
+def test_scripts_can_tell_errors_apart(shell: Shell) -> None:
+    """An epilog that removes what is gone, a prolog that finds the POD full: by type, as JSON on standard output."""
+    assert shell("create partition p --size 8") == 0
+    for line, kind in (
+        ("create partition p --size 8", "ExistsError"),
+        ("create partition q --size 16", "ExhaustedError"),
+        ("create partition q --size 12", "UsageError"),
+        ("remove partition gone", "NotFoundError"),
+        ("create partition q --size 4 --allocation gone", "NotFoundError"),
+    ):
+        assert shell(f"--format json {line}") == 2
+        said = json.loads(shell.out)
+        assert said["error"]["type"] == kind, line
+        assert shell.err == f"error: {said['error']['message']}\n  {said['error']['hint']}\n"
+        assert shell(line) == 2
+        assert shell.out == ""
+
+
+def test_the_hint_names_a_pod_that_is_large_enough(shell: Shell) -> None:
+    assert shell("create partition p --size 128") == 2
+    assert "start a larger POD: vipu-server --cluster pod128" in shell.err
+    assert shell("create partition p --size 1024") == 2
+    assert shell.err.endswith("  Ask for fewer.\n")
+
+
+def test_attributes_of_a_partition_stand_in_order(shell: Shell) -> None:
+    assert shell("create partition p --size 8") == 0
+    assert shell("get partition p --ipuof-configs") == 0
+    names = list(json.loads(shell.out.partition("\n")[2])["attributes"])
+    assert names == sorted(names)
+
+
 def test_create_list_get_reset_remove(shell: Shell) -> None:
     assert shell("create partition p16 --size 8 --num-gcds 2") == 0
     assert shell.out == "create partition (p16): success.\n"

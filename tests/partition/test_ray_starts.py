@@ -21,6 +21,12 @@ The actor is dead because its worker process has died. Worker exit type: SYSTEM_
 Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the process \
 was killed by the OOM killer due to high memory usage.
 The actor never ran - it was cancelled before it started running."""
+NODE_DIED = """The actor died unexpectedly before finishing this task.
+	class_name: MachineActor
+	namespace: podrun
+The actor died because its node has died. Node Id: 4e9c9d84364899f969e0657a96a638f51e39acf9e42057d0663a0be3
+	the actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats
+The actor never ran - it was cancelled before it started running."""
 REASON = "Worker unexpectedly exits with a connection error code 2. End of file"
 
 
@@ -125,7 +131,12 @@ def test_what_counts_as_a_death_before_running() -> None:
     assert death_before_running(NEVER_RAN.replace("\tip: 10.0.0.2\n", "")) == Death(
         "a node that Ray does not name", REASON
     )
-    assert death_before_running(NEVER_RAN.rpartition("\n")[0]) is None, "it ran"
+    for said in (NEVER_RAN, NODE_DIED):
+        assert death_before_running(said.rpartition("\n")[0]) is None, "it ran"
+    assert death_before_running(NODE_DIED) == Death(
+        "node 4e9c9d84",
+        "the actor's node was terminated unexpectedly: health check failed due to missing too many heartbeats",
+    )
     for kind in ("USER_ERROR", "INTENDED_USER_EXIT", "NODE_OUT_OF_MEMORY"):
         assert death_before_running(NEVER_RAN.replace("SYSTEM_ERROR", kind)) is None, kind
     assert death_before_running("The actor died because of an error raised in its creation task, ...") is None

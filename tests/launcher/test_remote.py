@@ -1,0 +1,83 @@
+"""What runs on another host, without Ray: nothing of a launch stays there, however its end comes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from podrun.launcher.output import Channel
+from podrun.launcher.process import Printed
+from podrun.launcher.remote import HostActor, event_of
+
+INSTANCE = """
+import os, subprocess, sys, time
+os.mkdir(sys.argv[1])
+child = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+ACTOR = """
+import os, sys
+from tests.launcher.test_remote import begin
+actor, pid = begin(sys.argv[1])
+print(pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def begin(scratch: str) -> tuple[HostActor, int]:
+    """An actor whose instance has made the directory and started a process outside of its group; that one's id."""
+    actor = HostActor(scratch)
+    actor.start(0, [sys.executable, "-S", "-c", INSTANCE, scratch], "/", dict(os.environ))
+    while True:
+        for event in map(event_of, actor.poll(10.0)):
+            assert isinstance(event, Printed), event
+            assert event.channel is Channel.STDOUT, event.data.decode()
+            return actor, int(event.data)
+
+
+def gone(pid: int, seconds: float = 10.0) -> bool:
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], seconds)[0])
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_nothing_of_a_launch_stays_on_another_host(tmp_path: Path, killed: bool) -> None:
+    scratch = tmp_path / "podrun-scratch-here"
+    if killed:
+        process = subprocess.Popen(
+            [sys.executable, "-c", ACTOR, str(scratch)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        assert process.stdout is not None
+        background = int(process.stdout.readline())
+        (guardian,) = (
+            int(pid)
+            for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            if b"guardian.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+        assert scratch.is_dir()
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert gone(guardian)
+    else:
+        actor, background = begin(str(scratch))
+        assert scratch.is_dir()
+        actor.close()
+    assert gone(background, 0.0 if not killed else 10.0)
+    assert not scratch.exists()
