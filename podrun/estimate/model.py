@@ -174,20 +174,23 @@ def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -
     fit).
     """
     layers = traced.layers
+    # The last IPU of a pipeline goes backward where it is: what it keeps is not made again.
+    last = [layer.step_cycles for layer in layers]
     costs = [layer.step_cycles + (layer.forward_cycles if recompute else 0.0) for layer in layers]
     if recompute and ipus == 1:
         # What is made again is known; layers take shares of it, as nobody cuts them apart.
-        costs = [cost * traced.remade["step"]["cycles"] / sum(costs) for cost in costs]
-    ends = cut(costs, ipus, memory.fits) or cut(costs, ipus)
+        last = [cost * traced.remade["step"]["cycles"] / sum(costs) for cost in costs]
+    ends = cut(costs, ipus, memory.fits, last=last) or cut(costs, ipus, last=last)
     assert ends is not None  # There are at least as many layers as IPUs.
     found = []
     for ipu, (first, end) in enumerate(itertools.pairwise((0, *ends))):
+        own = last if ipu == ipus - 1 else costs
         found.append(
             IpuShare(
                 layers[first].name,
                 layers[end - 1].name,
                 end - first,
-                round(sum(costs[first:end])),
+                round(sum(own[first:end])),
                 memory.tile_bytes(ipu, first, end),
                 memory.demand(ipu, first, end).by_content(),
             )

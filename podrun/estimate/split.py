@@ -9,22 +9,27 @@ Fits = Callable[[int, int, int], bool]
 
 
 def cut(
-    costs: Sequence[float], ipus: int, fits: Fits = lambda ipu, first, end: True
+    costs: Sequence[float],
+    ipus: int,
+    fits: Fits = lambda ipu, first, end: True,
+    *,
+    last: Sequence[float] | None = None,
 ) -> tuple[int, ...] | None:
     """Where each IPU's layers end, so that the dearest IPU is as cheap as can be; every IPU has a layer.
 
-    None if there are fewer layers than IPUs, or no cut that fits is found. Found by bisection over the
-    dearest cost, each IPU taking as many layers as limit and memory allow.
+    ``last``: costs on the last IPU, where they are lower. None if there are fewer layers than IPUs, or no cut that
+    fits is found. Found by bisection over the dearest cost, each IPU taking as many layers as limit and memory allow.
     """
     if len(costs) < ipus:
         return None
-    low, high = max(costs), sum(costs)
-    best = _greedy(costs, ipus, high, fits)
+    each = (*(costs for _ in range(ipus - 1)), costs if last is None else last)
+    low, high = max(map(min, zip(costs, each[-1], strict=True))), sum(costs)
+    best = _greedy(each, high, fits)
     if best is None:
         return None
     for _ in range(50):
         middle = (low + high) / 2
-        found = _greedy(costs, ipus, middle, fits)
+        found = _greedy(each, middle, fits)
         if found is None:
             low = middle
         else:
@@ -32,11 +37,12 @@ def cut(
     return best
 
 
-def _greedy(costs: Sequence[float], ipus: int, limit: float, fits: Fits) -> tuple[int, ...] | None:
+def _greedy(each: Sequence[Sequence[float]], limit: float, fits: Fits) -> tuple[int, ...] | None:
+    """A cut under ``limit``, if there is one; ``each``: the layers' costs on each IPU."""
     ends: list[int] = []
-    first = 0
-    for ipu in range(ipus):
-        most = len(costs) - (ipus - 1 - ipu)
+    first, layers = 0, len(each[0])
+    for ipu, costs in enumerate(each):
+        most = layers - (len(each) - 1 - ipu)
         end, held = first, 0.0
         while end < most and held + costs[end] <= limit * (1 + 1e-12) and fits(ipu, first, end + 1):
             held += costs[end]
@@ -45,4 +51,4 @@ def _greedy(costs: Sequence[float], ipus: int, limit: float, fits: Fits) -> tupl
             return None
         ends.append(end)
         first = end
-    return tuple(ends) if first == len(costs) else None
+    return tuple(ends) if first == layers else None

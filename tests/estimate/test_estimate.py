@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,17 +174,19 @@ def test_it_says_the_same_as_the_compiler_does_of_the_program_itself() -> None:
     assert found.max_tile_bytes == pytest.approx(report.fullest().memory.max_tile_bytes, rel=0.1)
 
 
-def _session(layers: int, ipus: int, accumulation: int, recompute: bool) -> Any:
-    """A compiled training session of the perceptron, its layers spread evenly over a pipeline of IPUs."""
+def _session(shares: Sequence[int], accumulation: int, recompute: bool) -> Any:
+    """A compiled training session of the perceptron; each IPU of a pipeline has so many products and relus."""
     import podrun.popart as popart
 
-    builder = popart.Builder()
+    builder, ipus = popart.Builder(), len(shares)
     x = name = builder.addInputTensor(popart.TensorInfo("FLOAT16", [256, 256]))
-    for index in range(layers):
-        ipu = index * ipus // layers
+    for index, ipu in enumerate(ipu for ipu, share in enumerate(shares) for _ in range(share)):
         with builder.virtualGraph(ipu), builder.pipelineStage(ipu):
-            w = builder.addInitializedInputTensor(np.zeros((256, 256), np.float16))
-            name = builder.aiOnnx.relu([builder.aiOnnx.matmul([name, w])])
+            if index % 2:
+                name = builder.aiOnnx.relu([name])
+            else:
+                w = builder.addInitializedInputTensor(np.zeros((256, 256), np.float16))
+                name = builder.aiOnnx.matmul([name, w])
     with builder.virtualGraph(ipus - 1), builder.pipelineStage(ipus - 1):
         loss = builder.aiGraphcore.identityloss([name], reduction=popart.ReductionType.Mean)
     options = popart.SessionOptions()
@@ -214,7 +217,7 @@ def test_it_holds_what_the_compiler_says_a_training_program_holds(
     layout = Layout(256, accumulation, ipus, recompute, "adam", partials_type="float32")
     traced = trace(_perceptron(256, layers), GC200, layout, train=True)
     found = estimate(traced, system("ipu-m2000"), layout, train=True)
-    report = _session(layers, ipus, accumulation, recompute).getReport()
+    report = _session([share.layers for share in found.ipus], accumulation, recompute).getReport()
     assert len(found.ipus) == len(report.ipu_memory) == ipus
     for ours, theirs in zip(found.ipus, report.ipu_memory, strict=True):
         compiled = theirs.memory.bytes_by_content

@@ -40,6 +40,21 @@ def test_no_other_cut_is_cheaper(costs: list[float], ipus: int) -> None:
     assert _dearest(costs, found) == pytest.approx(best)
 
 
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=8), st.integers(1, 4))
+def test_a_cheaper_last_ipu_takes_more(layers: list[tuple[int, int]], ipus: int) -> None:
+    last = [float(least) for least, _ in layers]
+    costs = [float(least + more) for least, more in layers]
+
+    def dearest(ends: Sequence[int]) -> float:
+        *before, (first, end) = _spans(ends)
+        return max(sum(last[first:end]), *(sum(costs[a:b]) for a, b in before), 0.0)
+
+    found = cut(costs, ipus, last=last)
+    assert (found is None) == (len(costs) < ipus)
+    if found is not None:
+        assert dearest(found) == pytest.approx(min(map(dearest, _every_cut(len(costs), ipus))))
+
+
 @given(COSTS, st.integers(1, 4), st.integers(1, 9))
 def test_memory_is_kept_where_the_cut_says_so(costs: list[float], ipus: int, room: int) -> None:
     """Later IPUs have room for more layers, as in a training pipeline."""
