@@ -19,7 +19,7 @@ from training import replicas, train
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--ipus", type=int, default=8, help="IPUs of a replica, at most 8 of them used (default: 8)"
+        "--ipus", type=int, help="IPUs of a replica, at most 8 of them used (default: podrun's, alone 8)"
     )
     parser.add_argument("--replicas", type=int, default=1, help="without podrun: replicas (default: 1)")
     parser.add_argument("--accumulation", type=int, default=16, help="micro-batches in a batch (default: 16)")
@@ -28,8 +28,8 @@ def main() -> None:
     arguments = parser.parse_args()
 
     sizes = Sizes()
-    stages = min(arguments.ipus, sizes.parts)
-    own, options, device = replicas(arguments.replicas, arguments.ipus)
+    own, options, device = replicas(arguments.replicas, arguments.ipus, 8)
+    stages = min(own.ipus, sizes.parts)
     options.virtualGraphMode = popart.VirtualGraphMode.Manual
     options.enablePipelining = True
     options.enableGradientAccumulation = True
@@ -40,7 +40,7 @@ def main() -> None:
     def place(builder: popart.Builder, part: int) -> ExitStack:
         scopes = ExitStack()
         stage = part * stages // sizes.parts
-        scopes.enter_context(builder.virtualGraph(stage * arguments.ipus // stages))
+        scopes.enter_context(builder.virtualGraph(stage * own.ipus // stages))
         scopes.enter_context(builder.pipelineStage(stage))
         return scopes
 

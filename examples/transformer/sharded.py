@@ -18,15 +18,15 @@ from training import replicas, train
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ipus", type=int, default=4, help="IPUs of a replica (default: 4)")
+    parser.add_argument("--ipus", type=int, help="IPUs of a replica (default: podrun's, alone 4)")
     parser.add_argument("--replicas", type=int, default=4, help="without podrun: replicas (default: 4)")
     parser.add_argument("--accumulation", type=int, default=2, help="micro-batches in a batch (default: 2)")
     parser.add_argument("--steps", type=int, default=30, help="batches to train on (default: 30)")
     arguments = parser.parse_args()
 
     sizes = Sizes(samples=8)
-    own, options, device = replicas(arguments.replicas, arguments.ipus)
-    if arguments.ipus > 1:
+    own, options, device = replicas(arguments.replicas, arguments.ipus, 4)
+    if own.ipus > 1:
         options.virtualGraphMode = popart.VirtualGraphMode.Auto
     options.enableGradientAccumulation = True
     options.accumulationFactor = arguments.accumulation

@@ -14,11 +14,12 @@ from text import corpus, samples
 
 @dataclass(frozen=True)
 class Replicas:
-    """Replicas over all instances, and which of them this instance has."""
+    """Replicas over all instances, which of them this instance has, and IPUs of each."""
 
     total: int
     local: int
     first: int
+    ipus: int
 
     @property
     def own(self) -> slice:
@@ -26,21 +27,27 @@ class Replicas:
         return slice(self.first, self.first + self.local)
 
 
-def replicas(alone: int, ipus: int) -> tuple[Replicas, popart.SessionOptions, popart.DeviceInfo]:
-    """Replicas, options for them and their IPUs: as podrun says, or ``alone`` of them."""
+def replicas(
+    alone: int, ipus: int | None, usual_ipus: int
+) -> tuple[Replicas, popart.SessionOptions, popart.DeviceInfo]:
+    """Replicas, options for them and their IPUs: as podrun says, else ``alone`` of them with ``ipus`` each."""
     options = popart.SessionOptions()
     options.accumulationAndReplicationReductionType = popart.ReductionType.Mean
     options.instrumentWithHardwareCycleCounter = True
     if popdist.isPopdistEnvSet():
         popdist.popart.configureSessionOptions(options)
         found = Replicas(
-            popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas(), popdist.getReplicaIndexOffset()
+            popdist.getNumTotalReplicas(),
+            popdist.getNumLocalReplicas(),
+            popdist.getReplicaIndexOffset(),
+            popdist.getNumIpusPerReplica(),
         )
         return found, options, popdist.popart.getDevice(ipus)
+    ipus = ipus or usual_ipus
     if alone > 1:
         options.enableReplicatedGraphs, options.replicatedGraphCount = True, alone
     device = popart.DeviceManager().acquireAvailableDevice(alone * ipus)
-    return Replicas(alone, alone, 0), options, device
+    return Replicas(alone, alone, 0, ipus), options, device
 
 
 def train(
