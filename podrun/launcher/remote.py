@@ -199,23 +199,28 @@ def connect_hosts(
             f"instances on {', '.join(hosts)} need a Ray cluster, and there is none: {error.message}",
             hint="On this host: ray start --head. On each other one: ray start --address=HOST:6379",
         ) from error
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    found = {host: node for host in hosts for node in nodes if host in names_of(node)}
-    missing = [host for host in hosts if host not in found]
-    if missing:
-        known = sorted({f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in nodes})
-        raise NotFoundError(
-            f"{', '.join(missing)}: no node of the Ray cluster has that name",
-            hint=f"Its nodes are: {', '.join(known)}. Add one: ray start --address=HOST:6379 on it.",
-        )
+    nodes_of(hosts, ray.nodes())
     ready = start_together(
-        [(f"host {host}", partial(_begin_on, ray, found[host]["NodeID"], scratch)) for host in hosts],
+        [(f"host {host}", partial(_begin_on, ray, host, scratch)) for host in hosts],
         ray,
         timeout=START_SECONDS,
         hint=_LOOK,
     )
     log.debug(f"hosts ready: {', '.join(hosts)}")
     return [RemoteRunner(ray, actor, host, wake, log) for host, (actor, _) in zip(hosts, ready, strict=True)]
+
+
+def nodes_of(hosts: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The id of the node that each host is. ``nodes``: as Ray describes them. NotFoundError names those that are none."""
+    alive = [node for node in nodes if node["Alive"]]
+    found = {host: str(node["NodeID"]) for host in hosts for node in alive if host in names_of(node)}
+    if missing := [host for host in hosts if host not in found]:
+        known = sorted({f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in alive})
+        raise NotFoundError(
+            f"{', '.join(missing)}: no node of the Ray cluster has that name",
+            hint=f"Its nodes are: {', '.join(known)}. Add one: ray start --address=HOST:6379 on it.",
+        )
+    return found
 
 
 def names_of(node: Mapping[str, Any]) -> set[str]:
@@ -229,10 +234,10 @@ def names_of(node: Mapping[str, Any]) -> set[str]:
     } - {""}
 
 
-def _begin_on(ray: Any, node: str, scratch: str) -> Start:
-    """Have Ray start a host's actor; not awaited."""
+def _begin_on(ray: Any, host: str, scratch: str) -> Start:
+    """Have Ray start a host's actor; not awaited. A host whose node ended and came back is another node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    strategy = NodeAffinitySchedulingStrategy(node_id=nodes_of([host], ray.nodes())[host], soft=False)
     actor = ray.remote(HostActor).options(num_cpus=0, scheduling_strategy=strategy).remote(scratch)
     return Start(actor, actor.poll.remote(0.0))

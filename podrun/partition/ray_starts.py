@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from podrun.errors import DeadlineError, ServiceError
+from podrun.errors import DeadlineError, PodrunError, ServiceError
 
 log = logging.getLogger("podrun.partition")
 
@@ -120,7 +120,7 @@ def start_together(
             (start.actor, _said(name, start, ray, hint))
             for (name, _), start in zip(begin, starts, strict=True)
         ]
-    except ServiceError:
+    except PodrunError:
         for start in starts:
             ray.kill(start.actor)
         raise

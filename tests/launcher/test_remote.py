@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from podrun.errors import NotFoundError
 from podrun.launcher.output import Channel
 from podrun.launcher.process import Printed
-from podrun.launcher.remote import HostActor, event_of
+from podrun.launcher.remote import HostActor, event_of, nodes_of
 
 INSTANCE = """
 import os, subprocess, sys, time
@@ -81,3 +82,21 @@ def test_nothing_of_a_launch_stays_on_another_host(tmp_path: Path, killed: bool)
         actor.close()
     assert gone(background, 0.0 if not killed else 10.0)
     assert not scratch.exists()
+
+
+def test_a_host_that_came_back_is_its_new_node() -> None:
+    def node(name: str, alive: bool) -> dict[str, object]:
+        return {
+            "NodeID": name,
+            "Alive": alive,
+            "NodeManagerHostname": "b.lan",
+            "NodeManagerAddress": "10.0.0.2",
+        }
+
+    assert nodes_of(["b", "10.0.0.2"], [node("new", True), node("old", False)]) == {
+        "b": "new",
+        "10.0.0.2": "new",
+    }
+    with pytest.raises(NotFoundError, match=r"^c: no node of the Ray cluster has that name$") as caught:
+        nodes_of(["b", "c"], [node("new", True)])
+    assert "b.lan (10.0.0.2)" in (caught.value.hint or "")
