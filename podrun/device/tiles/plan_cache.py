@@ -3,7 +3,7 @@
 An entry is one JSON file named by a digest of its question (a flat jaxpr, options and chip, or a request in
 words of its own such as a model file's digest and a layout) and of podrun's version and the text of the
 tile model itself, so that no other version's answer is ever read. Nothing is unpickled. A file that is
-damaged is ignored and written anew; the oldest files go when the folder grows beyond `MOST_BYTES`.
+damaged is ignored and written anew; the oldest files go when the folder is found to be beyond `MOST_BYTES`.
 
 The folder is ``$PODRUN_PLAN_CACHE`` (``off`` or empty: no cache), else ``plans`` in ``$PODRUN_CACHE_DIR``,
 else ``podrun/plans`` under ``$XDG_CACHE_HOME`` or ``~/.cache``.
@@ -191,7 +191,7 @@ def _write(path: Path, answer: Any) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
-        _cut_back(path.parent)
+        _note_written(path.parent, len(text))
     except OSError as error:
         _say_once(path.parent, str(error.strerror or error))
 
@@ -202,12 +202,25 @@ def _say_once(folder: Path, reason: str) -> None:
     _log.warning("plans cannot be kept in %s: %s (export PODRUN_CACHE_DIR=DIRECTORY)", folder, reason)
 
 
+_written: dict[Path, int] = {}
+"""Bytes that this process put into a folder since it last looked through all of it."""
+
+
+def _note_written(directory: Path, size: int) -> None:
+    """Cut the folder back once in a while: it may hold ten thousand files, and a large model writes dozens."""
+    _written[directory] = _written.get(directory, MOST_BYTES) + size
+    if _written[directory] >= MOST_BYTES // 16:
+        _written[directory] = 0
+        _cut_back(directory)
+
+
 def _cut_back(directory: Path) -> None:
     """Drop the files that were used least recently, until the rest is small enough."""
     entries = []
     for path in directory.glob(f"*{SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):
-            entries.append((path.stat().st_mtime_ns, path.stat().st_size, path))
+            about = path.stat()
+            entries.append((about.st_mtime_ns, about.st_size, path))
     total = sum(size for _, size, _ in entries)
     for _, size, path in sorted(entries):
         if total <= MOST_BYTES:
