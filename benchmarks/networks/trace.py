@@ -121,12 +121,10 @@ def image_network(
     built = models.build(
         name,
         batch=batch,
-        side=side,
+        size=side,
         weights=Declared(dtype),
-        norm=kind,
-        depthwise_group=group_size,
         train=train,
-        padded_channels=PADDED_CHANNELS,
+        images=models.Images(kind, group_size, PADDED_CHANNELS),
     )
     question: dict[str, Any] = {"chip": chip, "train": train, "partials": partials, "proportion": proportion}
     question["product_type"] = "float8" if eight_bit else None

@@ -12,7 +12,7 @@ without a byte of weights, for the tile model; with `Random` ones it runs. What 
 architectures with a published definition.
 """
 
-from podrun.models.catalogue import CATALOGUE, TRANSFORMERS, Built, Transformer, build
+from podrun.models.catalogue import CATALOGUE, TRANSFORMERS, Built, Images, Transformer, build
 from podrun.models.network import Declared, Network, Random, Weights
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "TRANSFORMERS",
     "Built",
     "Declared",
+    "Images",
     "Network",
     "Random",
     "Transformer",

@@ -86,39 +86,49 @@ class Built:
     state: tuple[str, ...]
 
 
+TOKENS = 128
+"""Length of text where none is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """How a network of images is varied. ``norm``: one of `podrun.models.network.NORMS`. ``depthwise_group``: channels
+    of a group of EfficientNet's depthwise convolutions (1 or 16). ``channels``: of an image, 4 as the IPU library pads
+    them.
+    """
+
+    norm: str = "batch"
+    depthwise_group: int = 1
+    channels: int = 3
+
+
 def build(
     name: str,
     *,
     batch: int = 1,
-    side: int = 0,
-    tokens: int = 128,
+    size: int = 0,
     weights: Weights | None = None,
-    norm: str = "batch",
-    group_size: int = 16,
-    depthwise_group: int = 1,
     train: bool = False,
-    padded_channels: int = 3,
+    images: Images = Images(),
 ) -> Built:
     """Build the network called ``name`` for one micro-batch.
 
-    ``side``: of square images, the network's own if 0. ``tokens``: length of text. ``weights``: `Declared`
-    (shapes only, the default, halves) or `Random`; their type is that of the network. ``depthwise_group``:
-    channels of a group of EfficientNet's depthwise convolutions. ``padded_channels``: channels of an image,
-    4 as the IPU library pads them.
+    ``size``: side of square images or tokens of text, the network's own or `TOKENS` if 0. ``weights``: `Declared`
+    (shapes only, the default, halves) or `Random`; their type is that of the network.
 
     Raises:
         InvalidOptionError: no network of that name, or a normalisation or type that is not known; names the
         known.
     """
-    net = Network(Builder(), weights or Declared(), norm, group_size, train)
+    net = Network(Builder(), weights or Declared(), images.norm, train)
     if name in CATALOGUE:
         entry = CATALOGUE[name]
-        x = net.input("images", (batch, padded_channels, side or entry.side, side or entry.side))
+        x = net.input("images", (batch, images.channels, size or entry.side, size or entry.side))
         if name in vision.SCALES:
-            return finished(net, (x,), vision.efficientnet(net, x, name, depthwise_group))
+            return finished(net, (x,), vision.efficientnet(net, x, name, images.depthwise_group))
         return finished(net, (x,), entry.write(net, x))
     if name in TRANSFORMERS:
-        return _text(net, TRANSFORMERS[name], batch, tokens)
+        return _text(net, TRANSFORMERS[name], batch, size or TOKENS)
     known = ", ".join((*CATALOGUE, *TRANSFORMERS))
     raise InvalidOptionError(f"no network is called {name!r}", hint=f"Known: {known}.")
 

@@ -18,6 +18,8 @@ NORMS = ("batch", "group", "none")
 """Normalisations of a convolution. ``none`` adds a bias: what is left of batch normalisation in inference."""
 DTYPES = {"float16": "FLOAT16", "float32": "FLOAT"}
 EPSILON = 1e-5
+GROUP_CHANNELS = 16
+"""Channels of a group of group normalisation, as near as the channels divide."""
 ATTENTION_BLOCKED = -1e4
 """What a mask adds to scores that must not count: far below any score, and still a half."""
 
@@ -64,15 +66,13 @@ class Random:
 class Network:
     """A network being written: the builder, where weights come from, and how the network normalises.
 
-    ``norm`` is one of `NORMS`; ``group_size``: channels of a group of group normalisation. ``train``:
-    dropout and batch statistics are in use. Images are ``[batch, channels, rows, columns]``, text ``[batch,
-    tokens, hidden]``.
+    ``norm`` is one of `NORMS`. ``train``: dropout and batch statistics are in use. Images are ``[batch, channels,
+    rows, columns]``, text ``[batch, tokens, hidden]``.
     """
 
     builder: Builder
     weights: Weights
     norm: str = "batch"
-    group_size: int = 16
     train: bool = False
     named: dict[str, str] = field(default_factory=dict)
     state: list[str] = field(default_factory=list)
@@ -151,7 +151,7 @@ class Network:
             return self.add(x, self.reshape(bias, (1, channels, 1, 1)))
         scale = self.weight(f"{name}.scale", (channels,), 0.02, 1.0)
         if self.norm == "group":
-            groups = channels // math.gcd(channels, self.group_size)
+            groups = channels // math.gcd(channels, GROUP_CHANNELS)
             return self._group(x, scale, bias, groups)
         return self._batch(x, name, scale, bias, channels)
 

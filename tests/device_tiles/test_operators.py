@@ -54,7 +54,7 @@ def primitives(flat: FlatJaxpr, kind: str) -> Counter[str]:
 
 @pytest.fixture(scope="module")
 def resnet() -> FlatJaxpr:
-    return flatten(traced(models.build("resnet18", batch=2, side=64, train=True), train=True))
+    return flatten(traced(models.build("resnet18", batch=2, size=64, train=True), train=True))
 
 
 def test_convolutions_are_three_products_each(resnet: FlatJaxpr) -> None:
@@ -120,7 +120,7 @@ def test_every_value_that_is_read_is_made(resnet: FlatJaxpr) -> None:
 
 
 def test_depthwise_convolutions_are_products_of_many_groups() -> None:
-    flat = flatten(traced(models.build("mobilenet_v1", batch=1, side=64), train=False))
+    flat = flatten(traced(models.build("mobilenet_v1", batch=1, size=64), train=False))
     groups = [e.params["groups"] for e in flat.equations if e.primitive == "product"]
     assert groups.count(1) == 14
     assert sum(1 for g in groups if g > 1) == 13

@@ -433,7 +433,7 @@ def test_what_crosses_behind_a_layer_does_not_grow_with_depth() -> None:
     """Layers that are views alone stand where they are met, not behind all others, or everything would
     cross to them.
     """
-    built = models.build("bert_tiny", tokens=16, weights=models.Random(dtype="float16"))
+    built = models.build("bert_tiny", size=16, weights=models.Random(dtype="float16"))
     traced = trace(onnx.load_from_string(built.model), GC200, Layout(), train=False)
     behind = {layer.name: layer.crossing_bytes for layer in traced.layers}
     rows = 16 * 128 * 2

@@ -43,8 +43,7 @@ def test_products_over_batch_sizes(k: int, n: int, proportion: float) -> None:
 @pytest.mark.parametrize("name", ["resnet18", "bert_tiny"])
 def test_networks_over_batch_sizes(name: str, train: bool) -> None:
     def cost(batch: int) -> float:
-        size = {"side": 64} if name == "resnet18" else {"tokens": 64}
-        built = models.build(name, batch=batch, train=train, weights=models.Random(seed=0), **size)
+        built = models.build(name, batch=batch, train=train, weights=models.Random(seed=0), size=64)
         layout = Layout(micro_batch=batch, accumulation=8)
         made = trace(onnx.load_from_string(built.model), GC200, layout, train=train)
         found = estimate(made, system("pod4"), layout, train=train)

@@ -73,12 +73,12 @@ def test_text_networks_have_the_published_sizes() -> None:
         layer = 4 * h * h + 2 * h * f + 9 * h + f
         layers = layer * (1 if size.shared else size.layers)
         tables = (size.vocabulary + 64 + 2) * h + 2 * h
-        assert parameters(models.build(name, tokens=64)) == tables + layers + h * h + 3 * h, name
+        assert parameters(models.build(name, size=64)) == tables + layers + h * h + 3 * h, name
 
 
 def test_resnet18_computes_what_onnxruntime_computes() -> None:
     runtime = pytest.importorskip("onnxruntime")
-    built = models.build("resnet18", batch=2, side=64, weights=models.Random(seed=1))
+    built = models.build("resnet18", batch=2, size=64, weights=models.Random(seed=1))
     images = np.random.default_rng(0).standard_normal((2, 3, 64, 64)).astype(np.float32)
     session = runtime.InferenceSession(built.model, providers=["CPUExecutionProvider"])
     (expected,) = session.run([built.output], {built.inputs[0]: images})
@@ -162,7 +162,7 @@ def test_an_lstm_stack_runs() -> None:
 
 def test_random_weights_are_the_same_for_the_same_seed() -> None:
     one, same, other = (
-        models.build("resnet18", side=32, weights=models.Random(seed=s)).model for s in (1, 1, 2)
+        models.build("resnet18", size=32, weights=models.Random(seed=s)).model for s in (1, 1, 2)
     )
     assert one == same != other
 
@@ -171,6 +171,6 @@ def test_unknown_names_are_refused_by_name() -> None:
     with pytest.raises(InvalidOptionError, match="no network is called 'resnet51'"):
         models.build("resnet51")
     with pytest.raises(InvalidOptionError, match="unknown normalisation 'layer'"):
-        models.build("resnet18", norm="layer")
+        models.build("resnet18", images=models.Images(norm="layer"))
     with pytest.raises(InvalidOptionError, match="unknown type 'float64'"):
         models.build("resnet18", weights=models.Declared("float64"))
