@@ -3,7 +3,7 @@
 An Executable is data, not code to be trusted: typed instructions for each IPU of a replica, a table of
 streams (what crosses between host and IPUs), a table of variables (what lasts on the IPUs between runs),
 numerical pieces as StableHLO bytes made by ``jax.export``, and a report of what the tiles hold and how long
-they take. Machines interpret the instructions (``podrun.device.machine``); compilers write them
+they take. Machines interpret the instructions (``podrun.device.program``); compilers write them
 (``podrun.compiler``).
 
 Vocabulary
@@ -39,7 +39,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -342,21 +342,7 @@ Instruction = (
     LoadStream | Compute | ReduceScatter | AllGather | AllReduce | StoreStream | Sync | Send | Receive | Copy
 )
 
-INSTRUCTION_TYPES: dict[str, type[Instruction]] = {
-    kind.__name__: kind
-    for kind in (
-        LoadStream,
-        Compute,
-        ReduceScatter,
-        AllGather,
-        AllReduce,
-        StoreStream,
-        Sync,
-        Send,
-        Receive,
-        Copy,
-    )
-}
+INSTRUCTION_TYPES: dict[str, type[Instruction]] = {kind.__name__: kind for kind in get_args(Instruction)}
 """Every instruction by its name in the file."""
 
 
