@@ -1,15 +1,18 @@
 """Facts about IPU chips, each with its source and how sure it is, and the systems built from them.
 
-A `Fact` is a number with a unit, a `Status` (published, derived) and a source in words. Chips are
+A `Fact` is a number with a unit, a `Status` (published, derived, supposed) and a source in words. Chips are
 made of facts; code that needs the bare number reads the property of the same name
 (``chip.tiles``). Pure data: nothing here imports anything heavy.
+
+What if it were another chip? ``pod16:tiles=2944,tile_kib=312`` names a POD16 of such chips wherever a target is named.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 
 # Also for rooms that may see chips and machines, and no PODs.
@@ -24,6 +27,8 @@ class Status(enum.Enum):
     """Read in a public document, repository or figure."""
     DERIVED = "derived"
     """Arithmetic on published numbers."""
+    SUPPOSED = "supposed"
+    """Of no chip there is: somebody asks what if."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,11 @@ class Chip:
     name: str
     title: str
     facts: Mapping[str, Fact]
+
+    @property
+    def base(self) -> str:
+        """The chip's own name; of a supposed one that of the chip it differs from."""
+        return self.name.partition(":")[0]
 
     def _int(self, name: str) -> int:
         return int(self.facts[name].value)
@@ -193,17 +203,42 @@ SYSTEMS: Mapping[str, System] = MappingProxyType({system.name: system for system
 """Machines and PODs by name: ``ipu-m2000``, ``bow-2000``, ``pod4`` to ``pod1024``, ``bow-pod4`` and on."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Supposition:
+    """A word of a supposed target: the fact that it sets, in units of ``scale``, and what it can be."""
+
+    fact: str
+    unit: str
+    scale: float
+    least: float
+    most: float
+
+
+SUPPOSITIONS: Mapping[str, _Supposition] = MappingProxyType(
+    {
+        "tiles": _Supposition("tiles", "tiles", 1, 16, 65_536),
+        "tile_kib": _Supposition("tile_bytes", "B", 1024, 16, 65_536),
+        "clock_ghz": _Supposition("clock_hz", "Hz", 1e9, 0.1, 10),
+        "exchange_bytes": _Supposition("exchange_bytes", "B/cycle", 1, 1, 256),
+        "link_gbps": _Supposition("link_rate", "B/s", 1e9 / 8, 1, 10_000),
+    }
+)
+"""What a supposed target may change. ``link_gbps``: gigabits per second of one IPU-Link each way (GC200's: 128)."""
+_EXAMPLE = "As in pod16:tiles=2944,tile_kib=312"
+
+
 def chip(name: str) -> Chip:
-    """The chip called ``name``, or the chip of the system called so.
+    """The chip called ``name``, or the chip of the system called so; ``NAME:fact=value,...`` supposes another.
 
     Raises:
-        InvalidOptionError: no chip or system of that name; lists the names.
+        InvalidOptionError: no chip or system of that name, or nothing that can be supposed; lists what can.
     """
-    key = name.lower()
+    key, _, changes = name.lower().partition(":")
     if key in CHIPS:
-        return CHIPS[key]
+        return _supposed(key, changes) if changes else CHIPS[key]
     if key in SYSTEMS:
-        return SYSTEMS[key].chip
+        found = SYSTEMS[key].chip
+        return _supposed(found.name, changes) if changes else found
     raise InvalidOptionError(
         f"unknown target {name!r}",
         hint=f"Chips: {', '.join(CHIPS)}. Systems: {', '.join(SYSTEMS)}.",
@@ -211,12 +246,48 @@ def chip(name: str) -> Chip:
 
 
 def system(name: str) -> System:
-    """The system called ``name``.
+    """The system called ``name``; ``NAME:fact=value,...`` is one of supposed chips.
 
     Raises:
-        InvalidOptionError: no system of that name; lists the names.
+        InvalidOptionError: as `chip`, but for systems alone.
     """
-    key = name.lower()
+    key, _, changes = name.lower().partition(":")
     if key not in SYSTEMS:
         raise InvalidOptionError(f"unknown system {name!r}", hint=f"Systems: {', '.join(SYSTEMS)}.")
-    return SYSTEMS[key]
+    found = SYSTEMS[key]
+    return replace(found, name=name.lower(), chip=_supposed(found.chip.name, changes)) if changes else found
+
+
+@cache
+def _supposed(base: str, changes: str) -> Chip:
+    """A chip that differs from ``base`` in some facts."""
+    values: dict[str, float] = {}
+    for change in changes.split(","):
+        word, _, text = change.partition("=")
+        known = SUPPOSITIONS.get(word.strip())
+        if known is None:
+            raise InvalidOptionError(
+                f"a supposed target cannot change {word.strip()!r}",
+                hint=f"It can change {', '.join(SUPPOSITIONS)}. {_EXAMPLE}",
+            )
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not known.least <= value <= known.most:
+            raise InvalidOptionError(
+                f"{word.strip()}={text} is no number from {known.least:g} to {known.most:g}", hint=_EXAMPLE
+            )
+        values[word.strip()] = value
+    facts = {
+        SUPPOSITIONS[word].fact: Fact(
+            float(int(value * SUPPOSITIONS[word].scale)),
+            SUPPOSITIONS[word].unit,
+            Status.SUPPOSED,
+            f"what if {word}",
+        )
+        for word, value in values.items()
+    }
+    name = f"{base}:{','.join(f'{word}={values[word]:.12g}' for word in sorted(values))}"
+    found = CHIPS[base]
+    return Chip(name, f"{found.title}, supposed", MappingProxyType({**found.facts, **facts}))

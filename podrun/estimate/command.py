@@ -18,6 +18,7 @@ from podrun.estimate.model import Estimate, estimate
 from podrun.estimate.scanning import Choices, scan
 from podrun.estimate.tracing import model_batch, trace
 from podrun.report.arguments import Parser
+from podrun.report.terms import counted, unit_of_time
 
 if TYPE_CHECKING:
     import onnx
@@ -54,16 +55,17 @@ def load_model(path: Path) -> onnx.ModelProto:
 def show(found: Estimate) -> str:
     """One estimate as text."""
     layout, total = found.layout, sum(found.seconds.values())
+    unit, of = unit_of_time(total)
     lines = [
-        f"{found.samples_per_second:,.0f} samples/s on {found.replicas} replicas of "
-        f"{layout.ipus_per_replica} IPU(s), micro-batch {layout.micro_batch}, accumulation "
+        f"{found.samples_per_second:,.0f} samples/s on {counted(found.replicas, 'replica')} of "
+        f"{counted(layout.ipus_per_replica, 'IPU')}, micro-batch {layout.micro_batch}, accumulation "
         f"{layout.accumulation} (batch of {found.samples:,} samples)"
         + (", recomputing" if layout.recompute else ""),
         f"Fullest tile {found.max_tile_bytes:,} of {found.tile_bytes:,} B: "
         + ("fits" if found.fits else "DOES NOT FIT"),
-        f"One batch {total * 1e3:,.3f} ms; bottleneck: {found.bottleneck}",
+        f"One batch {total * of:,.3f} {unit}; bottleneck: {found.bottleneck}",
     ]
-    lines += [f"  {n:<15}{s * 1e3:>12,.3f} ms {s / total:>6.1%}" for n, s in found.seconds.items() if s]
+    lines += [f"  {n:<15}{s * of:>12,.3f} {unit} {s / total:>6.1%}" for n, s in found.seconds.items() if s]
     lines += _ipus(found)
     lines += [f"Bounded, no planner: {name} x {entry['count']}" for name, entry in found.bounds.items()]
     return "\n".join([*lines, "Modelled, not measured: see docs/fidelity.md."])
@@ -73,7 +75,9 @@ def _ipus(found: Estimate) -> list[str]:
     lines = [f"{'IPU':>5}{'layers':>8}{'cycles':>14}{'tile B':>10}  largest contents"]
     for number, ipu in enumerate(found.ipus):
         ranked = sorted(ipu.bytes_by_content.items(), key=lambda item: (-item[1], item[0]))
-        held = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in ranked[:3] if size)
+        held = ", ".join(
+            f"{name.replace('_', ' ')} {size / 2**20:,.1f} MiB" for name, size in ranked[:3] if size
+        )
         lines.append(f"{number:>5}{ipu.layers:>8}{ipu.cycles:>14,}{ipu.max_tile_bytes:>10,}  {held}")
         if len(found.ipus) > 1:
             lines.append(f"{'':13}{ipu.first_layer} ... {ipu.last_layer}")
@@ -84,8 +88,7 @@ def table(found: Sequence[Estimate], top: int) -> str:
     """The best layouts of a scan, and the best of them in full."""
     lines = [
         f"{'micro':>6}{'accum':>7}{'IPUs':>6}{'recompute':>11}{'batch':>9}{'samples/s':>13}{'tile B':>11}  "
-        "fits  "
-        "bottleneck"
+        "fits  bottleneck"
     ]
     for one in found[:top]:
         layout = one.layout
@@ -111,7 +114,8 @@ def parser() -> argparse.ArgumentParser:
         "--target",
         default="pod16",
         metavar="NAME",
-        help="a machine or POD: pod16, bow-pod64, ipu-m2000 ... (default: %(default)s)",
+        help="a machine or POD: pod16, bow-pod64, ipu-m2000 ... (default: %(default)s); another chip supposed: "
+        "pod16:tiles=2944,tile_kib=312 (also clock_ghz, exchange_bytes, link_gbps)",
     )
     add("--train", action="store_true", help="training; otherwise inference")
     _add_layout(add)

@@ -142,7 +142,7 @@ def _target(profile: Profile) -> Target:
     count = profile.ipus_per_replica
     return Target(
         TargetType.IpuModel,
-        ARCHITECTURES.get(model.name, IPU.Architecture.Unknown),
+        ARCHITECTURES.get(model.base, IPU.Architecture.Unknown),
         profile.replicas,
         count,
         model.tiles * count,

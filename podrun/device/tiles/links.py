@@ -7,6 +7,8 @@ systems.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from podrun.collectives.links import FABRICS, LINK_LATENCY, RAIL_LINKS, Fabric, fabric
 from podrun.collectives.timing import Method, all_gather, all_reduce, reduce_scatter
 from podrun.device.target import GC2, Chip
@@ -18,16 +20,20 @@ METHODS = {"meet_in_middle": Method.MEET_IN_MIDDLE, "ring": Method.RING, "pair":
 
 
 def fabric_of(chip: Chip, *, ild_ipus: int | None = None) -> Fabric:
-    """The links of ``chip``'s systems; a C600's are taken as GC200's."""
-    name = chip.name if chip.name in FABRICS else "gc200"
-    return fabric(name, ild_ipus=ild_ipus)
+    """The links of ``chip``'s systems; a C600's are taken as GC200's. A supposed chip's have its clock and its rate."""
+    found = fabric(chip.base if chip.base in FABRICS else "gc200", ild_ipus=ild_ipus)
+    if chip.name == chip.base:
+        return found
+    rate = chip.facts.get("link_rate")
+    return replace(found, clock_hz=chip.clock_hz, link_rate=found.link_rate if rate is None else rate.value)
 
 
 def neighbour_seconds(chip: Chip, nbytes: float) -> float:
     """A copy of ``nbytes`` to a neighbouring chip."""
     if nbytes <= 0:
         return 0.0
-    rate = GC2_NEIGHBOUR_BYTES if chip is GC2 else fabric_of(chip).rail
+    measured = chip.base == GC2.name and "link_rate" not in chip.facts
+    rate = GC2_NEIGHBOUR_BYTES if measured else fabric_of(chip).rail
     return LINK_LATENCY + nbytes / rate
 
 

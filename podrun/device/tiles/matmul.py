@@ -89,9 +89,9 @@ def check_proportion(proportion: float) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _plan(chip_name: str, tiles: int, product: Product) -> Plan:
-    from podrun.device.target import CHIPS
+    from podrun.device.target import chip as find_chip
 
-    chip = CHIPS[chip_name]
+    chip = find_chip(chip_name)
     if product.macs <= 0:
         return Plan("matmul")
     candidates: list[Candidate] = [_amp_plan(chip, product, tiles)]
