@@ -158,8 +158,11 @@ def recovery_hint(
         case RecoveryAction.FULL_RESET:
             agent = "its machine" if target != "machine" else f"machine {indices[0]}"
             return (
-                f"Power-cycle {agent} (vipu-admin list agents; vipu-admin power-cycle agent ID), "
+                f"Power-cycle {agent} (vipu-admin power-cycle agent ID; gc-monitor names it), "
                 f"then: vipu reset partition {name}"
             )
         case None:
-            return f"Replace the machine (vipu-admin restart agent ID), then: vipu reset partition {name}"
+            return (
+                f"Replace the machine (vipu-admin restart agent ID; gc-monitor names it), "
+                f"then: vipu reset partition {name}"
+            )

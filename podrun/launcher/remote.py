@@ -48,7 +48,7 @@ class HostActor:
         self._runner = ProcessRunner()
         self._scratch = scratch
         self._mark = secrets.token_hex(8)
-        self._guardian = Guardian()
+        self._guardian = Guardian(adopted=True)
         self._guardian.watch_mark(f"{HOST_MARK}={self._mark}")
         self._guardian.watch_directory(scratch)
 
@@ -211,7 +211,7 @@ def connect_hosts(
 
 
 def nodes_of(hosts: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The id of the node that each host is. ``nodes``: as Ray describes them. NotFoundError names those that are none."""
+    """The id of the node that each host is. NotFoundError names hosts that are none. ``nodes``: as Ray has them."""
     alive = [node for node in nodes if node["Alive"]]
     found = {host: str(node["NodeID"]) for host in hosts for node in alive if host in names_of(node)}
     if missing := [host for host in hosts if host not in found]:

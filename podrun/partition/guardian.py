@@ -20,20 +20,26 @@ import time
 
 SCRATCH_PREFIX = "podrun-scratch-"
 """Directories that may be removed start with this; nothing here touches others."""
+_ADOPTED = "--adopted"
 
 
 class Guardian:
-    """The owner's end: a guardian process for the calling process."""
+    """The owner's end: a guardian process for the calling process.
 
-    def __init__(self) -> None:
+    ``adopted``: it is nobody's child. Ray kills the children of an actor whose owner is gone.
+    """
+
+    def __init__(self, *, adopted: bool = False) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", os.path.abspath(__file__)],
+            [sys.executable, "-I", "-S", os.path.abspath(__file__), *([_ADOPTED] if adopted else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
         )
+        if adopted:
+            self._process.wait()
 
     @property
     def pid(self) -> int:
@@ -55,8 +61,7 @@ class Guardian:
 
     def dismiss(self) -> None:
         """The owner has cleaned up by itself: the guardian ends without doing anything. Idempotent."""
-        if self._process.poll() is None:
-            self._say("done")
+        self._say("done")
         if self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):  # It is gone already, which is what is wanted.
                 self._process.stdin.close()
@@ -181,4 +186,6 @@ def remove_tree(path: str, patience: float = 3.0) -> None:
 
 
 if __name__ == "__main__":
+    if _ADOPTED in sys.argv and os.fork():
+        os._exit(0)
     _guard()
