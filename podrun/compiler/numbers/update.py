@@ -135,8 +135,9 @@ def _weight_of_rows(group: WeightGroup, memory: Memory, machine: Any, count: int
     begins = [member.offset // ALIGNMENT for member in memory.arenas[group.weight_arena].members]
     # A table, not its rule: XLA would work a sum over it out beforehand, for half a minute with 2 million rows.
     table = np.searchsorted(begins, np.arange(group.size // ALIGNMENT), side="right") - 1
+    narrow = np.min_scalar_type(len(begins))  # It is as long as the weights, and part of the executable.
     per_machine = count // ALIGNMENT
-    return jax.lax.dynamic_slice(jnp.asarray(table, jnp.int32), (machine * per_machine,), (per_machine,))
+    return jax.lax.dynamic_slice(jnp.asarray(table, narrow), (machine * per_machine,), (per_machine,))
 
 
 def _scalars(group: WeightGroup) -> dict[str, Any]:
