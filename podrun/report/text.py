@@ -125,7 +125,8 @@ def compare(first: Profile, second: Profile, *, top: int = 8) -> str:
 def _change(name: str, before: float, after: float) -> str:
     ratio = f"{after / before - 1.0:+.1%}" if before else ("new" if after else "")
     label = name if len(name) <= 41 else name[:19] + "..." + name[-19:]
-    return f"{label:<42}{before:>16,.3f}{after:>16,.3f}  {ratio}".rstrip()
+    digits = 0 if isinstance(before, int) and isinstance(after, int) else 3  # cycles and bytes are whole
+    return f"{label:<42}{before:>16,.{digits}f}{after:>16,.{digits}f}  {ratio}".rstrip()
 
 
 def share(part: float, whole: float) -> str:
