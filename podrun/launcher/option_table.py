@@ -194,7 +194,14 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "NAME",
     ),
-    Option("vipu-partition-attempts", Kind.COUNT, Group.PARTITION, "attempts to get it active", 1, "N"),
+    Option(
+        "vipu-partition-attempts",
+        Kind.COUNT,
+        Group.PARTITION,
+        "attempts to get it active, also while others have it",
+        1,
+        "N",
+    ),
     Option(
         "update-partition", Kind.BOOLEAN, Group.PARTITION, "create it anew if it does not fit the run", False
     ),

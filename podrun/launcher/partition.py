@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from podrun.access import is_loopback, known_token, make_token
-from podrun.errors import ConflictError, NotFoundError, PodrunError, ServiceError, UsageError
+from podrun.errors import ConflictError, ExhaustedError, NotFoundError, PodrunError, ServiceError, UsageError
 from podrun.launcher.environment import PartitionAddress, target_options
 from podrun.launcher.log import Log
 from podrun.launcher.pods import choose_cluster, facts_of
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 
 REMOVE_SECONDS = 20.0
+BETWEEN_ATTEMPTS_SECONDS = 2.0
+"""Between two attempts to get IPUs that others have."""
+_OF_A_LAUNCH = re.compile(r"podrun-(\d+)")
+"""Partitions that podrun makes for one run, by its process."""
 _STARTS_BADLY = (
     "Try again, with -vv to see more. A host that is very busy or short of memory starts machines too slowly; "
     "a vipu-server that stays up (vipu-server --prestart) starts them once."
@@ -149,7 +154,17 @@ class PartitionSession:
 
     def prepare(self) -> bool:
         """Choose or ask for the partition. True if it is on its way and `wait_active` may run beside the
-        instances; False if `wait_active` must come first, because the partition was there before."""
+        instances; False if `wait_active` must come first, because the partition was there before. While others have
+        the IPUs, it is tried as often as --vipu-partition-attempts says."""
+        for attempt in range(1, self.wanted.attempts):
+            try:
+                return self._prepare()
+            except ExhaustedError as error:
+                self.log.warning(f"attempt {attempt} of {self.wanted.attempts}: {error.message}")
+                self._pause(BETWEEN_ATTEMPTS_SECONDS)
+        return self._prepare()
+
+    def _prepare(self) -> bool:
         existing = {info.name: info for info in self.client.list_partitions()}
         self.name = self._choose_name(existing)
         if self.name not in existing:
@@ -263,13 +278,14 @@ class PartitionSession:
     def _choose_name(self, existing: Mapping[str, PartitionInfo]) -> str:
         if self.wanted.name:
             return self.wanted.name
-        if len(existing) > 1:
+        usable = sorted(name for name in existing if not _goes_with_a_launch(name))
+        if len(usable) > 1:
             raise UsageError(
-                f"there are several partitions: {', '.join(sorted(existing))}",
-                hint=f"Name one: --vipu-partition {min(existing)}",
+                f"there are several partitions: {', '.join(usable)}",
+                hint=f"Name one: --vipu-partition {usable[0]}",
             )
-        if existing:
-            (name,) = existing
+        if usable:
+            (name,) = usable
             self.log.info(f"using partition {name} because it is the only one available")
             return name
         return f"podrun-{os.getpid()}"
@@ -287,7 +303,7 @@ class PartitionSession:
                 sync_type=wanted.sync_type,
                 faults=wanted.faults,
             )
-        except (ConflictError, NotFoundError, UsageError):
+        except UsageError:
             self.created = False
             raise
         self.log.info(f"creating partition {self.name} of {wanted.size} IPUs")
@@ -343,10 +359,16 @@ class PartitionSession:
             for ipu in report.ipus:
                 if ipu.process is not None:
                     who = f"process {ipu.process.pid} ({ipu.process.command})"
-                    raise ConflictError(
+                    raise ExhaustedError(
                         f"partition {info.name} is in use by {who}",
                         hint="Wait until it is done (gc-monitor), or use another: --vipu-partition NAME",
                     )
+
+
+def _goes_with_a_launch(name: str) -> bool:
+    """Whether another podrun on this host made the partition for itself, and removes it when it ends."""
+    made = _OF_A_LAUNCH.fullmatch(name)
+    return made is not None and int(made[1]) != os.getpid() and os.path.exists(f"/proc/{made[1]}")
 
 
 def work_since(before: Sequence[MachineReport], report: MachineReport) -> MachineReport:
