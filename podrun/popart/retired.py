@@ -10,6 +10,8 @@ _MODULE = {
     "L1Loss": _LOSS.format(instead="Write builder.aiGraphcore.l1loss([x], scale)"),
     "NllLoss": _LOSS.format(instead="Write builder.aiGraphcore.nllloss([probabilities, labels])"),
     "IdentityLoss": _LOSS.format(instead="Write builder.aiGraphcore.identityloss([x])"),
+    "SessionOptionsCore": "is PopART 1's: write popart.SessionOptions().",
+    "ir": "is the interface that has become popxl, which podrun does not have: make the model with popart.Builder().",
     "DataFeed": "is PopART 0's: write popart.DataFlow(batchesPerStep, anchors).",
     "DotCheck": "is PopART 2's: SessionOptions.dotChecks is a set of strings, such as {'Fwd0', 'Final'}.",
     "PreAliasPatternType": "is PopART 2's: write popart.Patterns(['PostNRepl', ...]), with names as strings.",
@@ -77,5 +79,6 @@ class FormerBuilder(Formerly):
 
 
 def _error(owner: str, whole: str, table: Mapping[str, str], name: str) -> AttributeError:
-    hint = f" {whole} {table[name]}" if name in table else ""
-    return AttributeError(f"{owner} has no attribute {name!r}.{hint}")
+    hint = f". {whole} {table[name].rstrip('.')}" if name in table else ""
+    # Without a full stop at the end: Python may put a guess of its own behind it.
+    return AttributeError(f"{owner} has no attribute {name!r}{hint}")

@@ -176,9 +176,8 @@ class Model:
             count = len(apart.groups(self.case.replicas))
             each = np.stack([value * (1 + index / 8) for index in range(count)]) if count > 1 else value
             name = self.builder.addInitializedInputTensor(each.astype(dtype), apart)
-            read = {"OnePerGroup": each.shape, "AllReplicas": (self.case.replicas, *shape)}.get(
-                self.case.retrieval, shape
-            )
+            whole = self.case.retrieval == "AllReplicas"
+            read = (self.case.replicas, *shape) if whole else each.shape
         self.arrays[name] = np.empty(read, dtype)
         self.names.append(name)
         return name

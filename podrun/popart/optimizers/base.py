@@ -63,7 +63,8 @@ class Optimizer(abc.ABC):
     ) -> None:
         if not isinstance(values, Mapping):
             raise TypeError(
-                f"__init__(): incompatible function arguments. {self.NAME} takes a dict, not {values!r}."
+                f"__init__(): incompatible function arguments. {self.NAME} takes a dict, not {values!r}: "
+                f'popart.{self.NAME}({{"defaultLearningRate": (0.01, False)}}).'
             )
         keys = self._constructor_keys()
         given = {}

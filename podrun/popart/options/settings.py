@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -52,14 +52,30 @@ class Strict:
     __slots__ = ()
     RETIRED: ClassVar[Mapping[str, str]] = {}
 
+    if not TYPE_CHECKING:  # Type checkers are to report what is not there.
+
+        def __getattr__(self, name: str) -> Any:
+            """Only for names that are not there, and for fields before __init__ has set them."""
+            if name.startswith("__") or name in type(self).__dataclass_fields__:
+                raise AttributeError(name)
+            raise self._unknown(name)
+
+    def _unknown(self, name: str) -> AttributeError:
+        """Without a full stop at the end: Python may put a guess of its own behind it."""
+        owner = type(self).__name__
+        if name in self.RETIRED:
+            return AttributeError(
+                f"{owner!r} object has no attribute {name!r}. {self.RETIRED[name].rstrip('.')}"
+            )
+        near = difflib.get_close_matches(name, [*type(self).__dataclass_fields__, *dir(type(self))], n=1)  # type: ignore[attr-defined]
+        guess = f". Did you mean {near[0]!r}?" if near else ""
+        return AttributeError(f"{owner!r} object has no attribute {name!r}{guess}")
+
     def __setattr__(self, name: str, value: Any) -> None:
         fields = type(self).__dataclass_fields__  # type: ignore[attr-defined]
         known = name in fields or isinstance(getattr(type(self), name, None), property)
         if not known:
-            near = difflib.get_close_matches(name, [*fields, *dir(type(self))], n=1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
-            guess = f" {self.RETIRED[name]}" if name in self.RETIRED else guess
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}.{guess}")
+            raise self._unknown(name)
         try:
             current = getattr(self, name)
         except AttributeError:  # The first assignment, by __init__.

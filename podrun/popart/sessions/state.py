@@ -109,12 +109,15 @@ class SessionState(FormerSession):
         return set(self._built.infos)
 
     def initAnchorArrays(self) -> dict[str, np.ndarray]:
-        """An array for every anchor, in order of name, of the shape that its return type asks for."""
+        """An array for every anchor, in order of name, of the shape that its return type asks for.
+
+        Zeros: with synthetic data nothing is written into them.
+        """
         arrays = {}
         for anchor in self._flow.anchors():
             info = self.getInfo(anchor)
             leading = self._flow.art(anchor).leading_dims(
                 self._flow.batchesPerStep(), self.accumulationFactor, self.replicationFactor
             )
-            arrays[anchor] = np.empty((*leading, *info.shape()), info.numpy_dtype())
+            arrays[anchor] = np.zeros((*leading, *info.shape()), info.numpy_dtype())
         return arrays

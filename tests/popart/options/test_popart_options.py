@@ -324,12 +324,32 @@ def test_losses_of_popart_1_say_what_has_taken_their_place() -> None:
         ("DotCheck", "dotChecks"),
         ("PreAliasPatternType", r"popart\.Patterns\("),
         ("DataFeed", r"popart\.DataFlow\("),
-        ("nothing", r"nothing'\.$"),
+        ("SessionOptionsCore", r"popart\.SessionOptions\(\)$"),
+        ("ir", "popxl"),
+        ("nothing", r"nothing'$"),
     ],
 )
 def test_names_of_earlier_popart_say_what_has_taken_their_place(name: str, instead: str) -> None:
     with pytest.raises(AttributeError, match=instead):
         getattr(popart, name)
+
+
+def test_a_retired_option_says_so_when_it_is_read_and_when_it_is_set() -> None:
+    opts = popart.SessionOptions()
+    for name, words in [
+        ("hostAllReduce", "configureSessionOptions"),
+        ("enablePipeling", "'enablePipelining'"),
+    ]:
+        for use in (lambda name=name: getattr(opts, name), lambda name=name: setattr(opts, name, True)):
+            with pytest.raises(AttributeError, match=words) as caught:
+                use()
+            assert not str(caught.value).endswith(".")  # Python may put a guess of its own behind it.
+    assert not hasattr(opts, "pingPongPhases")
+
+
+def test_a_learning_rate_alone_is_told_how_to_be_given() -> None:
+    with pytest.raises(TypeError, match=r'popart\.SGD\(\{"defaultLearningRate": \(0\.01, False\)\}\)'):
+        popart.SGD(0.01)  # type: ignore[arg-type]
 
 
 def test_former_methods_say_what_has_taken_their_place() -> None:
@@ -340,7 +360,7 @@ def test_former_methods_say_what_has_taken_their_place() -> None:
         ("getGraphReport", r"getReport\(\)"),
         ("getExecutionReport", r"getReport\(\)"),
         ("getTensorTileMap", r"compilation\.tiles"),
-        ("nothing", r"'TrainingSession' object has no attribute 'nothing'\.$"),
+        ("nothing", r"'TrainingSession' object has no attribute 'nothing'$"),
     ]:
         assert not hasattr(made, name)
         with pytest.raises(AttributeError, match=instead):

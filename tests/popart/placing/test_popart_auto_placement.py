@@ -47,7 +47,10 @@ def session(model, loss, ipus, device=None, **values):
 
 def places_of(made: popart.TrainingSession) -> list[int]:
     return [
-        item.i for node in made._placed.proto.graph.node for item in node.attribute if item.name == "__ipu_number"
+        item.i
+        for node in made._placed.proto.graph.node
+        for item in node.attribute
+        if item.name == "__ipu_number"
     ]
 
 
