@@ -291,18 +291,21 @@ class PartitionSession:
         return f"podrun-{os.getpid()}"
 
     def _create(self) -> None:
+        from podrun.partition.types import Requirements, parse_sync_type
+
         wanted = self.wanted
+        needs = Requirements(
+            self.name,
+            wanted.size,
+            allocation=wanted.allocation or "",
+            num_gcds=wanted.num_gcds,
+            num_ilds=wanted.num_ilds or 0,
+            sync_type=parse_sync_type(wanted.sync_type) if wanted.sync_type else None,
+            faults=wanted.faults,
+        )
         self.created = True  # Perhaps: a request that gets no answer may still be carried out.
         try:
-            self._info = self.client.create_partition(
-                self.name,
-                wanted.size,
-                allocation=wanted.allocation,
-                num_gcds=wanted.num_gcds,
-                num_ilds=wanted.num_ilds or 0,
-                sync_type=wanted.sync_type,
-                faults=wanted.faults,
-            )
+            self._info = self.client.create_partition(needs)
         except UsageError:
             self.created = False
             raise

@@ -22,10 +22,10 @@ from typing import Any
 from podrun.cluster import Allocation, Cluster
 from podrun.errors import ConflictError, ExhaustedError, ExistsError, InternalError, NotFoundError, UsageError
 from podrun.partition import events as ev
-from podrun.partition.events import Event, Instruction, Partition, Requirements
+from podrun.partition.events import Event, Instruction, Partition
 from podrun.partition.placement import find_place, ipus_of, is_power_of_two, slices_of
 from podrun.partition.requirements import check_name, completed
-from podrun.partition.types import PartitionState, SyncType
+from podrun.partition.types import PartitionState, Requirements, SyncType
 
 S = PartitionState
 

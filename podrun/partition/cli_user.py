@@ -96,20 +96,21 @@ def _refuse(context: click.Context, option: click.Parameter, value: str | None) 
 @click.pass_obj
 def create_partition(session: Session, /, name: str, **options: Any) -> None:
     """Create a partition of free IPUs and wait until it is active."""
-    from podrun.partition.types import PartitionState
+    from podrun.partition.types import PartitionState, Requirements, parse_sync_type
 
+    needs = Requirements(
+        name,
+        options["size"],
+        allocation=options["allocation"] or options["cluster"] or "",
+        reconfigurable=options["reconfigurable"],
+        num_gcds=options["num_gcds"],
+        num_ilds=options["num_ilds"],
+        sync_type=parse_sync_type(options["sync_type"]) if options["sync_type"] else None,
+        auto_reset=not options["disable_auto_reset"],
+        faults=options["faults"],
+    )
     with session.client() as client:
-        client.create_partition(
-            name,
-            options["size"],
-            allocation=options["allocation"] or options["cluster"],
-            reconfigurable=options["reconfigurable"],
-            num_gcds=options["num_gcds"],
-            num_ilds=options["num_ilds"],
-            sync_type=options["sync_type"],
-            auto_reset=not options["disable_auto_reset"],
-            faults=options["faults"],
-        )
+        client.create_partition(needs)
         if not options["no_wait"]:
             client.wait_for_state(name, {PartitionState.ACTIVE}, session.timeout)
         info = client.get_partition(name)

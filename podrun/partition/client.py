@@ -1,7 +1,7 @@
 """`VipuClient`: the partition service as Python calls.
 
     with VipuClient("127.0.0.1", 8090) as client:
-        client.create_partition("p16", 16, reconfigurable=True)
+        client.create_partition(Requirements("p16", 16, reconfigurable=True))
         client.wait_for_state("p16", {PartitionState.ACTIVE}, deadline=60)
 
 Every call has a deadline and raises `podrun.errors`: UsageError (wrong request), NotFoundError, ConflictError
@@ -41,9 +41,9 @@ from podrun.partition.types import (
     IpuofDevice,
     PartitionInfo,
     PartitionState,
+    Requirements,
     ServerVersion,
     SyncType,
-    parse_sync_type,
 )
 from podrun.telemetry import MachineReport
 
@@ -96,46 +96,32 @@ class VipuClient:
 
     # --- partitions -----------------------------------------------------------------------------------------
 
-    def create_partition(
-        self,
-        name: str,
-        size: int,
-        *,
-        allocation: str | None = None,
-        reconfigurable: bool = False,
-        num_gcds: int = 1,
-        num_ilds: int = 0,
-        sync_type: SyncType | str | None = None,
-        auto_reset: bool = True,
-        faults: Iterable[str] = (),
-    ) -> PartitionInfo:
-        """Ask for a partition of ``size`` IPUs; returns at once, usually in state PENDING (see
-        `wait_for_state`).
+    def create_partition(self, needs: Requirements) -> PartitionInfo:
+        """Ask for a partition; returns at once, usually in state PENDING (see `wait_for_state`).
 
-        ``sync_type`` may be a SyncType or its spelling (``pod-native-default`` or ``ST_POD_NATIVE_DEFAULT``).
-        ``faults`` are planned before the partition becomes active. Raises UsageError for a request that
-        cannot be right, NotFoundError for an unknown allocation, ConflictError if the name or the IPUs are
-        taken.
+        Raises UsageError for a request that cannot be right, NotFoundError for an unknown allocation, ExistsError if
+        there is one of that name, ExhaustedError if others have the IPUs.
         """
-        sync = parse_sync_type(sync_type) if isinstance(sync_type, str) else sync_type
         requirements = self._pb.PartitionRequirements(
-            size=_unsigned(size, "size"),
-            reconfigurable=reconfigurable,
-            num_gcds=_unsigned(num_gcds, "num-gcds"),
-            num_ilds=_unsigned(num_ilds, "num-ilds"),
-            sync_type=self._pb.SyncType.Value(sync.wire_name) if sync else self._pb.ST_UNSPECIFIED,
-            allocation_id=allocation or "",
+            size=_unsigned(needs.size, "size"),
+            reconfigurable=needs.reconfigurable,
+            num_gcds=_unsigned(needs.num_gcds, "num-gcds"),
+            num_ilds=_unsigned(needs.num_ilds, "num-ilds"),
+            sync_type=self._pb.SyncType.Value(
+                needs.sync_type.wire_name if needs.sync_type else "ST_UNSPECIFIED"
+            ),
+            allocation_id=needs.allocation,
         )
         self._call(
             self._user.CreatePartition,
             self._pb.CreatePartitionRequest(
-                partition_id=name,
+                partition_id=needs.name,
                 requirements=requirements,
-                disable_auto_reset=not auto_reset,
-                faults=list(faults),
+                disable_auto_reset=not needs.auto_reset,
+                faults=list(needs.faults),
             ),
         )
-        return self.get_partition(name)
+        return self.get_partition(needs.name)
 
     def get_partition(self, name: str) -> PartitionInfo:
         """One partition. Raises NotFoundError, which lists the partitions there are."""

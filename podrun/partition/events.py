@@ -9,24 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from podrun.partition.placement import MachineSlice
-from podrun.partition.types import PartitionState, SyncType
+from podrun.partition.types import PartitionState, Requirements, SyncType
 
 # --- state --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Requirements:
-    """What a partition is asked to be. ``allocation`` "" and ``num_ilds`` 0: the allocator chooses."""
-
-    name: str
-    size: int
-    allocation: str = ""
-    reconfigurable: bool = False
-    num_gcds: int = 1
-    num_ilds: int = 0
-    sync_type: SyncType | None = None
-    auto_reset: bool = True
-    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from podrun.errors import (
 )
 from podrun.partition import events as ev
 from podrun.partition.client import ERROR_METADATA_KEY
-from podrun.partition.types import PartitionInfo, PartitionState, SyncType
+from podrun.partition.types import PartitionInfo, PartitionState, Requirements, SyncType
 from podrun.protos import vipu_pb2 as messages
 from podrun.protos import vipu_pb2_grpc
 
@@ -170,7 +170,7 @@ class UserServicer:
                 hint=f"There are: {', '.join(pb.SyncType.keys())}.",
             ) from error
         self._service.create(
-            ev.Requirements(
+            Requirements(
                 name=request.partition_id,
                 size=needs.size,
                 allocation=needs.allocation_id,

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from podrun.cluster import Cluster, smallest_holding
 from podrun.errors import UsageError
-from podrun.partition.events import Requirements
 from podrun.partition.placement import is_power_of_two, least_ilds
-from podrun.partition.types import SyncType
+from podrun.partition.types import Requirements, SyncType
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

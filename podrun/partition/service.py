@@ -41,6 +41,7 @@ from podrun.partition.types import (
     IpuofConfig,
     PartitionInfo,
     PartitionState,
+    Requirements,
     ServerVersion,
 )
 from podrun.partition.views import agent_state, ipuof_config, partition_info
@@ -112,7 +113,7 @@ class Service:
 
     # --- what users ask -------------------------------------------------------------------------------------
 
-    def create(self, needs: ev.Requirements) -> None:
+    def create(self, needs: Requirements) -> None:
         """Reserve IPUs and bring them up in the background."""
         if needs.faults:
             possible = completed(needs, self.cluster)

@@ -64,6 +64,22 @@ def parse_sync_type(text: str) -> SyncType:
     raise UsageError(f"unknown sync type {text!r}", hint=f"Known: {known} (PopRun: ST_C2_COMPATIBLE, ...).")
 
 
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a partition is asked to be. ``allocation`` "" and ``num_ilds`` 0: the server chooses. Without ``auto_reset``
+    errors of IPUs stay until they are reset. ``faults`` are planned before it becomes active."""
+
+    name: str
+    size: int
+    allocation: str = ""
+    reconfigurable: bool = False
+    num_gcds: int = 1
+    num_ilds: int = 0
+    sync_type: SyncType | None = None
+    auto_reset: bool = True
+    faults: tuple[str, ...] = ()
+
+
 class AgentState(enum.Enum):
     """What is known of an IPU-M2000's machine process."""
 

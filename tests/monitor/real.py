@@ -10,6 +10,7 @@ from podrun.partition.discovery import VIPU_SERVER, Entry, Registry, this_proces
 from podrun.partition.machine_pool import LocalMachinePool
 from podrun.partition.service import Service
 from podrun.partition.store import Store
+from podrun.partition.types import Requirements
 
 
 class RealPod:
@@ -28,7 +29,7 @@ class RealPod:
 
     def active(self, name: str, size: int, **needs: object) -> None:
         """Create a partition and wait until it is active."""
-        self.client.create_partition(name, size, **needs)  # type: ignore[arg-type]
+        self.client.create_partition(Requirements(name, size, **needs))  # type: ignore[arg-type]
         assert self.service.wait_idle(20)
 
     def stop(self) -> None:

@@ -15,6 +15,7 @@ from podrun.partition.client import VipuClient
 from podrun.partition.machine_pool import BasePool
 from podrun.partition.service import Service
 from podrun.partition.store import Store
+from podrun.partition.types import Requirements
 from podrun.telemetry import AttachedProcess, IpuReport, MachineReport
 
 
@@ -137,7 +138,7 @@ class Pod:
 
     def active(self, name: str, size: int, **needs: Any) -> None:
         """Create a partition and wait until it is active."""
-        self.client.create_partition(name, size, **needs)
+        self.client.create_partition(Requirements(name, size, **needs))
         assert self.service.wait_idle(20)
 
 

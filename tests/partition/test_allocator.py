@@ -11,9 +11,8 @@ from podrun.cluster import load_cluster
 from podrun.errors import ConflictError, NotFoundError, UsageError
 from podrun.partition import events as ev
 from podrun.partition.allocator import Allocator
-from podrun.partition.events import Requirements
 from podrun.partition.placement import ipus_of
-from podrun.partition.types import PartitionState, SyncType
+from podrun.partition.types import PartitionState, Requirements, SyncType
 
 S = PartitionState
 

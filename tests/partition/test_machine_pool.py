@@ -19,7 +19,7 @@ from podrun.partition.client import VipuClient
 from podrun.partition.machine_pool import LocalMachinePool, Seat
 from podrun.partition.service import Service
 from podrun.partition.store import Store
-from podrun.partition.types import PartitionState
+from podrun.partition.types import PartitionState, Requirements
 from podrun.partition.watch import listens
 
 from .conftest import FakePool
@@ -55,7 +55,9 @@ def test_the_service_on_real_machines(pool: LocalMachinePool) -> None:
     port = service.start("127.0.0.1", 0)
     try:
         with VipuClient("127.0.0.1", port, timeout=30) as client:
-            client.create_partition("p", 8, reconfigurable=True, faults=["machine:1@step=3:lost"])
+            client.create_partition(
+                Requirements("p", 8, reconfigurable=True, faults=("machine:1@step=3:lost",))
+            )
             client.wait_for_state("p", {S.ACTIVE}, 30)
             reports = client.machine_reports("p")
             assert [report.state for report in reports] == ["up", "up"]

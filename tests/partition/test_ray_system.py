@@ -17,7 +17,7 @@ import pytest
 
 from podrun.partition.client import VipuClient
 from podrun.partition.discovery import ProcessId, Registry
-from podrun.partition.types import PartitionState
+from podrun.partition.types import PartitionState, Requirements
 from tests.conftest import Commands, script
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -90,7 +90,7 @@ def machine_pid(client: VipuClient, index: int) -> int:
 
 def test_recovery_and_a_clean_stop(server: Server) -> None:
     with server.client() as client:
-        client.create_partition("p", 16, reconfigurable=True)
+        client.create_partition(Requirements("p", 16, reconfigurable=True))
         client.wait_for_state("p", {S.ACTIVE}, 60)
         os.kill(machine_pid(client, 1), signal.SIGKILL)
         assert client.wait_for_state("p", {S.ERROR}, 5) is S.ERROR

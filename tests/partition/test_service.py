@@ -12,7 +12,7 @@ import pytest
 from podrun.errors import ConfigError, ConflictError, DeadlineError, NotFoundError, ServiceError, UsageError
 from podrun.partition.client import VipuClient
 from podrun.partition.store import Store
-from podrun.partition.types import AgentState, PartitionState, SyncType, parse_sync_type
+from podrun.partition.types import AgentState, PartitionState, Requirements, SyncType, parse_sync_type
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 
 from .conftest import Pod
@@ -22,7 +22,7 @@ S = PartitionState
 
 def test_create_get_list_remove(pod16: Pod) -> None:
     client = pod16.client
-    client.create_partition("p", 16, reconfigurable=True)
+    client.create_partition(Requirements("p", 16, reconfigurable=True))
     assert client.wait_for_state("p", {S.ACTIVE}, deadline=20) is S.ACTIVE
     info = client.get_partition("p")
     assert (info.size, info.reconfigurable, info.sync_type) == (16, True, SyncType.C2_COMPATIBLE)
@@ -78,18 +78,18 @@ def test_small_partitions_share_a_machine_but_no_process(pod16: Pod) -> None:
 def test_errors_cross_the_wire_as_what_they_are(pod16: Pod) -> None:
     client = pod16.client
     with pytest.raises(UsageError, match="power of two") as caught:
-        client.create_partition("p", 3)
+        client.create_partition(Requirements("p", 3))
     assert caught.value.hint == "Use 2 or 4."
     pod16.active("p16", 16)
     with pytest.raises(ConflictError, match="exists already"):
-        client.create_partition("p16", 1)
+        client.create_partition(Requirements("p16", 1))
     with pytest.raises(ConflictError, match="are free"):
-        client.create_partition("more", 1)
+        client.create_partition(Requirements("more", 1))
     with pytest.raises(NotFoundError, match="no partition 'p61'") as missing:
         client.get_partition("p61")
     assert "Did you mean p16?" in str(missing.value.hint)
     with pytest.raises(UsageError, match="out of range"):
-        client.create_partition("p", -1)
+        client.create_partition(Requirements("p", -1))
 
 
 def test_status_codes_for_third_parties(pod16: Pod) -> None:
@@ -208,7 +208,7 @@ def test_a_machine_that_cannot_be_configured_puts_the_partition_in_error(pod16: 
         return started
 
     pod16.pool._start = broken  # type: ignore[method-assign, assignment]
-    pod16.client.create_partition("p", 8)
+    pod16.client.create_partition(Requirements("p", 8))
     with pytest.raises(ServiceError, match="ERROR: machine ipum2: configure failed"):
         pod16.client.wait_for_state("p", {S.ACTIVE}, 20)
     pod16.pool.machine("ipum2", "p").fail = ""
@@ -324,7 +324,7 @@ def test_many_clients_never_share_an_ipu(make_pod: Callable[..., Pod]) -> None:
     def ask(i: int) -> None:
         with VipuClient("127.0.0.1", pod.port, timeout=20) as client:
             try:
-                client.create_partition(f"p{i}", 8)
+                client.create_partition(Requirements(f"p{i}", 8))
             except ConflictError as error:
                 refused.append(error.message)
 
