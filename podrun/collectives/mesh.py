@@ -35,6 +35,8 @@ _LOOK = 0.1
 """Seconds between two looks, while waiting to be connected to, at whether the group still stands."""
 _LONG = 0.25
 """Seconds after which a rank that waits tells so: ranks of different collectives may all wait for each other."""
+_CLOSING = 5.0
+"""Seconds that ranks may take, all together, to accept what is still on its way to them when this one leaves."""
 _NOTHING: ByteArray = np.empty(0, np.uint8)
 
 
@@ -230,9 +232,10 @@ class Mesh:
             link.wake()
 
     def close(self) -> None:
-        """Send what is queued and close."""
+        """Send what is queued, for a while to all ranks together, and close."""
+        deadline = time.monotonic() + _CLOSING
         for link in self.links.values():
-            link.close()
+            link.close(max(0.0, deadline - time.monotonic()))
         for sock in self._halves.values():
             sock.close()
         self._selector.close()

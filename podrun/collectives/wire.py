@@ -210,14 +210,14 @@ class Link:
         with self._changed:
             self._break()
 
-    def close(self, grace: float = 5.0) -> None:
+    def close(self, grace: float) -> None:
         """Send what is queued, at most ``grace`` seconds, and close."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._sender.join(grace)
         self.wake()
-        self._sender.join(grace)
+        self._sender.join()
         self.outgoing.close()
         self.incoming.close()
 
