@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"        {kind:<18}{found['as_is']:>8.1%}{found['left_out']:>9.1%} left out row by row")
     records = json.loads(BESIDE.read_text(encoding="utf-8"))
     beside = [
-        {**row, "what": described(record)}
+        {**row, "what": described(record), "source": record["source"]}
         for record, row in zip(records, fidelity.evaluate(records), strict=True)
     ]
     print("rows beside the table:")

@@ -42,7 +42,8 @@ INFERENCE_PACKING = 1.7
 GLOBAL_BATCH = {"mlperf": 3072, "other": 16384}
 """Sequences per weight update where a training record of text states none."""
 PIPELINE_IMBALANCE = 1.25
-"""Slowest stage over mean stage of an image network cut into a pipeline of whole blocks. Assumed."""
+"""Cycles of the slowest stage over those of the mean stage, of an image network cut into a pipeline. Assumed; the
+published cuts are more even, so it stands for other waiting too (`docs/fidelity.md`, *Considered, and left*)."""
 OPTIMIZER = {"resnet50": "lars", "bert_base": "lamb", "bert_large": "lamb", "gpt_117m": "adam"}
 COUNTED = ("cycles", "tile_mean_cycles", "fraction")
 """Metrics read from the device's own counters, which do not count what it waits for the host's first word."""
