@@ -2,9 +2,9 @@
 
 In the order in which to read: `group` says what a group promises, `communicator` is its face for any arrays, and
 `rendezvous` makes groups. Their kinds are `solo` (one rank), `shared_memory` (one host: ranks meet at the `board`,
-messages go by `channel`) and `hosts` (several: `roster` brings them together, `admission` lets members in, `lanes`
-says who reduces what, `host_reduction` does it over the `mesh` of `wire` links). `arithmetic` is the one place where
-values are combined. `links` and `timing` model the same on a POD; `measure` and `perf` measure it here.
+messages go by `channel`) and `hosts` (several: `roster` and `registrar` bring them together, `admission` lets members
+in, `lanes` says who reduces what, `host_reduction` does it over the `mesh` of `wire` links). `arithmetic` is the one
+place where values are combined. `links` and `timing` model the same on a POD; `measure` and `perf` measure it here.
 
 What enters here: moving and combining arrays between ranks, and its modelled time. Not: what is in the arrays.
 """

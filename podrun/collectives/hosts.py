@@ -37,7 +37,8 @@ from podrun.collectives.lanes import Layout
 from podrun.collectives.mesh import Mesh
 from podrun.collectives.patterns import Pattern
 from podrun.collectives.process import host_identity
-from podrun.collectives.roster import Member, Registrar
+from podrun.collectives.registrar import Registrar
+from podrun.collectives.roster import Member
 from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.collectives.wire import Frame, FrameKind, Link
 from podrun.errors import PodrunError

@@ -17,7 +17,7 @@ from podrun.collectives.errors import RankLostError, within_limits
 from podrun.collectives.group import DEFAULT_TIMEOUT, Group, Token
 from podrun.collectives.hosts import HostsGroup
 from podrun.collectives.process import host_identity, start_time
-from podrun.collectives.roster import Registrar
+from podrun.collectives.registrar import Registrar
 from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.collectives.solo import SoloGroup
 from podrun.errors import ConflictError, UsageError
