@@ -61,8 +61,10 @@ class Replication:
 
 def load_digits() -> Digits:
     """scikit-learn's 1,797 images. The split is fixed, so that every seed is tested on the same images."""
-    from sklearn.datasets import load_digits as load
-
+    try:
+        from sklearn.datasets import load_digits as load
+    except ModuleNotFoundError:
+        sys.exit("The digits come with scikit-learn, which is not here: pip install scikit-learn")
     data = load()
     images = (data.images[:, None] / 16).astype(np.float32)
     labels = data.target.astype(np.int32)

@@ -1,0 +1,81 @@
+"""What `pip install podrun` brings along, without extras, suffices to compile a program and train."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+WITHOUT = """
+import json, runpy, sys
+
+class Missing:
+    def __init__(self, names):
+        self.names = names
+
+    def find_spec(self, name, path=None, target=None):
+        if name in self.names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+missing, module, *arguments = json.loads(sys.argv[1])
+sys.meta_path.insert(0, Missing(frozenset(missing)))
+sys.argv = [module, *arguments]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def _brought_along(requirements: Iterable[str]) -> set[str]:
+    """Distributions that these requirements bring, and those in turn."""
+    found: set[str] = set()
+    left = [(Requirement(text), "") for text in requirements]
+    while left:
+        wanted, extra = left.pop()
+        name = canonicalize_name(wanted.name)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
+            continue
+        if name not in found or wanted.extras:
+            found.add(name)
+            try:
+                inner = requires(wanted.name) or []
+            except PackageNotFoundError:
+                continue
+            left += [(Requirement(text), each) for text in inner for each in ("", *wanted.extras)]
+    return found
+
+
+def _not_brought_along() -> list[str]:
+    """Modules that are installed here, and would not be without the extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    there = _brought_along(project["dependencies"]) | {"podrun", "pip", "setuptools"}
+    return [
+        module
+        for module, distributions in packages_distributions().items()
+        if not there & {canonicalize_name(name) for name in distributions}
+    ]
+
+
+def test_required_packages_suffice() -> None:
+    missing = _not_brought_along()
+    assert {"pytest", "hypothesis", "sklearn"} <= set(missing)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            WITHOUT,
+            json.dumps([missing, "podrun.compat", "examples/popart/import_graph.py"]),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
