@@ -30,6 +30,7 @@ from podrun.popart.patterns import Patterns
 from podrun.popart.placing import placement
 from podrun.popart.placing.pipelining import check_pipeline
 from podrun.popart.program.build import BuiltModel, build
+from podrun.popart.program.request import Request
 from podrun.popart.sessions.dot import write_dots
 from podrun.popart.sessions.files import SessionFiles
 from podrun.popart.sessions.ir import Ir, SessionIr, inference_from
@@ -94,38 +95,35 @@ class Session(SessionRun, SessionWeights, SessionFiles, SessionIr):
         self._streams = StreamCallbacks()
 
     def _build(self, shapes: InputShapeInfo, loss: str | None) -> BuiltModel:
-        light = self._model.copy()
-        placed = light.proto
-        checks.check_recomputation(self._options, placement.recompute_annotated(placed))
-        per_replica = self._device.numIpus // self._options.local_replicas
-        if self._options.virtualGraphMode is VirtualGraphMode.Auto:
-            self._place_automatically(light, shapes, loss, per_replica)
-        placement.place(placed, self._options, per_replica)
-        check_pipeline(placed, self._options, self._flow.batchesPerStep(), training=self._training)
-        self._placed = light
-        return build(light, self._flow, self._options, shapes, per_replica, self._name, loss, self._optimizer)
+        self._placed = self._model.copy()
+        placed, options = self._placed.proto, self._options
+        checks.check_recomputation(options, placement.recompute_annotated(placed))
+        asked = self._request(shapes, loss)
+        if options.virtualGraphMode is VirtualGraphMode.Auto:
+            self._place_automatically(asked)
+        placement.place(placed, options, asked.ipus_per_replica)
+        check_pipeline(placed, options, self._flow.batchesPerStep(), training=self._training)
+        return build(self._placed, asked)
 
-    def _place_automatically(
-        self, model: LightModel, shapes: InputShapeInfo, loss: str | None, per_replica: int
-    ) -> None:
+    def _request(self, shapes: InputShapeInfo, loss: str | None) -> Request:
+        per_replica = self._device.numIpus // self._options.local_replicas
+        return Request(self._name, self._flow, self._options, shapes, per_replica, loss, self._optimizer)
+
+    def _place_automatically(self, asked: Request) -> None:
         from podrun.popart.placing.auto_placement import place_automatically
 
-        def without_places(plain: ModelProto) -> BuiltModel:
-            return build(
-                LightModel(plain, model.values),
-                self._flow,
-                self._options,
-                shapes,
-                per_replica,
-                self._name,
-                loss,
-                self._optimizer,
-            )
+        model, options = self._placed, self._options
 
-        ratios = self._options.virtualGraphSplitRatios
-        overlaps = self._options.overlaps
+        def without_places(plain: ModelProto) -> BuiltModel:
+            return build(LightModel(plain, model.values), asked)
+
         place_automatically(
-            model.proto, without_places, per_replica, ratios, self._device.target, pipelined=overlaps
+            model.proto,
+            without_places,
+            asked.ipus_per_replica,
+            options.virtualGraphSplitRatios,
+            self._device.target,
+            pipelined=options.overlaps,
         )
 
 

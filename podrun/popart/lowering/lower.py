@@ -93,20 +93,16 @@ def lower(
 ) -> Lowered:
     """Read a model and trace it abstractly once, which checks it and finds every shape and type.
 
-    ``initial``: values of initializers whose data the model does not hold (`LightModel`).
-    ``outputs``: names of tensors to return (default: the graph's outputs); nodes that they do not need are
-    left out.
-    ``input_shapes``: shapes of inputs, overriding the model's. ``input_values``: values of inputs that may
-    be baked in
-    if they decide shapes (also gives their shapes and types). ``x64``: compute 64-bit types as such; trace
-    and run
-    `forward` inside ``jax.enable_x64(True)`` then. ``casting`` False refuses 64-bit integers instead of
-    narrowing them (PopART's ``enableSupportedDataTypeCasting``). ``replicas``: of the whole program, for collectives.
-    ``grouped``: trace a convolution in groups as one, for a library that computes it. ``sdk``: hold the operators that
-    the SDK has to what it takes, and let them mean what they mean there (`podrun.popart.ops.sdk`).
+    ``initial``: values of initializers whose data the model does not hold (`LightModel`). ``outputs``: names of tensors
+    to return (default: the graph's outputs); nodes that they do not need are left out. ``input_shapes``: shapes of
+    inputs, overriding the model's. ``input_values``: values of inputs that may be baked in if they decide shapes (also
+    gives their shapes and types). ``x64``: compute 64-bit types as such; trace and run `forward` inside
+    ``jax.enable_x64(True)`` then. ``casting`` False refuses 64-bit integers instead of narrowing them (PopART's
+    ``enableSupportedDataTypeCasting``). ``replicas``: of the whole program, for collectives. ``grouped``: trace a
+    convolution in groups as one, for a library that computes it. ``sdk``: hold the operators that the SDK has to what
+    it takes, and let them mean what they mean there (`podrun.popart.ops.sdk`).
 
-    Raises `UnimplementedError` for an operator that is not there, `UnsupportedError` for what is refused
-    by intent
+    Raises `UnimplementedError` for an operator that is not there, `UnsupportedError` for what is refused by intent
     (strings, dynamic shapes, DOUBLE), `UsageError` for a model that cannot be right; all name the node.
     """
     graph = read_model(model, initial or {})

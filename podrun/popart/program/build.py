@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program
+from podrun.compiler.program import AnchorSpec, AutomaticScaling, Forward, InputSpec, ParameterSpec, Program
 from podrun.compiler.program import PipelineSchedule as Order
 from podrun.device.tiles.recompute import NOTHING
 from podrun.executable import Reduction
@@ -36,6 +36,7 @@ from podrun.popart.program.loss_scaling import automatic_scaling, returning, sca
 from podrun.popart.program.lowering_models import lower_model, metadata, take_state
 from podrun.popart.program.observers import Observer, observers_of, seen
 from podrun.popart.program.observers import tensors as observed_tensors
+from podrun.popart.program.request import Request
 from podrun.popart.program.reserved_tensors import (
     UPDATED,
     aliasing,
@@ -46,7 +47,7 @@ from podrun.popart.program.reserved_tensors import (
 )
 from podrun.popart.program.update_steps import update_anchors
 from podrun.popart.step_data.dataflow import DataFlow
-from podrun.popart.tensor_info import InputShapeInfo, TensorInfo
+from podrun.popart.tensor_info import TensorInfo
 from podrun.popart.weights.variable_settings import (
     Kept,
     check_variables,
@@ -122,53 +123,30 @@ def _samples_per_micro_batch(lowered: Lowered, broadcast: Collection[str]) -> in
     return leading.pop() if len(leading) == 1 else None
 
 
-def build(
-    model: LightModel,
-    flow: DataFlow,
-    options: SessionOptions,
-    shapes: InputShapeInfo,
-    ipus_per_replica: int,
-    name: str,
-    loss: str | None = None,
-    optimizer: Optimizer | None = None,
-    *,
-    as_in_training: bool = False,
-) -> BuiltModel:
-    """Lower and check a placed model. popart_exception for what the model or its anchors cannot be.
-
-    ``as_in_training``: operators drop out and change running statistics although there is no loss.
-    """
+def build(model: LightModel, asked: Request) -> BuiltModel:
+    """Lower and check a placed model. popart_exception for what the model or its anchors cannot be."""
     _compute_in_the_callers_thread()
-    found = _read(model, flow, options, shapes, loss, as_in_training=as_in_training)
-    lowered, grouped, own, watching = found.lowered, found.grouped, found.own, found.watching
+    flow, options, loss, optimizer = asked.flow, asked.options, asked.loss, asked.optimizer
+    found = _read(model, asked)
+    lowered = found.lowered
     trained = trainable(lowered, loss) if loss is not None else set()
     _check_clipping(optimizer, trained, options)
     rule = optimizer.rule(_update_context(options, loss)) if optimizer is not None else None
     scale = _loss_scaling(optimizer)
-    infos = tensor_infos(lowered, trained, rule, loss, scale, options.enableGradientAccumulation)
     kept = stashed(model.proto, options, training=loss is not None)
+    infos = tensor_infos(lowered, trained, rule, loss, scale, options.enableGradientAccumulation)
     infos |= {RESTORED + n: infos[n] for n in kept if n in infos}
     check_anchors(flow, infos)
-    kept = {n: place for n, place in kept.items() if RESTORED + n in flow.anchors()}
-    broadcast = set(metadata(model.proto, BROADCAST_KEY, []))
-    watching = seen(watching, infos)
-    weights = {n: lowered.parameters[n] for n in sorted(trained)}
-    loss_type = scaling_type(lowered, loss) if loss is not None else "float32"
-    derived = derived_anchors(flow.anchors(), weights, rule, grouped, loss_type)
-    derived |= update_anchors(flow, weights, rule, options)
-    scaling = None
-    if loss is not None and optimizer is not None:
-        able = differentiable(lowered, loss)
-        scaling = automatic_scaling(lowered, able, trained, loss, optimizer, options)
-        lowered = returning(lowered, scaling)
+    watching = seen(found.watching, infos)
+    derived = _derived(lowered, asked, trained, rule, found.grouped)
+    scaling = _automatic_scaling(lowered, asked, trained)
+    lowered = returning(lowered, scaling)
     wanted = _wanted(flow, lowered, updated_when_copied(flow, trained, options))
     program = Program(
-        name=name,
-        forward=restoring(aliasing(lowered, [*flow.anchors(), *observed_tensors(watching)]), kept),
-        parameters={
-            n: ParameterSpec(spec, n in trained, found.group_of[n]) for n, spec in lowered.parameters.items()
-        },
-        inputs={n: InputSpec(spec, n in broadcast) for n, spec in lowered.inputs.items()},
+        name=asked.name,
+        forward=_forward(lowered, flow, watching, kept),
+        parameters=found.parameters(trained),
+        inputs={n: InputSpec(spec, n in found.broadcast) for n, spec in lowered.inputs.items()},
         anchors=program_anchors(wanted, derived, _hidden(watching, lowered)),
         loss=names.in_float32(loss) if loss is not None and lowered.wide else loss,
         update=rule,
@@ -178,15 +156,53 @@ def build(
         uses_random=lowered.uses_random,
         rounds_stochastically=options.enableStochasticRounding,
         recompute=recompute_of(lowered.graph.nodes, options) if loss is not None else NOTHING,
-        ipus_per_replica=_filled(ipus_per_replica),
+        ipus_per_replica=_filled(asked.ipus_per_replica),
         updates_each_micro_batch=options.overlaps_batches and bool(trained),
-        metadata=_step_metadata(flow, lowered, broadcast),
+        metadata=_step_metadata(flow, lowered, found.broadcast),
         **_arrangement(options, flow, stage_count(model.proto)),
     )
-    start = host_values(lowered.initial, grouped)
     return BuiltModel(
-        program, lowered, rule, infos, start, found.state, wanted, derived, found.settings, watching, own
+        program=program,
+        lowered=lowered,
+        rule=rule,
+        infos=infos,
+        weights=host_values(lowered.initial, found.grouped),
+        state=found.state,
+        wanted=wanted,
+        derived=derived,
+        settings=found.settings,
+        observers=watching,
+        kept=found.own,
     )
+
+
+def _forward(
+    lowered: Lowered, flow: DataFlow, watching: Sequence[Observer], stash: Mapping[str, tuple[int, int]]
+) -> Forward:
+    """The function of a micro-batch, which also gives what is anchored, watched or restored, by names of its own."""
+    restored = {name: place for name, place in stash.items() if RESTORED + name in flow.anchors()}
+    return restoring(aliasing(lowered, [*flow.anchors(), *observed_tensors(watching)]), restored)
+
+
+def _automatic_scaling(lowered: Lowered, asked: Request, trained: set[str]) -> AutomaticScaling | None:
+    if asked.loss is None or asked.optimizer is None:
+        return None
+    able = differentiable(lowered, asked.loss)
+    return automatic_scaling(lowered, able, trained, asked.loss, asked.optimizer, asked.options)
+
+
+def _derived(
+    lowered: Lowered,
+    asked: Request,
+    trained: set[str],
+    rule: Rule | None,
+    grouped: Mapping[str, np.ndarray],
+) -> dict[str, Derived]:
+    """Anchors that are worked out on the host."""
+    weights = {n: lowered.parameters[n] for n in sorted(trained)}
+    loss_type = scaling_type(lowered, asked.loss) if asked.loss is not None else "float32"
+    derived = derived_anchors(asked.flow.anchors(), weights, rule, grouped, loss_type)
+    return derived | update_anchors(asked.flow, weights, rule, asked.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,31 +216,30 @@ class _Read:
     own: dict[str, Kept]
     group_of: dict[str, tuple[int, ...]]
     watching: tuple[Observer, ...]
+    broadcast: frozenset[str]
+
+    def parameters(self, trained: Collection[str]) -> dict[str, ParameterSpec]:
+        """The program's parameters: which are trained, and which replicas share them."""
+        specs = self.lowered.parameters
+        return {n: ParameterSpec(spec, n in trained, self.group_of[n]) for n, spec in specs.items()}
 
 
-def _read(
-    model: LightModel,
-    flow: DataFlow,
-    options: SessionOptions,
-    shapes: InputShapeInfo,
-    loss: str | None,
-    *,
-    as_in_training: bool,
-) -> _Read:
+def _read(model: LightModel, asked: Request) -> _Read:
+    options, loss = asked.options, asked.loss
     replicas, settings = options.getGlobalReplicationFactor(), settings_of(model.proto)
     state, pruned = take_state(model)
     pruned, grouped = for_one_replica(pruned, settings, replicas)
     watching = observers_of(pruned.proto)
-    training = as_in_training or loss is not None
-    lowered = lower_model(pruned, flow, options, shapes, loss, observed_tensors(watching), training=training)
+    lowered = lower_model(pruned, asked, observed_tensors(watching))
     if loss is not None and options.ensureFp32LossScaleTensor:
-        lowered = widening(lowered, loss, flow.anchors())
+        lowered = widening(lowered, loss, asked.flow.anchors())
     needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
     check_variables(grouped, lowered.parameters, needed)
-    forward_only = as_in_training or options.createImplicitPipeliningFwdOnlyProgram
+    forward_only = asked.as_in_training or options.createImplicitPipeliningFwdOnlyProgram
     own = kept_by_replicas(settings, lowered.state_updates, replicas, all_needed=forward_only)
     groups = {n: own[n].program if n in own else group_of(settings, n, replicas) for n in lowered.parameters}
-    return _Read(lowered, state, settings, grouped, own, groups, watching)
+    broadcast = frozenset(metadata(model.proto, BROADCAST_KEY, []))
+    return _Read(lowered, state, settings, grouped, own, groups, watching, broadcast)
 
 
 def _wanted(flow: DataFlow, lowered: Lowered, updated: Collection[str]) -> dict[str, AnchorSpec]:

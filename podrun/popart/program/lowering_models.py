@@ -13,11 +13,10 @@ from podrun.popart import names
 from podrun.popart.building.attributes import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.popart.errors import popart_exception
 from podrun.popart.models import loader
-from podrun.popart.options.session_options import SessionOptions
 from podrun.popart.placing.pipelining import RESTORED
 from podrun.popart.program.gradient_paths import differentiable
+from podrun.popart.program.request import Request
 from podrun.popart.step_data.dataflow import DataFlow
-from podrun.popart.tensor_info import InputShapeInfo
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -51,34 +50,25 @@ def take_state(model: LightModel) -> tuple[dict[str, np.ndarray], LightModel]:
     return state, pruned
 
 
-def lower_model(
-    model: LightModel,
-    flow: DataFlow,
-    options: SessionOptions,
-    shapes: InputShapeInfo,
-    loss: str | None,
-    observed: Sequence[str] = (),
-    *,
-    training: bool | None = None,
-) -> Lowered:
+def lower_model(model: LightModel, asked: Request, observed: Sequence[str] = ()) -> Lowered:
     """The model's main graph as far as anchors, loss and ``observed`` tensors need it. popart_exception for a loss that
-    there is not or that is no scalar, or if nothing is needed. ``training``: whether operators mean what they mean in
-    training (None: where there is a loss).
+    there is not or that is no scalar, or if nothing is needed.
     """
     from podrun.popart.lowering import lower
     from podrun.popart.ops.sdk import Sdk, detached_or_training
 
+    flow, options, loss = asked.flow, asked.options, asked.loss
     wanted = _wanted(tensors_of(model.proto), flow, loss, observed)
     if loss is not None and not options.automaticLossScalingSettings.enabled:
         model = _joined(model, flow.anchors())
-    fixed = loader.input_shapes(model.proto, shapes)
+    fixed = loader.input_shapes(model.proto, asked.shapes)
     casting = options.enableSupportedDataTypeCasting
 
     def lowered(outputs: list[str]) -> Lowered:
         return lower(
             model.proto,
             initial=model.values,
-            training=loss is not None if training is None else training,
+            training=asked.training,
             outputs=outputs,
             input_shapes=fixed,
             casting=casting,

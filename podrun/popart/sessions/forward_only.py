@@ -12,6 +12,7 @@ on, those of each replica for itself; the training session continues from both.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -91,10 +92,7 @@ def _inference(training: Session) -> InferenceSession:
         def _build(self, shapes: InputShapeInfo, loss: str | None) -> BuiltModel:
             self._placed = training._placed
             check_pipeline(self._placed.proto, self._options, self._flow.batchesPerStep(), training=False)
-            per_replica = self._device.numIpus // self._options.local_replicas
-            return build(
-                self._placed, self._flow, self._options, shapes, per_replica, self._name, as_in_training=True
-            )
+            return build(self._placed, replace(self._request(shapes, loss), as_in_training=True))
 
     options = training._options.copy()
     options.enableGradientAccumulation, options.accumulationFactor = False, 1
