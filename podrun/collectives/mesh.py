@@ -19,6 +19,7 @@ import numpy as np
 
 from podrun.collectives.admission import Admission, Hello
 from podrun.collectives.errors import (
+    HostLimitError,
     MismatchError,
     RankLostError,
     RankMissingError,
@@ -209,13 +210,21 @@ class Mesh:
             said = f"{error.message}, in {label_text(what)}"
             raise RankMissingError(said, ranks=error.ranks, hint=error.hint) from error
         if frame.kind is FrameKind.MESSAGE:
-            payload = np.empty(frame.nbytes, np.uint8)
+            try:
+                payload = np.empty(frame.nbytes, np.uint8)
+            except (MemoryError, ValueError) as error:
+                said = f"rank {self.rank} has no room for {frame.nbytes} bytes that rank {link.peer} sends"
+                raise HostLimitError(said, hint="Send less at once.") from error
             link.receive_into(payload, deadline)
             self._messages.append((link.peer, frame.tag, label_text(frame.label), payload))
             return take is None
         if frame.label != what or take is None:
             raise different_collectives((self.rank, label_text(what)), (link.peer, label_text(frame.label)))
-        take(link, frame, deadline)
+        try:
+            take(link, frame, deadline)
+        except (LookupError, ValueError) as error:
+            said = f"rank {link.peer} sent a part that {label_text(what)} does not have"
+            raise RankLostError(said, rank=link.peer, hint="Make a new group.") from error
         return True
 
     def message(self, source: int, tag: int) -> tuple[str, ByteArray] | None:

@@ -15,7 +15,16 @@ from collective_ranks import hosts, on_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podrun.collectives import Communicator, Group, MismatchError, RankLostError, RankMissingError, Reduction
+from podrun.collectives import (
+    Communicator,
+    Group,
+    MismatchError,
+    RankLostError,
+    RankMissingError,
+    Reduction,
+    wire,
+)
+from podrun.collectives.wire import FrameKind
 from podrun.errors import PodrunError
 
 TIMEOUT = 0.2
@@ -102,6 +111,37 @@ def test_a_connection_cut_anywhere_is_named_on_every_rank(
         assert "rank" in str(error)
     with hosts(names) as groups:
         assert on_all(groups, lambda group: work(Communicator(group))) == [None] * len(names)
+
+
+NUMBERS = st.one_of(st.integers(0, 5), st.integers(0, 2**32 - 1))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    kind=st.sampled_from(list(FrameKind)),
+    a=NUMBERS,
+    b=NUMBERS,
+    tag=NUMBERS,
+    nbytes=st.one_of(st.integers(0, 2000), st.integers(0, 2**63)),
+    gathers=st.booleans(),
+)
+def test_frames_that_no_member_would_send_are_named(
+    kind: FrameKind, a: int, b: int, tag: int, nbytes: int, gathers: bool
+) -> None:
+    """As of a member with a fault: the right collective, but a part that it does not have, or of another size."""
+
+    def work(group: Group) -> None:
+        group.allocate("x", "float32", 500)
+        (group.all_gather if gathers else group.all_reduce)("x")
+
+    with hosts("AB", timeout=TIMEOUT) as groups:
+        assert on_all(groups, work) == [None, None]
+        faulty: Any = groups[1]
+        what = faulty._last_calls[-1]
+        header = wire._HEADER.pack(wire._MAGIC, kind, a, b, tag, nbytes, what)
+        faulty._mesh.links[0].outgoing.sendall(header + bytes(min(nbytes, 2000)))
+        with pytest.raises(PodrunError, match="rank 1"):
+            work(groups[0])  # waits for rank 1, which sends nothing more
 
 
 def reduce_arena(group: Group, dtype: str, size: int, reduction: Reduction) -> None:

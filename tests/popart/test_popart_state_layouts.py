@@ -268,7 +268,7 @@ def check(case: Case, layout: Layout, folder: Path) -> None:
 
 @pytest.mark.slow
 @settings(
-    max_examples=60,
+    max_examples=25,
     deadline=None,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
