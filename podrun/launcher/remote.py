@@ -31,8 +31,6 @@ SILENCE_SECONDS = 30.0
 """A host that does not answer a poll for so long is lost."""
 LOST_EXIT_CODE = 1
 _LOOK = "Look at the cluster (ray status); podrun must be installed at the same path on all its nodes."
-
-
 HOST_MARK = "PODRUN_HOST_MARK"
 """Variable that all processes of a launch on one other host have in common."""
 

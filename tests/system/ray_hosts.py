@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.conftest import BIN
+from podrun.partition.guardian import SCRATCH_PREFIX
+from tests.conftest import BIN, LEAK_SECONDS, wait_until
 from tests.system.namespaces import NamespaceHost, needs, two_hosts
 
 PORT = 6379
@@ -56,6 +57,12 @@ def read_until(process: subprocess.Popen[str], words: str) -> None:
         said += line
 
 
+def _scratch(cluster: Cluster) -> list[Path]:
+    """Directories of podrun's on the hosts that a test has left alive (a zombie has no ``exe``)."""
+    alive = [host for host in cluster.hosts if Path(f"/proc/{host.inside}/exe").exists()]
+    return [path for host in alive for path in host.tmp.glob(f"{SCRATCH_PREFIX}*")]
+
+
 @contextmanager
 def ray_cluster() -> Iterator[Cluster]:
     """Two hosts, Ray's head on the first; they and all that runs there are gone at the end."""
@@ -84,6 +91,9 @@ def ray_cluster() -> Iterator[Cluster]:
                 started.append(process)
                 read_until(process, "Ray runtime started")
             yield made
+            wait_until(
+                lambda: _scratch(made) == [], LEAK_SECONDS, "directories for temporary files are removed"
+            )
         for process in started:
             process.communicate(timeout=30)
     finally:
