@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from podrun.device.tiles import primitives
 from podrun.errors import InvalidOptionError, UsageError
 from podrun.estimate import Layout, Traced, command, estimate, scan
 from podrun.estimate.command import main
-from podrun.estimate.scanning import Choices, _layouts
+from podrun.estimate.scanning import Choices, _layouts, _rank
 from podrun.estimate.tracing import trace
 
 
@@ -102,8 +104,12 @@ def test_a_model_too_large_for_one_ipu_needs_more() -> None:
 def test_a_scan_lists_what_fits_first_and_the_fastest_first() -> None:
     found = scan(_perceptron(), system("pod4"), Layout(), Choices((1, 4), global_batch=64), train=True)
     assert all(one.layout.micro_batch * one.layout.accumulation * one.replicas == 64 for one in found)
-    keys = [(not one.fits, -one.samples_per_second) for one in found]
-    assert keys == sorted(keys)
+    fits = [one.fits for one in found]
+    assert fits == sorted(fits, reverse=True)
+    rates = [one.samples_per_second for one in found if one.fits]
+    assert all(later <= 1.001 * sooner for sooner, later in itertools.pairwise(rates))
+    plain = next(one for one in found if not one.layout.recompute)
+    assert _rank(plain) < _rank(replace(plain, layout=replace(plain.layout, recompute=True)))
     assert {one.layout.ipus_per_replica for one in found} == {1, 2, 4}
     with pytest.raises(UsageError, match="global batch of 7"):
         scan(_perceptron(), system("pod4"), Layout(), Choices((4,), global_batch=7), train=True)
@@ -320,7 +326,7 @@ def test_the_best_of_a_scan_recomputes_only_to_fit() -> None:
     assert saved
     best = found[0]
     assert best.fits
-    assert all(best.samples_per_second >= e.samples_per_second for e in found if e.fits)
+    assert all(1.001 * best.samples_per_second >= e.samples_per_second for e in found if e.fits)
 
 
 def test_strict_mode_names_what_no_planner_knows(
