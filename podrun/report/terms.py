@@ -46,5 +46,6 @@ def unit_of_time(seconds: float) -> tuple[str, float]:
 
 
 def counted(number: int, what: str) -> str:
-    """``1 replica``, ``16 replicas``."""
-    return f"{number:,} {what}{'s' * (number != 1)}"
+    """``1 replica``, ``16 replicas``, ``16 micro-batches``."""
+    many = f"{what}es" if what.endswith("ch") else f"{what}s"
+    return f"{number:,} {what if number == 1 else many}"

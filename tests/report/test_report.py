@@ -101,6 +101,13 @@ def test_every_cause_is_explained_and_what_is_left_out_is_counted(profile: Profi
     assert all(meaning in text for meaning in terms.CYCLES.values())
 
 
+def test_what_is_counted_is_one_or_many(profile: Profile) -> None:
+    assert "(4 replicas x 6 micro-batches)" in summary(profile)
+    one = dataclasses.replace(profile, replicas=1, accumulation_factor=1)
+    assert "(1 replica x 1 micro-batch)" in summary(one)
+    assert "6 micro-batches a batch" in page(profile)
+
+
 def test_times_are_in_a_unit_that_shows_them(profile: Profile) -> None:
     for seconds, words in ((42e-6, "42.000 us"), (42e-3, "42.000 ms")):
         lasting = dataclasses.replace(profile, seconds=seconds)
