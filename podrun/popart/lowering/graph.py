@@ -50,10 +50,7 @@ class Graph:
         known = {*self.inputs, *self.initializers}
         free: set[str] = set()
         for node in self.nodes:
-            used = {i for i in node.inputs if i}
-            for sub in subgraphs(node):
-                used |= sub.captures()
-            free |= used - known
+            free |= ({i for i in node.inputs if i} | captured(node)) - known
             known |= set(node.outputs)
         return free | (set(self.outputs) - known)
 
@@ -65,6 +62,11 @@ def subgraphs(node: Node) -> Iterator[Graph]:
             yield value
         elif isinstance(value, tuple):
             yield from (v for v in value if isinstance(v, Graph))
+
+
+def captured(node: Node) -> set[str]:
+    """What a node's subgraphs read from around them."""
+    return {name for graph in subgraphs(node) for name in graph.captures()}
 
 
 def read_model(model: onnx.ModelProto, initial: Mapping[str, np.ndarray] = MappingProxyType({})) -> Graph:

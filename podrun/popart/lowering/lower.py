@@ -16,7 +16,7 @@ import onnx
 from podrun.compiler.program import tap
 from podrun.errors import UnsupportedError, UsageError
 from podrun.executable import TensorSpec
-from podrun.popart.lowering.graph import Graph, read_model, subgraphs
+from podrun.popart.lowering.graph import Graph, captured, read_model
 from podrun.popart.lowering.tensors import Tensor, TooWide, misfit, to_device
 from podrun.popart.lowering.trace import Environment, Session, run_graph
 from podrun.popart.lowering.wide import widened
@@ -170,10 +170,7 @@ def prune(graph: Graph, wanted: Sequence[str]) -> Graph:
 
 
 def _reads(node: Node) -> set[str]:
-    reads = {i for i in node.inputs if i}
-    for sub in subgraphs(node):
-        reads |= sub.captures()
-    return reads
+    return {i for i in node.inputs if i} | captured(node)
 
 
 def _spec(name: str, value: Any) -> TensorSpec:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.errors import InternalError, PodrunError, UnsupportedError, UsageError
-from podrun.popart.lowering.graph import Graph, subgraphs
+from podrun.popart.lowering.graph import Graph, captured
 from podrun.popart.lowering.tensors import NO_ORIGINS, Tensor, TooWide, lift
 from podrun.popart.ops.registry import Node, Operator, lookup
 from podrun.popart.ops.sdk import Sdk, check
@@ -199,8 +199,8 @@ def run_node(node: Node, environment: Environment, session: Session, key: Callab
         )
     if len(results) < len([o for o in node.outputs if o]):
         raise UsageError(f"{node.describe()} asks for {len(node.outputs)} outputs, but gets {len(results)}")
-    captured = _captured(node, environment)
-    needed = [*there, *captured.values()]
+    outer = {name: environment[name] for name in captured(node) if name in environment}
+    needed = [*there, *outer.values()]
     origins = NO_ORIGINS.union(*(t.origins for t in needed))
     knowable = all(t.is_known for t in needed) and not _is_random(operator)
     for position, (name, result) in enumerate(zip(node.outputs, results, strict=False)):
@@ -210,17 +210,11 @@ def run_node(node: Node, environment: Environment, session: Session, key: Callab
         if not made.at_hand:
             work = None
             if knowable and not made.is_known:
-                work = _later(operator, node, captured, session, tensors, position)
+                work = _later(operator, node, outer, session, tensors, position)
             if work is not None or session.tap is not None:
                 value = made.traced if session.tap is None else session.tap(name, made.traced)
                 made = Tensor(name, session.x64, traced=value, work=work, origins=origins)
         environment[name] = made
-
-
-def _captured(node: Node, environment: Environment) -> Environment:
-    """The tensors around a node that its subgraphs read."""
-    names = {name for graph in subgraphs(node) for name in graph.captures()}
-    return {name: environment[name] for name in names if name in environment}
 
 
 def _is_random(operator: Operator) -> bool:

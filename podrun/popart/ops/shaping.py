@@ -29,8 +29,9 @@ def _reshaped(x: Array, target: tuple[int, ...], allow_zero: bool) -> Array:
 
 
 @operator(ONNX, "Reshape", since=(1,), folds=True)
+@operator(GRAPHCORE, "Reshape")
 def reshape_attribute(ctx: Context, node: Node, x: Array) -> Array:
-    """x in the attribute ``shape`` (ONNX Reshape 1)."""
+    """x in the attribute ``shape`` (ONNX Reshape 1, PopART Reshape)."""
     return _reshaped(x, ints(node["shape"]), False)
 
 
@@ -43,12 +44,6 @@ def reshape(ctx: Context, node: Node, x: Array, shape: Array) -> Array:
     if ctx.sdk is not None:
         reshaped(node, target)
     return _reshaped(x, target, bool(node.get("allowzero", 0)))
-
-
-@operator(GRAPHCORE, "Reshape")
-def graphcore_reshape(ctx: Context, node: Node, x: Array) -> Array:
-    """x in the attribute ``shape`` (PopART Reshape)."""
-    return _reshaped(x, ints(node["shape"]), False)
 
 
 @operator(ONNX, "Flatten", since=(1, 9, 11, 13, 21, 23, 24, 25), folds=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from podrun.executable import numpy_dtype
 
@@ -31,6 +31,8 @@ def trainable(lowered: Lowered, loss: str) -> set[str]:
 
 
 def _leading_to(lowered: Lowered, loss: str, *, through_integers: bool) -> set[str]:
+    from podrun.popart.lowering.graph import captured
+
     makers = {output: node for node in lowered.graph.nodes for output in node.outputs if output}
     reached: set[str] = set()
     queue = [loss]
@@ -42,17 +44,10 @@ def _leading_to(lowered: Lowered, loss: str, *, through_integers: bool) -> set[s
         node = makers.get(name)
         if node is not None and node.op_type not in _ENDS:
             queue.extend(item for item in node.inputs if item)
-            queue.extend(_captured(node))
+            queue.extend(captured(node))
     return reached
 
 
 def _is_float(lowered: Lowered, name: str) -> bool:
     spec = lowered.tensors.get(name)
     return spec is not None and numpy_dtype(spec.dtype).kind not in "iub"
-
-
-def _captured(node: Any) -> set[str]:
-    """What a node's subgraphs read from around them."""
-    from podrun.popart.lowering.graph import subgraphs
-
-    return {name for graph in subgraphs(node) for name in graph.captures()}
