@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -212,6 +213,45 @@ def test_every_variable_is_on_a_page() -> None:
     }
     assert len(read) > 8
     assert sorted(name for name in read if f"`{name}`" not in page) == []
+
+
+BEFORE = {
+    "onnx.md": "import numpy as np\nx = np.ones(2, np.float32)\n",
+    "popart.md": "import popart\nbuilder = popart.Builder()\nx = builder.addInputTensor('FLOAT', [2])\n",
+    "tiles.md": "import jax\nstep = lambda a, b: a @ b\nshapes = (jax.ShapeDtypeStruct((64, 64), 'float16'),) * 2\n",
+}
+"""What the page says in words before its programs."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_programs_of_pages_run(page: Path, tmp_path: Path) -> None:
+    """But the one that shows how ranks of several processes meet, which stands in `tests/collectives`."""
+    _profile_and_model(tmp_path)
+    for program in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+        if "create(4)" in program:
+            continue
+        (tmp_path / "program.py").write_text(BEFORE.get(page.name, "") + program, encoding="utf-8")
+        command = [sys.executable, "-m", "podrun.compat", "program.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, f"{program}\n{done.stderr}"
+
+
+def _profile_and_model(folder: Path) -> None:
+    """Files that the pages' programs read: a report and a model that doubles two numbers."""
+    from onnx import helper, save
+
+    from podrun.report.document import to_json
+    from tests.report.profiles import pipeline_profile
+
+    where = folder / "podrun-profile__instance_0/training"
+    where.mkdir(parents=True)
+    (where / "profile.pop").write_text(to_json(pipeline_profile()), encoding="utf-8")
+    x, y = (helper.make_tensor_value_info(name, 1, [2]) for name in "xy")
+    save(
+        helper.make_model(helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", [x], [y])),
+        folder / "model.onnx",
+    )
 
 
 def test_the_first_program_of_the_page_about_popart_runs(tmp_path: Path) -> None:
