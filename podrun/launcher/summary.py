@@ -11,7 +11,7 @@ from podrun.launcher.spec import Layout
 if TYPE_CHECKING:
     from podrun.telemetry import MachineReport
 
-NETWORK_MEDIAN, NETWORK_WORST = 10, 40
+NETWORK_MEDIAN, NETWORK_WORST = 10, 30
 """Percent: the errors of networks in docs/fidelity.md, rounded up to tens. A test holds them to that page."""
 TRUST = (
     f"an estimate, host streams not counted: published networks are met within {NETWORK_MEDIAN} % in the median "
