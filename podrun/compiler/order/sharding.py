@@ -65,6 +65,10 @@ class Timetable:
         for unit in chain:
             for name in unit.reads:
                 self.readers.setdefault((name, unit.ipu), []).append(unit)
+        self.reading_ipus: dict[str, list[int]] = {}
+        for name, ipu in self.readers:
+            self.reading_ipus.setdefault(name, []).append(ipu)
+        self.slots: dict[tuple[str, int], tuple[str, ...]] = {}
         self.retrievals = {spec.name: spec.retrieval for spec in builder.program.anchors}
         self.tags: dict[tuple[str, int, int], int] = {}
         self.last_meeting: dict[int, tuple[int, int, str]] = {}
@@ -235,7 +239,7 @@ class Timetable:
 
     def _departure(self, name: str, unit: Unit, micro_batch: int) -> list[Instruction]:
         """What happens to a temporary when it was made."""
-        ipus = [ipu for read, ipu in self.readers if read == name]
+        ipus = self.reading_ipus.get(name, [])
         found: list[Instruction] = [
             Send(name, ipu, self._tag(name, ipu, micro_batch)) for ipu in sorted(ipus) if ipu != unit.ipu
         ]
@@ -245,10 +249,13 @@ class Timetable:
 
     def _slot(self, name: str, ipu: int, micro_batch: int) -> str:
         """The place of a stashed temporary in its ring."""
-        readers = self.readers[name, ipu]
-        maker = self.maker.get(name)
-        begin = maker.cycle if maker is not None and maker.ipu == ipu else readers[0].cycle
-        return f"{name}#{micro_batch % ((readers[-1].cycle - begin) // self.period + 1)}"
+        ring = self.slots.get((name, ipu))
+        if ring is None:
+            readers, maker = self.readers[name, ipu], self.maker.get(name)
+            begin = maker.cycle if maker is not None and maker.ipu == ipu else readers[0].cycle
+            places = (readers[-1].cycle - begin) // self.period + 1
+            ring = self.slots[name, ipu] = tuple(f"{name}#{place}" for place in range(places))
+        return ring[micro_batch % len(ring)]
 
     def _tag(self, name: str, ipu: int, micro_batch: int) -> int:
         return self.tags.setdefault((name, ipu, micro_batch), len(self.tags))
