@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Commands, tagged
-from tests.system.conftest import PARTITION, PROGRAMS
+from tests.system.conftest import PARTITION
 
+PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "recovery" / "train.py"
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 RESET = f"$ vipu reset partition {PARTITION}"
 CYCLE = [f"$ vipu-admin power-cycle agent ipum{n}" for n in (1, 2, 3, 4)]
@@ -31,7 +32,7 @@ FAULTS = {
 def run(pod: Commands, home: Path, *options: str) -> list[str]:
     """What the program says."""
     words = ("podrun", "--num-replicas=16", "--vipu-partition", PARTITION, *options)
-    done = pod.run(*words, PROGRAMS / "recovery.py", home, PARTITION)
+    done = pod.run(*words, PROGRAM, "--checkpoints", home)
     assert done.returncode == 0, done.stdout + done.stderr
     return tagged(done.stdout, 0)
 
