@@ -62,6 +62,15 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
+def quiet_grpc() -> None:
+    """Settings for processes that run gRPC and start others. They count only before gRPC is first imported.
+
+    Ray forks, and so do loaders of data: gRPC's handlers for that print a line for each fork, and may end the child.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def open_channel(endpoint: str, options: Sequence[tuple[str, Any]], token: str = "") -> grpc.Channel:
     """A gRPC channel that shows ``token`` with every call (none: says nothing)."""
     import grpc

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from podrun.access import quiet_grpc
 from podrun.device.connection import Connection
 from podrun.errors import UsageError
 
@@ -28,6 +29,7 @@ def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -
             hint="Launch it without --offline-mode, or let it use an offline device.",
         )
     if environ.get("IPUOF_VIPU_API_HOST") and environ.get("IPUOF_VIPU_API_PARTITION_ID"):
+        quiet_grpc()
         from podrun.device.host.partition_config import connect_partition
 
         return connect_partition(environ)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from podrun.access import quiet_grpc
 from podrun.errors import NotFoundError, PodrunError
 from podrun.launcher.dry_run import describe
 from podrun.launcher.environment import PartitionAddress, instance_environment
@@ -56,8 +57,7 @@ def launch(spec: LaunchSpec, environ: Mapping[str, str]) -> int:
     """Run it; returns the exit code. Raises PodrunError for what stops it before instances run."""
     # Instances get the environment as the user had it: what follows, and Ray, change it for this process.
     before = dict(environ)
-    # Ray forks; gRPC's handlers for that would print warnings, or end the child.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    quiet_grpc()
     with _Launch(spec, before) as running:
         return running.run()
 

@@ -19,7 +19,7 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
-from podrun.access import is_loopback, known_token, open_channel
+from podrun.access import is_loopback, known_token, open_channel, quiet_grpc
 from podrun.errors import (
     ConflictError,
     DeadlineError,
@@ -358,15 +358,6 @@ class VipuClient:
             f"the V-IPU server at {where} failed: {error.code().name}: {error.details()}",
             hint="vipu-server --verbose logs what happens.",
         )
-
-
-def quiet_grpc() -> None:
-    """Settings for processes that run gRPC and start others. They count only before gRPC is first imported.
-
-    Ray forks: gRPC's handlers for that print warnings and may end the child.
-    """
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def _unsigned(value: int, what: str) -> int:

@@ -24,11 +24,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from podrun import __version__
+from podrun.access import quiet_grpc
 from podrun.cluster import Cluster, LinkTopology, ladder_links
 from podrun.errors import ConflictError, PodrunError, ServiceError, UsageError
 from podrun.partition import events as ev
 from podrun.partition.allocator import Allocator
-from podrun.partition.client import quiet_grpc
 from podrun.partition.events import Partition
 from podrun.partition.machine_pool import MachinePool, Seat
 from podrun.partition.placement import routing_of

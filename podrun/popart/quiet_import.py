@@ -1,12 +1,15 @@
-"""Importing JAX draws from NumPy's global generator; a program's own draws must not depend on when that happens.
+"""Importing JAX leaves traces in the program that it is imported into; podrun imports it, so podrun removes them.
 
-JAX is imported when a builder or a session first needs it, often between a program's ``np.random.seed`` and its data.
-So whoever imports it first, the generator is put back to where it was.
+It draws from NumPy's global generator, often between a program's ``np.random.seed`` and its data, since a builder or a
+session imports it when one is first needed: the generator is put back to where it was. And it warns of every fork from
+then on; those of ``multiprocessing`` and of loaders of data are harmless, since what they start computes nothing with
+JAX.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -17,7 +20,7 @@ import numpy as np
 
 
 class _FirstImport(MetaPathFinder):
-    """Finds ``jax`` as the other finders do, once, and has the state of NumPy's generator kept while it is loaded."""
+    """Finds ``jax`` as the other finders do, once, and has what its import leaves undone."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -36,6 +39,7 @@ class _FirstImport(MetaPathFinder):
                 load(module)
             finally:
                 np.random.set_state(state)
+                warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -30,6 +31,9 @@ class PortConnection:
     """A `podrun.device.connection.Connection` over ports. ``open_port`` makes the way to a machine.
 
     ``host_sync_timeout``: the engine option target.hostSyncTimeout, seconds; may be set before `load`.
+
+    It belongs to the process that made it. One that is forked from it, as by a loader of data, holds nothing: closing
+    lets nothing go there, and the rest is refused.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class PortConnection:
         self._owned: IpuRange | None = None
         self._executable: Executable | None = None
         self._parts: Mapping[int, Executable] = {}
+        self._process = os.getpid()
         self.host_sync_timeout = HOST_SYNC_TIMEOUT
 
     @property
@@ -133,18 +138,28 @@ class PortConnection:
         ports, self._ports = self._ports, []
         self._owned = self._executable = None
         self._parts = {}
-        _close(ports)
+        if self._is_here():
+            _close(ports)
 
     def close(self) -> None:
         self.detach()
         on_close, self._on_close = self._on_close, lambda: None
-        on_close()
+        if self._is_here():
+            on_close()
+
+    def _is_here(self) -> bool:
+        return self._process == os.getpid()
 
     def _part_on(self, place: int) -> Executable:
         """What the machine of a port runs: an owner's machines begin with the first of a replica."""
         return self._parts[place % len(self._parts)]
 
     def _attached(self) -> IpuRange:
+        if not self._is_here():
+            raise ApplicationRuntimeError(
+                f"the IPUs are held by process {self._process}, from which this one was forked",
+                hint="Run the session there; leave only the preparation of data to forked processes.",
+            )
         if self._owned is None:
             raise ApplicationRuntimeError(
                 "this process holds no IPUs on this connection", hint="Attach to a device first."
