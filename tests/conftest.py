@@ -185,7 +185,7 @@ class Commands:
 
 def run_and_check_for_leaks(home: Path) -> Iterator[Commands]:
     """Body of a fixture: commands, and afterwards the proof that nothing of theirs is left."""
-    before, threads = shared_memory_files(), threading.active_count()
+    before, threads = shared_memory_files(), set(threading.enumerate())
     commands = Commands(home)
     try:
         yield commands
@@ -199,7 +199,9 @@ def run_and_check_for_leaks(home: Path) -> Iterator[Commands]:
         assert scratch == [], "scratch directories are left"
         published = [p.name for p in commands.runtime.glob("*.json")] if commands.runtime.exists() else []
         assert published == [], "published services are left"
-        wait_until(lambda: threading.active_count() <= threads, LEAK_SECONDS, "threads end")
+        for thread in set(threading.enumerate()) - threads:
+            thread.join(LEAK_SECONDS)
+            assert not thread.is_alive(), f"thread {thread.name!r} is left"
     finally:
         commands.kill_all()
 

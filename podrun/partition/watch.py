@@ -86,10 +86,7 @@ class Watcher:
         """Bring the selector in line with what is watched; False, and no thread any more, if nothing is."""
         with self._lock:
             watched = set(self._watched)
-            known = {key.data for key in self._selector.get_map().values() if key.data is not None}
-            if not watched and not known:
-                self._thread = None
-                return False
+        known = self._registered()
         for entry in known - watched:
             self._drop(entry)
         for entry in watched - known:
@@ -97,7 +94,16 @@ class Watcher:
                 self._tell(entry)
             else:
                 self._selector.register(entry.connection, selectors.EVENT_READ, entry)
-        return True
+        with self._lock:
+            if (
+                self._watched or self._registered()
+            ):  # Whoever adds or forgets one from now on wakes the thread.
+                return True
+            self._thread = None
+            return False
+
+    def _registered(self) -> set[_Watched]:
+        return {key.data for key in self._selector.get_map().values() if key.data is not None}
 
     def _drop(self, entry: _Watched) -> None:
         if entry.connection is not None:

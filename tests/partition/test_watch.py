@@ -13,6 +13,7 @@ from concurrent import futures
 import grpc
 
 from podrun.partition.watch import Watcher, listens
+from tests.conftest import wait_until
 
 LISTENER = """
 import socket, time
@@ -69,3 +70,26 @@ def test_nobody_there_from_the_start_is_told_too() -> None:
     assert told.get(timeout=20) == "first"
     watcher.watch(endpoint, lambda: told.put("second"))
     assert told.get(timeout=20) == "second"
+
+
+def test_the_thread_ends_when_nothing_is_watched_any_more() -> None:
+    watcher, gone = Watcher(), threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+        for _ in range(3):
+            watcher.watch(endpoint, gone.set)
+        thread = watcher._thread
+        assert thread is not None
+        wait_until(lambda: len(watcher._selector.get_map()) == 4, 20, "all are watched, and the wake-up")
+        with watcher._lock:  # All are forgotten before the thread hears of it once.
+            watcher._watched.clear()
+        watcher._wake_up.send(b".")
+        thread.join(20)
+        assert not thread.is_alive()
+        assert not gone.is_set()
+    watcher.watch(endpoint, gone.set)  # Nobody is there.
+    assert gone.wait(20)
+    left = watcher._thread
+    if left is not None:
+        left.join(20)
+        assert not left.is_alive()

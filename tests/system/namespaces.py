@@ -7,17 +7,23 @@ rest of the file system, as hosts of a cluster share a home directory. Needs roo
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 ADDRESSES = ("10.214.77.1", "10.214.77.2")
-_SET_UP = "mount --bind {tmp} /tmp && mount -t tmpfs tmpfs /dev/shm && hostname {name} && exec sleep infinity"
+_TMP = Path("/tmp")
+_SET_UP = (
+    "mount --rbind {tmp} /tmp && mount -t tmpfs tmpfs /dev/shm && hostname {name} && exec sleep infinity"
+)
 
 
 @dataclass
@@ -62,7 +68,8 @@ def two_hosts(home: Path) -> Iterator[tuple[NamespaceHost, NamespaceHost]]:
             tmp = home / f"tmp-{side}"
             tmp.mkdir()
             unshare = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-            shell = ["sh", "-c", _SET_UP.format(tmp=tmp, name=f"host-{side}")]
+            set_up = [*_what_stays_of_tmp(tmp), _SET_UP.format(tmp=tmp, name=f"host-{side}")]
+            shell = ["sh", "-c", " && ".join(set_up)]
             holders.append(subprocess.Popen(["ip", "netns", "exec", net, *unshare, *shell]))
             hosts.append(NamespaceHost(f"host-{side}", address, tmp, _child(holders[-1].pid)))
         yield hosts[0], hosts[1]
@@ -74,6 +81,17 @@ def two_hosts(home: Path) -> Iterator[tuple[NamespaceHost, NamespaceHost]]:
             holder.wait()
         for side in "ab":
             subprocess.run(["ip", "netns", "del", mark + side], capture_output=True, check=False)
+
+
+def _what_stays_of_tmp(tmp: Path) -> list[str]:
+    """What has the checkout and its environment in ``tmp`` too, if they lie below /tmp."""
+    below = [path for path in {CHECKOUT, Path(sys.prefix)} if path.is_relative_to(_TMP)]
+    mounts = []
+    for path in sorted(below):  # What lies in the other comes after it.
+        place = tmp / path.relative_to(_TMP)
+        place.mkdir(parents=True, exist_ok=True)
+        mounts.append(f"mount --rbind {shlex.quote(str(path))} {shlex.quote(str(place))}")
+    return mounts
 
 
 def _child(pid: int) -> int:
