@@ -17,7 +17,8 @@ from podrun.collectives.errors import within_limits
 
 _KEY_BYTES = 32
 _HELLO = struct.Struct(f"<I??{_KEY_BYTES}s")
-_MOST_STRANGERS = 256
+MOST_STRANGERS = 256
+"""Connections that have not shown the key, beyond as many as members make: the oldest then goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Admission:
     def __init__(self, listener: socket.socket, key: bytes, most: int) -> None:
         """``most``: connections that members make at most; of others some more are heard, the last that came."""
         self._key = _digest(key)
-        self._most = most + _MOST_STRANGERS
+        self._most = most + MOST_STRANGERS
         self._heard: dict[socket.socket, bytes] = {}
         self._listener = listener
         self._selector = selectors.DefaultSelector()

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from podrun.collectives.admission import MOST_STRANGERS
 from podrun.collectives.errors import (
     HostLimitError,
     RankLostError,
@@ -26,9 +27,6 @@ from podrun.collectives.errors import (
 from podrun.collectives.lines import Lines, say
 from podrun.collectives.meeting import label_text
 from podrun.collectives.wire import listen
-
-_MOST_STRANGERS = 256
-"""Connections that have not shown the key, beyond as many as ranks are awaited: the oldest then goes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +85,7 @@ class Registrar:
         stranger = _Connection(sock)
         self._selector.register(sock, selectors.EVENT_READ, stranger)
         self._strangers.append(stranger)
-        if len(self._strangers) > _MOST_STRANGERS + self._size:
+        if len(self._strangers) > MOST_STRANGERS + self._size:
             self._drop(self._strangers[0])
 
     def _read(self, connection: _Connection) -> None:

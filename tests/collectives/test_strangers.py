@@ -56,7 +56,7 @@ def test_groups_come_together_whatever_strangers_say(said: list[bytes]) -> None:
 
 
 def test_crowds_of_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registrar, "_MOST_STRANGERS", 5)
+    monkeypatch.setattr(registrar, "MOST_STRANGERS", 5)
     first, token = create(2, address="127.0.0.1", timeout=10, host="A")
     crowd = [socket.create_connection(("127.0.0.1", token["port"])) for _ in range(30)]
     second = join(token, 1, host="B")

@@ -57,11 +57,13 @@ def test_what_is_forked_lets_nothing_go_and_runs_nothing(pieces: PieceCache) -> 
     connection._on_close = lambda: let_go.append(connection)
 
     def in_the_child() -> None:
-        with pytest.raises(ApplicationRuntimeError, match=f"held by process {os.getppid()}"):
+        with pytest.raises(ApplicationRuntimeError, match=f"those of process {os.getppid()}"):
             connection.run(1, data(executable, 1))
         connection.close()
         connection.close()
         assert not let_go
+        with pytest.raises(ApplicationRuntimeError, match="forked"):
+            connection.try_attach(request(all_ipus, all_ipus))
 
     assert forked(in_the_child) == 0
     assert np.isfinite(connection.run(1, data(executable, 1)).anchors["loss"]).all()

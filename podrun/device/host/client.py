@@ -58,6 +58,7 @@ class PortConnection:
         return max((site.ipus.stop for site in self._sites), default=0)
 
     def try_attach(self, request: AttachRequest) -> str | None:
+        self._check_process()
         if self._ports:
             raise ApplicationRuntimeError("this connection is attached already", hint="Detach first.")
         sites = touched(self._sites, request.owned)
@@ -150,16 +151,19 @@ class PortConnection:
     def _is_here(self) -> bool:
         return self._process == os.getpid()
 
+    def _check_process(self) -> None:
+        if not self._is_here():
+            raise ApplicationRuntimeError(
+                f"the IPUs are those of process {self._process}, from which this one was forked",
+                hint="Run the session there; leave only the preparation of data to forked processes.",
+            )
+
     def _part_on(self, place: int) -> Executable:
         """What the machine of a port runs: an owner's machines begin with the first of a replica."""
         return self._parts[place % len(self._parts)]
 
     def _attached(self) -> IpuRange:
-        if not self._is_here():
-            raise ApplicationRuntimeError(
-                f"the IPUs are held by process {self._process}, from which this one was forked",
-                hint="Run the session there; leave only the preparation of data to forked processes.",
-            )
+        self._check_process()
         if self._owned is None:
             raise ApplicationRuntimeError(
                 "this process holds no IPUs on this connection", hint="Attach to a device first."
