@@ -1,0 +1,32 @@
+"""``import poptorch`` for programs written for the SDK: all of `podrun.poptorch`, under PopTorch's name."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from podrun import poptorch as _poptorch
+from podrun.compat._excepthook import install as _install
+from podrun.compat._numpy import give_back as _give_back
+from podrun.onnx_models.custom import explain_libraries as _explain_libraries
+from podrun.onnx_models.custom import load_files as _load_files
+from podrun.poptorch import *  # noqa: F403
+from podrun.poptorch import __version__ as __version__
+from podrun.poptorch import enums, ops, optim, options, profiling
+from podrun.poptorch.host_tools import print as print
+from podrun.poptorch.poptorch_log import start_log as _start_log
+
+_install()
+_give_back()
+_explain_libraries()
+_start_log()
+for _module in (enums, ops, optim, options, profiling):
+    sys.modules.setdefault(f"poptorch.{_module.__name__.rpartition('.')[2]}", _module)
+_load_files()
+
+from . import poptorch_core as poptorch_core  # noqa: E402
+from . import testing as testing  # noqa: E402
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_poptorch, name)

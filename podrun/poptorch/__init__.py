@@ -1,0 +1,149 @@
+"""PopTorch's public API: PyTorch modules trained and run on IPUs.
+
+What a program imports as ``poptorch`` is this room, through `podrun.compat.poptorch`. `capture` turns a module's
+forward pass into a graph of functional operators; `operators` computes each of them with JAX; the session that
+PopART uses compiles and runs the result. Only this room imports torch, and nothing else of podrun imports this room.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from podrun.poptorch import enums, optim, profiling
+from podrun.poptorch.annotations import (
+    Attribute,
+    BeginBlock,
+    Block,
+    BlockFunction,
+    LegacyBeginBlockFn,
+    NameScope,
+    isRunningOnIpu,
+    module_repr,
+    removeBlocks,
+)
+from podrun.poptorch.capture.structure import StructureParser as ICustomArgParser
+from podrun.poptorch.capture.structure import register_parser as registerCustomArgParser
+from podrun.poptorch.compile_hooks import registerPostCompileHook, registerPreCompileHook
+from podrun.poptorch.data.data_accessor import AsynchronousDataAccessor
+from podrun.poptorch.data.data_loader import DataLoader
+from podrun.poptorch.enums import *  # noqa: F403
+from podrun.poptorch.enums import __all__ as _ENUMS
+from podrun.poptorch.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
+from podrun.poptorch.executor import PoplarExecutor
+from podrun.poptorch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
+from podrun.poptorch.host_tools import (
+    BlockId,
+    importPoptorchMetadataFromFile,
+    registerGeometricCustomArgParsers,
+)
+from podrun.poptorch.multi_conv import MultiConv
+from podrun.poptorch.ops import (
+    CPU,
+    cond,
+    ctc_beam_search_decoder,
+    custom_op,
+    dynamic_slice,
+    dynamic_update,
+    for_loop,
+    fps,
+    identity_loss,
+    ipu_print_tensor,
+    nearest,
+    nop,
+    recomputationCheckpoint,
+    serializedMatMul,
+    set_available_memory,
+    set_overlap_for_input,
+    set_overlap_for_output,
+)
+from podrun.poptorch.options import ConfigFileError, Options
+from podrun.poptorch.poptorch_log import logger, setLogLevel
+from podrun.poptorch.strategies import (
+    ParallelPhasedExecution,
+    Phase,
+    PipelinedExecution,
+    SerialPhasedExecution,
+    ShardedExecution,
+    Stage,
+)
+from podrun.poptorch.tensor_locations import TensorLocationSettings
+from podrun.poptorch.wrappers import inferenceModel, load, trainingModel
+
+__all__ = [
+    "setLogLevel",
+    "registerGeometricCustomArgParsers",
+    "ipuHardwareVersion",
+    "ipuHardwareIsAvailable",
+    "importPoptorchMetadataFromFile",
+    "MultiConv",
+    "ConfigFileError",
+    "BlockId",
+    *_ENUMS,
+    "AsynchronousDataAccessor",
+    "Attribute",
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
+    "DataLoader",
+    "Error",
+    "ICustomArgParser",
+    "LegacyBeginBlockFn",
+    "NameScope",
+    "Options",
+    "ParallelPhasedExecution",
+    "Phase",
+    "PipelinedExecution",
+    "PoplarExecutor",
+    "RecoverableError",
+    "SerialPhasedExecution",
+    "ShardedExecution",
+    "Stage",
+    "TensorLocationSettings",
+    "UnrecoverableError",
+    "CPU",
+    "cond",
+    "ctc_beam_search_decoder",
+    "createPoptorchError",
+    "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
+    "enums",
+    "for_loop",
+    "fps",
+    "identity_loss",
+    "inferenceModel",
+    "ipu_print_tensor",
+    "isRunningOnIpu",
+    "load",
+    "logger",
+    "module_repr",
+    "nearest",
+    "nop",
+    "optim",
+    "profiling",
+    "recomputationCheckpoint",
+    "registerCustomArgParser",
+    "registerPostCompileHook",
+    "registerPreCompileHook",
+    "removeBlocks",
+    "serializedMatMul",
+    "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+    "trainingModel",
+]
+
+__version__ = "3.3.0"
+
+REFUSED = {
+    "accessAttributes": "attributes of custom operators are data of the graph, not entries of a list",
+    "attributes_lists": "attributes of custom operators are data of the graph, not entries of a list",
+    "getIpuTensorId": "tensors of a captured model have no number outside of the capture",
+    "poptorchAtExit": "IPUs and processes of loaders are let go without a call",
+}
+"""Names of the SDK's that are not there, and why."""
+
+
+def __getattr__(name: str) -> NoReturn:
+    reason = f": {REFUSED[name]}" if name in REFUSED else ""
+    raise AttributeError(f"poptorch has no {name!r}{reason}")

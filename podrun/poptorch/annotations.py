@@ -1,0 +1,248 @@
+"""Annotations in a model: blocks of operators, scopes, groups of convolutions.
+
+Outside the capture of a model all of them do nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from podrun.poptorch.errors import Error
+from podrun.poptorch.strategies import ExecutionStrategy, PipelinedExecution
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlacement:
+    """Where operators of a block run."""
+
+    ipu: int = 0
+    stage: int = 0
+    phase: int = 0
+
+
+@dataclass(slots=True)
+class CaptureAnnotations:
+    """What annotations have said since a capture began.
+
+    Operators before the first block belong to IPU 0 and stage 0.
+    """
+
+    strategy: ExecutionStrategy = field(default_factory=PipelinedExecution)
+    current: BlockPlacement | None = field(default_factory=BlockPlacement)
+    ended: str = ""
+    """The block that ended without another one beginning."""
+    automatic: int = -1
+    """The last automatic block id; -1 before `Block.useAutoId`."""
+    scopes: list[str] = field(default_factory=list)
+    attributes: list[dict[str, Any]] = field(default_factory=list)
+    multi_convolution: Any = None
+
+    def enter(self, user_id: Any, ipu_id: int | None) -> None:
+        """A block begins."""
+        if user_id is None:
+            self.automatic += 1
+            user_id = str(self.automatic)
+        ipu, stage, phase = self.strategy.placement(str(user_id), ipu_id)
+        self.current = BlockPlacement(ipu, stage, phase)
+        self.ended = ""
+
+    def leave(self, name: str) -> None:
+        """A block ends."""
+        self.current, self.ended = None, name
+
+    def placement(self) -> BlockPlacement:
+        """Where an operator that is called now runs. Error if the last block has ended."""
+        if self.current is None:
+            raise Error(
+                f"No active Block: an operator follows the end of block {self.ended!r}",
+                hint="Put it into a poptorch.Block, or begin the last block with poptorch.Block.start.",
+            )
+        return self.current
+
+
+_capturing: list[CaptureAnnotations] = []
+
+
+def capturing() -> CaptureAnnotations | None:
+    """The annotations of the capture that is under way; None outside one."""
+    return _capturing[-1] if _capturing else None
+
+
+class following:
+    """Follow annotations while a model is captured: ``with following(annotations): ...``."""
+
+    def __init__(self, annotations: CaptureAnnotations) -> None:
+        self._annotations = annotations
+
+    def __enter__(self) -> CaptureAnnotations:
+        _capturing.append(self._annotations)
+        return self._annotations
+
+    def __exit__(self, *error: object) -> None:
+        _capturing.pop()
+
+
+def isRunningOnIpu() -> bool:
+    """True while a model's forward is captured for the IPU, False on the host."""
+    return bool(_capturing)
+
+
+class Block(torch.nn.Module):
+    """Operators called inside belong to one block: ``with poptorch.Block("encoder", ipu_id=1): ...``."""
+
+    def __init__(self, user_id: Any = None, ipu_id: int | None = None) -> None:
+        super().__init__()
+        self._user_id, self._ipu_id = user_id, ipu_id
+        self._outer: BlockPlacement | None = None
+
+    def __enter__(self) -> Block:
+        annotations = capturing()
+        if annotations is not None:
+            annotations.enter(self._user_id, self._ipu_id)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        annotations = capturing()
+        if annotations is not None:
+            annotations.leave(str(self._user_id))
+
+    @staticmethod
+    def useAutoId() -> None:
+        """Number blocks without an id from 0; call it at the start of forward."""
+        annotations = capturing()
+        if annotations is not None:
+            annotations.automatic = -1
+
+    @staticmethod
+    def start(user_id: Any = None, ipu_id: int | None = None) -> None:
+        """Begin a block that lasts until the next one."""
+        annotations = capturing()
+        if annotations is not None:
+            annotations.enter(user_id, ipu_id)
+
+
+class _BeginBlockHook:
+    """The hook by which a module begins a block."""
+
+    def __init__(self, user_id: Any, ipu_id: int | None) -> None:
+        self.user_id, self.ipu_id = user_id, ipu_id
+
+    def __call__(self, module: torch.nn.Module, args: Any) -> None:
+        Block.start(self.user_id, self.ipu_id)
+
+    def __repr__(self) -> str:
+        return f"BeginBlock(user_id={self.user_id}, ipu_id={self.ipu_id})"
+
+
+class LegacyBeginBlockFn(torch.nn.Module):
+    """A function that begins a block whenever it is called."""
+
+    def __init__(
+        self, layer_to_call: Callable[..., Any], user_id: Any = None, ipu_id: int | None = None
+    ) -> None:
+        super().__init__()
+        self._layer, self._user_id, self._ipu_id = layer_to_call, user_id, ipu_id
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Begin the block and call the function."""
+        Block.start(self._user_id, self._ipu_id)
+        return self._layer(*args, **kwargs)
+
+
+def BeginBlock(layer_to_call: Any, user_id: Any = None, ipu_id: int | None = None) -> Any:
+    """Let a module begin a block whenever it is called; it lasts until the next one. Returns the same module.
+
+    Error for a module that begins one already, and for what cannot be called.
+    """
+    if not callable(layer_to_call):
+        raise Error("poptorch.BeginBlock takes a module or a function")
+    if not isinstance(layer_to_call, torch.nn.Module):
+        return LegacyBeginBlockFn(layer_to_call, user_id, ipu_id)
+    if begins_block(layer_to_call):
+        raise Error(
+            "the module begins a block already",
+            hint="Call poptorch.removeBlocks(module) before you annotate it again.",
+        )
+    hook = _BeginBlockHook(user_id, ipu_id)
+    layer_to_call.register_forward_pre_hook(hook)
+    return layer_to_call
+
+
+def begins_block(module: torch.nn.Module) -> bool:
+    """Whether a module begins a block when it is called."""
+    return any(isinstance(hook, _BeginBlockHook) for hook in module._forward_pre_hooks.values())
+
+
+def removeBlocks(module: torch.nn.Module) -> None:
+    """Take all annotations by `BeginBlock` from a module and what is in it."""
+    assert isinstance(module, torch.nn.Module), "removeBlocks takes a module"
+    for part in module.modules():
+        for key, hook in list(part._forward_pre_hooks.items()):
+            if isinstance(hook, _BeginBlockHook):
+                del part._forward_pre_hooks[key]
+
+
+def BlockFunction(user_id: Any = None, ipu_id: int | None = None) -> Callable[..., Any]:
+    """A decorator: the function's operators belong to one block."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with Block(user_id, ipu_id):
+                return function(*args, **kwargs)
+
+        return run
+
+    return decorate
+
+
+class NameScope:
+    """A prefix of operators' names: ``with poptorch.NameScope("head"): ...``."""
+
+    def __init__(self, name: str) -> None:
+        assert isinstance(name, str), "Parameter to NameScope must be a string"
+        self.name = name
+
+    def __enter__(self) -> None:
+        annotations = capturing()
+        if annotations is not None:
+            annotations.scopes.append(self.name)
+
+    def __exit__(self, *error: object) -> None:
+        annotations = capturing()
+        if annotations is not None:
+            annotations.scopes.pop()
+
+
+class Attribute:
+    """PopART attributes of the operators inside: ``with poptorch.Attribute(__outline={"layer": "a"}): ...``."""
+
+    def __init__(self, **attributes: dict[str, str]) -> None:
+        self._attributes = attributes
+
+    def __enter__(self) -> None:
+        annotations = capturing()
+        if annotations is not None:
+            annotations.attributes.append(self._attributes)
+
+    def __exit__(self, *error: object) -> None:
+        annotations = capturing()
+        if annotations is not None:
+            annotations.attributes.pop()
+
+
+def module_repr(m: torch.nn.Module) -> str:
+    """The text of a module with the blocks that its parts begin."""
+    hooks = [repr(hook) for hook in m._forward_pre_hooks.values() if isinstance(hook, _BeginBlockHook)]
+    lines = [f"({name}): " + module_repr(child).replace("\n", "\n  ") for name, child in m.named_children()]
+    extra = [line for line in m.extra_repr().split("\n") if line]
+    body = [*extra, *lines]
+    text = type(m).__name__ + "("
+    if body:
+        text += body[0] if len(body) == 1 and not lines else "\n  " + "\n  ".join(body) + "\n"
+    return text + ")" + "".join(f" {hook}" for hook in hooks)

@@ -1,0 +1,173 @@
+"""Captures a module: fake parameters, one run of forward, what was written and returned."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from podrun.poptorch.capture.control_flow import recording
+from podrun.poptorch.capture.graph import CapturedGraph, GraphValue, Origin
+from podrun.poptorch.capture.recorder import Recorder, line_of_user
+from podrun.poptorch.capture.structure import Structure, flatten, unflatten
+from podrun.poptorch.errors import Error
+from podrun.private_apis import torch as private
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A captured module: its graph, the structure of what forward returned, and operators that the table lacks."""
+
+    graph: CapturedGraph
+    result: Structure
+    missing: dict[str, int]
+
+
+def capture(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    supported: Callable[[str], bool],
+    placement: Callable[[], Any] = lambda: None,
+) -> Capture:
+    """Run ``module(*args, **kwargs)`` once on fake tensors and record it.
+
+    ``args`` and ``kwargs`` hold tensors of one micro-batch, anywhere in nested structures; other values are constants.
+    ``placement``: what the annotations say now. Raises `Error` for what cannot be known while a model is compiled.
+    """
+    fake = private.fake_mode()
+    modules = _ModuleNames(module)
+    recorder = Recorder(
+        supported,
+        fake,
+        lambda: Origin(modules.current, line_of_user(), placement()),
+        _plain_tensors(module),
+        lambda: f"module '{modules.current}', {line_of_user()}",
+    )
+    with _faked_parameters(module, fake, recorder):
+        leaves, structure = flatten((tuple(args), kwargs or {}))
+        faked = [_fake_input(place, leaf, fake, recorder) for place, leaf in enumerate(leaves)]
+        arguments, keywords = unflatten(structure, faked)
+        with (
+            modules.followed(),
+            private.composites_whole(),
+            torch.enable_grad(),
+            recording(recorder),
+            recorder,
+        ):
+            returned = module(*arguments, **keywords)
+            results, result = flatten(returned)
+            recorder.graph.outputs = [
+                recorder.value_of(each) if isinstance(each, torch.Tensor) else each for each in results
+            ]
+    _note_updates(recorder)
+    return Capture(recorder.graph, result, dict(recorder.missing))
+
+
+def _note_updates(recorder: Recorder) -> None:
+    for state in recorder.storages():
+        if not state.version:
+            continue
+        if isinstance(state.name, str):
+            recorder.graph.updates[state.name] = state.value
+        elif isinstance(state.name, int):
+            recorder.graph.input_updates[state.name] = state.value
+
+
+def _fake_input(place: int, leaf: Any, fake: Any, recorder: Recorder) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    made = fake.from_tensor(leaf.detach())
+    value = recorder.value_like(made)
+    recorder.graph.inputs[place] = value
+    recorder.bind(made, value, place)
+    return made
+
+
+@contextlib.contextmanager
+def _faked_parameters(module: torch.nn.Module, fake: Any, recorder: Recorder) -> Iterator[None]:
+    """Fake parameters and buffers in the places of the real ones. One that has two names keeps one value."""
+    names = {id(t): name for name, t in reversed([*module.named_parameters(), *module.named_buffers()])}
+    saved: list[tuple[dict[str, Any], str, Any]] = []
+    fakes: dict[int, Any] = {}
+    for part in module.modules():
+        for owned in (part._parameters, part._buffers):
+            for key, tensor in owned.items():
+                if tensor is not None:
+                    saved.append((owned, key, tensor))
+    for _, _, tensor in saved:
+        if id(tensor) not in fakes:
+            made = fake.from_tensor(tensor.detach()).requires_grad_(tensor.requires_grad)
+            if isinstance(tensor, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, tensor.requires_grad)
+            fakes[id(tensor)] = made
+            value = recorder.value_like(made)
+            recorder.graph.parameters[names[id(tensor)]] = value
+            recorder.bind(made, value, names[id(tensor)])
+    for owned, key, tensor in saved:
+        owned[key] = fakes[id(tensor)]
+    try:
+        yield
+        for owned, key, tensor in saved:
+            if owned.get(key) is not fakes[id(tensor)]:
+                raise Error(
+                    f"forward replaces or deletes the parameter or buffer {names[id(tensor)]!r}",
+                    hint="Write into it instead: self.buffer.copy_(value), or self.buffer += 1.",
+                )
+    finally:
+        for owned, key, tensor in saved:
+            owned[key] = tensor
+
+
+def _plain_tensors(module: torch.nn.Module) -> frozenset[int]:
+    """Storages of tensors that modules hold as plain attributes: constants of the compiled model."""
+    return frozenset(
+        private.storage_of(leaf)
+        for part in module.modules()
+        for value in vars(part).values()
+        if isinstance(value, (torch.Tensor, list, tuple, dict))
+        for leaf in flatten(value)[0]
+        if isinstance(leaf, torch.Tensor)
+    )
+
+
+class _ModuleNames:
+    """Follows which module's forward runs, by torch's global hooks."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._names = {id(part): name for name, part in module.named_modules()}
+        self._stack: list[str] = [""]
+
+    @property
+    def current(self) -> str:
+        """Dotted name of the innermost module."""
+        return self._stack[-1]
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Keep `current` right while modules run."""
+        hooks = torch.nn.modules.module
+
+        def enter(part: torch.nn.Module, args: Any) -> None:
+            self._stack.append(self._names.get(id(part), self._stack[-1]))
+
+        def leave(part: torch.nn.Module, args: Any, result: Any) -> None:
+            self._stack.pop()
+
+        before = hooks.register_module_forward_pre_hook(enter)
+        after = hooks.register_module_forward_hook(leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+            self._stack[1:] = []
+
+
+def tensors_returned(capture: Capture) -> list[GraphValue]:
+    """The values that forward returned, in order."""
+    return [each for each in capture.graph.outputs if isinstance(each, GraphValue)]

@@ -1,0 +1,453 @@
+"""Records the operators that a module's forward pass calls.
+
+The pass runs once, on fake tensors, with autograd's dispatch keys left out: composite operators (``linear``, ``lstm``,
+``layer_norm``, ``cross_entropy_loss``) arrive whole. What the table of operators lacks is decomposed here, by torch's
+own definitions, until it consists of operators that the table has. Views and writes in place become values
+(`aliasing`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+
+from podrun.poptorch.capture.aliasing import Emitter, StorageState, TensorView, ViewStep, read, write
+from podrun.poptorch.capture.fake_results import FAKE_RESULTS
+from podrun.poptorch.capture.graph import (
+    Argument,
+    CapturedGraph,
+    DTypeArgument,
+    GraphNode,
+    GraphValue,
+    Origin,
+)
+from podrun.poptorch.capture.torch_names import device_dtype, functional_form, operator_name, to_numpy
+from podrun.poptorch.errors import Error
+from podrun.private_apis import torch as private
+
+aten = torch.ops.aten
+
+IGNORED_KEYWORDS = frozenset(
+    ("device", "layout", "pin_memory", "memory_format", "non_blocking", "generator", "copy")
+)
+"""Keywords that say where or how a tensor lies in a host's memory."""
+
+VIEWS_BY_NAME = (aten.detach.default, aten.alias.default, aten._unsafe_view.default)
+"""Views whose schema does not say so."""
+
+LARGEST_KNOWN = 1 << 16
+"""Elements up to which the data of a constant are followed through operators, so that ``item()`` has an answer."""
+
+_PACKAGES = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+
+
+class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
+    """Records one forward pass into ``graph``.
+
+    ``supported``: whether the table of operators has an operator of that name. ``origin``: where the program stands
+    now; ``location``: the same in words. ``allowed_constants``: storages of tensors that belong to the model without
+    being parameters or buffers.
+    """
+
+    def __init__(
+        self,
+        supported: Callable[[str], bool],
+        fake: Any,
+        origin: Callable[[], Origin],
+        allowed_constants: frozenset[int] = frozenset(),
+        location: Callable[[], str] = str,
+    ) -> None:
+        super().__init__()
+        self.graph = CapturedGraph()
+        self.missing: Counter[str] = Counter()
+        self._supported, self._fake = supported, fake
+        self._origin, self._location = origin, location
+        self._allowed = allowed_constants
+        self._count = 0
+        self._storages: dict[int, StorageState] = {}
+        self._views: dict[int, TensorView] = {}
+        self._alive: list[torch.Tensor] = []
+        """Every tensor met: Python may not give its ``id`` to another one."""
+        self._known: dict[int, torch.Tensor] = {}
+        self._decompositions = private.decompositions()
+
+    # --- Values -------------------------------------------------------------------------------------------------------
+
+    def new_value(self, shape: Sequence[int], dtype: str) -> GraphValue:
+        self._count += 1
+        return GraphValue(self._count, tuple(int(size) for size in shape), dtype)
+
+    def value_like(self, tensor: torch.Tensor) -> GraphValue:
+        """A new value of a tensor's shape and type."""
+        return self.new_value(tensor.shape, device_dtype(tensor.dtype))
+
+    def bind(self, tensor: torch.Tensor, value: GraphValue, name: Any = None) -> None:
+        """Let a tensor with a storage of its own stand for ``value``."""
+        state = StorageState(tensor, value, name)
+        self._storages[private.storage_of(tensor)] = state
+        self._remember(tensor, TensorView(state))
+
+    def value_of(self, tensor: torch.Tensor) -> GraphValue:
+        """The value that a tensor has now."""
+        return read(self._view_of(tensor), self)
+
+    def storages(self) -> list[StorageState]:
+        """All storages that were met."""
+        return list(self._storages.values())
+
+    def _remember(self, tensor: torch.Tensor, view: TensorView) -> TensorView:
+        self._views[id(tensor)] = view
+        self._alive.append(tensor)
+        return view
+
+    def _view_of(self, tensor: torch.Tensor, constant: bool = False) -> TensorView:
+        known = self._views.get(id(tensor))
+        if known is not None:
+            return known
+        state = self._storages.get(private.storage_of(tensor))
+        if state is not None:
+            return self._remember(tensor, TensorView(state, self._same_storage(tensor, state)))
+        if not (constant or tensor.dim() == 0 or private.storage_of(tensor) in self._allowed):
+            raise Error(
+                f"a tensor of the CPU (shape {list(tensor.shape)}, {tensor.dtype}) is used in forward, but it is "
+                "neither an argument, a parameter nor a buffer",
+                hint="Pass it as an argument, or call register_buffer with it in the module's __init__.",
+            )
+        value = self.value_like(tensor)
+        self.graph.constants[value.number] = (value, to_numpy(tensor))
+        self._known[value.number] = tensor
+        self.bind(tensor, value)
+        return self._views[id(tensor)]
+
+    def _same_storage(self, tensor: torch.Tensor, state: StorageState) -> tuple[ViewStep, ...]:
+        """The view that an unknown tensor is of a known storage (``x.data`` and the like)."""
+        root = state.root
+        layout = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype)
+        if layout == (tuple(root.shape), root.stride(), root.storage_offset(), root.dtype):
+            return ()
+        arguments = (tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()))
+        return (
+            ViewStep(
+                "aten.as_strided.default", arguments, {}, tuple(tensor.shape), device_dtype(tensor.dtype)
+            ),
+        )
+
+    def emit_view(self, step: ViewStep, base: GraphValue, result: GraphValue) -> None:
+        self._add(step.operator, (base, *step.arguments), step.keywords, (result,), item=step.item)
+        if base.number in self._known:
+            self._follow_view(step, base, result)
+
+    def _follow_view(self, step: ViewStep, base: GraphValue, result: GraphValue) -> None:
+        _, packet, overload = step.operator.split(".")
+        if any(isinstance(each, (GraphValue, DTypeArgument)) for each in step.arguments):
+            return
+        with private.real_computation():
+            viewed = getattr(getattr(aten, packet), overload)(self._known[base.number], *step.arguments)
+        self._known[result.number] = viewed if step.item is None else viewed[step.item]
+
+    def emit_write(self, step: ViewStep, base: GraphValue, part: GraphValue, result: GraphValue) -> None:
+        self._add(
+            step.operator,
+            (base, part, *step.arguments),
+            step.keywords,
+            (result,),
+            item=step.item,
+            writes=True,
+        )
+
+    def _add(
+        self,
+        operator: str,
+        arguments: tuple[Argument, ...],
+        keywords: Mapping[str, Argument],
+        results: tuple[GraphValue, ...],
+        *,
+        item: int | None = None,
+        writes: bool = False,
+    ) -> None:
+        self.graph.nodes.append(
+            GraphNode(
+                operator, arguments, keywords, results, self._origin(), item, writes, torch.is_grad_enabled()
+            )
+        )
+
+    # --- Control flow -------------------------------------------------------------------------------------------------
+
+    def fake_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A fake tensor of the same shape and type, on memory of its own."""
+        with self._fake:
+            return torch.empty(tuple(tensor.shape), dtype=tensor.dtype)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[list[GraphNode]]:
+        """Record into a list of its own. Error if what is recorded writes to a tensor from outside."""
+        outer, inner = self.graph.nodes, list[GraphNode]()
+        before = [(state, state.version, dict(state.reads)) for state in self._storages.values()]
+        self.graph.nodes = inner
+        try:
+            yield inner
+        finally:
+            self.graph.nodes = outer
+        for state, version, reads in before:
+            if state.version != version:
+                raise Error(
+                    "the body of a poptorch loop or branch writes to a tensor in place that it takes from outside",
+                    hint="Return the new value instead, and take it from what the loop or branch returns.",
+                )
+            state.reads = reads
+
+    def add_control_flow(
+        self, operator: str, arguments: tuple[Argument, ...], made: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Add a node with bodies, which gives ``made``."""
+        self._add(operator, arguments, {}, tuple(self.value_of(each) for each in made))
+        return made
+
+    # --- Dispatch -----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        try:
+            return self._dispatched(operator, args, dict(kwargs or {}))
+        except Error as error:
+            if not error.location:
+                error.location = self._location()  # type: ignore[misc]
+            raise
+
+    def _dispatched(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if operator is aten.detach_.default:
+            return args[0]
+        if operator.namespace == "prim":
+            return operator(*args, **kwargs)
+        if operator is aten._local_scalar_dense.default:
+            return self._scalar(args[0])
+        if operator is aten.batch_norm.default:
+            return self._batch_norm(operator, args)
+        name = operator_name(operator)
+        form = functional_form(operator)
+        if not self._supported(name) and not (form is not None and self._supported(operator_name(form))):
+            found = self._decomposed(operator, form, args, kwargs)
+            if found is not NotImplemented:
+                return found
+            self.missing[name] += 1
+        return self._record(operator, form, args, kwargs)
+
+    def _scalar(self, tensor: torch.Tensor) -> Any:
+        known = self._known.get(self.value_of(tensor).number)
+        if known is None:
+            raise Error(
+                "the value of a tensor that the IPU computes is asked for in forward (item(), bool(), int(), an if "
+                "on a tensor): it is not known while the model is compiled",
+                hint="Use torch.where, or poptorch.cond, or return the tensor and decide on the host.",
+            )
+        with private.real_computation():
+            return known.item()
+
+    def _batch_norm(self, operator: Any, args: tuple[Any, ...]) -> Any:
+        """Batch normalisation, whose schema does not say that it updates the running statistics."""
+        x, weight, bias, mean, variance, training, momentum, epsilon, *_ = args
+        values = tuple(self._encoded(each) for each in (x, weight, bias, mean, variance))
+        with self._fake:
+            made = aten.native_batch_norm.default(
+                x, weight, bias, mean, variance, training, momentum or 0.0, epsilon
+            )[0]
+        self.bind(made, self.value_like(made))
+        results = [self.value_of(made)]
+        updates = training and mean is not None
+        if updates:
+            results += [self.value_like(mean), self.value_like(variance)]
+        self._add(
+            operator_name(operator), (*values, bool(training), momentum or 0.0, epsilon), {}, tuple(results)
+        )
+        if updates:
+            for statistic, value in zip((mean, variance), results[1:], strict=True):
+                write(self._view_of(statistic), value, self)
+        return made
+
+    def _decomposed(self, operator: Any, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operator gives by torch's own definition; NotImplemented if torch has none."""
+        if private.is_composite(operator):
+            with self:
+                return operator.decompose(*args, **kwargs)
+        if operator._schema.is_mutable:
+            if form is None:
+                return NotImplemented
+            with self:
+                return aten.copy_.default(args[0], form(*args, **kwargs))
+        decomposition = self._decompositions.get(operator)
+        if decomposition is None:
+            return NotImplemented
+        with self:
+            return decomposition(*args, **kwargs)
+
+    def _record(self, operator: Any, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        constant = operator in (aten.lift_fresh.default, aten.lift_fresh_copy.default)
+        arguments = tuple(self._encoded(each, constant) for each in args)
+        keywords = {key: self._encoded(each) for key, each in kwargs.items() if key not in IGNORED_KEYWORDS}
+        try:
+            with self._fake:
+                results = FAKE_RESULTS.get(operator_name(operator), operator)(*args, **kwargs)
+        except (private.DataDependent, private.DynamicShape) as error:
+            what = "shape" if isinstance(error, private.DynamicShape) else "value"
+            raise Error(
+                f"the {what} of what {operator_name(operator)} gives depends on data, which is not known while the "
+                "model is compiled",
+                hint="Use torch.where, a mask, or an operator with a fixed size (minlength=, num_classes=).",
+            ) from error
+        made = [each for each in _flat(results) if isinstance(each, torch.Tensor)]
+        if operator._schema.is_mutable:
+            self._record_write(operator, form, args, kwargs, (arguments, keywords), made)
+        elif not self._record_view(operator, args, (arguments, keywords), results, made):
+            self._record_values(operator, args, (arguments, keywords), made, kwargs)
+        return results
+
+    def _record_view(self, operator: Any, args: Any, encoded: Any, results: Any, made: Any) -> bool:
+        """Whether the operator gives views of its first argument; if so they are remembered as views."""
+        views = operator.is_view or operator in VIEWS_BY_NAME
+        if not views or not isinstance(args[0], torch.Tensor):
+            return False
+        if any(private.storage_of(each) != private.storage_of(args[0]) for each in made):
+            return False
+        base = self._view_of(args[0])
+        arguments, keywords = encoded
+        if operator is aten.as_strided.default:
+            size, stride, *offset = arguments[1:]
+            first = offset[0] if offset and offset[0] is not None else args[0].storage_offset()
+            base, arguments = TensorView(base.storage), (arguments[0], size, stride, int(first))
+        for place, each in enumerate(made):
+            step = ViewStep(
+                operator_name(operator),
+                arguments[1:],
+                keywords,
+                tuple(each.shape),
+                device_dtype(each.dtype),
+                None if isinstance(results, torch.Tensor) else place,
+            )
+            self._remember(each, TensorView(base.storage, (*base.steps, step)))
+        return True
+
+    def _record_write(
+        self, operator: Any, form: Any, args: Any, kwargs: Any, encoded: Any, made: list[torch.Tensor]
+    ) -> None:
+        """An operator that writes into arguments: new values for those, after its fresh results."""
+        schema = operator._schema
+        targets = []
+        for place, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                target = args[place] if place < len(args) else kwargs.get(argument.name)
+                targets += [each for each in _flat(target) if isinstance(each, torch.Tensor)]
+        fresh = [
+            each for each, returned in zip(made, schema.returns, strict=False) if returned.alias_info is None
+        ]
+        for each in fresh:
+            self.bind(each, self.value_like(each))
+        written = [self.value_like(target) for target in targets]
+        results = (*(self.value_of(each) for each in fresh), *written)
+        self._add(operator_name(form or operator), encoded[0], encoded[1], results)
+        for target, value in zip(targets, written, strict=True):
+            view = self._view_of(target)
+            before = view.storage.value
+            write(view, value, self)
+            if not torch.is_grad_enabled():
+                self._keep_gradient(view.storage, before)
+
+    def _keep_gradient(self, storage: StorageState, before: GraphValue) -> None:
+        """Autograd does not see what is written under ``no_grad``: the gradient stays that of the value before."""
+        if isinstance(storage.name, str) or not before.dtype.startswith(("float", "bfloat")):
+            return
+        kept = self.new_value(before.shape, before.dtype)
+        with torch.enable_grad():
+            self._add("podrun.written_without_gradient.default", (before, storage.value), {}, (kept,))
+        storage.replace(kept)
+
+    def _record_values(
+        self, operator: Any, args: Any, encoded: Any, made: list[torch.Tensor], kwargs: dict[str, Any]
+    ) -> None:
+        """An operator whose results are values of their own, or the argument itself (``contiguous``)."""
+        taken = {
+            private.storage_of(each): each for each in _flat((args, kwargs)) if isinstance(each, torch.Tensor)
+        }
+        results = []
+        for each in made:
+            value = self.value_like(each)
+            results.append(value)
+            same = taken.get(private.storage_of(each))
+            if same is None:
+                self.bind(each, value)
+            elif same.shape == each.shape and same.stride() == each.stride():
+                self._remember(each, self._view_of(same))
+            else:
+                self._remember(each, TensorView(StorageState(each, value)))
+        self._add(operator_name(operator), encoded[0], encoded[1], tuple(results))
+        self._follow(operator, encoded, results, made)
+
+    def _follow(
+        self, operator: Any, encoded: Any, results: list[GraphValue], made: list[torch.Tensor]
+    ) -> None:
+        """Work out the data of results whose arguments' data are known, so that they can be asked for."""
+        arguments, keywords = encoded
+        values = [each for each in _flat((arguments, keywords)) if isinstance(each, GraphValue)]
+        random = "nondeterministic_seeded" in str(operator.tags) or "empty" in operator_name(operator)
+        small = made and all(each.numel() <= LARGEST_KNOWN for each in made)
+        if random or not small or not all(each.number in self._known for each in values):
+            return
+        with private.real_computation():
+            real = operator(*_decoded(arguments, self._known), **_decoded(keywords, self._known))
+        tensors = [each for each in _flat(real) if isinstance(each, torch.Tensor)]
+        self._known.update({v.number: each for v, each in zip(results, tensors, strict=True)})
+
+    def _encoded(self, argument: Any, constant: bool = False) -> Argument:
+        if isinstance(argument, torch.Tensor):
+            return read(self._view_of(argument, constant), self)
+        if isinstance(argument, (list, tuple)):
+            return tuple(self._encoded(each, constant) for each in argument)
+        if isinstance(argument, torch.dtype):
+            return DTypeArgument(device_dtype(argument))
+        if isinstance(argument, (torch.device, torch.layout, torch.memory_format)):
+            return None
+        if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise Error("a size that depends on data is not known while the model is compiled")
+        return argument
+
+
+_TORCH_TYPES = {"float32": torch.float32, "float16": torch.float16, "int32": torch.int64, "bool": torch.bool}
+
+
+def _decoded(argument: Any, known: Mapping[int, torch.Tensor]) -> Any:
+    """An encoded argument with real tensors in it."""
+    if isinstance(argument, GraphValue):
+        return known[argument.number]
+    if isinstance(argument, DTypeArgument):
+        return _TORCH_TYPES.get(argument.name) or getattr(torch, argument.name)
+    if isinstance(argument, tuple):
+        return [_decoded(each, known) for each in argument]
+    if isinstance(argument, dict):
+        return {key: _decoded(each, known) for key, each in argument.items()}
+    return argument
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for each in value for leaf in _flat(each)]
+    if isinstance(value, dict):
+        return [leaf for each in value.values() for leaf in _flat(each)]
+    return [value]
+
+
+def line_of_user() -> str:
+    """``file:line`` of the innermost frame that is neither torch's nor podrun's; empty if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_PACKAGES) and not name.startswith("<"):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,240 @@
+"""A module on a device: its session, and the names that its values have in it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from podrun.poptorch.batches import BatchDimensions
+from podrun.poptorch.capture.capture import Capture
+from podrun.poptorch.capture.graph import GraphValue
+from podrun.poptorch.capture.torch_names import to_numpy
+from podrun.poptorch.enums import OutputMode
+from podrun.poptorch.errors import Error
+from podrun.poptorch.perf_counters import CallStamps
+from podrun.poptorch.session_errors import translated
+from podrun.poptorch.session_model import SessionModel
+from podrun.poptorch.session_optimizers import session_optimizer, shown_scalars
+from podrun.session.enums import VariableRetrievalMode
+from podrun.session.step_data.stepio import PyStepIO, PyWeightsIO
+
+
+def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
+    """Error for results that are infinite or no numbers."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biu" and not np.isfinite(array.astype(np.float32)).all():
+            raise Error(
+                f"floating point exception: {name} has values that are infinite or no numbers",
+                location="running the model",
+                type="poplar_application_runtime_error",
+                hint="options.Precision.enableFloatingPointExceptions(False) lets them pass.",
+            )
+
+
+@dataclass(slots=True)
+class CompiledModel:
+    """A module on a device. Tensors are known by the names of parameters and by positions among arguments.
+
+    ``input_updates``: name in the session of what replaces the input at a position. ``stamps``: of the last call.
+    """
+
+    session: Any
+    captured: Capture
+    model: SessionModel
+    batches: BatchDimensions
+    training: bool
+    mode: OutputMode
+    period: int
+    anchors: Mapping[str, tuple[str, OutputMode, int]]
+    input_updates: Mapping[int, str]
+    synthetic: bool
+    last_anchors: dict[str, np.ndarray]
+    checks_numbers: bool = False
+    """Whether a result that is no finite number ends a run (`Options.Precision.enableFloatingPointExceptions`)."""
+    stamps: CallStamps | None = None
+
+    @property
+    def graph(self) -> Any:
+        """The captured graph."""
+        return self.captured.graph
+
+    def run(self, inputs: Mapping[int, torch.Tensor]) -> list[Any]:
+        """The leaves of what forward returns, for inputs by position, with all micro-batches."""
+        asked = time.monotonic()
+        data = {name: self._input(self.graph.inputs[p], inputs[p]) for p, name in self.model.inputs.items()}
+        arrays = self.session.initAnchorArrays()
+        arrived = time.monotonic()
+        with translated("running the model"):
+            self.session.run(PyStepIO(data, arrays))
+        ready = time.monotonic()
+        if self.checks_numbers:
+            _check_finite(arrays)
+        self.last_anchors = {
+            short: arrays[name] for short, (name, _, _) in self.anchors.items() if name in arrays
+        }
+        leaves = [self._output(each, arrays) for each in self.graph.outputs]
+        self._update_inputs(inputs, arrays)
+        self._note_stamps(asked, arrived, ready)
+        return leaves
+
+    def _input(self, value: GraphValue, tensor: torch.Tensor) -> np.ndarray:
+        batches = self.batches
+        data = to_numpy(tensor)
+        leading = (batches.iterations, batches.accumulation, batches.groups)
+        data = data.reshape(*leading, *value.shape)
+        if batches.groups != batches.replicas:
+            data = data[:, :, batches.group_of_replica]
+        return np.asarray(data, order="C")
+
+    def _output(self, leaf: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+        if not isinstance(leaf, GraphValue):
+            return leaf
+        name = self.model.outputs[leaf.number]
+        count = self.batches.outputs(self.mode, self.period)
+        data = arrays[name]
+        if leaf.shape:
+            data = data.reshape(count * leaf.shape[0], *leaf.shape[1:])
+        else:
+            data = data.reshape(count) if count > 1 else data.reshape(())
+        if data.dtype.name == "bfloat16":
+            return torch.from_numpy(data.astype(np.float32)).to(torch.bfloat16)
+        return torch.from_numpy(np.array(data))
+
+    def _update_inputs(self, inputs: Mapping[int, torch.Tensor], arrays: Mapping[str, np.ndarray]) -> None:
+        """Write what forward wrote into its arguments into the caller's tensors."""
+        batches = self.batches
+        for position, name in self.input_updates.items():
+            shape = self.graph.inputs[position].shape
+            data = arrays[name].reshape(batches.iterations, batches.accumulation, batches.replicas, *shape)
+            data = data[:, :, batches.replica_of_group]
+            target = inputs[position]
+            with torch.no_grad():
+                target.copy_(torch.from_numpy(np.array(data)).reshape(target.shape))
+
+    def _note_stamps(self, asked: float, arrived: float, ready: float) -> None:
+        batches = self.batches
+        outputs = sum(isinstance(each, GraphValue) for each in self.graph.outputs)
+        self.stamps = CallStamps(
+            *((0.0,) * 4 if self.synthetic else (asked, arrived, ready, time.monotonic())),
+            inputs=len(self.model.inputs),
+            input_crossings=batches.iterations * batches.accumulation * batches.replicas,
+            outputs=outputs,
+            output_crossings=batches.outputs(self.mode, self.period),
+        )
+
+    # --- Weights ------------------------------------------------------------------------------------------------------
+
+    def read_weights(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Values of parameters and buffers as the device has them; those that it does not have are left out."""
+        held = {name: self.session._weights.get(name) for name in names}
+        rows = {name: self._returned_rows(name) for name in names}
+        arrays = {
+            name: np.zeros((rows[name], *value.shape[1:]) if rows[name] else value.shape, value.dtype)
+            for name, value in held.items()
+            if value is not None
+        }
+        with translated("reading the weights"):
+            self.session.weightsToHost()
+            self.session.readWeights(PyWeightsIO(arrays))
+        return arrays
+
+    def _returned_rows(self, name: str) -> int:
+        """Rows of a parameter that is read of all replicas; 0 for any other."""
+        settings = self.session._built.settings.get(name)
+        if settings is None or settings.getRetrievalMode() is not VariableRetrievalMode.AllReplicas:
+            return 0
+        return int(self.session._built.program.replicas)
+
+    def write_weights(self, values: Mapping[str, np.ndarray]) -> None:
+        """Send parameters and buffers to the device, or state of the optimizer."""
+        known = {n: v for n, v in values.items() if self.session._weights.get(n) is not None}
+        with translated("writing the weights"):
+            self.session.writeWeights(PyWeightsIO({n: np.asarray(v, order="C") for n, v in known.items()}))
+            self.session.weightsFromHost()
+
+    def bring_weights(self) -> None:
+        """Let the session's own copy of weights and state be the device's."""
+        with translated("reading the weights"):
+            self.session.weightsToHost()
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether the device has none: its program was loaded again."""
+        return bool(not self.session._weights_sent and self.session._built.weights)
+
+    # --- Optimizer ----------------------------------------------------------------------------------------------------
+
+    def change_optimizer(self, optimizer: Any, names: Mapping[int, str]) -> None:
+        """Use other hyper-parameters from the next run on. Error if a constant one differs."""
+        with translated("changing the optimizer"):
+            self.session.updateOptimizerFromHost(session_optimizer(optimizer, names))
+
+    def optimizer_values(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """The optimizer's state and its variable hyper-parameters, by the session's names."""
+        with translated("reading the optimizer's state"):
+            self.session.weightsToHost()
+            state, scalars = self.session._weights.state_values(), self.session._scalars()
+        shown = shown_scalars(scalars, self.session._built.trained)
+        return (
+            {name: torch.from_numpy(np.array(value)) for name, value in state.items()},
+            {name: torch.from_numpy(np.array(value)) for name, value in shown.items()},
+        )
+
+    # --- Device -------------------------------------------------------------------------------------------------------
+
+    @property
+    def attached(self) -> bool:
+        """Whether the model holds its IPUs."""
+        return bool(self.session._device.isAttached)
+
+    def attach(self) -> None:
+        """Take IPUs and load the program."""
+        with translated("attaching to a device"):
+            self.session._device.attach()
+            self.session.loadEngineAndConnectStreams()
+
+    def detach(self) -> None:
+        """Let the IPUs go."""
+        with translated("detaching from the device"):
+            self.session._device.detach()
+
+    @property
+    def random_state(self) -> list[int]:
+        """The seed as it stands, then the generator's words."""
+        with translated("reading the random state"):
+            return [int(self.session.getRandomSeed()), *self.session.getRNGState()]
+
+    @random_state.setter
+    def random_state(self, state: Sequence[int]) -> None:
+        with translated("writing the random state"):
+            self.session.setRandomSeed(int(state[0]))
+            self.session.setRNGState([int(word) for word in state[1:]])
+
+    # --- What it is ---------------------------------------------------------------------------------------------------
+
+    def tensor_names(self) -> list[str]:
+        """All tensors that `Options.anchorTensor` can name."""
+        return sorted(self.session._tensor_ids())
+
+    def cycles(self) -> int | None:
+        """Modelled cycles of the last run; None before one."""
+        return None if self.session._reports.cycles is None else int(self.session.getCycleCount())
+
+    def ir_text(self) -> str:
+        """The forward graph as JSON."""
+        return str(self.session._serializeIr())
+
+    def executable(self) -> bytes:
+        """The compiled program as a file has it. Error on a device whose programs cannot be saved."""
+        with tempfile.TemporaryDirectory(prefix="podrun-") as folder, translated("saving the model"):
+            path = os.path.join(folder, "executable")
+            self.session.saveExecutable(path, saveVariables=False)
+            with open(path, "rb") as file:
+                return file.read()

@@ -1,0 +1,206 @@
+"""``poptorch.AsynchronousDataAccessor``: the next elements of a data set are there before they are asked for.
+
+A process of its own loads into the slots of a ring in shared memory. A slot is a credit: the process has as many
+elements ahead as there are free slots, and gets a slot back when the program asks for the next element.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import multiprocessing.util  # Registers its own exit function: ours, registered later, runs before it.
+import os
+import pickle
+import weakref
+from collections.abc import Iterator
+from multiprocessing import connection, reduction
+from typing import Any
+
+import torch
+
+from podrun.poptorch.capture import structure
+from podrun.poptorch.data.data_feeder import FeederPlan, assembled, feed
+from podrun.poptorch.data.data_partition import element_count
+from podrun.poptorch.data.shared_ring import SharedRing
+from podrun.poptorch.enums import SharingStrategy
+from podrun.poptorch.errors import Error
+
+_log = logging.getLogger("poptorch::python")
+
+_START_METHODS = {
+    SharingStrategy.SharedMemory: "spawn",
+    SharingStrategy.FileSystem: "spawn",
+    SharingStrategy.Fork: "fork",
+    SharingStrategy.ForkServer: "forkserver",
+}
+STOP_SECONDS = 10.0
+"""How long the process may take to end before it is ended."""
+
+
+class AsynchronousDataAccessor:
+    """Iterates over ``dataset`` (a data set or a `DataLoader`) in a process of its own.
+
+    The tensors of an element are views of shared memory, valid until the next element is asked for: clone what is to
+    be kept. ``buffer_size``: elements that are loaded ahead. ``load_indefinitely``: begin the next epoch as soon as one
+    has ended. ``early_preload``: begin when the accessor is made instead of when it is first iterated over.
+    ``rebatched_size``: elements along dimension 0 that are joined to one. ``miss_sleep_time_in_ms`` is accepted; the
+    accessor waits for a message and needs no polling.
+
+    Raises Error if the loader loads asynchronously itself, the data set is empty or the process cannot start, and
+    AssertionError for elements that are nested or differ in shape, and for what the data set raises.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        buffer_size: int = 3,
+        miss_sleep_time_in_ms: float = 0.1,
+        load_indefinitely: bool = True,
+        early_preload: bool = False,
+        sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
+        rebatched_size: int | None = None,
+    ) -> None:
+        assert buffer_size >= 1, "buffer_size must be at least 1"
+        assert rebatched_size is None or rebatched_size > 1, "rebatched_size must be above 1"
+        if getattr(dataset, "_accessor", None) is not None:
+            raise Error("The DataLoader has an AsynchronousDataAccessor already: use it as it is")
+        _check_whole_batches(dataset, rebatched_size)
+        self._dataset = dataset
+        self._indefinitely, self._rebatched = load_indefinitely, rebatched_size
+        self._epoch, self._in_epoch, self._ended = 0, False, False
+        self._preloaded = early_preload
+        self._held: int | None = None
+        plan = FeederPlan(
+            dataset,
+            load_indefinitely,
+            early_preload,
+            rebatched_size,
+            bool(getattr(dataset, "rebatched_drop_last", True)),
+            torch.random.get_rng_state(),
+            structure.registered_parsers(),
+        )
+        context: Any = multiprocessing.get_context(_START_METHODS[sharing_strategy])
+        ours, theirs = context.Pipe(duplex=True)
+        process = context.Process(target=feed, args=(theirs, plan), name="podrun-data")
+        try:
+            process.start()
+        except (RuntimeError, OSError, TypeError, AttributeError, pickle.PicklingError) as error:
+            ours.close()
+            theirs.close()
+            raise Error(
+                f"The process that loads data cannot be started: {error}",
+                hint="The data set must be picklable, and the program's main part must stand under "
+                'if __name__ == "__main__".',
+            ) from error
+        theirs.close()
+        _log.debug("AsynchronousDataAccessor worker process: %s", process.pid)
+        self._pipe, self._process = ours, process
+        self._ending = _Ending(ours, process)
+        weakref.finalize(self, self._ending)
+        atexit.register(self._ending)
+        message = self._receive(Error)
+        self._layout, forms = message[1], message[2]
+        self._ring, descriptor = SharedRing.create(forms, buffer_size)
+        self._pipe.send(("ring", buffer_size))
+        reduction.send_handle(self._pipe, descriptor, process.pid)
+        os.close(descriptor)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch: anew, unless the one before has ended and the next is being loaded already."""
+        if self._in_epoch or (self._ended and not self._indefinitely):
+            self._epoch += 1
+            self._pipe.send(("reset", self._epoch))
+        elif not self._preloaded:
+            self._pipe.send(("start",))
+        self._preloaded, self._in_epoch, self._ended = True, True, False
+        return self
+
+    def __next__(self) -> Any:
+        """The next element; StopIteration at the end of the epoch."""
+        if not self._in_epoch:
+            raise StopIteration
+        self._give_back()
+        while True:
+            kind, *rest = self._receive(AssertionError)
+            if kind == "item":
+                epoch, slot, size = rest
+                self._held = slot
+                if epoch != self._epoch:
+                    self._give_back()
+                    continue
+                tensors = self._ring.tensors(slot)
+                if size >= 0:
+                    tensors = [each[:size] if each.dim() else each for each in tensors]
+                return assembled(self._layout, tensors)
+            if kind == "end" and rest[0] == self._epoch:
+                self._in_epoch, self._ended = False, True
+                self._epoch += 1
+                raise StopIteration
+
+    def terminate(self) -> None:
+        """End the process. May be called again."""
+        self._ending()
+
+    def _give_back(self) -> None:
+        if self._held is not None:
+            self._pipe.send(("credit", self._held))
+            self._held = None
+
+    def _receive(self, kind: type[Exception]) -> tuple[Any, ...]:
+        """The process's next message. Raises ``kind`` for an error in it, and if it has ended."""
+        assert not self._ending.done, "the AsynchronousDataAccessor was terminated"
+        try:
+            connection.wait([self._pipe, self._process.sentinel])
+            if not self._pipe.poll():
+                raise EOFError
+            message: tuple[Any, ...] = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join(STOP_SECONDS)
+            code = self._process.exitcode
+            self.terminate()
+            raise kind(f"The process that loads data has ended (exit code {code})") from None
+        if message[0] == "error":
+            self.terminate()
+            raise kind(f"The process that loads data has failed:\n{message[1]}")
+        return message
+
+
+def _check_whole_batches(dataset: Any, rebatched_size: int | None) -> None:
+    if not isinstance(dataset, torch.utils.data.DataLoader) or rebatched_size is not None:
+        return
+    count, size = element_count(dataset.dataset), getattr(dataset, "combinedBatchSize", dataset.batch_size)
+    whole = dataset.drop_last or not size or (count is not None and count % size == 0)
+    assert whole or dataset.batch_sampler is None, (
+        "AsynchronousDataAccessor needs drop_last=True, or rebatched_size: the last batch of the loader is smaller "
+        "than the others"
+    )
+
+
+class _Ending:
+    """Ends the process: asks it first, then sends SIGTERM, then SIGKILL. May be called again."""
+
+    def __init__(self, pipe: Any, process: Any) -> None:
+        self._pipe, self._process, self.done = pipe, process, False
+        self._owner = os.getpid()
+
+    def __call__(self) -> None:
+        """End the process and free what it used."""
+        if self.done or os.getpid() != self._owner:
+            return
+        self.done = True
+        atexit.unregister(self)
+        try:
+            self._pipe.send(("stop",))
+        except (OSError, ValueError):
+            _log.debug("The process that loads data has ended by itself")
+        self._pipe.close()
+        for end in (lambda: None, self._process.terminate, self._process.kill):
+            end()
+            self._process.join(STOP_SECONDS)
+            if self._process.exitcode is not None:
+                break
+        self._process.close()

@@ -1,0 +1,240 @@
+"""The process that loads data ahead: it iterates over a data set and puts elements into the slots of a ring.
+
+Messages to the process: ``("ring", slots)`` followed by a descriptor, ``("credit", slot)`` when a slot may be written
+again, ``("reset", epoch)`` to begin anew, ``("stop",)``. Messages from it: ``("first", layout, forms)`` when it has
+loaded the first element, ``("item", epoch, slot, size)``, ``("end", epoch)``, ``("error", text)``. ``size``: the
+length of dimension 0 of a last element that is not full; -1 for a full one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process, reduction
+from typing import Any
+
+import torch
+
+from podrun.poptorch.capture import structure
+from podrun.poptorch.data.shared_ring import SharedRing, form_of
+
+
+@dataclass(frozen=True, slots=True)
+class FeederPlan:
+    """What the process does. ``rebatched``: elements of dimension 0 that it joins to one element; None: elements are
+    passed on as they are. ``random_state``: torch's, so that samplers draw what they would draw in the caller."""
+
+    dataset: Any
+    load_indefinitely: bool
+    early_preload: bool
+    rebatched: int | None
+    drop_last: bool
+    random_state: torch.Tensor
+    parsers: Mapping[type, Any]
+
+
+class WrongElement(AssertionError):
+    """An element that cannot go through the ring."""
+
+
+def flattened(element: Any) -> tuple[list[torch.Tensor], Any]:
+    """The tensors of an element, and its layout: ``("tensor",)``, ``("dict", keys)``, ``("tuple", length)``, the same
+    for a list, or ``("custom", element)`` for a type with a registered parser. WrongElement for anything else."""
+    if isinstance(element, torch.Tensor):
+        return [element], ("tensor",)
+    if structure.has_parser(element):
+        leaves, _ = structure.flatten(element)
+        return _tensors(leaves), ("custom", element)
+    if isinstance(element, Mapping):
+        return _tensors(list(element.values())), ("dict", list(element))
+    if isinstance(element, (tuple, list)):
+        kind = "list" if isinstance(element, list) else "tuple"
+        return _tensors(list(element)), (kind, len(element))
+    raise WrongElement(
+        f"AsynchronousDataAccessor takes tensors, flat tuples, lists and dictionaries of tensors, not "
+        f"{type(element).__name__}. Register other types with poptorch.registerCustomArgParser."
+    )
+
+
+def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            raise WrongElement(
+                f"AsynchronousDataAccessor takes tensors without further nesting, not {type(leaf).__name__}"
+            )
+    return leaves
+
+
+def assembled(layout: Any, tensors: list[torch.Tensor]) -> Any:
+    """The element of a layout with these tensors."""
+    kind = layout[0]
+    if kind == "tensor":
+        return tensors[0]
+    if kind == "dict":
+        return dict(zip(layout[1], tensors, strict=True))
+    if kind == "custom":
+        return structure.unflatten(structure.flatten(layout[1])[1], tensors)
+    return tensors if kind == "list" else tuple(tensors)
+
+
+def feed(pipe: connection.Connection, plan: FeederPlan) -> None:
+    """The process: runs until it is told to stop, or until its parent has ended."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the parent ends this process.
+    torch.random.set_rng_state(plan.random_state)
+    structure.adopt_parsers(plan.parsers)
+    try:
+        _Feeder(pipe, plan).run()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+    except WrongElement as error:
+        _send_last(pipe, str(error))
+    except Exception:
+        # Whatever the user's data set raises is the user's to see, in the process that asked for data.
+        _send_last(pipe, traceback.format_exc())
+
+
+def _send_last(pipe: connection.Connection, text: str) -> None:
+    try:
+        pipe.send(("error", text))
+    except (BrokenPipeError, ConnectionResetError):
+        return
+
+
+class _Stopped(EOFError):
+    """The parent has said so, or has ended."""
+
+
+class _Reset(Exception):
+    """Begin the data set anew."""
+
+
+class _Feeder:
+    def __init__(self, pipe: connection.Connection, plan: FeederPlan) -> None:
+        self._pipe, self._plan = pipe, plan
+        self._ring: SharedRing | None = None
+        self._credits: list[int] = []
+        self._epoch = 0
+        self._started = plan.early_preload
+        parent = parent_process()
+        self._parent = None if parent is None else parent.sentinel
+
+    def run(self) -> None:
+        """Epoch after epoch."""
+        elements = self._elements()
+        first = next(elements, None)
+        if first is None:
+            raise WrongElement("The data set is empty: AsynchronousDataAccessor has nothing to load.")
+        tensors, layout = flattened(first)
+        forms = [form_of(each) for each in tensors]
+        self._pipe.send(("first", layout, forms))
+        while self._ring is None:
+            self._receive(forms)
+        again: Iterator[Any] = _chained(first, elements)
+        while True:
+            try:
+                self._epoch_of(again, forms)
+                if not self._plan.load_indefinitely:
+                    while True:
+                        self._receive(forms)
+            except _Reset:
+                pass
+            again = self._elements()
+
+    def _epoch_of(self, elements: Iterator[Any], forms: list[Any]) -> None:
+        while not self._started:
+            self._receive(forms)
+        for element in elements:
+            tensors, _ = flattened(element)
+            size = self._size_of(tensors, forms)
+            while not self._credits:
+                self._receive(forms)
+            slot = self._credits.pop(0)
+            assert self._ring is not None
+            for source, target in zip(tensors, self._ring.tensors(slot), strict=True):
+                (target if size < 0 or not target.dim() else target[:size]).copy_(source)
+            self._pipe.send(("item", self._epoch, slot, size))
+            while self._pipe.poll():
+                self._receive(forms)
+        self._pipe.send(("end", self._epoch))
+        self._epoch += 1
+
+    def _size_of(self, tensors: list[torch.Tensor], forms: list[Any]) -> int:
+        """-1 for an element like the first one, else the length of its dimension 0."""
+        found = [form_of(each) for each in tensors]
+        if found == forms:
+            return -1
+        partial = len(found) == len(forms) and all(
+            a.dtype == b.dtype and a.shape[1:] == b.shape[1:] and (a.shape < b.shape or not b.shape)
+            for a, b in zip(found, forms, strict=True)
+        )
+        if partial and self._plan.rebatched is not None:
+            return next(a.shape[0] for a in found if a.shape)
+        raise WrongElement(
+            f"All elements must have the shapes and types of the first one, {_told(forms)}; there is one with "
+            f"{_told(found)}. Use drop_last=True, or DataLoaderMode.AsyncRebatched."
+        )
+
+    def _receive(self, forms: list[Any]) -> None:
+        waited: list[Any] = [self._pipe] if self._parent is None else [self._pipe, self._parent]
+        ready = connection.wait(waited)
+        if self._pipe not in ready:
+            raise _Stopped
+        message = self._pipe.recv()
+        if message[0] == "stop":
+            raise _Stopped
+        if message[0] == "ring":
+            descriptor = reduction.recv_handle(self._pipe)
+            self._ring = SharedRing(descriptor, forms, message[1])
+            os.close(descriptor)
+            self._credits = list(range(message[1]))
+        elif message[0] == "start":
+            self._started = True
+        elif message[0] == "credit":
+            self._credits.append(message[1])
+        elif message[0] == "reset":
+            self._epoch, self._started = message[1], True
+            raise _Reset
+
+    def _elements(self) -> Iterator[Any]:
+        elements = _in_order(self._plan.dataset)
+        if self._plan.rebatched is None:
+            return elements
+        return _rebatched(elements, self._plan.rebatched, self._plan.drop_last)
+
+
+def _in_order(dataset: Any) -> Iterator[Any]:
+    """The elements of a loader, an iterable, or a data set with a length, whose indices need not end in IndexError."""
+    if hasattr(dataset, "__iter__"):
+        return iter(dataset)
+    return (dataset[index] for index in range(len(dataset)))
+
+
+def _told(forms: list[Any]) -> str:
+    return ", ".join(f"{form.dtype} {list(form.shape)}" for form in forms)
+
+
+def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def _rebatched(elements: Iterator[Any], size: int, drop_last: bool) -> Iterator[Any]:
+    """Elements of ``size`` along dimension 0, whatever the sizes that come."""
+    waiting: list[list[torch.Tensor]] = []
+    held, layout = 0, None
+    for element in elements:
+        tensors, layout = flattened(element)
+        waiting.append(tensors)
+        held += tensors[0].shape[0]
+        while held >= size:
+            joined = [torch.cat(parts) for parts in zip(*waiting, strict=True)]
+            yield assembled(layout, [each[:size] for each in joined])
+            held -= size
+            waiting = [[each[size:] for each in joined]] if held else []
+    if held and not drop_last:
+        yield assembled(layout, [torch.cat(parts) for parts in zip(*waiting, strict=True)])

@@ -1,0 +1,114 @@
+"""PopTorch's exceptions: ``poptorch.Error`` and what an IPU system reports."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import ClassVar
+
+from podrun.core.errors import Fault, PodrunError
+
+LONGEST_MESSAGE = 80
+"""Lines of a message; a longer one goes to a file."""
+LONG_MESSAGES = "poptorch_error.log"
+
+
+class Error(PodrunError):
+    """What PopTorch cannot do with a model, or what went wrong while it ran.
+
+    ``message``: what happened. ``type``: which part reports it (``poptorch_py_error``: the front end;
+    ``popart_exception``; ``poplar_...``). ``location``: what the program was doing, innermost first.
+    """
+
+    type: ClassVar[str] = "poptorch_py_error"
+    location: ClassVar[str] = ""
+    fault = Fault.USER
+
+    def __init__(self, message: str = "", *, hint: str = "", location: str = "", type: str = "") -> None:
+        super().__init__(_shortened(message))
+        self.advice = hint
+        if location:
+            self.location = location  # type: ignore[misc]
+        if type:
+            self.type = type  # type: ignore[misc]
+
+    def _lines(self) -> list[str]:
+        lines = [f"'{self.type}': {self.message}"]
+        lines += [f"  in {line}" for line in self.location.splitlines()]
+        return lines + ([f"  {self.advice}"] if self.advice else [])
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+
+class RecoverableError(Error):
+    """An error after which the model can run again; ``recovery_action`` says what has to be done before: IPU_RESET,
+    LINK_RESET, PARTITION_RESET or FULL_RESET."""
+
+    type: ClassVar[str] = "poplar_recoverable_runtime_error"
+    fault = Fault.SYSTEM
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        recovery_action: str = "IPU_RESET",
+        hint: str = "",
+        location: str = "",
+        type: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint, location=location, type=type)
+        self.recovery_action = recovery_action
+
+    def _lines(self) -> list[str]:
+        first, *rest = super()._lines()
+        return [first, f"  Recovery action: {self.recovery_action}", *rest]
+
+
+class UnrecoverableError(Error):
+    """An error after which the IPUs cannot be used again until they are repaired."""
+
+    type: ClassVar[str] = "poplar_unrecoverable_runtime_error"
+    fault = Fault.SYSTEM
+
+
+def _shortened(message: str) -> str:
+    """A message as it is, or where its whole text is if it is longer than anybody reads in a terminal."""
+    lines = message.splitlines()
+    if len(lines) <= LONGEST_MESSAGE:
+        return message
+    path = Path(LONG_MESSAGES).resolve()
+    try:
+        path.write_text(message, encoding="utf-8")
+    except OSError:
+        return "\n".join([*lines[:LONGEST_MESSAGE], f"... and {len(lines) - LONGEST_MESSAGE} lines more"])
+    return f"{lines[0]}\nThe whole message has {len(lines)} lines: {path}"
+
+
+def createPoptorchError(msg: str) -> Error:
+    """An Error of the front end, to raise."""
+    return Error(msg)
+
+
+class TestErrorType(enum.Enum):
+    """Errors that `throw_test_error` raises, for tests of programs that handle them."""
+
+    __test__ = False
+    Poptorch = "poptorch_cpp_error"
+    Popart = "popart_exception"
+    PopartInternal = "popart_internal_exception"
+    Poplibs = "poplibs_exception"
+    PoplarUnrecoverable = "poplar_unrecoverable_runtime_error"
+    PoplarUnknown = "poplar_unknown_runtime_error"
+    PoplarRecoverableFullReset = "poplar_recoverable_runtime_error"
+    PoplarLinkError = "poplar_link_error"
+
+
+def throw_test_error(kind: TestErrorType) -> None:
+    """Raise the error of a kind."""
+    message = "This is a test of error handling"
+    if kind is TestErrorType.PoplarRecoverableFullReset:
+        raise RecoverableError(message, recovery_action="FULL_RESET")
+    if kind in (TestErrorType.PoplarUnrecoverable, TestErrorType.PoplarUnknown):
+        raise UnrecoverableError(message, type=kind.value)
+    raise Error(message, type=kind.value)

@@ -1,0 +1,284 @@
+"""``horovod.torch`` as PopTorch programs use it: values of the host that instances share, such as metrics.
+
+Instances meet through `podrun.popdist`; no MPI is needed. Gradients are reduced on the IPUs, so
+``DistributedOptimizer`` is refused. Calls give the same bits in every instance. Objects travel as JSON and raw arrays,
+never pickled.
+
+Source of names and meaning: Horovod's documentation of its PyTorch API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from podrun.core.environment import environment
+from podrun.core.errors import UnsupportedError
+from podrun.popdist import backend, core, mpi
+from podrun.popdist.core import popdist_error
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceOp:
+    """How values of instances are combined."""
+
+    name: str
+    combine: mpi.Op
+    averaged: bool = False
+
+
+Sum = ReduceOp("Sum", mpi.SUM)
+Average = ReduceOp("Average", mpi.SUM, averaged=True)
+Min = ReduceOp("Min", mpi.MIN)
+Max = ReduceOp("Max", mpi.MAX)
+Product = ReduceOp("Product", mpi.PROD)
+
+_SPECIAL = {torch.bool: torch.uint8, torch.bfloat16: torch.float32}
+"""Types that NumPy or the collectives lack, and what travels instead."""
+
+
+class _State:
+    up = False
+
+
+def init(*args: Any, **kwargs: Any) -> None:
+    """Start. May be called again."""
+    _State.up = True
+    backend.init()
+
+
+def shutdown() -> None:
+    """End."""
+    _State.up = False
+
+
+def is_initialized() -> bool:
+    """True iff started."""
+    return _State.up
+
+
+def _started(number: int) -> int:
+    if not _State.up:
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    return number
+
+
+def size() -> int:
+    """Number of instances. ValueError before `init`."""
+    return _started(core.getNumInstances())
+
+
+def rank() -> int:
+    """This instance among all. ValueError before `init`."""
+    return _started(core.getInstanceIndex())
+
+
+def local_size() -> int:
+    """Number of instances on this host. ValueError before `init`."""
+    return _started(int(environment().get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")))
+
+
+def local_rank() -> int:
+    """This instance among those of its host. ValueError before `init`."""
+    return _started(core.getLocalInstanceIndex())
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    plain = tensor.detach().to(_SPECIAL.get(tensor.dtype, tensor.dtype)).cpu()
+    return np.array(plain.numpy(), order="C")
+
+
+def _tensor(array: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(array).to(like.dtype)
+
+
+def _chosen(average: bool | None, op: ReduceOp | None) -> ReduceOp:
+    if average is not None and op is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    if op is not None:
+        return op
+    return Sum if average is False else Average
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = None,
+    op: ReduceOp | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """All instances' tensors combined; by default their average. The tensor itself stays as it is."""
+    chosen = _chosen(average, op)
+    if chosen.averaged and not tensor.is_floating_point():
+        raise ValueError("Averaging is not supported for integer tensors: use op=hvd.Sum")
+    array = _array(tensor * prescale_factor if prescale_factor != 1.0 else tensor)
+    made = np.empty_like(array)
+    _started(0)
+    mpi.COMM_WORLD.Allreduce(array, made, chosen.combine)
+    if chosen.averaged:
+        made = (made / size()).astype(array.dtype)
+    found = _tensor(made, tensor)
+    return found * postscale_factor if postscale_factor != 1.0 else found
+
+
+def allreduce_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`allreduce` in place."""
+    with torch.no_grad():
+        return tensor.copy_(allreduce(tensor, *args, **kwargs))
+
+
+def grouped_allreduce(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    """`allreduce` of several tensors."""
+    return [allreduce(tensor, *args, **kwargs) for tensor in tensors]
+
+
+def grouped_allreduce_(tensors: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    """`allreduce_` of several tensors."""
+    return [allreduce_(tensor, *args, **kwargs) for tensor in tensors]
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+    """All instances' tensors one after the other along dimension 0, where their lengths may differ. ValueError for
+    tensors that differ otherwise."""
+    _started(0)
+    given = tensor.reshape(1) if not tensor.dim() else tensor
+    array = _array(given)
+    shapes = mpi.COMM_WORLD.allgather([list(given.shape), str(given.dtype)])
+    if any(shape[1:] != shapes[0][0][1:] or kind != shapes[0][1] for shape, kind in shapes):
+        raise ValueError(f"allgather: tensors may differ in dimension 0 alone; they are {shapes}")
+    longest = max(shape[0] for shape, _ in shapes)
+    padded = np.zeros((longest, *array.shape[1:]), array.dtype)
+    padded[: len(array)] = array
+    gathered = np.empty((len(shapes), *padded.shape), array.dtype)
+    mpi.COMM_WORLD.Allgather(padded, gathered)
+    rows = [gathered[place, : shape[0]] for place, (shape, _) in enumerate(shapes)]
+    return _tensor(np.concatenate(rows), tensor)
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """The root's tensor, in every instance. The tensor itself stays as it is."""
+    _check_root(root_rank)
+    array = _array(tensor)
+    mpi.COMM_WORLD.Bcast(array, root_rank)
+    return _tensor(array, tensor)
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """`broadcast` in place."""
+    with torch.no_grad():
+        return tensor.copy_(broadcast(tensor, root_rank))
+
+
+def _check_root(root_rank: int) -> None:
+    if not 0 <= root_rank < size():
+        raise popdist_error(f"horovod.torch: there is no instance {root_rank} among {size()}.")
+
+
+def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int) -> None:
+    """Give all instances the root's values of a ``state_dict()`` or of ``named_parameters()``. ValueError for what is
+    neither."""
+    if isinstance(params, Mapping):
+        pairs = sorted(params.items())
+    elif isinstance(params, Iterable):
+        pairs = list(params)
+    else:
+        raise ValueError(f"invalid params of type: {type(params)}")
+    for _, tensor in pairs:
+        if isinstance(tensor, torch.Tensor):
+            broadcast_(tensor, root_rank)
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """The root's object, in every instance: numbers, text, lists, dictionaries, arrays. UnsupportedError for others."""
+    _check_root(root_rank)
+    return mpi.COMM_WORLD.bcast(obj, root_rank)
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """All instances' objects in their order. UnsupportedError for objects that would have to be pickled."""
+    _started(0)
+    return mpi.COMM_WORLD.allgather(obj)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int) -> None:
+    """Give all instances the root's attributes and host state of an optimizer. State on IPUs is equal already."""
+    for group in optimizer.param_groups:
+        plain = {key: value for key, value in group.items() if key != "params" and not torch.is_tensor(value)}
+        group.update(broadcast_object(plain, root_rank))
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                broadcast_(value, root_rank)
+
+
+def barrier() -> None:
+    """Wait until all instances are here."""
+    _started(0)
+    mpi.COMM_WORLD.Barrier()
+
+
+def join(device: int = -1) -> int:
+    """Wait until all instances are here; the number of the last one."""
+    barrier()
+    return size() - 1
+
+
+# --- Calls that Horovod lets overlap: here they are done when they return ---------------------------------------------
+
+
+@dataclass(slots=True)
+class _Done:
+    result: Any
+
+
+def _at_once(call: Callable[..., Any]) -> Callable[..., _Done]:
+    def start(*args: Any, **kwargs: Any) -> _Done:
+        return _Done(call(*args, **kwargs))
+
+    start.__doc__ = f"`{call.__name__}`; `synchronize` of what it returns gives the result."
+    return start
+
+
+allreduce_async = _at_once(allreduce)
+allreduce_async_ = _at_once(allreduce_)
+allgather_async = _at_once(allgather)
+broadcast_async = _at_once(broadcast)
+broadcast_async_ = _at_once(broadcast_)
+grouped_allreduce_async = _at_once(grouped_allreduce)
+
+
+def synchronize(handle: Any) -> Any:
+    """What an asynchronous call gives."""
+    return handle.result
+
+
+def poll(handle: Any) -> bool:
+    """True: calls are done when they return."""
+    return True
+
+
+def mpi_threads_supported() -> bool:
+    """False: there is no MPI."""
+    return False
+
+
+def _false() -> bool:
+    """False: no such library is used."""
+    return False
+
+
+mpi_built = mpi_enabled = gloo_built = nccl_built = cuda_built = rocm_built = ccl_built = ddl_built = _false
+
+
+def DistributedOptimizer(*args: Any, **kwargs: Any) -> NoReturn:
+    """Refused: gradients are reduced on the IPUs."""
+    raise UnsupportedError(
+        "horovod.torch.DistributedOptimizer reduces gradients on the host; poptorch.trainingModel does it on the IPUs",
+        hint="Give poptorch.trainingModel popdist.poptorch.Options() and a plain optimizer.",
+    )

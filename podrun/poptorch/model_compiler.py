@@ -1,0 +1,412 @@
+"""From a captured module to a `CompiledModel`: the division over IPUs, the session, the device."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from podrun.core.environment import environment
+from podrun.poptorch.annotations import BlockPlacement, CaptureAnnotations, following
+from podrun.poptorch.batches import BatchDimensions
+from podrun.poptorch.capture.capture import Capture, capture
+from podrun.poptorch.capture.graph import GraphNode, GraphValue, Origin
+from podrun.poptorch.capture.torch_names import to_numpy
+from podrun.poptorch.compiled_model import CompiledModel
+from podrun.poptorch.enums import CommGroupType, ConnectionType, OutputMode, VariableRetrievalMode
+from podrun.poptorch.errors import Error
+from podrun.poptorch.loss import find_loss
+from podrun.poptorch.operators.table import supported
+from podrun.poptorch.overlap import check_overlap
+from podrun.poptorch.session_errors import translated
+from podrun.poptorch.session_model import PlacedGraph, session_model
+from podrun.poptorch.session_optimizers import session_optimizer
+from podrun.poptorch.session_options import anchor_type, session_options, session_patterns
+from podrun.poptorch.strategies import PHASED, PIPELINED, PipelinedExecution
+from podrun.session.devices.device_manager import DeviceManager
+from podrun.session.enums import DeviceConnectionType
+from podrun.session.session import InferenceSession, TrainingSession
+from podrun.session.step_data.dataflow import DataFlow
+
+DEFAULT_SEED = 42
+"""Seed of the IPU's random numbers if none is set."""
+MOST_IPUS = 64
+"""IPUs that one process can use."""
+WAIT_FOR_IPU = "POPTORCH_WAIT_FOR_IPU"
+"""Environment variable: not 0 to wait until IPUs are free."""
+SECONDS_BETWEEN_ATTEMPTS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGroups:
+    """How replicas share a parameter: ``shards`` replicas in each group. The host's parameter has a leading dimension
+    with a row for each group."""
+
+    kind: CommGroupType
+    shards: int
+    retrieval: VariableRetrievalMode
+
+    def groups(self, replicas: int) -> int:
+        """How many groups there are. Error if the groups do not divide the replicas."""
+        if self.kind == CommGroupType.All:
+            return 1
+        size = 1 if self.kind == CommGroupType.NoGrouping else self.shards
+        if size < 1 or replicas % size:
+            raise Error(f"replicaGrouping: groups of {size} do not divide {replicas} replicas")
+        return replicas // size
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRequest:
+    """What is compiled, and how. ``executable``: a program that was compiled before, to use instead of compiling."""
+
+    module: torch.nn.Module
+    options: Any
+    batches: BatchDimensions
+    optimizer: Any = None
+    groups: Mapping[str, ReplicaGroups] = field(default_factory=dict)
+    executable: bytes | None = None
+
+    @property
+    def training(self) -> bool:
+        """Whether weights are trained."""
+        return self.optimizer is not None
+
+
+def capture_module(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any], options: Any
+) -> Capture:
+    """Capture a module with its annotations. Error for operators that IPUs do not have."""
+    strategy = options._execution_strategy
+    if isinstance(strategy, PipelinedExecution):
+        strategy.restart()
+    annotations = CaptureAnnotations(strategy)
+    with following(annotations):
+        try:
+            found = capture(module, args, kwargs, supported=supported, placement=annotations.placement)
+        except RuntimeError as error:
+            if not str(error).startswith(".numpy() is not supported"):
+                raise  # It is the program's own.
+            raise Error(
+                "forward asks for the data of a tensor (numpy()), which is not known while the model is compiled",
+                hint="Compute with torch, or return the tensor and use numpy() on the result.",
+            ) from error
+    if found.missing:
+        node = next(n for n in found.graph.nodes if not supported(n.operator))
+        raise Error(
+            f"operator {node.operator} is not supported on the IPU",
+            location=f"module '{node.origin.module}', {node.origin.line}",
+            hint="docs/poptorch.md lists the operators; poptorch.custom_op takes one of your own.",
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a model is divided over IPUs. ``stages``: forward stages of a pipeline; ``phases``: of phased execution."""
+
+    ipus: int
+    stages: int
+    phases: int
+
+
+def division_of(nodes: Sequence[GraphNode]) -> Division:
+    """The IPUs that blocks name. A forward stage begins wherever the IPU changes, from IPU 0 on."""
+    used, current, changes, phases = set(), 0, 0, 0
+    for node in nodes:
+        place = node.origin.placement or BlockPlacement()
+        used.add(place.ipu)
+        changes += place.ipu != current
+        current, phases = place.ipu, max(phases, place.phase)
+    return Division(max([1, len(used), *(ipu + 1 for ipu in used)]), changes + 1, phases + 1)
+
+
+def check_pipeline(division: Division, options: Any, training: bool) -> None:
+    """Error for a pipeline that too few micro-batches flow through."""
+    if division.ipus == 1 or options._execution_strategy.execution_mode != PIPELINED:
+        return
+    if training:
+        needed, name = 2 * division.stages - 1, "gradient accumulation"
+        given = options.Training.gradient_accumulation
+    else:
+        needed, name, given = division.stages, "deviceIterations", options.device_iterations
+    if given < needed:
+        raise Error(
+            f"{name} must be greater than or equal to the number of pipeline stages ({needed}) when using "
+            f"poptorch.PipelinedExecution: it is {given}. Please note that a model which has multiple pipeline "
+            "stages is run as a pipeline",
+            hint="Use more micro-batches, or poptorch.ShardedExecution.",
+        )
+
+
+def compile_model(captured: Capture, asked: CompileRequest) -> CompiledModel:
+    """Build and compile a session for a captured module; its device is attached as the options say."""
+    options = asked.options
+    division = division_of(captured.graph.nodes)
+    check_pipeline(division, options, asked.training)
+    check_overlap(captured.graph, options)
+    loss = _summed(captured, find_loss(captured.graph)) if asked.training else None
+    _compute_something(captured)
+    outputs = [each for each in captured.graph.outputs if isinstance(each, GraphValue)]
+    updates = _input_updates(captured)
+    unseen = (
+        loss if outputs or loss is not None else _copied(captured, next(iter(captured.graph.inputs.values())))
+    )
+    wanted = [*outputs, *updates.values(), *([] if unseen is None else [unseen])]
+    model = session_model(_placed(captured, asked, division), wanted, type(asked.module).__name__)
+    mode, period = options.output_mode, options.output_return_period
+    anchors = {
+        short: (name, mode if kind is None else kind, every)
+        for short, (name, kind, every) in options.anchored_tensors.items()
+    }
+    kinds = {model.names[v.number]: anchor_type(mode, period) for v in outputs}
+    kinds |= {name: anchor_type(mode, period) for name, _, _ in anchors.values()}
+    kinds |= {model.names[v.number]: anchor_type(OutputMode.All, 1) for v in updates.values()}
+    if not kinds and unseen is not None:
+        kinds = {model.names[unseen.number]: anchor_type(OutputMode.Final, 1)}
+    flow = DataFlow(options.device_iterations, kinds)
+    device = acquire(options, division.ipus * options.replication_factor)
+    made = session_options(options, asked.training, division.ipus, division.phases)
+    name = str(options.extra("model_name", "training" if asked.training else "inference"))
+    with translated("compiling the model"):
+        patterns = session_patterns(options)
+        if loss is None:
+            session: Any = InferenceSession(
+                model.model, flow, device, patterns=patterns, userOptions=made, name=name
+            )
+        else:
+            names = {id(parameter): name for name, parameter in asked.module.named_parameters()}
+            optimizer = session_optimizer(asked.optimizer, names)
+            session = TrainingSession(
+                model.model,
+                flow,
+                model.names[loss.number],
+                optimizer,
+                device,
+                patterns=patterns,
+                userOptions=made,
+                name=name,
+            )
+        _prepare(session, asked)
+    return CompiledModel(
+        session,
+        captured,
+        model,
+        asked.batches,
+        asked.training,
+        mode,
+        period,
+        anchors,
+        {place: model.names[v.number] for place, v in updates.items()},
+        bool(options.extra("enable_synthetic_data")),
+        {},
+        bool(options.Precision.floating_point_exceptions),
+    )
+
+
+def _prepare(session: Any, asked: CompileRequest) -> None:
+    """Compile, or take the program of a file; load it and send weights unless there is no device."""
+    if asked.executable is not None:
+        with tempfile.TemporaryDirectory(prefix="podrun-") as folder:
+            path = os.path.join(folder, "executable")
+            with open(path, "wb") as file:
+                file.write(asked.executable)
+            session.loadExecutable(path)
+    attached = asked.options.connection_type != ConnectionType.Never
+    session.prepareDevice(loadEngine=attached)
+    if session._built.program.uses_random or asked.options.Precision.stochastic_rounding:
+        session.setRandomSeed(asked.options.extra("random_seed", DEFAULT_SEED))
+    if attached:
+        session.weightsFromHost()
+
+
+def _placed(captured: Capture, asked: CompileRequest, division: Division) -> PlacedGraph:
+    """The graph with the values of parameters and buffers, and what its nodes are to say of places."""
+    module, options = asked.module, asked.options
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return PlacedGraph(
+        captured.graph,
+        {name: to_numpy(_tensor(tensors, name)) for name in captured.graph.parameters},
+        _trained(module, asked.optimizer),
+        placed=division.ipus > 1,
+        phased=division.ipus > 1 and options._execution_strategy.execution_mode == PHASED,
+        scopes=options._module_namescope_enabled,
+        groups={n: (g.kind.name, g.shards, g.retrieval.name) for n, g in asked.groups.items()},
+    )
+
+
+def _tensor(tensors: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+    """A parameter or buffer by name. Error for one that forward has deleted."""
+    if name not in tensors:
+        raise Error(f"forward deletes the parameter or buffer {name!r}, or the module that has it")
+    return tensors[name]
+
+
+def _trained(module: torch.nn.Module, optimizer: Any) -> frozenset[str]:
+    """The parameters that the optimizer changes: those of its groups that want a gradient, as in torch."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    given = {id(parameter) for group in groups for parameter in group["params"]}
+    return frozenset(
+        name
+        for name, p in module.named_parameters()
+        if id(p) in given and p.requires_grad and p.is_floating_point()
+    )
+
+
+def _new_number(captured: Capture) -> int:
+    graph = captured.graph
+    taken = [v.number for node in graph.nodes for v in node.results]
+    taken += [v.number for v in (*graph.inputs.values(), *graph.parameters.values())]
+    return 1 + max([*taken, *graph.constants], default=0)
+
+
+def _input_updates(captured: Capture) -> dict[int, GraphValue]:
+    """What replaces inputs, as values of their own, by position."""
+    return {place: _copied(captured, value) for place, value in captured.graph.input_updates.items()}
+
+
+def _copied(captured: Capture, value: GraphValue) -> GraphValue:
+    """A new value that an operator makes of another one and that equals it."""
+    copy = GraphValue(_new_number(captured), value.shape, value.dtype)
+    origin = next((n.origin for n in captured.graph.nodes if value in n.results), Origin())
+    captured.graph.nodes.append(GraphNode("aten.clone.default", (value,), {}, (copy,), origin))
+    return copy
+
+
+def _compute_something(captured: Capture) -> None:
+    """Let inputs that forward returns as they are pass through an operator: a session computes what it returns."""
+    inputs = {value.number: value for value in captured.graph.inputs.values()}
+    for place, leaf in enumerate(captured.graph.outputs):
+        if isinstance(leaf, GraphValue) and leaf.number in inputs:
+            captured.graph.outputs[place] = _copied(captured, leaf)
+
+
+def _summed(captured: Capture, loss: GraphValue) -> GraphValue:
+    """The loss as one number: the gradient of a loss that was not reduced is that of its sum."""
+    if not loss.shape:
+        return loss
+    total = GraphValue(_new_number(captured), (), loss.dtype)
+    origin = next(node.origin for node in captured.graph.nodes if loss in node.results)
+    captured.graph.nodes.append(GraphNode("aten.sum.default", (loss,), {}, (total,), origin))
+    return total
+
+
+# --- Devices ----------------------------------------------------------------------------------------------------------
+
+
+def uses_ipu_model(options: Any) -> bool:
+    """Whether the model runs on a model of an IPU: as the options say, else as the environment does."""
+    chosen = options.extra("use_model")
+    if chosen is not None:
+        return bool(chosen)
+    return any(_is_set(name) for name in ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL"))
+
+
+def _is_set(name: str) -> bool:
+    return environment().get(name, "0") not in ("", "0")
+
+
+def acquire(options: Any, ipus: int, sleep: Callable[[float], None] = time.sleep) -> Any:
+    """The device that options ask for. Error if it cannot be had; with POPTORCH_WAIT_FOR_IPU it waits while others have
+    the IPUs."""
+    if ipus > MOST_IPUS:
+        raise Error(
+            f"the model needs {ipus} IPUs; a process can use {MOST_IPUS}",
+            hint="Divide the replicas over instances: podrun --num-instances N.",
+        )
+    manager = DeviceManager(environment())
+    if options.connection_type == ConnectionType.Never:
+        assert not options.extra("use_model"), "useOfflineIpuTarget cannot be used with an IPU model"
+        version = {1: "ipu1", 2: "ipu2", 21: "ipu21"}[options.extra("ipu_version", 2)]
+        return manager.createOfflineIPUDevice({"numIPUs": _rounded(ipus, options), "ipuVersion": version})
+    if uses_ipu_model(options):
+        return manager.createIpuModelDevice(_model_settings(ipus, options))
+    with translated("acquiring a device"):
+        while True:
+            found = _acquired(manager, options, ipus)
+            if found is not None:
+                return found
+            if not _is_set(WAIT_FOR_IPU) or ipus > manager.total_ipus:
+                raise Error(
+                    f"Failed to acquire {ipus} IPU(s): they are not there, or others have them",
+                    hint=f"gc-monitor shows who uses them; {WAIT_FOR_IPU}=1 waits until they are free.",
+                )
+            sleep(SECONDS_BETWEEN_ATTEMPTS)
+
+
+def _model_settings(ipus: int, options: Any) -> dict[str, Any]:
+    version = environment().get("POPTORCH_IPU_MODEL_VERSION", "ipu2")
+    if version not in ("ipu1", "ipu2", "ipu21") and not version.startswith("ipu:"):
+        raise Error(f"POPTORCH_IPU_MODEL_VERSION is {version!r}", hint="It is ipu1, ipu2 or ipu21.")
+    settings: dict[str, Any] = {"numIPUs": ipus}
+    if not version.startswith("ipu:"):
+        settings["ipuVersion"] = version
+    if (
+        options.extra("use_model") is None
+        and _is_set("POPTORCH_SMALL_IPU_MODEL")
+        and not _is_set("POPTORCH_IPU_MODEL")
+    ):
+        settings["tilesPerIPU"] = 4
+    return settings
+
+
+def _acquired(manager: DeviceManager, options: Any, ipus: int) -> Any:
+    """A device, or None if others have it."""
+    kind = DeviceConnectionType.Always
+    if options.connection_type == ConnectionType.OnDemand:
+        kind = DeviceConnectionType.OnDemand
+    if options.extra("ipu_id") is not None:
+        return _of_id(manager, options.extra("ipu_id"), ipus, kind)
+    from podrun.popdist import core
+
+    layout = core.layout(environment())
+    processes = options.Distributed.numProcesses
+    if layout is None and processes > 1:
+        raise Error(
+            f"options.Distributed says that there are {processes} processes, but podrun has not launched them",
+            hint=f"Launch with podrun --num-instances {processes}, or call options.Distributed.disable().",
+        )
+    if layout is not None and options.Distributed.numProcesses > 1:
+        if layout.part.ipus.count < ipus:
+            raise Error(
+                f"the model needs {ipus} IPUs, but this instance has {layout.part.ipus.count}",
+                hint=f"podrun --ipus-per-replica {ipus // options.replication_factor}",
+            )
+        return manager.acquireRange(layout.part.ipus, connectionType=kind)
+    return manager.tryAcquireAvailableDevice(_rounded(ipus, options), connectionType=kind)
+
+
+def _of_id(manager: DeviceManager, identifier: int, ipus: int, kind: DeviceConnectionType) -> Any:
+    device = manager.tryAcquireDeviceById(identifier, connectionType=kind)
+    if device is None:
+        return None
+    if device.numIpus < ipus:
+        device.detach()
+        raise Error(f"device {identifier} has {device.numIpus} IPU(s), but the model needs {ipus}")
+    if device.numIpus > ipus:
+        warnings.warn(
+            f"device {identifier} has {device.numIpus} IPUs, but the model uses {ipus}: the others are idle",
+            stacklevel=2,
+        )
+    return device
+
+
+def _rounded(ipus: int, options: Any) -> int:
+    """A power of two of IPUs. Error if the model does not use one and may not be given more."""
+    rounded = 1 << (ipus - 1).bit_length()
+    if rounded != ipus:
+        if not options.auto_round_num_ipus:
+            raise Error(
+                f"the model uses {ipus} IPUs, which is no power of two",
+                hint="Use options.autoRoundNumIPUs(True) to take the next one; some IPUs are idle then.",
+            )
+        warnings.warn(
+            f"the model uses {ipus} IPUs and gets {rounded}: {rounded - ipus} are idle", stacklevel=2
+        )
+    return rounded

@@ -1,0 +1,191 @@
+"""Activation functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podrun.poptorch.operators.table import Array, Call, aten, axis, widened
+
+
+@aten("relu")
+def relu(call: Call, x: Array) -> Array:
+    """The greater of x and 0; the gradient at 0 is 0."""
+    return jax.nn.relu(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.maximum(x, 0)
+
+
+@aten("relu6")
+def relu6(call: Call, x: Array) -> Array:
+    """x between 0 and 6."""
+    return jnp.clip(x, 0, 6)
+
+
+@aten("sigmoid")
+def sigmoid(call: Call, x: Array) -> Array:
+    """``1 / (1 + exp(-x))``."""
+    return jax.nn.sigmoid(widened(x).astype(jnp.promote_types(widened(x).dtype, jnp.float32)))
+
+
+@aten("log_sigmoid")
+def log_sigmoid(call: Call, x: Array) -> Array:
+    """``log(sigmoid(x))``, without overflow."""
+    return jax.nn.log_sigmoid(widened(x))
+
+
+@aten("log_sigmoid_forward")
+def log_sigmoid_and_buffer(call: Call, x: Array) -> tuple[Array, Array]:
+    """`log_sigmoid`, and what torch's own backward pass would read, of which there is nothing here."""
+    return log_sigmoid(call, x), jnp.zeros(call.results[1].shape)
+
+
+@aten("silu")
+def silu(call: Call, x: Array) -> Array:
+    """``x * sigmoid(x)``."""
+    return jax.nn.silu(widened(x))
+
+
+@aten("mish")
+def mish(call: Call, x: Array) -> Array:
+    """``x * tanh(softplus(x))``."""
+    return jax.nn.mish(widened(x))
+
+
+@aten("gelu")
+def gelu(call: Call, x: Array, approximate: str = "none") -> Array:
+    """``x * Phi(x)``, exact or by tanh."""
+    return jax.nn.gelu(widened(x), approximate=approximate == "tanh")
+
+
+@aten("hardswish")
+def hard_swish(call: Call, x: Array) -> Array:
+    """``x * clip(x + 3, 0, 6) / 6``."""
+    return x * jnp.clip(x + 3, 0, 6) / 6
+
+
+@aten("hardsigmoid")
+def hard_sigmoid(call: Call, x: Array) -> Array:
+    """``clip(x + 3, 0, 6) / 6``."""
+    return jnp.clip(x + 3, 0, 6) / 6
+
+
+@aten("hardtanh")
+def hard_tanh(call: Call, x: Array, least: float = -1, most: float = 1) -> Array:
+    """x between two bounds; no gradient at or outside them."""
+    inside = (x > least) & (x < most)
+    return jnp.where(inside, x, lax.stop_gradient(jnp.clip(x, least, most)).astype(x.dtype))
+
+
+@aten("leaky_relu")
+def leaky_relu(call: Call, x: Array, slope: float = 0.01) -> Array:
+    """x where it is positive, ``slope * x`` elsewhere."""
+    return jnp.where(x > 0, x, x * slope)
+
+
+@aten("rrelu_with_noise", "rrelu_with_noise_functional")
+def randomised_relu_and_noise(call: Call, *arguments: Any) -> tuple[Array, Array]:
+    """`randomised_relu` and the noise, which is left as it is."""
+    return randomised_relu(call, *arguments), arguments[1]
+
+
+@aten("_safe_softmax", kind="Softmax")
+def safe_softmax(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
+    """Softmax; zeros where a whole row is minus infinity."""
+    wide = _as_float(call, x)
+    empty = jnp.all(jnp.isneginf(wide), dim, keepdims=True) if x.ndim else jnp.isneginf(wide)
+    made = jax.nn.softmax(jnp.where(empty, 0, wide), dim) if x.ndim else jnp.ones_like(wide)
+    return jnp.where(empty, 0, made)
+
+
+def randomised_relu(
+    call: Call,
+    x: Array,
+    noise: Array,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    *rest: object,
+) -> Array:
+    """Leaky ReLU whose slope is random while training, the mean of its bounds otherwise."""
+    slope = (
+        jax.random.uniform(call.key(), x.shape, minval=lower, maxval=upper)
+        if training
+        else (lower + upper) / 2
+    )
+    return jnp.where(x > 0, x, x * slope).astype(x.dtype)
+
+
+@aten("_prelu_kernel")
+def parametric_relu(call: Call, x: Array, weight: Array) -> Array:
+    """x where it is positive, ``weight * x`` elsewhere."""
+    return jnp.where(x > 0, x, x * weight)
+
+
+@aten("elu")
+def elu(call: Call, x: Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Array:
+    """``scale * x`` where x is positive, ``scale * alpha * (exp(input_scale * x) - 1)`` elsewhere."""
+    negative = jnp.where(x > 0, 0, x)
+    return jnp.where(x > 0, x * scale, scale * alpha * jnp.expm1(negative * input_scale)).astype(x.dtype)
+
+
+@aten("celu")
+def celu(call: Call, x: Array, alpha: float = 1.0) -> Array:
+    """``max(0, x) + min(0, alpha * (exp(x / alpha) - 1))``."""
+    return jax.nn.celu(x, alpha)
+
+
+@aten("selu")
+def selu(call: Call, x: Array) -> Array:
+    """ELU with the constants that keep mean and variance."""
+    return jax.nn.selu(x)
+
+
+@aten("softplus")
+def softplus(call: Call, x: Array, beta: float = 1, threshold: float = 20) -> Array:
+    """``log(1 + exp(beta * x)) / beta``; x itself where ``beta * x`` exceeds the threshold."""
+    x = widened(x)
+    large = x * beta > threshold
+    return jnp.where(large, x, jax.nn.softplus(jnp.where(large, 0, x) * beta) / beta)
+
+
+@aten("threshold")
+def threshold(call: Call, x: Array, least: float, value: float) -> Array:
+    """x where it exceeds ``least``, ``value`` elsewhere."""
+    return jnp.where(x > least, x, jnp.asarray(value, x.dtype))
+
+
+@aten("hardshrink")
+def hard_shrink(call: Call, x: Array, width: float = 0.5) -> Array:
+    """0 where x is within ``width`` of 0."""
+    return jnp.where(jnp.abs(x) > width, x, 0)
+
+
+@aten("softshrink")
+def soft_shrink(call: Call, x: Array, width: float = 0.5) -> Array:
+    """x moved by ``width`` towards 0."""
+    return jnp.where(x > width, x - width, jnp.where(x < -width, x + width, 0))
+
+
+@aten("glu")
+def gated_linear_unit(call: Call, x: Array, dim: int = -1) -> Array:
+    """The first half times the sigmoid of the second."""
+    first, second = jnp.split(widened(x), 2, axis(dim, x.ndim))
+    return first * jax.nn.sigmoid(second)
+
+
+@aten("_softmax", "softmax.int", kind="Softmax")
+def softmax(call: Call, x: Array, dim: int, *rest: object) -> Array:
+    """``exp(x) / sum(exp(x))`` along a dimension, in float32."""
+    return jax.nn.softmax(_as_float(call, x), dim) if x.ndim else jnp.ones_like(x)
+
+
+@aten("_log_softmax", "log_softmax.int", kind="LogSoftmax")
+def log_softmax(call: Call, x: Array, dim: int, *rest: object) -> Array:
+    """``x - log(sum(exp(x)))`` along a dimension, in float32."""
+    return jax.nn.log_softmax(_as_float(call, x), dim) if x.ndim else jnp.zeros_like(x)
+
+
+def _as_float(call: Call, x: Array) -> Array:
+    return widened(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)

@@ -1,0 +1,254 @@
+"""Reading and writing elements by index. The new elements of a write are values: nothing is changed in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from podrun.poptorch.operators.table import Array, Call, aten, axis
+
+
+@aten("embedding", kind="Gather")
+def embedding(call: Call, weight: Array, indices: Array, padding_idx: int = -1, *rest: object) -> Array:
+    """Rows of a table; the row ``padding_idx`` is not trained."""
+    rows = jnp.take(weight, indices, 0)
+    if padding_idx < 0:
+        return rows
+    return jnp.where((indices == padding_idx)[..., None], lax.stop_gradient(rows), rows)
+
+
+@aten("index_select", kind="Gather")
+def index_select(call: Call, x: Array, dim: int, indices: Array) -> Array:
+    """Elements of one dimension by their indices."""
+    return jnp.take(x, indices.reshape(-1), dim) if x.ndim else x
+
+
+@aten("gather", kind="GatherElements")
+def gather(call: Call, x: Array, dim: int, indices: Array, sparse_grad: bool = False) -> Array:
+    """``x[i, indices[i, j]]`` for every place."""
+    if not x.ndim:
+        return jnp.broadcast_to(x, indices.shape)
+    where = axis(dim, x.ndim)
+    cut = tuple(slice(0, None if a == where else n) for a, n in enumerate(indices.shape))
+    return jnp.take_along_axis(x[cut], indices, where)
+
+
+@aten("take", kind="Gather")
+def take(call: Call, x: Array, indices: Array) -> Array:
+    """Elements by their place in x read row by row."""
+    return jnp.take(x.reshape(-1), indices)
+
+
+def _full_index(indices: Any) -> tuple[Any, ...]:
+    return tuple(slice(None) if each is None else each for each in indices)
+
+
+@aten("index.Tensor", "_unsafe_index.Tensor", kind="GatherND")
+def index(call: Call, x: Array, indices: Any) -> Array:
+    """``x[indices]`` with tensors of integers as indices."""
+    return x[_full_index(indices)]
+
+
+@aten("index_put", "_unsafe_index_put", "_index_put_impl", kind="ScatterND")
+def index_put(
+    call: Call, x: Array, indices: Any, values: Array, accumulate: bool = False, unsafe: bool = False
+) -> Array:
+    """x with ``x[indices] = values``, or added to what is there."""
+    values = values.astype(x.dtype)
+    if len(indices) == 1 and indices[0].dtype == jnp.bool_ and values.size == 1:
+        mask = indices[0].reshape(indices[0].shape + (1,) * (x.ndim - indices[0].ndim))
+        filled = values.reshape(())
+        return jnp.where(mask, x + filled if accumulate else filled, x)
+    target = x.at[_full_index(indices)]
+    return target.add(values) if accumulate else target.set(values)
+
+
+def _places(x: Array, dim: int, indices: Array) -> tuple[Array, ...]:
+    grid = list(jnp.ogrid[tuple(slice(0, n) for n in indices.shape)])
+    grid[axis(dim, x.ndim)] = indices
+    return tuple(grid)
+
+
+def _scattered(
+    x: Array, dim: int, indices: Array, source: Any, reduce: str | None, include: bool = True
+) -> Array:
+    if not x.ndim:
+        made = _scattered(x[None], 0, indices.reshape(-1), jnp.asarray(source).reshape(-1), reduce, include)
+        return made[0]
+    places = _places(x, dim, indices)
+    values = jnp.asarray(source).astype(x.dtype)
+    cut = tuple(slice(0, n) for n in indices.shape)
+    values = values[cut] if values.ndim else jnp.broadcast_to(values, indices.shape)
+    if not include and reduce is not None:
+        empty = {"amax": _lowest(x), "amin": _highest(x), "prod": 1, "mean": 0}.get(reduce, 0)
+        x = x.at[places].set(jnp.asarray(empty, x.dtype))
+    target = x.at[places]
+    if reduce == "mean":
+        count = jnp.zeros(x.shape, x.dtype).at[places].add(1)
+        total = target.add(values)
+        if include:
+            return jnp.where(count > 0, _quotient(total, count + 1), x)
+        return jnp.where(count > 0, _quotient(total, jnp.maximum(count, 1)), x)
+    return {
+        None: target.set,
+        "add": target.add,
+        "sum": target.add,
+        "multiply": target.multiply,
+        "prod": target.multiply,
+        "amax": target.max,
+        "amin": target.min,
+    }[reduce](values)
+
+
+def _quotient(total: Array, count: Array) -> Array:
+    return total / count if jnp.issubdtype(total.dtype, jnp.floating) else total // count
+
+
+def _lowest(x: Array) -> Any:
+    return -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min
+
+
+def _highest(x: Array) -> Any:
+    return jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).max
+
+
+@aten("scatter", kind="ScatterElements")
+def scatter(call: Call, x: Array, dim: int, indices: Array, source: Any, reduce: str | None = None) -> Array:
+    """x with ``x[i, indices[i, j]] = source[i, j]``, or reduced with what is there."""
+    return _scattered(x, dim, indices, source, reduce)
+
+
+@aten("scatter_add", kind="ScatterElements")
+def scatter_add(call: Call, x: Array, dim: int, indices: Array, source: Array) -> Array:
+    """x with ``source`` added at the indices."""
+    return _scattered(x, dim, indices, source, "add")
+
+
+@aten("scatter_reduce.two", kind="ScatterElements")
+def scatter_reduce(
+    call: Call, x: Array, dim: int, indices: Array, source: Array, reduce: str, include_self: bool = True
+) -> Array:
+    """x with ``source`` reduced into it at the indices."""
+    return _scattered(x, dim, indices, source, reduce, include_self)
+
+
+@aten("index_add", kind="ScatterElements")
+def index_add(call: Call, x: Array, dim: int, indices: Array, source: Array, alpha: Any = 1) -> Array:
+    """x with ``alpha * source`` added to elements of one dimension."""
+    if not x.ndim:
+        return x + jnp.sum(source.astype(x.dtype) * alpha)
+    place = (slice(None),) * axis(dim, x.ndim) + (indices,)
+    return x.at[place].add((source * jnp.asarray(alpha, x.dtype)).astype(x.dtype))
+
+
+@aten("index_copy", kind="ScatterElements")
+def index_copy(call: Call, x: Array, dim: int, indices: Array, source: Array) -> Array:
+    """x with elements of one dimension replaced."""
+    if not x.ndim:
+        return source.reshape(())
+    return x.at[(slice(None),) * axis(dim, x.ndim) + (indices,)].set(source.astype(x.dtype))
+
+
+@aten("index_fill.int_Scalar", "index_fill.int_Tensor", kind="ScatterElements")
+def index_fill(call: Call, x: Array, dim: int, indices: Array, value: Any) -> Array:
+    """x with elements of one dimension set to a value."""
+    if not x.ndim:
+        return jnp.asarray(value).astype(x.dtype).reshape(())
+    return x.at[(slice(None),) * axis(dim, x.ndim) + (indices,)].set(jnp.asarray(value).astype(x.dtype))
+
+
+@aten("masked_scatter", kind="ScatterElements")
+def masked_scatter(call: Call, x: Array, mask: Array, source: Array) -> Array:
+    """x with the elements of ``source``, in order, where the mask holds."""
+    mask = jnp.broadcast_to(mask, x.shape)
+    places = jnp.clip(jnp.cumsum(mask.reshape(-1)) - 1, 0, source.size - 1)
+    return jnp.where(mask, source.reshape(-1)[places].reshape(x.shape), x)
+
+
+@aten("select_scatter", kind="ScatterElements")
+def select_scatter(call: Call, x: Array, source: Array, dim: int, place: int) -> Array:
+    """x with one element of a dimension replaced."""
+    return x.at[(slice(None),) * axis(dim, x.ndim) + (place,)].set(source)
+
+
+@aten("slice_scatter", kind="ScatterElements")
+def slice_scatter(
+    call: Call,
+    x: Array,
+    source: Array,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Array:
+    """x with a slice of a dimension replaced."""
+    return x.at[(slice(None),) * axis(dim, x.ndim) + (slice(start, end, step),)].set(source)
+
+
+@aten("bincount", kind="ScatterElements")
+def count_values(call: Call, x: Array, weights: Array | None = None, minlength: int = 0) -> Array:
+    """How often each number from 0 on is there, up to ``minlength`` numbers."""
+    return jnp.bincount(x, weights, length=call.shape[0])
+
+
+@aten("one_hot", kind="OneHot")
+def one_hot(call: Call, x: Array, classes: int = -1) -> Array:
+    """1 at the index, 0 elsewhere, along a new last dimension."""
+    return jax.nn.one_hot(x, call.shape[-1], dtype=call.dtype)
+
+
+@aten("nonzero_static")
+def places_of_nonzero(call: Call, x: Array, size: int, fill_value: int = -1) -> Array:
+    """The places of the first ``size`` elements that are not 0, a row each."""
+    found = jnp.nonzero(x.reshape(x.shape or (1,)), size=size, fill_value=fill_value)
+    return jnp.stack(found, -1)[:, : call.shape[1]]
+
+
+@aten("narrow.Tensor", kind="DynamicSlice")
+def narrow_at(call: Call, x: Array, dim: int, start: Array, length: int) -> Array:
+    """``length`` elements of a dimension from a place on that data give."""
+    where = axis(dim, x.ndim)
+    first = jnp.where(start < 0, start + x.shape[where], start).reshape(())
+    return lax.dynamic_slice_in_dim(x, first, length, where)
+
+
+EMBEDDING_BAG_MEAN, EMBEDDING_BAG_MAX = 1, 2
+
+
+@aten("_embedding_bag", "embedding_bag", "_embedding_bag_forward_only", kind="Gather")
+def embedding_bag(
+    call: Call,
+    weight: Array,
+    indices: Array,
+    offsets: Array,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Array | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = -1,
+) -> tuple[Array, ...]:
+    """Sum (mode 0), mean (1) or maximum (2) of the rows of each bag; bag b begins at ``offsets[b]``."""
+    padding = -1 if padding_idx is None else padding_idx
+    bags = call.results[0].shape[0]
+    bag_of = jnp.searchsorted(offsets[:bags], jnp.arange(indices.shape[0]), side="right") - 1
+    rows = jnp.take(weight, indices, 0)
+    counted = (indices != padding) if padding >= 0 else jnp.ones(indices.shape, bool)
+    count = jax.ops.segment_sum(counted.astype(rows.dtype), bag_of, bags)
+    if mode == EMBEDDING_BAG_MAX:
+        lowest = jnp.where(counted[:, None], rows, -jnp.inf)
+        made = jax.ops.segment_max(lowest, bag_of, bags)
+        made = jnp.where(count[:, None] > 0, made, 0)
+    else:
+        rows = jnp.where(counted[:, None], rows, 0)
+        if per_sample_weights is not None:
+            rows = rows * per_sample_weights[:, None]
+        made = jax.ops.segment_sum(rows, bag_of, bags)
+        if mode == EMBEDDING_BAG_MEAN:
+            made = made / jnp.maximum(count, 1)[:, None]
+    others = [jnp.zeros(each.shape, each.dtype) for each in call.results[1:]]
+    return made, *others

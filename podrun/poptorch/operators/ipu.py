@@ -1,0 +1,183 @@
+"""What the IPU computes for PopTorch's own operators."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from podrun.poptorch.capture.graph import Subgraph
+from podrun.poptorch.operators.products import product
+from podrun.poptorch.operators.table import Array, Call, aten, axis, widened, with_gradient_of
+
+SUM, MEAN = 0, 1
+
+
+@aten("podrun.identity_loss.default", kind="IdentityLoss")
+def identity_loss(call: Call, x: Array, reduction: int) -> Array:
+    """x as a loss: its sum, its mean or as it is."""
+    if reduction == SUM:
+        return jnp.sum(widened(x))
+    return jnp.mean(widened(x)) if reduction == MEAN else x
+
+
+@aten("podrun.written_without_gradient.default", kind="Identity")
+def written_without_gradient(call: Call, before: Array, after: Array) -> Array:
+    """What was written in place under ``no_grad``: torch's gradient goes to what was there before, as if nothing had
+    been written."""
+    return with_gradient_of(before, after)
+
+
+@aten("podrun.nop.default", kind="Nop")
+def nop(call: Call, x: Array) -> Array:
+    """x itself."""
+    return x
+
+
+@aten("podrun.recomputation_checkpoint.default", kind="Identity")
+def recomputation_checkpoint(call: Call, x: Array) -> Array:
+    """x, which is kept for the backward pass."""
+    return x
+
+
+@aten("podrun.overlap_input.default", kind="Identity")
+@aten("podrun.overlap_output.default", kind="Identity")
+def overlap(call: Call, x: Array, mode: str) -> Array:
+    """x, whose transfer may overlap with computing."""
+    return x
+
+
+@aten("podrun.set_available_memory.default", kind="Identity")
+def set_available_memory(call: Call, x: Array, proportion: float) -> Array:
+    """x; the proportion is for the planner of what made it."""
+    return x
+
+
+@aten("podrun.serialized_matmul.default", kind="MatMul")
+def serialized_matmul(call: Call, a: Array, b: Array, mode: str, factor: int, keep_precision: bool) -> Array:
+    """``a @ b``; the parts that it is computed in change no result but for rounding."""
+    return product(a, b)
+
+
+@aten("podrun.dynamic_slice.default", kind="DynamicSlice")
+def dynamic_slice(call: Call, x: Array, dim: int, start: Array, size: int, step: int) -> Array:
+    """``size`` elements of a dimension from a place that data give."""
+    where = axis(dim, x.ndim)
+    made = lax.dynamic_slice_in_dim(x, start.reshape(-1)[0], size, where)
+    return lax.slice_in_dim(made, 0, size, step, where)
+
+
+@aten("podrun.dynamic_update.default", kind="DynamicUpdate")
+def dynamic_update(call: Call, x: Array, part: Array, dim: int, start: Array, size: int) -> Array:
+    """x with a part at a place that data give."""
+    return lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), start.reshape(-1)[0], axis(dim, x.ndim))
+
+
+@aten("podrun.custom.default", kind="CustomOp")
+def custom(
+    call: Call, inputs: Any, name: str, domain: str, version: int, attributes: str, examples: Any
+) -> tuple[Array, ...]:
+    """An operator that was registered with PODRUN_CUSTOM_OPS or ``podrun.popart.register_op``, or one of PopART's."""
+    return registered(call, name, domain, version, json.loads(attributes), inputs)
+
+
+def registered(
+    call: Call, name: str, domain: str, version: int, attributes: dict[str, Any], inputs: Any
+) -> tuple[Array, ...]:
+    """What an operator of the session's registry gives."""
+    from podrun.onnx_models.ops import registry
+
+    outputs = tuple(f"output:{i}" for i in range(len(call.results)))
+    names = tuple(f"input:{i}" for i in range(len(inputs)))
+    node = registry.Node(name, domain, name, names, outputs, attributes, version)
+    made = registry.lookup(node).function(_CustomContext(call), node, *inputs)
+    return tuple(made) if isinstance(made, (tuple, list)) else (made,)
+
+
+class _CustomContext:
+    """What an operator of the session's registry may ask for."""
+
+    def __init__(self, call: Call) -> None:
+        self.training, self.key = call.training, call.key
+        self.x64, self.grouped, self.replicas, self.sdk, self.xp = False, False, 1, None, jnp
+
+
+@aten("podrun.print_tensor.default", kind="PrintTensor")
+def print_tensor(call: Call, x: Array, settings: str) -> Array:
+    """x. A session prints what its main graph has (`podrun.poptorch.session_model`); a loop's body prints nothing."""
+    return x
+
+
+@aten("podrun.fps.default")
+def farthest_points(call: Call, points: Array, begins: Any, ratio: float, random_start: bool) -> Array:
+    """Of each part of ``points [N, D]`` the indices of points that are far from each other.
+
+    Part i is ``begins[i]`` to ``begins[i + 1]``. The first point is the part's first, or a random one; each next one
+    is that with the greatest distance to those before.
+    """
+    parts = []
+    for part, (first, end) in enumerate(itertools.pairwise(begins)):
+        count = math.ceil((end - first) * ratio)
+        inside = widened(points)[first:end]
+        start = jnp.zeros((), jnp.int32)
+        if random_start:
+            start = jax.random.randint(jax.random.fold_in(call.key(), part), (), 0, end - first)
+
+        def choose(i: Array, state: Any, inside: Array = inside) -> Any:
+            chosen, nearest = state
+            away = jnp.sum(jnp.square(inside - inside[chosen[i - 1]]), -1)
+            nearest = jnp.minimum(nearest, away)
+            return chosen.at[i].set(jnp.argmax(nearest).astype(jnp.int32)), nearest
+
+        chosen = jnp.zeros(count, jnp.int32).at[0].set(start.astype(jnp.int32))
+        chosen, _ = lax.fori_loop(1, count, choose, (chosen, jnp.full(end - first, jnp.inf)))
+        parts.append(chosen + first)
+    return jnp.concatenate(parts)
+
+
+def _runner(call: Call, body: Subgraph, outer: Any) -> Callable[..., tuple[Array, ...]]:
+    """A captured body as a function of its inputs and of what makes its random keys different."""
+    from podrun.poptorch.operators.replay import run_node
+
+    def run(inputs: Any, round_: Any) -> tuple[Array, ...]:
+        values = {v.number: a for v, a in zip(body.outer, outer, strict=True)}
+        values.update({v.number: a for v, a in zip(body.inputs, inputs, strict=True)})
+        for place, node in enumerate(body.nodes):
+
+            def key(place: int = place) -> Any:
+                return jax.random.fold_in(jax.random.fold_in(call.key(), round_), place)
+
+            made = run_node(node, values, key, call.training)
+            values.update({v.number: a for v, a in zip(node.results, made, strict=True)})
+        return tuple(values[v.number] for v in body.outputs)
+
+    return run
+
+
+@aten("podrun.for_loop.default", kind="Loop")
+def for_loop(call: Call, count: int, body: Subgraph, inputs: Any, outer: Any) -> tuple[Array, ...]:
+    """What a body gives after ``count`` rounds, each of which takes what the one before gave."""
+    run = _runner(call, body, outer)
+
+    def round_(index: Array, values: tuple[Array, ...]) -> tuple[Array, ...]:
+        return run(values, index)
+
+    return tuple(lax.fori_loop(0, count, round_, tuple(inputs)))
+
+
+@aten("podrun.cond.default", kind="If")
+def cond(
+    call: Call, condition: Array, then: tuple[Any, Any, Any], otherwise: tuple[Any, Any, Any]
+) -> tuple[Array, ...]:
+    """What one of two bodies gives. Each is the body, its inputs and the outer values that it reads."""
+
+    def branch(body: Subgraph, inputs: Any, outer: Any, place: int) -> Callable[[], tuple[Array, ...]]:
+        return lambda: _runner(call, body, outer)(inputs, place)
+
+    return tuple(lax.cond(condition.reshape(()) != 0, branch(*then, 0), branch(*otherwise, 1)))

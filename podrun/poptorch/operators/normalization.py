@@ -1,0 +1,157 @@
+"""Normalisation over batches, layers and groups, in float32."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from podrun.poptorch.operators.table import Array, Call, aten, widened
+
+
+def _along_channels(values: Array, rank: int) -> Array:
+    return widened(values).reshape((1, -1) + (1,) * (rank - 2))
+
+
+@aten("batch_norm", kind="BatchNormalization")
+def batch_norm(
+    call: Call,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    mean: Array | None,
+    variance: Array | None,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> Any:
+    """Normalise each channel of ``[N, C, ...]``; in training also what the running statistics become.
+
+    The running variance takes the unbiased variance of the micro-batch, as torch's does.
+    """
+    wide = widened(x)
+    if training or mean is None:
+        others = tuple(i for i in range(x.ndim) if i != 1)
+        now, spread = jnp.mean(wide, others), jnp.var(wide, others)
+    else:
+        now, spread = widened(mean), widened(variance)
+    made = (wide - _along_channels(now, x.ndim)) * _along_channels(lax.rsqrt(spread + epsilon), x.ndim)
+    if weight is not None:
+        made = made * _along_channels(weight, x.ndim)
+    if bias is not None:
+        made = made + _along_channels(bias, x.ndim)
+    if len(call.results) == 1:
+        return made
+    count = x.size // x.shape[1]
+    unbiased = spread * (count / max(count - 1, 1))
+    updated = [
+        lax.stop_gradient((1 - momentum) * widened(before) + momentum * measured)
+        for before, measured in ((mean, now), (variance, unbiased))
+    ]
+    return made, *updated
+
+
+def _normalised(x: Array, where: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
+    """x less its mean over its deviation, with mean and 1 / deviation."""
+    mean = jnp.mean(x, where, keepdims=True)
+    scale = lax.rsqrt(jnp.var(x, where, keepdims=True) + epsilon)
+    return (x - mean) * scale, mean, scale
+
+
+@aten("native_layer_norm", kind="LayerNormalization")
+def layer_norm_with_statistics(
+    call: Call, x: Array, shape: Any, weight: Array | None, bias: Array | None, epsilon: float
+) -> tuple[Array, Array, Array]:
+    """Normalise over the last dimensions, whose sizes are ``shape``."""
+    where = tuple(range(x.ndim - len(shape), x.ndim))
+    made, mean, scale = _normalised(widened(x), where, epsilon)
+    made = made if weight is None else made * widened(weight)
+    return (made if bias is None else made + widened(bias)), mean, scale
+
+
+@aten("layer_norm", kind="LayerNormalization")
+def layer_norm(
+    call: Call,
+    x: Array,
+    shape: Any,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    epsilon: float = 1e-5,
+    *rest: object,
+) -> Array:
+    """Normalise over the last dimensions, whose sizes are ``shape``."""
+    return layer_norm_with_statistics(call, x, shape, weight, bias, epsilon)[0]
+
+
+@aten("rms_norm", "_fused_rms_norm", kind="LayerNormalization")
+def rms_norm(
+    call: Call, x: Array, shape: Any, weight: Array | None = None, epsilon: float | None = None
+) -> Any:
+    """x over the root of its mean square, over the last dimensions."""
+    wide = widened(x)
+    where = tuple(range(x.ndim - len(shape), x.ndim))
+    epsilon = float(np.finfo(x.dtype).eps) if epsilon is None else epsilon
+    scale = lax.rsqrt(jnp.mean(jnp.square(wide), where, keepdims=True) + epsilon)
+    made = wide * scale if weight is None else wide * scale * widened(weight)
+    return made if len(call.results) == 1 else (made, scale)
+
+
+@aten("native_group_norm", kind="GroupNormalization")
+def group_norm_with_statistics(
+    call: Call,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    batch: int,
+    channels: int,
+    positions: int,
+    groups: int,
+    epsilon: float,
+) -> tuple[Array, Array, Array]:
+    """Normalise groups of channels of each sample."""
+    made, mean, scale = _normalised(widened(x).reshape(batch, groups, -1), (2,), epsilon)
+    made = made.reshape(x.shape)
+    made = made if weight is None else made * _along_channels(weight, x.ndim)
+    return (made if bias is None else made + _along_channels(bias, x.ndim)), mean[..., 0], scale[..., 0]
+
+
+@aten("group_norm", kind="GroupNormalization")
+def group_norm(
+    call: Call,
+    x: Array,
+    groups: int,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    epsilon: float = 1e-5,
+    *rest: object,
+) -> Array:
+    """Normalise groups of channels of each sample."""
+    batch, channels = x.shape[:2]
+    return group_norm_with_statistics(
+        call, x, weight, bias, batch, channels, math.prod(x.shape[2:]), groups, epsilon
+    )[0]
+
+
+@aten("_weight_norm_interface", "_weight_norm")
+def weight_norm(call: Call, direction: Array, size: Array, dim: int = 0) -> Any:
+    """``size * direction / |direction|``, the norm taken over all dimensions but one."""
+    others = tuple(i for i in range(direction.ndim) if i != dim % direction.ndim)
+    norm = jnp.sqrt(jnp.sum(jnp.square(widened(direction)), others, keepdims=True))
+    made = direction * (size / norm)
+    return made if len(call.results) == 1 else (made, norm)
+
+
+@aten("local_response_norm", kind="LRN")
+def local_response_norm(
+    call: Call, x: Array, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Array:
+    """x over a power of the mean square of neighbouring channels."""
+    squares = jnp.square(widened(x))
+    pads = [(0, 0)] * x.ndim
+    pads[1] = (size // 2, (size - 1) // 2)
+    wide = jnp.pad(squares, pads)
+    sums = sum(lax.slice_in_dim(wide, i, i + x.shape[1], 1, 1) for i in range(size))
+    return x / jnp.power(k + alpha * sums / size, beta)

@@ -1,0 +1,267 @@
+"""Arithmetic, comparisons and elementary functions, element by element."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax, scipy
+
+from podrun.poptorch.operators.table import Array, Call, absolute, aten, is_array
+
+
+def promoted(call: Call, *operands: Any) -> list[Array]:
+    """Operands in the type that torch computes in: the result's, or for a comparison the operands' common one."""
+    if call.dtype != jnp.bool_:
+        return [jnp.asarray(each).astype(call.dtype) for each in operands]
+    common = functools.reduce(jnp.promote_types, [each.dtype for each in operands if is_array(each)])
+    if any(isinstance(each, float) for each in operands) and not jnp.issubdtype(common, jnp.floating):
+        common = jnp.dtype(jnp.float32)
+    return [jnp.asarray(each).astype(common) for each in operands]
+
+
+def _elementwise(function: Callable[..., Array]) -> Callable[..., Array]:
+    def apply(call: Call, *operands: Any) -> Array:
+        return function(*promoted(call, *operands))
+
+    return apply
+
+
+_FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "abs": absolute,
+    "neg": jnp.negative,
+    "exp": jnp.exp,
+    "exp2": jnp.exp2,
+    "expm1": jnp.expm1,
+    "log": jnp.log,
+    "log1p": jnp.log1p,
+    "log2": jnp.log2,
+    "log10": jnp.log10,
+    "sqrt": jnp.sqrt,
+    "rsqrt": lax.rsqrt,
+    "square": jnp.square,
+    "reciprocal": lambda x: 1 / x,
+    "sin": jnp.sin,
+    "cos": jnp.cos,
+    "tan": jnp.tan,
+    "asin": jnp.arcsin,
+    "acos": jnp.arccos,
+    "atan": jnp.arctan,
+    "sinh": jnp.sinh,
+    "cosh": jnp.cosh,
+    "tanh": jnp.tanh,
+    "asinh": jnp.arcsinh,
+    "acosh": jnp.arccosh,
+    "atanh": jnp.arctanh,
+    "atan2": jnp.arctan2,
+    "erf": lax.erf,
+    "erfc": lax.erfc,
+    "erfinv": lax.erf_inv,
+    "special_erfcx": lambda x: jnp.exp(jnp.square(x)) * lax.erfc(x),
+    "lgamma": lax.lgamma,
+    "sinc": jnp.sinc,
+    "ceil": jnp.ceil,
+    "floor": jnp.floor,
+    "trunc": jnp.trunc,
+    "frac": lambda x: x - jnp.trunc(x),
+    "sign": jnp.sign,
+    "sgn": jnp.sign,
+    "signbit": jnp.signbit,
+    "maximum": jnp.maximum,
+    "minimum": jnp.minimum,
+    "fmax": lambda a, b: jnp.where((a >= b) | jnp.isnan(b), a, b),
+    "fmin": lambda a, b: jnp.where((a <= b) | jnp.isnan(b), a, b),
+    "hypot": jnp.hypot,
+    "copysign": jnp.copysign,
+    "logaddexp": jnp.logaddexp,
+    "logaddexp2": jnp.logaddexp2,
+    "xlogy": lambda x, y: jnp.where(x == 0, 0, x * jnp.log(jnp.where(x == 0, 1, y))).astype(x.dtype),
+    "heaviside": jnp.heaviside,
+    "nextafter": jnp.nextafter,
+    "mul": lambda a, b: a & b if a.dtype == jnp.bool_ else a * b,
+    "eq": jnp.equal,
+    "ne": jnp.not_equal,
+    "lt": jnp.less,
+    "gt": jnp.greater,
+    "le": jnp.less_equal,
+    "ge": jnp.greater_equal,
+    "logical_and": lambda a, b: (a != 0) & (b != 0),
+    "logical_or": lambda a, b: (a != 0) | (b != 0),
+    "logical_xor": lambda a, b: (a != 0) ^ (b != 0),
+    "logical_not": lambda a: a == 0,
+    "isnan": jnp.isnan,
+    "isinf": jnp.isinf,
+    "isfinite": jnp.isfinite,
+    "isposinf": jnp.isposinf,
+    "isneginf": jnp.isneginf,
+    "bitwise_and": jnp.bitwise_and,
+    "bitwise_or": jnp.bitwise_or,
+    "bitwise_xor": jnp.bitwise_xor,
+    "bitwise_not": jnp.bitwise_not,
+    "bitwise_left_shift": jnp.left_shift,
+    "bitwise_right_shift": jnp.right_shift,
+    "__and__": jnp.bitwise_and,
+    "__or__": jnp.bitwise_or,
+    "__xor__": jnp.bitwise_xor,
+    "__lshift__": jnp.left_shift,
+    "__rshift__": jnp.right_shift,
+    "remainder": jnp.mod,
+    "fmod": jnp.fmod,
+}
+
+for _name, _function in _FUNCTIONS.items():
+    aten(_name)(_elementwise(_function))
+
+
+@aten("round")
+def round_half_even(call: Call, x: Array, decimals: int = 0) -> Array:
+    """To the nearest number with so many decimals, halves to the even one."""
+    return jnp.round(x, decimals)
+
+
+def _scaled_by(number: Any, x: Array, dtype: Any) -> Array:
+    return x if isinstance(number, (int, float)) and number == 1 else x * jnp.asarray(number, dtype)
+
+
+@aten("add")
+def add(call: Call, a: Any, b: Any, alpha: Any = 1) -> Array:
+    """``a + alpha * b``."""
+    a, b = promoted(call, a, b)
+    return a | b if call.dtype == jnp.bool_ else a + _scaled_by(alpha, b, call.dtype)
+
+
+@aten("sub", "subtract")
+def subtract(call: Call, a: Any, b: Any, alpha: Any = 1) -> Array:
+    """``a - alpha * b``."""
+    a, b = promoted(call, a, b)
+    return a - _scaled_by(alpha, b, call.dtype)
+
+
+@aten("rsub")
+def reverse_subtract(call: Call, a: Any, b: Any, alpha: Any = 1) -> Array:
+    """``b - alpha * a``."""
+    return subtract(call, b, a, alpha)
+
+
+@aten("div", "true_divide", "divide")
+def divide(call: Call, a: Any, b: Any, rounding_mode: str | None = None) -> Array:
+    """``a / b``, rounded towards minus infinity (``floor``), towards zero (``trunc``) or not at all."""
+    a, b = promoted(call, a, b)
+    if rounding_mode is None:
+        return a / b
+    if rounding_mode == "floor":
+        return jnp.floor_divide(a, b)
+    if jnp.issubdtype(call.dtype, jnp.floating):
+        return jnp.trunc(a / b)
+    return lax.div(*jnp.broadcast_arrays(a, b))
+
+
+@aten("floor_divide")
+def floor_divide(call: Call, a: Any, b: Any) -> Array:
+    """``a / b`` rounded towards minus infinity."""
+    return divide(call, a, b, "floor")
+
+
+LARGEST_PRODUCT_POWER = 8
+"""Whole exponents up to which a power is written as products: exact where torch is, and differentiable at 0."""
+
+
+@aten("pow")
+def power(call: Call, base: Any, exponent: Any) -> Array:
+    """``base ** exponent``."""
+    whole = isinstance(exponent, (int, float)) and float(exponent).is_integer()
+    if whole and abs(exponent) <= LARGEST_PRODUCT_POWER and is_array(base):
+        return lax.integer_pow(base.astype(call.dtype), int(exponent))
+    if isinstance(exponent, (int, float)) and exponent == 0.5:
+        return jnp.sqrt(base.astype(call.dtype))
+    base, exponent = promoted(call, base, exponent)
+    return jnp.power(base, exponent)
+
+
+@aten("addcmul")
+def add_product(call: Call, x: Array, a: Array, b: Array, value: Any = 1) -> Array:
+    """``x + value * a * b``."""
+    x, a, b = promoted(call, x, a, b)
+    return x + _scaled_by(value, a, call.dtype) * b
+
+
+@aten("addcdiv")
+def add_quotient(call: Call, x: Array, a: Array, b: Array, value: Any = 1) -> Array:
+    """``x + value * a / b``."""
+    x, a, b = promoted(call, x, a, b)
+    return x + _scaled_by(value, a, call.dtype) / b
+
+
+@aten("lerp")
+def interpolate(call: Call, a: Array, b: Array, weight: Any) -> Array:
+    """``a + weight * (b - a)``, from the nearer end as torch does."""
+    weight = jnp.asarray(weight).astype(call.dtype)
+    return jnp.where(jnp.abs(weight) < 0.5, a + weight * (b - a), b - (b - a) * (1 - weight))
+
+
+@aten("clamp", "clip")
+def clamp(call: Call, x: Array, min: Any = None, max: Any = None) -> Array:
+    """x, no less than ``min`` and no more than ``max``; where x is at a bound, the gradient goes to x."""
+    x = x.astype(call.dtype)
+    if min is not None:
+        least = jnp.asarray(min).astype(x.dtype)
+        x = jnp.where(x < least, least, x)
+    if max is not None:
+        most = jnp.asarray(max).astype(x.dtype)
+        x = jnp.where(x > most, most, x)
+    return x
+
+
+@aten("clamp_min")
+def clamp_min(call: Call, x: Array, least: Any) -> Array:
+    """x, no less than ``least``."""
+    return clamp(call, x, least)
+
+
+@aten("clamp_max")
+def clamp_max(call: Call, x: Array, most: Any) -> Array:
+    """x, no more than ``most``."""
+    return clamp(call, x, None, most)
+
+
+@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def where(call: Call, condition: Array, a: Any, b: Any) -> Array:
+    """a where the condition holds, b elsewhere."""
+    return jnp.where(condition, jnp.asarray(a).astype(call.dtype), jnp.asarray(b).astype(call.dtype))
+
+
+@aten("masked_fill")
+def masked_fill(call: Call, x: Array, mask: Array, value: Any) -> Array:
+    """x with ``value`` where the mask holds."""
+    return jnp.where(mask, jnp.asarray(value).astype(x.dtype), x)
+
+
+@aten("nan_to_num")
+def nan_to_num(
+    call: Call, x: Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Array:
+    """Numbers in the place of NaN and infinities."""
+    return jnp.nan_to_num(x, nan=nan or 0.0, posinf=posinf, neginf=neginf)
+
+
+@aten("logit", "special_logit")
+def logit(call: Call, x: Array, eps: float | None = None) -> Array:
+    """``log(x / (1 - x))``, x kept ``eps`` away from 0 and 1."""
+    x = x if eps is None else jnp.clip(x, eps, 1 - eps)
+    return jnp.log(x / (1 - x))
+
+
+@aten("special_entr")
+def entropy(call: Call, x: Array) -> Array:
+    """``-x log(x)``; 0 at 0."""
+    return scipy.special.entr(x)
+
+
+@aten("isclose")
+def is_close(
+    call: Call, a: Array, b: Array, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Array:
+    """Whether a and b differ by at most ``atol + rtol * |b|``."""
+    return jnp.isclose(a, b, rtol, atol, equal_nan)

@@ -1,0 +1,186 @@
+"""Pooling over windows and adaptive pooling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from podrun.poptorch.operators.table import Array, Call, aten, spread, widened, with_gradient_of
+
+
+def _window(
+    call: Call, sizes: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> Any:
+    from podrun.onnx_models.ops.windows import Window
+
+    count = len(sizes)
+    kernel, padding, dilation = spread(kernel, count), spread(padding, count), spread(dilation, count)
+    stride = spread(stride, count) if stride else kernel
+    outs = call.shape[-count:]
+    extra = tuple(
+        max(0, (out - 1) * s + d * (k - 1) + 1 - n - 2 * p)
+        for out, s, d, k, n, p in zip(outs, stride, dilation, kernel, sizes, padding, strict=True)
+    )
+    return Window(
+        kernel=kernel,
+        strides=stride,
+        dilations=dilation,
+        pads=tuple((p, p) for p in padding),
+        extra=extra if ceil else (0,) * count,
+    )
+
+
+def _batched(x: Array, count: int) -> Array:
+    return x if x.ndim == count + 2 else x[None]
+
+
+def _max_pool(count: int) -> Callable[..., Array]:
+    def pool(
+        call: Call,
+        x: Array,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = (0,),
+        dilation: Any = (1,),
+        ceil_mode: bool = False,
+    ) -> Array:
+        from podrun.onnx_models.ops.pooling import maximum_of_windows
+
+        image = _batched(x, count)
+        window = _window(call, image.shape[2:], kernel, stride, padding, dilation, ceil_mode)
+        return maximum_of_windows(image, window).reshape(call.shape)
+
+    return pool
+
+
+def _max_pool_with_indices(count: int) -> Callable[..., tuple[Array, Array]]:
+    def pool(
+        call: Call,
+        x: Array,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = (0,),
+        dilation: Any = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[Array, Array]:
+        from podrun.onnx_models.ops.windows import padded, shifted
+
+        image = _batched(x, count)
+        window = _window(call, image.shape[2:], kernel, stride, padding, dilation, ceil_mode)
+        places = np.arange(math.prod(image.shape[2:]), dtype=np.int32).reshape(1, 1, *image.shape[2:])
+        lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min
+        wide = padded(image, window, np.asarray(lowest, x.dtype))
+        wide_places = padded(jnp.asarray(places), window, np.asarray(-1, np.int32))
+        values: Array = None
+        where: Array = None
+        for position in window.positions():
+            value, place = shifted(wide, window, position), shifted(wide_places, window, position)
+            place = jnp.broadcast_to(place, value.shape)
+            if values is None:
+                values, where = value, place
+                continue
+            better = (value > values) | ((where < 0) & (place >= 0))
+            values, where = jnp.where(better, value, values), jnp.where(better, place, where)
+        return values.reshape(call.shape), where.reshape(call.shape)
+
+    return pool
+
+
+def _average_pool(count: int) -> Callable[..., Array]:
+    def pool(
+        call: Call,
+        x: Array,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Array:
+        from podrun.onnx_models.ops.pooling import sum_of_windows
+
+        image = widened(_batched(x, count))
+        window = _window(call, image.shape[2:], kernel, stride, padding, (1,), ceil_mode)
+        sums = sum_of_windows(image, window).reshape(call.shape)
+        return sums / (divisor_override or _counts(image.shape[2:], window, count_include_pad))
+
+    return pool
+
+
+def _counts(sizes: tuple[int, ...], window: Any, with_pads: bool) -> Array:
+    """How many elements each window averages. Padding counts if asked for, what ceil_mode adds never."""
+    made = np.ones((), np.float32)
+    outs = window.output(sizes)
+    for n, k, s, (before, after), out in zip(
+        sizes, window.kernel, window.strides, window.pads, outs, strict=True
+    ):
+        starts = np.arange(out) * s - before
+        low, high = (-before, n + after) if with_pads else (0, n)
+        inside = np.minimum(starts + k, high) - np.maximum(starts, low)
+        made = made[..., None] * np.maximum(inside, 1).astype(np.float32)
+    return jnp.asarray(made)
+
+
+def _adaptive_average(count: int) -> Callable[..., Array]:
+    def pool(call: Call, x: Array, size: Any) -> Array:
+        """Means over parts of the image that may overlap by one element."""
+        made = widened(x)
+        for place, out in enumerate(call.shape[-count:]):
+            where = x.ndim - count + place
+            made = jnp.stack([jnp.mean(part, where) for part in _parts(made, where, out)], where)
+        return made
+
+    return pool
+
+
+def _adaptive_maximum(count: int) -> Callable[..., Any]:
+    def pool(call: Call, x: Array, size: Any) -> tuple[Array, Array]:
+        """Maxima over parts of the image, and where in the image they are."""
+        sizes = x.shape[-count:]
+        places = jnp.broadcast_to(jnp.arange(math.prod(sizes), dtype=jnp.int32).reshape(sizes), x.shape)
+        values = x
+        for index, out in enumerate(call.shape[-count:]):
+            where = x.ndim - count + index
+            made = []
+            for part, part_places in zip(_parts(values, where, out), _parts(places, where, out), strict=True):
+                best = jnp.argmax(part, where, keepdims=True)
+                made.append(tuple(jnp.take_along_axis(each, best, where) for each in (part, part_places)))
+            values, places = (jnp.concatenate([m[i] for m in made], where) for i in range(2))
+        return values, places
+
+    return pool
+
+
+def _parts(x: Array, where: int, out: int) -> list[Array]:
+    size = x.shape[where]
+    return [lax.slice_in_dim(x, (i * size) // out, -(-((i + 1) * size) // out), 1, where) for i in range(out)]
+
+
+@aten("max_unpool2d", "max_unpool3d", kind="MaxUnpool")
+def max_unpool(call: Call, x: Array, places: Array, *rest: object) -> Array:
+    """x put where its maxima were found, zeros elsewhere. Where two have one place the last one stays; the gradient
+    goes to both, as torch's does."""
+    count = len(call.shape) - (2 if call.shape[:2] == x.shape[:2] and x.ndim > 3 else 1)
+    lead = x.shape[: x.ndim - count]
+    flat, where = x.reshape(math.prod(lead), -1), places.reshape(math.prod(lead), -1)
+    empty = jnp.zeros((math.prod(lead), math.prod(call.shape[x.ndim - count :])), x.dtype)
+    rows = jnp.arange(math.prod(lead))[:, None]
+    made = with_gradient_of(
+        empty.at[rows, where].add(flat), empty.at[rows, where].set(lax.stop_gradient(flat))
+    )
+    return made.reshape(call.shape)
+
+
+for _count in (1, 2, 3):
+    aten(f"max_pool{_count}d", kind="MaxPool")(_max_pool(_count))
+    aten(f"max_pool{_count}d_with_indices", kind="MaxPool")(_max_pool_with_indices(_count))
+    aten(f"avg_pool{_count}d", kind="AveragePool")(_average_pool(_count))
+    aten(f"_adaptive_avg_pool{_count}d", f"adaptive_avg_pool{_count}d", kind="AveragePool")(
+        _adaptive_average(_count)
+    )
+    aten(f"adaptive_max_pool{_count}d", kind="MaxPool")(_adaptive_maximum(_count))

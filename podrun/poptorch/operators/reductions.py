@@ -1,0 +1,244 @@
+"""Sums, means and extremes over dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podrun.poptorch.capture.graph import DTypeArgument
+from podrun.poptorch.operators.table import Array, Call, absolute, aten, axes, axis, dtype_named, widened
+
+
+def _reduction(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Called with dimensions or without, as torch's overloads are; halves are added up in float32."""
+
+    def reduce(
+        call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: DTypeArgument | None = None
+    ) -> Array:
+        if dtype is not None:
+            x = x.astype(dtype_named(dtype.name))
+        elif jnp.issubdtype(call.dtype, jnp.floating) and not jnp.issubdtype(x.dtype, jnp.floating):
+            x = x.astype(call.dtype)
+        return function(
+            widened(x), axis=axes(dim, x.ndim) if x.ndim else None, keepdims=keepdim and x.ndim > 0
+        )
+
+    return reduce
+
+
+@aten("sum", kind="ReduceSum")
+def total(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+    """The sum over dimensions; integers and booleans in the result's type."""
+    floating = jnp.issubdtype(x.dtype, jnp.floating) and dtype is None
+    x = widened(x) if floating else widened(x.astype(call.dtype))
+    return jnp.sum(x, axis=axes(dim, x.ndim) if x.ndim else None, keepdims=keepdim and x.ndim > 0)
+
+
+aten("mean", kind="ReduceMean")(_reduction(jnp.mean))
+aten("amax", "max.default", kind="ReduceMax")(_reduction(jnp.max))
+aten("amin", "min.default", kind="ReduceMin")(_reduction(jnp.min))
+aten("logsumexp", kind="ReduceLogSumExp")(_reduction(jax.scipy.special.logsumexp))
+aten("nansum", kind="ReduceSum")(_reduction(jnp.nansum))
+aten("nanmean", kind="ReduceMean")(_reduction(jnp.nanmean))
+
+
+@aten("prod", kind="ReduceProd")
+def product(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+    """The product over dimensions."""
+    return _reduction(jnp.prod)(call, x.astype(call.dtype), dim, keepdim)
+
+
+@aten("any", "any.dims", kind="ReduceMax")
+def any_of(call: Call, x: Array, dim: Any = None, keepdim: bool = False) -> Array:
+    """Whether any element is not 0."""
+    return jnp.any(x != 0, axis=axes(dim, x.ndim) if x.ndim else None, keepdims=keepdim and x.ndim > 0)
+
+
+@aten("all", "all.dims", kind="ReduceMin")
+def all_of(call: Call, x: Array, dim: Any = None, keepdim: bool = False) -> Array:
+    """Whether no element is 0."""
+    return jnp.all(x != 0, axis=axes(dim, x.ndim) if x.ndim else None, keepdims=keepdim and x.ndim > 0)
+
+
+def _extreme(best: Callable[..., Array], where: Callable[..., Array]) -> Callable[..., Any]:
+    """Value and place of an extreme along one dimension; the gradient goes to the first place alone."""
+
+    def reduce(call: Call, x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+        if not x.ndim:
+            return x, jnp.zeros((), jnp.int32)
+        place = where(x, axis(dim, x.ndim), keepdims=True)
+        value = jnp.take_along_axis(x, place, axis(dim, x.ndim))
+        if keepdim:
+            return value, place
+        return jnp.squeeze(value, axis(dim, x.ndim)), jnp.squeeze(place, axis(dim, x.ndim))
+
+    return reduce
+
+
+aten("max.dim", kind="ReduceMax")(_extreme(jnp.max, jnp.argmax))
+aten("min.dim", kind="ReduceMin")(_extreme(jnp.min, jnp.argmin))
+
+
+@aten("aminmax", kind="ReduceMin")
+def least_and_greatest(
+    call: Call, x: Array, dim: int | None = None, keepdim: bool = False
+) -> tuple[Array, Array]:
+    """The least and the greatest element."""
+    where = axes(dim, x.ndim)
+    return jnp.min(x, where, keepdims=keepdim), jnp.max(x, where, keepdims=keepdim)
+
+
+@aten("argmax", kind="ArgMax")
+def place_of_greatest(call: Call, x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    """Where the greatest element is, the first of equals."""
+    return jnp.argmax(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros(call.shape, jnp.int32)
+
+
+@aten("argmin", kind="ArgMin")
+def place_of_least(call: Call, x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    """Where the least element is, the first of equals."""
+    return jnp.argmin(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros(call.shape, jnp.int32)
+
+
+def _variance(x: Array, dim: Any, correction: Any, keepdim: bool) -> Array:
+    if isinstance(dim, bool):
+        dim, correction = None, int(dim)
+    return jnp.var(
+        widened(x), axis=axes(dim, x.ndim), ddof=1 if correction is None else correction, keepdims=keepdim
+    )
+
+
+@aten("var.correction", "var.default", "var.dim", kind="ReduceMean")
+def variance(call: Call, x: Array, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Array:
+    """The variance, divided by the count less ``correction``."""
+    return _variance(x, dim, correction, keepdim)
+
+
+@aten("std.correction", "std.default", "std.dim", kind="ReduceMean")
+def deviation(call: Call, x: Array, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Array:
+    """The standard deviation."""
+    return jnp.sqrt(_variance(x, dim, correction, keepdim))
+
+
+@aten("var_mean.correction", kind="ReduceMean")
+def variance_and_mean(
+    call: Call, x: Array, dim: Any = None, correction: Any = 1, keepdim: bool = False
+) -> tuple[Array, Array]:
+    """Variance and mean."""
+    return _variance(x, dim, correction, keepdim), jnp.mean(widened(x), axes(dim, x.ndim), keepdims=keepdim)
+
+
+@aten("std_mean.correction", kind="ReduceMean")
+def deviation_and_mean(
+    call: Call, x: Array, dim: Any = None, correction: Any = 1, keepdim: bool = False
+) -> tuple[Array, Array]:
+    """Standard deviation and mean."""
+    found, mean = variance_and_mean(call, x, dim, correction, keepdim)
+    return jnp.sqrt(found), mean
+
+
+@aten("cumsum", kind="CumSum")
+def running_sum(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
+    """Sums of all elements up to each."""
+    return jnp.cumsum(widened(x.astype(call.dtype)), dim) if x.ndim else x.astype(call.dtype)
+
+
+@aten("cumprod", kind="CumSum")
+def running_product(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
+    """Products of all elements up to each."""
+    return jnp.cumprod(x.astype(call.dtype), dim) if x.ndim else x.astype(call.dtype)
+
+
+def _running_extreme(better: Callable[[Array, Array], Array]) -> Callable[..., tuple[Array, Array]]:
+    """Extremes of all elements up to each, and their places, the last of equals; NaN is the most extreme."""
+
+    def reduce(call: Call, x: Array, dim: int) -> tuple[Array, Array]:
+        if not x.ndim:
+            return x, jnp.zeros((), jnp.int32)
+        where = axis(dim, x.ndim)
+        places = jax.lax.broadcasted_iota(jnp.int32, x.shape, where)
+
+        def combine(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+            later = better(b[0], a[0]) | (b[0] == a[0]) | (b[0] != b[0])
+            return jnp.where(later, b[0], a[0]), jnp.where(later, b[1], a[1])
+
+        _, found = jax.lax.associative_scan(combine, (jax.lax.stop_gradient(x), places), axis=where)
+        return jnp.take_along_axis(x, found, where), found
+
+    return reduce
+
+
+aten("cummax", kind="CumSum")(_running_extreme(jnp.greater))
+aten("cummin", kind="CumSum")(_running_extreme(jnp.less))
+
+
+@aten("mode", kind="TopK")
+def most_frequent(call: Call, x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
+    """The most frequent element of a dimension, the least of those as frequent, and its last place."""
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    where = axis(dim, x.ndim)
+    equal = jnp.expand_dims(x, where + 1) == jnp.expand_dims(x, where)
+    often = jnp.sum(equal, where + 1)
+    most = often == jnp.max(often, where, keepdims=True)
+    least = jnp.min(jnp.where(most, x, _greatest(x)), where, keepdims=True)
+    numbers = jax.lax.broadcasted_iota(jnp.int32, x.shape, where)
+    place = jnp.max(jnp.where(x == least, numbers, 0), where, keepdims=True)
+    value = jnp.take_along_axis(x, place, where)
+    return (value, place) if keepdim else (jnp.squeeze(value, where), jnp.squeeze(place, where))
+
+
+def _greatest(x: Array) -> Any:
+    return jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).max
+
+
+@aten("logcumsumexp", kind="CumSum")
+def running_log_sum(call: Call, x: Array, dim: int) -> Array:
+    """Logarithms of running sums of exponentials."""
+    return jax.lax.cumlogsumexp(x, axis(dim, x.ndim)) if x.ndim else x
+
+
+@aten("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar", kind="ReduceL2")
+def vector_norm(
+    call: Call, x: Array, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Array:
+    """The norm of the elements along dimensions; its gradient at 0 is 0."""
+    where, x = axes(dim, x.ndim), absolute(widened(x))
+    order = 2 if ord is None else ord
+    if order == float("inf"):
+        return jnp.max(x, where, keepdims=keepdim)
+    if order == float("-inf"):
+        return jnp.min(x, where, keepdims=keepdim)
+    if order == 0:
+        return jnp.sum((x != 0).astype(x.dtype), where, keepdims=keepdim)
+    if order == 1:
+        return jnp.sum(x, where, keepdims=keepdim)
+    powers = jnp.square(x) if order == 2 else jnp.power(x, order)
+    sums = jnp.sum(powers, where, keepdims=keepdim)
+    safe = jnp.where(sums == 0, 1, sums)
+    return jnp.where(sums == 0, 0, jnp.sqrt(safe) if order == 2 else jnp.power(safe, 1 / order))
+
+
+@aten("count_nonzero", kind="ReduceSum")
+def count_nonzero(call: Call, x: Array, dim: Any = None) -> Array:
+    """How many elements are not 0."""
+    return jnp.sum((x != 0).astype(jnp.int32), axes(dim, x.ndim) if x.ndim else None)
+
+
+@aten("median", "nanmedian", kind="TopK")
+def median(call: Call, x: Array, dim: int | None = None, keepdim: bool = False) -> Any:
+    """The lower median; with a dimension, its place as well."""
+    if dim is None:
+        flat = jnp.sort(x.reshape(-1))
+        return flat[(flat.size - 1) // 2]
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    where = axis(dim, x.ndim)
+    order = jnp.argsort(x, where, stable=True)
+    place = jax.lax.index_in_dim(order, (x.shape[where] - 1) // 2, where)
+    value = jnp.take_along_axis(x, place, where)
+    return (value, place) if keepdim else (jnp.squeeze(value, where), jnp.squeeze(place, where))

@@ -1,0 +1,328 @@
+"""Views, joins and other moves of elements without arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from podrun.poptorch.capture.graph import DTypeArgument
+from podrun.poptorch.operators.table import Array, Call, aten, axis, dtype_named
+
+
+@aten(
+    "view",
+    "_unsafe_view",
+    "reshape",
+    "view_copy",
+    "_reshape_copy",
+    "unsqueeze",
+    "squeeze",
+    "flatten",
+    kind="Reshape",
+)
+def reshape(call: Call, x: Array, *rest: object) -> Array:
+    """The same elements in the result's shape. ``view`` of another type reads the same bits."""
+    if rest and isinstance(rest[0], DTypeArgument):
+        return lax.bitcast_convert_type(x, dtype_named(rest[0].name)).reshape(call.shape)
+    return x.reshape(call.shape)
+
+
+@aten("t", "numpy_T", "mT", "numpy_T.default", kind="Transpose")
+def transpose_matrix(call: Call, x: Array) -> Array:
+    """The transposed matrix."""
+    return jnp.swapaxes(x, -1, -2) if x.ndim > 1 else x
+
+
+@aten("transpose.int", "transpose_copy.int", "swapaxes", "swapdims", kind="Transpose")
+def transpose(call: Call, x: Array, first: int, second: int) -> Array:
+    """x with two dimensions swapped."""
+    return jnp.swapaxes(x, first, second) if x.ndim else x
+
+
+@aten("permute", "permute_copy", kind="Transpose")
+def permute(call: Call, x: Array, order: Any) -> Array:
+    """x with its dimensions in another order."""
+    return jnp.transpose(x, [axis(d, x.ndim) for d in order])
+
+
+@aten("movedim", kind="Transpose")
+def move_dimension(call: Call, x: Array, source: Any, destination: Any) -> Array:
+    """x with some dimensions moved to other places."""
+    return jnp.moveaxis(x, source, destination)
+
+
+@aten("expand", "expand_copy", "broadcast_to", "expand_as", kind="Expand")
+def expand(call: Call, x: Array, *rest: object, implicit: bool = False) -> Array:
+    """x repeated along new and single dimensions."""
+    return jnp.broadcast_to(x, call.shape)
+
+
+@aten("clone", "lift_fresh", "lift_fresh_copy", "alias", "contiguous", "view_as", "positive", kind="Identity")
+def identity(call: Call, x: Array, *rest: object) -> Array:
+    """x itself."""
+    return x.reshape(call.shape)
+
+
+@aten("detach", kind="Detach")
+def detach(call: Call, x: Array) -> Array:
+    """x without its gradient."""
+    return lax.stop_gradient(x)
+
+
+@aten("_to_copy", "to.dtype", "to.dtype_layout", "to.device", "to.other", "type_as", kind="Cast")
+def convert(call: Call, x: Array, *rest: object, **keywords: object) -> Array:
+    """x in the result's type; fractions are cut off on the way to integers, what is not 0 is True."""
+    target = call.dtype
+    if target == jnp.bool_:
+        return x != 0
+    if jnp.issubdtype(x.dtype, jnp.floating) and not jnp.issubdtype(target, jnp.floating):
+        return jnp.trunc(x).astype(target)
+    return x.astype(target)
+
+
+@aten("copy", "copy_", kind="Identity")
+def copy(call: Call, x: Array, source: Array, non_blocking: bool = False) -> Array:
+    """``source`` in the type and shape of x."""
+    return jnp.broadcast_to(source.astype(x.dtype), x.shape)
+
+
+@aten("slice.Tensor", "slice_copy.Tensor", kind="Slice")
+def slice_dimension(
+    call: Call, x: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Array:
+    """Elements ``start`` to ``end`` of a dimension, every ``step``-th."""
+    first, last = slice_bounds(x.shape[dim], start, end)
+    return lax.slice_in_dim(x, first, max(first, last), step, axis(dim, x.ndim))
+
+
+def slice_bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
+    """Python's bounds of a slice, counted from the front."""
+    first, last, _ = slice(start, end).indices(size)
+    return first, last
+
+
+@aten("select.int", "select_copy.int", kind="Slice")
+def select(call: Call, x: Array, dim: int, index: int) -> Array:
+    """One element of a dimension, which goes."""
+    return lax.index_in_dim(x, index % x.shape[dim], axis(dim, x.ndim), keepdims=False)
+
+
+@aten("narrow", kind="Slice")
+def narrow(call: Call, x: Array, dim: int, start: int, length: int) -> Array:
+    """``length`` elements of a dimension from ``start`` on."""
+    return lax.slice_in_dim(x, start, start + length, 1, axis(dim, x.ndim))
+
+
+@aten("cat", "concat", "concatenate", kind="Concat")
+def concatenate(call: Call, tensors: Any, dim: int = 0) -> Array:
+    """Tensors one behind the other; empty ones of one dimension are left out, as torch does."""
+    parts = [each.astype(call.dtype) for each in tensors if each.shape != (0,) or len(call.shape) == 1]
+    return jnp.concatenate(parts, dim)
+
+
+@aten("stack", kind="Concat")
+def stack(call: Call, tensors: Any, dim: int = 0) -> Array:
+    """Tensors side by side along a new dimension."""
+    return jnp.stack([each.astype(call.dtype) for each in tensors], dim)
+
+
+@aten("split.Tensor", "split_copy.Tensor", kind="Split")
+def split(call: Call, x: Array, size: int, dim: int = 0) -> tuple[Array, ...]:
+    """Parts of ``size`` elements each, the last one perhaps smaller."""
+    return tuple(jnp.split(x, list(range(size, x.shape[dim], size)), dim)) if size else (x,)
+
+
+@aten("split_with_sizes", "split.sizes", "split_with_sizes_copy", kind="Split")
+def split_by_sizes(call: Call, x: Array, sizes: Any, dim: int = 0) -> tuple[Array, ...]:
+    """Parts of given sizes."""
+    return tuple(jnp.split(x, list(np.cumsum(sizes))[:-1], dim))
+
+
+@aten("chunk", kind="Split")
+def chunk(call: Call, x: Array, chunks: int, dim: int = 0) -> tuple[Array, ...]:
+    """At most ``chunks`` parts of equal size."""
+    return split(call, x, -(-x.shape[dim] // chunks), dim)
+
+
+@aten("unbind.int", "unbind_copy.int", kind="Split")
+def unbind(call: Call, x: Array, dim: int = 0) -> tuple[Array, ...]:
+    """All elements of a dimension, which goes."""
+    return tuple(lax.index_in_dim(x, i, axis(dim, x.ndim), keepdims=False) for i in range(x.shape[dim]))
+
+
+@aten("flip", kind="Reverse")
+def flip(call: Call, x: Array, dims: Any) -> Array:
+    """x with some dimensions the other way round."""
+    return jnp.flip(x, dims)
+
+
+@aten("roll", kind="Concat")
+def roll(call: Call, x: Array, shifts: Any, dims: Any = ()) -> Array:
+    """Elements moved along dimensions, those that fall out put in at the other end."""
+    if not dims:
+        return jnp.roll(x, shifts[0])
+    return jnp.roll(x, tuple(shifts), tuple(dims))
+
+
+@aten("repeat", "tile", kind="Tile")
+def repeat(call: Call, x: Array, counts: Any) -> Array:
+    """x several times along each dimension."""
+    return jnp.tile(x, tuple(counts))
+
+
+@aten("repeat_interleave.self_int", kind="Tile")
+def repeat_elements(
+    call: Call, x: Array, count: int, dim: int | None = None, output_size: int | None = None
+) -> Array:
+    """Each element several times, one behind the other."""
+    return jnp.repeat(x, count, dim)
+
+
+@aten("diagonal", "diagonal_copy", kind="Gather")
+def diagonal(call: Call, x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
+    """The diagonal of two dimensions, as the last one."""
+    return jnp.diagonal(x, offset, dim1, dim2)
+
+
+@aten("diag_embed")
+def diagonal_matrix(call: Call, x: Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array:
+    """The last dimension as a diagonal of zeros."""
+    size = x.shape[-1] + abs(offset)
+    rows = np.arange(x.shape[-1]) + max(-offset, 0)
+    columns = np.arange(x.shape[-1]) + max(offset, 0)
+    made = jnp.zeros((*x.shape[:-1], size, size), x.dtype).at[..., rows, columns].set(x)
+    return jnp.moveaxis(made, (-2, -1), (dim1, dim2))
+
+
+@aten("tril")
+def lower_triangle(call: Call, x: Array, diagonal: int = 0) -> Array:
+    """x with zeros above a diagonal."""
+    return jnp.tril(x, diagonal)
+
+
+@aten("triu")
+def upper_triangle(call: Call, x: Array, diagonal: int = 0) -> Array:
+    """x with zeros below a diagonal."""
+    return jnp.triu(x, diagonal)
+
+
+@aten("unfold", "unfold_copy", kind="Gather")
+def unfold(call: Call, x: Array, dim: int, size: int, step: int) -> Array:
+    """Windows of a dimension, their elements as the last dimension."""
+    if not x.ndim:
+        return x[None]
+    dim = axis(dim, x.ndim)
+    starts = range(0, x.shape[dim] - size + 1, step)
+    windows = jnp.stack([lax.slice_in_dim(x, i, i + size, 1, dim) for i in starts], dim)
+    return jnp.moveaxis(windows, dim + 1, -1)
+
+
+@aten("as_strided", "as_strided_copy", kind="Gather")
+def as_strided(call: Call, x: Array, size: Any, stride: Any, offset: int | None = None) -> Array:
+    """Elements of x, read one behind the other, by strides."""
+    return x.reshape(-1)[strided_places(size, stride, offset)]
+
+
+def strided_places(size: Any, stride: Any, offset: int | None) -> np.ndarray:
+    """Which elements strides show, x read one behind the other."""
+    where = np.asarray(offset or 0)
+    for dimension, (count, step) in enumerate(zip(size, stride, strict=True)):
+        shape = (-1,) + (1,) * (len(size) - 1 - dimension)
+        where = where + np.arange(count).reshape(shape) * step
+    return where.astype(np.int32).reshape(tuple(size))
+
+
+def _pairs(padding: Any, rank: int) -> list[tuple[int, int]]:
+    """Torch's padding, last dimension first, as (before, after) for each dimension."""
+    count = len(padding) // 2
+    given = [(padding[2 * i], padding[2 * i + 1]) for i in reversed(range(count))]
+    return [(0, 0)] * (rank - count) + given
+
+
+@aten("constant_pad_nd", kind="Pad")
+def pad_constant(call: Call, x: Array, padding: Any, value: Any = 0) -> Array:
+    """A constant around x; negative padding cuts."""
+    return lax.pad(x, jnp.asarray(value).astype(x.dtype), [(*pair, 0) for pair in _pairs(padding, x.ndim)])
+
+
+@aten("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", kind="Pad")
+def pad_reflected(call: Call, x: Array, padding: Any) -> Array:
+    """x around itself, mirrored without its edge."""
+    return _padded(x, padding, "reflect")
+
+
+@aten("replication_pad1d", "replication_pad2d", "replication_pad3d", kind="Pad")
+def pad_edge(call: Call, x: Array, padding: Any) -> Array:
+    """The edge of x around it; negative padding cuts."""
+    return _padded(x, padding, "edge")
+
+
+def _padded(x: Array, padding: Any, mode: str) -> Array:
+    pairs = _pairs(padding, x.ndim)
+    for where, (before, after) in enumerate(pairs):
+        x = lax.slice_in_dim(x, max(-before, 0), x.shape[where] - max(-after, 0), 1, where)
+    return jnp.pad(x, [(max(before, 0), max(after, 0)) for before, after in pairs], mode)
+
+
+@aten("_pad_circular", kind="Pad")
+def pad_circular(call: Call, x: Array, padding: Any) -> Array:
+    """x around itself, from the other end."""
+    return _padded(x, padding, "wrap")
+
+
+@aten("pixel_shuffle", kind="Transpose")
+def pixel_shuffle(call: Call, x: Array, factor: int) -> Array:
+    """Channels as pixels: ``[..., C r r, H, W]`` to ``[..., C, H r, W r]``."""
+    *lead, channels, height, width = x.shape
+    parts = x.reshape(*lead, channels // factor**2, factor, factor, height, width)
+    parts = jnp.moveaxis(parts, (-4, -3), (-3, -1))
+    return parts.reshape(call.shape)
+
+
+@aten("pixel_unshuffle", kind="Transpose")
+def pixel_unshuffle(call: Call, x: Array, factor: int) -> Array:
+    """Pixels as channels: ``[..., C, H r, W r]`` to ``[..., C r r, H, W]``."""
+    *lead, channels, height, width = x.shape
+    parts = x.reshape(*lead, channels, height // factor, factor, width // factor, factor)
+    parts = jnp.moveaxis(parts, (-3, -1), (-4, -3))
+    return parts.reshape(call.shape)
+
+
+@aten("meshgrid", "meshgrid.indexing")
+def mesh_grid(call: Call, tensors: Any, indexing: str = "ij") -> tuple[Array, ...]:
+    """Coordinates of a grid."""
+    return tuple(jnp.meshgrid(*[each.reshape(-1) for each in tensors], indexing=indexing))
+
+
+@aten("cartesian_prod")
+def cartesian_product(call: Call, tensors: Any) -> Array:
+    """Every combination of one element of each tensor, a row each."""
+    grid = jnp.meshgrid(*[each.reshape(-1) for each in tensors], indexing="ij")
+    return jnp.stack([each.reshape(-1) for each in grid], -1).reshape(call.shape).astype(call.dtype)
+
+
+@aten("diagonal_scatter", kind="ScatterElements")
+def replace_diagonal(
+    call: Call, x: Array, source: Array, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Array:
+    """x with the diagonal of two dimensions replaced."""
+    moved = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
+    count = source.shape[-1]
+    rows, columns = np.arange(count) + max(-offset, 0), np.arange(count) + max(offset, 0)
+    made = moved.at[..., rows, columns].set(source.astype(x.dtype))
+    return jnp.moveaxis(made, (-2, -1), (dim1, dim2))
+
+
+@aten("as_strided_scatter", kind="ScatterElements")
+def replace_strided(
+    call: Call, x: Array, source: Array, size: Any, stride: Any, offset: int | None = None
+) -> Array:
+    """x with the elements that `as_strided` shows replaced; of equal places the last one stays."""
+    places = strided_places(size, stride, offset).reshape(-1)
+    kept = {int(place): index for index, place in enumerate(places)}
+    chosen = np.asarray(list(kept.values()), np.int32)
+    flat = x.reshape(-1).at[places[chosen]].set(source.reshape(-1)[chosen].astype(x.dtype))
+    return flat.reshape(x.shape)

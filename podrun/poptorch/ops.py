@@ -1,0 +1,292 @@
+"""PopTorch's functions for use in forward: losses, hints, slices at run time, control flow, custom operators."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from podrun.poptorch.annotations import isRunningOnIpu
+from podrun.poptorch.capture.control_flow import branch, loop
+from podrun.poptorch.capture.recorder import line_of_user
+from podrun.poptorch.capture.structure import flatten, unflatten
+from podrun.poptorch.enums import MatMulSerializationMode, OverlapMode
+from podrun.poptorch.errors import Error
+from podrun.poptorch.ipu_operators import define
+
+FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
+REDUCTIONS = {"sum": 0, "mean": 1, "none": 2}
+
+
+def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
+    """Mark a tensor as the loss: its ``sum``, its ``mean`` or (``none``) as it is. AssertionError for another
+    reduction."""
+    assert reduction in REDUCTIONS, "Unsupported reduction type!"
+    if isRunningOnIpu():
+        made: torch.Tensor = define().identity_loss(x, REDUCTIONS[reduction])
+        return made
+    return x.sum() if reduction == "sum" else x.mean() if reduction == "mean" else x
+
+
+def _marked(tensor: torch.Tensor, name: str, *settings: Any) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise Error(f"poptorch.{name} takes a tensor, not {type(tensor).__name__}")
+    return getattr(define(), name)(tensor, *settings) if isRunningOnIpu() else tensor
+
+
+def nop(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, by an operator that no optimisation removes. Error for what is no tensor."""
+    return _marked(tensor, "nop")
+
+
+def recomputationCheckpoint(*tensors: Any) -> Any:
+    """Keep tensors for the backward pass instead of computing them again. ValueError for what is no tensor."""
+    single = tensors[0] if len(tensors) == 1 else tensors
+    if isinstance(single, torch.Tensor):
+        return _marked(single, "recomputation_checkpoint")
+    if not isinstance(single, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in single):
+        raise ValueError("poptorch.recomputationCheckpoint takes tensors")
+    return type(single)(_marked(each, "recomputation_checkpoint") for each in single)
+
+
+def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
+    """Part of the tiles' memory that the product or convolution that made the tensor may take."""
+    if not 0 < available_memory_proportion <= 1:
+        raise ValueError("available_memory_proportion must be above 0 and at most 1")
+    return _marked(tensor, "set_available_memory", float(available_memory_proportion))
+
+
+def ipu_print_tensor(
+    tensor: torch.Tensor,
+    title: str = "",
+    print_gradient: bool = True,
+    summarise_threshold: int = 1000,
+    edge_items: int = 3,
+    max_line_width: int = 80,
+    digits: int = 4,
+    float_format: str = "auto",
+    separator: str = ", ",
+    open_bracket: str = "(",
+    close_bracket: str = ")",
+) -> torch.Tensor:
+    """Print a tensor to standard error whenever it is computed, and its gradient as ``<title>_gradient``; the result is
+    the tensor itself and has to be used. KeyError for an unknown ``float_format``."""
+    if float_format not in FLOAT_FORMATS:
+        raise KeyError(float_format)
+    settings = {
+        "title": title,
+        "print_gradient": print_gradient,
+        "summarise_threshold": summarise_threshold,
+        "edge_items": edge_items,
+        "max_line_width": max_line_width,
+        "digits": digits,
+        "float_format": float_format,
+        "separator": separator,
+        "open_bracket": open_bracket,
+        "close_bracket": close_bracket,
+    }
+    return _marked(tensor, "print_tensor", json.dumps(settings))
+
+
+def serializedMatMul(
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
+    mode: MatMulSerializationMode,
+    factor: int = 0,
+    keep_precision: bool = False,
+) -> torch.Tensor:
+    """``lhs @ rhs``, computed in ``factor`` parts of one dimension."""
+    assert isinstance(keep_precision, bool), "keep_precision is True or False"
+    assert isinstance(factor, int), "factor is a number"
+    assert isinstance(mode, MatMulSerializationMode), "mode is a poptorch.MatMulSerializationMode"
+    if isRunningOnIpu():
+        made: torch.Tensor = define().serialized_matmul(lhs, rhs, mode.value, factor, keep_precision)
+        return made
+    return torch.matmul(lhs, rhs)
+
+
+def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int) -> torch.Tensor:
+    """``tensor[start : start + size : step]`` of a dimension; ``start`` is data. Error for wrong types and sizes."""
+    if not isinstance(tensor, torch.Tensor) or not isinstance(start, torch.Tensor):
+        raise Error("poptorch.dynamic_slice takes a tensor and a start that is a tensor")
+    if size <= 0:
+        raise Error(f"poptorch.dynamic_slice: the size must be above 0, not {size}")
+    made: torch.Tensor = define().dynamic_slice(tensor, dim, start, size, step)
+    return made
+
+
+def dynamic_update(
+    input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int
+) -> torch.Tensor:
+    """``input`` with ``src`` at ``start`` of a dimension; ``start`` is data. Error for other ranks or types."""
+    if not all(isinstance(each, torch.Tensor) for each in (input, src, start)):
+        raise Error("poptorch.dynamic_update takes tensors")
+    if input.dtype != src.dtype or input.dim() != src.dim():
+        raise Error("poptorch.dynamic_update: input and src must have the same type and rank")
+    made: torch.Tensor = define().dynamic_update(input, src, dim, start, size)
+    return made
+
+
+def _tensor_list(values: Any, name: str) -> list[torch.Tensor]:
+    if not isinstance(values, list) or not all(isinstance(each, torch.Tensor) for each in values):
+        raise ValueError(f"poptorch.{name} takes a list of tensors")
+    return values
+
+
+def _results(made: Any) -> list[torch.Tensor]:
+    return list(made) if isinstance(made, (list, tuple)) else [made]
+
+
+def for_loop(count: int, body: Callable[..., Any], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Run ``body`` ``count`` times; what it returns goes into the next round. For inference alone.
+
+    ValueError if inputs is no list of tensors; Error if the body returns other shapes or types than it takes, or
+    writes to tensors from outside.
+    """
+    values = [each.clone() for each in _tensor_list(inputs, "for_loop")]
+    if isRunningOnIpu():
+        return loop(count, body, values)
+    for _ in range(count):
+        values = _results(body(*values))
+    return values
+
+
+def cond(
+    condition: torch.Tensor,
+    then_body: Callable[..., Any],
+    then_inps: list[torch.Tensor],
+    else_body: Callable[..., Any],
+    else_inps: list[torch.Tensor],
+) -> list[torch.Tensor]:
+    """What ``then_body`` returns if the condition holds, what ``else_body`` returns otherwise. For inference alone.
+
+    ValueError if the inputs are no lists of tensors; Error if the bodies return other shapes or types.
+    """
+    given = (_tensor_list(then_inps, "cond"), _tensor_list(else_inps, "cond"))
+    if isRunningOnIpu():
+        return branch(condition, (then_body, else_body), given)
+    return _results(then_body(*given[0]) if bool(condition) else else_body(*given[1]))
+
+
+def ctc_beam_search_decoder(
+    probs: torch.Tensor, lengths: torch.Tensor, blank: int = 0, beam_width: int = 100, top_paths: int = 1
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The most probable labellings of log probabilities ``[time, samples, classes]``: scores and lengths
+    ``[samples, top_paths]``, labels ``[samples, top_paths, time]``. On the CPU: zeros. Error for what is no tensor."""
+    if not isinstance(probs, torch.Tensor) or not isinstance(lengths, torch.Tensor):
+        raise Error("poptorch.ctc_beam_search_decoder takes tensors of probabilities and lengths")
+    if top_paths > beam_width:
+        raise Error(
+            f"poptorch.ctc_beam_search_decoder: top_paths {top_paths} exceeds beam_width {beam_width}"
+        )
+    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = define().ctc_beam_search(
+        probs, lengths, blank, beam_width, top_paths
+    )
+    return made
+
+
+def nearest(x: torch.Tensor, y: torch.Tensor, batch_x: Any = None, batch_y: Any = None) -> torch.Tensor:
+    """For each row of x the index of the row of y that is nearest to it. ``batch_x`` and ``batch_y``, lists or tensors,
+    say which sample a row belongs to; rows of other samples are not looked at."""
+    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
+        raise Error("poptorch.nearest takes tensors")
+    x, y = (each.unsqueeze(-1) if each.dim() == 1 else each for each in (x, y))
+    away = torch.cdist(x.float(), y.float())
+    if batch_x is not None and batch_y is not None:
+        samples = [
+            torch.tensor(each) if isinstance(each, (list, tuple)) else each for each in (batch_x, batch_y)
+        ]
+        away = away.masked_fill(samples[0][:, None] != samples[1][None, :], float("inf"))
+    return away.argmin(1)
+
+
+def fps(
+    src: torch.Tensor, ptr: Sequence[int], ratio: float = 0.5, random_start: bool = False
+) -> torch.Tensor:
+    """Indices of points that are far from each other: ``ceil(ratio * n)`` of each sample's n rows of ``src``, which
+    begin at ``ptr``. Error for other types."""
+    if not isinstance(src, torch.Tensor):
+        raise Error("poptorch.fps takes a tensor of points")
+    if not isinstance(ptr, (list, tuple)) or not all(isinstance(each, int) for each in ptr):
+        raise Error("poptorch.fps: ptr is a list of numbers")
+    if not isinstance(ratio, float) or not 0 < ratio <= 1:
+        raise Error("poptorch.fps: the ratio is a float above 0 and at most 1")
+    points = src.unsqueeze(-1) if src.dim() == 1 else src
+    made: torch.Tensor = define().fps(points, list(ptr), ratio, bool(random_start))
+    return made
+
+
+class CPU:
+    """A function that runs on the host in the middle of a model: ``CPU(function, "id")(x)``.
+
+    Outside a model that is compiled for the IPU it calls the function. A compiled model is one program here, which
+    does not return to Python: Error names the call, and what to do instead.
+    """
+
+    def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
+        self._layer, self._id = layer_to_call, ID
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function. Error in a model that is compiled."""
+        if isRunningOnIpu():
+            raise Error(
+                f"poptorch.CPU ({self._id!r}) runs Python on the host in the middle of a model: podrun does not",
+                hint="Return the value from forward, and call the function on what the model returns.",
+                location=line_of_user(),
+            )
+        return self._layer(*args, **kwargs)
+
+    def execute(self) -> None:
+        """Nothing: the SDK's machinery calls this."""
+
+    def registerPersistentData(self) -> None:
+        """Nothing: the SDK's machinery calls this."""
+
+
+def custom_op(
+    inputs: Sequence[torch.Tensor],
+    name: str,
+    domain: str,
+    domain_version: int,
+    example_outputs: Sequence[torch.Tensor],
+    attributes: dict[str, Any] | None = None,
+) -> list[torch.Tensor]:
+    """An operator of the program's own: what it computes is registered with PODRUN_CUSTOM_OPS."""
+    given = attributes or {}
+    if not all(isinstance(key, str) and key.isascii() and _plain(value) for key, value in given.items()):
+        raise ValueError(
+            "poptorch.custom_op: attributes are numbers, ASCII texts, or lists of one of them, by name"
+        )
+    if not isRunningOnIpu():
+        return [torch.zeros_like(each) for each in example_outputs]
+    examples = [torch.empty_like(each) for each in example_outputs]
+    return list(define().custom(list(inputs), name, domain, domain_version, json.dumps(given), examples))
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len({type(each) for each in value}) == 1 and all(_plain(each) for each in value)
+    return isinstance(value, (int, float)) or (isinstance(value, str) and value.isascii())
+
+
+def _overlapped(tensors: Any, mode: OverlapMode, name: str) -> Any:
+    assert isinstance(mode, OverlapMode), "mode is a poptorch.OverlapMode"
+    if not isRunningOnIpu():
+        return tensors
+    leaves, structure = flatten(tensors)
+    operator = getattr(define(), name)
+    marked = [operator(x, mode.value) if isinstance(x, torch.Tensor) else x for x in leaves]
+    return unflatten(structure, marked)
+
+
+def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
+    """Let the transfer of inputs overlap with computing. Nothing else may use the inputs; `podrun.poptorch.overlap` has
+    what the options need."""
+    return _overlapped(input_tensors, mode, "overlap_input")
+
+
+def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
+    """Let the transfer of results overlap with computing. What it gives has to be returned, once."""
+    return _overlapped(output_tensors, mode, "overlap_output")

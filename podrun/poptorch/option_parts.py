@@ -1,0 +1,245 @@
+"""The parts of ``poptorch.Options``: Training, Precision, TensorLocations, Distributed, PopART's own."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, ClassVar
+
+import torch
+
+from podrun.core.environment import environment
+from podrun.poptorch.enums import MeanReductionStrategy, ReductionType
+from podrun.poptorch.errors import Error
+from podrun.poptorch.option_group import OptionGroup
+from podrun.poptorch.tensor_locations import TensorLocationSettings
+
+
+class JitOptions(OptionGroup):
+    """Deprecated: models are captured by their operators."""
+
+    def traceModel(self, trace_model: bool) -> JitOptions:
+        """ValueError for True: models are no longer traced by torch.jit."""
+        if trace_model:
+            raise ValueError("Jit.traceModel(True) is no longer supported: leave the option out")
+        return self
+
+
+class TrainingOptions(OptionGroup):
+    """Options of training: ``Options.Training``."""
+
+    _defaults: ClassVar[dict[str, Any]] = {
+        "gradient_accumulation": 1,
+        "accumulation_and_replication_reduction_type": ReductionType.Mean,
+        "meanAccumulationAndReplicationReductionStrategy": MeanReductionStrategy.Post,
+        "auto_loss_scaling": False,
+        "convolution_dithering": False,
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["_mean_strategy_chosen"] = False
+
+    def gradientAccumulation(self, gradient_accumulation: int) -> TrainingOptions:
+        """Micro-batches whose gradients one weight update takes."""
+        assert not isinstance(gradient_accumulation, int) or gradient_accumulation > 0, (
+            "gradientAccumulation must be above 0"
+        )
+        self.set(gradient_accumulation=gradient_accumulation)
+        return self
+
+    def accumulationAndReplicationReductionType(self, reduction_type: ReductionType) -> TrainingOptions:
+        """Whether gradients of micro-batches and replicas are added or averaged. ValueError for anything else."""
+        if not isinstance(reduction_type, ReductionType) or reduction_type == ReductionType.NoReduction:
+            raise ValueError("reduction_type must be poptorch.ReductionType.Mean or Sum")
+        self.set(accumulation_and_replication_reduction_type=reduction_type)
+        return self
+
+    def setMeanAccumulationAndReplicationReductionStrategy(
+        self, mean_reduction_strategy: MeanReductionStrategy
+    ) -> TrainingOptions:
+        """When a mean is divided: after each micro-batch or at the end."""
+        assert isinstance(mean_reduction_strategy, MeanReductionStrategy), (
+            "a poptorch.MeanReductionStrategy is expected"
+        )
+        self.set(meanAccumulationAndReplicationReductionStrategy=mean_reduction_strategy)
+        self.__dict__["_mean_strategy_chosen"] = True
+        return self
+
+    def setAutomaticLossScaling(self, enabled: bool) -> TrainingOptions:
+        """Whether the loss scaling follows the gradients."""
+        self.set(auto_loss_scaling=enabled)
+        return self
+
+    def setConvolutionDithering(self, enabled: bool) -> TrainingOptions:
+        """Spread convolutions over tiles. Accepted; no effect on numbers."""
+        self.set(convolution_dithering=enabled)
+        return self
+
+
+class PrecisionOptions(OptionGroup):
+    """Options of rounding: ``Options.Precision``."""
+
+    _defaults: ClassVar[dict[str, Any]] = {"floating_point_exceptions": False, "stochastic_rounding": False}
+    popart: PopartOptions
+
+    def enableFloatingPointExceptions(self, enabled: bool) -> PrecisionOptions:
+        """Whether division by zero, overflow and NaN end a run."""
+        assert isinstance(enabled, bool), "enableFloatingPointExceptions takes True or False"
+        self.set(floating_point_exceptions=enabled)
+        return self
+
+    def enableStochasticRounding(self, enabled: bool) -> PrecisionOptions:
+        """Whether halves are rounded at random."""
+        assert isinstance(enabled, bool), "enableStochasticRounding takes True or False"
+        self.set(stochastic_rounding=enabled)
+        return self
+
+    def setPartialsType(self, dtype: torch.dtype) -> PrecisionOptions:
+        """In which type products and convolutions add up: torch.float or torch.half. ValueError for another."""
+        names = {torch.float32: "float", torch.float16: "half"}
+        if dtype not in names:
+            raise ValueError("setPartialsType takes torch.float or torch.half")
+        self.checkIsFrozen("partials_type")
+        self.popart.set("partialsTypeMatMuls", names[dtype])
+        self.popart.set("convolutionOptions", {"partialsType": names[dtype]})
+        return self
+
+    def halfFloatCasting(self, half_float_casting: Any) -> PrecisionOptions:
+        """Deprecated; types are promoted as torch does."""
+        warnings.warn("halfFloatCasting has no effect: types are promoted as torch does", stacklevel=2)
+        return self
+
+    def runningStatisticsAlwaysFloat(self, value: bool) -> PrecisionOptions:
+        """Deprecated; running statistics have the type of their module."""
+        if not isinstance(value, bool):
+            raise ValueError("runningStatisticsAlwaysFloat takes True or False")
+        warnings.warn(
+            "runningStatisticsAlwaysFloat has no effect: running statistics have the type of their module",
+            stacklevel=2,
+        )
+        return self
+
+
+class TensorLocationOptions(OptionGroup):
+    """Options of where tensors are kept: ``Options.TensorLocations``."""
+
+    _defaults: ClassVar[dict[str, Any]] = {
+        "location_activation": TensorLocationSettings(),
+        "location_weight": TensorLocationSettings(),
+        "location_optimizer": TensorLocationSettings(),
+        "location_accumulator": TensorLocationSettings(),
+        "num_io_tiles": 0,
+    }
+
+    def _locate(self, name: str, location: TensorLocationSettings) -> TensorLocationOptions:
+        assert isinstance(location, TensorLocationSettings), "a TensorLocationSettings is expected"
+        self.set(**{name: location})
+        return self
+
+    def setActivationLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:
+        """Where activations are kept."""
+        return self._locate("location_activation", location)
+
+    def setWeightLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:
+        """Where weights are kept."""
+        return self._locate("location_weight", location)
+
+    def setOptimizerLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:
+        """Where optimizer state is kept."""
+        return self._locate("location_optimizer", location)
+
+    def setAccumulatorLocation(self, location: TensorLocationSettings) -> TensorLocationOptions:
+        """Where accumulated gradients are kept."""
+        return self._locate("location_accumulator", location)
+
+    def numIOTiles(self, num_tiles: int) -> TensorLocationOptions:
+        """Tiles that only move data: an even number from 32 to 192."""
+        assert isinstance(num_tiles, int), "numIOTiles takes an even number from 32 to 192"
+        assert num_tiles in range(32, 193, 2), "numIOTiles takes an even number from 32 to 192"
+        self.set(num_io_tiles=num_tiles)
+        return self
+
+
+class DistributedOptions(OptionGroup):
+    """Options of several processes: ``Options.Distributed``."""
+
+    _defaults: ClassVar[dict[str, Any]] = {"num_distributed_processes": 1, "distributed_process_id": 0}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+
+    def _read(self, size: str, rank: str) -> None:
+        numbers = []
+        for name, default in ((size, "1"), (rank, "0")):
+            text = environment().get(name, default)
+            if not text.isdecimal():
+                raise Error(f"the environment variable {name} must be a number, not {text!r}")
+            numbers.append(int(text))
+        self.set(num_distributed_processes=numbers[0], distributed_process_id=numbers[1])
+
+    def disable(self) -> DistributedOptions:
+        """One process, whatever the environment says."""
+        self.set(num_distributed_processes=1, distributed_process_id=0)
+        return self
+
+    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> DistributedOptions:
+        """Read the number of processes and this one's from other variables."""
+        self._read(var_num_processes, var_process_id)
+        return self
+
+    def configureProcessId(self, process_id: int, num_processes: int) -> DistributedOptions:
+        """Which process this is, of how many. AssertionError for one that is not among them."""
+        assert 0 <= process_id < num_processes, f"There is no process {process_id} of {num_processes}"
+        self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
+        return self
+
+    @property
+    def processId(self) -> int:
+        """Which process this is, from 0."""
+        return int(self.distributed_process_id)
+
+    @property
+    def numProcesses(self) -> int:
+        """How many processes run the model together."""
+        return int(self.num_distributed_processes)
+
+
+class PopartOptions(OptionGroup):
+    """PopART's session options by name: ``Options._Popart.set("autoRecomputation", 1)``.
+
+    Anything can be set; what the session does not know is refused when the model is compiled.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.__dict__["options"] = {}
+        self.__dict__["patterns_level"] = 2
+        self.__dict__["patterns"] = {}
+
+    def set(self, key: str, value: Any) -> PopartOptions:  # type: ignore[override]
+        """Set one option."""
+        self.checkIsFrozen(key)
+        self.options[key] = value
+        return self
+
+    def setEngineOptions(self, engine_options: dict[str, str]) -> PopartOptions:
+        """Options of Poplar's engine. AssertionError for what is no dictionary."""
+        assert isinstance(engine_options, dict), "setEngineOptions takes a dictionary"
+        return self.set("engineOptions", engine_options)
+
+    def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> PopartOptions:
+        """Which of PopART's patterns are applied."""
+        self.checkIsFrozen("patterns")
+        assert isinstance(level, int), "the level of patterns is a number"
+        self.patterns.update(patterns)
+        self.__dict__["patterns_level"] = level
+        return self
+
+    def toDict(self) -> dict[str, Any]:
+        """All options, and the patterns."""
+        return {
+            "popart_options": dict(self.options),
+            "patterns": dict(self.patterns),
+            "patterns_level": self.patterns_level,
+        }

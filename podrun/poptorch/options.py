@@ -1,0 +1,406 @@
+"""``poptorch.Options``: how a model is compiled and run. Every setter returns the options themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from podrun.core.environment import environment
+from podrun.poptorch import enums
+from podrun.poptorch.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
+from podrun.poptorch.option_group import OptionGroup
+from podrun.poptorch.option_parts import (
+    DistributedOptions,
+    JitOptions,
+    PopartOptions,
+    PrecisionOptions,
+    TensorLocationOptions,
+    TrainingOptions,
+)
+from podrun.poptorch.poptorch_log import logger
+from podrun.poptorch.strategies import ExecutionStrategy, PipelinedExecution
+
+DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
+"""Environment variable: a JSON object of options that every `Options` starts with."""
+CACHE_DIRECTORY = "POPTORCH_CACHE_DIR"
+"""Environment variable: the folder of compiled programs unless the options name one."""
+
+
+class ConfigFileError(Exception):
+    """A line of an options file that is no call of an option."""
+
+
+class Options(OptionGroup):
+    """How a model is compiled and run.
+
+    Example: ``poptorch.Options().deviceIterations(4).replicationFactor(2)``. A wrapper freezes the options that it is
+    given and keeps a copy. Names, defaults and checks are the SDK's.
+    """
+
+    _defaults: ClassVar[dict[str, Any]] = {
+        "replication_factor": 1,
+        "input_group_size": 1,
+        "input_cgt": CommGroupType.Consecutive,
+        "broadcast_buffers": True,
+        "device_iterations": 1,
+        "log_dir": ".",
+        "max_repeat_logs": 4,
+        "auto_round_num_ipus": False,
+        "output_mode": OutputMode.Default,
+        "output_return_period": 1,
+        "connection_type": ConnectionType.Always,
+        "sync_pattern": SyncPattern.Full,
+        "available_memory_proportion": {},
+    }
+    _types: ClassVar[dict[str, tuple[type, ...]]] = {"max_repeat_logs": (int, type(None))}
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, part in (
+            ("_jit", JitOptions()),
+            ("_training", TrainingOptions()),
+            ("_popart", PopartOptions()),
+            ("_precision", PrecisionOptions()),
+            ("_tensor_locations", TensorLocationOptions()),
+            ("_distributed", DistributedOptions()),
+        ):
+            self.add_part(name, part)
+        self._parts["_precision"].popart = self._parts["_popart"]
+        self._execution_strategy: ExecutionStrategy = PipelinedExecution()
+        self._module_namescope_enabled = True
+        self._show_progress = True
+        self._source_excludes: list[str] = ["site-packages/torch", "podrun"]
+        self._is_default_output_mode = True
+        self.anchored_tensors: dict[str, tuple[str, OutputMode | None, int]] = {}
+        self.updatable_named_buffers: list[str] = []
+        self._extra: dict[str, Any] = {}
+        if environment().get(CACHE_DIRECTORY):
+            self.enableExecutableCaching(environment()[CACHE_DIRECTORY])
+        if DEFAULT_OPTIONS in environment():
+            self.from_json(environment()[DEFAULT_OPTIONS])
+
+    # --- Parts --------------------------------------------------------------------------------------------------------
+
+    @property
+    def Training(self) -> TrainingOptions:
+        """Options of training."""
+        return self._parts["_training"]  # type: ignore[no-any-return]
+
+    @property
+    def Precision(self) -> PrecisionOptions:
+        """Options of rounding and half precision."""
+        return self._parts["_precision"]  # type: ignore[no-any-return]
+
+    @property
+    def TensorLocations(self) -> TensorLocationOptions:
+        """Options of where tensors are kept."""
+        return self._parts["_tensor_locations"]  # type: ignore[no-any-return]
+
+    @property
+    def Distributed(self) -> DistributedOptions:
+        """Options of several processes."""
+        return self._parts["_distributed"]  # type: ignore[no-any-return]
+
+    @property
+    def Jit(self) -> JitOptions:
+        """Deprecated."""
+        return self._parts["_jit"]  # type: ignore[no-any-return]
+
+    @property
+    def _Popart(self) -> PopartOptions:
+        """PopART's own session options."""
+        return self._parts["_popart"]  # type: ignore[no-any-return]
+
+    # --- Batches ------------------------------------------------------------------------------------------------------
+
+    def deviceIterations(self, device_iterations: int) -> Options:
+        """Iterations (in training: weight updates) of one call."""
+        assert not isinstance(device_iterations, int) or device_iterations > 0, (
+            "deviceIterations must be above 0"
+        )
+        self.set(device_iterations=device_iterations)
+        return self
+
+    def replicationFactor(self, replication_factor: int) -> Options:
+        """Copies of the model in this process."""
+        assert not isinstance(replication_factor, int) or replication_factor > 0, (
+            "replicationFactor must be above 0"
+        )
+        self.set(replication_factor=replication_factor)
+        return self
+
+    def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Options:
+        """Give the replicas of a group the same input. ValueError for ``All``, for a group larger than the replicas,
+        and for one that does not divide them."""
+        self.checkIsFrozen("input_group_size")
+        if input_group_type == CommGroupType.All:
+            raise ValueError("Input group type All is not supported: all replicas would have the same input")
+        if input_group_type == CommGroupType.NoGrouping:
+            input_group_size = 1
+        if input_group_size > self.replication_factor:
+            raise ValueError("The input group size exceeds the replication factor")
+        if self.replication_factor % input_group_size:
+            raise ValueError("The input group size must divide the replication factor")
+        self.set(input_group_size=input_group_size, input_cgt=input_group_type)
+        return self
+
+    def broadcastBuffers(self, broadcast_buffers: bool = True) -> Options:
+        """Whether all replicas have the same buffers. Buffers that forward writes need False with several replicas."""
+        self.set(broadcast_buffers=broadcast_buffers)
+        return self
+
+    def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Options:
+        """Which results a call returns. AssertionError for EveryN without a period above 0."""
+        assert isinstance(output_mode, OutputMode), "outputMode takes a poptorch.OutputMode"
+        period = 1
+        if output_mode == OutputMode.EveryN:
+            period = output_return_period or 0
+            assert period > 0, "EveryN must have output_return_period set to a number above 0"
+        self.set(output_mode=output_mode, output_return_period=period)
+        self._is_default_output_mode = output_mode == OutputMode.Default
+        return self
+
+    def defaultOutputMode(self) -> bool:
+        """Whether no output mode was chosen."""
+        return self._is_default_output_mode
+
+    def anchorTensor(
+        self,
+        short_name: str,
+        long_name: str,
+        output_mode: OutputMode | None = None,
+        output_return_period: int = 1,
+    ) -> Options:
+        """Return a tensor of the compiled graph as well: `PoplarExecutor.getAnchoredTensor` of ``short_name``."""
+        if output_mode == OutputMode.EveryN:
+            assert output_return_period > 0, "EveryN must have output_return_period set to a number above 0"
+        self.anchored_tensors[short_name] = (long_name, output_mode, output_return_period)
+        return self
+
+    def updatableNamedBuffers(self, buffers: list[str]) -> Options:
+        """Buffers that `PoplarExecutor.copyNamedBuffersToDevice` writes."""
+        self.checkIsFrozen("updatable_named_buffers")
+        assert isinstance(buffers, (list, tuple)), "updatableNamedBuffers takes a list of names"
+        self.updatable_named_buffers = list(buffers)
+        return self
+
+    # --- IPUs ---------------------------------------------------------------------------------------------------------
+
+    def setExecutionStrategy(self, strategy: ExecutionStrategy) -> Options:
+        """How the model is divided over IPUs. AssertionError for anything but an execution strategy."""
+        self.checkIsFrozen("execution_strategy")
+        assert isinstance(strategy, ExecutionStrategy), "setExecutionStrategy takes an execution strategy"
+        self._execution_strategy = strategy
+        return self
+
+    def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Options:
+        """Take the next power of two of IPUs."""
+        self.set(auto_round_num_ipus=auto_round_num_ipus)
+        return self
+
+    def connectionType(self, connection_type: ConnectionType) -> Options:
+        """When the model takes its IPUs: before it is compiled, afterwards, or never."""
+        assert isinstance(connection_type, ConnectionType), "connectionType takes a poptorch.ConnectionType"
+        self.set(connection_type=connection_type)
+        return self
+
+    def syncPattern(self, sync_pattern: SyncPattern) -> Options:
+        """Which IPUs wait for each other."""
+        assert isinstance(sync_pattern, SyncPattern), "syncPattern takes a poptorch.SyncPattern"
+        self.set(sync_pattern=sync_pattern)
+        return self
+
+    def useIpuId(self, ipu_id: int) -> Options:
+        """Use the device of that id."""
+        assert isinstance(ipu_id, int), "useIpuId takes a device id"
+        return self._set_extra("ipu_id", ipu_id)
+
+    def useIpuModel(self, use_model: bool) -> Options:
+        """Use a model of an IPU in this process instead of a device."""
+        assert isinstance(use_model, bool), "useIpuModel takes True or False"
+        return self._set_extra("use_model", use_model)
+
+    def useOfflineIpuTarget(self, ipu_version: int = 2) -> Options:
+        """Compile without an IPU, for one of version 1, 2 or 21."""
+        assert ipu_version in (1, 2, 21), "ipu_version must be 1, 2 or 21"
+        self.connectionType(ConnectionType.Never)
+        return self._set_extra("ipu_version", ipu_version)
+
+    def setAvailableMemoryProportion(self, available_memory_proportion: Mapping[str, float]) -> Options:
+        """Part of the tiles' memory that products and convolutions may take, by ``"IPU0"``, ``"IPU1"`` and so on.
+
+        Accepted; the tile model plans with one proportion for all (`docs/poptorch.md`).
+        """
+        found = {}
+        for name, value in available_memory_proportion.items():
+            number = name.removeprefix("IPU")
+            assert number != name, f"{name!r} is no IPU: use 'IPU0', 'IPU1' ..."
+            assert number.isdecimal(), f"{name!r} is no IPU: use 'IPU0', 'IPU1' ..."
+            assert 0 < float(value) <= 1, f"{name}: a proportion is above 0 and at most 1, not {value!r}"
+            found[int(number)] = float(value)
+        self.set(available_memory_proportion=found)
+        return self
+
+    # --- Running ------------------------------------------------------------------------------------------------------
+
+    def randomSeed(self, random_seed: int) -> Options:
+        """Seed of the IPU's random numbers, and of torch's on the host."""
+        assert isinstance(random_seed, int), "randomSeed takes a number"
+        torch.manual_seed(random_seed)
+        return self._set_extra("random_seed", random_seed)
+
+    def enableSyntheticData(self, enabled: bool) -> Options:
+        """Run without data from or to the host."""
+        assert enabled in (0, 1), "enableSyntheticData takes True or False"
+        return self._set_extra("enable_synthetic_data", bool(enabled))
+
+    def enableExecutableCaching(self, path: str | None) -> Options:
+        """Keep compiled programs in a folder; None: nowhere. Default: that of POPTORCH_CACHE_DIR, if it is set."""
+        assert path is None or isinstance(path, (str, os.PathLike)), (
+            "enableExecutableCaching takes a path or None"
+        )
+        self._Popart.set("enableEngineCaching", path is not None)
+        self._Popart.set("cachePath", "" if path is None else str(path))
+        return self._set_extra("cache_path", path)
+
+    def enableProfiling(self, profile_dir: str | None = None) -> Options:
+        """Write a report of time and memory to ``profile_dir`` (default: here), in a folder with the model's name."""
+        assert profile_dir is None or isinstance(profile_dir, (str, os.PathLike)), (
+            "enableProfiling takes a folder"
+        )
+        if environment().get("POPLAR_ENGINE_OPTIONS"):
+            logger.warning("POPLAR_ENGINE_OPTIONS is set: it takes precedence over enableProfiling")
+        folder = str(profile_dir or os.getcwd())
+        settings = {
+            "debug.allowOutOfMemory": "true",
+            "autoReport.directory": folder,
+            "autoReport.all": "true",
+        }
+        self._Popart.setEngineOptions({**self._Popart.options.get("engineOptions", {}), **settings})
+        return self._set_extra("profile_dir", folder)
+
+    def enableStableNorm(self, enabled: bool) -> Options:
+        """Compute variances in two passes. podrun always does."""
+        assert isinstance(enabled, bool), "enableStableNorm takes True or False"
+        return self._set_extra("stable_norm", enabled)
+
+    def logCycleCount(self, log_cycle_count: bool) -> Options:
+        """Count the cycles of a run, for `PoplarExecutor.cycleCount`."""
+        assert isinstance(log_cycle_count, bool), "logCycleCount takes True or False"
+        return self._set_extra("log_cycle_count", bool(log_cycle_count))
+
+    def logDir(self, log_dir: str) -> Options:
+        """Where logs and exported files go."""
+        self.set(log_dir=log_dir)
+        return self
+
+    def maxRepeatLogs(self, max_lines: int | None) -> Options:
+        """How often a line of a log may repeat; None: as often as it comes."""
+        self.set(max_repeat_logs=max_lines)
+        return self
+
+    def modelName(self, name: str) -> Options:
+        """The model's name in profiles."""
+        assert isinstance(name, str), "modelName takes a name"
+        return self._set_extra("model_name", name)
+
+    def showCompilationProgressBar(self, show: bool = True) -> Options:
+        """Whether compiling is timed, for `PoplarExecutor.compilationTime`. No bar is shown."""
+        assert isinstance(show, bool), "showCompilationProgressBar takes True or False"
+        self.checkIsFrozen("show_progress")
+        self._show_progress = show
+        return self
+
+    def disableModuleNamescope(self) -> Options:
+        """Leave modules' names out of operators' names."""
+        self.checkIsFrozen("module_namescope")
+        self._module_namescope_enabled = False
+        return self
+
+    def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Options:
+        """Say nothing about attributes of optimizers that are ignored."""
+        return self._set_extra("relax_optimizer_checks", relax)
+
+    def appendToLocationExcludes(self, *excludes: str) -> Options:
+        """More files that are no source of an operator."""
+        self.checkIsFrozen("source_excludes")
+        self._source_excludes += excludes
+        return self
+
+    def sourceLocationExcludes(self, excludes: list[str]) -> Options:
+        """Files that are no source of an operator."""
+        self.checkIsFrozen("source_excludes")
+        self._source_excludes = list(excludes)
+        return self
+
+    def _set_extra(self, name: str, value: Any) -> Options:
+        self.checkIsFrozen(name)
+        self._extra[name] = value
+        return self
+
+    def extra(self, name: str, default: Any = None) -> Any:
+        """A value that has no default in `toDict`: ``random_seed``, ``ipu_id`` and the like."""
+        return self._extra.get(name, default)
+
+    def __getattr__(self, name: str) -> Any:
+        """Values that have no default, as ``options.random_seed``, too. AttributeError before they are set."""
+        extra = self.__dict__.get("_extra", {})
+        return extra[name] if name in extra else super().__getattr__(name)
+
+    # --- Files --------------------------------------------------------------------------------------------------------
+
+    def from_json(self, string: str) -> None:
+        """Set options from JSON: ``{"deviceIterations": 2, "Training.gradientAccumulation": 4}``. A list is several
+        arguments; ``"OutputMode.All"`` is a member of an enumeration."""
+        for accessor, value in json.loads(string).items():
+            *parts, name = accessor.split(".")
+            target: Any = self
+            for part in parts:
+                target = getattr(target, part)
+            if not hasattr(target, name):
+                raise AttributeError(f"There is no option {accessor!r}")
+            arguments = value if isinstance(value, list) else [value]
+            getattr(target, name)(*[_member(each) for each in arguments])
+
+    def loadFromFile(self, filepath: str) -> None:
+        """Set options from a file: one call a line, as ``deviceIterations(1)``; ``#`` begins a comment.
+        ConfigFileError for a line that is none."""
+        from podrun.poptorch.option_files import apply_line
+
+        with open(filepath, encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                text = line.strip()
+                if text and not text.startswith("#"):
+                    try:
+                        apply_line(self, text)
+                    except SyntaxError as error:
+                        raise ConfigFileError(f"{filepath}:{number}: {error.msg}: {text}") from error
+
+    def toDict(self) -> dict[str, Any]:
+        """All values in one dictionary. AssertionError while the output mode is Default."""
+        assert self.output_mode != OutputMode.Default, "the output mode has to be chosen before toDict()"
+        made: dict[str, Any] = {}
+        for group in (
+            self._execution_strategy.backendOptions(),
+            self._values,
+            self._extra,
+            *(part.toDict() for part in self._parts.values()),
+        ):
+            shared = made.keys() & group.keys()
+            assert not shared, f"options with the same names: {sorted(shared)}"
+            made.update(group)
+        return made
+
+
+def _member(value: Any) -> Any:
+    """The member of an enumeration that a text like ``OutputMode.All`` names; anything else unchanged."""
+    if isinstance(value, str) and "." in value:
+        kind, _, name = value.partition(".")
+        found = getattr(enums, kind, None)
+        if found is not None and name in getattr(found, "__members__", {}):
+            return found[name]
+    return value

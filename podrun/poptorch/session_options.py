@@ -1,0 +1,158 @@
+"""PopTorch's options as a session's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from podrun.poptorch.enums import MeanReductionStrategy, OutputMode, ReductionType
+from podrun.poptorch.errors import Error
+from podrun.poptorch.strategies import PHASED, PIPELINED
+from podrun.session import enums as session_enums
+from podrun.session.options.session_options import SessionOptions
+from podrun.session.patterns import Patterns
+from podrun.session.step_data.dataflow import AnchorReturnType
+
+
+def session_options(options: Any, training: bool, ipus_per_replica: int, phases: int) -> SessionOptions:
+    """The session's options. Error for a PopART option that the session does not have."""
+    made = SessionOptions()
+    _apply_batches(made, options, training)
+    strategy = options._execution_strategy
+    if ipus_per_replica > 1:
+        if strategy.execution_mode == PHASED:
+            made.virtualGraphMode = session_enums.VirtualGraphMode.ExecutionPhases
+            made.executionPhaseSettings.phases = phases
+            made.executionPhaseSettings.stages = 1 if strategy.serial else 2
+        else:
+            made.virtualGraphMode = session_enums.VirtualGraphMode.Manual
+            made.enablePipelining = strategy.execution_mode == PIPELINED
+            if made.enablePipelining and training:
+                made.autoRecomputation = session_enums.RecomputationType.Pipeline
+    made.enableStochasticRounding = options.Precision.stochastic_rounding
+    if options.extra("enable_synthetic_data"):
+        made.syntheticDataMode = session_enums.SyntheticDataMode.RandomUniform
+    if training and options.Training.auto_loss_scaling:
+        made.automaticLossScalingSettings.enabled = True
+    made.enableLoadAndOffloadRNGState = True
+    made.instrumentWithHardwareCycleCounter = bool(options.extra("log_cycle_count"))
+    made.constantWeights = False
+    _apply_locations(made, options)
+    for key, value in options._Popart.options.items():
+        _set_popart(made, key, value)
+    return made
+
+
+def _apply_batches(made: SessionOptions, options: Any, training: bool) -> None:
+    distributed = options.Distributed
+    if options.replication_factor > 1:
+        made.enableReplicatedGraphs = True
+        made.replicatedGraphCount = options.replication_factor
+    if distributed.numProcesses > 1:
+        made.enableDistributedReplicatedGraphs = True
+        made.globalReplicationFactor = options.replication_factor * distributed.numProcesses
+        made.globalReplicaOffset = options.replication_factor * distributed.processId
+    if not training:
+        return
+    accumulation = options.Training.gradient_accumulation
+    if accumulation > 1:
+        made.enableGradientAccumulation = True
+        made.accumulationFactor = accumulation
+    mean = options.Training.accumulation_and_replication_reduction_type == ReductionType.Mean
+    kinds = session_enums.ReductionType
+    made.accumulationAndReplicationReductionType = kinds.Mean if mean else kinds.Sum
+    running = (
+        options.Training.meanAccumulationAndReplicationReductionStrategy == MeanReductionStrategy.Running
+    )
+    strategies = session_enums.MeanReductionStrategy
+    made.meanAccumulationAndReplicationReductionStrategy = strategies.Running if running else strategies.Post
+
+
+def _apply_locations(made: SessionOptions, options: Any) -> None:
+    names = {
+        "location_activation": "activationTensorLocationSettings",
+        "location_weight": "weightTensorLocationSettings",
+        "location_optimizer": "optimizerStateTensorLocationSettings",
+        "location_accumulator": "accumulatorTensorLocationSettings",
+    }
+    for ours, theirs in names.items():
+        chosen = options.TensorLocations.exists(ours) and getattr(options.TensorLocations, ours).toDict()
+        if not chosen:
+            continue
+        settings = getattr(made, theirs)
+        location = settings.location
+        if "onChip" in chosen:
+            storage = session_enums.TensorStorage
+            location.storage = storage.OnChip if chosen["onChip"] else storage.OffChip
+        if "useReplicatedTensorSharding" in chosen:
+            sharding = session_enums.ReplicatedTensorSharding
+            on = chosen["useReplicatedTensorSharding"]
+            location.replicatedTensorSharding = sharding.On if on else sharding.Off
+        if "minElementsForOffChip" in chosen:
+            settings.minElementsForOffChip = chosen["minElementsForOffChip"]
+        if "minElementsForReplicatedTensorSharding" in chosen:
+            settings.minElementsForReplicatedTensorSharding = chosen["minElementsForReplicatedTensorSharding"]
+    if options.TensorLocations.num_io_tiles:
+        made.numIOTiles = options.TensorLocations.num_io_tiles
+
+
+def session_patterns(options: Any) -> Patterns:
+    """The session's patterns. popart_exception for names that PopART does not have."""
+    chosen = options._Popart
+    made = Patterns(session_enums.PatternsLevel(chosen.patterns_level))
+    made.enableRuntimeAsserts(False)
+    for name, enabled in chosen.patterns.items():
+        made.enablePattern(name, bool(enabled))
+    return made
+
+
+_ROUTES = (bool, int, float, str, list, tuple, set, dict)
+"""Types of values that PopART's options take."""
+
+
+_WITHOUT_EFFECT = frozenset({"saveInitializersToFile"})
+"""Options of PopTorch's lowering that podrun does not need: models are not limited to 2 GiB."""
+
+
+def _set_popart(made: SessionOptions, key: str, value: Any) -> None:
+    if key in _WITHOUT_EFFECT:
+        return
+    owner: Any = made
+    *path, name = key.split(".")
+    for part in path:
+        owner = getattr(owner, part, None)
+    if name.startswith("_") or not hasattr(type(owner), name):
+        raise Error(
+            f"Unknown PopART option {key!r}",
+            hint="docs/popart.md lists the options of popart.SessionOptions.",
+        )
+    current = getattr(owner, name)
+    kind = type(current)
+    number = isinstance(value, int) and not isinstance(value, bool)
+    if not isinstance(value, _ROUTES) and type(value) is not kind:
+        raise Error(
+            f"PopART option {key!r} cannot be {value!r}: use a flag, a number, text, a list or a dictionary"
+        )
+    try:
+        if isinstance(current, dict):
+            current.update(value)
+        elif number and hasattr(kind, "__members__"):
+            setattr(owner, name, kind(value))
+        else:
+            setattr(owner, name, value)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise Error(f"PopART option {key!r} cannot be {value!r}: {error}") from error
+
+
+def validate_options(values: Mapping[str, Any]) -> None:
+    """Error for PopART options among `Options.toDict` that a session does not have, or with other values."""
+    made = SessionOptions()
+    for key, value in values.get("popart_options", {}).items():
+        _set_popart(made, key, value)
+
+
+def anchor_type(mode: OutputMode, period: int) -> AnchorReturnType:
+    """How a session returns a value."""
+    if mode == OutputMode.EveryN:
+        return AnchorReturnType("EveryN", period)
+    return AnchorReturnType(mode.name)

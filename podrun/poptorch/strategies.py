@@ -1,0 +1,220 @@
+"""How a model is divided over IPUs: stages, phases and the strategies that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from podrun.poptorch.enums import AutoStage, Liveness
+
+PIPELINED, SHARDED, PHASED = 0, 1, 2
+"""Execution modes as `ExecutionStrategy.backendOptions` numbers them."""
+
+
+class Stage:
+    """Blocks that run together: ``Stage("encoder", "head")``. AssertionError for ids that are no text."""
+
+    def __init__(self, *block_ids: str) -> None:
+        assert all(isinstance(each, str) for each in block_ids), "block ids are text"
+        self._blocks = tuple(block_ids)
+        self._ipu: int | None = None
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The ids of the blocks."""
+        return self._blocks
+
+    def ipu(self, ipu: int) -> Stage:
+        """Run on this IPU."""
+        assert isinstance(ipu, int), "an IPU is a number"
+        self._ipu = ipu
+        return self
+
+
+class Phase:
+    """Stages that run at the same time: ``Phase(Stage("a"), Stage("b"))``, or block ids, which form one stage."""
+
+    def __init__(self, *arg: Any) -> None:
+        if len(arg) == 1 and isinstance(arg[0], (list, tuple)):
+            arg = tuple(arg[0])
+        assert arg, "a phase needs stages or block ids"
+        if all(isinstance(each, str) for each in arg):
+            arg = (Stage(*arg),)
+        assert all(isinstance(each, Stage) for each in arg), "a phase takes stages or block ids"
+        self.stages: tuple[Stage, ...] = arg
+
+    def stage(self, idx: int) -> Stage:
+        """A stage by its place."""
+        return self.stages[idx]
+
+    def ipus(self, *ipus: int) -> Phase:
+        """One IPU for each stage. AssertionError for another number of them."""
+        assert len(ipus) == len(self.stages), f"{len(self.stages)} stages need as many IPUs, not {len(ipus)}"
+        for stage, ipu in zip(self.stages, ipus, strict=True):
+            stage.ipu(ipu)
+        return self
+
+
+class ExecutionStrategy:
+    """What all strategies share. Use one of the subclasses."""
+
+    execution_mode = PIPELINED
+
+    def backendOptions(self) -> dict[str, Any]:
+        """The strategy as numbers, for `Options.toDict`."""
+        return {"execution_mode": self.execution_mode}
+
+    def placement(self, block: str, ipu: int | None) -> tuple[int, int, int]:
+        """IPU, stage and phase of a block that asks for an IPU or for none."""
+        raise NotImplementedError
+
+
+class PipelinedExecution(ExecutionStrategy):
+    """Stages one after the other, micro-batches overlapping: ``PipelinedExecution(AutoStage.AutoIncrement)``, or with
+    stages: ``PipelinedExecution(Stage("a").ipu(0), Stage("b").ipu(1))``, or block ids, one stage each."""
+
+    def __init__(self, *args: Any) -> None:
+        if len(args) == 1 and isinstance(args[0], (list, tuple)):
+            args = tuple(args[0])
+        self._auto = AutoStage.SameAsIpu
+        self._stages: list[Stage] = []
+        self._by_block: dict[str, int] = {}
+        if len(args) == 1 and isinstance(args[0], AutoStage):
+            self._auto = args[0]
+        else:
+            for each in args:
+                self._add(Stage(each) if isinstance(each, str) else each)
+        self._seen: dict[str, int] = {}
+
+    def _add(self, stage: Any) -> None:
+        assert isinstance(stage, Stage), "PipelinedExecution takes stages, block ids or an AutoStage"
+        for block in stage.blocks:
+            assert block not in self._by_block, f"block {block!r} is in two stages"
+            self._by_block[block] = len(self._stages)
+        self._stages.append(stage)
+
+    def stage(self, block_id: str) -> Stage:
+        """The stage of a block. AssertionError for one that is in none."""
+        return self._stages[self._stage_of(block_id)]
+
+    def _stage_of(self, block: str) -> int:
+        assert block in self._by_block, (
+            f"Unknown block {block!r}: list of expected blocks {sorted(self._by_block)}"
+        )
+        return self._by_block[block]
+
+    def restart(self) -> None:
+        """Forget which blocks were met: a model is about to be captured."""
+        self._seen = {}
+
+    def placement(self, block: str, ipu: int | None) -> tuple[int, int, int]:
+        """See `ExecutionStrategy.placement`. Blocks before the first one are stage 0 on IPU 0."""
+        if self._stages:
+            index = self._stage_of(block)
+            pinned = self._stages[index]._ipu
+            return (pinned if pinned is not None else index if ipu is None else ipu), index, 0
+        if self._auto == AutoStage.SameAsIpu:
+            assert ipu is not None, f"block {block!r} needs an ipu_id: the strategy is AutoStage.SameAsIpu"
+            return ipu, ipu, 0
+        index = self._seen.setdefault(block, len(self._seen) + 1)
+        return (index if ipu is None else ipu), index, 0
+
+
+class ShardedExecution(PipelinedExecution):
+    """Stages one after the other, without overlap."""
+
+    execution_mode = SHARDED
+
+
+class _PhasedExecution(ExecutionStrategy):
+    """Phases one after the other; what a later phase needs waits in streaming memory."""
+
+    execution_mode = PHASED
+    serial = True
+
+    def __init__(self, *phases: Any) -> None:
+        if len(phases) == 1 and isinstance(phases[0], (list, tuple)):
+            phases = tuple(phases[0])
+        assert phases, "phases have to be given"
+        self._phases = [each if isinstance(each, Phase) else Phase(*_together(each)) for each in phases]
+        self._liveness = Liveness.AlwaysLive
+        self._separate_backward = False
+        self._places: dict[str, tuple[int, int, int | None]] = {}
+        for number, phase in enumerate(self._phases):
+            for index, stage in enumerate(phase.stages):
+                for block in stage.blocks:
+                    assert block not in self._places, f"block {block!r} is in two stages"
+                    self._places[block] = (number, index, stage._ipu)
+
+    def phase(self, phase: int) -> Phase:
+        """A phase by its number."""
+        return self._phases[phase]
+
+    def stage(self, block_id: str) -> Stage:
+        """The stage of a block."""
+        number, index, _ = self._placed(block_id)
+        return self._phases[number].stages[index]
+
+    def useSeparateBackwardPhase(self, use: bool = True) -> Any:
+        """Give the backward pass phases of its own."""
+        self._separate_backward = use
+        return self
+
+    def _placed(self, block: str) -> tuple[int, int, int | None]:
+        assert block in self._places, (
+            f"Unknown block {block!r}: list of expected blocks {sorted(self._places)}"
+        )
+        return self._places[block]
+
+    def backendOptions(self) -> dict[str, Any]:
+        """See `ExecutionStrategy.backendOptions`."""
+        return {
+            "execution_mode": self.execution_mode,
+            "serial_phases_execution": self.serial,
+            "separate_backward_phase": self._separate_backward,
+            "tensors_liveness": self._liveness.value,
+        }
+
+
+def _together(value: Any) -> Iterable[Any]:
+    return (value,) if isinstance(value, (str, Stage)) else value
+
+
+class SerialPhasedExecution(_PhasedExecution):
+    """All stages of a phase, then the next phase."""
+
+    def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
+        """When tensors leave the tiles."""
+        assert isinstance(liveness, Liveness), "setTensorsLiveness takes a poptorch.Liveness"
+        self._liveness = liveness
+        return self
+
+    def placement(self, block: str, ipu: int | None) -> tuple[int, int, int]:
+        """See `ExecutionStrategy.placement`."""
+        number, index, pinned = self._placed(block)
+        return (pinned if pinned is not None else index if ipu is None else ipu), index, number
+
+
+class ParallelPhasedExecution(_PhasedExecution):
+    """Phases take turns on even and odd IPUs."""
+
+    serial = False
+
+    def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> ParallelPhasedExecution:
+        """Move tensors to streaming memory after the forward pass."""
+        assert isinstance(off_chip, bool), "sendTensorsOffChipAfterFwd takes True or False"
+        self._liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
+        return self
+
+    def placement(self, block: str, ipu: int | None) -> tuple[int, int, int]:
+        """See `ExecutionStrategy.placement`. Error for an even phase on an odd IPU and the reverse."""
+        from podrun.poptorch.errors import Error
+
+        number, index, pinned = self._placed(block)
+        chosen = pinned if pinned is not None else 2 * index + number % 2 if ipu is None else ipu
+        if chosen % 2 != number % 2:
+            raise Error(
+                f"phase {number} of a ParallelPhasedExecution cannot run on IPU {chosen}",
+                hint="Even phases run on even IPUs, odd phases on odd ones.",
+            )
+        return chosen, index, number

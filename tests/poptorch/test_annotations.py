@@ -1,0 +1,305 @@
+"""Blocks, stages, phases and strategies: where operators go, what is refused, the same numbers everywhere."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from podrun import poptorch  # noqa: E402
+
+X, LABELS = torch.linspace(-1, 1, 60).reshape(10, 6), torch.arange(10) % 3
+
+
+class Deep(torch.nn.Module):
+    """Four layers, each in a block of its own."""
+
+    def __init__(self, ids: Any = ("a", "b", "c", "d")) -> None:
+        super().__init__()
+        self.ids = ids
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(6, 6) for _ in range(3)] + [torch.nn.Linear(6, 3)])
+
+    def forward(self, x: Any, labels: Any = None) -> Any:
+        for name, layer in zip(self.ids, self.layers, strict=True):
+            poptorch.Block.start(name)
+            x = torch.tanh(layer(x))
+        return x if labels is None else (x, torch.nn.functional.cross_entropy(x, labels))
+
+
+STRATEGIES = {
+    "pipelined": lambda: poptorch.PipelinedExecution(
+        poptorch.Stage("a").ipu(0), poptorch.Stage("b", "c").ipu(1), poptorch.Stage("d").ipu(0)
+    ),
+    "pipelined by ids": lambda: poptorch.PipelinedExecution("a", "b", "c", "d"),
+    "sharded": lambda: poptorch.ShardedExecution(poptorch.Stage("a", "b"), poptorch.Stage("c", "d")),
+    "serial": lambda: poptorch.SerialPhasedExecution(
+        poptorch.Phase(poptorch.Stage("a"), poptorch.Stage("b")).ipus(0, 1), poptorch.Phase("c", "d")
+    ).setTensorsLiveness(poptorch.Liveness.OffChipAfterFwd),
+    "parallel": lambda: poptorch.ParallelPhasedExecution(
+        poptorch.Phase("a"), poptorch.Phase("b"), poptorch.Phase("c"), poptorch.Phase("d")
+    ).sendTensorsOffChipAfterFwd(),
+}
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_strategies_train_to_the_same_weights(strategy: str) -> None:
+    torch.manual_seed(0)
+    model = Deep()
+    reference = copy.deepcopy(model)
+    options = poptorch.Options().setExecutionStrategy(STRATEGIES[strategy]()).autoRoundNumIPUs(True)
+    options.Training.gradientAccumulation(10)
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.5))
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.5)
+    for _ in range(2):
+        training(X, LABELS)
+        optimizer.zero_grad()
+        reference(X, LABELS)[1].backward()
+        optimizer.step()
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+    training.destroy()
+
+
+@pytest.mark.parametrize(("accumulation", "enough"), [(4, False), (6, False), (7, True)])
+def test_pipelines_need_micro_batches(accumulation: int, enough: bool) -> None:
+    options = poptorch.Options().setExecutionStrategy(poptorch.PipelinedExecution("a", "b", "c", "d"))
+    options.Training.gradientAccumulation(accumulation)
+    training = poptorch.trainingModel(Deep(), options)
+    data = X[:1].repeat(accumulation, 1), LABELS[:1].repeat(accumulation)
+    if enough:
+        training(*data)
+    else:
+        with pytest.raises(poptorch.Error, match=r"pipeline stages \(7\)"):
+            training(*data)
+    training.destroy()
+    inference = poptorch.inferenceModel(
+        Deep(), poptorch.Options().deviceIterations(3).setExecutionStrategy(STRATEGIES["pipelined by ids"]())
+    )
+    with pytest.raises(poptorch.Error, match="deviceIterations"):
+        inference(X[:3])
+
+
+def test_automatic_stages() -> None:
+    automatic = poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement)
+    assert [automatic.placement(name, None)[:2] for name in "xyx"] == [(1, 1), (2, 2), (1, 1)]
+    assert automatic.placement("z", 7)[:2] == (7, 3)
+    same = poptorch.PipelinedExecution(poptorch.AutoStage.SameAsIpu)
+    assert same.placement("x", 2)[:2] == (2, 2)
+    with pytest.raises(AssertionError, match="ipu_id"):
+        same.placement("x", None)
+    with pytest.raises(AssertionError, match="two stages"):
+        poptorch.PipelinedExecution("a", poptorch.Stage("a"))
+    with pytest.raises(AssertionError, match="Unknown block"):
+        STRATEGIES["sharded"]().placement("absent", None)
+    with pytest.raises(AssertionError, match="phases"):
+        poptorch.SerialPhasedExecution()
+    with pytest.raises(AssertionError, match="as many IPUs"):
+        poptorch.Phase("a", "b").ipus(0, 1)
+    with pytest.raises(AssertionError, match="text"):
+        poptorch.Stage(1)
+    odd = poptorch.ParallelPhasedExecution(poptorch.Phase(poptorch.Stage("a").ipu(1)))
+    with pytest.raises(poptorch.Error, match="cannot run on IPU 1"):
+        odd.placement("a", None)
+
+
+def test_operators_after_the_end_of_a_block() -> None:
+    class Ended(torch.nn.Module):
+        def __init__(self, follows: bool) -> None:
+            super().__init__()
+            self.follows = follows
+
+        def forward(self, x: Any) -> Any:
+            poptorch.Block.useAutoId()
+            with poptorch.Block(ipu_id=0):
+                x = x + 1
+            return x + 1 if self.follows else x
+
+    assert poptorch.inferenceModel(Ended(False))(X)[0, 0] == 0
+    with pytest.raises(poptorch.Error, match="No active Block"):
+        poptorch.inferenceModel(Ended(True))(X)
+
+
+def test_modules_that_begin_blocks_keep_their_keys_and_lose_them_again() -> None:
+    model = Deep()
+    keys = list(model.state_dict())
+    poptorch.BeginBlock(model.layers[1], "one", ipu_id=0)
+    assert list(model.state_dict()) == keys
+    with pytest.raises(poptorch.Error, match="already"):
+        poptorch.BeginBlock(model.layers[1])
+    assert "BeginBlock(user_id=one, ipu_id=0)" in poptorch.module_repr(copy.deepcopy(model))
+    poptorch.removeBlocks(model)
+    assert "BeginBlock" not in poptorch.module_repr(model)
+    with pytest.raises(poptorch.Error):
+        poptorch.BeginBlock(3)
+    called = poptorch.BeginBlock(lambda x: x + 1, ipu_id=0)
+    assert type(called).__name__ == "LegacyBeginBlockFn"
+    assert called(torch.ones(1)).item() == 2
+    with pytest.raises(AssertionError):
+        poptorch.NameScope(1)
+
+
+def test_scopes_groups_and_the_side_a_model_runs_on() -> None:
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Conv1d(1, 1, 1), torch.nn.Conv1d(1, 1, 1)
+
+        @poptorch.BlockFunction(user_id="inner", ipu_id=0)
+        def inner(self, x: Any) -> Any:
+            group = poptorch.MultiConv().planType(poptorch.MultiConvPlanType.Serial).partialsTypes(torch.half)
+            with group.availableMemoryProportions((0.2, 0.3)).cycleBackOff(0.1), poptorch.NameScope("convs"):
+                return self.a(x) + self.b(x) + (1 if poptorch.isRunningOnIpu() else 0)
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x)
+
+    model, x = Both(), torch.ones(1, 1, 4)
+    torch.testing.assert_close(poptorch.inferenceModel(model)(x), model(x) + 1)
+    for wrong in (
+        lambda m: m.availableMemoryProportions(()),
+        lambda m: m.planType(1),
+        lambda m: m.perConvReservedTiles(1.5),
+        lambda m: m.cycleBackOff("x"),
+    ):
+        with pytest.raises(AssertionError):
+            wrong(poptorch.MultiConv())
+    for wrong in (lambda m: m.partialsTypes(torch.int8), lambda m: m.enableConvDithering(1)):
+        with pytest.raises(ValueError, match=r"torch|True"):
+            wrong(poptorch.MultiConv())
+
+
+class Overlapped(torch.nn.Module):
+    """Marks its input and its result."""
+
+    def __init__(self, twice: bool = False) -> None:
+        super().__init__()
+        self.twice = twice
+
+    def forward(self, x: Any) -> Any:
+        mode = poptorch.OverlapMode.OverlapAccumulationLoop
+        y = poptorch.set_overlap_for_input(x, mode) * 2
+        if self.twice:
+            y = y + x
+        return poptorch.set_overlap_for_output(y, mode)
+
+
+def test_overlapped_transfers_and_what_they_need() -> None:
+    def options(mode: str = "All", tiles: int = 32, sharded: bool = True) -> Any:
+        made = poptorch.Options().outputMode(poptorch.OutputMode[mode])
+        if tiles:
+            made.TensorLocations.numIOTiles(tiles)
+        return made.setExecutionStrategy(poptorch.ShardedExecution()) if sharded else made
+
+    torch.testing.assert_close(poptorch.inferenceModel(Overlapped(), options())(X), 2 * X)
+    for wrong, message in (
+        (options(mode="Final"), "outputMode"),
+        (options(tiles=0), "only move data"),
+        (options(sharded=False), "execution strategy"),
+    ):
+        with pytest.raises(poptorch.Error, match=message):
+            poptorch.inferenceModel(Overlapped(), wrong)(X)
+    with pytest.raises(poptorch.Error, match="used beside"):
+        poptorch.inferenceModel(Overlapped(twice=True), options())(X)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda self, x: x.sum().item(), "item"),
+        (lambda self, x: x[0] if x.sum() > 0 else x, "item"),
+        (lambda self, x: x + torch.zeros(4).cpu()[:1].repeat(2) if False else x @ OUTSIDE, "CPU"),
+    ],
+)
+def test_what_cannot_be_known_while_a_model_is_compiled(model: Any, message: str) -> None:
+    kind = type("Refused", (torch.nn.Module,), {"forward": model})
+    with pytest.raises(poptorch.Error, match=message):
+        poptorch.inferenceModel(kind())(X)
+
+
+OUTSIDE = torch.ones(6, 2)
+
+
+def test_two_losses_and_losses_of_losses() -> None:
+    class Losses(torch.nn.Module):
+        def __init__(self, joined: bool) -> None:
+            super().__init__()
+            self.layer, self.joined = torch.nn.Linear(6, 3), joined
+
+        def forward(self, x: Any, labels: Any) -> Any:
+            logits = self.layer(x)
+            a, b = torch.nn.functional.cross_entropy(logits, labels), logits.abs().mean()
+            b = poptorch.identity_loss(b, "none")
+            return poptorch.identity_loss(a + b, "none") if self.joined else (a, b)
+
+    training = poptorch.trainingModel(Losses(True))
+    assert training(X, LABELS).item() > 0
+    training.destroy()
+    training = poptorch.trainingModel(Losses(False))
+    with pytest.raises(poptorch.Error, match="Multiple independent losses"):
+        training(X, LABELS)
+    training.destroy()
+
+
+class Unusual(torch.nn.Module):
+    """A layer, a buffer and any function as forward."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function, self.layer = function, torch.nn.Linear(6, 2)
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self, x)
+
+
+def replacing(model: Any, x: Any) -> Any:
+    model.count = model.count + 1
+    return x
+
+
+def deleting(model: Any, x: Any) -> Any:
+    y = model.layer(x)
+    del model.layer
+    return y
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (replacing, "replaces or deletes the parameter or buffer 'count'"),
+        (deleting, "deletes the parameter or buffer 'layer"),
+        (lambda model, x: torch.tensor((x + 1).numpy()), r"numpy\(\)"),
+    ],
+)
+def test_what_forward_may_not_do_with_its_module(function: Any, message: str) -> None:
+    with pytest.raises(poptorch.Error, match=message):
+        poptorch.inferenceModel(Unusual(function))(X)
+
+
+def test_models_that_compute_nothing() -> None:
+    same, text = poptorch.inferenceModel(Unusual(lambda model, x: (x, "text")))(X)
+    torch.testing.assert_close(same, X)
+    assert text == "text"
+    assert poptorch.inferenceModel(Unusual(lambda model, x: None))(X) is None
+
+
+def test_parameters_that_no_group_has_stay() -> None:
+    model = Unusual(lambda model, x: poptorch.identity_loss(model.layer(x), "sum"))
+    bias, weight = model.layer.bias.detach().clone(), model.layer.weight.detach().clone()
+    training = poptorch.trainingModel(model, optimizer=torch.optim.SGD([model.layer.weight], lr=0.1))
+    training(X)
+    assert torch.equal(model.layer.bias.detach(), bias)
+    assert not torch.equal(model.layer.weight.detach(), weight)
+    training.destroy()
+
+
+def test_results_that_are_no_numbers_end_a_run_if_that_is_asked_for() -> None:
+    options = poptorch.Options()
+    options.Precision.enableFloatingPointExceptions(True)
+    inference = poptorch.inferenceModel(Unusual(lambda model, x: 1 / x), options)
+    assert inference(torch.ones(2)).tolist() == [1, 1]
+    with pytest.raises(poptorch.Error, match="floating point exception"):
+        inference(torch.zeros(2))

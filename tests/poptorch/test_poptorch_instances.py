@@ -1,0 +1,42 @@
+"""Training over several instances: the same bits for any number of them; Horovod's calls; each loads its part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.conftest import Commands
+
+PROGRAM = Path(__file__).parent / "programs" / "popdist_train.py"
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+
+def found_by(commands: Commands, *words: str) -> list[dict[str, Any]]:
+    done = commands.run(*words, PROGRAM, timeout=240.0)
+    assert done.returncode == 0, done.stderr
+    lines = [line[line.index("{") :] for line in done.stdout.splitlines() if '{"rank"' in line]
+    return sorted((json.loads(line) for line in lines), key=lambda each: each["rank"])
+
+
+def test_the_same_bits_for_any_number_of_instances(commands: Commands) -> None:
+    (alone,) = found_by(commands, "python", "-m", "podrun.compat")
+    for instances in (1, 2, 4):
+        launched = found_by(commands, "podrun", "--num-replicas=4", f"--num-instances={instances}")
+        assert len(launched) == instances
+        for one in launched:
+            assert one["refused"]
+            assert one["weights"] == alone["weights"]
+            assert one["losses"] == alone["losses"]
+            assert one["equal"]
+            assert one["note"] == {"epoch": 7}
+            assert one["root"] == [instances - 1, 3]
+            assert one["average"] == [(instances - 1) / 2]
+            assert one["grouped"] == [[float(instances)] * 2, [sum(range(instances))]]
+            assert one["ragged"] == [rank for rank in range(instances) for _ in range(rank + 1)]
+        loaded = [label for one in launched for label in one["loaded"]]
+        assert len(loaded) == len(set(loaded)) == 48
