@@ -1,0 +1,23 @@
+"""Checkpoints of a training run: atomic, verified, a part for each instance, written beside training.
+
+`values` turns a program's state into plain data, `part_file` is the format of a file, `folder` writes files so that a
+kill at any byte leaves the last good checkpoint, `checkpoints` is what a training loop calls.
+"""
+
+from podrun.checkpoint.checkpoints import Checkpointed, Checkpoints, Resumed
+from podrun.checkpoint.values import (
+    CheckpointError,
+    DamagedCheckpointError,
+    random_state,
+    set_random_state,
+)
+
+__all__ = [
+    "CheckpointError",
+    "Checkpointed",
+    "Checkpoints",
+    "DamagedCheckpointError",
+    "Resumed",
+    "random_state",
+    "set_random_state",
+]

@@ -1,0 +1,287 @@
+"""`Checkpoints`: what a training loop calls. Saves beside training, resumes, keeps the last ones."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+
+from podrun.checkpoint.folder import Disk, Folder, LocalDisk, whole
+from podrun.checkpoint.part_file import Part, PartHeader
+from podrun.checkpoint.values import Array, CheckpointError, DamagedCheckpointError, decode, encode
+from podrun.core.environment import environment
+from podrun.record.recorder import recorder
+
+_log = logging.getLogger("podrun.checkpoint")
+_NONE = -1
+
+
+class Checkpointed(Protocol):
+    """What can be saved: sessions of PopART, models of PopTorch."""
+
+    def _checkpoint_state(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Tensors that all instances have alike, and values of this instance. Arrays that nobody changes any more."""
+
+    def _restore_checkpoint(self, tensors: Mapping[str, Array], values: Mapping[str, Any]) -> None:
+        """Continue from what `_checkpoint_state` gave. Raises an error of its own for another program's."""
+
+
+class InstanceGroup(Protocol):
+    """The instances of a run, of which this is number ``index`` of ``count``."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def count(self) -> int: ...
+
+    def gather(self, number: int) -> list[int]:
+        """The numbers that the instances give, in their order. All instances make the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneInstance:
+    """A run with one instance."""
+
+    index: int = 0
+    count: int = 1
+
+    def gather(self, number: int) -> list[int]:
+        return [number]
+
+
+class LaunchedInstances:
+    """The instances that ``podrun`` launched."""
+
+    def __init__(self) -> None:
+        from podrun import popdist
+
+        self.index, self.count = popdist.getInstanceIndex(), popdist.getNumInstances()
+
+    def gather(self, number: int) -> list[int]:
+        from podrun import popdist
+
+        popdist.init()
+        return [int(each) for each in popdist.allGather(np.array([number], np.int64)).reshape(-1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A checkpoint that a program goes on from: the batches done, and the ``state`` given to `Checkpoints.save`."""
+
+    batch: int
+    state: Any
+
+
+class Checkpoints:
+    """The checkpoints of a run in a folder, which all its instances share.
+
+    ``keep``: how many stay. ``fresh``: checkpoints that are there are not resumed from; the first `save` renames them
+    to ``.set-aside``. Use it in a ``with`` statement, which waits for the save under way.
+
+        with Checkpoints("checkpoints") as checkpoints:
+            resumed = checkpoints.resume(session)
+            batch = resumed.batch if resumed else 0
+            while batch < BATCHES:
+                ...
+                checkpoints.save(session, batch, {"losses": losses})
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep: int = 2,
+        fresh: bool = False,
+        instances: InstanceGroup | None = None,
+        disk: Disk | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        if keep < 1:
+            raise CheckpointError(f"keep={keep}: at least one checkpoint has to stay.")
+        given = environment(environ)
+        launched = "POPDIST_NUM_TOTAL_REPLICAS" in given
+        self._instances = instances or (LaunchedInstances() if launched else OneInstance())
+        self._run = given.get("PODRUN_LAUNCH_ID", "")
+        self._notes = recorder(given)
+        self._folder = Folder(
+            Path(folder).absolute(), self._instances.index, self._instances.count, disk or LocalDisk()
+        )
+        self._keep, self._fresh = keep, fresh
+        self._last: int | None = None
+        self._started = False
+        self._thread: threading.Thread | None = None
+        self._error: CheckpointError | None = None
+        self.stalled_seconds = 0.0
+        """How long `save` has kept training from going on, in all."""
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.wait()
+        elif self._thread is not None:
+            self._thread.join()
+
+    def save(self, program: Checkpointed, batch: int, state: Any = None, *, wait: bool = False) -> None:
+        """Save after ``batch`` batches. Returns when the state has been taken; the file is written beside training,
+        unless ``wait``. A save that is still under way is waited for.
+
+        ``state``: what else the program needs to go on, of this instance: numbers, texts, arrays, lists, tuples, dicts.
+        Saving the batch that was saved or resumed last does nothing. Raises CheckpointError for an earlier one, for
+        what cannot be saved, and for a save before that failed.
+        """
+        began = time.perf_counter()
+        self.wait()
+        self._start(batch)
+        if batch == self._last:
+            return
+        tensors, values = program._checkpoint_state()
+        tree, own = encode({"program": values, "state": state})
+        own = [np.array(array) for array in own]
+        here, parts = self._instances.index, self._instances.count
+        part = Part(
+            PartHeader(batch, here, parts, self._run, tree),
+            {name: tensors[name] for name in share_of(tensors, here, parts)},
+            own,
+        )
+        self._last = batch
+        if self._notes is not None:
+            self._notes.note("saving", batch=batch)
+        self._thread = threading.Thread(target=self._write, args=(part,), name="podrun-checkpoint")
+        self._thread.start()
+        if wait:
+            self.wait()
+        self.stalled_seconds += time.perf_counter() - began
+
+    def wait(self) -> None:
+        """Wait for the save under way. Raises CheckpointError if it, or one before it, failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            self._last = None
+            raise error
+
+    def resume(self, program: Checkpointed, *, fallback: bool = False) -> Resumed | None:
+        """Put the last whole checkpoint into a program; None if there is none. All instances make the call.
+
+        With ``fallback`` a damaged checkpoint is passed over for the one before it, else DamagedCheckpointError names
+        the file. Files of later batches are renamed to ``.set-aside``. CheckpointError for a checkpoint of
+        another number of instances.
+        """
+        self.wait()
+        if self._fresh and not self._started:
+            return None
+        for batch, parts in self._candidates():
+            read = self._read_alike(batch, parts, fallback)
+            if read is not None:
+                resumed = self._restore(program, read)
+                self._folder.clear_beyond(batch)
+                self._instances.gather(batch)
+                self._last, self._started = batch, True
+                if self._notes is not None:
+                    self._notes.note("resumed", batch=batch)
+                return resumed
+        return None
+
+    def batches(self) -> list[int]:
+        """The batches of the checkpoints whose files are all there, newest first. Nothing is verified."""
+        return [batch for batch, _ in whole(self._folder.present())]
+
+    def _candidates(self) -> list[tuple[int, int]]:
+        """What instance 0 finds, for all instances."""
+        found = whole(self._folder.present())
+        if self._instances.count == 1:
+            return found
+        agreed = []
+        for place in range(self._instances.gather(len(found))[0]):
+            batch, parts = found[place] if place < len(found) else (_NONE, _NONE)
+            agreed.append((self._instances.gather(batch)[0], self._instances.gather(parts)[0]))
+        return agreed
+
+    def _read_alike(self, batch: int, parts: int, fallback: bool) -> list[Part] | None:
+        """The parts of a checkpoint; None on all instances if one of them finds it damaged, and that is no error."""
+        error: CheckpointError | None = None
+        read: list[Part] | None = None
+        try:
+            read = self._folder.get(batch, parts)
+        except CheckpointError as found:
+            error = found
+        bad = [k for k, failed in enumerate(self._instances.gather(int(error is not None))) if failed]
+        if not bad:
+            return read
+        if not fallback:
+            raise error or DamagedCheckpointError(
+                f"Instance {bad[0]} cannot read the checkpoint of batch {batch} in {self._folder.path}."
+            )
+        _log.warning("%s", error or f"Instance {bad[0]} cannot read the checkpoint of batch {batch}.")
+        return None
+
+    def _restore(self, program: Checkpointed, parts: list[Part]) -> Resumed:
+        here, count = self._instances.index, self._instances.count
+        if len(parts) != count:
+            raise CheckpointError(
+                f"The checkpoint of batch {parts[0].header.batch} in {self._folder.path} was saved by {len(parts)} "
+                f"instances; this run has {count}, and each instance has a state of its own.",
+                hint=f"Use podrun --num-instances {len(parts)}, or name another folder.",
+            )
+        tensors = {name: array for part in parts for name, array in part.shared.items()}
+        own = decode(parts[here].header.state, parts[here].own)
+        if not isinstance(own, dict) or set(own) != {"program", "state"}:
+            raise DamagedCheckpointError(
+                f"The checkpoint of batch {parts[0].header.batch} holds no state of a program."
+            )
+        program._restore_checkpoint(tensors, own["program"])
+        return Resumed(parts[here].header.batch, own["state"])
+
+    def _start(self, batch: int) -> None:
+        """The first save of a run: what is in the folder has to be its own, or be cleared."""
+        if self._last is not None and batch < self._last:
+            raise CheckpointError(
+                f"Batch {batch} comes before batch {self._last}, which was saved last.",
+                hint="After resume() go on with the batch that it gives.",
+            )
+        if self._started:
+            return
+        found = self.batches()
+        if found and not self._fresh:
+            raise CheckpointError(
+                f"{self._folder.path} holds checkpoints of an earlier run, up to batch {found[0]}.",
+                hint="Call resume() first, name another folder, or say Checkpoints(folder, fresh=True).",
+            )
+        if self._fresh:
+            self._folder.clear_beyond(_NONE)
+            self._instances.gather(batch)  # Nobody writes before all have cleared.
+        self._started = True
+
+    def _write(self, part: Part) -> None:
+        try:
+            self._folder.put(part, self._keep)
+        except CheckpointError as error:
+            _log.error("%s", error)
+            self._error = error
+
+
+def share_of(tensors: Mapping[str, Array], part: int, parts: int) -> list[str]:
+    """The names that one of ``parts`` parts holds, so that all have about as many bytes. The same for all instances."""
+    filled = [0] * parts
+    mine = []
+    for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):
+        least = filled.index(min(filled))
+        filled[least] += tensors[name].nbytes
+        if least == part:
+            mine.append(name)
+    return mine

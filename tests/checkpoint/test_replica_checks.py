@@ -1,0 +1,161 @@
+"""Replicas that compare their weights: a flipped bit is found, its IPUs are named, what it spoiled is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import podrun.popart as popart
+from podrun.checkpoint import Checkpoints
+from podrun.core.environment import environment
+from podrun.session.devices.device_manager import DeviceManager
+from podrun.session.environment import check_replicas
+from podrun.session.parts.replica_check import MachineDigest, differing, odd_ones
+
+BATCHES, REPLICAS, EVERY = 9, 16, 3
+OPTIMIZERS: Mapping[str, Callable[[], popart.Optimizer]] = {
+    "sgd": lambda: popart.SGD({"defaultLearningRate": (0.01, False)}),
+    "adam": lambda: popart.Adam({"defaultLearningRate": (0.01, False)}),
+    "lamb": lambda: popart.Adam({"defaultLearningRate": (0.01, False)}, mode=popart.AdamMode.Lamb),
+}
+
+
+class Training:
+    """Sixteen replicas on four machines inside this process."""
+
+    def __init__(self, optimizer: str, every: int) -> None:
+        builder = popart.Builder()
+        self.x = builder.addInputTensor(popart.TensorInfo("FLOAT", [4, 8]))
+        start = np.linspace(-1, 1, 24).reshape(8, 3).astype(np.float32)
+        w = builder.addInitializedInputTensor(start, "w")
+        self.loss = builder.aiGraphcore.l1loss([builder.aiOnnx.matmul([self.x, w])], 0.1)
+        options = popart.SessionOptions()
+        options.enableReplicatedGraphs, options.replicatedGraphCount = True, REPLICAS
+        environ = {**environment(), "PODRUN_CHECK_REPLICAS": str(every)}
+        device = DeviceManager(environ=environ).acquireAvailableDevice(REPLICAS)
+        flow = popart.DataFlow(1, {self.loss: popart.AnchorReturnType("All")})
+        self.device = device
+        self.session = popart.TrainingSession(
+            builder.getModelProto(), flow, self.loss, OPTIMIZERS[optimizer](), device, userOptions=options
+        )
+        self.session.prepareDevice()
+        self.session.weightsFromHost()
+        self.anchors = self.session.initAnchorArrays()
+        shape = (BATCHES, 1, REPLICAS, 4, 8)
+        self.data = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+    def batch(self, number: int) -> None:
+        self.session.run(popart.PyStepIO({self.x: self.data[number]}, self.anchors))
+
+    def weights(self) -> dict[str, bytes]:
+        self.session.weightsToHost()
+        return {name: value.tobytes() for name, value in self.session._weights.get_all().items()}
+
+    def flip(self, machine: int) -> None:
+        """Flip a bit of ``w`` where machine ``machine`` has it."""
+        port = self.device.connection._ports[machine]  # type: ignore[attr-defined]
+        (job,) = port._machine._by_range.values()
+        buffers = job.engine.buffers
+        buffers.settle(buffers.arenas)
+        buffers.read("w").reshape(-1).view(np.uint8)[1] ^= 4
+
+
+@contextmanager
+def training(optimizer: str, every: int = EVERY) -> Iterator[Training]:
+    made = Training(optimizer, every)
+    try:
+        yield made
+    finally:
+        made.device.detach()
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, dict[str, bytes]]:
+    found = {}
+    for optimizer in OPTIMIZERS:
+        with training(optimizer, every=0) as plain:
+            for number in range(BATCHES):
+                plain.batch(number)
+            found[optimizer] = plain.weights()
+    return found
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_flipped_bit_is_found_named_and_left_behind(
+    optimizer: str, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    flips = {4: 1, 6: 2}
+    errors = []
+    with training(optimizer) as here, Checkpoints(tmp_path) as checkpoints:
+        done = 0
+        while done < BATCHES:
+            if done in flips:
+                here.flip(flips.pop(done))
+            try:
+                here.batch(done)
+                done += 1
+                if done % 3 == 0:
+                    checkpoints.save(here.session, done)
+            except popart.poplar_recoverable_runtime_error as error:
+                errors.append((error.args[0], error.recoveryAction))
+                resumed = checkpoints.resume(here.session)
+                assert resumed is not None
+                done = resumed.batch
+        assert here.weights() == undisturbed[optimizer]
+    assert [action for _, action in errors] == [popart.RecoveryAction.IPU_RESET] * 2
+    assert [text for text, _ in errors] == [
+        "Weights differ between replicas after batch 6: those of IPUs 4-7 are not those of most replicas; "
+        "they were alike after batch 3",
+        "Weights differ between replicas after batch 6: those of IPUs 8-11 are not those of most replicas; "
+        "they were alike after batch 3",
+    ]
+
+
+def test_no_checkpoint_is_saved_of_replicas_that_differ(tmp_path: Path) -> None:
+    with training("sgd", every=100) as here, Checkpoints(tmp_path) as checkpoints:
+        here.batch(0)
+        checkpoints.save(here.session, 1)
+        here.batch(1)
+        here.flip(1)
+        with pytest.raises(popart.poplar_recoverable_runtime_error, match="those of IPUs 4-7"):
+            checkpoints.save(here.session, 2)
+        assert checkpoints.batches() == [1]
+
+
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=9), st.sampled_from([1, 2]))
+def test_the_ones_that_are_not_like_most_are_suspected(digests: list[int], span: int) -> None:
+    digests = digests[: len(digests) // span * span]
+    found = [MachineDigest(4 * n, 4, digest) for n, digest in enumerate(digests)]
+    suspects = odd_ones(found, span)
+    for position in range(span):
+        alike = digests[position::span]
+        here = [m for m in suspects if m.first // 4 % span == position]
+        if len(set(alike)) <= 1:
+            assert here == []
+        else:
+            assert here
+            assert len(set(alike) - {m.digest for m in here}) <= 1
+            assert all(alike.count(m.digest) <= max(map(alike.count, alike)) for m in here)
+
+
+def test_two_that_differ_are_both_named() -> None:
+    error = differing(odd_ones([MachineDigest(0, 4, 1), MachineDigest(4, 4, 2)]), 20, 10)
+    assert error.message == (
+        "Weights differ between replicas after batch 20: those of IPUs 0-3, IPUs 4-7 are not alike; "
+        "they were alike after batch 10"
+    )
+    assert error.where == "ipus 0-3, ipus 4-7"
+
+
+def test_a_number_of_batches_that_is_none_is_refused() -> None:
+    assert check_replicas({}) == 0
+    assert check_replicas({"PODRUN_CHECK_REPLICAS": "5"}) == 5
+    for text in ("-1", "often", "1.5", "9" * 20):
+        with pytest.raises(popart.popart_exception, match="must be a number of batches"):
+            check_replicas({"PODRUN_CHECK_REPLICAS": text})
