@@ -1,0 +1,195 @@
+"""Events of a launch as plain data, and the file that holds them.
+
+A record is lines of JSON. The first line is the header: how the launch was started and which faults were planned. Each
+following line is one event, in causal order. The last line has their number and SHA-256. Nothing in a record depends
+on clocks, process ids, ports or the order in which processes happened to run, so that the same launch gives the same
+bytes.
+
+Causal order: each process counts its joint operations (loads and runs, which all instances of a program do together).
+``life`` counts how often instances were started, ``clock`` the joint operations that a process has finished. An event
+can depend on another process only if that one's ``(life, clock)`` is smaller, so sorting by them is a causal order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from podrun.core.errors import NotFoundError, UsageError
+
+VERSION = 1
+LARGEST_LINE = 1 << 20
+LAUNCH = "launch"
+"""The actor that is podrun itself; instances are ``instance N``."""
+_ACTOR = re.compile(r"launch|instance \d{1,6}", re.ASCII)
+_KIND = re.compile(r"[a-z-]{1,30}", re.ASCII)
+
+
+class RecordError(UsageError):
+    """A record that is not as it was written; names the file and the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened: who, when (see the module docstring), what. ``data``: JSON values by name."""
+
+    actor: str
+    life: int
+    clock: int
+    kind: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """In words, for people: ``instance 1, after 17 joint operations: run batch=17 ...``."""
+        said = " ".join(f"{name}={_short(value)}" for name, value in self.data.items())
+        return f"{self.actor}, start {self.life}, after {self.clock} joint operations: {self.kind} {said}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchHeader:
+    """How a launch was started: the words after ``podrun`` without faults and record, and where; the planned faults."""
+
+    words: tuple[str, ...]
+    directory: str
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A whole record."""
+
+    header: LaunchHeader
+    events: tuple[Event, ...]
+
+
+def normalised(text: str) -> str:
+    """A message without what differs from launch to launch: addresses, process ids, names that hold one."""
+    text = re.sub(r"\b\d{1,3}(?:\.\d{1,3}){3}:\d+\b|\[[0-9a-f:]+\]:\d+\b|\blocalhost:\d+\b", "ADDRESS", text)
+    text = re.sub(r"\bpodrun-\d+\b", "podrun-PID", text)
+    text = re.sub(r"\b(process|pid) \d+\b", r"\1 PID", text)
+    return re.sub(r"\bgeneration \d+\b", "generation N", text)
+
+
+def to_lines(record: Record) -> list[str]:
+    """The lines of a record's file."""
+    head = {
+        "podrun_record": VERSION,
+        "words": list(record.header.words),
+        "directory": record.header.directory,
+        "faults": list(record.header.faults),
+    }
+    lines = [_line(head)]
+    for event in record.events:
+        fields = {"actor": event.actor, "life": event.life, "clock": event.clock, "kind": event.kind}
+        lines.append(_line(fields | {"data": dict(event.data)}))
+    lines.append(_line({"events": len(record.events), "sha256": _digest(lines)}))
+    return lines
+
+
+def read_record(path: str | Path) -> Record:
+    """The record in a file. Raises RecordError that names the line, NotFoundError if there is none."""
+    place = Path(path)
+    try:
+        text = place.read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise NotFoundError(
+            f"there is no record {place}", hint="podrun --record FILE ... writes one."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"the record {place} cannot be read: {error}") from error
+    return parse_record(text, str(place))
+
+
+def parse_record(text: str, name: str) -> Record:
+    """The record in a text. Raises RecordError."""
+    lines = text.split("\n")
+    if not text.endswith("\n") or len(lines) < 3:
+        raise RecordError(
+            f"the record {name} is not whole: its last line is missing",
+            hint="It was cut off, or its launch has not ended.",
+        )
+    lines.pop()
+    parsed = [_parse(line, name, number) for number, line in enumerate(lines, 1)]
+    last = parsed[-1]
+    if last.keys() != {"events", "sha256"} or last["events"] != len(lines) - 2:
+        raise RecordError(f"the record {name}, line {len(lines)}: this is not the end of a record")
+    if last["sha256"] != _digest(lines[:-1]):
+        raise RecordError(f"the record {name} was changed: its digest is not that of its lines")
+    return Record(
+        _header(parsed[0], name),
+        tuple(_event(fields, name, number) for number, fields in enumerate(parsed[1:-1], 2)),
+    )
+
+
+def _parse(line: str, name: str, number: int) -> dict[str, Any]:
+    try:
+        if len(line) > LARGEST_LINE:
+            raise ValueError(f"it is longer than {LARGEST_LINE} characters")
+        found = json.loads(line)
+        if isinstance(found, dict):
+            return found
+        raise ValueError("it is no JSON object")
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"the record {name}, line {number}: {error}") from error
+
+
+def _header(fields: Mapping[str, Any], name: str) -> LaunchHeader:
+    version = fields.get("podrun_record")
+    if version != VERSION:
+        raise RecordError(
+            f"the record {name}, line 1: this is no record of version {VERSION} (podrun_record: {version})"
+        )
+    words, directory, faults = (fields.get(key) for key in ("words", "directory", "faults"))
+    if not _are_texts(words) or not isinstance(directory, str) or not _are_texts(faults):
+        raise RecordError(f"the record {name}, line 1: words, directory or faults are missing")
+    return LaunchHeader(tuple(words or ()), directory, tuple(faults or ()))
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _event(fields: Mapping[str, Any], name: str, number: int) -> Event:
+    actor, kind, data = fields.get("actor"), fields.get("kind"), fields.get("data")
+    life, clock = fields.get("life"), fields.get("clock")
+    if (
+        not (isinstance(actor, str) and _ACTOR.fullmatch(actor))
+        or not (isinstance(kind, str) and _KIND.fullmatch(kind))
+        or not isinstance(data, dict)
+        or type(life) is not int
+        or type(clock) is not int
+    ):
+        raise RecordError(f"the record {name}, line {number}: this is no event")
+    return Event(actor, life, clock, kind, data)
+
+
+def _line(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, ensure_ascii=True, separators=(",", ":"))
+
+
+def _digest(lines: Iterable[str]) -> str:
+    whole = hashlib.sha256()
+    for line in lines:
+        whole.update(line.encode() + b"\n")
+    return whole.hexdigest()
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value) if not isinstance(value, str) else value
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def causal_order(events: Sequence[Event]) -> list[Event]:
+    """Events of all actors in causal order; those of one actor stay in theirs."""
+
+    def place(event: Event) -> tuple[int, int, int, str]:
+        # podrun starts instances before, and hears of them after, all that they do; instances count with numbers.
+        return (event.life, event.clock, len(event.actor) if event.actor != LAUNCH else 0, event.actor)
+
+    return sorted(events, key=place)

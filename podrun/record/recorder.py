@@ -1,0 +1,217 @@
+"""What one process writes down: a `EventRecorder`, and a connection to IPUs that tells it what goes through.
+
+A process writes lines to a file of its own, each with one system call, so that what a killed process has said is there.
+podrun brings the files together when the launch ends (`podrun.record.merge`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from podrun.core.environment import environment
+from podrun.core.errors import PodrunError, PoplarError, RecoverableRuntimeError
+from podrun.core.executable import AllGather, AllReduce, Executable, ReduceScatter, Sync
+from podrun.core.layout import IpuRange
+from podrun.device.connection import AttachRequest, Connection, RunResult
+from podrun.record.events import normalised
+
+T = TypeVar("T")
+FOLDER = "PODRUN_RECORD"
+"""Set by ``podrun --record``: the folder for the files of the processes of a launch."""
+LIFE = "PODRUN_RESTART_COUNT"
+"""How often the instances of the launch were started before."""
+_COLLECTIVES = (AllReduce, ReduceScatter, AllGather, Sync)
+
+
+class EventRecorder:
+    """Appends events to a file. ``clock``: wall time in seconds, which is written beside each event."""
+
+    def __init__(self, path: Path, actor: str, life: int, clock: Callable[[], float] = time.time) -> None:
+        self.actor, self.life = actor, life
+        self._clock = clock
+        self._done = 0
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def note(self, kind: str, **data: Any) -> None:
+        """Write an event."""
+        self.note_at(self._done, kind, data)
+
+    def note_at(self, clock: int, kind: str, data: Mapping[str, Any]) -> None:
+        """Write an event of another clock."""
+        fields = {"life": self.life, "clock": clock, "kind": kind, "time": self._clock(), "data": data}
+        os.write(self._file, json.dumps(fields, separators=(",", ":")).encode() + b"\n")
+
+    def note_error(self, error: PodrunError, during: str) -> None:
+        """Write that something failed."""
+        data: dict[str, Any] = {"during": during, "error": type(error).__name__}
+        if isinstance(error, PoplarError):
+            data |= {"error": error.type, "code": error.code.name, "where": error.where}
+        if isinstance(error, RecoverableRuntimeError):
+            data["action"] = error.recovery_action.name
+        self.note("error", **data, message=normalised(error.message))
+
+    def joint_operation_done(self) -> None:
+        """Count an operation that all instances do together."""
+        self._done += 1
+
+    def close(self) -> None:
+        """End the file."""
+        os.close(self._file)
+
+
+_of_this_process: dict[str, EventRecorder] = {}
+
+
+def recorder(environ: Mapping[str, str] | None = None) -> EventRecorder | None:
+    """The recorder of this process; None where nothing is recorded."""
+    given = environment(environ)
+    folder = given.get(FOLDER, "")
+    if not folder:
+        return None
+    instance, life = given.get("OMPI_COMM_WORLD_RANK", "0"), given.get(LIFE, "0")
+    path = Path(folder, f"instance-{instance}.{life}.{os.getpid()}.jsonl")
+    if str(path) not in _of_this_process:
+        life_number = int(life) if life.isdecimal() else 0
+        _of_this_process[str(path)] = EventRecorder(path, f"instance {instance}", life_number)
+    return _of_this_process[str(path)]
+
+
+def digest(value: np.ndarray[Any, Any]) -> str:
+    """A name for an array's bits, 64 of them. Reads memory at about its speed."""
+    import xxhash
+
+    return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+
+
+def digest_of_all(values: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    """A name for arrays by name."""
+    import xxhash
+
+    whole = xxhash.xxh3_64()
+    for name in sorted(values):
+        whole.update(f"{name}\0{digest(values[name])}\0".encode())
+    return whole.hexdigest()
+
+
+class RecordedConnection:
+    """A Connection that writes down what goes through another one."""
+
+    def __init__(self, inner: Connection, notes: EventRecorder) -> None:
+        self._inner, self._notes = inner, notes
+        self._attached = False
+        self._done = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @property
+    def host_sync_timeout(self) -> float:
+        """See `podrun.device.host.client.PortConnection`."""
+        found: float = self._inner.host_sync_timeout  # type: ignore[attr-defined]
+        return found
+
+    @host_sync_timeout.setter
+    def host_sync_timeout(self, seconds: float) -> None:
+        self._inner.host_sync_timeout = seconds  # type: ignore[attr-defined]
+
+    @property
+    def total_ipus(self) -> int:
+        return self._inner.total_ipus
+
+    @property
+    def holds_ipus(self) -> bool:
+        return self._inner.holds_ipus
+
+    def try_attach(self, request: AttachRequest) -> str | None:
+        refusal = self._inner.try_attach(request)
+        if refusal is None:
+            self._attached = True
+            ranges = {"job": request.job, "owned": request.owned}
+            self._notes.note(
+                "attach", **{name: f"{ipus.first}-{ipus.stop - 1}" for name, ipus in ranges.items()}
+            )
+        return refusal
+
+    def load(self, executable: Executable) -> None:
+        self._done = 0
+        with self._joint_operation():
+            self._heard("load", lambda: self._inner.load(executable))
+            self._notes.note("load", **describe_program(executable))
+
+    def write_variables(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        self._heard("write", lambda: self._inner.write_variables(values))
+        arrays = {name: np.asarray(value) for name, value in values.items()}
+        self._notes.note("write", tensors=len(arrays), digest=digest_of_all(arrays))
+
+    def read_variables(self, names: Iterable[str]) -> dict[str, np.ndarray[Any, Any]]:
+        found = self._heard("read", lambda: self._inner.read_variables(names))
+        self._notes.note("read", tensors=len(found), digest=digest_of_all(found))
+        return found
+
+    def read_copies(self, names: Iterable[str]) -> list[tuple[IpuRange, dict[str, np.ndarray[Any, Any]]]]:
+        return self._heard("check", lambda: self._inner.read_copies(names))
+
+    def run(
+        self,
+        batches: int,
+        inputs: Mapping[str, np.ndarray[Any, Any]],
+        outputs: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    ) -> RunResult:
+        given = {name: digest(np.asarray(value)) for name, value in inputs.items()}
+        first = self._done
+        self._notes.note("run", batch=first, batches=batches, inputs=given)
+        with self._joint_operation():
+            result = self._heard("run", lambda: self._inner.run(batches, inputs, outputs))
+            self._done = result.batches_done
+            given_back = {name: digest(value) for name, value in result.anchors.items()}
+            self._notes.note("ran", batch=first, batches=result.batches_done - first, outputs=given_back)
+        return result
+
+    def detach(self) -> None:
+        self._inner.detach()
+        self._note_detached()
+
+    def close(self) -> None:
+        self._inner.close()
+        self._note_detached()
+
+    def _note_detached(self) -> None:
+        if self._attached:
+            self._attached = False
+            self._notes.note("detach")
+
+    @contextlib.contextmanager
+    def _joint_operation(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._notes.joint_operation_done()
+
+    def _heard(self, what: str, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except PodrunError as error:
+            self._notes.note_error(error, what)
+            raise
+
+
+def describe_program(executable: Executable) -> dict[str, Any]:
+    """What a record says of a program: a name for it, and the collectives that a pass of its instruction lists does."""
+    from podrun.core import executable_file
+
+    found: dict[str, int] = {}
+    for work in executable.instructions:
+        for instruction in work:
+            if isinstance(instruction, _COLLECTIVES):
+                name = type(instruction).__name__
+                found[name] = found.get(name, 0) + 1
+    data = np.frombuffer(executable_file.dumps(executable), np.uint8)
+    return {"program": digest(data), "collectives": dict(sorted(found.items()))}

@@ -1,0 +1,202 @@
+"""Incidents and goodput: from events of launches that went wrong in different ways."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from podrun.faults import error_for, parse_fault
+from podrun.record.events import Event, LaunchHeader, Record
+from podrun.record.goodput import goodput_of
+from podrun.record.incidents import incidents_json, incidents_of
+from podrun.record.merge import AT_END, TimedEvent, ordered, with_faults
+
+FAULT = "link:2-3@batch=7:down"
+ERROR = {
+    "during": "run",
+    "error": "recoverable_runtime_error",
+    "code": "LINK_DOWN",
+    "where": "link 2-3",
+    "action": "PARTITION_RESET",
+    "message": "IPU-Link between IPU 2 and IPU 3 went down in batch 7",
+}
+
+
+class Writer:
+    """Events of a launch with times: a run takes one second."""
+
+    def __init__(self) -> None:
+        self.found: list[TimedEvent] = []
+        self.now, self.life = 0.0, 0
+        self.clocks: dict[int, int] = {}
+
+    def add(self, actor: str, kind: str, *, clock: int = 0, **data: Any) -> None:
+        self.found.append(TimedEvent(Event(actor, self.life, clock, kind, data), self.now))
+
+    def all(self, kind: str, instances: int, **data: Any) -> None:
+        for k in range(instances):
+            self.add(f"instance {k}", kind, clock=self.clocks.get(k, 0), **data)
+
+    def runs(self, batches: Sequence[int], instances: int = 1, *, error: bool = False) -> None:
+        for batch in batches:
+            self.all("run", instances, batch=batch, inputs={"x": f"digest {batch}"})
+            self.now += 1.0
+            failed = error and batch == batches[-1]
+            self.all("error" if failed else "ran", instances, **(ERROR if failed else {"batches": 1}))
+            for k in range(instances):
+                self.clocks[k] = self.clocks.get(k, 0) + 1
+
+
+def in_place(instances: int, *, noted: bool) -> list[TimedEvent]:
+    """Ten batches; a checkpoint at 5; the run of batch 7 fails; half a second to recover."""
+    writer = Writer()
+    writer.add("launch", "start")
+    writer.now = 2.0
+    writer.runs(range(8), instances, error=True)
+    writer.now += 0.5
+    writer.all("load", instances, program="p")
+    if noted:
+        writer.all("resumed", instances, batch=5)
+    writer.runs(range(5, 10), instances)
+    writer.add("launch", "end", clock=AT_END, code=0)
+    return with_faults(ordered(writer.found), [FAULT])
+
+
+def restarted() -> list[TimedEvent]:
+    """Instances are started again after instance 1 was killed in batch 3; a checkpoint at 2."""
+    writer = Writer()
+    writer.add("launch", "start")
+    writer.runs(range(4), 2)
+    writer.now += 0.25
+    writer.add("launch", "ended", clock=AT_END, instance=1, code=137, how="signal SIGKILL")
+    writer.add("launch", "restart", clock=AT_END, text="instances started again (restart 1)")
+    writer.life, writer.clocks = 1, {}
+    writer.now += 3.0
+    writer.all("resumed", 2, batch=2)
+    writer.runs(range(2, 6), 2)
+    return ordered(writer.found)
+
+
+def record_of(events: Sequence[TimedEvent]) -> Record:
+    return Record(LaunchHeader((), ""), tuple(timed.event for timed in events))
+
+
+@pytest.mark.parametrize("noted", [True, False], ids=["checkpoint noted", "inputs seen again"])
+@pytest.mark.parametrize("instances", [1, 2])
+def test_an_error_that_a_program_recovers_from(instances: int, noted: bool) -> None:
+    events = in_place(instances, noted=noted)
+    (incident,) = incidents_of(record_of(events))
+    assert incident.faults == (FAULT,)
+    assert (incident.batch, incident.lost_batches) == (7, 2)
+    assert incident.instances == tuple(range(instances))
+    assert incident.component == "link 2-3"
+    assert incident.action.startswith("the program was loaded again")
+    assert ("resumed from batch 5" in incident.action) == noted
+    assert dict(incident.error)["action"] == "PARTITION_RESET"
+    assert len(incident.evidence) == 1 + instances
+    assert "fault fault=link:2-3@batch=7:down" in incident.evidence[0]
+    goodput = goodput_of(events, incidents=1)
+    assert goodput is not None
+    assert goodput.plain == {
+        "schema_version": 1,
+        "total_seconds": 15.5,
+        "useful_seconds": 10.0,
+        "recomputed_seconds": 2.0,
+        "detecting_seconds": 1.0,
+        "recovering_seconds": 0.5,
+        "waiting_seconds": 2.0,
+        "batches": 10,
+        "recomputed_batches": 2,
+        "incidents": 1,
+    }
+    assert goodput.text.startswith(
+        "goodput: 64.5% of 15.50 s: useful 10.00 s (10 batches), recomputed 2.00 s (2"
+    )
+
+
+def test_a_killed_instance_is_an_incident_of_its_own() -> None:
+    events = restarted()
+    (incident,) = incidents_of(record_of(events))
+    assert incident.faults == ()
+    assert (incident.batch, incident.lost_batches, incident.instances) == (4, 2, (1,))
+    assert incident.component == "instance 1: the program or its host"
+    assert incident.action == "instances started again (restart 1), resumed from batch 2"
+    assert "signal SIGKILL" in incident.text
+    goodput = goodput_of(events)
+    assert goodput is not None
+    assert (goodput.useful_seconds, goodput.recomputed_seconds) == (6.0, 2.0)
+    assert (goodput.detecting_seconds, goodput.recovering_seconds) == (0.25, 3.0)
+    assert goodput.recomputed_batches == 2
+
+
+def test_several_incidents_are_told_apart_and_times_do_not_show() -> None:
+    events = in_place(1, noted=True)
+    later = [
+        TimedEvent(
+            Event(
+                e.event.actor,
+                1,
+                e.event.clock,
+                e.event.kind,
+                {"batch": 15} if e.event.kind == "resumed" else e.event.data,
+            ),
+            2 * e.seconds + 100,
+        )
+        for e in events
+    ]
+    later.insert(0, TimedEvent(Event("instance 0", 1, 0, "resumed", {"batch": 10}), 100.0))
+    record = record_of([*events, *later])
+    found = incidents_of(record)
+    assert len(found) == 2
+    assert found[0].id != found[1].id
+    assert [i.lost_batches for i in found] == [2, 2]
+    text = incidents_json(record)
+    assert json.loads(text)["schema_version"] == 1
+    assert [i["cost"] for i in json.loads(text)["incidents"]] == [{"lost_batches": 2}] * 2
+    assert incidents_json(record_of([*in_place(1, noted=True), *later])) == text
+
+
+def test_a_fault_without_an_error_is_told_at_the_end() -> None:
+    writer = Writer()
+    writer.runs(range(3))
+    (incident,) = incidents_of(record_of(with_faults(ordered(writer.found), ["ipu:0@batch=1:unknown"])))
+    assert incident.faults == ("ipu:0@batch=1:unknown",)
+    assert incident.component == "ipu 0"
+    assert "no instance saw an error" in incident.text
+    assert incidents_of(record_of(ordered(writer.found))) == []
+    assert goodput_of([]) is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "data"),
+    [
+        (
+            "ipu:5@batch=2:corrupt,tensor=w",
+            "error",
+            {"during": "check", "where": "ipus 4-7", "message": "differ"},
+        ),
+        ("instance:0@batch=2:killed", "ended", {"instance": 0, "code": 137, "how": "signal SIGKILL"}),
+        ("ipu:1@rate=0.5,seed=1:tile-parity", "error", None),
+    ],
+)
+def test_a_fault_belongs_to_the_incident_it_explains(
+    fault: str, kind: str, data: dict[str, Any] | None
+) -> None:
+    if data is None:
+        error = error_for(parse_fault(fault), batch=2)
+        data = {"error": error.type, "where": error.where, "message": error.message}
+    writer = Writer()
+    writer.runs(range(3))
+    writer.add(
+        "launch" if kind == "ended" else "instance 0", kind, clock=AT_END if kind == "ended" else 3, **data
+    )
+    writer.life, writer.clocks = 1, {}
+    writer.runs(range(5))
+    (incident,) = incidents_of(record_of(with_faults(ordered(writer.found), [fault])))
+    assert incident.faults == (fault,)
+    assert incident.lost_batches == 3
+    wanted = {"corrupt": "ipu 5, found as ipus 4-7", "killed": "instance 0: the program or its host"}
+    assert incident.component == wanted.get(parse_fault(fault).kind, "ipu 1")
