@@ -1,0 +1,260 @@
+"""`vipu-admin`: what `vipu` does, and verbs about agents, allocations and faults."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from podrun.vipu.cli_common import HELP_OPTIONS, SuggestingGroup, fields, run, table
+from podrun.vipu.cli_connection import CliContext, global_options, open_context
+from podrun.vipu.cli_queue import cordon_agent, create_reservation, drain_agent, moment
+from podrun.vipu.cli_user import add_user_commands
+
+if TYPE_CHECKING:
+    from podrun.vipu.client import VipuClient
+    from podrun.vipu.types import AgentInfo
+
+
+@click.group(
+    cls=SuggestingGroup,
+    aliases={"delete": "remove"},
+    refused={"discover": "The POD's agents are all there: vipu-admin list agents"},
+    context_settings=HELP_OPTIONS,
+    invoke_without_command=True,
+)
+@click.version_option(package_name="podrun", prog_name="vipu-admin")
+@global_options
+@click.pass_context
+def vipu_admin(ctx: click.Context, /, **options: Any) -> None:
+    """Administer an emulated IPU-POD: agents, allocations, partitions, faults.
+
+    Example: vipu-admin restart agent ipum2
+    """
+    open_context(ctx, **options)
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@click.command("agents")
+@click.pass_obj
+def list_agents(cli: CliContext) -> None:
+    """List agents, one for each IPU-M2000."""
+    with cli.client() as client:
+        found = client.list_agents()
+    cli.show(
+        "agents",
+        [agent_json(info) for info in found],
+        lambda: table(
+            ("Agent", "Host", "Serial", "ILD", "State", "Partitions", "Health"),
+            (agent_row(info) for info in found),
+        ),
+    )
+
+
+@click.command("agent")
+@click.argument("name")
+@click.pass_obj
+def get_agent(cli: CliContext, name: str) -> None:
+    """Show one agent."""
+    from podrun.vipu.requirements import unknown_name
+
+    with cli.client() as client:
+        agents = {info.agent_id: info for info in client.list_agents()}
+    info = agents.get(name)
+    if info is None:
+        raise unknown_name("agent", name, agents, "vipu-admin list agents")
+    rows = [
+        ("Agent ID", info.agent_id),
+        ("Host", info.host),
+        ("Port", str(info.port)),
+        ("Status", info.state.name.capitalize()),
+        ("Health", _health(info)),
+        ("Board serial number", info.serial),
+        ("Num of IPUs", str(info.num_ipus)),
+        ("ILD", str(info.ild)),
+        ("Partitions", " ".join(info.partitions) or "-"),
+        ("Endpoints", " ".join(info.endpoints) or "-"),
+    ]
+    cli.show("agent", agent_json(info), lambda: fields(rows))
+
+
+@click.command("allocation")
+@click.argument("name")
+@click.option("--agents", required=True, metavar="A,B,...", help="Agents, separated by commas.")
+@click.pass_obj
+def create_allocation(cli: CliContext, name: str, agents: str) -> None:
+    """Create an allocation of agents that are in no other one."""
+    with cli.client() as client:
+        client.create_allocation(name, [agent.strip() for agent in agents.split(",") if agent.strip()])
+    cli.show("created", name, lambda: f"create allocation ({name}): success.")
+
+
+@click.command("fault")
+@click.argument("partition")
+@click.argument("faults", nargs=-1, required=True, metavar="SPEC...")
+@click.pass_obj
+def inject_fault(cli: CliContext, partition: str, faults: tuple[str, ...]) -> None:
+    """Plan faults on a partition, such as ipu:5@batch=17:tile-parity."""
+    with cli.client() as client:
+        client.inject_faults(partition, faults)
+    cli.show("injected", list(faults), lambda: f"inject fault ({partition}): success.")
+
+
+def _health(info: AgentInfo) -> str:
+    """Health with what is known about it."""
+    parts = [info.health]
+    if info.stale_seconds is not None:
+        parts.append(f"no answer for {info.stale_seconds:.0f} s")
+    if info.reason:
+        parts.append(info.reason)
+    if info.deadline:
+        parts.append(f"until {moment(info.deadline)}")
+    return ", ".join(parts)
+
+
+def agent_row(info: AgentInfo) -> tuple[str, ...]:
+    """An agent as a row of `list agents`."""
+    return (
+        info.agent_id,
+        info.host,
+        info.serial,
+        str(info.ild),
+        info.state.name,
+        " ".join(info.partitions),
+        info.health,
+    )
+
+
+def agent_json(info: AgentInfo) -> dict[str, Any]:
+    """An agent for --format json."""
+    return {
+        "id": info.agent_id,
+        "host": info.host,
+        "port": info.port,
+        "serial": info.serial,
+        "state": info.state.name,
+        "health": info.health,
+        "stale_seconds": info.stale_seconds,
+        "reason": info.reason or None,
+        "deadline_s": info.deadline or None,
+        "ild": info.ild,
+        "num_ipus": info.num_ipus,
+        "partitions": list(info.partitions),
+        "endpoints": list(info.endpoints),
+    }
+
+
+def _named(
+    verb: str, noun: str, done: str, help_text: str, ask: Callable[[VipuClient, str], None]
+) -> click.Command:
+    """A command with one argument, the name of the object on which the server acts."""
+
+    @click.command(noun, help=help_text)
+    @click.argument("name")
+    @click.pass_obj
+    def command(cli: CliContext, name: str) -> None:
+        with cli.client() as client:
+            ask(client, name)
+        cli.show(done, name, lambda: f"{verb} {noun} ({name}): success.")
+
+    return command
+
+
+def _on_agent(
+    verb: str, done: str, help_text: str, ask: Callable[[VipuClient, str, int], None]
+) -> click.Command:
+    """A command that acts on an agent once for each generation of its partitions."""
+
+    @click.command("agent", help=help_text)
+    @click.argument("name")
+    @click.option(
+        "--generation",
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=False,
+        metavar="N",
+        help="Leave it alone if all its partitions have been reset since this generation (vipu get partition).",
+    )
+    @click.pass_obj
+    def command(cli: CliContext, name: str, generation: int) -> None:
+        with cli.client() as client:
+            ask(client, name, generation)
+        cli.show(done, name, lambda: f"{verb} agent ({name}): success.")
+
+    return command
+
+
+remove_reservation = _named(
+    "remove",
+    "reservation",
+    "removed",
+    "End a reservation; partitions in it stay.",
+    lambda client, name: client.remove_reservation(name),
+)
+return_agent = _named(
+    "return",
+    "agent",
+    "returned",
+    "Return an agent that is cordoned or draining to service.",
+    lambda client, name: client.end_maintenance(name),
+)
+remove_allocation = _named(
+    "remove",
+    "allocation",
+    "removed",
+    "Remove an allocation that has no partitions.",
+    lambda client, name: client.remove_allocation(name),
+)
+power_cycle_agent = _on_agent(
+    "power-cycle",
+    "power_cycled",
+    "Power-cycle an IPU-M2000. Its partitions need a reset afterwards.",
+    lambda client, name, generation: client.power_cycle_agent(name, generation),
+)
+restart_agent = _on_agent(
+    "restart",
+    "restarted",
+    "Replace a lost machine by a fresh one. Its partitions need a reset afterwards.",
+    lambda client, name, generation: client.restart_agent(name, generation),
+)
+
+
+def _verb(name: str, help_text: str, command: click.Command, alias: str) -> None:
+    group = SuggestingGroup(name, help=help_text, aliases={alias: command.name or ""})
+    group.add_command(command)
+    vipu_admin.add_command(group)
+
+
+_POD = "Agents and IPU-Link domains are those of the POD: vipu-server --cluster FILE"
+_verbs = add_user_commands(
+    vipu_admin,
+    {
+        "agent": _POD,
+        "cluster": _POD,
+        "user": "The server knows no users; allocations divide the agents: vipu-admin create allocation NAME",
+    },
+)
+_verbs["list"].add_command(list_agents)
+_verbs["get"].add_command(get_agent)
+_verbs["create"].add_command(create_allocation)
+_verbs["remove"].add_command(remove_allocation)
+_verbs["create"].add_command(create_reservation)
+_verbs["remove"].add_command(remove_reservation)
+_verb("cordon", "Keep new partitions off an agent.", cordon_agent, "agents")
+_verb("drain", "Empty an agent.", drain_agent, "agents")
+_verb("return", "Return an agent to service.", return_agent, "agents")
+_verb("power-cycle", "Power-cycle a machine.", power_cycle_agent, "agents")
+_verb("restart", "Replace a lost machine.", restart_agent, "agents")
+_verb("inject", "Make something go wrong.", inject_fault, "faults")
+
+
+def main() -> None:
+    """Entry point of `vipu-admin`."""
+    sys.exit(run(vipu_admin))
+
+
+if __name__ == "__main__":
+    main()

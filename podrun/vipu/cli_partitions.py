@@ -1,0 +1,296 @@
+"""Verbs about partitions, for users and administrators, and the lists of allocations and IPU attributes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from podrun.core.environment import environment
+from podrun.core.errors import ConflictError, NotFoundError, PodrunError, UnsupportedError, UsageError
+from podrun.core.telemetry import NO_ANSWER
+from podrun.faults import parse_fault
+from podrun.vipu.cli_common import fields, table
+from podrun.vipu.cli_connection import CliContext
+
+if TYPE_CHECKING:
+    from podrun.core.telemetry import MachineReport
+    from podrun.vipu.client import VipuClient
+    from podrun.vipu.types import IpuofConfig, PartitionInfo
+
+PARTITION_COLUMNS = ("Partition", "Cluster", "ILDs", "GW Routing", "ILD Routing", "Size", "GCDs", "State")
+
+
+def _refuse(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    """Refuse an option of the real tool whose value podrun derives from others."""
+    if value is not None:
+        assert isinstance(option, click.Option)
+        raise UnsupportedError(f"podrun does not have {option.opts[0]}", hint=option.help)
+
+
+@click.command("partition")
+@click.argument("name")
+@click.option("--size", type=int, required=True, help="IPUs: a power of two.")
+@click.option("--reconfigurable", is_flag=True, help="Expose every power-of-two sub-device.")
+@click.option("--allocation", help="Allocation to take the IPUs from.")
+@click.option("--cluster", help="Old name of --allocation.")
+@click.option("--num-gcds", type=int, default=1, help="Graph compilation domains [1].")
+@click.option("--num-ilds", type=int, default=0, help="IPU-Link domains [as few as possible].")
+@click.option(
+    "--gcd-sync-replicas", "--total-num-replicas", type=int, help="Accepted; PopRun decides the replicas."
+)
+@click.option("--sync-type", help="c2-compatible or pod-native-default.")
+@click.option(
+    "--routing", hidden=True, callback=_refuse, help="It follows from the size and the POD's topology."
+)
+@click.option("--index", hidden=True, callback=_refuse, help="IPUs are chosen by the server.")
+@click.option("--disable-auto-reset", is_flag=True, help="Leave IPU errors until they are reset.")
+@click.option("--fault", "faults", multiple=True, metavar="SPEC", help="Plan a fault; may be repeated.")
+@click.option("--relocatable", is_flag=True, help="May be moved to other IPUs when a machine fails.")
+@click.option("--wait", is_flag=True, help="Wait in the queue until IPUs are free.")
+@click.option("--priority", type=int, default=0, help="In the queue: higher goes first [0].")
+@click.option(
+    "--time-limit", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Remove it then."
+)
+@click.option("--reservation", default="", metavar="NAME", help="Use the IPUs of this reservation.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the partition is active.")
+@click.pass_obj
+def create_partition(cli: CliContext, /, name: str, **options: Any) -> None:
+    """Create a partition of free IPUs and wait until it is active."""
+    from podrun.vipu.types import PartitionState, Requirements, parse_sync_type
+
+    needs = Requirements(
+        name,
+        options["size"],
+        allocation=options["allocation"] or options["cluster"] or "",
+        reconfigurable=options["reconfigurable"],
+        num_gcds=options["num_gcds"],
+        num_ilds=options["num_ilds"],
+        sync_type=parse_sync_type(options["sync_type"]) if options["sync_type"] else None,
+        auto_reset=not options["disable_auto_reset"],
+        faults=tuple(map(parse_fault, options["faults"])),
+        limit_s=options["time_limit"],
+        relocatable=options["relocatable"],
+        reservation=options["reservation"],
+    )
+    if options["wait"] and options["no_wait"]:
+        raise UsageError("--wait and --no-wait contradict each other", hint="Give one of them.")
+    with cli.client() as client:
+        client.create_partition(needs, wait=options["wait"], priority=options["priority"])
+        if options["wait"]:
+            _wait_in_queue(client, name)
+        if not options["no_wait"]:
+            client.wait_for_state(name, {PartitionState.ACTIVE}, cli.timeout)
+        info = client.get_partition(name)
+    cli.show("partition", partition_json(info), lambda: f"create partition ({name}): success.")
+
+
+def _wait_in_queue(client: VipuClient, name: str) -> None:
+    """Wait as long as it takes; a request that is interrupted leaves the queue at once."""
+    try:
+        client.wait_in_queue(name)
+    except KeyboardInterrupt:
+        with contextlib.suppress(PodrunError):
+            client.remove_partition(name)
+        raise
+
+
+@click.command("partitions")
+@click.pass_obj
+def list_partitions(cli: CliContext) -> None:
+    """List all partitions."""
+    with cli.client() as client:
+        found = client.list_partitions()
+    cli.show(
+        "partitions",
+        [partition_json(info) for info in found],
+        lambda: table(PARTITION_COLUMNS, (partition_row(info) for info in found)),
+    )
+
+
+@click.command("allocations")
+@click.pass_obj
+def list_allocations(cli: CliContext) -> None:
+    """List allocations: agents that users have access to."""
+    with cli.client() as client:
+        found = client.list_allocations()
+    cli.show(
+        "allocations",
+        [{"id": info.name, "cluster": info.cluster, "agents": list(info.agents)} for info in found],
+        lambda: table(("Allocation ID", "Agents"), ((info.name, " ".join(info.agents)) for info in found)),
+    )
+
+
+@click.command("ipu-attrs")
+@click.pass_obj
+def list_ipu_attrs(cli: CliContext) -> None:
+    """List attributes of all IPUs."""
+    from podrun.vipu.device_attributes import ipu_attributes
+
+    with cli.client() as client:
+        numbers = {
+            (info.name, device.partition_ipu): device.ipu_number
+            for info in client.list_partitions()
+            for gcd in range(info.num_gcds)
+            for device in client.ipuof_config(info.name, gcd).devices
+        }
+        groups = ipu_attributes(client.machine_reports(), numbers)
+    rows = []
+    for group in groups:
+        for i, (key, value) in enumerate(group.values.items()):
+            first = i == 0
+            rows.append((group.agent if first else "", str(group.ipu) if first else "", key, value))
+    cli.show(
+        "ipus",
+        [{"agent": group.agent, "ipu": group.ipu, "attributes": dict(group.values)} for group in groups],
+        lambda: table(("Agent", "IPU", "Attribute", "Value"), rows),
+    )
+
+
+@click.command("partition")
+@click.argument("name")
+@click.option("--gcd", type=click.IntRange(0), help="Only this GCD.")
+@click.option("--ipuof-configs", is_flag=True, help="Print the IPUoF configuration as JSON.")
+@click.pass_obj
+def get_partition(cli: CliContext, name: str, gcd: int | None, ipuof_configs: bool) -> None:
+    """Show one partition, or its IPUoF configuration."""
+    with cli.client() as client:
+        info = client.get_partition(name)
+        gcds = range(info.num_gcds) if gcd is None else (gcd,)
+        configs = [client.ipuof_config(name, i) for i in gcds] if ipuof_configs or gcd is not None else []
+    if configs:
+        plain = [ipuof_json(config) for config in configs]
+        texts = [
+            f"IPUoF configuration of partition {name}, GCD {i}:\n{json.dumps(config, indent=2)}"
+            for i, config in zip(gcds, plain, strict=True)
+        ]
+        cli.show("ipuof_configs", plain, lambda: "\n".join(texts))
+    else:
+        cli.show("partition", partition_json(info), lambda: fields(partition_fields(info)))
+
+
+@click.command("partition")
+@click.argument("name")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the partition is active.")
+@click.option(
+    "--generation",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=False,
+    metavar="N",
+    help="Leave it alone if it has been reset since this generation (vipu get partition).",
+)
+@click.option(
+    "--force", is_flag=True, help="Also while a process works on its IPUs, which ends that program."
+)
+@click.pass_obj
+def reset_partition(cli: CliContext, name: str, no_wait: bool, generation: int, force: bool) -> None:
+    """Re-initialise IPUs and links of a partition."""
+    from podrun.vipu.types import PartitionState
+
+    with cli.client() as client, _no_guesses(name):
+        if not force:
+            check_not_in_use(name, client.machine_reports(name))
+        client.reset_partition(name, generation)
+        if not no_wait:
+            client.wait_for_state(name, {PartitionState.ACTIVE}, cli.timeout)
+        info = client.get_partition(name)
+    cli.show("partition", partition_json(info), lambda: f"reset partition ({name}): success.")
+
+
+@click.command("partition")
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Also if processes are attached: they lose their IPUs.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the partition is gone.")
+@click.pass_obj
+def remove_partition(cli: CliContext, name: str, force: bool, no_wait: bool) -> None:
+    """Give the IPUs of a partition back, or give up a request that waits in the queue."""
+    from podrun.vipu.types import PartitionState
+
+    with cli.client() as client, _no_guesses(name):
+        client.remove_partition(name, force=force)
+        if not no_wait:
+            client.wait_for_state(name, {PartitionState.REMOVED}, cli.timeout)
+    cli.show("removed", name, lambda: f"remove partition ({name}): success.")
+
+
+def check_not_in_use(name: str, reports: Sequence[MachineReport]) -> None:
+    """Raise ConflictError if processes hold IPUs of a partition that is to be reset.
+
+    A program may reset its own partition, and IPUs with an error can be reset: no program works on them.
+    """
+    ipus = [ipu for report in reports for ipu in report.ipus]
+    lost = any(report.state in ("lost", NO_ANSWER) for report in reports)
+    if lost or any(ipu.has_error for ipu in ipus):
+        return
+    holders = {(p.host, p.pid): p for ipu in ipus if (p := ipu.process) is not None}
+    if not holders or environment().get("IPUOF_VIPU_API_PARTITION_ID") == name:
+        return
+    first = next(iter(holders.values()))
+    more = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
+    raise ConflictError(
+        f"partition {name} is in use by process {first.pid} ({first.command}) of {first.user}{more}",
+        hint=f"Wait until it ends, or end its use: vipu reset partition {name} --force",
+    )
+
+
+@contextmanager
+def _no_guesses(name: str) -> Iterator[None]:
+    """For verbs that destroy: a name that is gone is no reason to suggest the partition of another run."""
+    try:
+        yield
+    except NotFoundError as error:
+        raise NotFoundError(
+            error.message,
+            hint=f"If a run or a server made {name}, it went with it, and there is nothing to do. vipu list partitions "
+            "shows which there are and in what state.",
+        ) from error
+
+
+def partition_row(info: PartitionInfo) -> tuple[str, ...]:
+    """A partition as a row of `PARTITION_COLUMNS`."""
+    return (
+        info.name,
+        info.cluster,
+        str(info.num_ilds),
+        info.gw_routing,
+        info.ild_routing,
+        str(info.size),
+        str(info.num_gcds),
+        info.state.name,
+    )
+
+
+def partition_fields(info: PartitionInfo) -> list[tuple[str, str]]:
+    """A partition as names and values."""
+    rows = list(zip(PARTITION_COLUMNS, partition_row(info), strict=True))
+    rows += [
+        ("Allocation", info.allocation),
+        ("Reconfigurable", str(info.reconfigurable).lower()),
+        ("Sync Type", info.sync_type.value),
+        ("Agents", " ".join(info.agents)),
+        ("Generation", str(info.generation)),
+    ]
+    return rows + ([("Error", info.error)] if info.error else [])
+
+
+def partition_json(info: PartitionInfo) -> dict[str, Any]:
+    """A partition for --format json."""
+    plain = asdict(info)
+    return {
+        **plain,
+        "state": info.state.name,
+        "sync_type": info.sync_type.value,
+        "agents": list(info.agents),
+        "error": info.error or None,
+    }
+
+
+def ipuof_json(config: IpuofConfig) -> dict[str, Any]:
+    """An IPUoF configuration in the shape of the files in ~/.ipuof.conf.d."""
+    return {"devices": [asdict(device) for device in config.devices], "attributes": dict(config.attributes)}

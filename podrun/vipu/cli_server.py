@@ -1,0 +1,282 @@
+"""`vipu-server`: the V-IPU service of one POD, until it is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from podrun.core.access import is_loopback
+from podrun.core.environment import environment
+from podrun.core.errors import UsageError
+from podrun.core.identity import user_name
+from podrun.vipu.cli_common import HELP_OPTIONS, SuggestingGroup, run
+from podrun.vipu.cli_server_verbs import check_state, repair_state, stop_server
+from podrun.vipu.rights import Sharing, user_ids
+
+if TYPE_CHECKING:
+    from podrun.vipu.discovery import Registry, ServiceEntry
+    from podrun.vipu.keeper import Keeper
+    from podrun.vipu.ray_session import RaySession
+
+log = logging.getLogger("podrun.vipu")
+
+PRESTART_PATIENCE_S = 120.0
+
+
+@click.group(cls=SuggestingGroup, context_settings=HELP_OPTIONS, invoke_without_command=True)
+@click.version_option(package_name="podrun", prog_name="vipu-server")
+@click.option("--cluster", default="pod16", metavar="NAME|FILE", help="POD to emulate [pod16].")
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1].")
+@click.option("--port", type=click.IntRange(0, 65535), default=8090, help="Port; 0 for a free one [8090].")
+@click.option("--prestart", is_flag=True, help="Start all machines now, so that partitions are up at once.")
+@click.option(
+    "--state-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Where partitions are stored [~/.local/state/podrun/vipu-server-POD.sqlite].",
+)
+@click.option("--no-state", is_flag=True, help="Store no partitions.")
+@click.option("--ray-address", metavar="HOST:PORT", help="Use this Ray cluster [a private one].")
+@click.option("--in-process", is_flag=True, help="Machines as threads of the server, without Ray.")
+@click.option("--shared", is_flag=True, help="Let all users of this host have partitions of their own.")
+@click.option(
+    "--admin", multiple=True, metavar="USER", help="A user with all rights, with --shared; repeatable."
+)
+@click.option(
+    "--keep-machines",
+    is_flag=True,
+    help="When the server is stopped, leave machines and jobs to the next one (vipu-server stop ends them).",
+)
+@click.option("--list-clusters", is_flag=True, help="List the known PODs and exit.")
+@click.option("-v", "--verbose", is_flag=True, help="Log what happens to stderr.")
+@click.pass_context
+def vipu_server(ctx: click.Context, /, **options: Any) -> int:
+    """Run the V-IPU service of an emulated IPU-POD, or stop it.
+
+    Example: vipu-server --cluster pod64 --prestart
+    """
+    from podrun.core.cluster import cluster_names, load_cluster
+
+    if ctx.invoked_subcommand is not None:
+        return 0
+
+    if options["list_clusters"]:
+        for name in cluster_names():
+            cluster = load_cluster(name)
+            click.echo(f"{name:12} {cluster.ipu_count:4} IPUs  {cluster.description}")
+        return 0
+    if options["verbose"]:
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S"
+        )
+    return _serve(load_cluster(options["cluster"]), options)
+
+
+def _serve(cluster: Any, options: dict[str, Any]) -> int:
+    from podrun.vipu.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
+    from podrun.vipu.keeper import Keeper
+    from podrun.vipu.service import Service
+    from podrun.vipu.store import Store, default_state_file
+
+    registry = Registry()
+    registry.sweep()
+    end = _End(_stop_on_signals(), leave=options["keep_machines"])
+    # Published before the server listens, with what it starts; its port follows.
+    published = _PublishedEntry(registry, ServiceEntry(VIPU_SERVER, "", 0, this_process(), cluster.name))
+    try:
+        state = None if options["no_state"] else options["state_file"] or default_state_file(cluster.name)
+        store = Store(state, cluster.name)
+        keeper = None
+        if not (state is None or options["in_process"] or options["ray_address"]):
+            keeper = Keeper(registry, cluster.name, store.uid)
+        published.owns(store.uid)
+        pool = _pool(cluster, options, published.add, keeper)
+        service = Service(cluster, store, pool, heartbeats=True)
+        service.on_superseded = end.superseded
+        pool.on_keeper_ended = end.keeper_ended
+        try:
+            port = _run(service, pool, published, end.stop, options)
+        except BaseException:
+            # A start that failed ends no job: the next server takes over what the last one left.
+            end.leave = end.leave or not service.serving
+            raise
+        finally:
+            service.stop(leave_machines=end.leave)
+    finally:
+        published.withdraw()
+    if end.again:
+        log.warning("the keeper of the machines has ended, and they with it: the server begins anew")
+        sys.stdout.flush()
+        os.execv(sys.executable, [*sys.orig_argv, "--port", str(port)])
+    return 0
+
+
+class _End:
+    """When the server ends, and what then becomes of machines. ``again``: it is to begin anew, because the Ray of its
+    machines has ended, which this process cannot use any more."""
+
+    def __init__(self, stop: threading.Event, *, leave: bool) -> None:
+        self.stop, self.leave, self.again = stop, leave, False
+
+    def superseded(self) -> None:
+        """Another server owns the state: the machines are its own."""
+        self.leave = True
+        self.stop.set()
+
+    def keeper_ended(self) -> None:
+        """The private Ray has ended."""
+        if not self.stop.is_set():
+            self.again = True
+            self.stop.set()
+
+
+def _run(
+    service: Any, pool: Any, published: _PublishedEntry, stop: threading.Event, options: dict[str, Any]
+) -> int:
+    """Listen until ``stop``; returns the port."""
+    host = options["host"]
+    shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    if options["ray_address"] and not is_loopback(host) and shown == "127.0.0.1":
+        shown = pool.own_address()
+    sharing = _sharing(options)
+    port = service.start(host, options["port"], sharing=sharing)
+    published.listens(shown, port)
+    if pool.keeper is not None:
+        pool.keeper.used_at(port)
+    cluster = service.cluster
+    click.echo(
+        f"V-IPU server of {cluster.name} ({cluster.ipu_count} IPUs, {len(cluster.agents)} "
+        f"{cluster.machine_model}) listens on {options['host']}:{port}"
+    )
+    if sharing.shared:
+        click.echo(
+            "shared: every user of this host may create partitions here, and use and remove their own. Administrators: "
+            + ", ".join(sorted({user_name(uid) for uid in {0, os.getuid(), *sharing.admins}}))
+        )
+    if options["prestart"] and not stop.is_set():
+        service.wait_idle(
+            PRESTART_PATIENCE_S
+        )  # Partitions of the last time come first, with machines of their own.
+        pool.prestart([agent.id for agent in cluster.agents if agent.id not in pool.running_agents()])
+        click.echo(f"{len(cluster.agents)} machines are up")
+    sys.stdout.flush()
+    stop.wait()
+    with contextlib.suppress(OSError):  # The terminal may be closed.
+        click.echo("stopping", err=True)
+    return int(port)
+
+
+class _PublishedEntry:
+    """The server's entry in the runtime directory: first what it starts, then also where it listens."""
+
+    def __init__(self, registry: Registry, entry: ServiceEntry) -> None:
+        self._lock = threading.Lock()
+        self._registry = registry
+        self._publication = registry.publish(entry)
+
+    def listens(self, host: str, port: int) -> None:
+        """Publish where the server listens."""
+        with self._lock:
+            old = self._publication
+            self._publication = self._registry.publish(replace(old.entry, host=host, port=port))
+            if old.path != self._publication.path:
+                old.withdraw()
+
+    def owns(self, pod: str) -> None:
+        """Publish the id of the server's state."""
+        with self._lock:
+            self._publication.update(pod=pod)
+
+    def add(self, session: RaySession) -> None:
+        """Publish what must end with the server."""
+        directories = () if session.directory is None else (str(session.directory),)
+        with self._lock:
+            self._publication.update(processes=session.processes, directories=directories)
+
+    def withdraw(self) -> None:
+        """Remove the entry."""
+        with self._lock:
+            self._publication.withdraw()
+
+
+def _pool(
+    cluster: Any, options: dict[str, Any], on_session: Callable[[RaySession], None], keeper: Keeper | None
+) -> Any:
+    if options["in_process"]:
+        from podrun.vipu.machine_pool import LocalMachinePool
+
+        return LocalMachinePool(cluster, keep_spares=True, options=_sharing(options).machine_options())
+    from podrun.vipu.ray_pool import RayMachinePool
+
+    address = options["ray_address"]
+    if address is not None:
+        from podrun.vipu.ray_address import resolve
+
+        address = resolve(address, environment())
+    return RayMachinePool(
+        cluster,
+        address=address,
+        keep_spares=True,
+        on_session=on_session,
+        options=_sharing(options).machine_options(),
+        keeper=keeper,
+    )
+
+
+def _sharing(options: dict[str, Any]) -> Sharing:
+    """Who the server answers. Raises UsageError for sharing with users who cannot be known."""
+    if not options["shared"]:
+        if options["admin"]:
+            raise UsageError("--admin is for a server that others use", hint="Add --shared.")
+        return Sharing()
+    if options["host"] != "127.0.0.1" or options["ray_address"]:
+        raise UsageError(
+            "a shared server listens on 127.0.0.1: users are known by this host's kernel, and on no other host",
+            hint="Leave out --host and --ray-address; users log in on this host, or each runs a server of their own.",
+        )
+    return Sharing(shared=True, admins=user_ids(options["admin"]))
+
+
+def _stop_on_signals() -> threading.Event:
+    """An event that Ctrl-C, SIGTERM or SIGHUP sets; a second signal ends the process at once (the guardian cleans up).
+
+    Signals that the caller ignores (nohup, a script's background) stay ignored.
+    """
+    stop = threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handle)
+    return stop
+
+
+for _verb in (stop_server, check_state, repair_state):
+    vipu_server.add_command(_verb)
+
+
+def main() -> None:
+    """ServiceEntry point of `vipu-server`."""
+    code = run(vipu_server)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    # Everything has ended by now. Ray's exit handler can wait a minute for processes that have ended.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,483 @@
+"""`VipuClient`: the V-IPU service as Python calls.
+
+    with VipuClient("127.0.0.1", 8090) as client:
+        client.create_partition(Requirements("p16", 16, reconfigurable=True))
+        client.wait_for_state("p16", {PartitionState.ACTIVE}, deadline=60)
+
+Every call has a deadline and raises `podrun.core.errors`: UsageError (wrong request), NotFoundError, ConflictError
+(name or IPUs taken, wrong state), ServiceError (no answer, or the server failed), DeadlineError. gRPC is
+imported on first use.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import fields
+from types import TracebackType
+from typing import Any
+
+from podrun.core.access import make_token, open_channel, quiet_grpc
+from podrun.core.environment import environment, runtime_directory
+from podrun.core.error_codec import error_from_json
+from podrun.core.errors import (
+    DeadlineError,
+    DeniedError,
+    NotFoundError,
+    PodrunError,
+    ServiceError,
+    UsageError,
+)
+from podrun.core.telemetry import MachineReport
+from podrun.faults import FaultSpec
+from podrun.vipu.discovery import DEFAULT_PORT
+from podrun.vipu.endpoint_watch import listens
+from podrun.vipu.types import (
+    AgentInfo,
+    AgentState,
+    AllocationInfo,
+    ClusterInfo,
+    IpuofConfig,
+    IpuofDevice,
+    PartitionInfo,
+    PartitionState,
+    QueueInfo,
+    Requirements,
+    ReservationInfo,
+    ServerVersion,
+    SyncType,
+)
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_TIMEOUT_S = 120.0
+"""PopRun's default --vipu-server-timeout."""
+QUEUE_POLL_S = 0.5
+"""Between two questions about a queued request."""
+ERROR_METADATA_KEY = "podrun-error-bin"
+"""Trailing metadata with the error as JSON."""
+
+
+class VipuClient:
+    """A connection to a V-IPU service. ``timeout``: seconds each request may take. Not valid in a forked process.
+
+    Every call proves who makes it (`podrun.core.access`). ``own``: the server has to prove to be the same user's; give
+    it wherever nobody has named the server.
+    """
+
+    def __init__(
+        self,
+        host: str = DEFAULT_HOST,
+        port: int = DEFAULT_PORT,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        *,
+        own: bool = False,
+    ) -> None:
+        quiet_grpc()
+        from podrun.protos import vipu_pb2, vipu_pb2_grpc
+
+        self.host, self.port, self.timeout, self.own = host, port, timeout, own
+        self._pb: Any = vipu_pb2
+        self._channel = open_channel(
+            f"{host}:{port}",
+            (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20)),
+            make_token(environment(), runtime_directory()),
+            own=own,
+        )
+        self._user: Any = vipu_pb2_grpc.UserServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._admin: Any = vipu_pb2_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> VipuClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        self._channel.close()
+
+    # --- partitions -----------------------------------------------------------------------------------------
+
+    def create_partition(
+        self, needs: Requirements, *, wait: bool = False, priority: int = 0
+    ) -> PartitionInfo:
+        """Request a partition; returns at once, usually in state PENDING (see `wait_for_state`). With ``wait`` it is
+        QUEUED if there is no room now; then call `wait_in_queue`.
+
+        Raises UsageError for an invalid request, NotFoundError for an unknown allocation, ExistsError if a partition
+        has the name, ExhaustedError if other partitions hold the IPUs.
+        """
+        requirements = self._pb.PartitionRequirements(
+            size=_unsigned(needs.size, "size"),
+            reconfigurable=needs.reconfigurable,
+            num_gcds=_unsigned(needs.num_gcds, "num-gcds"),
+            num_ilds=_unsigned(needs.num_ilds, "num-ilds"),
+            sync_type=self._pb.SyncType.Value(
+                needs.sync_type.wire_name if needs.sync_type else "ST_UNSPECIFIED"
+            ),
+            allocation_id=needs.allocation,
+        )
+        self._call(
+            self._user.CreatePartition,
+            self._pb.CreatePartitionRequest(
+                partition_id=needs.name,
+                requirements=requirements,
+                disable_auto_reset=not needs.auto_reset,
+                faults=[str(fault) for fault in needs.faults],
+                relocatable=needs.relocatable,
+                limit_seconds=needs.limit_s,
+                reservation=needs.reservation,
+                wait=wait,
+                priority=priority,
+            ),
+        )
+        return self.get_partition(needs.name)
+
+    def get_partition(self, name: str) -> PartitionInfo:
+        """One partition. Raises NotFoundError, which lists the partitions."""
+        reply = self._call(self._user.GetPartition, self._pb.GetPartitionRequest(partition_id=name))
+        return self._partition(reply.partition)
+
+    def list_partitions(self) -> list[PartitionInfo]:
+        """All partitions, by name."""
+        reply = self._call(self._user.ListPartitions, self._pb.ListPartitionsRequest())
+        return [self._partition(entry) for entry in reply.partitions]
+
+    def partition_state(self, name: str) -> tuple[PartitionState, str]:
+        """State of a partition, and its error in state ERROR: cheap, for polling."""
+        reply = self._call(
+            self._user.GetPartitionStatus, self._pb.GetPartitionStatusRequest(partition_id=name)
+        )
+        return self._state(reply.status.state), reply.status.error
+
+    def reset_partition(self, name: str, generation: int = 0) -> None:
+        """Re-initialise IPUs and links; returns at once (then `wait_for_state`).
+
+        ``generation``: the one that is to end; a partition that has been reset since is left alone. 0: whatever it is.
+        """
+        request = self._pb.ResetPartitionRequest(partition_id=name, generation=generation)
+        self._call(self._user.ResetPartition, request)
+
+    def remove_partition(self, name: str, *, force: bool = False) -> None:
+        """Give the IPUs back; returns at once (``wait_for_state(name, {REMOVED}, ...)`` waits for that). A queued
+        request is given up. Raises ConflictError if a process is attached, unless ``force``."""
+        self._call(
+            self._user.RemovePartition, self._pb.RemovePartitionRequest(partition_id=name, force=force)
+        )
+
+    def wait_in_queue(
+        self, name: str, deadline: float = math.inf, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Wait until a request has left the queue, at most ``deadline`` seconds. The server takes each question as a
+        sign of life, and drops the request some seconds after the last. Raises NotFoundError if it was given up,
+        DeadlineError."""
+        end = time.monotonic() + deadline
+        while self.partition_state(name)[0] is PartitionState.QUEUED:
+            if time.monotonic() >= end:
+                raise DeadlineError(
+                    f"partition {name} is still in the queue after {deadline:g} s",
+                    hint=f"What it waits for: vipu explain {name}",
+                )
+            sleep(QUEUE_POLL_S)
+
+    def list_queue(self) -> list[QueueInfo]:
+        """Requests that wait for IPUs, in the order in which they are served."""
+        reply = self._call(self._user.ListQueue, self._pb.ListQueueRequest())
+        return [
+            QueueInfo(
+                name=entry.partition_id,
+                size=entry.size,
+                priority=entry.priority,
+                since=entry.since,
+                position=entry.position,
+                ahead=tuple(entry.ahead),
+                blockers=tuple(entry.blockers),
+                latest=entry.latest or None,
+                owner=entry.owner,
+            )
+            for entry in reply.requests
+        ]
+
+    def list_reservations(self) -> list[ReservationInfo]:
+        """Reservations, by their begin."""
+        reply = self._call(self._user.ListReservations, self._pb.ListReservationsRequest())
+        return [ReservationInfo(r.id, tuple(r.agent_ids), r.start, r.end) for r in reply.reservations]
+
+    def wait_for_state(
+        self,
+        name: str,
+        states: Collection[PartitionState],
+        deadline: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> PartitionState:
+        """Poll until the partition is in one of ``states``; returns the state. ``deadline``: seconds from now.
+
+        A partition that does not exist counts as REMOVED if ``states`` has it. Raises ServiceError with the partition's
+        own error as soon as it is in ERROR (unless ``states`` has ERROR or REMOVED), DeadlineError after ``deadline``
+        seconds.
+        """
+        wanted = set(states)
+        end = clock() + deadline
+        pause = 0.01
+        while True:
+            try:
+                state, error = self.partition_state(name)
+            except NotFoundError:
+                if PartitionState.REMOVED in wanted:
+                    return PartitionState.REMOVED
+                raise
+            if state in wanted:
+                return state
+            if state is PartitionState.ERROR and PartitionState.REMOVED not in wanted:
+                raise ServiceError(
+                    f"partition {name} is in state ERROR: {error}",
+                    hint=f"Look at it: vipu get partition {name}",
+                )
+            if clock() >= end:
+                names = " or ".join(sorted(state.name for state in wanted))
+                raise DeadlineError(
+                    f"partition {name} is still {state.name} after {deadline:g} s; waited for {names}",
+                    hint="Allow more time (--vipu-server-timeout SECONDS), or see `vipu-admin list agents`.",
+                )
+            sleep(min(pause, max(end - clock(), 0)))
+            pause = min(pause * 1.5, 0.2)
+
+    def ipuof_config(self, name: str, gcd: int = 0) -> IpuofConfig:
+        """How to reach the IPUs of GCD ``gcd`` of the partition."""
+        request = self._pb.GetPartitionIpuofConfigRequest(
+            partition_id=name, gcd_id=self._pb.GcdId(id=_unsigned(gcd, "gcd"))
+        )
+        config = self._call(self._user.GetPartitionIpuofConfig, request).ipuof_config
+        devices = tuple(
+            IpuofDevice(**{field.name: getattr(device, field.name) for field in fields(IpuofDevice)})
+            for device in config.devices
+        )
+        return IpuofConfig(
+            config.partition_id,
+            PartitionState[config.state],
+            devices,
+            dict(sorted(config.attributes.items())),
+        )
+
+    # --- machines -------------------------------------------------------------------------------------------
+
+    def machine_reports(self, partition: str | None = None) -> list[MachineReport]:
+        """Reports of machines: those of ``partition`` in partition order, or all agents of the POD."""
+        reply = self._call(
+            self._user.ListMachineReports, self._pb.ListMachineReportsRequest(partition_id=partition or "")
+        )
+        return [MachineReport.from_json_dict(json.loads(text)) for text in reply.reports_json]
+
+    def reset_ipus(self, partition: str, ipus: Iterable[int]) -> None:
+        """Reset IPUs (recovery action IPU_RESET) by their index in the partition. Links are not touched."""
+        request = self._pb.ResetIpusRequest(
+            partition_id=partition, partition_ipus=[_unsigned(ipu, "ipu") for ipu in ipus]
+        )
+        self._call(self._user.ResetIpus, request)
+
+    def inject_faults(self, partition: str, specs: Iterable[FaultSpec | str]) -> None:
+        """Plan faults, or their texts, on the machines of a partition. Raises UsageError for one that cannot strike."""
+        self._call(
+            self._admin.InjectFaults,
+            self._pb.InjectFaultsRequest(partition_id=partition, faults=[str(fault) for fault in specs]),
+        )
+
+    def cancel_faults(self, partition: str, texts: Iterable[str] = ()) -> tuple[str, ...]:
+        """Take faults of a partition off the plan: those of these texts, or all. Those that were planned.
+
+        Raises NotFoundError for a text that is not planned.
+        """
+        request = self._pb.InjectFaultsRequest(partition_id=partition, faults=list(texts), cancel=True)
+        return tuple(self._call(self._admin.InjectFaults, request).cancelled)
+
+    # --- the POD --------------------------------------------------------------------------------------------
+
+    def server_version(self) -> ServerVersion:
+        """Version, address and process id of the server."""
+        reply = self._call(self._user.GetServerVersion, self._pb.GetServerVersionRequest())
+        return ServerVersion(reply.version, reply.host, reply.port, reply.pid)
+
+    def cluster(self) -> ClusterInfo:
+        """The POD behind the server."""
+        reply = self._call(self._user.GetCluster, self._pb.GetClusterRequest())
+        return ClusterInfo(
+            name=reply.cluster_id,
+            target=reply.target,
+            num_agents=reply.num_agents,
+            num_ipus=reply.num_ipus,
+            ipu_link_domain_size=reply.ipu_link_domain_size,
+            ipu_link_topology=reply.ipu_link_topology,
+            gateway_topology=reply.gateway_topology,
+        )
+
+    def list_allocations(self) -> list[AllocationInfo]:
+        """Allocations, by name."""
+        reply = self._call(self._user.ListAllocations, self._pb.ListAllocationsRequest())
+        return [
+            AllocationInfo(entry.id, entry.spec.cluster_id, tuple(entry.spec.agent_ids))
+            for entry in reply.allocations
+        ]
+
+    def create_allocation(self, name: str, agents: Iterable[str]) -> None:
+        """Make an allocation of agents that are in no other one."""
+        spec = self._pb.AllocationSpec(agent_ids=list(agents))
+        self._call(
+            self._admin.CreateAllocation,
+            self._pb.CreateAllocationRequest(allocation=self._pb.Allocation(id=name, spec=spec)),
+        )
+
+    def remove_allocation(self, name: str) -> None:
+        """Remove an allocation that has no partitions."""
+        self._call(self._admin.RemoveAllocation, self._pb.RemoveAllocationRequest(allocation_id=name))
+
+    def list_agents(self) -> list[AgentInfo]:
+        """Agents of the POD in its order, one for each IPU-M2000."""
+        reply = self._call(self._admin.ListAgents, self._pb.ListAgentsRequest())
+        return [
+            AgentInfo(
+                agent_id=agent.agent_id,
+                host=agent.host,
+                port=agent.port,
+                serial=agent.serial,
+                state=AgentState[self._pb.AgentState.Name(agent.state).removeprefix("AS_")],
+                ild=agent.ild,
+                num_ipus=agent.num_ipus,
+                partitions=tuple(agent.partition_ids),
+                endpoints=tuple(agent.endpoints),
+                health=agent.health,
+                stale_seconds=None if agent.stale_seconds < 0 else agent.stale_seconds,
+                reason=agent.reason,
+                deadline=agent.deadline,
+            )
+            for agent in reply.agents
+        ]
+
+    def set_maintenance(
+        self, agent: str, *, drain: bool = False, deadline_s: float = 0.0, reason: str = ""
+    ) -> None:
+        """Make no new partitions on an agent; with ``drain`` remove the present ones after ``deadline_s`` seconds (0:
+        they stay until their owners remove them)."""
+        request = self._pb.SetMaintenanceRequest(
+            agent_id=agent, drain=drain, deadline_seconds=deadline_s, reason=reason
+        )
+        self._call(self._admin.SetMaintenance, request)
+
+    def end_maintenance(self, agent: str) -> None:
+        """Return an agent to service."""
+        self._call(self._admin.EndMaintenance, self._pb.EndMaintenanceRequest(agent_id=agent))
+
+    def create_reservation(
+        self, name: str, agents: Iterable[str], *, begin_in_s: float, for_s: float
+    ) -> None:
+        """Keep agents, from ``begin_in_s`` seconds from now on, for partitions that name the reservation."""
+        request = self._pb.CreateReservationRequest(
+            reservation_id=name, agent_ids=list(agents), begin_in_seconds=begin_in_s, for_seconds=for_s
+        )
+        self._call(self._admin.CreateReservation, request)
+
+    def remove_reservation(self, name: str) -> None:
+        """End a reservation."""
+        self._call(self._admin.RemoveReservation, self._pb.RemoveReservationRequest(reservation_id=name))
+
+    def power_cycle_agent(self, agent: str, generation: int = 0) -> None:
+        """Power-cycle an IPU-M2000 (FULL_RESET). Its partitions go to ERROR until they are reset.
+
+        ``generation``: left alone if all its partitions are of later generations.
+        """
+        request = self._pb.PowerCycleAgentRequest(agent_id=agent, generation=generation)
+        self._call(self._admin.PowerCycleAgent, request)
+
+    def restart_agent(self, agent: str, generation: int = 0) -> None:
+        """Replace a lost machine by a fresh one. Its partitions stay in ERROR until they are reset. ``generation``: as
+        in `power_cycle_agent`.
+        """
+        self._call(
+            self._admin.RestartAgent, self._pb.RestartAgentRequest(agent_id=agent, generation=generation)
+        )
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _state(self, value: int) -> PartitionState:
+        return PartitionState[self._pb.PartitionState.Name(value).removeprefix("PS_")]
+
+    def _partition(self, entry: Any) -> PartitionInfo:
+        needs = entry.requirements
+        return PartitionInfo(
+            name=entry.partition_id,
+            cluster=entry.cluster_id,
+            allocation=entry.allocation_id,
+            size=needs.size,
+            state=self._state(entry.status.state),
+            reconfigurable=needs.reconfigurable,
+            num_gcds=needs.num_gcds,
+            sync_type=SyncType[self._pb.SyncType.Name(needs.sync_type).removeprefix("ST_")],
+            num_ilds=entry.num_ilds,
+            ild_routing=entry.ild_routing,
+            gw_routing=entry.gw_routing,
+            agents=tuple(entry.agent_ids),
+            error=entry.status.error,
+            generation=entry.status.generation,
+            created=entry.created,
+            owner=entry.owner,
+            ends=entry.ends or None,
+            relocatable=entry.relocatable,
+        )
+
+    def _call(self, method: Any, request: Any) -> Any:
+        import grpc
+
+        try:
+            return method(request, timeout=self.timeout)
+        except grpc.RpcError as error:
+            raise self._translate(error) from None
+
+    def _translate(self, error: Any) -> PodrunError:
+        import grpc
+
+        for key, value in error.trailing_metadata() or ():
+            if key == ERROR_METADATA_KEY:
+                return error_from_json(value)
+        where = f"{self.host}:{self.port}"
+        if error.code() is grpc.StatusCode.UNAVAILABLE and listens(where):
+            return ServiceError(
+                f"the program at {where} accepts connections but does not answer as a V-IPU server",
+                hint="Check host and port: another program may use the port, or the server may be stopped.",
+            )
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            return ServiceError(
+                f"no V-IPU server answers at {where}",
+                hint="Start one (vipu-server --cluster pod16), or name another host and port: --vipu-server-host and "
+                "--vipu-server-port in podrun, --api-host and --api-port in vipu.",
+            )
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            return DeniedError(
+                f"the V-IPU server at {where} is another user's, or does not know this user's secret: "
+                f"{error.details()}",
+                hint="Use a server of your own (vipu-server, or podrun --private), or ask that user to share it.",
+            )
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return ServiceError(
+                f"the program at {where} is no V-IPU server, or one of another release: {error.details()}",
+                hint="Check host and port; vipu --server-version shows what is there.",
+            )
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineError(
+                f"the V-IPU server at {where} did not answer within {self.timeout:g} s",
+                hint="Allow more time (--vipu-server-timeout SECONDS in podrun, --timeout in vipu).",
+            )
+        return ServiceError(
+            f"the V-IPU server at {where} failed: {error.code().name}: {error.details()}",
+            hint="vipu-server --verbose logs what happens.",
+        )
+
+
+def _unsigned(value: int, what: str) -> int:
+    if not 0 <= value < 1 << 32:
+        raise UsageError(f"{what} {value} is out of range", hint="Use 0 to 4294967295.")
+    return value

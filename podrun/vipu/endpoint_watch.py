@@ -1,0 +1,132 @@
+"""Detects at once that a process that listens on a TCP port has ended.
+
+The watcher keeps an idle connection to the port, which the kernel breaks when the process ends. Then it connects again:
+if that is refused, the process is gone; if it is accepted, only the connection was closed, as gRPC servers do after two
+idle minutes. (A process that is being killed may accept one more connection, which breaks in turn.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+def listens(endpoint: str, timeout: float = 1.0) -> bool:
+    """True iff a process accepts connections at host:port."""
+    connection = _connect(endpoint, timeout)
+    if connection is None:
+        return False
+    connection.close()
+    return True
+
+
+def _connect(endpoint: str, timeout: float = 1.0) -> socket.socket | None:
+    host, _, port = endpoint.rpartition(":")
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
+    except OSError:
+        return None
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setblocking(False)
+    return connection
+
+
+@dataclass(eq=False, slots=True)
+class _WatchedEndpoint:
+    endpoint: str
+    gone: Callable[[], None]
+    connection: socket.socket | None = None
+
+
+class EndpointWatcher:
+    """Watches any number of endpoints with one thread, which ends with the last of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: set[_WatchedEndpoint] = set()
+        self._selector = selectors.DefaultSelector()
+        self._wake_up, self._woken = socket.socketpair()
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._thread: threading.Thread | None = None
+
+    def watch(self, endpoint: str, gone: Callable[[], None]) -> Callable[[], None]:
+        """Call ``gone`` once, from a thread, when no process listens there; returns a function that stops watching."""
+        entry = _WatchedEndpoint(endpoint, gone, _connect(endpoint))
+        with self._lock:
+            self._watched.add(entry)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="podrun-watch", daemon=True)
+                self._thread.start()
+        self._wake_up.send(b".")
+        return lambda: self._forget(entry)
+
+    def _forget(self, entry: _WatchedEndpoint) -> None:
+        with self._lock:
+            self._watched.discard(entry)
+        with contextlib.suppress(OSError):
+            self._wake_up.send(b".")
+
+    def _run(self) -> None:
+        """Wait for connections to break. Only this thread touches the selector."""
+        while self._update_selector():
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    self._woken.recv(64)
+                elif _broken(key.data.connection):
+                    self._reconnect(key.data)
+
+    def _update_selector(self) -> bool:
+        """Register and drop endpoints as they were added and removed; False, and the thread ends, if none is left."""
+        with self._lock:
+            watched = set(self._watched)
+        known = self._registered()
+        for entry in known - watched:
+            self._drop(entry)
+        for entry in watched - known:
+            if entry.connection is None:
+                self._report_gone(entry)
+            else:
+                self._selector.register(entry.connection, selectors.EVENT_READ, entry)
+        with self._lock:
+            # Whoever adds or removes one after this wakes the thread.
+            if self._watched or self._registered():
+                return True
+            self._thread = None
+            return False
+
+    def _registered(self) -> set[_WatchedEndpoint]:
+        return {key.data for key in self._selector.get_map().values() if key.data is not None}
+
+    def _drop(self, entry: _WatchedEndpoint) -> None:
+        if entry.connection is not None:
+            self._selector.unregister(entry.connection)
+            entry.connection.close()
+            entry.connection = None
+
+    def _reconnect(self, entry: _WatchedEndpoint) -> None:
+        self._drop(entry)
+        entry.connection = _connect(entry.endpoint)
+        # `_update_selector` registers the new connection, or reports that there is none.
+
+    def _report_gone(self, entry: _WatchedEndpoint) -> None:
+        with self._lock:
+            watched = entry in self._watched
+            self._watched.discard(entry)
+        if watched:
+            threading.Thread(target=entry.gone, name=f"podrun-lost-{entry.endpoint}", daemon=True).start()
+
+
+def _broken(connection: socket.socket | None) -> bool:
+    """True iff the other side ended the connection; data it sent are discarded."""
+    if connection is None:
+        return False
+    try:
+        return not connection.recv(4096)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -1,0 +1,173 @@
+"""The keeper of a POD: the process that holds a private Ray, and so the machines in it, while servers come and go.
+
+A `vipu-server` that stores its partitions starts a keeper with its first machine, joins the keeper's Ray, and starts
+machines there as detached, named actors. If the server is killed, keeper and machines go on; the next server of the
+same state finds the keeper in the runtime directory and takes the machines over. A server that is stopped ends the
+keeper, which ends Ray and everything in it. If the keeper itself is killed, its guardian does that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from podrun.core.errors import PodrunError, ServiceError
+from podrun.vipu.discovery import POD, Publication, Registry, ServiceEntry, this_process
+
+START_SECONDS = 90.0
+"""Longest wait for a keeper: Ray may start twice on a busy host."""
+END_SECONDS = 30.0
+"""Longest wait until a keeper has ended Ray."""
+
+
+class Keeper:
+    """A server's hold on the keeper of a POD. ``pod``: the id of the state whose machines it keeps."""
+
+    def __init__(self, registry: Registry, cluster: str, pod: str) -> None:
+        self._registry, self._cluster, self._pod, self._port = registry, cluster, pod, 0
+
+    def running(self) -> ServiceEntry | None:
+        """The POD's keeper, if one is up. A keeper that never came up is ended."""
+        found = [entry for entry in keepers(self._registry) if entry.pod == self._pod]
+        for entry in found:
+            if entry.address:
+                return entry
+            end_keeper(entry)
+        return None
+
+    def ensure(self) -> ServiceEntry:
+        """The POD's keeper, started if none runs. Raises ServiceError if Ray does not start."""
+        entry = self.running() or self._start()
+        self._note_port(entry)
+        return entry
+
+    def used_at(self, port: int) -> None:
+        """Note the server's port in the keeper's entry, now and when one starts: ``vipu-server stop --port``."""
+        self._port = port
+        entry = self.running()
+        if entry is not None:
+            self._note_port(entry)
+
+    def _note_port(self, entry: ServiceEntry) -> None:
+        if entry.last_port != self._port:
+            path = self._registry.directory / f"{POD}-{entry.owner.pid}-0.json"
+            Publication(path, entry).update(last_port=self._port)
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Call ``gone`` from a thread when the keeper ends. Its Ray ends with it, and Ray then ends whoever used it."""
+        entry = self.running()
+        if entry is None:
+            return
+        try:
+            handle = os.pidfd_open(entry.owner.pid)
+        except OSError:
+            gone()
+            return
+
+        def wait() -> None:
+            select.select([handle], [], [])
+            os.close(handle)
+            gone()
+
+        threading.Thread(target=wait, name="podrun-keeper-watch", daemon=True).start()
+
+    def end(self) -> None:
+        """End the keeper and all machines. Idempotent."""
+        for entry in keepers(self._registry):
+            if entry.pod == self._pod:
+                end_keeper(entry)
+
+    def _start(self) -> ServiceEntry:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "podrun.vipu.keeper", "--pod", self._pod, "--cluster", self._cluster],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "PODRUN_RUNTIME_DIR": str(self._registry.directory)},
+        )
+        assert process.stdout is not None
+        with process.stdout as answer:
+            ready, _, _ = select.select([answer], [], [], START_SECONDS)
+            said = answer.readline() if ready else b""
+        entry = self.running() if said == b"{}\n" else None
+        if entry is not None:
+            return entry
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        plain = json.loads(said or b"null") or {"message": "Ray did not start: its keeper does not answer"}
+        raise ServiceError(plain["message"], hint=plain.get("hint"))
+
+
+def keepers(registry: Registry) -> list[ServiceEntry]:
+    """Keepers that run for this user on this host."""
+    return [entry for entry in registry.entries() if entry.kind == POD]
+
+
+def end_keeper(entry: ServiceEntry, patience: float = END_SECONDS) -> None:
+    """End a keeper and everything in its Ray; kill it if that takes too long (its guardian ends the rest)."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if entry.owner.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(entry.owner.pid, number)
+        end = time.monotonic() + patience
+        while entry.owner.alive and time.monotonic() < end:
+            time.sleep(0.02)
+
+
+def main() -> int:
+    """Keep Ray until SIGTERM. Prints one line of JSON once it is up: an object that is empty, or the error."""
+    from podrun.vipu.ray_session import RaySession
+
+    parser = argparse.ArgumentParser(description="Keeps the machines of a POD; started by vipu-server.")
+    parser.add_argument("--pod", required=True)
+    parser.add_argument("--cluster", required=True)
+    options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    entry = ServiceEntry(POD, "", 0, this_process(), options.cluster, pod=options.pod)
+    published = Registry().publish(entry)
+    try:
+        session = RaySession()
+    except PodrunError as error:
+        published.withdraw()
+        _say({"message": error.message, "hint": error.hint})
+        return 1
+    try:
+        published.update(
+            address=str(session.address),
+            token_file=session.token_file,
+            processes=session.processes,
+            directories=(str(session.directory),),
+        )
+        _say({})
+        stop.wait()
+    finally:
+        session.close()
+        published.withdraw()
+    return 0
+
+
+def _say(answer: dict[str, str | None]) -> None:
+    with contextlib.suppress(OSError):  # The server may be gone already.
+        print(json.dumps(answer), flush=True)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+if __name__ == "__main__":
+    code = main()
+    # Everything has ended by now. Ray's exit handler can wait a minute for processes that have ended.
+    os._exit(code)

@@ -1,0 +1,326 @@
+"""Machines as Ray actors: one for each IPU-M2000, or one for several if the host cannot hold a process for each.
+
+Actors of one start are created together. On one host, the actors of an IPU-Link domain share a placement group; over
+the nodes of a Ray cluster `podrun.vipu.machine_placement` chooses the node, and machines listen on their node's address
+and require podrun's token. Ray places and supervises; commands to machines go over gRPC.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from podrun.core.access import make_token
+from podrun.core.cluster import IPUS_PER_MACHINE, Cluster
+from podrun.core.environment import environment, runtime_directory
+from podrun.core.errors import ServiceError
+from podrun.vipu.host_memory import available_bytes
+from podrun.vipu.keeper import Keeper
+from podrun.vipu.machine_placement import (
+    PER_PROCESS_VARIABLE,
+    Host,
+    host_of_agents,
+    in_processes,
+    machines_per_process,
+)
+from podrun.vipu.machine_pool import ADOPT_SECONDS, NO_LEASE, BasePool, Control, Lease, OnLost, _Machine
+from podrun.vipu.ray_session import RaySession
+from podrun.vipu.ray_starts import ActorStart, start_together
+
+log = logging.getLogger("podrun.vipu")
+
+LOOPBACK = "127.0.0.1"
+CPU_SHARE = 0.001
+"""CPUs that an actor reserves: little, since machines mostly wait and share the CPUs of the host."""
+_SHORT = (
+    "The host may be short of memory or processes; try a smaller POD or PODRUN_MACHINES_PER_PROCESS=4. "
+    "vipu-server --verbose logs what happens."
+)
+
+
+class RayMachinePool(BasePool):
+    """A pool of Ray actors. ``address``: an existing Ray cluster to use; None: a private one on this host.
+
+    ``on_session`` is called once Ray runs. ``start_timeout``: seconds in which machines started together must be up.
+    ``options`` go to each machine. ``token``: the secret that callers of machines prove to know (by default this
+    user's). ``keeper``: keeps the private Ray of a pool that is opened with a lease; its machines are detached actors.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        address: str | None = None,
+        keep_spares: bool = False,
+        on_session: Callable[[RaySession], None] = lambda session: None,
+        start_timeout: float = 120.0,
+        options: Mapping[str, Any] | None = None,
+        token: str = "",
+        keeper: Keeper | None = None,
+    ) -> None:
+        super().__init__(cluster, keep_spares=keep_spares)
+        self.keeper = keeper
+        self._token = token or make_token(environment(), runtime_directory())
+        self._host_of: dict[str, Host] | None = None
+        self._address = address
+        self._start_timeout = start_timeout
+        self._on_session = on_session
+        self._options = dict(options or {})
+        self._session: RaySession | None = None
+        self._session_lock = threading.Lock()
+        self._groups: dict[int, Any] = {}
+        self._numbers = itertools.count(1)
+        self._idle = threading.Condition()
+        self._starts = 0
+
+    def open(self, on_lost: OnLost, lease: Lease = NO_LEASE) -> None:
+        """See MachinePool. Ray itself starts with the first machine."""
+        super().open(on_lost, lease)
+
+    @property
+    def session(self) -> RaySession:
+        """The pool's Ray, started if it does not run."""
+        with self._session_lock:
+            if self._session is not None and not self._session.alive:
+                # Ray was ended from outside, and its machines with it. Restarted machines get a new one.
+                self._session.close()
+                self._session = None
+                self._groups.clear()
+            if self._session is None:
+                kept = None
+                if self.keeper is not None and self.lease.epoch:
+                    kept = self.keeper.ensure()
+                    self.keeper.watch(self._keeper_ended)
+                self._session = RaySession(self._address, keeper=kept, wanted=lambda: not self._closed)
+                self._on_session(self._session)
+            return self._session
+
+    def close(self, *, leave: bool = False) -> None:
+        """See MachinePool."""
+        super().close(leave=leave)
+        with self._idle:
+            # Ray must not end during a start; the start soon notices that the pool is closed.
+            self._idle.wait_for(lambda: not self._starts, self._start_timeout)
+        with self._session_lock:
+            session, self._session = self._session, None
+        if session is not None:
+            for group in self._groups.values() if self._address is not None else ():
+                from ray.util.placement_group import remove_placement_group
+
+                try:
+                    remove_placement_group(group)
+                except Exception as error:  # Ray forgets its groups when it ends, in the next line.
+                    log.debug("a placement group was not removed: %s", error)
+            self._groups.clear()
+            session.close()
+        if self.keeper is not None and self.lease.epoch and not leave:
+            self.keeper.end()
+
+    def _find_left(self) -> list[tuple[str, str, Any]] | None:
+        if self.keeper is not None and self.keeper.running() is None:
+            return None
+        ray = self.session.ray
+        actors = [
+            ray.get_actor(entry["name"], entry["namespace"])
+            for entry in ray.util.list_named_actors(all_namespaces=True)
+            if entry["namespace"] == self._namespace
+        ]
+        if not actors and self.keeper is None:
+            return None
+        asked = [actor.endpoints.remote() for actor in actors]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ADOPT_SECONDS) if asked else ([], [])
+        found: list[tuple[str, str, Any]] = []
+        for actor, answer in zip(actors, asked, strict=True):
+            try:
+                machines = ray.get(answer) if answer in answered else {}
+            except ray.exceptions.RayError as error:  # Its process ended.
+                log.info("an actor of the last server does not answer: %s", error)
+                machines = {}
+            if not machines:
+                ray.kill(actor)
+            found += [
+                (agent, endpoint, _ActorMachine(actor, agent, len(machines) == 1))
+                for agent, endpoint in machines.items()
+            ]
+        return found
+
+    def _keeper_ended(self) -> None:
+        if not self._closed:
+            self.on_keeper_ended()
+
+    @property
+    def _namespace(self) -> str:
+        return f"podrun-{self.lease.pod}"
+
+    def _lasting(self, agent: str) -> dict[str, Any]:
+        """Options of an actor that outlives this process, if the pool has a lease."""
+        if not self.lease.epoch:
+            return {}
+        name = f"{agent}-{self.lease.epoch}-{next(self._numbers)}"
+        return {"name": name, "namespace": self._namespace, "lifetime": "detached"}
+
+    def _start(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
+        with self._idle:
+            self._starts += 1
+        try:
+            return self._start_actors(agents)
+        finally:
+            with self._idle:
+                self._starts -= 1
+                self._idle.notify_all()
+
+    def _start_actors(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
+        ray = self.session.ray
+        self._check_open()
+        groups = self._groups_of(agents)
+        running = start_together(
+            [(f"machine {', '.join(group)}", partial(self._begin, group)) for group in groups],
+            ray,
+            timeout=self._start_timeout,
+            hint=_SHORT,
+            check_wanted=self._check_open,
+        )
+        # In the order requested; an agent may occur more than once.
+        started: dict[str, list[tuple[str, Any]]] = {}
+        for group, (actor, endpoints) in zip(groups, running, strict=True):
+            for agent, endpoint in zip(group, endpoints, strict=True):
+                started.setdefault(agent, []).append((endpoint, _ActorMachine(actor, agent, len(group) == 1)))
+        return [started[agent].pop(0) for agent in agents]
+
+    def _begin(self, group: list[str]) -> ActorStart:
+        """Make Ray start the machines of a group in an actor, without waiting."""
+        from podrun.device.service.server import machine_actor
+
+        actor = machine_actor().options(**self._place(group[0]), **self._lasting(group[0])).remote()
+        listen = self._listen(group[0])
+        return ActorStart(actor, actor.start.remote(agent_ids=group, target=self.cluster.target, **listen))
+
+    def _groups_of(self, agents: Sequence[str]) -> list[list[str]]:
+        """Agents by process; logs a warning if any share one."""
+        hosts = self._hosts_of_agents()
+        share: dict[Host, int] = {}
+        for host in set(hosts.values()):
+            count = sum(hosts[agent] == host for agent in agents)
+            share[host] = machines_per_process(
+                count, host.cores, host.memory, environment().get(PER_PROCESS_VARIABLE, "")
+            )
+        groups = in_processes(agents, hosts, share)
+        shared = [group for group in groups if len(group) > 1]
+        if shared:
+            each = max(map(len, shared))
+            where = "this host" if len(share) == 1 else "its host"
+            log.warning(
+                "%d machines share a process on %s: %d machines in %d processes (%s=1 gives each its own)",
+                *(each, where, len(agents), len(groups), PER_PROCESS_VARIABLE),
+            )
+        return groups
+
+    # --- hosts ----------------------------------------------------------------------------------------------
+
+    def hosts(self) -> list[Host]:
+        """The nodes of the Ray cluster; starts or joins Ray first if needed."""
+        session = self.session
+        if self._address is None:
+            return [Host("", LOOPBACK, os.cpu_count() or 1, available_bytes())]
+        return [
+            Host(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                int(node["Resources"].get("CPU", 1)),
+                int(node["Resources"].get("memory", 0)) or available_bytes(),
+            )
+            for node in session.ray.nodes()
+            if node["Alive"]
+        ]
+
+    def own_address(self) -> str:
+        """The address at which other hosts reach this one; 127.0.0.1 if there are none."""
+        if len(self.hosts()) == 1:
+            return LOOPBACK
+        return str(self.session.ray.util.get_node_ip_address())
+
+    def _hosts_of_agents(self) -> dict[str, Host]:
+        if self._host_of is None or any(host.node for host in self._host_of.values()):
+            hosts = self.hosts()
+            known = {host.node: host for host in hosts}
+            if self._host_of is None or any(h.node not in known for h in self._host_of.values()):
+                self._host_of = host_of_agents(self.cluster, hosts)
+                if len(hosts) > 1:
+                    log.info("machines lie on %d hosts", len(hosts))
+        return self._host_of
+
+    def _listen(self, agent: str) -> dict[str, Any]:
+        """Address, token and options of the machines in an agent's process."""
+        hosts = self._hosts_of_agents()
+        if len(set(hosts.values())) == 1 and len(self.hosts()) == 1:
+            return {**self._options, "host": LOOPBACK, "token": self._token}
+        return {**self._options, "host": hosts[agent].address, "token": self._token}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ServiceError("the pool of machines was closed while they started")
+
+    def _place(self, agent: str) -> dict[str, Any]:
+        """Options that place an agent's actor: with its IPU-Link domain, or on the host chosen for it."""
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        if len(self.hosts()) > 1:
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            there = NodeAffinitySchedulingStrategy(node_id=self._hosts_of_agents()[agent].node, soft=False)
+            return {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": there}
+        if self.lease.epoch:  # A group would end with the driver that made it.
+            return {"num_cpus": 0, "max_restarts": 0}
+        description = self.cluster.agents_by_id[agent]
+        with self._session_lock:
+            group = self._groups.get(description.ild)
+            if group is None:
+                members = self.cluster.ilds[description.ild].agents
+                # A machine shared by partitions of one IPU has an actor for each, and one spare.
+                bundle = {"CPU": CPU_SHARE * (IPUS_PER_MACHINE + 1)}
+                group = placement_group([bundle] * len(members), strategy="PACK")
+                self._groups[description.ild] = group
+        return {
+            "num_cpus": CPU_SHARE,
+            "max_restarts": 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=description.position
+            ),
+        }
+
+    def _kill(self, machine: _Machine) -> None:
+        session = self._session
+        if session is None or not session.alive or (self._closed and self._address is None):
+            return  # A private Ray ends with everything in it, a kept one with its keeper.
+        machine_of_actor = machine.handle
+        try:
+            if (
+                machine_of_actor.alone
+                or session.ray.get(machine_of_actor.actor.stop.remote(machine_of_actor.agent), timeout=5.0)
+                == 0
+            ):
+                session.ray.kill(machine_of_actor.actor)
+        except Exception as error:  # The actor may have ended already; Ray then raises.
+            log.debug("the machine of %s was not ended: %s", machine_of_actor.agent, error)
+
+    def _connect(self, endpoint: str) -> Control:
+        from podrun.device.service.control import MachineControl
+
+        control: Control = MachineControl(endpoint, token=self._token, epoch=self.lease.epoch)
+        return control
+
+
+@dataclass(frozen=True, slots=True)
+class _ActorMachine:
+    """One agent's machine in an actor. ``alone``: the actor runs no other."""
+
+    actor: Any
+    agent: str
+    alone: bool

@@ -1,0 +1,114 @@
+"""Faults of the partition service itself: a request that is answered late, or not, or is carried out twice."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from podrun.core.errors import ServiceError
+from podrun.faults import FaultSpec, FaultTarget
+
+log = logging.getLogger("podrun.vipu")
+
+
+def of_service(specs: Iterable[FaultSpec]) -> tuple[FaultSpec, ...]:
+    """The faults of the service among these."""
+    return tuple(spec for spec in specs if spec.target is FaultTarget.SERVICE)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """``partition``: whose requests it strikes; ``left``: how often."""
+
+    spec: FaultSpec
+    partition: str
+    left: int
+
+
+class RequestFaults:
+    """The faults planned for requests about partitions. Safe to use from several threads. ``end``: ends the server."""
+
+    def __init__(
+        self,
+        sleep: Callable[[float], None] = time.sleep,
+        end: Callable[[], Any] = lambda: os.kill(os.getpid(), signal.SIGKILL),
+    ) -> None:
+        self._sleep = sleep
+        self._end = end
+        self._lock = threading.Lock()
+        self._waiting: list[_Waiting] = []
+        self._struck: list[dict[str, Any]] = []
+
+    def plan(self, partition: str, specs: Iterable[FaultSpec]) -> None:
+        """Plan faults for requests about a partition."""
+        with self._lock:
+            self._waiting += [_Waiting(spec, partition, spec.repeat) for spec in of_service(specs)]
+
+    def cancel(self, partition: str, texts: Sequence[str] = ()) -> None:
+        """Take faults off the plan: those of these texts, or all of a partition."""
+        with self._lock:
+            self._waiting = [
+                entry
+                for entry in self._waiting
+                if entry.partition != partition
+                or (texts and not {entry.spec.text, str(entry.spec)} & set(texts))
+            ]
+
+    def planned(self, partition: str) -> tuple[str, ...]:
+        """The texts of faults that have still to strike."""
+        with self._lock:
+            return tuple(str(entry.spec) for entry in self._waiting if entry.partition == partition)
+
+    def struck(self, partition: str) -> tuple[dict[str, Any], ...]:
+        """The faults that struck, as machines report theirs."""
+        with self._lock:
+            return tuple(entry for entry in self._struck if entry["partition"] == partition)
+
+    def answer(self, request: str, partition: str, work: Callable[[], Any]) -> Any:
+        """The answer to a request, which a fault may delay, lose, or have carried out twice. Raises ServiceError for an
+        answer that is lost.
+        """
+        spec = self._take(request, partition) if self._waiting else None
+        if spec is None:
+            return work()
+        log.warning("fault %s strikes %s of partition %s", spec.text, request, partition)
+        if spec.kind == "slow":
+            self._sleep(spec.number("seconds"))
+        answer = work()
+        if spec.kind == "twice":
+            try:
+                work()
+            except Exception as error:  # The caller hears the first answer only.
+                log.warning("%s, the second time: %s", request, error)
+        if spec.kind == "killed":
+            self._end()
+        if spec.kind == "answer-lost":
+            raise ServiceError(
+                f"the answer to {request} was lost", hint="It may have been carried out: vipu list partitions"
+            )
+        return answer
+
+    def _take(self, request: str, partition: str) -> FaultSpec | None:
+        with self._lock:
+            for entry in self._waiting:
+                if entry.spec.during == request and entry.partition == partition:
+                    entry.left -= 1
+                    if not entry.left:
+                        self._waiting.remove(entry)
+                    self._struck.append(
+                        {
+                            "fault": entry.spec.text,
+                            "job": entry.spec.launch,
+                            "batch": None,
+                            "time_s": time.time(),
+                            "partition": partition,
+                        }
+                    )
+                    return entry.spec
+        return None

@@ -1,0 +1,600 @@
+"""The V-IPU service: carries out what the allocator decides, and answers over gRPC.
+
+    service = Service(load_cluster("pod16"), Store(None, "pod16"), RayMachinePool(cluster))
+    port = service.start("127.0.0.1", 0)
+    ...
+    service.stop()
+
+Usable inside any process (the launcher runs it if no `vipu-server` runs). A request that changes something takes the
+lock, lets the allocator decide, commits the change to the store, applies it, and hands the slow part to a worker
+thread; the worker reports back with an event. Operations on one partition run one after the other; one that is no
+longer current when its turn comes is skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from podrun import __version__
+from podrun.core.access import make_token, quiet_grpc
+from podrun.core.cluster import Cluster, LinkTopology
+from podrun.core.environment import environment, runtime_directory
+from podrun.core.errors import ConflictError, NotFoundError, PodrunError, ServiceError, UsageError
+from podrun.core.telemetry import MachineReport
+from podrun.faults import FaultSpec, parse_fault, partition_links, validate
+from podrun.vipu import events as ev
+from podrun.vipu.allocator import Allocator
+from podrun.vipu.events import Partition
+from podrun.vipu.ipu_placement import routing_of
+from podrun.vipu.machine_pool import MachinePool, MachineUse
+from podrun.vipu.queueing import explain
+from podrun.vipu.reports import Reporter, refuse_in_use
+from podrun.vipu.request_faults import RequestFaults, of_service
+from podrun.vipu.requirements import complete_requirements
+from podrun.vipu.rights import Sharing
+from podrun.vipu.rounds import HEARTBEAT_S, ROUND_S, Rounds, SignsOfLife, steady_clock
+from podrun.vipu.store import Store, Superseded
+from podrun.vipu.types import (
+    AgentInfo,
+    AllocationInfo,
+    IpuofConfig,
+    PartitionInfo,
+    PartitionState,
+    QueueInfo,
+    Requirements,
+    ReservationInfo,
+    ServerVersion,
+)
+from podrun.vipu.views import (
+    AgentStatus,
+    ViewCache,
+    agent_info,
+    agent_state,
+    ipuof_config,
+    partition_info,
+    queue_info,
+    queued_info,
+)
+
+log = logging.getLogger("podrun.vipu")
+
+WORKERS = 8
+"""Operations on partitions that run at a time."""
+REPORT_AGAIN_S = 1.0
+"""Between two attempts to record what happened, while the state file cannot be written."""
+
+
+class Service:
+    """Partitions of one POD. ``clock`` gives seconds since 1970; ``heartbeats``: ask machines how they are every few
+    seconds, so that what does not answer is known before somebody asks."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        machine_pool: MachinePool,
+        *,
+        clock: Callable[[], float] | None = None,
+        heartbeats: bool = False,
+    ) -> None:
+        self.cluster, self.store, self.pool = cluster, store, machine_pool
+        self._clock = clock or steady_clock()
+        self._lock = threading.RLock()
+        self._agents_lock = threading.RLock()
+        state = store.load(cluster)
+        self._lease = store.lead()
+        self._allocator = Allocator(
+            cluster,
+            allocations=state.allocations,
+            partitions=state.partitions,
+            lost=state.lost,
+            plans=state.plans,
+        )
+        self._partition_infos: ViewCache[Partition, PartitionInfo] = ViewCache()
+        self._agent_infos: ViewCache[AgentStatus, AgentInfo] = ViewCache()
+        self.serving = False  # Until it has started and taken over what an earlier server left.
+        self._signs = SignsOfLife()
+        self._rounds = [Rounds("podrun-rounds", ROUND_S, self.look_around)]
+        if heartbeats:
+            self._rounds.append(Rounds("podrun-heartbeats", HEARTBEAT_S, self._ask_machines))
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="podrun-partition")
+        self._partition_locks: dict[str, threading.Lock] = {}
+        self.request_faults = RequestFaults()
+        self._reporter = Reporter(cluster, machine_pool)
+        self._server: Any = None
+        self._stopping = threading.Event()
+        self.on_superseded: Callable[[], None] = lambda: None
+        self._address = ("", 0)
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 8090,
+        token: str | None = None,
+        sharing: Sharing | None = None,
+    ) -> int:
+        """Listen; returns the port (a free one if ``port`` is 0). ``token``: the secret that callers must prove to know
+        (`podrun.core.access`), by default this user's; ``sharing``: who else may call. Raises ConflictError if the port
+        is taken."""
+        quiet_grpc()
+        from podrun.vipu.grpc_service import serve
+
+        secret = token or make_token(environment(), runtime_directory())
+        with self._lock:  # Requests wait until it is known which machines are up.
+            self._server, bound = serve(self, host, port, secret, sharing)
+            self._address = (host, bound)
+            self.pool.open(self._machine_lost, self._lease)
+            instructions = self._take_over()
+        for instruction in instructions:
+            self._carry_out_on_agent(instruction)
+        for rounds in self._rounds:
+            rounds.start()
+        self.serving = True
+        return bound
+
+    def _take_over(self) -> list[ev.Instruction]:
+        """Go on with the machines that an earlier server left, and bring up what is missing. Returns instructions on
+        agents, which are to be carried out without the lock."""
+        partitions = list(self._allocator.partitions.values())
+        machines = self.pool.adopt([use for partition in partitions for use in _uses(partition)])
+        adopted: set[str] = set()
+        instructions: list[ev.Instruction] = []
+        for partition in partitions if machines is not None else ():
+            if partition.state is not PartitionState.ACTIVE:
+                continue
+            found = {use: (machines or {}).get(use) for use in _uses(partition)}
+            if all(operation == partition.operation for operation in found.values()):
+                adopted.add(partition.name)
+            for use in (use for use, operation in found.items() if operation is None):
+                lost = ev.AgentLost(use.agent_id, "its process ended while no server ran")
+                instructions += self._decide(lost)
+        self._decide(ev.ServerStarted(frozenset(adopted)))
+        if adopted:
+            log.info("machines of the last server go on: %s", ", ".join(sorted(adopted)))
+        return instructions
+
+    def stop(self, grace: float = 1.0, *, leave_machines: bool = False) -> None:
+        """Stop listening, end all machines (or leave them for the next server), close the store. Partitions stay in the
+        store. Idempotent."""
+        self._stopping.set()
+        for rounds in self._rounds:
+            rounds.stop()
+        if self._server is not None:
+            self._server.stop(grace).wait(grace + 5)
+            self._server = None
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self.pool.close(leave=leave_machines)
+        self._workers.shutdown(wait=True)
+        self.store.close()
+
+    def version(self) -> ServerVersion:
+        """Release, address and process."""
+        host = self._address[0]
+        shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+        return ServerVersion(__version__, shown, self._address[1], os.getpid())
+
+    # --- requests of users -------------------------------------------------------------------------------------
+
+    def create(self, needs: Requirements, *, wait: bool = False, priority: int = 0) -> None:
+        """Reserve IPUs and bring them up in the background. ``wait``: in the queue, if there is no room."""
+        if needs.limit_s < 0 or not math.isfinite(needs.limit_s):
+            raise UsageError(f"a partition cannot last {needs.limit_s:g} s", hint="Use --time-limit SECONDS.")
+        if needs.faults:
+            possible = complete_requirements(needs, self.cluster)
+            self._check_faults(possible.faults, possible.size, possible.num_ilds)
+            self.request_faults.plan(needs.name, needs.faults)
+        if wait:
+            self._signs.note(needs.name)
+            self.handle(ev.Enqueue(needs, priority, self._clock()))
+        else:
+            self.handle(ev.CreatePartition(needs, self._clock()))
+
+    def partition(self, name: str, *, asks_for_itself: bool = False) -> PartitionInfo:
+        """One partition, or queued request. ``asks_for_itself``: the question is a sign of life of who waits for it.
+        Raises NotFoundError."""
+        with self._lock:
+            entry = self._allocator.queue.get(name)
+            if entry is not None:
+                if asks_for_itself:
+                    self._signs.note(name)
+                return queued_info(self.cluster, entry)
+            return partition_info(self.cluster, self._allocator.partition(name))
+
+    def owners(self) -> dict[str, int]:
+        """The user id of each partition's owner, by the partition's name."""
+        with self._lock:
+            waiting = {name: entry.needs.owner for name, entry in self._allocator.queue.items()}
+            return waiting | {name: entry.owner for name, entry in self._allocator.partitions.items()}
+
+    def partitions(self) -> list[PartitionInfo]:
+        """All partitions, by name."""
+        with self._lock:
+            entries = sorted(self._allocator.partitions.items())
+        return self._partition_infos.all(
+            (name, partition, partial(partition_info, self.cluster, partition)) for name, partition in entries
+        )
+
+    def reset(self, name: str, generation: int = 0) -> None:
+        """Re-initialise IPUs and links in the background, unless the partition is past ``generation`` already."""
+        self.handle(ev.ResetPartition(name, generation))
+
+    def remove(self, name: str, *, force: bool = False) -> None:
+        """Give the IPUs back in the background, or give up a queued request. Raises ConflictError if a process is
+        attached, unless ``force``."""
+        with self._lock:
+            partition = self._allocator.partitions.get(name)
+            lost = set(self._allocator.lost)
+        if partition is not None and not force and partition.state is PartitionState.ACTIVE:
+            refuse_in_use(name, self._reporter.reports([partition], lost))
+        self.handle(ev.RemovePartition(name))
+
+    def queue(self) -> list[QueueInfo]:
+        """The requests that wait, in the order in which they are served."""
+        with self._lock:
+            self._allocator.now = self._clock()
+            return [queue_info(entry) for entry in explain(self._allocator)]
+
+    def reservations(self) -> list[ReservationInfo]:
+        """Reservations, by their begin."""
+        with self._lock:
+            entries = sorted(self._allocator.reservations.values(), key=lambda r: (r.start, r.name))
+        return [ReservationInfo(entry.name, entry.agents, entry.start, entry.end) for entry in entries]
+
+    def ipuof_config(self, name: str, gcd: int) -> IpuofConfig:
+        """How clients reach the IPUs of one GCD. Raises UsageError if the partition has no such GCD."""
+        with self._lock:
+            partition = self._allocator.partition(name)
+        return ipuof_config(self.cluster, partition, gcd, self.pool.endpoints())
+
+    def allocations(self) -> list[AllocationInfo]:
+        """Allocations, by name."""
+        with self._lock:
+            entries = sorted(self._allocator.allocations.values(), key=lambda a: a.name)
+        return [AllocationInfo(entry.name, self.cluster.name, entry.agents) for entry in entries]
+
+    def machine_reports(self, name: str = "") -> list[MachineReport]:
+        """Reports of machines: those of one partition, or one for each agent and partition of the POD."""
+        with self._lock:
+            lost = set(self._allocator.lost)
+            if name:
+                partitions = [self._allocator.partition(name)]
+            else:
+                partitions = sorted(self._allocator.partitions.values(), key=lambda p: p.name)
+        reports = self._reporter.reports(partitions, lost)
+        reports = [self._with_request_faults(report) for report in reports]
+        return reports if name else self._reporter.whole_pod(reports, lost)
+
+    def _with_request_faults(self, report: MachineReport) -> MachineReport:
+        """The report of a partition's first machine tells its faults of the service too."""
+        if report.machine_index or not report.partition:
+            return report
+        return replace(
+            report,
+            planned_faults=report.planned_faults + self.request_faults.planned(report.partition),
+            struck_faults=report.struck_faults + self.request_faults.struck(report.partition),
+        )
+
+    def reset_ipus(self, name: str, ipus: Sequence[int]) -> None:
+        """Reset IPUs by their index in the partition. Raises ConflictError unless the partition is active."""
+        with self._lock:
+            partition = self._active(name)
+        for ipu in ipus:
+            if not 0 <= ipu < partition.size:
+                raise UsageError(
+                    f"partition {name} has no IPU {ipu}", hint=f"Its IPUs are 0 to {partition.size - 1}."
+                )
+        for first, part in partition.machines():
+            local = [ipu - first for ipu in ipus if first <= ipu < first + part.count]
+            if local:
+                self.pool.control(MachineUse(part.agent_id, name)).reset_ipus(local)
+
+    # --- requests of administrators ----------------------------------------------------------------------------
+
+    def inject_faults(self, name: str, faults: Sequence[FaultSpec]) -> None:
+        """Plan faults on the machines of a partition; each machine takes those on itself."""
+        with self._lock:
+            partition = self._active(name)
+        self._check_faults(faults, partition.size, partition.num_ilds)
+        self.request_faults.plan(name, faults)
+        if len(faults) > len(of_service(faults)):
+            self._on_machines(partition, lambda i, use: self.pool.control(use).inject(faults))
+
+    def partitions_on(self, agent: str) -> tuple[str, ...]:
+        """Names of the partitions that hold IPUs of an agent."""
+        with self._lock:
+            return self._allocator.partitions_on(agent)
+
+    def cancel_faults(self, name: str, texts: Sequence[str] = ()) -> tuple[str, ...]:
+        """Take faults of a partition off the plan: those of these texts, or all. Those that were planned.
+
+        Raises NotFoundError for a text that is not planned.
+        """
+        planned = {
+            str(parse_fault(t)): parse_fault(t) for r in self.machine_reports(name) for t in r.planned_faults
+        }
+        known = {text for spec in planned.values() for text in (spec.text, str(spec))}
+        for text in texts:
+            if text not in known:
+                listed = ", ".join(sorted(spec.text for spec in planned.values())) or "none"
+                raise NotFoundError(
+                    f"no fault {text} is planned on partition {name}", hint=f"Planned: {listed}."
+                )
+        with self._lock:
+            partition = self._allocator.partition(name)
+        self.request_faults.cancel(name, texts)
+        uses = self.pool.endpoints()
+        for part in partition.slices:
+            use = MachineUse(part.agent_id, name)
+            if use in uses:
+                self.pool.control(use).cancel_faults(texts)
+        return tuple(
+            spec.text for spec in planned.values() if not texts or {spec.text, str(spec)} & set(texts)
+        )
+
+    def set_maintenance(self, agent: str, *, drain: bool, deadline_s: float = 0.0, reason: str = "") -> None:
+        """Cordon or drain an agent."""
+        self.handle(ev.SetMaintenance(agent, drain, self._clock(), deadline_s, reason))
+
+    def end_maintenance(self, agent: str) -> None:
+        """Return an agent to service."""
+        self.handle(ev.EndMaintenance(agent, self._clock()))
+
+    def create_reservation(
+        self, name: str, agents: tuple[str, ...], *, begin_in_s: float, for_s: float
+    ) -> None:
+        """Keep agents for some time."""
+        now = self._clock()
+        start = now + max(begin_in_s, 0.0)
+        self.handle(ev.CreateReservation(ev.Reservation(name, agents, start, start + for_s), now))
+
+    def remove_reservation(self, name: str) -> None:
+        """End a reservation."""
+        self.handle(ev.RemoveReservation(name, self._clock()))
+
+    def look_around(self) -> None:
+        """What is to be done as time passes; called once a second."""
+        with self._lock:
+            allocator = self._allocator
+            waiting = set(allocator.queue)
+            timed = bool(allocator.reservations) or any(p.ends for p in allocator.partitions.values())
+            due = any(entry.deadline for entry in allocator.maintenance.values())
+        for name in self._signs.vanished(waiting):
+            log.info("request %s leaves the queue: nobody asks for it any more", name)
+            with contextlib.suppress(NotFoundError):  # It was served or given up meanwhile.
+                self.handle(ev.LeaveQueue(name))
+        if waiting or timed or due:
+            self.handle(ev.Tick(self._clock()))
+
+    def _ask_machines(self) -> None:
+        """A heartbeat: which machines answer."""
+        with self._lock:
+            partitions = list(self._allocator.partitions.values())
+            lost = set(self._allocator.lost)
+        self._reporter.reports(partitions, lost)
+        self._reporter.forget(self.pool.endpoints())
+
+    def agents(self) -> list[AgentInfo]:
+        """Agents of the POD in its order."""
+        with self._lock:
+            lost = set(self._allocator.lost)
+            maintenance = dict(self._allocator.maintenance)
+            holders = {agent.id: self._allocator.partitions_on(agent.id) for agent in self.cluster.agents}
+        running, silent = self.pool.running_agents(), self._reporter.silent_agents()
+        endpoints: dict[str, tuple[str, ...]] = {}
+        for use, where in self.pool.endpoints().items():
+            endpoints[use.agent_id] = (*endpoints.get(use.agent_id, ()), where)
+
+        def status(agent: str) -> AgentStatus:
+            return AgentStatus(
+                agent_state(agent, lost, running),
+                holders[agent],
+                endpoints.get(agent, ()),
+                maintenance.get(agent),
+                silent.get(agent),
+            )
+
+        statuses = ((agent, status(agent.id)) for agent in self.cluster.agents)
+        return self._agent_infos.all(
+            (agent.id, told, partial(agent_info, agent, told)) for agent, told in statuses
+        )
+
+    def handle(self, event: ev.Event) -> None:
+        """Let the allocator decide, store the change, apply it, and start what follows.
+
+        Raises what the allocator refuses, and ServiceError if the change cannot be stored: then nothing has changed.
+        """
+        if isinstance(event, ev.AgentLost | ev.RestartAgent | ev.PowerCycleAgent):
+            # Machines of agents end and start in the order in which that was decided, but not under the lock that every
+            # request needs.
+            with self._agents_lock:
+                for instruction in self._decide(event):
+                    self._carry_out_on_agent(instruction)
+        else:
+            self._decide(event)
+
+    def _decide(self, event: ev.Event) -> tuple[ev.Instruction, ...]:
+        """Decide, commit, then apply: nothing starts, and no IPU is held, that the store does not know."""
+        with self._lock:
+            self._allocator.now = self._clock()
+            decision = self._allocator.propose(event)
+            if decision.change:
+                self._commit(decision.change)
+            self._allocator.apply(decision)
+            for name, partition in decision.change.partitions.items():
+                log.info("partition %s: %s", name, partition.story[-1] if partition else "removed")
+            for instruction in decision.instructions:
+                self._carry_out(instruction)
+            return decision.instructions
+
+    def _commit(self, change: ev.StateChange) -> None:
+        try:
+            self.store.commit(change)
+        except Superseded:
+            self.on_superseded()
+            raise
+
+    def _report(self, event: ev.Event) -> None:
+        """Tell the allocator what happened; again every second while the state file cannot be written."""
+        while True:
+            try:
+                return self.handle(event)
+            except Superseded as error:
+                log.warning("%s is not recorded: %s", type(event).__name__, error.message)
+                return None
+            except ServiceError as error:
+                log.warning("%s is not recorded yet: %s", type(event).__name__, error.message)
+                if self._stopping.wait(REPORT_AGAIN_S):
+                    return None
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait until every partition is in a terminal state, for tests and clean starts. False after ``timeout``."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            with self._lock:
+                if all(p.state.is_terminal() for p in self._allocator.partitions.values()):
+                    return True
+            time.sleep(0.005)
+        return False
+
+    # --- instructions ---------------------------------------------------------------------------------------
+
+    def _carry_out(self, instruction: ev.Instruction) -> None:
+        match instruction:
+            case ev.ProvisionMachines() | ev.ResetMachines() | ev.ReleaseMachines():
+                self._submit(self._run_operation, instruction)
+            case ev.StopAgentMachines() | ev.ReplaceAgentMachines() | ev.PowerCycleMachines():
+                pass  # See _carry_out_on_agent.
+
+    def _carry_out_on_agent(self, instruction: ev.Instruction) -> None:
+        """Start and end machines while the request waits: when it returns, the fresh machine is up."""
+        match instruction:
+            case ev.StopAgentMachines(agent):
+                self.pool.stop_agent(agent)
+            case ev.ReplaceAgentMachines(agent, partitions):
+                self.pool.stop_agent(agent)
+                self.pool.acquire([MachineUse(agent, name) for name in partitions])
+            case ev.PowerCycleMachines(agent):
+                for use in self.pool.endpoints():
+                    if use.agent_id == agent:
+                        self.pool.control(use).power_cycle()
+
+    def _submit(self, work: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # The service is stopping.
+            self._workers.submit(self._logged, work, *args)
+
+    def _logged(self, work: Callable[..., None], *args: object) -> None:
+        try:
+            work(*args)
+        except Exception:
+            log.exception("an operation failed: %s%s", work.__name__, args)
+
+    def _run_operation(self, operation: ev.ProvisionMachines | ev.ResetMachines | ev.ReleaseMachines) -> None:
+        """Run an operation on a partition after those before it; report how it ended."""
+        name, number = operation.partition, operation.operation
+        with self._lock:
+            turn = self._partition_locks.setdefault(name, threading.Lock())
+        with turn:
+            with self._lock:
+                partition = self._allocator.partitions.get(name)
+            if partition is None or partition.operation != number:
+                return
+            with self._agents_lock:
+                pass  # What was decided for its agents before this operation is done before it.
+            self._report(ev.OperationStarted(name, number))
+            try:
+                if isinstance(operation, ev.ReleaseMachines):
+                    self.pool.release([MachineUse(part.agent_id, name) for part in operation.slices])
+                else:
+                    self._bring_up(partition)
+            except PodrunError as error:
+                if self._stopping.is_set():
+                    return  # The partition is as it should be: it is brought up when the service starts again.
+                hint = f" {error.hint}" if error.hint else ""
+                self._report(ev.OperationFailed(name, number, f"{error.message}.{hint}"))
+            except Exception as error:
+                log.exception("partition %s: an operation failed", name)
+                self._report(ev.OperationFailed(name, number, f"{type(error).__name__}: {error}"))
+            else:
+                self._report(ev.OperationSucceeded(name, number))
+
+    def _bring_up(self, partition: Partition) -> None:
+        """Provision or reset: all machines of the partition, cleared and configured with each other's endpoints."""
+        uses = _uses(partition)
+        where = self.pool.acquire(uses)
+        self.pool.release(  # Of the place from which it was moved.
+            use for use in self.pool.endpoints() if use.partition == partition.name and use not in uses
+        )
+        endpoints = [where[use] for use in uses]
+        fresh = partition.generation == 0
+        firsts = [first for first, _ in partition.machines()]
+
+        def bring_up(index: int, use: MachineUse) -> None:
+            control = self.pool.control(use)
+            control.configure(
+                partition=partition.name,
+                first_ipu=firsts[index],
+                machine_index=index,
+                endpoints=endpoints,
+                ipus=partition.slices[index].count,
+                owner=partition.owner,
+                operation=partition.operation,
+            )
+            control.reset_links()
+            control.reset_ipus(range(partition.slices[index].count))
+            if fresh and partition.faults:
+                control.inject(partition.faults)
+
+        self._on_machines(partition, bring_up)
+
+    def _on_machines(self, partition: Partition, work: Callable[[int, MachineUse], None]) -> None:
+        """Call ``work`` for all machines of a partition at once. Raises the first error, with the machine's name."""
+        uses = _uses(partition)
+        with ThreadPoolExecutor(min(len(uses), 16), thread_name_prefix="podrun-machines") as threads:
+            results = [threads.submit(work, index, use) for index, use in enumerate(uses)]
+        for use, result in zip(uses, results, strict=True):
+            try:
+                result.result()
+            except PodrunError as error:
+                if isinstance(error, UsageError):
+                    raise
+                self.pool.check(use)
+                raise ServiceError(f"machine {use.agent_id}: {error.message}", hint=error.hint) from error
+
+    def _machine_lost(self, agent: str, reason: str) -> None:
+        log.warning("machine %s is lost: %s", agent, reason)
+        self._report(ev.AgentLost(agent, reason))
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _check_faults(self, faults: Sequence[FaultSpec], size: int, ilds: int) -> None:
+        """Raises UsageError for a fault on an IPU, link or machine that the partition lacks."""
+        topology = LinkTopology(routing_of(self.cluster, size, ilds).link_topology)
+        validate(faults, ipus=size, links=partition_links(size, ilds, topology), ilds=ilds)
+
+    def _active(self, name: str) -> Partition:
+        partition = self._allocator.partition(name)
+        if partition.state is not PartitionState.ACTIVE:
+            why = f": {partition.error}" if partition.error else ""
+            raise ConflictError(
+                f"partition {name} is {partition.state.name}, not ACTIVE{why}",
+                hint=f"Look at it: vipu get partition {name}",
+            )
+        return partition
+
+
+def _uses(partition: Partition) -> list[MachineUse]:
+    """The machines of a partition in its order."""
+    return [MachineUse(part.agent_id, partition.name) for part in partition.slices]

@@ -1,0 +1,433 @@
+"""What the V-IPU service keeps across restarts, in SQLite: partitions, allocations, lost agents.
+
+A change of state is one transaction, committed before the change takes effect anywhere. A state file has one owner at a
+time and belongs to one POD as its description was when the file was made. What cannot be read, or does not hold
+together, is refused; nothing is emptied or repaired silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import socket
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from podrun.core.cluster import Allocation, Cluster
+from podrun.core.environment import environment
+from podrun.core.errors import ConfigError, ConflictError, InternalError, ServiceError
+from podrun.faults import parse_fault
+from podrun.vipu.allocator import NO_PLANS, Allocator, Plans
+from podrun.vipu.events import Maintenance, Partition, Queued, Reservation, StateChange
+from podrun.vipu.invariants import validate_state
+from podrun.vipu.ipu_placement import MachineSlice
+from podrun.vipu.machine_pool import Lease
+from podrun.vipu.types import PartitionState, Requirements, SyncType
+
+SCHEMA_VERSION = 4
+_PLANS = "CREATE TABLE plans (kind TEXT NOT NULL, name TEXT NOT NULL, data TEXT NOT NULL, PRIMARY KEY (kind, name))"
+MIGRATIONS = {
+    1: ("ALTER TABLE pod ADD COLUMN fingerprint TEXT NOT NULL DEFAULT ''",),
+    2: (
+        "ALTER TABLE pod ADD COLUMN uid TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE pod ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0",
+    ),
+    3: (_PLANS,),
+}
+"""What makes a file of a schema version one of the next."""
+
+_TABLES = """
+CREATE TABLE pod (name TEXT NOT NULL, own_allocations INTEGER NOT NULL DEFAULT 0,
+                  fingerprint TEXT NOT NULL DEFAULT '', uid TEXT NOT NULL DEFAULT '',
+                  epoch INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE partitions (name TEXT PRIMARY KEY, data TEXT NOT NULL);
+CREATE TABLE allocations (position INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, agents TEXT NOT NULL);
+CREATE TABLE lost (agent TEXT PRIMARY KEY);
+"""
+PLAN_KINDS: tuple[tuple[str, type], ...] = (
+    ("maintenance", Maintenance),
+    ("queue", Queued),
+    ("reservations", Reservation),
+)
+"""Kinds of rows in ``plans``: the name there, in `StateChange` and in `Plans`, and the class of an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """What a store holds. ``allocations`` None: those of the POD's description were never changed."""
+
+    partitions: tuple[Partition, ...]
+    allocations: tuple[Allocation, ...] | None
+    lost: frozenset[str]
+    plans: Plans = NO_PLANS
+
+
+class Superseded(ConflictError):
+    """Another server has taken the state over: this one must change nothing any more."""
+
+
+class Store:
+    """An open store. ``path`` None keeps everything in memory: for a service that lives only as long as its process.
+
+    Raises ConflictError if another process uses the file, ConfigError if it cannot be used.
+    """
+
+    def __init__(self, path: Path | None, cluster: str) -> None:
+        self.path, self._cluster = path, cluster
+        self._guard = threading.Lock()
+        self._owner: StateFileLock | None = None
+        self._lease = Lease()
+        try:
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._owner = StateFileLock(path)
+                _create(path, cluster)
+            # Statements run from several threads, one at a time: `_guard`.
+            self._db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
+            try:
+                self._open(cluster)
+            except BaseException:
+                self._db.close()
+                raise
+        except BaseException as error:
+            self._release_owner()
+            if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+                raise self._damaged(str(error)) from error
+            if isinstance(error, OSError | sqlite3.OperationalError):
+                raise ConfigError(
+                    f"partitions cannot be kept in {path}: {getattr(error, 'strerror', None) or error}",
+                    hint="Name another file with --state-file, or keep nothing: vipu-server --no-state",
+                ) from error
+            raise
+
+    def _open(self, cluster: str) -> None:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise ConfigError(
+                f"{self.path} is of a newer podrun (schema {version}; this one reads {SCHEMA_VERSION})",
+                hint="Name another file with --state-file.",
+            )
+        if version == 0:
+            if self.path is not None:
+                raise self._damaged("it has no version")
+            _make_tables(self._db, cluster)
+        row = self._db.execute("SELECT name FROM pod").fetchone()
+        if row is None:
+            raise self._damaged("it names no POD")
+        if row[0] != cluster:
+            raise ConfigError(
+                f"{self.path} holds the state of {row[0]}, not of {cluster}",
+                hint=f"Start it as `vipu-server --cluster {row[0]}`, or name another file with --state-file.",
+            )
+        # From here on the file is ours to change.
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        if 0 < version < SCHEMA_VERSION:
+            with self._transaction():
+                for earlier in range(version, SCHEMA_VERSION):
+                    for statement in MIGRATIONS[earlier]:
+                        self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def close(self) -> None:
+        """Close the file and give it up. Idempotent."""
+        self._db.close()
+        self._release_owner()
+
+    def load(self, cluster: Cluster) -> StoredState:
+        """All that is stored. Raises ConfigError for another description of the POD, for what cannot be read, and for a
+        state that does not hold together."""
+        try:
+            with self._guard:
+                state = self._read()
+                fingerprint = str(self._db.execute("SELECT fingerprint FROM pod").fetchone()[0])
+            known = cluster.allocations if state.allocations is None else state.allocations
+            if len({p.name for p in state.partitions}) != len(state.partitions):
+                raise ValueError("two rows hold a partition of the same name")
+            if fingerprint not in ("", fingerprint_of(cluster)):
+                raise ConfigError(
+                    f"{self.path} was written for another description of {cluster.name}: its agents or links changed",
+                    hint="Start the server with the description it had, or name another file with --state-file.",
+                )
+            validate_state(
+                cluster, {p.name: p for p in state.partitions}, {a.name: a for a in known}, state.lost
+            )
+            Allocator(
+                cluster,
+                allocations=known,
+                partitions=state.partitions,
+                lost=state.lost,
+                plans=state.plans,
+            ).validate_state()
+        except (sqlite3.DatabaseError, ValueError, KeyError, TypeError, InternalError) as error:
+            told = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise self._damaged(told) from error
+        if not fingerprint:
+            with self._committing():
+                self._db.execute("UPDATE pod SET fingerprint = ?", (fingerprint_of(cluster),))
+        return state
+
+    def write(self, state: StoredState, cluster: Cluster, lease: Lease) -> None:
+        """Put a whole state into a new store, with the id and epoch of another."""
+        change = StateChange(
+            {partition.name: partition for partition in state.partitions},
+            state.allocations,
+            state.lost,
+            {entry.agent: entry for entry in state.plans.maintenance},
+            {entry.needs.name: entry for entry in state.plans.queue},
+            {entry.name: entry for entry in state.plans.reservations},
+        )
+        self.commit(change)
+        with self._committing():
+            row = (fingerprint_of(cluster), lease.pod, lease.epoch)
+            self._db.execute("UPDATE pod SET fingerprint = ?, uid = ?, epoch = ?", row)
+
+    @property
+    def uid(self) -> str:
+        """The id of the state, which stays as long as its file; empty for a store in memory."""
+        if self.path is None:
+            return ""
+        with self._committing():
+            uid = str(self._db.execute("SELECT uid FROM pod").fetchone()[0])
+            if not uid:
+                uid = secrets.token_hex(8)
+                self._db.execute("UPDATE pod SET uid = ?", (uid,))
+        return uid
+
+    def lead(self) -> Lease:
+        """Become the state's one owner: from now on `commit` refuses whoever was so before. The lease is for the
+        machines; that of a store in memory has epoch 0."""
+        if self.path is None:
+            return Lease()
+        uid = self.uid
+        with self._committing():
+            lease = Lease(uid, int(self._db.execute("SELECT epoch FROM pod").fetchone()[0]) + 1)
+            self._db.execute("UPDATE pod SET epoch = ?", (lease.epoch,))
+        self._lease = lease
+        return lease
+
+    def commit(self, change: StateChange) -> None:
+        """Store a change, whole or not at all. Raises ServiceError if it cannot be: then nothing is changed. Raises
+        Superseded if another server leads."""
+        with self._committing():
+            self._check_lead()
+            for name, partition in change.partitions.items():
+                if partition is None:
+                    self._db.execute("DELETE FROM partitions WHERE name = ?", (name,))
+                else:
+                    row = (name, json.dumps(_plain(partition)))
+                    self._db.execute("INSERT OR REPLACE INTO partitions VALUES (?, ?)", row)
+            for kind, _ in PLAN_KINDS:
+                self._write_entries(kind, getattr(change, kind))
+            if change.allocations is not None:
+                rows = [(i, a.name, json.dumps(a.agents)) for i, a in enumerate(change.allocations)]
+                self._db.execute("DELETE FROM allocations")
+                self._db.executemany("INSERT INTO allocations VALUES (?, ?, ?)", rows)
+                self._db.execute("UPDATE pod SET own_allocations = 1")
+            if change.lost is not None:
+                self._db.execute("DELETE FROM lost")
+                agents = [(agent,) for agent in sorted(change.lost)]
+                self._db.executemany("INSERT INTO lost VALUES (?)", agents)
+
+    def _write_entries(self, kind: str, entries: Mapping[str, Any]) -> None:
+        for name, entry in entries.items():
+            if entry is None:
+                self._db.execute("DELETE FROM plans WHERE kind = ? AND name = ?", (kind, name))
+            else:
+                row = (kind, name, json.dumps(_plain_entry(entry)))
+                self._db.execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?)", row)
+
+    def _check_lead(self) -> None:
+        if self._lease.epoch:
+            epoch = self._db.execute("SELECT epoch FROM pod").fetchone()[0]
+            if epoch != self._lease.epoch:
+                raise Superseded(
+                    f"another server owns {self.path} (its epoch {epoch}; ours {self._lease.epoch})",
+                    hint="Use that server: vipu --server-version. This one ends and leaves its machines to it.",
+                )
+
+    def _read(self) -> StoredState:
+        rows = self._db.execute("SELECT name, data FROM partitions").fetchall()
+        partitions = [partition_of(str(name), json.loads(data)) for name, data in rows]
+        allocations = None
+        if self._db.execute("SELECT own_allocations FROM pod").fetchone()[0]:
+            rows = self._db.execute("SELECT name, agents FROM allocations ORDER BY position").fetchall()
+            allocations = tuple(Allocation(str(name), tuple(json.loads(agents))) for name, agents in rows)
+        lost = frozenset(str(row[0]) for row in self._db.execute("SELECT agent FROM lost"))
+        partitions.sort(key=lambda p: (p.created, p.name))
+        plans = {
+            kind: tuple(
+                entry_of(entry_class, json.loads(data))
+                for (data,) in self._db.execute(
+                    "SELECT data FROM plans WHERE kind = ? ORDER BY name", (kind,)
+                )
+            )
+            for kind, entry_class in PLAN_KINDS
+        }
+        return StoredState(tuple(partitions), allocations, lost, Plans(**plans))
+
+    @contextlib.contextmanager
+    def _committing(self) -> Iterator[None]:
+        try:
+            with self._transaction():
+                yield
+        except sqlite3.Error as error:
+            raise ServiceError(
+                f"the state file {self.path} cannot be written: {error}; nothing was changed",
+                hint="Make room on its file system, then try again.",
+            ) from error
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._guard:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                # SQLite has ended the transaction by itself if the disk is full.
+                if self._db.in_transaction:
+                    with contextlib.suppress(sqlite3.Error):
+                        self._db.execute("ROLLBACK")
+                raise
+
+    def _damaged(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"the state file {self.path} is damaged or no state file: {what}",
+            hint=f"See what can be kept: vipu-server check --cluster {self._cluster} --state-file {self.path}",
+        )
+
+    def _release_owner(self) -> None:
+        if self._owner is not None:
+            self._owner.release()
+            self._owner = None
+
+
+class StateFileLock:
+    """Ownership of a state file: an advisory lock on ``FILE.lock``, in which the owner's name stands.
+
+    The kernel gives it up when the owner's process ends, however it ends; the file stays. Raises ConflictError with the
+    owner's name if another process, or another store of this one, has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.with_name(f"{path.name}.lock")
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.read(self._file, 256).decode(errors="replace").strip() or "another server"
+            os.close(self._file)
+            raise ConflictError(
+                f"the state file {path} is in use by {owner}",
+                hint="Use that server (vipu --server-version shows where it listens) or stop it. A second server of "
+                "the POD needs a state of its own: --state-file FILE or --no-state",
+            ) from error
+        with contextlib.suppress(OSError):  # On a full disk the owner has the lock, only without its name.
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Give the file up."""
+        os.close(self._file)
+
+
+def default_state_file(cluster: str) -> Path:
+    """Default state file of a POD: in the user's directory for state (XDG)."""
+    base = environment().get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "podrun" / f"vipu-server-{cluster}.sqlite"
+
+
+def fingerprint_of(cluster: Cluster) -> str:
+    """A short hash of what stored partitions rely on: the POD's agents in order, their IPU-Link domains, its links."""
+    topology = cluster.topology
+    agents = [(agent.id, agent.ild) for agent in cluster.agents]
+    links = (topology.ild_ipus, topology.ipu_links.value, topology.gateway.value)
+    return hashlib.sha256(json.dumps([cluster.target, agents, links]).encode()).hexdigest()[:16]
+
+
+def _create(path: Path, cluster: str) -> None:
+    """Make the file if there is none, whole or not at all. Raises ConfigError if it is empty."""
+    if path.exists():
+        if path.stat().st_size == 0:
+            raise ConfigError(
+                f"the state file {path} is empty: what it held is lost, or it never was one",
+                hint=f"Restore a copy of it, or remove it to start without partitions: rm {path}",
+            )
+        return
+    fresh = path.with_name(f"{path.name}.new")
+    try:
+        fresh.unlink(missing_ok=True)
+        with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as db:
+            _make_tables(db, cluster)
+        fresh.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+
+
+def _make_tables(db: sqlite3.Connection, cluster: str) -> None:
+    db.execute("BEGIN")
+    for statement in (*_TABLES.strip().split(";\n"), _PLANS):
+        db.execute(statement)
+    db.execute("INSERT INTO pod (name) VALUES (?)", (cluster,))
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    db.execute("COMMIT")
+
+
+def _plain(partition: Partition) -> dict[str, Any]:
+    return {
+        **asdict(partition),
+        "state": partition.state.name,
+        "sync_type": partition.sync_type.name,
+        "faults": list(map(str, partition.faults)),
+    }
+
+
+def _plain_entry(entry: Maintenance | Queued | Reservation) -> dict[str, Any]:
+    plain = asdict(entry)
+    if isinstance(entry, Queued):
+        plain["needs"]["sync_type"] = entry.needs.sync_type.name if entry.needs.sync_type else None
+        plain["needs"]["faults"] = list(map(str, entry.needs.faults))
+    return plain
+
+
+def entry_of(kind: type, data: Any) -> Any:
+    """An entry of a table of plans. Raises ValueError, KeyError or TypeError if it is none."""
+    if not isinstance(data, dict):
+        raise TypeError(f"a row is {type(data).__name__}")
+    if kind is Queued:
+        needs = dict(data["needs"])
+        needs["sync_type"] = SyncType[needs["sync_type"]] if needs["sync_type"] else None
+        needs["faults"] = tuple(map(parse_fault, needs["faults"]))
+        return Queued(**{**data, "needs": Requirements(**needs)})
+    if kind is Reservation:
+        return Reservation(**{**data, "agents": tuple(data["agents"])})
+    return kind(**data)
+
+
+def partition_of(name: str, data: Any) -> Partition:
+    """The partition of a row. Raises ValueError, KeyError or TypeError if it is none."""
+    if not isinstance(data, dict):
+        raise TypeError(f"partition {name} is recorded as {type(data).__name__}")
+    partition = Partition(
+        **{
+            **data,
+            "state": PartitionState[data["state"]],
+            "sync_type": SyncType[data["sync_type"]],
+            "slices": tuple(MachineSlice(**entry) for entry in data["slices"]),
+            "faults": tuple(map(parse_fault, data["faults"])),
+            "story": tuple(data["story"]),
+        }
+    )
+    if partition.name != name:
+        raise ValueError(f"partition {name} is recorded as {partition.name}")
+    return partition

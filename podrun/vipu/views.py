@@ -1,0 +1,206 @@
+"""A partition as others see it: what `vipu` lists, and how clients reach its IPUs.
+
+Pure, from the POD's description, the allocator's `Partition` and the addresses of its machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+from podrun.core.cluster import Agent, Cluster, ipu_number
+from podrun.core.errors import UsageError
+from podrun.vipu.events import Maintenance, Partition, Queued
+from podrun.vipu.ipu_placement import routing_of
+from podrun.vipu.machine_pool import MachineUse
+from podrun.vipu.queueing import Explanation
+from podrun.vipu.rights import owner_name
+from podrun.vipu.types import (
+    AgentInfo,
+    AgentState,
+    IpuofConfig,
+    IpuofDevice,
+    PartitionInfo,
+    PartitionState,
+    QueueInfo,
+)
+
+Source = TypeVar("Source")
+Result = TypeVar("Result")
+
+
+class ViewCache(Generic[Source, Result]):
+    """What was made of values, by name: made again only where a value is another one. Lists of thousands of partitions
+    and agents change little from one question to the next."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Source, Result]] = {}
+
+    def all(self, entries: Iterable[tuple[str, Source, Callable[[], Result]]]) -> list[Result]:
+        """The results for some entries (name, value, how to make its result), in their order; others are forgotten."""
+        known, fresh, results = self._known, {}, []
+        for name, source, make in entries:
+            before = known.get(name)
+            if before is None or (before[0] is not source and before[0] != source):
+                before = (source, make())
+            fresh[name] = before
+            results.append(before[1])
+        self._known = fresh
+        return results
+
+
+class AgentStatus(NamedTuple):
+    """What changes about an agent. ``stale``: seconds since its machine answered; None if it answers, or has none."""
+
+    state: AgentState
+    partitions: tuple[str, ...]
+    endpoints: tuple[str, ...]
+    maintenance: Maintenance | None
+    stale: float | None
+
+
+def agent_info(agent: Agent, status: AgentStatus) -> AgentInfo:
+    """An agent as `vipu-admin list agents` describes it."""
+    wanted = status.maintenance
+    return AgentInfo(
+        agent_id=agent.id,
+        host=agent.host,
+        port=agent.port,
+        serial=agent.serial,
+        state=status.state,
+        ild=agent.ild,
+        partitions=status.partitions,
+        endpoints=status.endpoints,
+        health=agent_health(status.state is AgentState.LOST, wanted, status.stale),
+        stale_seconds=status.stale,
+        reason=wanted.reason if wanted else "",
+        deadline=wanted.deadline if wanted else 0.0,
+    )
+
+
+def partition_info(cluster: Cluster, partition: Partition) -> PartitionInfo:
+    """A partition as `vipu get partition` describes it."""
+    return PartitionInfo(
+        name=partition.name,
+        cluster=cluster.name,
+        allocation=partition.allocation,
+        size=partition.size,
+        state=partition.state,
+        reconfigurable=partition.reconfigurable,
+        num_gcds=partition.num_gcds,
+        sync_type=partition.sync_type,
+        num_ilds=partition.num_ilds,
+        ild_routing=routing_of(cluster, partition.size, partition.num_ilds).ild_routing,
+        agents=tuple(part.agent_id for part in partition.slices),
+        error=partition.error,
+        generation=partition.generation,
+        created=partition.created,
+        ends=partition.ends or None,
+        relocatable=partition.relocatable,
+        owner=owner_name(partition.owner),
+    )
+
+
+def queued_info(cluster: Cluster, entry: Queued) -> PartitionInfo:
+    """A request that waits, as `vipu get partition` describes it."""
+    needs = entry.needs
+    return PartitionInfo(
+        name=needs.name,
+        cluster=cluster.name,
+        allocation=needs.allocation,
+        size=needs.size,
+        state=PartitionState.QUEUED,
+        reconfigurable=needs.reconfigurable,
+        num_gcds=needs.num_gcds,
+        num_ilds=needs.num_ilds,
+        ild_routing=routing_of(cluster, needs.size, needs.num_ilds).ild_routing,
+        created=entry.since,
+        relocatable=needs.relocatable,
+        owner=owner_name(needs.owner),
+    )
+
+
+def queue_info(told: Explanation) -> QueueInfo:
+    """A queued request with what it waits for."""
+    needs = told.entry.needs
+    return QueueInfo(
+        name=needs.name,
+        size=needs.size,
+        priority=told.entry.priority,
+        since=told.entry.since,
+        position=told.position,
+        ahead=told.ahead,
+        blockers=told.blockers,
+        latest=told.latest,
+        owner=owner_name(needs.owner),
+    )
+
+
+def ipuof_config(
+    cluster: Cluster, partition: Partition, gcd: int, endpoints: Mapping[MachineUse, str]
+) -> IpuofConfig:
+    """How clients reach the IPUs of one GCD. Raises UsageError if the partition has no such GCD."""
+    if gcd >= partition.num_gcds:
+        raise UsageError(
+            f"partition {partition.name} has no GCD {gcd}",
+            hint=f"Its GCDs are 0 to {partition.num_gcds - 1}.",
+        )
+    share = partition.size // partition.num_gcds
+    devices = tuple(d for d in _devices(partition, endpoints) if d.partition_ipu // share == gcd)
+    return IpuofConfig(partition.name, partition.state, devices, _attributes(cluster, partition, gcd))
+
+
+def agent_state(agent: str, lost: set[str], running: set[str]) -> AgentState:
+    """State of an agent, from the agents that are lost and those whose machine runs."""
+    if agent in lost:
+        return AgentState.LOST
+    return AgentState.UP if agent in running else AgentState.STANDBY
+
+
+SUSPECT_SECONDS = 15.0
+"""A machine that does not answer is suspect for so long, then unreachable."""
+
+
+def agent_health(lost: bool, maintenance: Maintenance | None, stale: float | None) -> str:
+    """Health of an agent. ``stale``: seconds since its machine answered, None if it answers or has none. What is wrong
+    comes before what an administrator wants."""
+    if lost:
+        return "failed"
+    if stale is not None:
+        return "suspect" if stale < SUSPECT_SECONDS else "unreachable"
+    if maintenance is not None:
+        return "draining" if maintenance.draining else "cordoned"
+    return "up"
+
+
+def _devices(partition: Partition, endpoints: Mapping[MachineUse, str]) -> Iterator[IpuofDevice]:
+    for machine, (first, part) in enumerate(partition.machines()):
+        host, _, port = endpoints.get(MachineUse(part.agent_id, partition.name), ":0").rpartition(":")
+        for ipu in range(part.count):
+            yield IpuofDevice(
+                ip=host,
+                server_port=int(port),
+                partition_ipu=first + ipu,
+                machine=machine,
+                ipu=ipu,
+                agent_id=part.agent_id,
+                ipu_number=ipu_number(part.first_slot + ipu),
+            )
+
+
+def _attributes(cluster: Cluster, partition: Partition, gcd: int) -> dict[str, str]:
+    routing = routing_of(cluster, partition.size, partition.num_ilds)
+    return {
+        "GCD Id": str(gcd),
+        "Num GCDs": str(partition.num_gcds),
+        "Partition Size": str(partition.size),
+        "Reconfigurable": str(partition.reconfigurable).lower(),
+        "Generation": str(partition.generation),
+        "IPU-Link Domain Size": str(partition.size // partition.num_ilds),
+        "IPU-Link Topology": routing.link_topology,
+        "IPU-Link Configuration": routing.link_configuration,
+        "Gateway Mode": "true",
+        "Target": cluster.target,
+        "Auto Reset": str(partition.auto_reset).lower(),
+        "Error": partition.error,
+    }

@@ -1,0 +1,339 @@
+"""Random operations on the partition service's core and store, in model time: seeded, and replayable by seed and count.
+
+    python -m tests.vipu.operations --seed 7 --count 100000
+
+The core decides, a real SQLite file commits, then the decision is applied; machines are a dictionary. Servers are
+killed before a commit and between commit and apply, machines are killed, the disk is full, the clock jumps. After each
+operation the state must hold together, and the store must hold the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sqlite3
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from podrun.core.cluster import load_cluster
+from podrun.core.errors import InternalError, ServiceError, UsageError
+from podrun.vipu import events as ev
+from podrun.vipu.allocator import Allocator
+from podrun.vipu.machine_pool import MachineUse
+from podrun.vipu.queueing import planned_queue
+from podrun.vipu.store import Store
+from podrun.vipu.types import PartitionState, Requirements
+
+S = PartitionState
+
+
+class World:
+    """A POD with its store, its machines, and a clock that only operations move."""
+
+    def __init__(self, directory: Path, seed: int, cluster: str = "pod64") -> None:
+        self.random = random.Random(seed)
+        self.cluster = load_cluster(cluster)
+        self.path = directory / "state.sqlite"
+        self.now = 1_700_000_000.0
+        self.machines: dict[MachineUse, int] = {}
+        self.pending: list[ev.Instruction] = []
+        self.done: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self.names = 0
+        self.store = self._open()
+        self.core = self._load()
+        self.start_server(None)
+
+    def _open(self) -> Store:
+        store = Store(self.path, self.cluster.name)
+        store._db.execute("PRAGMA synchronous = OFF")  # Model time needs no disk.
+        return store
+
+    def _load(self) -> Allocator:
+        state = self.store.load(self.cluster)
+        self.store.lead()
+        core = Allocator(
+            self.cluster,
+            allocations=state.allocations,
+            partitions=state.partitions,
+            lost=state.lost,
+            plans=state.plans,
+        )
+        core.now = self.now
+        return core
+
+    # --- deciding -------------------------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event, *, killed: str = "") -> bool:
+        """Propose, commit, apply. ``killed``: when the server is killed. Whether the event took effect."""
+        self.core.now = self.now
+        try:
+            decision = self.core.propose(event)
+        except InternalError:
+            raise
+        except UsageError as error:
+            self.refused[type(error).__name__] += 1
+            return False
+        if killed == "before":
+            self.restart(lose=())
+            return False
+        if decision.change:
+            try:
+                self.store.commit(decision.change)
+            except ServiceError:
+                self.refused["disk full"] += 1
+                return False
+        if killed == "between":
+            self.restart(lose=())
+            return True
+        self.core.apply(decision)
+        self.pending += decision.instructions
+        return True
+
+    def restart(self, lose: tuple[MachineUse, ...]) -> None:
+        """The server is killed and starts again; its instructions that were under way are gone."""
+        self.pending.clear()
+        self.store.close()
+        for use in lose:
+            self.machines.pop(use, None)
+        self.store = self._open()
+        self.core = self._load()
+        self.start_server(dict(self.machines))
+
+    def start_server(self, machines: dict[MachineUse, int] | None) -> None:
+        """Take machines over, as `podrun.vipu.service.Service` does."""
+        adopted = set()
+        for partition in list(self.core.partitions.values()):
+            uses = [MachineUse(part.agent_id, partition.name) for part in partition.slices]
+            if partition.state is not S.ACTIVE or machines is None:
+                continue
+            if all(machines.get(use) == partition.operation for use in uses):
+                adopted.add(partition.name)
+            for use in uses:
+                if use not in machines:
+                    self.handle(ev.AgentLost(use.agent_id, "killed"))
+        self.handle(ev.ServerStarted(frozenset(adopted)))
+        wanted = {
+            MachineUse(part.agent_id, p.name) for p in self.core.partitions.values() for part in p.slices
+        }
+        self.machines = {use: value for use, value in self.machines.items() if use in wanted}
+
+    def work(self) -> None:
+        """Carry one instruction out, in any order, and report how it ended."""
+        if not self.pending:
+            return
+        instruction = self.pending.pop(self.random.randrange(len(self.pending)))
+        match instruction:
+            case ev.ProvisionMachines(name, number) | ev.ResetMachines(name, number):
+                partition = self.core.partitions.get(name)
+                if partition is None or partition.operation != number:
+                    return
+                if not self.handle(ev.OperationStarted(name, number)):
+                    self.pending.append(instruction)  # Recorded as soon as there is room.
+                    return
+                uses = {MachineUse(part.agent_id, name) for part in partition.slices}
+                self.machines = {u: o for u, o in self.machines.items() if u.partition != name or u in uses}
+                if self.random.random() < 0.05:
+                    self._report(instruction, ev.OperationFailed(name, number, "the machine failed."))
+                    return
+                self.machines |= dict.fromkeys(uses, number)
+                self._report(instruction, ev.OperationSucceeded(name, number))
+            case ev.ReleaseMachines(name, number, slices):
+                for part in slices:
+                    self.machines.pop(MachineUse(part.agent_id, name), None)
+                self._report(instruction, ev.OperationSucceeded(name, number))
+            case ev.StopAgentMachines(agent):
+                self.machines = {u: o for u, o in self.machines.items() if u.agent_id != agent}
+            case ev.ReplaceAgentMachines(agent, partitions):
+                self.machines |= {MachineUse(agent, name): 0 for name in partitions}
+
+    def _report(self, instruction: ev.Instruction, event: ev.Event) -> None:
+        if not self.handle(event):
+            self.pending.append(instruction)
+
+    # --- operations -----------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One random operation."""
+        kind = self.random.choices(list(OPERATIONS), [weight for weight, _ in OPERATIONS.values()])[0]
+        OPERATIONS[kind][1](self)
+        self.done[kind] += 1
+        self.check()
+
+    def check(self) -> None:
+        """What always holds."""
+        self.core.validate_state()
+        stored = self.store.load(self.cluster)
+        assert {p.name: p for p in stored.partitions} == self.core.partitions
+        assert stored.lost == self.core.lost
+        assert {q.needs.name: q for q in stored.plans.queue} == self.core.queue
+        assert {m.agent: m for m in stored.plans.maintenance} == self.core.maintenance
+        assert {r.name: r for r in stored.plans.reservations} == self.core.reservations
+        held = sum(partition.size for partition in self.core.partitions.values())
+        assert int(self.core.table.taken.sum()) == held
+
+    def new_name(self) -> str:
+        self.names += 1
+        return f"p{self.names}"
+
+    def any_partition(self) -> str:
+        return self.random.choice([*self.core.partitions, "nobody"])
+
+    def any_agent(self) -> str:
+        return self.random.choice(self.cluster.agents).id
+
+    def needs(self) -> Requirements:
+        size = self.random.choice([1, 1, 2, 4, 4, 8, 16, 32, 64, 3])
+        chance = self.random.random
+        return Requirements(
+            self.new_name() if chance() < 0.95 else self.any_partition(),
+            size,
+            reconfigurable=chance() < 0.3,
+            limit_s=self.random.choice([0.0, 0.0, 60.0, 600.0]),
+            relocatable=chance() < 0.3,
+            reservation=self.random.choice([*self.core.reservations, ""]) if chance() < 0.1 else "",
+        )
+
+    def killed(self) -> str:
+        return self.random.choice(["before", "between"]) if self.random.random() < 0.02 else ""
+
+
+def _create(world: World) -> None:
+    world.handle(ev.CreatePartition(world.needs(), world.now), killed=world.killed())
+
+
+def _enqueue(world: World) -> None:
+    world.handle(ev.Enqueue(world.needs(), world.random.randrange(-1, 3), world.now), killed=world.killed())
+
+
+def _leave(world: World) -> None:
+    world.handle(ev.LeaveQueue(world.random.choice([*world.core.queue, "nobody"])))
+
+
+def _remove(world: World) -> None:
+    world.handle(ev.RemovePartition(world.any_partition()), killed=world.killed())
+
+
+def _reset(world: World) -> None:
+    world.handle(ev.ResetPartition(world.any_partition()), killed=world.killed())
+
+
+def _kill_machine(world: World) -> None:
+    if world.machines:
+        use = world.random.choice(sorted(world.machines, key=lambda u: (u.agent_id, u.partition)))
+        world.machines.pop(use)
+        world.handle(ev.AgentLost(use.agent_id, "its process ended"), killed=world.killed())
+
+
+def _kill_server(world: World) -> None:
+    uses = sorted(world.machines, key=lambda u: (u.agent_id, u.partition))
+    world.restart(tuple(use for use in uses if world.random.random() < 0.05))
+
+
+def _full_disk(world: World) -> None:
+    """A few operations on a disk that has no room left: each is refused whole, or needed none."""
+    db = world.store._db
+    pages = db.execute("PRAGMA page_count").fetchone()[0]
+    db.execute(f"PRAGMA max_page_count = {pages}")
+    try:
+        for _ in range(3):
+            _create(world)
+            world.work()
+    finally:
+        world.store._db.execute("PRAGMA max_page_count = 1073741823")
+
+
+def _reserve(world: World) -> None:
+    agents = tuple(agent.id for agent in world.random.sample(world.cluster.agents, 2))
+    start = world.now + world.random.choice([0.0, 300.0, 3000.0])
+    reservation = ev.Reservation(world.new_name(), agents, start, start + 600.0)
+    world.handle(ev.CreateReservation(reservation, world.now))
+
+
+def _maintain(world: World) -> None:
+    drain = world.random.random() < 0.5
+    deadline = world.random.choice([0.0, 120.0]) if drain else 0.0
+    world.handle(ev.SetMaintenance(world.any_agent(), drain, world.now, deadline), killed=world.killed())
+
+
+def _pass_time(world: World, seconds: float) -> None:
+    world.now += seconds
+    world.handle(ev.Tick(world.now))
+    assert not any(planned.starts for planned in planned_queue(world.core))
+
+
+OPERATIONS: dict[str, tuple[float, Callable[[World], None]]] = {
+    "work": (40, World.work),
+    "create": (14, _create),
+    "queue": (8, _enqueue),
+    "leave": (1, _leave),
+    "remove": (14, _remove),
+    "reset": (5, _reset),
+    "restart agent": (5, lambda w: _ignore(w.handle(ev.RestartAgent(w.any_agent())))),
+    "power cycle": (1, lambda w: _ignore(w.handle(ev.PowerCycleAgent(w.any_agent())))),
+    "kill machine": (2, _kill_machine),
+    "kill server": (1, _kill_server),
+    "full disk": (1, _full_disk),
+    "maintain": (1, _maintain),
+    "return": (3, lambda w: _ignore(w.handle(ev.EndMaintenance(w.any_agent(), w.now)))),
+    "reserve": (0.5, _reserve),
+    "time passes": (6, lambda w: _pass_time(w, w.random.expovariate(1 / 30))),
+    "clock jumps": (0.5, lambda w: _pass_time(w, w.random.choice([-3600.0, 3600.0]))),
+}
+
+
+def _ignore(took_effect: bool) -> None:
+    """Refused or not: both are right."""
+
+
+def run(seed: int, count: int, directory: Path, cluster: str = "pod64") -> World:
+    """``count`` operations of a seed; an error names both."""
+    world = World(directory, seed, cluster)
+    try:
+        for number in range(count):
+            try:
+                world.step()
+            except Exception as error:
+                error.add_note(f"operation {number + 1} of seed {seed}")
+                raise
+        empty(world)
+    finally:
+        world.store.close()
+    return world
+
+
+def empty(world: World) -> None:
+    """Remove everything: every IPU is free again."""
+    while world.core.queue:  # Who leaves may make room for the next.
+        assert world.handle(ev.LeaveQueue(min(world.core.queue)))
+    for name in list(world.core.reservations):
+        assert world.handle(ev.RemoveReservation(name, world.now))
+    for name in list(world.core.partitions):
+        assert world.handle(ev.RemovePartition(name))
+    while world.pending:
+        world.work()
+    world.check()
+    assert world.core.partitions == {}
+    assert not world.core.table.taken.any()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Random operations on the V-IPU core, in model time.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--cluster", default="pod64")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        begin = time.monotonic()
+        world = run(options.seed, options.count, Path(directory), options.cluster)
+        took = time.monotonic() - begin
+        print(f"{options.count} operations on {options.cluster}, seed {options.seed}, in {took:.0f} s")
+        print("done:", dict(world.done.most_common()))
+        print("refused:", dict(world.refused.most_common()), "SQLite", sqlite3.sqlite_version)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""A fixed part of the random operations; `tests.vipu.operations` runs as many as one likes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .operations import run
+
+
+@pytest.mark.parametrize(("seed", "count"), [(3, 300), (11, 300)])
+def test_nothing_is_lost_or_owned_twice(tmp_path: Path, seed: int, count: int) -> None:
+    world = run(seed, count, tmp_path)
+    assert sum(world.done.values()) == count
+    assert world.refused["ExhaustedError"] > 0
+
+
+def test_a_seed_gives_the_same_operations_again(tmp_path: Path) -> None:
+    directories = [tmp_path / "a", tmp_path / "b"]
+    for directory in directories:
+        directory.mkdir()
+    first, second = (run(5, 60, directory) for directory in directories)
+    assert (first.done, first.refused, first.now) == (second.done, second.refused, second.now)

@@ -1,0 +1,81 @@
+"""Faults of the partition service: requests that are answered late, not, or carried out twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from podrun.core.errors import NotFoundError, ServiceError
+from podrun.faults import parse_fault
+from podrun.vipu.request_faults import RequestFaults
+
+from .conftest import Pod
+
+
+def faults_of(pod: Pod, *texts: str) -> list[object]:
+    """Plan faults on partition p; what the service does about them is noted."""
+    noted: list[object] = []
+    pod.service.request_faults = RequestFaults(sleep=noted.append, end=lambda: noted.append("ended"))
+    pod.active("p", 16)
+    pod.client.inject_faults("p", texts)
+    return noted
+
+
+def generation(pod: Pod) -> int:
+    assert pod.service.wait_idle(5)
+    return pod.client.get_partition("p").generation
+
+
+def test_a_request_is_answered_late(pod16: Pod) -> None:
+    noted = faults_of(pod16, "service:vipu@during=ResetPartition:slow,seconds=1.5")
+    pod16.client.reset_partition("p")
+    assert noted == [1.5]
+    assert generation(pod16) == 2
+
+
+def test_an_answer_is_lost_after_the_commit(pod16: Pod) -> None:
+    faults_of(pod16, "service:vipu@during=ResetPartition:answer-lost")
+    with pytest.raises(ServiceError, match="the answer to ResetPartition was lost"):
+        pod16.client.reset_partition("p", 1)
+    assert generation(pod16) == 2
+    pod16.client.reset_partition("p", 1)
+    assert generation(pod16) == 2, "asked again, with the generation, it has no second effect"
+
+
+def test_a_request_that_arrives_twice_has_one_effect_with_a_generation(pod16: Pod) -> None:
+    faults_of(pod16, "service:vipu@during=ResetPartition,repeat=2:twice")
+    pod16.client.reset_partition("p", 1)
+    assert generation(pod16) == 2
+    assert pod16.client.machine_reports("p")[0].planned_faults
+    pod16.client.reset_partition("p", 2)
+    assert generation(pod16) == 3
+    reports = pod16.client.machine_reports("p")
+    assert not any(report.planned_faults for report in reports)
+    assert [entry["fault"] for entry in reports[0].struck_faults] == [
+        "service:vipu@during=ResetPartition,repeat=2:twice"
+    ] * 2
+
+
+def test_the_server_ends_after_the_commit(pod16: Pod) -> None:
+    noted = faults_of(pod16, "service:vipu@during=RemovePartition:killed")
+    pod16.client.remove_partition("p")
+    assert noted == ["ended"]
+
+
+def test_faults_are_cancelled_by_name_or_all(pod16: Pod) -> None:
+    faults_of(pod16, "service:vipu@during=ResetPartition:twice", "service:vipu@during=GetPartition:slow")
+    machine = pod16.pool.machine("ipum1", "p")
+    machine.planned = ("ipu:1@batch=3:trap:launch=7-8",)
+    with pytest.raises(NotFoundError, match="no fault ipu:9@batch=3:trap is planned on partition p"):
+        pod16.client.cancel_faults("p", ["ipu:9@batch=3:trap"])
+    assert pod16.client.cancel_faults("p", ["ipu:1@batch=3:trap"]) == ("ipu:1@batch=3:trap",)
+    assert machine.calls[-1] == ("cancel_faults", ["ipu:1@batch=3:trap"])
+    machine.planned = ()
+    assert len(pod16.client.cancel_faults("p")) == 2
+    assert not pod16.client.machine_reports("p")[0].planned_faults
+
+
+def test_of_another_partition_nothing_strikes(pod16: Pod) -> None:
+    faults = RequestFaults(end=lambda: None)
+    faults.plan("p", [parse_fault("service:vipu@during=ResetPartition:answer-lost")])
+    assert faults.answer("ResetPartition", "q", lambda: "done") == "done"
+    assert faults.answer("GetPartition", "p", lambda: "done") == "done"
