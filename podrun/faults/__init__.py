@@ -1,24 +1,58 @@
-"""Faults: what may go wrong on a machine, as data, and the one point where it enters.
+"""Faults: what may go wrong on a machine, when, and the error that follows. Pure data and rules.
 
-`parse_fault` reads ``ipu:5@step=17:tile-parity`` into a `FaultSpec`; `validate` holds specs against a
-partition; `error_for` says which error a fault raises and which recovery action clears it; a `FaultPoint` is
-asked by a machine's interpreter between two instructions. Only pure data and rules live here: what a machine
-does about a fault (mark an IPU, end a process) is the machine's own business.
+Fault texts enter from command lines, the environment and the network, and are parsed here once; `FaultSpec` values
+travel on. A machine's `FaultPoint` hands the fault that strikes to the machine, which marks its IPUs or ends.
 """
 
-from podrun.faults.effects import EFFECTS, Effect, describe_kinds, error_for
-from podrun.faults.point import FaultPoint
-from podrun.faults.spec import FaultSpec, FaultTarget, parse_fault, parse_faults, validate
+from podrun.faults.effects import (
+    DISTURBANCES,
+    EFFECTS,
+    OF_A_LAUNCH,
+    Effect,
+    describe_kinds,
+    error_for,
+    recovery_hint,
+)
+from podrun.faults.plan_file import parse_plan, plan_schema, read_plan
+from podrun.faults.point import FaultPoint, ListPlaces, Strike, Struck, check_places
+from podrun.faults.process_plan import (
+    UNSTRUCK_EXIT_CODE,
+    VARIABLE,
+    ProcessPlan,
+    plan_in_process,
+    process_plan,
+    report_unstruck,
+    simulated_soc_errors,
+)
+from podrun.faults.spec import FaultSpec, FaultTarget, parse_fault, parse_faults, partition_links, validate
 
 __all__ = [
+    "DISTURBANCES",
     "EFFECTS",
+    "OF_A_LAUNCH",
+    "UNSTRUCK_EXIT_CODE",
+    "VARIABLE",
     "Effect",
     "FaultPoint",
     "FaultSpec",
     "FaultTarget",
+    "ListPlaces",
+    "ProcessPlan",
+    "Strike",
+    "Struck",
+    "check_places",
     "describe_kinds",
     "error_for",
     "parse_fault",
     "parse_faults",
+    "parse_plan",
+    "partition_links",
+    "plan_in_process",
+    "plan_schema",
+    "process_plan",
+    "read_plan",
+    "recovery_hint",
+    "report_unstruck",
+    "simulated_soc_errors",
     "validate",
 ]

@@ -1,4 +1,4 @@
-"""What each kind of fault does: the error class, code, recovery action and words it comes back as.
+"""What each kind of fault does: `EFFECTS` has the error class, code, recovery action and words it comes back as.
 
 The classes follow the SDK's error model: application errors leave tiles stopped until the program is loaded
 again; recoverable ones name the action that helps; unrecoverable ones mean that the machine has to go.
@@ -6,11 +6,12 @@ again; recoverable ones name the action that helps; unrecoverable ones mean that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from podrun.errors import (
+from podrun.core.errors import (
     ApplicationRuntimeError,
     ErrorCode,
     PoplarError,
@@ -30,7 +31,7 @@ class Effect:
 
     ``action`` makes the target usable again: for every class but recoverable ones it is what the reference
     recommends, and it is not part of the error. None: nothing does, the machine has to be replaced. ``state``
-    is the phrase that monitor tools show. ``message`` is filled with ``a`` and ``b`` (the indices), ``step``
+    is the phrase that monitor tools show. ``message`` is filled with ``a`` and ``b`` (the indices), ``batch``
     and ``partition``.
     """
 
@@ -43,7 +44,7 @@ class Effect:
 
 def _tile(code: ErrorCode, exception: str, state: str) -> Effect:
     """A tile exception: application error, cleared by loading the program again."""
-    message = f"Tiles in excepted state: IPU {{a}}: {exception} in step {{step}}"
+    message = f"Tiles in excepted state: IPU {{a}}: {exception} in batch {{batch}}"
     return Effect(ApplicationRuntimeError, code, RecoveryAction.IPU_RESET, state, message)
 
 
@@ -53,21 +54,21 @@ EFFECTS: Mapping[tuple[str, str], Effect] = {
         ErrorCode.MEMORY_ERROR,
         RecoveryAction.IPU_RESET,
         "tile parity error",
-        "Memory parity error on a tile of IPU {a} in step {step}; the contents of its memory are lost",
+        "Memory parity error on a tile of IPU {a} in batch {batch}; the contents of its memory are lost",
     ),
     ("ipu", "soft-error"): Effect(
         RecoverableRuntimeError,
         ErrorCode.IPUSOFTERR,
         RecoveryAction.IPU_RESET,
         "SoC soft error",
-        "CIUERRVR.IPUSOFTERR error on IPU {a} in step {step}",
+        "CIUERRVR.IPUSOFTERR error on IPU {a} in batch {batch}",
     ),
     ("ipu", "exchange-error"): Effect(
         RecoverableRuntimeError,
         ErrorCode.EXCHANGE_ERROR,
         RecoveryAction.IPU_RESET,
         "exchange error",
-        "Exchange error on IPU {a} in step {step}",
+        "Exchange error on IPU {a} in batch {batch}",
     ),
     ("ipu", "tile-exception"): _tile(ErrorCode.INVALID_ADDRESS, "TEXCPT_INVALID_ADDR", "tile exception"),
     ("ipu", "trap"): _tile(ErrorCode.TRAP, "TEXCPT_DBG_TRAP", "tile exception (trap)"),
@@ -84,59 +85,225 @@ EFFECTS: Mapping[tuple[str, str], Effect] = {
     ("ipu", "overflow"): _tile(
         ErrorCode.FLOATING_POINT_OVERFLOW, "TEXCPT_FP_OFLO", "floating-point exception (overflow)"
     ),
+    ("ipu", "bank-conflict"): _tile(
+        ErrorCode.TILE_MEMORY_BANK_CONFLICT,
+        "TEXCPT_MEM_BANK_CONFLICT",
+        "tile exception (memory bank conflict)",
+    ),
+    ("ipu", "exchange-configuration"): _tile(
+        ErrorCode.INVALID_EXCHANGE_CONFIGURATION, "TEXCPT_EXERR", "tile exception (exchange configuration)"
+    ),
+    ("ipu", "invalid-operand"): _tile(
+        ErrorCode.INVALID_OPERAND, "TEXCPT_INVALID_OPERAND", "tile exception (operand)"
+    ),
+    ("ipu", "invalid-program-counter"): _tile(
+        ErrorCode.INVALID_PROGRAM_COUNTER, "TEXCPT_INVALID_PC", "tile exception (program counter)"
+    ),
+    ("ipu", "invalid-instruction"): _tile(
+        ErrorCode.INVALID_INSTRUCTION, "TEXCPT_INVALID_INSTR", "tile exception (instruction)"
+    ),
+    ("ipu", "host-sync-timeout"): Effect(
+        UnknownRuntimeError,
+        ErrorCode.HOST_SYNC_TIMEOUT,
+        RecoveryAction.IPU_RESET,
+        "host sync timeout",
+        "IPUDevice: still waiting for host sync after: 300 seconds. IPU {a} did not come to it in batch {batch}",
+    ),
+    ("ipu", "sync-timeout"): Effect(
+        UnknownRuntimeError,
+        ErrorCode.UNKNOWN,
+        RecoveryAction.IPU_RESET,
+        "sync timeout",
+        "IPU {a} did not come to a synchronisation of the IPUs in batch {batch}",
+    ),
     ("ipu", "unknown"): Effect(
         UnknownRuntimeError,
         ErrorCode.UNKNOWN,
         RecoveryAction.FULL_RESET,
         "unknown error",
-        "IPU {a} stopped in step {step} for an unknown reason",
+        "IPU {a} stopped in batch {batch} for an unknown reason",
     ),
     ("link", "down"): Effect(
         RecoverableRuntimeError,
         ErrorCode.LINK_DOWN,
         RecoveryAction.PARTITION_RESET,
         "IPU-Link down",
-        "IPU-Link between IPU {a} and IPU {b} went down in step {step}",
+        "IPU-Link between IPU {a} and IPU {b} went down in batch {batch}",
+    ),
+    ("gw-link", "down"): Effect(
+        RecoverableRuntimeError,
+        ErrorCode.LINK_DOWN,
+        RecoveryAction.PARTITION_RESET,
+        "GW-Link down",
+        "GW-Link between the gateways of IPU-M2000 {a} and IPU-M2000 {b} went down in batch {batch}",
+    ),
+    ("link", "flapping"): Effect(
+        RecoverableRuntimeError,
+        ErrorCode.LINK_DOWN,
+        RecoveryAction.PARTITION_RESET,
+        "",
+        "IPU-Link between IPU {a} and IPU {b} went down in batch {batch} and came up again",
+    ),
+    ("machine", "connection-lost"): Effect(
+        UnrecoverableRuntimeError,
+        ErrorCode.HOST_LINK_DOWN,
+        None,
+        "",
+        "fabric_atomic_increment_hsp_register could not be completed: Fabric error: connection not established "
+        "(CONNECTION_KILL), machine {a} of the partition, in batch {batch}; the machine answers others",
+    ),
+    ("machine", "gateway-lost"): Effect(
+        UnrecoverableRuntimeError,
+        ErrorCode.HOST_LINK_DOWN,
+        RecoveryAction.FULL_RESET,
+        "gateway lost",
+        "The gateway of IPU-M2000 {a} stopped answering in batch {batch}; hosts and streaming memory are out of reach",
+    ),
+    ("machine", "streaming-memory"): Effect(
+        RecoverableRuntimeError,
+        ErrorCode.MEMORY_ERROR,
+        RecoveryAction.PARTITION_RESET,
+        "streaming memory error",
+        "Uncorrectable error in the streaming memory of IPU-M2000 {a} in batch {batch}; what it held is lost",
     ),
     ("machine", "power"): Effect(
         RecoverableRuntimeError,
         ErrorCode.UNKNOWN,
         RecoveryAction.FULL_RESET,
         "power fault",
-        "IPU-M2000 {a} reported a power fault in step {step}; its IPUs do not answer",
+        "IPU-M2000 {a} reported a power fault in batch {batch}; its IPUs do not answer",
     ),
     ("machine", "unrecoverable"): Effect(
         UnrecoverableRuntimeError,
         ErrorCode.UNKNOWN,
         None,
         "unrecoverable error",
-        "IPU-M2000 {a} failed in step {step} with an error that is likely to persist",
+        "IPU-M2000 {a} failed in batch {batch} with an error that is likely to persist",
     ),
     ("machine", "lost"): Effect(
         UnrecoverableRuntimeError,
         ErrorCode.HOST_LINK_DOWN,
         None,
         "machine lost",
-        "IPU-M2000 {a} was lost in step {step}",
+        "IPU-M2000 {a} was lost in batch {batch}",
     ),
 }
 """Effects by target and kind."""
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A parameter of a disturbance: its type, its default (None: it must be given), and the smallest and largest value
+    of a number.
+    """
+
+    type: type[int] | type[float] | type[str]
+    default: int | float | str | None
+    least: float = 0.0
+    most: float = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """A fault that raises no error by itself: it is seen in results, times, processes or answers. ``lasts``: it may be
+    given a number of batches (``for``). ``settings``: its parameters. ``does``: in words.
+    """
+
+    does: str
+    settings: Mapping[str, Setting]
+    lasts: bool = False
+
+
+_FACTOR = {"factor": Setting(float, 1.01, 1.0, 1e6)}
+_SECONDS = {"seconds": Setting(float, 1.0, 0.0, 3600.0)}
+
+DISTURBANCES: Mapping[tuple[str, str], Disturbance] = {
+    ("ipu", "corrected-parity"): Disturbance("corrects a parity error and counts it", {}),
+    ("ipu", "corrupt"): Disturbance(
+        "flips a bit of a variable, silently",
+        {"tensor": Setting(str, None), "element": Setting(int, 0), "bit": Setting(int, 0, 0, 63)},
+    ),
+    ("ipu", "slow"): Disturbance("computes slower by a factor, in modelled time", _FACTOR, lasts=True),
+    ("ipu", "throttled"): Disturbance(
+        "computes at a lower clock, in modelled time", {"mhz": Setting(float, None, 1.0, 1e5)}, lasts=True
+    ),
+    ("ipu", "stream-stall"): Disturbance("waits for the host's data", _SECONDS),
+    ("link", "degraded"): Disturbance(
+        "runs with fewer of its 8 lanes, or repeats a share of its packets, in modelled time",
+        {"lanes": Setting(int, 8, 1, 8), "error-rate": Setting(float, 0.0, 0.0, 0.99)},
+        lasts=True,
+    ),
+    ("machine", "slow"): Disturbance("computes slower by a factor, in modelled time", _FACTOR, lasts=True),
+    ("machine", "paused"): Disturbance("does and answers nothing for a time", _SECONDS),
+    ("instance", "killed"): Disturbance("kills the host process", {}),
+    ("instance", "hung"): Disturbance("stops the host process for a time", _SECONDS),
+    ("service", "slow"): Disturbance("answers the request late", _SECONDS),
+    ("service", "answer-lost"): Disturbance("carries out the request, and the answer is lost", {}),
+    ("service", "twice"): Disturbance("is given the request twice", {}),
+    ("service", "killed"): Disturbance("ends after it has committed the request", {}),
+}
+"""Faults without an error of their own, by target and kind."""
+
+EVENTS = ("load", "read", "partition-reset")
+"""What a machine does besides batches, at which a fault may strike: it loads a program, gives weights to the host
+(as a checkpoint needs), is reset with its partition.
+"""
+REQUESTS = (
+    "CreatePartition",
+    "ResetPartition",
+    "RemovePartition",
+    "PowerCycleAgent",
+    "RestartAgent",
+    "GetPartition",
+)
+"""Requests to the partition service at which a fault of ``service`` may strike."""
+
+
+def settings_of(target: str, kind: str) -> Mapping[str, Setting]:
+    """The parameters of a kind."""
+    found = DISTURBANCES.get((target, kind))
+    return {} if found is None else found.settings
+
+
+def kinds_of(target: str) -> tuple[str, ...]:
+    """The kinds of faults of a target."""
+    return tuple(kind for where, kind in (*EFFECTS, *DISTURBANCES) if where == target)
+
+
+WHERE: Mapping[str, str] = {
+    "ipu": "N",
+    "link": "A-B",
+    "gw-link": "A-B",
+    "machine": "N",
+    "instance": "N",
+    "service": "vipu",
+}
+"""Targets, and how each is numbered."""
+
+
 def describe_kinds() -> str:
     """All targets and kinds in one line, for messages and help."""
-    return ", ".join(
-        f"{target}:{'A-B' if target == 'link' else 'N'}@step=S:{kind}" for target, kind in EFFECTS
-    )
+    parts = []
+    for target, where in WHERE.items():
+        when = "during=REQUEST" if target == "service" else "batch=B"
+        parts.append(f"{target}:{where}@{when}:{', '.join(kinds_of(target))}")
+    return "; ".join(parts)
 
 
-def error_for(spec: FaultSpec, *, partition: str = "") -> PoplarError:
-    """The error that the fault raises, in every process of the program; ``partition`` goes into the hint."""
+def error_for(
+    spec: FaultSpec, *, partition: str = "", agent: str = "", batch: int | None = None
+) -> PoplarError:
+    """The error that the fault raises, in every process of the program. ``partition`` and ``agent`` go into the hint;
+    ``batch``: in which it struck, if the fault does not say.
+    """
     effect = EFFECTS[spec.target.value, spec.kind]
     a, b = spec.indices[0], spec.indices[-1]
-    message = effect.message.format(a=a, b=b, step=spec.step)
+    message = effect.message.format(a=a, b=b, batch=spec.batch if batch is None else batch)
+    tile = spec.setting("tile", None)
+    if tile is not None:
+        message = message.replace(f"IPU {a}", f"tile {tile} of IPU {a}", 1)
     where = f"{spec.target.value} {'-'.join(map(str, spec.indices))}"
-    hint = recovery_hint(effect.action, spec.indices, spec.target.value, partition)
+    hint = recovery_hint(effect.action, effect.error, where, partition, agent)
     if effect.error is RecoverableRuntimeError:
         assert effect.action is not None
         return RecoverableRuntimeError(
@@ -145,24 +312,44 @@ def error_for(spec: FaultSpec, *, partition: str = "") -> PoplarError:
     return effect.error(message, code=effect.code, where=where, hint=hint)
 
 
+OF_A_LAUNCH = re.compile(r"podrun-\d+")
+"""Names of partitions that podrun makes for one launch and removes at its end."""
+
+
 def recovery_hint(
-    action: RecoveryAction | None, indices: tuple[int, ...], target: str, partition: str = ""
+    action: RecoveryAction | None,
+    error: type[PoplarError],
+    where: str,
+    partition: str = "",
+    agent: str = "",
+    *,
+    attached: bool = True,
 ) -> str:
-    """What to type to get the target back."""
-    name = partition or "NAME"
+    """What to do next, with the command to type. ``where``: as `PoplarError.where` says it; ``partition``: empty for
+    machines inside the process; ``agent``: of the machine concerned, if it is known; ``attached``: whether the program
+    holds the IPUs, and so can load again.
+    """
+    load = "Load the program again (prepareDevice)"
+    lasting = partition and not OF_A_LAUNCH.fullmatch(partition)
+    if action is RecoveryAction.IPU_RESET or issubclass(error, ApplicationRuntimeError):
+        number = where.partition(" ")[2]
+        if not attached and partition:
+            return f"Reset it: gc-reset -d {number}"
+        if attached:
+            return f"{load}; after the program has ended: gc-reset -d {number}" if lasting else f"{load}."
+    if not partition:
+        return "Start the program again: its machines are in its own process."
+    if not lasting:
+        return (
+            "The partition ends with this launch: start it again, or let podrun recover by itself "
+            "(podrun --max-restarts 3)."
+        )
+    named = agent or "AGENT"
+    find = "" if agent else " (gc-monitor names the agent)"
+    reset = f"vipu reset partition {partition}"
     match action:
-        case RecoveryAction.IPU_RESET:
-            return f"Load the program again, or reset the IPU: gc-reset -d {indices[0]}"
         case RecoveryAction.PARTITION_RESET | RecoveryAction.LINK_RESET:
-            return f"End the program and reset the partition: vipu reset partition {name}"
+            return f"End the program and reset the partition: {reset}"
         case RecoveryAction.FULL_RESET:
-            agent = "its machine" if target != "machine" else f"machine {indices[0]}"
-            return (
-                f"Power-cycle {agent} (vipu-admin power-cycle agent ID; gc-monitor names it), "
-                f"then: vipu reset partition {name}"
-            )
-        case None:
-            return (
-                f"Replace the machine (vipu-admin restart agent ID; gc-monitor names it), "
-                f"then: vipu reset partition {name}"
-            )
+            return f"Power-cycle the machine{find}: vipu-admin power-cycle agent {named}, then: {reset}"
+    return f"Replace the machine{find}: vipu-admin restart agent {named}, then: {reset}"

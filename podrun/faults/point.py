@@ -1,72 +1,283 @@
-"""The one point where faults enter: a machine's interpreter asks here between two instructions."""
+"""Where faults enter: a machine's interpreter asks a `FaultPoint` between two instructions."""
 
 from __future__ import annotations
 
+import difflib
+import math
 import threading
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from podrun.errors import PoplarError
+from podrun.core.errors import PoplarError, UsageError
 from podrun.faults.effects import error_for
-from podrun.faults.spec import FaultSpec, FaultTarget
+from podrun.faults.spec import PAIRS, FaultSpec, FaultTarget
+
+
+@dataclass(frozen=True, slots=True)
+class ListPlaces:
+    """Where the batches of one pass begin in an instruction list.
+
+    ``ipus``: the partition's IPUs that run the list on this machine. ``starts``: the index of the first
+    instruction of each batch; a program that pipelines whole batches runs several in one pass. ``length``: the
+    number of instructions. ``leads``: this list is the machine's first; faults of a whole machine enter there.
+    ``instances``: those whose first IPU is on this machine. ``batch_seconds``: modelled time of a batch (NaN: none).
+    """
+
+    ipus: frozenset[int]
+    starts: tuple[int, ...]
+    length: int
+    leads: bool
+    instances: frozenset[int] = frozenset()
+    batch_seconds: float = math.nan
+
+    def runs(self, spec: FaultSpec) -> bool:
+        """True iff the fault enters this list."""
+        if spec.target is FaultTarget.INSTANCE:
+            return self.leads and spec.indices[0] in self.instances
+        if spec.target in (FaultTarget.MACHINE, FaultTarget.GW_LINK):
+            return self.leads
+        return not self.ipus.isdisjoint(spec.indices)
+
+    def instructions_of(self, batch: int) -> int:
+        """The number of instructions of one batch of a pass."""
+        ends = (*self.starts[1:], self.length)
+        return ends[batch] - self.starts[batch]
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A fault that strikes now, in ``batch`` (of an event: the batches that were done)."""
+
+    spec: FaultSpec
+    batch: int
+
+
+@dataclass(slots=True)
+class _Planned:
+    """A fault that has still to strike. ``job``: whom it may hit (empty: the next job that attaches). ``strikes``: how
+    often it has struck.
+    """
+
+    spec: FaultSpec
+    job: str
+    strikes: int = 0
+
+    @property
+    def left(self) -> FaultSpec:
+        """The fault as if it were planned now."""
+        if not self.strikes:
+            return self.spec
+        batch = self.spec.batch + self.strikes * self.spec.every
+        return replace(self.spec, repeat=self.spec.repeat - self.strikes, batch=batch)
+
+    def batch(self, places: ListPlaces) -> int:
+        """The batch of its next strike."""
+        if self.spec.seconds is None:
+            return self.spec.moment(self.strikes)
+        return math.ceil(self.spec.seconds / places.batch_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A fault that struck: its text, its job (a launch or a process), the batch, and seconds since 1970."""
+
+    fault: str
+    job: str
+    batch: int
+    time_s: float
+
+
+HISTORY = 1000
+"""Strikes that a machine remembers."""
 
 
 class FaultPoint:
-    """The faults planned for one machine; each strikes once.
+    """The faults planned for one machine. Each strikes at most once. Safe to use from several threads.
 
     ``ipus``: partition indices of the machine's IPUs; ``machine``: its index. A link belongs to the machines
-    at both of its ends. Faults of other machines are not kept. Safe to use from several threads.
+    at both of its ends. ``claim`` is called before a fault strikes and may return False to prevent it. ``clock``:
+    seconds since 1970, for the history.
     """
 
-    def __init__(self, ipus: Iterable[int], machine: int) -> None:
+    def __init__(
+        self,
+        ipus: Iterable[int],
+        machine: int,
+        claim: Callable[[FaultSpec], bool] = lambda spec: True,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._ipus = frozenset(ipus)
         self._machine = machine
+        self._claim = claim
         self._lock = threading.Lock()
-        self._planned: list[FaultSpec] = []
+        self._planned: list[_Planned] = []
+        self._history: list[Struck] = []
+        self._clock = clock
 
-    def plan(self, specs: Iterable[FaultSpec]) -> None:
-        """Add those of ``specs`` that concern this machine."""
+    def plan(
+        self,
+        specs: Iterable[FaultSpec],
+        job_at: Callable[[FaultSpec], str] = lambda spec: "",
+        done_at: Callable[[FaultSpec], int] = lambda spec: 0,
+    ) -> None:
+        """Add the faults that concern this machine. ``job_at``: the job that runs where a fault is to strike;
+        ``done_at``: the batches it has done. A fault of a launch that is planned already is not planned twice.
+        """
         with self._lock:
-            self._planned += [spec for spec in specs if self._is_mine(spec)]
+            for spec in specs:
+                if not self.concerns(spec) or (spec.launch and any(e.spec == spec for e in self._planned)):
+                    continue
+                if spec.relative:
+                    spec = replace(spec, batch=spec.batch + done_at(spec), relative=False)
+                self._planned.append(_Planned(spec, spec.launch or job_at(spec)))
+
+    def cancel(self, texts: Collection[str] = ()) -> tuple[str, ...]:
+        """Take faults off the plan: those of these texts, or all. The texts of those that were planned."""
+        with self._lock:
+            gone = [
+                e
+                for e in self._planned
+                if not texts or {e.spec.text, str(e.spec), e.left.text, str(e.left)} & set(texts)
+            ]
+            self._planned = [entry for entry in self._planned if entry not in gone]
+        return tuple(entry.spec.text for entry in gone)
 
     @property
     def planned(self) -> tuple[FaultSpec, ...]:
-        """What has not struck yet."""
-        return tuple(self._planned)
+        """The faults that have still to strike, with the strikes that are left."""
+        return tuple(entry.left for entry in self._planned)
 
-    def ask(self, step: int, instruction: int, ipus: Collection[int], *, leads: bool) -> FaultSpec | None:
-        """The fault that strikes now, if any, taken off the plan.
+    def begin_job(self, job: str, ipus: Collection[int], others: Collection[str] = ()) -> None:
+        """A job attaches to ``ipus``: faults without a job become its faults; those of jobs that are neither this
+        one nor among ``others``, which are attached, are disarmed.
+        """
+        with self._lock:
+            for entry in [e for e in self._planned if self._is_on(e.spec, ipus)]:
+                if not entry.job:
+                    entry.job = job
+                elif entry.job != job and entry.job not in others:
+                    self._planned.remove(entry)
 
-        ``step``: batches done since the program was loaded; ``instruction``: index of the one about to be run
-        by partition IPUs ``ipus``; ``leads``: whether these speak for their machine (faults of a whole
-        machine strike once).
+    def check(self, job: str, lists: Sequence[ListPlaces], variables: Collection[str] = ()) -> None:
+        """Raises UsageError for a planned fault of a job that cannot strike in the program with these lists and
+        variables. Faults of instances that other machines serve are theirs.
+        """
+        for entry in tuple(self._planned):
+            if entry.job not in ("", job):
+                continue
+            spec = entry.spec
+            if spec.target is FaultTarget.INSTANCE and not any(places.runs(spec) for places in lists):
+                with self._lock:
+                    self._planned.remove(entry)
+                continue
+            check_places(spec, lists)
+            tensor = spec.setting("tensor", None)
+            if tensor is not None and tensor not in variables:
+                near = difflib.get_close_matches(str(tensor), variables, n=3)
+                names = ", ".join(near or sorted(variables)[:8])
+                raise UsageError(
+                    f"fault {spec.text}: the program has no variable {tensor!r}", hint=f"It has: {names}."
+                )
+
+    def ask(self, job: str, done: int, instruction: int, places: ListPlaces) -> Strike | None:
+        """The fault that strikes a job now, if any.
+
+        ``done``: batches completed before this pass; ``instruction``: the index of the next instruction of the
+        list that ``places`` describes.
         """
         if not self._planned:
             return None
         with self._lock:
-            for spec in self._planned:
-                concerned = (
-                    leads if spec.target is FaultTarget.MACHINE else any(i in ipus for i in spec.indices)
-                )
-                if spec.step == step and (spec.instruction or 0) == instruction and concerned:
-                    self._planned.remove(spec)
-                    return spec
+            for entry in self._planned:
+                spec = entry.spec
+                if entry.job not in ("", job) or spec.during or not places.runs(spec):
+                    continue
+                batch = entry.batch(places)
+                ahead = batch - done
+                if (
+                    0 <= ahead < len(places.starts)
+                    and places.starts[ahead] + (spec.instruction or 0) == instruction
+                    and self._claim(spec)
+                ):
+                    return self._struck(entry, batch)
         return None
+
+    def ask_event(self, event: str, job: str | None, done: int = 0) -> Strike | None:
+        """The fault that strikes at an event, if any. ``job``: None for an event of the machine itself."""
+        with self._lock:
+            for entry in self._planned:
+                ours = job is None or entry.job in ("", job)
+                if entry.spec.during == event and ours and self._claim(entry.spec):
+                    return self._struck(entry, done)
+        return None
+
+    def _struck(self, entry: _Planned, batch: int) -> Strike:
+        entry.strikes += 1
+        if entry.strikes >= entry.spec.repeat:
+            self._planned.remove(entry)
+        self._history.append(Struck(entry.spec.text, entry.job, batch, self._clock()))
+        del self._history[:-HISTORY]
+        return Strike(entry.spec, batch)
+
+    @property
+    def history(self) -> tuple[Struck, ...]:
+        """The faults that struck, oldest first; the last `HISTORY` of them."""
+        return tuple(self._history)
 
     def other_end(self, error: PoplarError) -> FaultSpec | None:
-        """The link fault that struck another machine with ``error`` before it could strike here, taken off the plan.
+        """The link fault that struck another machine with ``error``, taken off this machine's plan.
 
-        A link breaks at both ends, though the machine at the other may be stopped before it gets so far itself.
+        A link breaks at both ends, though the machine at this end may be stopped before it reaches the fault.
         """
         with self._lock:
-            for spec in self._planned:
-                if spec.target is FaultTarget.LINK:
-                    struck = error_for(spec)
+            for entry in self._planned:
+                if entry.spec.target in PAIRS and entry.spec.raises:
+                    batch = entry.spec.moment(entry.strikes)
+                    struck = error_for(entry.spec, batch=batch)
                     if (struck.message, struck.where) == (error.message, error.where):
-                        self._planned.remove(spec)
-                        return spec
+                        self._struck(entry, batch)
+                        return entry.spec
         return None
 
-    def _is_mine(self, spec: FaultSpec) -> bool:
-        if spec.target is FaultTarget.MACHINE:
-            return spec.indices[0] == self._machine
-        return any(index in self._ipus for index in spec.indices)
+    def concerns(self, spec: FaultSpec) -> bool:
+        """True iff the fault may strike on this machine."""
+        return self._is_on(spec, self._ipus)
+
+    def _is_on(self, spec: FaultSpec, ipus: Collection[int]) -> bool:
+        if spec.target in (FaultTarget.MACHINE, FaultTarget.GW_LINK):
+            return self._machine in spec.indices
+        if spec.target is FaultTarget.INSTANCE:
+            return True  # Which machine serves it is known when a program is loaded.
+        return spec.target is not FaultTarget.SERVICE and any(index in ipus for index in spec.indices)
+
+
+def check_places(spec: FaultSpec, lists: Sequence[ListPlaces], *, done: int = 0) -> None:
+    """Raises UsageError if the fault's batch is over, or if no list that it enters has its instruction."""
+    if spec.during:
+        return
+    timed = [places for places in lists if places.runs(spec)]
+    if spec.seconds is not None and any(math.isnan(places.batch_seconds) for places in timed):
+        raise UsageError(
+            f"fault {spec.text}: the program has no modelled time", hint="Say a batch instead: batch=N."
+        )
+    if (
+        spec.batch < done
+        and not spec.relative
+        and spec.rate is None
+        and spec.seconds is None
+        and not spec.every
+    ):
+        raise UsageError(
+            f"fault {spec.text}: the program has done {done} batches, so that batch {spec.batch} is over",
+            hint="Batches count from 0 when the program is loaded. Name a later one.",
+        )
+    wanted = [places for places in lists if places.runs(spec)]
+    if spec.instruction is None or not wanted:
+        return
+    most = max(places.instructions_of(spec.batch % len(places.starts)) for places in wanted)
+    if spec.instruction >= most:
+        raise UsageError(
+            f"fault {spec.text}: batch {spec.batch} has no instruction {spec.instruction}, only 0 to {most - 1}",
+            hint="Name one of these, or leave out instruction= to strike before the first.",
+        )

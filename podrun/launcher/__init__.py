@@ -1,12 +1,10 @@
-"""The ``podrun`` command: options -> launch spec -> placement -> instances -> output -> exit code.
+"""The ``podrun`` command: starts the instances of a program on a partition and ends with their exit code.
 
-In the order data flow: ``option_table`` (every option, once), ``options`` (the command line's grammar),
-``config`` (options from and to a file), ``hosts``, ``mpi_args`` (what mpirun's arguments mean here), ``spec``
-(plain values), ``plan`` (validation and placement), ``environment`` (what instances find in theirs),
-``topology`` (the table), ``partition`` (finds or starts the service, gets the partition ready), ``process``
-(child processes of one host), ``remote`` (the same on other Ray nodes), ``output`` (tags, whole lines),
-``supervise`` (the first failure, signals, the end), ``summary``, ``cli`` (`main`).
+Command lines, configuration files and environments enter. They become a `spec.LaunchSpec` without starting anything
+(``option_table``, ``options``, ``config``, ``hosts``, ``mpi_args``, ``plan``, ``environment``, ``preview``: pure, and
+``--dry-run`` ends there); then ``launch`` gets a partition ready (``server``, ``partition``), starts child processes
+here (``process``) and on other Ray nodes (``remote``), and supervises them (``supervise``, ``output``, ``stopping``,
+``residue``). What instances print goes to the terminal, machine reports to ``summary``.
 
-Everything up to ``topology`` is pure: values in, values out, nothing started. ``--dry-run`` ends there.
-Importing ``podrun.launcher.cli`` imports neither Ray, gRPC, JAX nor pydantic.
+``cli.main`` is the entry point. Importing ``podrun.launcher.cli`` imports neither Ray, gRPC, JAX nor pydantic.
 """

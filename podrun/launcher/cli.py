@@ -1,6 +1,6 @@
 """The ``podrun`` command.
 
-Start-up imports stay light: what talks to servers or starts processes is imported when it is needed.
+Start-up stays fast: modules that talk to servers or start processes are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -8,43 +8,81 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from math import gcd
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from podrun.errors import PodrunError
+from podrun.core.environment import environment
+from podrun.core.errors import PodrunError, UsageError
 from podrun.launcher.log import Log, error_text, silence
 from podrun.launcher.options import CommandLine, parse_command_line, settle
 
-VERBS = ("profile", "estimate")
-"""A first word that is one of these is no program (``podrun -- profile`` runs a program of that name)."""
+if TYPE_CHECKING:
+    from podrun.launcher.spec import LaunchSpec
+
+RECORD_VERBS = ("replay", "shrink", "diff", "incidents")
+VERBS = ("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, "help")
+"""Verbs. ``podrun -- profile`` runs a program of that name instead."""
+NO_VERBS = ("init", "version", "run", "start", "status", "list", "info", "new", "test", "config")
+"""What people type for verbs that podrun does not have; a command of the host has some of these names."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code: the failing instance's own, 2 for what cannot be right, 128 +
-    the signal's number after a signal.
+    """Run the command and return its exit code: that of the failing instance, 2 for a usage error, 3 for a planned
+    fault that did not strike, or 128 + the number of the signal that ended it.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if words and words[0] in VERBS:
-            return run_verb(words[0], words[1:], os.environ)
-        return run(parse_command_line(words), os.environ)
+            return run_verb(words[0], words[1:], environment())
+        if words:
+            check_verb(words[0])
+        return run(parse_command_line(words), environment())
     except PodrunError as error:
         sys.stderr.write(error_text(error))
         return error.exit_code
     except BrokenPipeError as error:
-        # The reader of our output is gone (podrun ... | head): nothing to report to it.
+        # The reader of our output is gone (podrun ... | head), so there is nobody to tell.
         silence(sys.stdout, error)
         return 1
     except KeyboardInterrupt:
         return 130
 
 
+def check_verb(word: str) -> None:
+    """Refuse what was meant for a verb of podrun, before a command of the host that has this name is run for it."""
+    import difflib
+
+    if os.path.exists(word) or not word.isalpha():
+        return
+    near = difflib.get_close_matches(word, VERBS, n=1, cutoff=0.75)
+    if near or word in NO_VERBS:
+        meant = f"Did you mean podrun {near[0]}? " if near else "podrun --help shows what there is. "
+        raise UsageError(
+            f"podrun has no command {word!r}",
+            hint=f"{meant}A program of that name is run by: podrun -- {word}",
+        )
+
+
 def run_verb(verb: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
     """Carry out ``podrun VERB ...``. Raises PodrunError."""
+    if verb == "help":
+        return run(parse_command_line(["--help"]), environ)
+    if verb == "compat":
+        # A process of its own kind: the program in it is __main__.
+        os.execv(sys.executable, [sys.executable, "-m", "podrun.compat", *words])
     if verb == "profile":
         from podrun.launcher import profile
 
         return profile.main(words, environ)
+    if verb in RECORD_VERBS:
+        from podrun.launcher import replay
+
+        return replay.main(verb, words, environ)
+    if verb in ("faults", "inject"):
+        from podrun.launcher import fault_commands
+
+        return fault_commands.main(verb, words)
     from podrun.estimate import command
 
     return command.main(words)
@@ -58,7 +96,7 @@ def run(line: CommandLine, environ: Mapping[str, str]) -> int:
         sys.stdout.write(help_text())
         return 0
     if line.given.get("version") or "version-format" in line.given:
-        from podrun.launcher.version import version_text
+        from podrun.launcher.help_text import version_text
 
         sys.stdout.write(version_text(line.given.get("version-format", "text")))
         return 0
@@ -66,7 +104,7 @@ def run(line: CommandLine, environ: Mapping[str, str]) -> int:
 
 
 def _configured(line: CommandLine) -> Mapping[str, Any]:
-    """Options with those of --import-config beneath them; written out if --export-config says so."""
+    """The options given over those of --import-config, written to a file if --export-config asks for it."""
     if not {"import-config", "export-config"} & line.given.keys():
         return line.given
     from podrun.launcher.config import current_directory, merge_config, write_config
@@ -81,11 +119,11 @@ def _configured(line: CommandLine) -> Mapping[str, Any]:
 
 def _launch(given: Mapping[str, Any], program: tuple[str, ...], environ: Mapping[str, str]) -> int:
     from podrun.launcher.config import current_directory
-    from podrun.launcher.plan import Surroundings, plan_launch
+    from podrun.launcher.plan import LaunchContext, plan_launch
 
     if not program and given.get("export-config"):
         return 0
-    spec = plan_launch(given, program, Surroundings(environ, current_directory(), sys.executable))
+    spec = plan_launch(given, program, LaunchContext(environ, current_directory(), sys.executable))
     if given.get("dry-run"):
         from podrun.launcher.launch import preview
 
@@ -95,7 +133,24 @@ def _launch(given: Mapping[str, Any], program: tuple[str, ...], environ: Mapping
         return 0
     from podrun.launcher.launch import launch
 
-    return launch(spec, environ)
+    if spec.record or spec.restarts or (spec.partition is not None and spec.partition.faults):
+        from podrun.launcher.recording import with_header
+
+        spec = with_header(spec, given, program, current_directory())
+
+    def with_replicas(replicas: int) -> LaunchSpec:
+        instances = gcd(replicas, spec.layout.instances)
+        fewer = {
+            **given,
+            "num-replicas": replicas,
+            "num-instances": instances,
+            "fault": (),
+            "fault-plan": None,
+        }
+        bare = {name: value for name, value in environ.items() if name != "PODRUN_FAULTS"}
+        return plan_launch(fewer, program, LaunchContext(bare, current_directory(), sys.executable))
+
+    return launch(spec, environ, with_replicas)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from podrun.errors import ConfigError, ConflictError, NotFoundError, UsageError
-from podrun.launcher.option_table import BY_NAME, OPTIONS, Kind, Option
+from podrun.core.documents import compose_yaml, read_text
+from podrun.core.errors import ConfigError, ConflictError, NotFoundError, UsageError
+from podrun.launcher.option_table import BY_NAME, OPTIONS, Option, ValueKind
 from podrun.launcher.options import convert, nearest_option
 
 CONFIGURABLE = tuple(option.name for option in OPTIONS if option.config)
@@ -25,12 +26,12 @@ HEADING = "# Options of podrun: podrun --import-config FILE program\n"
 
 
 def current_directory() -> str:
-    """Where podrun runs. Raises NotFoundError if somebody has removed it meanwhile."""
+    """The current directory. Raises NotFoundError if it has been removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:
         raise NotFoundError(
-            "the current directory is not there any more", hint="Go to one that is: cd ~"
+            "the current directory does not exist any more", hint="Change to another directory: cd ~"
         ) from None
 
 
@@ -42,27 +43,14 @@ def merge_config(given: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Option values of a file. Raises NotFoundError, and ConfigError naming file, line, key and what was
-    expected.
-    """
+    """The option values in a file. Raises NotFoundError, or ConfigError that names file, line and key."""
     import yaml
 
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise NotFoundError(
-            f"there is no configuration file {path}",
-            hint=_WRITE_ONE,
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {reason(error)}", hint=_WRITE_ONE) from error
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{path}:{line}: not YAML: {error.problem}", hint=_EXAMPLE) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not YAML: {error}", hint=_EXAMPLE) from error
+        text = read_text(path, hint=_WRITE_ONE)
+    except NotFoundError:
+        raise NotFoundError(f"there is no configuration file {path}", hint=_WRITE_ONE) from None
+    node = compose_yaml(text, str(path), hint=_EXAMPLE)
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):
@@ -72,7 +60,7 @@ def read_config(path: Path) -> dict[str, Any]:
         line = key_node.start_mark.line + 1
         option = _option(str(key_node.value), f"{path}:{line}")
         if option.name in values:
-            raise ConfigError(f"{path}:{line}: {option.name} is there twice", hint="Keep one of them.")
+            raise ConfigError(f"{path}:{line}: {option.name} is given twice", hint="Keep one of them.")
         value = _value(option, value_node, f"{path}:{line}")
         if value is not None:
             values[option.name] = value
@@ -84,8 +72,8 @@ _WRITE_ONE = "Write one: podrun --export-config FILE ... program"
 
 
 def reason(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file cannot be used, without what the message says already (its path, the number of the error)."""
-    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is no text in UTF-8"
+    """Why a file cannot be used, without its path and the error's number."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else "it is not UTF-8 text"
 
 
 def _option(key: str, where: str) -> Option:
@@ -95,13 +83,13 @@ def _option(key: str, where: str) -> Option:
         raise ConfigError(f"{where}: {key} belongs on the command line", hint="Take it out of the file.")
     close = nearest_option(key, CONFIGURABLE)
     raise ConfigError(
-        f"{where}: {key} is no option",
+        f"{where}: {key} is not an option",
         hint=f"Did you mean {close}?" if close else "podrun --help lists all options.",
     )
 
 
 def _value(option: Option, node: Any, where: str) -> Any:
-    """The value of one key; None for an empty one, which leaves the default."""
+    """The value of one key; None (the default applies) if it is empty."""
     import yaml
 
     if isinstance(node, yaml.SequenceNode) and option.repeatable:
@@ -118,7 +106,7 @@ def _scalar(option: Option, node: Any, where: str) -> Any:
     if not isinstance(node, yaml.ScalarNode):
         expected = "one value or a list of values" if option.repeatable else "one value"
         raise ConfigError(f"{where}: {option.name} takes {expected}", hint=_EXAMPLE)
-    if option.kind is Kind.VERBOSITY:
+    if option.kind is ValueKind.VERBOSITY:
         if node.value not in ("0", "1", "2"):
             raise ConfigError(
                 f"{where}: {option.name} is 0, 1 or 2, not {node.value!r}", hint=f"As in: {option.name}: 1"
@@ -131,20 +119,20 @@ def _scalar(option: Option, node: Any, where: str) -> Any:
 
 
 def write_config(path: Path, values: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Write the options in effect. Raises ConflictError if the file is there and ``overwrite`` is False."""
+    """Write the options in effect. Raises ConflictError if the file exists and ``overwrite`` is False."""
     text = config_text(values)
     try:
         with path.open("w" if overwrite else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         raise ConflictError(
-            f"the configuration file {path} is there already",
+            f"the configuration file {path} exists already",
             hint="Add --overwrite-config=yes, or name another.",
         ) from None
     except OSError as error:
         raise UsageError(
             f"the configuration cannot be written to {path}: {reason(error)}",
-            hint="Name a file in a directory that is there and can be written.",
+            hint="Name a file in an existing, writable directory.",
         ) from error
 
 
@@ -162,5 +150,5 @@ def _entries(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if value is None or value == ():
             continue
         if name == "vv":
-            continue  # says the same as verbose
+            continue  # A synonym of verbose.
         yield name, list(value) if isinstance(value, tuple) else value

@@ -1,12 +1,16 @@
-"""``podrun --help`` and the table in docs/launcher.md, from the option table."""
+"""The texts of ``--help`` and ``--version``."""
 
 from __future__ import annotations
 
+import json
+import platform
 import shutil
 import textwrap
 from collections.abc import Iterator
+from importlib import metadata
 
-from podrun.launcher.option_table import OPTIONS, Group, Kind, Option
+from podrun import __version__
+from podrun.launcher.option_table import OPTIONS, Option, Section, ValueKind
 
 USAGE = "Usage: podrun [options] program [arguments of the program]"
 INTRODUCTION = (
@@ -16,18 +20,19 @@ INTRODUCTION = (
 VERBS = (
     ("podrun profile [options] program", "the same, and then reports of modelled time and memory"),
     ("podrun estimate model.onnx", "fit, throughput and bottleneck without running anything"),
+    ("podrun compat [options] program", "alone, in one process; also -m, -c and -i"),
 )
 EXAMPLES = (
     "podrun --num-replicas 16 train.py",
     "podrun --num-replicas 16 --num-instances 4 --print-topology=yes train.py --epochs 3",
-    "podrun --num-replicas 16 --fault ipu:5@step=17:tile-parity train.py",
+    "podrun --num-replicas 16 --fault ipu:5@batch=17:tile-parity train.py",
 )
 _COLUMN = 36
 
 
 def metavar(option: Option) -> str:
-    """What stands for the value: ``N``, ``yes|no``, a choice list, or nothing."""
-    if option.kind is Kind.BOOLEAN:
+    """The placeholder of an option's value: ``N``, ``yes|no``, a choice list, or nothing."""
+    if option.kind is ValueKind.BOOLEAN:
         return "yes|no"
     return option.metavar
 
@@ -40,8 +45,8 @@ def spelled(option: Option) -> str:
 
 
 def default_text(option: Option) -> str:
-    """The default as one would type it; empty if ``help`` tells it or there is none."""
-    if option.kind in (Kind.FLAG, Kind.VERBOSITY) or option.default is None or option.default == ():
+    """The default as users type it; empty if there is none or ``help`` says it."""
+    if option.kind in (ValueKind.FLAG, ValueKind.VERBOSITY) or option.default is None or option.default == ():
         return ""
     if isinstance(option.default, bool):
         return "yes" if option.default else "no"
@@ -55,7 +60,7 @@ def help_text(width: int | None = None) -> str:
     width = min(width or shutil.get_terminal_size((100, 24)).columns, 110)
     lines = [USAGE, *(f"       {words:<34}  {what}" for words, what in VERBS)]
     lines += ["", *textwrap.wrap(INTRODUCTION, width)]
-    for group in Group:
+    for group in Section:
         lines += ["", f"{group.value}:"]
         for option in OPTIONS:
             if option.group is group:
@@ -78,10 +83,28 @@ def _entry(option: Option, width: int) -> Iterator[str]:
 
 
 def markdown_table() -> str:
-    """The option table of docs/launcher.md; a test holds the page to it."""
+    """The option table of docs/launcher.md; a test compares it with the page."""
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for option in OPTIONS:
         name = spelled(option).replace("|", "\\|")
         text = option.help.replace("|", "\\|")
         lines.append(f"| `{name}` | {default_text(option)} | {text} |")
     return "\n".join(lines) + "\n"
+
+
+DEPENDENCIES = ("click", "grpcio", "jax", "jaxlib", "numpy", "onnx", "protobuf", "pydantic", "ray", "rich")
+
+
+def version_text(form: str) -> str:
+    """``text``: podrun's own; ``full-text`` and ``full-json``: with Python and what podrun depends on."""
+    if form == "text":
+        return f"podrun {__version__}\n"
+    versions = {"podrun": __version__, "python": platform.python_version()}
+    for name in DEPENDENCIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    if form == "full-json":
+        return json.dumps(versions, indent=2) + "\n"
+    return "".join(f"{name} {version}\n" for name, version in versions.items())

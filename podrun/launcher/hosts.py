@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from podrun.errors import NotFoundError, UsageError
-from podrun.launcher.config import reason
+from podrun.core.documents import read_text
+from podrun.core.errors import ConfigError, NotFoundError, UsageError
 
 LOCAL_HOST = "localhost"
 MAX_HOSTS = 1 << 14
@@ -36,17 +36,17 @@ def parse_hosts(text: str, option: str = "--host") -> tuple[str, ...]:
 def read_hostfile(path: Path) -> tuple[str, ...]:
     """Hosts of a file, one a line; ``#`` starts a comment. Raises NotFoundError, UsageError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
+        lines = read_text(path, hint=_ONE_A_LINE).splitlines()
+    except NotFoundError:
         raise NotFoundError(f"there is no host file {path}", hint=_ONE_A_LINE) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the host file {path} cannot be read: {reason(error)}", hint=_ONE_A_LINE) from error
+    except ConfigError as error:
+        raise UsageError(f"the host file {error.message}", hint=_ONE_A_LINE) from error
     hosts = [(number, name) for number, line in enumerate(lines, 1) if (name := line.split("#")[0].strip())]
     if not hosts:
         raise UsageError(f"the host file {path} names no host", hint=_ONE_A_LINE)
     for number, host in hosts:
         if not _NAME.fullmatch(host):
-            raise UsageError(f"{path}:{number}: {host!r} is no host name", hint=_ONE_A_LINE)
+            raise UsageError(f"{path}:{number}: {host!r} is not a host name", hint=_ONE_A_LINE)
     return _checked([host for _, host in hosts], str(path))
 
 
@@ -61,14 +61,16 @@ def _expand(match: re.Match[str], option: str, text: str) -> Iterator[str]:
         if not (low.isdecimal() and high.isdecimal() and low.isascii() and high.isascii()):
             raise _bad(option, text)
         if int(low) > int(high) or int(high) - int(low) >= MAX_HOSTS:
-            raise UsageError(f"{option} {text}: {part} is no range of hosts", hint="As in --host host[0-2,4]")
+            raise UsageError(
+                f"{option} {text}: {part} is not a range of hosts", hint="As in --host host[0-2,4]"
+            )
         for number in range(int(low), int(high) + 1):
             yield f"{match['head'].strip()}{number:0{len(low)}d}{match['tail'].strip()}"
 
 
 def _bad(option: str, text: str) -> UsageError:
     return UsageError(
-        f"{option} {text} is no list of hosts", hint="As in --host host0,host1 or --host host[0-2,4]"
+        f"{option} {text} is not a list of hosts", hint="As in --host host0,host1 or --host host[0-2,4]"
     )
 
 
@@ -76,7 +78,7 @@ def _checked(hosts: list[str], where: str) -> tuple[str, ...]:
     for host in hosts:
         if not _NAME.fullmatch(host):
             raise UsageError(
-                f"{where}: {host!r} is no host name", hint="As in --host host0,host1 or --host host[0-2,4]"
+                f"{where}: {host!r} is not a host name", hint="As in --host host0,host1 or --host host[0-2,4]"
             )
         if hosts.count(host) > 1:
             raise UsageError(

@@ -1,6 +1,4 @@
-"""Carries out a `LaunchSpec`: service and partition, instances, supervision, summary, and the clearing up of
-it all.
-"""
+"""Carries out a `LaunchSpec`: service and partition, instances, supervision, summary, clean-up."""
 
 from __future__ import annotations
 
@@ -15,30 +13,34 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from podrun.access import quiet_grpc
-from podrun.errors import NotFoundError, PodrunError
-from podrun.launcher.dry_run import describe
-from podrun.launcher.environment import PartitionAddress, instance_environment
+from podrun.core.access import quiet_grpc
+from podrun.core.errors import NotFoundError, PodrunError
+from podrun.faults import UNSTRUCK_EXIT_CODE, report_unstruck
 from podrun.launcher.hosts import LOCAL_HOST
+from podrun.launcher.instance_environment import PartitionAddress, instance_environment
 from podrun.launcher.log import Log, LogHandler, error_text, silence
-from podrun.launcher.output import Channel, OutputMixer
+from podrun.launcher.output import OutputChannel, OutputMixer
 from podrun.launcher.partition import Closed, PartitionSession
 from podrun.launcher.plan import fit_to_pod
-from podrun.launcher.pods import choose_cluster, facts_of, pods_by_size
-from podrun.launcher.process import Command, ProcessRunner
+from podrun.launcher.process import Command, Ended, ProcessRunner
+from podrun.launcher.recovery import Attempt, Coordinator, Damage, Recovery, RestartPolicy
+from podrun.launcher.repair import Repairs, Replan
 from podrun.launcher.residue import Residue
-from podrun.launcher.server import find_server
+from podrun.launcher.server import choose_cluster, facts_of, find_server, pods_by_size
 from podrun.launcher.spec import InstanceSpec, LaunchSpec
 from podrun.launcher.stopping import Interrupted, Stopping
-from podrun.launcher.summary import counted, summary
-from podrun.launcher.supervise import Outcome, Runner, Supervisor
-from podrun.launcher.topology import topology_table
-from podrun.partition.ray_address import AUTO
+from podrun.launcher.summary import counted, describe, summary, topology_table
+from podrun.launcher.supervise import LaunchOutcome, Runner, Supervisor
+from podrun.vipu.ray_address import AUTO
+
+if TYPE_CHECKING:
+    from podrun.launcher.recording import LaunchRecording
 
 
 def preview(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
-    """What ``--dry-run`` prints. Asks a server that is there for its POD; starts nothing."""
+    """The text of ``--dry-run``. Asks a running server for its POD; starts nothing."""
     if spec.partition is None:
         return describe(spec, None, "")
     address = find_server(spec.server, environ)
@@ -53,24 +55,32 @@ def preview(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
     return describe(fit_to_pod(spec, pod), pod, str(address))
 
 
-def launch(spec: LaunchSpec, environ: Mapping[str, str]) -> int:
-    """Run it; returns the exit code. Raises PodrunError for what stops it before instances run."""
-    # Instances get the environment as the user had it: what follows, and Ray, change it for this process.
+def launch(spec: LaunchSpec, environ: Mapping[str, str], replan: Replan | None = None) -> int:
+    """Run a launch and return its exit code. Raises PodrunError for errors before instances run.
+
+    ``replan``: the launch with another number of replicas, for those that may go on with fewer.
+    """
+    # Instances get the environment as the user had it; podrun and Ray change that of this process.
     before = dict(environ)
     quiet_grpc()
-    with _Launch(spec, before) as running:
+    with _Launch(spec, before, replan) as running:
         return running.run()
 
 
 class _Launch:
-    """One launch from beginning to end. Everything that must be undone is on the exit stack, in order."""
+    """One launch from beginning to end. The exit stack holds everything that must be undone, in order."""
 
-    def __init__(self, spec: LaunchSpec, environ: dict[str, str]) -> None:
+    def __init__(self, spec: LaunchSpec, environ: dict[str, str], replan: Replan | None = None) -> None:
         self.spec = spec
         self.environ = environ
+        self.replan = replan
+        self.coordinator = Coordinator(spec.restarts or RestartPolicy())
         self.log = Log(spec.verbosity)
         self.session: PartitionSession | None = None
         self.supervisor: Supervisor | None = None
+        self.recording: LaunchRecording | None = None
+        self._left: frozenset[str] = frozenset()
+        """The planned faults that have not struck."""
         self.started = time.monotonic()
         self._undo = contextlib.ExitStack()
         self._stopping = Stopping(self._on_signal)
@@ -92,7 +102,8 @@ class _Launch:
             return self._run()
         except Interrupted as stop:
             name = signal.Signals(stop.number).name
-            self.log.write(f"podrun: {name}: ended before instances were started\n")
+            when = "between two attempts" if self.coordinator.attempts else "before instances were started"
+            self.log.write(f"podrun: {name}: ended {when}\n")
             return 128 + stop.number
 
     def _run(self) -> int:
@@ -104,28 +115,122 @@ class _Launch:
             sys.stdout.write(topology_table(self.spec.layout))
             sys.stdout.flush()
         cache = self.spec.cache_path or residue.cache_directory()
-        runner = ProcessRunner()
-        self._undo.callback(runner.close)
-        runners = [
-            runner,
-            *self._stopping.wait_for(lambda: self._remote_runners(runner, cache), self._cancel),
-        ]
         mixer = self._mixer()
         self._undo.callback(mixer.close)
-        self.supervisor = Supervisor(runners, mixer, self.log, wake=runner.wake)
-        self._stopping.check()  # From here on the supervisor hears of signals.
-        if beside:
-            self._watch_partition()
-        self._start_instances(runners, residue, address, cache)
-        outcome = self.supervisor.run()
+        if self.spec.header is not None:
+            from podrun.launcher.recording import LaunchRecording
+
+            self.recording = LaunchRecording(
+                Path(residue.cache_directory()), self.spec.record, self.spec.header
+            )
+        repairs = None
+        if self.session is not None and self.spec.restarts is not None:
+            repairs = Repairs(self.session, self.log, self.replan)
+        while True:
+            started = time.monotonic()
+            outcome = self._attempt(residue, address, beside, cache, mixer)
+            if outcome.failed is None or outcome.interrupted is not None or outcome.error is not None:
+                break
+            if self.spec.restarts is None:
+                break
+            again = self._recover(outcome.failed, repairs, mixer, time.monotonic() - started)
+            if not again:
+                break
+            address = None if self.session is None else self.session.where()
+            beside = self.session is not None
         self._stopping.clearing()
+        missed = "" if outcome.interrupted else self._unstruck_faults()
+        code = outcome.exit_code or (UNSTRUCK_EXIT_CODE if missed else 0)
+        self._finish_recording(outcome, code, mixer)
         self._report(outcome, mixer)
-        return outcome.exit_code
+        if missed:
+            self.log.write(f"podrun: {missed}")
+        return code
+
+    def _finish_recording(self, outcome: LaunchOutcome, code: int, mixer: OutputMixer) -> None:
+        """Write the record, and say what went wrong and what it cost, if anything did."""
+        if self.recording is None:
+            return
+        if outcome.failed is not None and self.spec.restarts is None:
+            self.recording.ended(outcome.failed)
+        self.recording.note("end", code=code)
+        try:
+            lines = self.recording.finish(self._left).lines
+        except PodrunError as error:
+            self.log.write(error_text(error))
+            return
+        if lines and self.spec.verbosity >= 0:
+            mixer.note_written()
+            for line in lines:
+                self.log.progress(line)
+
+    def _attempt(
+        self,
+        residue: Residue,
+        address: PartitionAddress | None,
+        beside: bool,
+        cache: str,
+        mixer: OutputMixer,
+    ) -> LaunchOutcome:
+        """Start all instances, and supervise them until they have ended. ``beside``: the partition is on its way."""
+        with contextlib.ExitStack() as undo:
+            runner = ProcessRunner()
+            undo.callback(runner.close)
+            others = self._stopping.wait_for(lambda: self._remote_runners(runner, cache), self._cancel)
+            for other in others:
+                undo.callback(other.close)
+            self.supervisor = Supervisor([runner, *others], mixer, self.log, wake=runner.wake)
+            self._stopping.check()  # From here on the supervisor hears of signals.
+            if beside:
+                self._watch_partition()
+            if self.recording is not None:
+                self.recording.begin(len(self.coordinator.attempts), self.spec.layout)
+            self._start_instances([runner, *others], residue, address, cache)
+            outcome = self.supervisor.run()
+            self.supervisor = None
+            return outcome
+
+    def _recover(self, failed: Ended, repairs: Repairs | None, mixer: OutputMixer, seconds: float) -> bool:
+        """Do what the coordinator decides about an attempt that failed. True iff the instances are to start again."""
+        damage, batches = (
+            (Damage(), 0) if repairs is None else self._stopping.wait_for(repairs.look, self._cancel)
+        )
+        cause = f"instance {failed.instance} ended with {failed.in_words}"
+        decision = self.coordinator.failed(Attempt(cause, failed.code, damage, batches, seconds))
+        if self.recording is not None:
+            self.recording.decided(failed, decision)
+        if isinstance(decision, Recovery):
+            mixer.release_all()
+            self.log.progress(f"{self.coordinator.attempts[-1].text}")
+            self.log.progress(f"restart {decision.number} of {self.coordinator.policy.max_restarts}")
+            recovery = decision
+            if self._stopping.wait_for(lambda: self._carry_out(recovery, repairs), self._cancel):
+                return True
+            decision = self.coordinator.impossible()
+        self.log.write(f"podrun: not started again: {decision.text}\n")
+        mixer.note_written()
+        return False
+
+    def _carry_out(self, recovery: Recovery, repairs: Repairs | None) -> bool:
+        """Make the partition usable again. Faults that have still to strike are planned before instances start. False
+        if there is no way.
+        """
+        if repairs is None or self.session is None:
+            return True
+        if not repairs.carry_out(recovery):
+            return False
+        self.spec = self.session.spec
+        if self.session.faults:
+            self.session.wait_again()
+            repairs.plan_again()
+        if recovery.pause_seconds:
+            self.session.pause(recovery.pause_seconds)
+        return True
 
     # --- the partition ----------------------------------------------------------------------------------------
 
     def _check_hosts(self) -> None:
-        """Instances on other hosts are nodes of a Ray cluster, and so are the hosts of their machines."""
+        """Use a Ray cluster if instances run on other hosts."""
         if any(not is_this_host(host) for host in self.spec.layout.hosts) and not self.spec.server.ray:
             server = dataclasses.replace(self.spec.server, ray=AUTO)
             self.spec = dataclasses.replace(self.spec, server=server)
@@ -133,18 +238,20 @@ class _Launch:
             self.log.debug(f"--host-subnet {self.spec.host_subnet} has no effect: Ray connects the hosts")
 
     def _prepare_partition(self, residue: Residue) -> tuple[PartitionAddress | None, bool]:
-        """Where instances find their IPUs, and whether these are still on their way."""
+        """Where instances find their IPUs, and whether the partition is still being made."""
         if self.spec.partition is None:
             self.log.info("offline: no partition")
             return None, False
         others = [host for host in self.spec.layout.hosts if not is_this_host(host)]
-        session = PartitionSession(self.spec, self.environ, self.log, others=others)
+        session = PartitionSession(
+            self.spec, self.environ, self.log, others=others, launch_id=residue.launch_id
+        )
         self._undo.callback(session.close)
         self.session = session
         pod = session.connect()
         self.spec = fit_to_pod(self.spec, pod, pods_by_size if session.server_missing else None)
         session.spec = self.spec  # The POD decides how many GCDs the partition has.
-        self._stopping.check()  # Once machines are asked for, they start before they can be stopped.
+        self._stopping.check()  # From here on machines start, and cannot be stopped before they have started.
         beside = session.prepare()
         residue.publish(session)
         layout = self.spec.layout
@@ -155,15 +262,15 @@ class _Launch:
         return session.where(), beside
 
     def _watch_partition(self) -> None:
-        """Wait for the partition beside the instances, which wait for it too; end them if there is none."""
+        """Wait for the partition while instances start; end them if the partition fails."""
         session, supervisor = self.session, self.supervisor
         assert session is not None
         assert supervisor is not None
-        started = time.monotonic()
+        started, again = time.monotonic(), bool(self.coordinator.attempts)
 
         def watch() -> None:
             try:
-                session.wait_active()
+                session.wait_again() if again else session.wait_active()
                 took = time.monotonic() - started
                 self.log.progress(f"partition {session.name} is active after {took:.1f} s")
             except Closed:
@@ -180,7 +287,7 @@ class _Launch:
     ) -> None:
         local = runners[0]
         assert isinstance(local, ProcessRunner)
-        meeting = meeting_point([instance.host for instance in self.spec.instances])
+        exchange_point = choose_exchange_point([instance.host for instance in self.spec.instances])
         for instance in self.spec.instances:
             here = is_this_host(instance.host)
             environment = instance_environment(
@@ -192,8 +299,13 @@ class _Launch:
                 launch_id=residue.launch_id,
                 local=here,
                 debug=self.spec.debug,
-                meeting=meeting,
+                exchange_point=exchange_point,
             )
+            if self.recording is not None and here:
+                environment |= self.recording.environment
+            if self.spec.check_replicas:
+                environment["PODRUN_CHECK_REPLICAS"] = str(self.spec.check_replicas)
+            environment["PODRUN_RESTART_COUNT"] = str(len(self.coordinator.attempts))
             command = Command(
                 instance.index, instance.command, instance.directory, environment, self._stdin(instance)
             )
@@ -219,17 +331,16 @@ class _Launch:
         from podrun.launcher.remote import connect_hosts
 
         ray = self.spec.server.ray or AUTO
-        remote = connect_hosts(others, self.log, local.wake, address=ray, environ=self.environ, scratch=cache)
-        for runner in remote:
-            self._undo.callback(runner.close)
-        return list(remote)
+        return list(
+            connect_hosts(others, self.log, local.wake, address=ray, environ=self.environ, scratch=cache)
+        )
 
     def _runner_of(self, host: str, runners: list[Runner]) -> Runner:
         return next(runner for runner in runners if getattr(runner, "host", None) == host)
 
     def _stdin(self, instance: InstanceSpec) -> int | None:
-        """Instance 0 reads what is piped into podrun. A terminal cannot be handed to a group in the
-        background.
+        """The input of an instance: instance 0 reads what is piped into podrun. A terminal cannot be given to a
+        background process group.
         """
         if not instance.forward_stdin or sys.stdin is None or sys.stdin.closed:
             return None
@@ -248,13 +359,13 @@ class _Launch:
             )
         except OSError as error:
             raise NotFoundError(
-                f"output cannot be kept in {directory}: {error.strerror}",
+                f"output cannot be written to {directory}: {error.strerror}",
                 hint="Name another --output-filename.",
             ) from error
 
     # --- the end ----------------------------------------------------------------------------------------------
 
-    def _report(self, outcome: Outcome, mixer: OutputMixer) -> None:
+    def _report(self, outcome: LaunchOutcome, mixer: OutputMixer) -> None:
         decisive = outcome.failed if outcome.error is None and outcome.interrupted is None else None
         mixer.release_all(but=None if decisive is None else decisive.instance)
         if outcome.error is not None:
@@ -269,17 +380,26 @@ class _Launch:
             for line in summary(self.spec.layout, reports, time.monotonic() - self.started):
                 self.log.progress(line)
 
-    def _report_failure(self, outcome: Outcome, mixer: OutputMixer) -> None:
-        """The failing instance's own traceback comes last; what podrun has to say about it comes before."""
+    def _unstruck_faults(self) -> str:
+        """The message that names planned faults that did not strike; empty if none had to."""
+        if self.session is None or not self.session.wanted.faults:
+            return ""
+        try:
+            unstruck = self.session.unstruck_faults()
+            self._left = frozenset(fault.text for fault in unstruck)
+            return report_unstruck(unstruck)
+        except PodrunError as error:
+            return f"cannot tell whether the planned faults struck: {error.message}\n"
+
+    def _report_failure(self, outcome: LaunchOutcome, mixer: OutputMixer) -> None:
+        """Report the failing instance: podrun's line first, the instance's traceback last."""
         failed = outcome.failed
         assert failed is not None
         alone = self.spec.layout.instances == 1
         if alone and failed.signal is None and mixer.explains_itself(failed.instance):
             mixer.show_failure(failed.instance)
             return
-        how = f"exit code {failed.code}"
-        if failed.signal is not None:
-            how = f"signal {signal.Signals(failed.signal).name} (exit code {failed.code})"
+        how = failed.in_words
         others = "" if alone else "; the others were ended"
         self.log.write(f"podrun: instance {failed.instance} ended with {how}{others}\n")
         if not alone:
@@ -291,13 +411,13 @@ class _Launch:
             self.supervisor.notify_signal(number)
 
     def _cancel(self) -> None:
-        """Whatever a thread of ours waits for, it need not wait any more."""
+        """Cancel blocked background work."""
         if self.session is not None:
             self.session.cancel()
 
 
 def is_this_host(name: str) -> bool:
-    """True iff the name is this host's: instances there are started directly."""
+    """True iff the name is this host's; podrun starts such instances directly."""
     import socket
 
     if name in (LOCAL_HOST, "127.0.0.1", "::1", socket.gethostname(), socket.gethostname().split(".")[0]):
@@ -307,9 +427,9 @@ def is_this_host(name: str) -> bool:
     return any(name == a.address for addresses in psutil.net_if_addrs().values() for a in addresses)
 
 
-def meeting_point(hosts: Sequence[str]) -> str:
-    """Where instances on these hosts meet: an address of the first one's, a port outside the range that the kernel
-    gives out by itself, and a key. Empty for a single instance.
+def choose_exchange_point(hosts: Sequence[str]) -> str:
+    """The exchange point of instances on these hosts: an address of the first host, a port outside the range of
+    ports that the kernel assigns, and a random key. Empty for a single instance.
     """
     import secrets
     import socket
@@ -324,20 +444,19 @@ def meeting_point(hosts: Sequence[str]) -> str:
     return f"{address}:{20000 + secrets.randbelow(10000)}:{secrets.token_hex(16)}"
 
 
-def write_bytes(channel: Channel, data: bytes) -> None:
-    """To podrun's own standard output or error, at once and whole."""
-    stream = sys.stdout if channel is Channel.STDOUT else sys.stderr
+def write_bytes(channel: OutputChannel, data: bytes) -> None:
+    """Write to podrun's own standard output or error, in one piece, and flush."""
+    stream = sys.stdout if channel is OutputChannel.STDOUT else sys.stderr
     try:
         stream.buffer.write(data)
         stream.buffer.flush()
     except OSError as error:
-        # Instances must not be lost because nobody reads what they print; their output is.
+        # Nobody reads the output: it is dropped, and the instances go on.
         silence(stream, error)
 
 
 def _send_logs_to(log: Log) -> Callable[[], None]:
-    """Let podrun's own service, which uses Python's logging, speak through ``log``; returns how to undo
-    it."""
+    """Route log records of podrun's own service to ``log``. Returns a function that undoes it."""
     logger, handler = logging.getLogger("podrun"), LogHandler(log)
     before = logger.level, logger.propagate
     logger.addHandler(handler)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TextIO
 
-from podrun.errors import PodrunError
+from podrun.core.errors import PodrunError
 
 TAG = "POPRUN"
 _READER_GONE = (errno.EPIPE, errno.EIO)
@@ -40,23 +40,23 @@ class Log:
         self._warned: set[str] = set()
 
     def debug(self, text: str) -> None:
-        """With -vv."""
+        """A line for -vv."""
         if self.verbosity >= 2:
             self._line("D", text)
 
     def info(self, text: str) -> None:
-        """With -v."""
+        """A line for -v."""
         if self.verbosity >= 1:
             self._line("I", text)
 
     def warning(self, text: str) -> None:
-        """Unless --quiet; each text once."""
+        """A line unless --quiet. Each text is written once."""
         if self.verbosity >= 0 and text not in self._warned:
             self._warned.add(text)
             self._line("W", text)
 
     def progress(self, text: str) -> None:
-        """A step of the launch: a plain line unless --quiet (with -v a log line)."""
+        """Progress of the launch: a plain line unless --quiet (with -v a log line)."""
         if self.verbosity >= 1:
             self._line("I", text)
         elif self.verbosity == 0:
@@ -83,10 +83,10 @@ class Log:
                 self._stream.write(text)
                 self._stream.flush()
             except OSError as error:
-                # What is to be ended must still be ended.
+                # A launch must still be ended when nobody reads its output.
                 silence(self._stream, error)
             except ValueError:
-                return  # It is closed.
+                return  # The stream is closed.
 
     def _line(self, level: str, text: str) -> None:
         stamp = self._now().strftime("%H:%M:%S.%f")[:-3]
@@ -94,10 +94,10 @@ class Log:
 
 
 def silence(stream: TextIO, error: OSError) -> None:
-    """Send what comes from now on nowhere, so that nothing fails at the interpreter's end.
+    """Discard further output, so that the interpreter does not fail when it flushes the stream at its end.
 
-    A reader that has gone (a pipe, a closed terminal) does not come back. Any other reason, such as a full disk, is
-    said on standard error.
+    Nothing is said if the reader is gone (a pipe, a closed terminal). Another reason, such as a full disk, is reported
+    on standard error.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())

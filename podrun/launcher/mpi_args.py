@@ -1,4 +1,4 @@
-"""What mpirun's options mean where there is no mpirun.
+"""The meaning of mpirun's options under podrun.
 
 PopRun's ``--mpi-global-args`` and ``--mpi-local-args`` carry options of Open MPI's mpirun. Those with a
 meaning here keep it: ``-x VAR``, ``-x VAR=VALUE``, ``--output-filename DIR``, ``-wdir DIR``, ``--tag-output``
@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from podrun.errors import UsageError
+from podrun.core.errors import UsageError
 
 WORDS_TAKEN: Mapping[str, int] = {
     "mca": 2,
@@ -44,11 +44,11 @@ WORDS_TAKEN: Mapping[str, int] = {
     "cpu-set": 1,
     "xterm": 1,
 }
-"""Options of mpirun that take words; those not listed take none."""
+"""Options of mpirun that take words; options that are not listed take none."""
 NO_EFFECT_NEEDED = frozenset({"tag-output", "allow-run-as-root", "oversubscribe", "q", "quiet"})
-"""Asked for what podrun does anyway."""
+"""Options that ask for what podrun does by default."""
 RESERVED = ("POPDIST_", "OMPI_COMM_WORLD_")
-"""Beginnings of variables that podrun sets itself for each instance."""
+"""Prefixes of variables that podrun sets for each instance."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -119,7 +119,7 @@ def _take(word: str, words: list[str], text: str, option: str) -> tuple[str, lis
     """The option's name without dashes, and the words that belong to it."""
     if not word.startswith("-"):
         raise UsageError(
-            f"{option}={text!r}: {word!r} is no option of mpirun",
+            f"{option}={text!r}: {word!r} is not an option of mpirun",
             hint="The program comes after all options of podrun.",
         )
     name = word.lstrip("-")
@@ -137,7 +137,7 @@ def _export(text: str, option: str) -> tuple[str, str | None]:
     variable, equals, value = text.partition("=")
     if not _VARIABLE.fullmatch(variable):
         raise UsageError(
-            f"{option}: {variable!r} is no name of a variable", hint="As in -x VARIABLE or -x VARIABLE=1"
+            f"{option}: {variable!r} is not a variable name", hint="As in -x VARIABLE or -x VARIABLE=1"
         )
     if variable.startswith(RESERVED):
         raise UsageError(

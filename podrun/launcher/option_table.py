@@ -13,7 +13,7 @@ PORT_DEFAULT = 8090
 """Where a V-IPU controller listens."""
 
 
-class Kind(enum.Enum):
+class ValueKind(enum.Enum):
     """What stands behind an option on the command line."""
 
     FLAG = "flag"
@@ -36,7 +36,7 @@ class Kind(enum.Enum):
     """Nothing; counts up."""
 
 
-class Group(enum.Enum):
+class Section(enum.Enum):
     """Heading in ``--help``."""
 
     GENERAL = "General"
@@ -56,8 +56,8 @@ class Option:
     """
 
     name: str
-    kind: Kind
-    group: Group
+    kind: ValueKind
+    group: Section
     help: str
     default: object = None
     metavar: str = ""
@@ -70,40 +70,48 @@ class Option:
     @property
     def takes_value(self) -> bool:
         """True iff the next word belongs to it."""
-        return self.kind not in (Kind.FLAG, Kind.VERBOSITY)
+        return self.kind not in (ValueKind.FLAG, ValueKind.VERBOSITY)
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("help", Kind.FLAG, Group.GENERAL, "print this table and exit", False, short="h", config=False),
-    Option("version", Kind.FLAG, Group.GENERAL, "print the version and exit", False, config=False),
+    Option(
+        "help", ValueKind.FLAG, Section.GENERAL, "print this table and exit", False, short="h", config=False
+    ),
+    Option("version", ValueKind.FLAG, Section.GENERAL, "print the version and exit", False, config=False),
     Option(
         "version-format",
-        Kind.NAME,
-        Group.GENERAL,
+        ValueKind.NAME,
+        Section.GENERAL,
         "text, full-text or full-json; the full ones add what podrun depends on",
         "text",
         "FORMAT",
         choices=("text", "full-text", "full-json"),
         config=False,
     ),
-    Option("verbose", Kind.VERBOSITY, Group.GENERAL, "say what is done; -vv says all of it", 0, short="v"),
-    Option("vv", Kind.FLAG, Group.GENERAL, "the same as -vv", False, config=False),
-    Option("quiet", Kind.FLAG, Group.GENERAL, "only errors and what the instances print", False),
     Option(
-        "debug", Kind.BOOLEAN, Group.GENERAL, "as -vv, and instances dump their stacks when they crash", False
+        "verbose", ValueKind.VERBOSITY, Section.GENERAL, "say what is done; -vv says all of it", 0, short="v"
+    ),
+    Option("vv", ValueKind.FLAG, Section.GENERAL, "the same as -vv", False, config=False),
+    Option("quiet", ValueKind.FLAG, Section.GENERAL, "only errors and what the instances print", False),
+    Option(
+        "debug",
+        ValueKind.BOOLEAN,
+        Section.GENERAL,
+        "as -vv, and instances dump their stacks when they crash",
+        False,
     ),
     Option(
         "dry-run",
-        Kind.FLAG,
-        Group.GENERAL,
+        ValueKind.FLAG,
+        Section.GENERAL,
         "print what would be started, and where, and exit",
         False,
         config=False,
     ),
     Option(
         "import-config",
-        Kind.NAME,
-        Group.GENERAL,
+        ValueKind.NAME,
+        Section.GENERAL,
         "read options from a YAML file; those on the command line come first",
         None,
         "FILE",
@@ -111,8 +119,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "export-config",
-        Kind.NAME,
-        Group.GENERAL,
+        ValueKind.NAME,
+        Section.GENERAL,
         "write the options in effect to a YAML file, then go on",
         None,
         "FILE",
@@ -120,36 +128,36 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "overwrite-config",
-        Kind.BOOLEAN,
-        Group.GENERAL,
+        ValueKind.BOOLEAN,
+        Section.GENERAL,
         "let --export-config replace a file",
         False,
         config=False,
     ),
     # --- layout
     # -----------------------------------------------------------------------------------------------
-    Option("num-replicas", Kind.COUNT, Group.LAYOUT, "replicas in all", 1, "N"),
-    Option("ipus-per-replica", Kind.COUNT, Group.LAYOUT, "IPUs of each replica", 1, "N"),
+    Option("num-replicas", ValueKind.COUNT, Section.LAYOUT, "replicas in all", 1, "N"),
+    Option("ipus-per-replica", ValueKind.COUNT, Section.LAYOUT, "IPUs of each replica", 1, "N"),
     Option(
         "num-instances",
-        Kind.COUNT,
-        Group.LAYOUT,
+        ValueKind.COUNT,
+        Section.LAYOUT,
         "host processes; replicas are divided evenly among them",
         1,
         "N",
     ),
     Option(
         "num-ilds",
-        Kind.COUNT,
-        Group.LAYOUT,
+        ValueKind.COUNT,
+        Section.LAYOUT,
         "IPU-Link domains to spread over (default: as few as possible)",
         None,
         "N",
     ),
     Option(
         "host",
-        Kind.NAME,
-        Group.LAYOUT,
+        ValueKind.NAME,
+        Section.LAYOUT,
         "hosts for the instances, divided evenly: host0,host1 or host[0-3,7] (default: this one)",
         None,
         "LIST",
@@ -157,88 +165,107 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "hostfile",
-        Kind.NAME,
-        Group.LAYOUT,
+        ValueKind.NAME,
+        Section.LAYOUT,
         "the same from a file, one host a line; not with --host",
         None,
         "FILE",
     ),
-    Option("host-subnet", Kind.NAME, Group.LAYOUT, "network between hosts, as 10.1.0.0/16", None, "CIDR"),
+    Option(
+        "host-subnet", ValueKind.NAME, Section.LAYOUT, "network between hosts, as 10.1.0.0/16", None, "CIDR"
+    ),
     # --- partition
     # --------------------------------------------------------------------------------------------
     Option(
         "vipu-server-host",
-        Kind.NAME,
-        Group.PARTITION,
-        "V-IPU server (default: $IPUOF_VIPU_API_HOST, one running on this host, $VIPU_CLI_API_HOST; "
+        ValueKind.NAME,
+        Section.PARTITION,
+        "V-IPU server (default: $IPUOF_VIPU_API_HOST, one of yours on this host, $VIPU_CLI_API_HOST; "
         "else podrun starts one for the run)",
         None,
         "HOST",
     ),
     Option(
-        "vipu-server-port", Kind.PORT, Group.PARTITION, f"its port (default: {PORT_DEFAULT})", None, "PORT"
+        "vipu-server-port",
+        ValueKind.PORT,
+        Section.PARTITION,
+        f"its port (default: {PORT_DEFAULT})",
+        None,
+        "PORT",
     ),
     Option(
         "vipu-server-timeout",
-        Kind.SECONDS,
-        Group.PARTITION,
+        ValueKind.SECONDS,
+        Section.PARTITION,
         "how long a V-IPU request may take",
         120.0,
         "SECONDS",
     ),
     Option(
         "vipu-partition",
-        Kind.NAME,
-        Group.PARTITION,
+        ValueKind.NAME,
+        Section.PARTITION,
         "partition to use, or to create (default: $IPUOF_VIPU_API_PARTITION_ID, else the only one there is)",
         None,
         "NAME",
     ),
     Option(
         "vipu-partition-attempts",
-        Kind.COUNT,
-        Group.PARTITION,
+        ValueKind.COUNT,
+        Section.PARTITION,
         "attempts to get it active, also while others have it",
         1,
         "N",
     ),
     Option(
-        "update-partition", Kind.BOOLEAN, Group.PARTITION, "create it anew if it does not fit the run", False
+        "update-partition",
+        ValueKind.BOOLEAN,
+        Section.PARTITION,
+        "create it anew if it does not fit the run",
+        False,
     ),
     Option(
         "reset-partition",
-        Kind.BOOLEAN,
-        Group.PARTITION,
+        ValueKind.BOOLEAN,
+        Section.PARTITION,
         "reset it before the run (default: yes, but no if it is reconfigurable)",
         None,
     ),
     Option(
-        "remove-partition", Kind.BOOLEAN, Group.PARTITION, "remove it afterwards if podrun created it", True
+        "remove-partition",
+        ValueKind.BOOLEAN,
+        Section.PARTITION,
+        "remove it afterwards if podrun created it",
+        True,
     ),
-    Option("vipu-cluster", Kind.NAME, Group.PARTITION, "deprecated: use --vipu-allocation", None, "NAME"),
-    Option("vipu-allocation", Kind.NAME, Group.PARTITION, "allocation to take the IPUs from", None, "NAME"),
+    Option(
+        "vipu-cluster", ValueKind.NAME, Section.PARTITION, "deprecated: use --vipu-allocation", None, "NAME"
+    ),
+    Option(
+        "vipu-allocation", ValueKind.NAME, Section.PARTITION, "allocation to take the IPUs from", None, "NAME"
+    ),
     Option(
         "sync-type",
-        Kind.NAME,
-        Group.PARTITION,
+        ValueKind.NAME,
+        Section.PARTITION,
         "ST_POD_NATIVE_DEFAULT or ST_C2_COMPATIBLE, for a partition that is created",
         None,
         "TYPE",
     ),
-    Option("offline-mode", Kind.BOOLEAN, Group.PARTITION, "run the instances without IPUs", False),
+    Option("offline-mode", ValueKind.BOOLEAN, Section.PARTITION, "run the instances without IPUs", False),
     # --- output
     # -----------------------------------------------------------------------------------------------
     Option(
         "print-topology",
-        Kind.BOOLEAN,
-        Group.OUTPUT,
+        ValueKind.BOOLEAN,
+        Section.OUTPUT,
         "print the table of hosts, ILDs, instances, replicas",
         False,
     ),
     Option(
         "only-output-from-instance",
-        Kind.INDEX,
-        Group.OUTPUT,
+        ValueKind.INDEX,
+        Section.OUTPUT,
         "leave out what the other instances print (a failing one is still shown)",
         None,
         "INDEX",
@@ -247,16 +274,16 @@ OPTIONS: tuple[Option, ...] = (
     # --------------------------------------------------------------------------------------------
     Option(
         "executable-cache-path",
-        Kind.NAME,
-        Group.PROCESS,
+        ValueKind.NAME,
+        Section.PROCESS,
         "where instances keep compiled programs (default: a directory that is removed afterwards)",
         None,
         "DIR",
     ),
     Option(
         "mpi-global-args",
-        Kind.TEXT,
-        Group.PROCESS,
+        ValueKind.TEXT,
+        Section.PROCESS,
         "options of mpirun; --output-filename DIR, --tag-output and -x VAR[=VALUE] keep their meaning",
         (),
         "STR",
@@ -264,8 +291,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "mpi-local-args",
-        Kind.TEXT,
-        Group.PROCESS,
+        ValueKind.TEXT,
+        Section.PROCESS,
         "the same for each instance; -x VAR[=VALUE] and -wdir DIR keep their meaning",
         (),
         "STR",
@@ -273,8 +300,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "instance-mpi-local-args",
-        Kind.TEXT,
-        Group.PROCESS,
+        ValueKind.TEXT,
+        Section.PROCESS,
         "the same for one instance",
         (),
         'INDEX:"STR"',
@@ -282,74 +309,133 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "process-placement",
-        Kind.NAME,
-        Group.PROCESS,
+        ValueKind.NAME,
+        Section.PROCESS,
         "disabled is the only strategy here: the operating system places processes",
         "disabled",
         "STRATEGY",
     ),
     Option(
         "numa-aware",
-        Kind.BOOLEAN,
-        Group.PROCESS,
+        ValueKind.BOOLEAN,
+        Section.PROCESS,
         "accepted, no effect",
         False,
         ignored="podrun leaves the placement of processes to the operating system",
     ),
     Option(
-        "allow-run-as-root", Kind.BOOLEAN, Group.PROCESS, "accepted: podrun may always run as root", False
+        "allow-run-as-root",
+        ValueKind.BOOLEAN,
+        Section.PROCESS,
+        "accepted: podrun may always run as root",
+        False,
     ),
     Option(
         "synchronise-python-venv",
-        Kind.BOOLEAN,
-        Group.PROCESS,
+        ValueKind.BOOLEAN,
+        Section.PROCESS,
         "accepted, no effect",
         False,
         ignored="hosts are prepared by Ray (`ray start` on each, with the same environment)",
     ),
     Option(
         "synchronise-poplar-sdk",
-        Kind.BOOLEAN,
-        Group.PROCESS,
+        ValueKind.BOOLEAN,
+        Section.PROCESS,
         "accepted, no effect",
         False,
         ignored="there is no Poplar SDK to copy",
     ),
     Option(
         "distribute-ssh-key",
-        Kind.BOOLEAN,
-        Group.PROCESS,
+        ValueKind.BOOLEAN,
+        Section.PROCESS,
         "accepted, no effect",
         False,
         ignored="podrun does not use ssh; Ray connects the hosts",
+    ),
+    Option(
+        "max-restarts",
+        ValueKind.INDEX,
+        Section.PROCESS,
+        "when instances fail, do what their error needs and start all again, at most so often",
+        None,
+        "N",
+    ),
+    Option(
+        "restart-policy",
+        ValueKind.NAME,
+        Section.PROCESS,
+        "file that says what is done after which failure (docs/faults.md; 3 restarts if it says no number)",
+        None,
+        "FILE",
+    ),
+    Option(
+        "check-replicas",
+        ValueKind.INDEX,
+        Section.PROCESS,
+        "have replicas compare digests of their weights every N batches; a difference is an error (docs/faults.md)",
+        None,
+        "N",
+    ),
+    Option(
+        "record",
+        ValueKind.NAME,
+        Section.PROCESS,
+        "write down what happens, for podrun replay, shrink, diff and incidents (docs/records.md)",
+        None,
+        "FILE",
     ),
     # --- emulation
     # --------------------------------------------------------------------------------------------
     Option(
         "cluster",
-        Kind.NAME,
-        Group.EMULATION,
+        ValueKind.NAME,
+        Section.EMULATION,
         "the POD to emulate, by name or file, if no server runs (default: the smallest that holds the run)",
         None,
         "NAME|FILE",
     ),
     Option(
+        "private",
+        ValueKind.BOOLEAN,
+        Section.EMULATION,
+        "start a V-IPU server for this run alone, whatever runs on this host",
+        False,
+    ),
+    Option(
         "ray-address",
-        Kind.NAME,
-        Group.EMULATION,
+        ValueKind.NAME,
+        Section.EMULATION,
         "Ray cluster whose nodes hold the machines; auto: $RAY_ADDRESS, else this host's "
         "(default: auto with --host, else none)",
         None,
         "HOST:PORT",
     ),
     Option(
+        "wait",
+        ValueKind.BOOLEAN,
+        Section.EMULATION,
+        "wait in the V-IPU server's queue until IPUs are free",
+        False,
+    ),
+    Option(
         "fault",
-        Kind.TEXT,
-        Group.EMULATION,
-        "plan a fault: ipu:5@step=17:tile-parity, link:2-3@step=17:down, machine:1@step=17:lost (repeatable)",
+        ValueKind.TEXT,
+        Section.EMULATION,
+        "plan a fault: ipu:5@batch=17:tile-parity, link:2-3@batch=17:down, machine:1@batch=17:lost; the launch fails "
+        "unless it strikes or ends in :optional (repeatable)",
         (),
         "SPEC",
         repeatable=True,
+    ),
+    Option(
+        "fault-plan",
+        ValueKind.NAME,
+        Section.EMULATION,
+        "YAML or JSON file of faults, besides those of --fault (docs/faults.md)",
+        None,
+        "FILE",
     ),
 )
 """In the order of ``--help``."""

@@ -3,8 +3,8 @@
     podrun [options] program [arguments of the program]
 
 Options end at the first word that is not one (or at ``--``). ``--name value`` and ``--name=value`` are the
-same; a unique beginning of a name will do; booleans take a value (yes, no, on, off, 1, 0, true, false).
-Stricter than PopRun: an option given twice with two values is an error, and so is one that does not exist.
+same; a unique prefix of a name suffices; booleans take a value (yes, no, on, off, 1, 0, true, false).
+Stricter than PopRun: an option with two different values is an error, as is an unknown option.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from podrun.errors import UsageError
-from podrun.launcher.option_table import BY_NAME, BY_SHORT, OPTIONS, Kind, Option
+from podrun.core.errors import UsageError
+from podrun.launcher.option_table import BY_NAME, BY_SHORT, OPTIONS, Option, ValueKind
 
 TRUE_WORDS = frozenset({"yes", "on", "1", "true"})
 FALSE_WORDS = frozenset({"no", "off", "0", "false"})
@@ -34,16 +34,14 @@ class CommandLine:
 
 
 def parse_command_line(arguments: Sequence[str]) -> CommandLine:
-    """Read ``arguments`` (without the command's own name). Raises UsageError, which names the word and what
-    to type.
-    """
+    """Read ``arguments`` (without the command's own name). Raises UsageError that names the word and the remedy."""
     parser = _Parser(list(arguments))
     parser.run()
     return CommandLine(MappingProxyType(parser.given), tuple(parser.words))
 
 
 class _Parser:
-    """Takes words from the front until one is not an option; what is left is the program."""
+    """Takes options from the front of the words; the rest is the program."""
 
     def __init__(self, words: list[str]) -> None:
         self.words = words
@@ -83,6 +81,8 @@ class _Parser:
         option = BY_SHORT.get(letters[0])
         if option is None:
             raise UsageError(f"unknown option {word}", hint=_nearest(word.lstrip("-")) or SEE_HELP)
+        if letters in ELSEWHERE and len(letters) > 1:
+            raise UsageError(f"unknown option {word}", hint=_nearest(letters))
         shown = f"-{option.short}"
         if not option.takes_value:
             if len(letters) > 1:
@@ -96,13 +96,13 @@ class _Parser:
         if not self.words:
             raise UsageError(f"{shown} needs a value", hint=_example(option))
         word = self.words[0]
-        if word.startswith("-") and option.kind is not Kind.TEXT and not _is_number(word):
+        if word.startswith("-") and option.kind is not ValueKind.TEXT and not _is_number(word):
             raise UsageError(f"{shown} needs a value, and {word} is another option", hint=_example(option))
         del self.words[0]
         return word
 
     def _store(self, option: Option, text: str, shown: str) -> None:
-        if option.kind is Kind.VERBOSITY:
+        if option.kind is ValueKind.VERBOSITY:
             if text:
                 raise UsageError(f"{shown} takes no value", hint="Type -v, or -vv for more.")
             self.given[option.name] = self.given.get(option.name, 0) + 1
@@ -121,7 +121,7 @@ class _Parser:
 
 
 def find_option(name: str) -> Option:
-    """The option of that name or unique beginning. Raises UsageError with the nearest real one."""
+    """The option of that name or unique prefix. Raises UsageError that names the nearest option."""
     if name in BY_NAME:
         return BY_NAME[name]
     matches = [option for option in OPTIONS if name and option.name.startswith(name)]
@@ -134,9 +134,7 @@ def find_option(name: str) -> Option:
 
 
 def nearest_option(name: str, among: Iterable[str] = tuple(BY_NAME)) -> str | None:
-    """The option name closest to ``name``, if any is close; underscores count as hyphens, case does not
-    count.
-    """
+    """The option name closest to ``name``, or None. Underscores count as hyphens; case is ignored."""
     plain = name.lower().replace("_", "-")
     known = list(among)
     if plain in known:
@@ -148,23 +146,36 @@ def nearest_option(name: str, among: Iterable[str] = tuple(BY_NAME)) -> str | No
     return close[0] if close else None
 
 
+ELSEWHERE = {
+    "n": "num-instances",
+    "np": "num-instances",
+    "nproc": "num-instances",
+    "nproc-per-node": "num-instances",
+    "ntasks": "num-instances",
+    "nnodes": "host",
+    "replicas": "num-replicas",
+    "num-ipus": "num-replicas",
+    "ipus": "ipus-per-replica",
+}
+"""What other launchers (mpirun, torchrun, srun) and programs call options of podrun."""
+
+
 def _nearest(name: str) -> str | None:
-    close = nearest_option(name)
+    plain = name.lower().replace("_", "-")
+    close = ELSEWHERE.get(plain) or nearest_option(name)
     return f"Did you mean --{close}?" if close else None
 
 
 def convert(option: Option, text: str, shown: str) -> Any:
-    """The value that ``text`` means for an option. ``shown`` is how errors name the option. Raises
-    UsageError.
-    """
+    """The value of ``text`` for an option. ``shown``: the option's name in errors. Raises UsageError."""
     kind = option.kind
-    if kind in (Kind.BOOLEAN, Kind.FLAG):
+    if kind in (ValueKind.BOOLEAN, ValueKind.FLAG):
         return _boolean(option, text, shown)
-    if kind in (Kind.COUNT, Kind.INDEX, Kind.PORT):
+    if kind in (ValueKind.COUNT, ValueKind.INDEX, ValueKind.PORT):
         return _whole_number(option, text, shown)
-    if kind is Kind.SECONDS:
+    if kind is ValueKind.SECONDS:
         return _seconds(option, text, shown)
-    if kind is Kind.NAME and not text.strip():
+    if kind is ValueKind.NAME and not text.strip():
         raise UsageError(f"{shown} needs a value, and this one is empty", hint=_example(option))
     if option.choices and text not in option.choices:
         raise UsageError(f"{shown} cannot be {text!r}", hint=f"It can be {', '.join(option.choices)}.")
@@ -183,7 +194,10 @@ def _boolean(option: Option, text: str, shown: str) -> bool:
 
 
 def _whole_number(option: Option, text: str, shown: str) -> int:
-    low, high = (0 if option.kind is Kind.INDEX else 1), (65535 if option.kind is Kind.PORT else MAX_NUMBER)
+    low, high = (
+        (0 if option.kind is ValueKind.INDEX else 1),
+        (65535 if option.kind is ValueKind.PORT else MAX_NUMBER),
+    )
     try:
         number = int(text) if text.isascii() else None
     except ValueError:
@@ -208,7 +222,7 @@ def _seconds(option: Option, text: str, shown: str) -> float:
 
 
 def show_value(value: Any) -> str:
-    """A value as one would type it."""
+    """A value as users type it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float) and value.is_integer():
@@ -217,11 +231,11 @@ def show_value(value: Any) -> str:
 
 
 _EXAMPLES = {
-    Kind.BOOLEAN: "yes",
-    Kind.COUNT: "4",
-    Kind.INDEX: "0",
-    Kind.PORT: "8090",
-    Kind.SECONDS: "300",
+    ValueKind.BOOLEAN: "yes",
+    ValueKind.COUNT: "4",
+    ValueKind.INDEX: "0",
+    ValueKind.PORT: "8090",
+    ValueKind.SECONDS: "300",
 }
 
 
@@ -239,7 +253,7 @@ def _is_number(word: str) -> bool:
 
 
 def settle(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option's value: what was given, else the table's default. ``-v``, ``--vv`` and ``--debug`` become
+    """The value of every option: the given one, else the default. ``-v``, ``--vv`` and ``--debug`` become
     ``verbose`` (0, 1 or 2)."""
     values = {option.name: given.get(option.name, option.default) for option in OPTIONS}
     if values["vv"] or values["debug"]:

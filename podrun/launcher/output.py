@@ -16,12 +16,12 @@ from io import FileIO
 from pathlib import Path
 
 JOB = 1
-"""mpirun numbers jobs; there is one."""
+"""mpirun numbers its jobs; podrun has one."""
 MAX_LINE_BYTES = 1 << 20
-"""A longer line is written in pieces."""
+"""Bytes of a line; longer lines are written in pieces."""
 REMEMBERED_LINES = 400
 LAST_LINES = 20
-"""Shown of a failing instance that printed no traceback."""
+"""Lines shown of a failing instance that printed no traceback."""
 HOLD_SECONDS = 1.5
 TRACEBACK = b"Traceback (most recent call last):"
 _CHAINED = (
@@ -30,8 +30,8 @@ _CHAINED = (
 )
 
 
-class Channel(enum.Enum):
-    """One of the two streams of an instance."""
+class OutputChannel(enum.Enum):
+    """The two output streams of an instance."""
 
     STDOUT = "stdout"
     STDERR = "stderr"
@@ -60,11 +60,11 @@ class LineAssembler:
 
 
 def last_state(line: bytes) -> bytes:
-    """What a terminal would show of a line with carriage returns."""
+    """A line with carriage returns as a terminal shows it."""
     return line.rstrip(b"\r").rsplit(b"\r", 1)[-1]
 
 
-def tag(instance: int, channel: Channel, line: bytes) -> bytes:
+def tag(instance: int, channel: OutputChannel, line: bytes) -> bytes:
     """One tagged line with its line end."""
     return b"[%d,%d]<%s>:%s\n" % (JOB, instance, channel.value.encode(), line)
 
@@ -83,7 +83,7 @@ class OutputMixer:
     def __init__(
         self,
         instances: int,
-        write: Callable[[Channel, bytes], None],
+        write: Callable[[OutputChannel, bytes], None],
         *,
         only: int | None = None,
         directory: Path | None = None,
@@ -92,51 +92,53 @@ class OutputMixer:
         self._write = write
         self._only = only
         self._clock = clock
-        self._assemblers = {(i, channel): LineAssembler() for i in range(instances) for channel in Channel}
+        self._assemblers = {
+            (i, channel): LineAssembler() for i in range(instances) for channel in OutputChannel
+        }
         self._errors: list[deque[bytes]] = [deque(maxlen=REMEMBERED_LINES) for _ in range(instances)]
         self._held: dict[int, tuple[float, list[bytes]]] = {}
         self._written = 0
         self._last_error_at = [-1] * instances
         self._files = _open_files(directory, instances) if directory else {}
 
-    def feed(self, instance: int, channel: Channel, chunk: bytes) -> None:
-        """Bytes that an instance printed."""
+    def feed(self, instance: int, channel: OutputChannel, chunk: bytes) -> None:
+        """Take bytes that an instance printed."""
         self._copy(instance, channel, chunk)
         self._take(instance, channel, self._assemblers[instance, channel].feed(chunk))
 
     def finish(self, instance: int) -> None:
-        """The instance has ended: what it left without a line end comes out."""
-        for channel in Channel:
+        """The instance has ended: write its unfinished last line."""
+        for channel in OutputChannel:
             self._take(instance, channel, self._assemblers[instance, channel].finish())
 
     @property
     def holding(self) -> bool:
-        """True iff `release_due` will have something to do."""
+        """True iff a traceback is held back."""
         return bool(self._held)
 
     def release(self, instance: int) -> None:
-        """Write what is held back of an instance."""
+        """Write the lines of an instance that are held back."""
         if instance in self._held:
-            self._emit(instance, Channel.STDERR, self._held.pop(instance)[1])
+            self._emit(instance, OutputChannel.STDERR, self._held.pop(instance)[1])
 
     def keep(self, instance: int) -> None:
-        """This instance's failure decides: what is held back of it waits for `show_failure`."""
+        """Keep the held lines of the failing instance for `show_failure`."""
         if instance in self._held:
             self._held[instance] = (math.inf, self._held[instance][1])
 
     def release_due(self) -> None:
-        """Write what has been held back long enough: its instance goes on after all."""
+        """Write lines that were held back for `HOLD_SECONDS`: their instance did not end."""
         due = self._clock() - HOLD_SECONDS
         for instance in [i for i, (since, _) in self._held.items() if since <= due]:
             self.release(instance)
 
     def release_all(self, *, but: int | None = None) -> None:
-        """Write what is held back of all instances, perhaps but one."""
+        """Write the held lines of all instances except ``but``."""
         for instance in sorted(self._held.keys() - {but}):
             self.release(instance)
 
     def close(self) -> None:
-        """Write what is held back and close the files."""
+        """Write all held lines and close the files."""
         self.release_all()
         for file in self._files.values():
             file.close()
@@ -152,7 +154,9 @@ class OutputMixer:
         if not lines:
             return False
         if held is not None or self._last_error_at[instance] != self._written:
-            self._write(Channel.STDERR, b"".join(tag(instance, Channel.STDERR, line) for line in lines))
+            self._write(
+                OutputChannel.STDERR, b"".join(tag(instance, OutputChannel.STDERR, line) for line in lines)
+            )
             self._written += 1
             self._last_error_at[instance] = self._written
         return True
@@ -164,10 +168,10 @@ class OutputMixer:
         return bool(last_traceback(lines)) or (bool(lines) and b"Error: " in lines[-1])
 
     def note_written(self) -> None:
-        """Something else was written to the screen."""
+        """Note that something else was written to the screen."""
         self._written += 1
 
-    def _copy(self, instance: int, channel: Channel, chunk: bytes) -> None:
+    def _copy(self, instance: int, channel: OutputChannel, chunk: bytes) -> None:
         """Into the instance's file. One that cannot be written (a full disk) is given up, which is said once."""
         file = self._files.get((instance, channel))
         if file is None:
@@ -180,17 +184,17 @@ class OutputMixer:
             del self._files[instance, channel]
             file.close()
             text = f"podrun: {file.name} is not complete: {error.strerror}\n"
-            self._write(Channel.STDERR, text.encode(errors="surrogateescape"))
+            self._write(OutputChannel.STDERR, text.encode(errors="surrogateescape"))
             self._written += 1
 
-    def _take(self, instance: int, channel: Channel, lines: Sequence[bytes]) -> None:
-        if channel is Channel.STDERR and lines:
+    def _take(self, instance: int, channel: OutputChannel, lines: Sequence[bytes]) -> None:
+        if channel is OutputChannel.STDERR and lines:
             self._errors[instance].extend(lines)
             lines = self._hold(instance, list(lines))
         self._emit(instance, channel, lines)
 
     def _hold(self, instance: int, lines: list[bytes]) -> list[bytes]:
-        """Keep a traceback and what follows it; returns the lines that are not to be kept."""
+        """Hold back a traceback and the lines after it; returns the lines before it."""
         held = self._held.get(instance)
         if held is None:
             start = next((i for i, line in enumerate(lines) if line.startswith(TRACEBACK)), len(lines))
@@ -203,18 +207,18 @@ class OutputMixer:
             self.release(instance)
         return []
 
-    def _emit(self, instance: int, channel: Channel, lines: Sequence[bytes]) -> None:
+    def _emit(self, instance: int, channel: OutputChannel, lines: Sequence[bytes]) -> None:
         shown = self._only is None or self._only == instance
         if not lines or not shown:
             return
         self._write(channel, b"".join(tag(instance, channel, line) for line in lines))
         self._written += 1
-        if channel is Channel.STDERR:
+        if channel is OutputChannel.STDERR:
             self._last_error_at[instance] = self._written
 
 
 def last_words(lines: Sequence[bytes]) -> list[bytes]:
-    """The last traceback, else the last lines there are."""
+    """The last traceback, else the last lines."""
     return last_traceback(lines) or list(lines)[-LAST_LINES:]
 
 
@@ -230,12 +234,12 @@ def last_traceback(lines: Sequence[bytes]) -> list[bytes]:
     return kept[first:]
 
 
-def _open_files(directory: Path, instances: int) -> dict[tuple[int, Channel], FileIO]:
+def _open_files(directory: Path, instances: int) -> dict[tuple[int, OutputChannel], FileIO]:
     width = len(str(instances - 1))
-    files: dict[tuple[int, Channel], FileIO] = {}
+    files: dict[tuple[int, OutputChannel], FileIO] = {}
     for instance in range(instances):
         folder = directory / str(JOB) / f"rank.{instance:0{width}d}"
         folder.mkdir(parents=True, exist_ok=True)
-        for channel in Channel:
+        for channel in OutputChannel:
             files[instance, channel] = (folder / channel.value).open("wb", buffering=0)
     return files

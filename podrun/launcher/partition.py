@@ -1,4 +1,4 @@
-"""The partition of a launch: find a V-IPU server or be one, then create, use, update, reset and remove as
+"""The partition of a launch: find or start a V-IPU server, then create, use, update, reset and remove the partition as
 PopRun does.
 """
 
@@ -13,42 +13,53 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from podrun.access import is_loopback, known_token, make_token
-from podrun.errors import ConflictError, ExhaustedError, NotFoundError, PodrunError, ServiceError, UsageError
-from podrun.launcher.environment import PartitionAddress, target_options
+from podrun.core.access import is_loopback, make_token
+from podrun.core.environment import runtime_directory
+from podrun.core.errors import (
+    ConflictError,
+    ExhaustedError,
+    NotFoundError,
+    PodrunError,
+    ServiceError,
+    UsageError,
+)
+from podrun.core.telemetry import NO_ANSWER
+from podrun.launcher.instance_environment import PartitionAddress, target_options
 from podrun.launcher.log import Log
-from podrun.launcher.pods import choose_cluster, facts_of
-from podrun.launcher.server import LOCAL, ServerAddress, find_server
+from podrun.launcher.server import LOCAL, ServerAddress, choose_cluster, facts_of, find_server
 from podrun.launcher.spec import LaunchSpec, PartitionSpec, PodFacts
-from podrun.partition.discovery import runtime_directory
 
 if TYPE_CHECKING:
-    from podrun.partition.client import VipuClient
-    from podrun.partition.types import PartitionInfo
-    from podrun.telemetry import MachineReport
+    from collections.abc import Callable
+
+    from podrun.core.telemetry import MachineReport
+    from podrun.faults import FaultSpec
+    from podrun.vipu.client import VipuClient
+    from podrun.vipu.types import PartitionInfo
 
 Number = TypeVar("Number", int, float)
 
 REMOVE_SECONDS = 20.0
 BETWEEN_ATTEMPTS_SECONDS = 2.0
-"""Between two attempts to get IPUs that others have."""
+BETWEEN_REPORTS_SECONDS = 0.2
+"""Pause between two attempts to get IPUs that others use."""
 _OF_A_LAUNCH = re.compile(r"podrun-(\d+)")
-"""Partitions that podrun makes for one run, by its process."""
+"""Names of partitions that podrun makes for one launch; the number is its process id."""
 _STARTS_BADLY = (
     "Try again, with -vv to see more. A host that is very busy or short of memory starts machines too slowly; "
     "a vipu-server that stays up (vipu-server --prestart) starts them once."
 )
 CLOSE_SECONDS = 1.0
-"""How long a thread that waits for the partition may take to see that the launch is over."""
+"""Seconds for a thread that waits for the partition to notice that the launch is over."""
 
 
 class Closed(PodrunError):
-    """The launch is over; nobody waits for the partition any more."""
+    """The launch has ended while a thread waited for the partition."""
 
 
 @dataclass(slots=True)
 class PartitionSession:
-    """What a launch holds: a server (perhaps its own) and a partition on it.
+    """The server of a launch (perhaps its own) and the partition on it.
 
     `connect`, then `prepare`, then `wait_active` (perhaps in another thread while instances start), then
     `close`.
@@ -61,19 +72,22 @@ class PartitionSession:
     pod: PodFacts | None = None
     name: str = ""
     created: bool = False
+    launch_id: str = ""
+    """Marks the faults of this launch, which hit no other."""
     others: Sequence[str] = ()
     """Other hosts that run instances: they must reach the server."""
     token: str = field(default="", repr=False)
     _client: Any = None
     _service: Any = None
     _info: Any = None
-    _before: Sequence[MachineReport] = ()
+    before: Sequence[MachineReport] = ()
+    """What the machines had done when the launch took the partition."""
     _closing: threading.Event = field(default_factory=threading.Event)
     _waiting: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def wanted(self) -> PartitionSpec:
-        """What the command line says about the partition."""
+        """The command line's requirements of the partition."""
         assert self.spec.partition is not None, "a launch without a partition has no session"
         return self.spec.partition
 
@@ -85,7 +99,7 @@ class PartitionSession:
 
     @property
     def server_missing(self) -> bool:
-        """True iff no server was found: podrun has its own, or would not start one for a POD too small."""
+        """True iff no server was found: podrun has started its own, or the POD is too small to start one."""
         return self.address is None or self.own_service
 
     @property
@@ -108,7 +122,7 @@ class PartitionSession:
                 hint="Start it with vipu-server --ray-address HOST:PORT --host ADDRESS, name that with "
                 "--vipu-server-host, or stop it: podrun then runs its own.",
             )
-        self.token = known_token(self.environ, runtime_directory())
+        self.token = make_token(self.environ, runtime_directory())
         self._connect(self.address)
         pod = self.client.cluster()
         asked = self.spec.server.cluster
@@ -121,29 +135,30 @@ class PartitionSession:
         return self.pod
 
     def _connect(self, address: ServerAddress, timeout: float | None = None) -> None:
-        from podrun.partition.client import VipuClient
+        from podrun.vipu.client import VipuClient
 
-        self._client = VipuClient(address.host, address.port, timeout=timeout or self.spec.server.timeout)
+        self._client = VipuClient(
+            address.host, address.port, timeout or self.spec.server.timeout, own=address.own
+        )
 
     def _start_service(self) -> PodFacts:
-        from podrun.partition.ray_pool import RayMachinePool
-        from podrun.partition.service import Service
-        from podrun.partition.store import Store
+        from podrun.vipu.ray_pool import RayMachinePool
+        from podrun.vipu.service import Service
+        from podrun.vipu.store import Store
 
         cluster = choose_cluster(self.spec)
         self.pod = facts_of(cluster)
         if self.spec.layout.ipus > self.pod.ipus:
-            return self.pod  # Refused by the caller; nothing is started.
+            return self.pod  # Too small: the caller refuses it, and nothing is started.
         ray = self.spec.server.ray
         if ray is not None:
-            from podrun.partition.ray_address import resolve
+            from podrun.vipu.ray_address import resolve
 
             ray = resolve(ray, self.environ)
-            self.token = make_token(self.environ, runtime_directory())
+        self.token = make_token(self.environ, runtime_directory())
         pool = RayMachinePool(cluster, address=ray, token=self.token)
         self._service = Service(cluster, Store(None, cluster.name), pool)
         host = pool.own_address() if ray is not None else LOCAL
-        self.token = "" if host == LOCAL else self.token
         port = self._service.start(host, self.spec.server.port or 0, self.token)
         self.address = ServerAddress(host, port, "podrun's own")
         self._connect(self.address)
@@ -153,15 +168,17 @@ class PartitionSession:
     # --- the partition ----------------------------------------------------------------------------------------
 
     def prepare(self) -> bool:
-        """Choose or ask for the partition. True if it is on its way and `wait_active` may run beside the
-        instances; False if `wait_active` must come first, because the partition was there before. While others have
-        the IPUs, it is tried as often as --vipu-partition-attempts says."""
+        """Choose a partition or create one, as often as --vipu-partition-attempts says while others use the IPUs.
+
+        True if the partition is being made and `wait_active` may run while instances start; False if the partition
+        existed, so that `wait_active` must come first.
+        """
         for attempt in range(1, self.wanted.attempts):
             try:
                 return self._prepare()
             except ExhaustedError as error:
                 self.log.warning(f"attempt {attempt} of {self.wanted.attempts}: {error.message}")
-                self._pause(BETWEEN_ATTEMPTS_SECONDS)
+                self.pause(BETWEEN_ATTEMPTS_SECONDS)
         return self._prepare()
 
     def _prepare(self) -> bool:
@@ -193,35 +210,74 @@ class PartitionSession:
             self._wait_active()
 
     def _wait_active(self) -> None:
-        from podrun.partition.types import PartitionState
+        from podrun.vipu.types import PartitionState
 
         started = time.monotonic()
         for attempt in range(1, self.wanted.attempts + 1):
             try:
                 self.client.wait_for_state(
-                    self.name, {PartitionState.ACTIVE}, self.spec.server.timeout, sleep=self._pause
+                    self.name, {PartitionState.ACTIVE}, self.spec.server.timeout, sleep=self.pause
                 )
                 break
             except ServiceError as error:
                 if attempt == self.wanted.attempts:
-                    if self.own_service:  # There is no server to look at once this is read.
+                    if self.own_service:  # The server ends with podrun, so a hint to look at it is of no use.
                         raise type(error)(error.message, hint=_STARTS_BADLY) from error
                     raise
                 self.log.warning(f"attempt {attempt} of {self.wanted.attempts}: {error.message}")
                 self._try_again()
         if not self.created:
-            self._before = self.client.machine_reports(self.name)
+            self.before = self._answers()
             if self.wanted.faults:
-                self.client.inject_faults(self.name, self.wanted.faults)
+                self.client.inject_faults(self.name, self.faults)
+        self._said_active(started)
+
+    def wait_again(self) -> None:
+        """Wait until the partition is ACTIVE after a recovery. Raises ServiceError, DeadlineError."""
+        from podrun.vipu.types import PartitionState
+
+        started = time.monotonic()
+        with self._waiting:
+            self.client.wait_for_state(
+                self.name, {PartitionState.ACTIVE}, self.spec.server.timeout, sleep=self.pause
+            )
+            self._said_active(started)
+
+    def _said_active(self, started: float) -> None:
         self.log.info(f"final state of {self.name}: PS_ACTIVE after {time.monotonic() - started:.1f} s")
 
-    def _pause(self, seconds: float) -> None:
-        """Between two looks at the partition; ends the waiting when the session is closed."""
+    def pause(self, seconds: float) -> None:
+        """Wait between two queries. Raises Closed when the session is closed."""
         if self._closing.wait(seconds):
             raise Closed(f"podrun ends while partition {self.name} is on its way")
 
+    # --- recovery ---------------------------------------------------------------------------------------------
+
+    def keep_faults(self, faults: Sequence[FaultSpec]) -> None:
+        """The faults that have still to strike."""
+        from dataclasses import replace
+
+        self.spec = replace(self.spec, partition=replace(self.wanted, faults=tuple(faults)))
+
+    def make_anew(self, spec: LaunchSpec | None = None, faults: Sequence[FaultSpec] | None = None) -> None:
+        """Remove the partition and create one of the same name, for ``spec`` if given; lost machines are left out.
+
+        Raises ExhaustedError if there is no room; the partition of before is gone then.
+        """
+        from podrun.launcher.plan import fit_to_pod
+
+        faults = self.wanted.faults if faults is None else faults
+        if spec is not None:
+            assert self.pod is not None
+            assert spec.partition is not None
+            self.spec = fit_to_pod(spec, self.pod)
+        self.keep_faults(faults)
+        with contextlib.suppress(NotFoundError):
+            self._remove()
+        self._create()
+
     def where(self) -> PartitionAddress:
-        """What instances need to reach it."""
+        """The address that instances need to reach the partition."""
         assert self.address is not None
         assert self.pod is not None
         info: PartitionInfo = self._info
@@ -233,19 +289,47 @@ class PartitionSession:
             self.environ,
         )
         return PartitionAddress(
-            self.address.host, self.address.port, self.name, self.spec.server.timeout, options, self.token
+            self.address.host,
+            self.address.port,
+            self.name,
+            self.spec.server.timeout,
+            options,
+            self.token,
+            str(runtime_directory()),
+            self.address.own,
         )
 
+    @property
+    def faults(self) -> tuple[FaultSpec, ...]:
+        """The planned faults, marked as this launch's."""
+        from dataclasses import replace
+
+        return tuple(replace(spec, launch=self.launch_id) for spec in self.wanted.faults)
+
+    def unstruck_faults(self) -> list[FaultSpec]:
+        """The planned faults that have not struck. Raises ServiceError if the machines do not say."""
+        if not self.wanted.faults:
+            return []
+        from podrun.faults import parse_fault
+
+        planned = {
+            parse_fault(text).experiment for report in self._answers() for text in report.planned_faults
+        }
+        return [spec for spec in self.faults if spec.experiment in planned]
+
     def reports(self) -> list[MachineReport]:
-        """What the machines of the partition have done in this launch; empty if they cannot be asked."""
+        """The work of the partition's machines in this launch; empty if the server does not answer."""
         try:
-            return [work_since(self._before, report) for report in self.client.machine_reports(self.name)]
+            return [work_since(self.before, report) for report in self._answers()]
         except PodrunError as error:
             self.log.debug(f"no machine reports: {error.message}")
             return []
 
+    def _answers(self) -> list[MachineReport]:
+        return answers(lambda: self.client.machine_reports(self.name), self.pause)
+
     def cancel(self) -> None:
-        """End what another thread waits for, such as an answer from a server that hangs; then only `close` is left."""
+        """Cancel what another thread waits for, such as an answer of a hanging server. Call only `close` after it."""
         self._closing.set()
         if self._client is not None:
             self._client.close()
@@ -263,6 +347,8 @@ class PartitionSession:
 
     def _close(self) -> None:
         try:
+            if self.wanted.faults and not self.own_service and self.name:
+                self._disarm()
             if self.created and self.wanted.remove and not self.own_service:
                 self._remove_at_end()
         except PodrunError as error:
@@ -272,6 +358,17 @@ class PartitionSession:
                 self._client.close()
             if self._service is not None:
                 self._service.stop()
+
+    def _disarm(self) -> None:
+        """Take what is left of the launch's faults off the plan: they are nobody else's."""
+        try:
+            reports = self.client.machine_reports(self.name)
+            planned = {text for report in reports for text in report.planned_faults}
+            ours = sorted(text for text in planned if text.endswith(f":launch={self.launch_id}"))
+            if ours:
+                self.client.cancel_faults(self.name, ours)
+        except PodrunError as error:  # The partition is gone, and its faults with it, or nobody can be asked.
+            self.log.debug(f"faults were not cancelled: {error.message}")
 
     # --- inside -----------------------------------------------------------------------------------------------
 
@@ -291,7 +388,7 @@ class PartitionSession:
         return f"podrun-{os.getpid()}"
 
     def _create(self) -> None:
-        from podrun.partition.types import Requirements, parse_sync_type
+        from podrun.vipu.types import PartitionState, Requirements, parse_sync_type
 
         wanted = self.wanted
         needs = Requirements(
@@ -301,18 +398,22 @@ class PartitionSession:
             num_gcds=wanted.num_gcds,
             num_ilds=wanted.num_ilds or 0,
             sync_type=parse_sync_type(wanted.sync_type) if wanted.sync_type else None,
-            faults=wanted.faults,
+            faults=self.faults,
         )
-        self.created = True  # Perhaps: a request that gets no answer may still be carried out.
+        self.created = True  # A request without an answer may still be carried out.
         try:
-            self._info = self.client.create_partition(needs)
+            self._info = self.client.create_partition(needs, wait=wanted.wait)
         except UsageError:
             self.created = False
             raise
+        if self._info.state is PartitionState.QUEUED:
+            self.log.warning(f"partition {self.name} waits in the queue; see vipu explain {self.name}")
+            self.client.wait_in_queue(self.name, sleep=self.pause)
+            self._info = self.client.get_partition(self.name)
         self.log.info(f"creating partition {self.name} of {wanted.size} IPUs")
 
     def _remove_at_end(self) -> None:
-        """With a new connection: the other one may have been cancelled, perhaps while it asked for the partition."""
+        """Remove the partition over a new connection: the other one may have been cancelled."""
         assert self.address is not None
         self._client.close()
         self._connect(self.address, min(self.spec.server.timeout, REMOVE_SECONDS))
@@ -320,9 +421,9 @@ class PartitionSession:
             self._remove()
 
     def _remove(self) -> None:
-        from podrun.partition.types import PartitionState
+        from podrun.vipu.types import PartitionState
 
-        self.client.remove_partition(self.name)
+        self.client.remove_partition(self.name, force=True)
         self.client.wait_for_state(self.name, {PartitionState.REMOVED}, REMOVE_SECONDS)
         self.log.info(f"partition {self.name} is removed")
 
@@ -357,15 +458,32 @@ class PartitionSession:
         try:
             reports = self.client.machine_reports(info.name)
         except (ServiceError, NotFoundError):
-            return  # Its state, asked for next, says more.
+            return  # The state of the partition, asked for next, says more.
         for report in reports:
             for ipu in report.ipus:
                 if ipu.process is not None:
                     who = f"process {ipu.process.pid} ({ipu.process.command})"
                     raise ExhaustedError(
                         f"partition {info.name} is in use by {who}",
-                        hint="Wait until it is done (gc-monitor), or use another: --vipu-partition NAME",
+                        hint="Wait until it is done (gc-monitor), use another (--vipu-partition NAME), or a POD of the "
+                        "run's own: --private",
                     )
+
+
+def answers(
+    ask: Callable[[], list[MachineReport]], pause: Callable[[float], None], attempts: int = 25
+) -> list[MachineReport]:
+    """Reports of a partition's machines. On a busy host some do not answer in time; those are asked again.
+
+    Returns the last reports, some of which are without an answer if that lasts for ``attempts`` questions.
+    """
+    reports = ask()
+    for _ in range(attempts - 1):
+        if all(report.state != NO_ANSWER for report in reports):
+            break
+        pause(BETWEEN_REPORTS_SECONDS)
+        reports = ask()
+    return reports
 
 
 def _goes_with_a_launch(name: str) -> bool:
@@ -375,15 +493,18 @@ def _goes_with_a_launch(name: str) -> bool:
 
 
 def work_since(before: Sequence[MachineReport], report: MachineReport) -> MachineReport:
-    """The report with the work that its machine had already done ``before`` taken off."""
+    """A machine's report without the work that it had done ``before``.
+
+    Samples that were not known before are counted anew from the next job on.
+    """
     from dataclasses import replace
 
     for earlier in before:
-        if earlier.agent_id == report.agent_id and earlier.batches_done <= report.batches_done:
+        if earlier.agent_id == report.agent_id and 0 < earlier.batches_done <= report.batches_done:
             return replace(
                 report,
                 batches_done=report.batches_done - earlier.batches_done,
-                samples_done=_less(report.samples_done, earlier.samples_done),
+                samples_done=_less(report.samples_done, earlier.samples_done or 0),
                 modelled_s=_less(report.modelled_s, earlier.modelled_s),
                 emulation_s=_less(report.emulation_s, earlier.emulation_s),
             )

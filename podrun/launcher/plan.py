@@ -12,43 +12,45 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from podrun.errors import NotFoundError, UsageError
+from podrun.core.errors import NotFoundError, UsageError
 from podrun.launcher.hosts import LOCAL_HOST, parse_hosts, read_hostfile
 from podrun.launcher.mpi_args import MpiArguments, parse_instance_arguments, parse_mpi_arguments
-from podrun.launcher.option_table import BY_NAME, OPTIONS, Kind
+from podrun.launcher.option_table import BY_NAME, OPTIONS, ValueKind
 from podrun.launcher.options import settle
 from podrun.launcher.spec import (
     InstanceSpec,
+    LaunchLayout,
     LaunchSpec,
-    Layout,
     OutputSpec,
     PartitionSpec,
     PodFacts,
     ServerSpec,
 )
-from podrun.partition.ray_address import check_form
+from podrun.vipu.ray_address import check_form
+
+if TYPE_CHECKING:
+    from podrun.faults import FaultSpec
+    from podrun.launcher.recovery import RestartPolicy
 
 MAX_IPUS_PER_INSTANCE = 64
-"""A process drives at most one IPU-POD64's worth of IPUs."""
+"""The most IPUs that one process drives: those of an IPU-POD64."""
 _OURS = re.compile("num-|ipus-per|vipu-|mpi-|only-output|print-topology|fault$|offline-mode|.*-partition$")
-"""Options that a program hardly has itself (as it may have --debug)."""
+"""Options that programs rarely have themselves. After the program they cause a warning."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What planning reads besides options: the environment, the working directory, the interpreter for .py
-    files.
-    """
+class LaunchContext:
+    """What planning reads besides options: the environment, the working directory, the interpreter for .py files."""
 
     environ: Mapping[str, str]
     directory: str
     python: str
 
 
-def plan_launch(given: Mapping[str, Any], program: tuple[str, ...], around: Surroundings) -> LaunchSpec:
-    """The launch that options and program describe. Raises UsageError for what cannot be right.
+def plan_launch(given: Mapping[str, Any], program: tuple[str, ...], context: LaunchContext) -> LaunchSpec:
+    """The launch that options and program describe. Raises UsageError for invalid values.
 
     What depends on the POD (its size, IPU-Link domains) is checked by `fit_to_pod` once the POD is known.
     """
@@ -58,35 +60,38 @@ def plan_launch(given: Mapping[str, Any], program: tuple[str, ...], around: Surr
     everywhere = parse_mpi_arguments(values["mpi-global-args"], "--mpi-global-args")
     local = parse_mpi_arguments(values["mpi-local-args"], "--mpi-local-args")
     single = parse_instance_arguments(values["instance-mpi-local-args"], layout.instances)
-    command = resolve_program(program, around, layout)
+    command = resolve_program(program, context, layout)
     only = values["only-output-from-instance"]
     if only is not None and only >= layout.instances:
         raise UsageError(
             f"--only-output-from-instance is {only}; there are {layout.instances} instances",
             hint=f"Instances are numbered 0 to {layout.instances - 1}.",
         )
-    if offline and values["fault"]:
+    if offline and (values["fault"] or values["fault-plan"]):
         raise UsageError("--fault needs IPUs, and --offline-mode has none", hint="Leave one of them out.")
     _check_placement_options(values)
     return LaunchSpec(
         layout=layout,
         instances=tuple(
-            _instance(layout, i, command, around, [everywhere, local, single.get(i, MpiArguments())])
+            _instance(layout, i, command, context, [everywhere, local, single.get(i, MpiArguments())])
             for i in range(layout.instances)
         ),
         server=_server(values),
-        partition=None if offline else _partition(values, layout, around.environ),
+        partition=None if offline else _partition(values, layout, context),
         output=OutputSpec(only, everywhere.output_directory or local.output_directory),
-        cache_path=_cache_directory(values["executable-cache-path"], around),
+        cache_path=_cache_directory(values["executable-cache-path"], context),
         print_topology=values["print-topology"] or values["verbose"] >= 2,
         verbosity=-1 if values["quiet"] else values["verbose"],
         debug=values["debug"],
         host_subnet=values["host-subnet"],
-        warnings=tuple(_warnings(given, [everywhere, local, *single.values()], around, command)),
+        restarts=_restarts(values, context),
+        check_replicas=values["check-replicas"] or 0,
+        record=values["record"] and str(Path(context.directory, values["record"])),
+        warnings=tuple(_warnings(given, [everywhere, local, *single.values()], context, command)),
     )
 
 
-def plan_layout(values: Mapping[str, Any]) -> Layout:
+def plan_layout(values: Mapping[str, Any]) -> LaunchLayout:
     """Replicas over instances over hosts. Raises UsageError naming the numbers that do not divide."""
     replicas, instances = values["num-replicas"], values["num-instances"]
     if replicas % instances:
@@ -104,7 +109,7 @@ def plan_layout(values: Mapping[str, Any]) -> Layout:
         raise UsageError(
             f"{instances} instances cannot be divided evenly among {len(hosts)} hosts", hint=choice
         )
-    layout = Layout(replicas, values["ipus-per-replica"], instances, hosts, values["num-ilds"] or 1)
+    layout = LaunchLayout(replicas, values["ipus-per-replica"], instances, hosts, values["num-ilds"] or 1)
     if layout.instances % layout.ilds:
         raise UsageError(
             f"{instances} instances cannot be divided evenly among {layout.ilds} IPU-Link domains",
@@ -115,7 +120,7 @@ def plan_layout(values: Mapping[str, Any]) -> Layout:
     return layout
 
 
-def _check_size(layout: Layout) -> None:
+def _check_size(layout: LaunchLayout) -> None:
     size, each = layout.ipus, layout.ipus_per_replica
     if size & (size - 1):
         powers = [1 << bit for bit in range(22) if (1 << bit) % each == 0]
@@ -139,7 +144,8 @@ def fit_to_pod(
     """The launch with its IPU-Link domains settled on this POD. ``pods``: IPUs of the PODs one could ask for
     instead.
 
-    Raises UsageError if the POD is too small or its IPU-Link domains do not hold whole instances.
+    Raises UsageError if the POD is too small, its IPU-Link domains do not hold whole instances, or it lacks what a
+    planned fault hits.
     """
     layout = spec.layout
     if layout.ipus > pod.ipus:
@@ -163,6 +169,7 @@ def fit_to_pod(
             f"instance{'s' if layout.instances > 1 else ''} cannot share evenly",
             hint=f"No instance spans IPU-Link domains: type --num-instances {ilds} or a multiple.",
         )
+    _check_faults(spec, pod, ilds)
     settled = dataclasses.replace(layout, ilds=ilds)
     # A GCD lies in one IPU-Link domain: with several there is one GCD for each instance, as PopRun makes them.
     several = ilds > 1
@@ -176,7 +183,9 @@ def fit_to_pod(
     return dataclasses.replace(spec, layout=settled, instances=instances, partition=partition)
 
 
-def resolve_program(program: tuple[str, ...], around: Surroundings, layout: Layout) -> tuple[str, ...]:
+def resolve_program(
+    program: tuple[str, ...], context: LaunchContext, layout: LaunchLayout
+) -> tuple[str, ...]:
     """The words to execute: a .py file runs with podrun's interpreter. Raises UsageError, NotFoundError.
 
     A program is looked up here only if instances run on this host.
@@ -187,33 +196,33 @@ def resolve_program(program: tuple[str, ...], around: Surroundings, layout: Layo
     if not name:
         raise UsageError("the program's name is empty", hint="Type podrun --num-replicas 16 train.py")
     if not name.endswith(".py"):
-        if layout.hosts == (LOCAL_HOST,) and not _command_exists(name, around):
-            if Path(around.directory, name).is_dir():
+        if layout.hosts == (LOCAL_HOST,) and not _command_exists(name, context):
+            if Path(context.directory, name).is_dir():
                 raise UsageError(f"{name} is a directory", hint="Name the program or the script in it.")
-            raise NotFoundError(f"there is no program {name}", hint=_program_hint(name, around))
+            raise NotFoundError(f"there is no program {name}", hint=_program_hint(name, context))
         return program
-    path = Path(around.directory, name)
+    path = Path(context.directory, name)
     if layout.hosts == (LOCAL_HOST,):
         if path.is_dir():
             raise UsageError(f"{name} is a directory", hint="Name the script in it.")
         if not path.is_file():
-            raise NotFoundError(f"there is no script {name} in {around.directory}", hint=_script_hint(path))
-    return (around.python, name, *rest)
+            raise NotFoundError(f"there is no script {name} in {context.directory}", hint=_script_hint(path))
+    return (context.python, name, *rest)
 
 
-def _command_exists(name: str, around: Surroundings) -> bool:
+def _command_exists(name: str, context: LaunchContext) -> bool:
     import shutil
 
     if os.sep in name:
-        path = Path(around.directory, name)
+        path = Path(context.directory, name)
         return path.is_file() and os.access(path, os.X_OK)
-    return shutil.which(name, path=around.environ.get("PATH")) is not None
+    return shutil.which(name, path=context.environ.get("PATH")) is not None
 
 
-def _program_hint(name: str, around: Surroundings) -> str:
-    if Path(around.directory, name + ".py").is_file():
+def _program_hint(name: str, context: LaunchContext) -> str:
+    if Path(context.directory, name + ".py").is_file():
         return f"Did you mean {name}.py?"
-    if Path(around.directory, name).is_file():
+    if Path(context.directory, name).is_file():
         called = name if os.sep in name else f"./{name}"
         return f"{name} is a file but no command: type {called} and make it executable (chmod +x {name})."
     return "Options of podrun come before the program, its own arguments after it."
@@ -238,10 +247,14 @@ def _hosts(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _instance(
-    layout: Layout, index: int, command: tuple[str, ...], around: Surroundings, arguments: list[MpiArguments]
+    layout: LaunchLayout,
+    index: int,
+    command: tuple[str, ...],
+    context: LaunchContext,
+    arguments: list[MpiArguments],
 ) -> InstanceSpec:
     exports: dict[str, str | None] = {}
-    directory = around.directory
+    directory = context.directory
     for part in arguments:
         exports.update(part.exports)
         if part.working_directory:
@@ -264,20 +277,26 @@ def _instance(
 def _server(values: Mapping[str, Any]) -> ServerSpec:
     if values["ray-address"] is not None:
         check_form(values["ray-address"])
+    if values["private"] and values["vipu-server-host"] is not None:
+        raise UsageError(
+            "--private starts a V-IPU server for this run, and --vipu-server-host names one",
+            hint="Leave out one of them.",
+        )
     return ServerSpec(
         host=values["vipu-server-host"],
         port=values["vipu-server-port"],
         timeout=values["vipu-server-timeout"],
         cluster=values["cluster"],
         ray=values["ray-address"],
+        private=values["private"],
     )
 
 
-def _partition(values: Mapping[str, Any], layout: Layout, environ: Mapping[str, str]) -> PartitionSpec:
-    from podrun.partition.requirements import check_name
-    from podrun.partition.types import parse_sync_type
+def _partition(values: Mapping[str, Any], layout: LaunchLayout, context: LaunchContext) -> PartitionSpec:
+    from podrun.vipu.requirements import check_name
+    from podrun.vipu.types import parse_sync_type
 
-    name = values["vipu-partition"] or environ.get("IPUOF_VIPU_API_PARTITION_ID") or None
+    name = values["vipu-partition"] or context.environ.get("IPUOF_VIPU_API_PARTITION_ID") or None
     if name is not None:
         check_name(name, "a partition")
     if values["sync-type"] is not None:
@@ -290,31 +309,77 @@ def _partition(values: Mapping[str, Any], layout: Layout, environ: Mapping[str, 
         num_ilds=values["num-ilds"],
         sync_type=values["sync-type"],
         attempts=values["vipu-partition-attempts"],
+        wait=values["wait"],
         update=values["update-partition"],
         reset=values["reset-partition"],
         remove=values["remove-partition"],
-        faults=_faults(values["fault"], layout),
+        faults=_faults(values, context, layout),
     )
 
 
-def _faults(texts: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
-    """The faults, refused here already if they cannot happen on so many IPUs. Which of these are joined by links the
-    partition knows.
-    """
-    if texts:
-        from podrun.faults import FaultTarget, parse_fault, validate
+def _restarts(values: Mapping[str, Any], context: LaunchContext) -> RestartPolicy | None:
+    """What is done when instances fail; None: nothing."""
+    path, most = values["restart-policy"], values["max-restarts"]
+    if path is None and not most:
+        return None
+    from podrun.launcher.recovery import RestartPolicy, read_policy
 
-        specs = [parse_fault(text) for text in texts]
-        pairs = [spec.indices for spec in specs if spec.target is FaultTarget.LINK]
-        validate(specs, ipus=layout.ipus, links=[(first, second) for first, second in pairs])
-    return tuple(texts)
+    policy = RestartPolicy() if path is None else read_policy(Path(context.directory, path))
+    return policy if most is None else dataclasses.replace(policy, max_restarts=most)
+
+
+def _faults(values: Mapping[str, Any], context: LaunchContext, layout: LaunchLayout) -> tuple[FaultSpec, ...]:
+    """The faults of ``PODRUN_FAULTS``, ``--fault`` and ``--fault-plan``; `fit_to_pod` checks those of links."""
+    texts, path, environ = values["fault"], values["fault-plan"], context.environ
+    if (
+        not texts
+        and not path
+        and not environ.get("PODRUN_FAULTS")
+        and "SOCError" not in environ.get("GCDA_OPTIONS", "")
+    ):
+        return ()
+    from podrun.faults import (
+        VARIABLE,
+        FaultTarget,
+        parse_fault,
+        parse_faults,
+        read_plan,
+        simulated_soc_errors,
+        validate,
+    )
+
+    specs = (*parse_faults(environ.get(VARIABLE, "")), *map(parse_fault, texts))
+    specs += simulated_soc_errors(environ)
+    if path:
+        specs += read_plan(Path(context.directory, path))
+    twice = next((spec for number, spec in enumerate(specs) if spec in specs[:number]), None)
+    if twice is not None:
+        raise UsageError(
+            f"fault {twice.text} is planned twice", hint="Keep one, or say how often: ...,repeat=2:KIND"
+        )
+    links = (FaultTarget.LINK, FaultTarget.GW_LINK)
+    validate([s for s in specs if s.target not in links], ipus=layout.ipus, instances=layout.instances)
+    return tuple(dataclasses.replace(spec, relative=False) for spec in specs)
+
+
+def _check_faults(spec: LaunchSpec, pod: PodFacts, ilds: int) -> None:
+    """Raises UsageError for a fault whose IPU, machine or IPU-Link the partition does not have."""
+    if spec.partition is None or not spec.partition.faults:
+        return
+    from podrun.core.cluster import LinkTopology
+    from podrun.faults import partition_links, validate
+
+    ipus = spec.layout.ipus
+    # An IPU-Link domain that the partition does not fill has no links between its ends.
+    topology = LinkTopology(pod.topology) if ipus // ilds == pod.ild_ipus else LinkTopology.MESH
+    validate(spec.partition.faults, ipus=ipus, links=partition_links(ipus, ilds, topology), ilds=ilds)
 
 
 def _check_placement_options(values: Mapping[str, Any]) -> None:
     placement, subnet = values["process-placement"], values["host-subnet"]
     if placement != "disabled":
         raise UsageError(
-            f"--process-placement={placement} is not there: podrun leaves placement to the operating system",
+            f"--process-placement={placement} is not available: podrun leaves placement to the operating system",
             hint="Type --process-placement=disabled, or leave it out.",
         )
     if subnet is not None:
@@ -322,17 +387,17 @@ def _check_placement_options(values: Mapping[str, Any]) -> None:
             ipaddress.ip_network(subnet, strict=False)
         except ValueError:
             raise UsageError(
-                f"--host-subnet {subnet} is no network", hint="As in --host-subnet 10.1.0.0/16"
+                f"--host-subnet {subnet} is not a network", hint="As in --host-subnet 10.1.0.0/16"
             ) from None
 
 
 def _warnings(
-    given: Mapping[str, Any], arguments: list[MpiArguments], around: Surroundings, command: tuple[str, ...]
+    given: Mapping[str, Any], arguments: list[MpiArguments], context: LaunchContext, command: tuple[str, ...]
 ) -> list[str]:
     warnings = [
         f"--{option.name} has no effect: {option.ignored}"
         for option in OPTIONS
-        if option.ignored and given.get(option.name) and option.kind is Kind.BOOLEAN
+        if option.ignored and given.get(option.name) and option.kind is ValueKind.BOOLEAN
     ]
     words = sorted({word for part in arguments for word in part.without_effect})
     if words:
@@ -344,15 +409,15 @@ def _warnings(
             "--vipu-cluster is deprecated: use --vipu-allocation (or --cluster for the POD to emulate)"
         )
     unset = sorted(
-        {v for a in arguments for v, value in a.exports.items() if value is None} - set(around.environ)
+        {v for a in arguments for v, value in a.exports.items() if value is None} - set(context.environ)
     )
     if unset:
         warnings.append(f"-x names variables that are not set: {', '.join(unset)}")
-    return warnings + _misplaced(given, command) + _interpreter_warning(command, around)
+    return warnings + _misplaced(given, command) + _interpreter_warning(command, context)
 
 
 def _misplaced(given: Mapping[str, Any], command: tuple[str, ...]) -> list[str]:
-    """Options of podrun's that stand after the program, where they are the program's."""
+    """Warn of options of podrun that stand after the program and so go to the program."""
     names = {word.removeprefix("--").partition("=")[0] for word in command[1:] if word.startswith("--")}
     ours = [f"--{name}" for name in sorted(names - given.keys()) if name in BY_NAME and _OURS.match(name)]
     if not ours:
@@ -361,36 +426,36 @@ def _misplaced(given: Mapping[str, Any], command: tuple[str, ...]) -> list[str]:
     return [f"{', '.join(ours)} after the program {verb} of the program: podrun's options come before it"]
 
 
-def _interpreter_warning(command: tuple[str, ...], around: Surroundings) -> list[str]:
-    """``podrun python3 train.py`` outside the environment podrun is installed in finds no popart."""
+def _interpreter_warning(command: tuple[str, ...], context: LaunchContext) -> list[str]:
+    """Warn of another Python than podrun's, which may not find podrun."""
     import shutil
 
-    if os.path.basename(command[0]) not in ("python", "python3") or command[0] == around.python:
+    if os.path.basename(command[0]) not in ("python", "python3") or command[0] == context.python:
         return []
-    found = shutil.which(command[0], path=around.environ.get("PATH")) or command[0]
-    if os.path.dirname(os.path.abspath(found)) == os.path.dirname(os.path.abspath(around.python)):
+    found = shutil.which(command[0], path=context.environ.get("PATH")) or command[0]
+    if os.path.dirname(os.path.abspath(found)) == os.path.dirname(os.path.abspath(context.python)):
         return []
     return [
-        f"{command[0]} is {found}, which may not find podrun; without it the script runs with {around.python}"
+        f"{command[0]} is {found}, which may not find podrun; without it the script runs with {context.python}"
     ]
 
 
-def _cache_directory(given: str | None, around: Surroundings) -> str | None:
-    """Where instances keep programs, from the root. Raises UsageError for a place where no directory can be."""
+def _cache_directory(given: str | None, context: LaunchContext) -> str | None:
+    """The absolute path of the executable cache. Raises UsageError if no directory can exist there."""
     if not given:
         return None
-    path = Path(around.directory, given)
+    path = Path(context.directory, given)
     there = next(place for place in (path, *path.parents) if os.path.exists(place))
     if not there.is_dir():
         raise UsageError(
-            f"--executable-cache-path {given}: {there} is no directory",
+            f"--executable-cache-path {given}: {there} is not a directory",
             hint="Name a directory, or leave it out.",
         )
     return str(path)
 
 
 def _near(values: list[int], wanted: int) -> list[int]:
-    """The closest value below and above, those that there are."""
+    """The closest value below and above ``wanted``, if any."""
     below = [value for value in values if value < wanted]
     above = [value for value in values if value > wanted]
     return [*below[-1:], *above[:1]]

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from podrun.launcher.output import Channel
+from podrun.launcher.output import OutputChannel
 
 CHUNK_BYTES = 1 << 16
 LINGER_SECONDS = 0.5
-"""How long output of an instance is awaited after its end if a process of its own still holds the pipe."""
+"""Seconds to wait for output after an instance has ended, if one of its child processes still holds the pipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Printed:
     """An instance printed something."""
 
     instance: int
-    channel: Channel
+    channel: OutputChannel
     data: bytes
 
 
@@ -40,6 +40,13 @@ class Ended:
     instance: int
     code: int
     signal: int | None = None
+
+    @property
+    def in_words(self) -> str:
+        """How it ended."""
+        if self.signal is None:
+            return f"exit code {self.code}"
+        return f"signal {signal.Signals(self.signal).name} (exit code {self.code})"
 
 
 Event = Printed | Ended
@@ -54,7 +61,7 @@ class Command:
     directory: str
     environment: Mapping[str, str]
     stdin: int | None = None
-    """A file descriptor it reads, or None for nothing to read."""
+    """The file descriptor of its standard input; None: it reads nothing."""
 
 
 @dataclass(slots=True)
@@ -62,7 +69,7 @@ class _Child:
     instance: int
     process: subprocess.Popen[bytes]
     pidfd: int
-    open_channels: set[Channel] = field(default_factory=lambda: set(Channel))
+    open_channels: set[OutputChannel] = field(default_factory=lambda: set(OutputChannel))
     status: tuple[int, int | None] | None = None
     ended_at: float = 0.0
     reported: bool = False
@@ -79,7 +86,7 @@ class ProcessRunner:
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
 
     def start(self, command: Command) -> int:
-        """Start an instance; returns its process id. Raises OSError if its directory is not there."""
+        """Start an instance; returns its process id. Raises OSError if its directory does not exist."""
         trampoline = str(Path(__file__).with_name("trampoline.py"))
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", trampoline, str(os.getpid()), *command.words],
@@ -92,7 +99,7 @@ class ProcessRunner:
         )
         child = _Child(command.instance, process, os.pidfd_open(process.pid))
         self._children[command.instance] = child
-        for channel, pipe in ((Channel.STDOUT, process.stdout), (Channel.STDERR, process.stderr)):
+        for channel, pipe in ((OutputChannel.STDOUT, process.stdout), (OutputChannel.STDERR, process.stderr)):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
             self._selector.register(pipe, selectors.EVENT_READ, (child, channel))
@@ -162,8 +169,8 @@ class ProcessRunner:
             while os.read(self._wake_read, 512):
                 pass
 
-    def _read(self, child: _Child, channel: Channel) -> list[Event]:
-        pipe = child.process.stdout if channel is Channel.STDOUT else child.process.stderr
+    def _read(self, child: _Child, channel: OutputChannel) -> list[Event]:
+        pipe = child.process.stdout if channel is OutputChannel.STDOUT else child.process.stderr
         assert pipe is not None
         try:
             data = os.read(pipe.fileno(), CHUNK_BYTES)
@@ -174,11 +181,11 @@ class ProcessRunner:
         self._close_channel(child, channel)
         return []
 
-    def _close_channel(self, child: _Child, channel: Channel) -> None:
+    def _close_channel(self, child: _Child, channel: OutputChannel) -> None:
         if channel not in child.open_channels:
             return
         child.open_channels.discard(channel)
-        pipe = child.process.stdout if channel is Channel.STDOUT else child.process.stderr
+        pipe = child.process.stdout if channel is OutputChannel.STDOUT else child.process.stderr
         assert pipe is not None
         self._selector.unregister(pipe)
         pipe.close()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podrun.errors import NotFoundError, UsageError
+from podrun.core.errors import NotFoundError, UsageError
 from podrun.launcher.config import current_directory
 from podrun.launcher.option_table import BY_SHORT
 from podrun.launcher.options import find_option, parse_command_line
@@ -142,14 +142,14 @@ def _documents(directory: Path) -> dict[Path, int]:
 
 def _shown(path: Path, profile: Profile, other: Profile | None) -> str:
     """A session's summary and files; with ``other``, what changed, which goes into its page as well."""
+    from podrun.report.document import PAGE, TRACE, write_report
     from podrun.report.text import compare, summary
-    from podrun.report.write import PAGE, TRACE, write_report
 
     text = summary(profile)
     if other is not None:
         write_report(profile, path.parent, other=other)
         text += f"Compared with {other.name}\n{compare(other, profile)}"
     folder = os.path.relpath(path.parent)
-    return (
-        f"{text}Report: {folder}/{PAGE} (browser), {folder}/{TRACE} (ui.perfetto.dev), {folder}/{path.name}\n"
-    )
+    files = {PAGE: " (browser)", TRACE: " (ui.perfetto.dev)", path.name: ""}
+    there = [f"{folder}/{name}{what}" for name, what in files.items() if (path.parent / name).is_file()]
+    return f"{text}Report: {', '.join(there)}\n"

@@ -1,7 +1,7 @@
 """Instances on other hosts: one Ray actor for each host runs the same `ProcessRunner` and hands its events
 back.
 
-Hosts are nodes of a Ray cluster that is there already (``ray start`` on each): the one of $RAY_ADDRESS, else
+Hosts are nodes of an existing Ray cluster (``ray start`` on each): the one of $RAY_ADDRESS, else
 the one this host belongs to. On this host instances are started directly: joining Ray costs seconds and would
 gain nothing.
 """
@@ -16,23 +16,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from podrun.errors import DeadlineError, NotFoundError, ServiceError
+from podrun.core.errors import DeadlineError, NotFoundError, ServiceError
 from podrun.launcher.log import Log
-from podrun.launcher.output import Channel
+from podrun.launcher.output import OutputChannel
 from podrun.launcher.process import Command, Ended, Event, Printed, ProcessRunner
-from podrun.partition.discovery import remove_scratch
-from podrun.partition.guardian import Guardian, end_marked
-from podrun.partition.ray_starts import Start, start_together
+from podrun.vipu.discovery import remove_scratch
+from podrun.vipu.guardian import Guardian, end_marked
+from podrun.vipu.ray_starts import ActorStart, start_together
 
 START_SECONDS = 60.0
-"""How long a host may take to start its actor."""
+"""Seconds for a host to start its actor."""
 POLL_SECONDS = 0.2
 SILENCE_SECONDS = 30.0
-"""A host that does not answer a poll for so long is lost."""
+"""Seconds without an answer to a poll after which a host counts as lost."""
 LOST_EXIT_CODE = 1
 _LOOK = "Look at the cluster (ray status); podrun must be installed at the same path on all its nodes."
 HOST_MARK = "PODRUN_HOST_MARK"
-"""Variable that all processes of a launch on one other host have in common."""
+"""Variable that marks all processes of a launch on a remote host."""
 
 
 class HostActor:
@@ -66,7 +66,7 @@ class HostActor:
         self._runner.signal(number, instances)
 
     def close(self) -> None:
-        """See `ProcessRunner.close`. Nothing stays here."""
+        """See `ProcessRunner.close`. Removes everything that the instances left here."""
         self._runner.close()
         end_marked(f"{HOST_MARK}={self._mark}")
         remove_scratch(Path(self._scratch))
@@ -85,7 +85,7 @@ def plain_event(event: Event) -> tuple[Any, ...]:
 def event_of(plain: Sequence[Any]) -> Event:
     """The event that `plain_event` described."""
     if plain[0] == "printed":
-        return Printed(plain[1], Channel(plain[2]), plain[3])
+        return Printed(plain[1], OutputChannel(plain[2]), plain[3])
     return Ended(plain[1], plain[2], plain[3])
 
 
@@ -101,7 +101,7 @@ class RemoteRunner:
         self._thread = threading.Thread(target=self._fetch, name=f"podrun-host-{host}", daemon=True)
 
     def start(self, command: Command) -> int:
-        """Start an instance there. Raises OSError as `ProcessRunner.start` does, ServiceError if the host is
+        """ActorStart an instance there. Raises OSError as `ProcessRunner.start` does, ServiceError if the host is
         gone.
         """
         call = self._actor.start.remote(
@@ -126,7 +126,7 @@ class RemoteRunner:
         return pid
 
     def poll(self, timeout: float) -> list[Event]:
-        """Events that have arrived; does not wait."""
+        """The events that have arrived, without waiting."""
         events = []
         while not self._events.empty():
             event = self._events.get()
@@ -140,11 +140,11 @@ class RemoteRunner:
         return sorted(self._running)
 
     def signal(self, number: int, instances: Sequence[int] | None = None) -> None:
-        """See Runner. Sent, not awaited."""
+        """See Runner. Does not wait for the host."""
         self._actor.signal.remote(int(number), list(self._running if instances is None else instances))
 
     def close(self) -> None:
-        """End what is left there."""
+        """End the instances that are left on the host."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(SILENCE_SECONDS)
@@ -155,14 +155,14 @@ class RemoteRunner:
         self._ray.kill(self._actor)
 
     def _fetch(self) -> None:
-        """Until told to stop: bring events here. A host that is lost ends all its instances."""
+        """Fetch events until told to stop. If the host is lost, all its instances end."""
         while not self._stop.is_set():
             try:
                 plain = self._ray.get(self._actor.poll.remote(POLL_SECONDS), timeout=SILENCE_SECONDS)
             except self._ray.exceptions.RayError as error:
                 text = f"podrun: host {self.host} is lost: {type(error).__name__}\n".encode()
                 for instance in sorted(self._running):
-                    self._events.put(Printed(instance, Channel.STDERR, text))
+                    self._events.put(Printed(instance, OutputChannel.STDERR, text))
                     self._events.put(Ended(instance, LOST_EXIT_CODE))
                 self._wake()
                 return
@@ -181,14 +181,14 @@ def connect_hosts(
     environ: Mapping[str, str],
     scratch: str,
 ) -> list[RemoteRunner]:
-    """A runner for each host, a node of the Ray cluster at ``address`` (see `podrun.partition.ray_address`).
+    """A runner for each host, a node of the Ray cluster at ``address`` (see `podrun.vipu.ray_address`).
 
     ``scratch``: what instances make there as on this host, and what goes with the launch (`HostActor`).
 
     Raises NotFoundError naming hosts that are no nodes of the Ray cluster,
     ServiceError if there is no such cluster or a host's actor dies, DeadlineError if it does not start."""
-    from podrun.partition.ray_address import resolve
-    from podrun.partition.ray_session import RaySession
+    from podrun.vipu.ray_address import resolve
+    from podrun.vipu.ray_session import RaySession
 
     try:
         ray = RaySession(resolve(address, environ)).ray
@@ -209,7 +209,7 @@ def connect_hosts(
 
 
 def nodes_of(hosts: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The id of the node that each host is. NotFoundError names hosts that are none. ``nodes``: as Ray has them."""
+    """The node id of each host. Raises NotFoundError that names hosts without a node. ``nodes``: as Ray lists them."""
     alive = [node for node in nodes if node["Alive"]]
     found = {host: str(node["NodeID"]) for host in hosts for node in alive if host in names_of(node)}
     if missing := [host for host in hosts if host not in found]:
@@ -232,10 +232,10 @@ def names_of(node: Mapping[str, Any]) -> set[str]:
     } - {""}
 
 
-def _begin_on(ray: Any, host: str, scratch: str) -> Start:
+def _begin_on(ray: Any, host: str, scratch: str) -> ActorStart:
     """Have Ray start a host's actor; not awaited. A host whose node ended and came back is another node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id=nodes_of([host], ray.nodes())[host], soft=False)
     actor = ray.remote(HostActor).options(num_cpus=0, scheduling_strategy=strategy).remote(scratch)
-    return Start(actor, actor.poll.remote(0.0))
+    return ActorStart(actor, actor.poll.remote(0.0))

@@ -1,8 +1,8 @@
-"""What a launch may leave behind, written down before it exists, so that it goes whatever happens.
+"""What a launch may leave behind. It is recorded before it exists, so that it is removed whatever happens.
 
-At an orderly end `Residue.end` removes it. After ``kill -9`` instances die with podrun (see ``trampoline``),
-a guardian process ends the rest at once, and if that is gone too, the next command sweeps
-(``podrun.partition.discovery``).
+At an orderly end `Residue.end` removes it. After ``kill -9`` instances die with podrun (see ``trampoline``) and a
+guardian process ends the rest at once. If the guardian is gone too, the next command cleans up
+(``podrun.vipu.discovery``).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from podrun.launcher.environment import LAUNCH_ID
+from podrun.launcher.instance_environment import LAUNCH_ID
 from podrun.launcher.log import Log
-from podrun.partition.discovery import (
+from podrun.vipu.discovery import (
     LAUNCHER,
-    Entry,
     ProcessId,
     Publication,
     Registry,
+    ServiceEntry,
     remove_scratch,
     scratch_directory,
     this_process,
 )
-from podrun.partition.guardian import Guardian, marked_processes
+from podrun.vipu.guardian import Guardian, marked_processes
 
 if TYPE_CHECKING:
     from podrun.launcher.partition import PartitionSession
@@ -39,7 +39,7 @@ class Residue:
         owner = this_process()
         self.launch_id = f"{owner.pid}-{owner.start_ticks}"
         self.mark = f"{LAUNCH_ID}={self.launch_id}"
-        entry = Entry(LAUNCHER, "", 0, owner, mark=self.mark)
+        entry = ServiceEntry(LAUNCHER, "", 0, owner, mark=self.mark)
         self._registry = registry
         self._publication: Publication = registry.publish(entry)
         self._guardian = Guardian()
@@ -47,14 +47,14 @@ class Residue:
 
     @classmethod
     def begin(cls, log: Log) -> Residue:
-        """Sweep what earlier launches left, then write down this one."""
+        """Remove what earlier launches left, then record this one."""
         registry = Registry()
         for entry in registry.sweep():
             log.info(f"cleared up after process {entry.owner.pid}")
         return cls(registry)
 
     def publish(self, session: PartitionSession) -> None:
-        """Let monitors find podrun's own service."""
+        """Publish the address of podrun's own service to monitors."""
         if session.own_service and session.address is not None and session.pod is not None:
             entry = dataclasses.replace(
                 self._publication.entry,
@@ -67,7 +67,7 @@ class Residue:
             self._publication = self._registry.publish(entry)
 
     def cache_directory(self) -> str:
-        """A new directory for compiled programs that goes with the launch."""
+        """A new directory for compiled programs, removed at the end of the launch."""
 
         def announce(path: str) -> None:
             self._guardian.watch_directory(path)
@@ -76,7 +76,7 @@ class Residue:
         return str(scratch_directory(announce))
 
     def watch(self, pid: int) -> None:
-        """An instance was started."""
+        """Record an instance that was started."""
         process = ProcessId.of(pid)
         if process is not None:
             self._guardian.watch_process(process.pid, process.start_ticks)

@@ -1,4 +1,4 @@
-"""The V-IPU server of a launch: where it is, if there is one."""
+"""Where the V-IPU server is, or else which POD podrun emulates: ``--cluster``, else the smallest that holds the run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from podrun.errors import PodrunError, UsageError
+from podrun.core.cluster import Cluster, cluster_names, load_cluster
+from podrun.core.errors import PodrunError, UsageError
 from podrun.launcher.option_table import PORT_DEFAULT
-from podrun.launcher.spec import ServerSpec
+from podrun.launcher.spec import LaunchSpec, PodFacts, ServerSpec
 
 LOCAL = "127.0.0.1"
 
@@ -20,6 +21,8 @@ class ServerAddress:
     host: str
     port: int
     source: str
+    own: bool = True
+    """Nobody has named it: it has to prove to be this user's."""
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port} ({self.source})"
@@ -29,19 +32,21 @@ def find_server(server: ServerSpec, environ: Mapping[str, str]) -> ServerAddress
     """The server to use, or None if podrun is to start one. A place named by the user is not tried here.
 
     In this order: --vipu-server-host, $IPUOF_VIPU_API_HOST, a `vipu-server` of this user on this host,
-    $VIPU_CLI_API_HOST, whatever answers as a V-IPU server at the default port of this host. The port is
-    that of --vipu-server-port, else of $IPUOF_VIPU_API_PORT, else 8090.
+    $VIPU_CLI_API_HOST, a V-IPU server at the default port of this host that proves to be this user's. The port is
+    that of --vipu-server-port, else of $IPUOF_VIPU_API_PORT, else 8090. With --private: none.
     """
+    if server.private:
+        return None
     port = server.port or _environment_port(environ) or PORT_DEFAULT
     if server.host:
-        return ServerAddress(server.host, port, "--vipu-server-host")
+        return ServerAddress(server.host, port, "--vipu-server-host", own=False)
     if host := environ.get("IPUOF_VIPU_API_HOST"):
-        return ServerAddress(host, port, "$IPUOF_VIPU_API_HOST")
+        return ServerAddress(host, port, "$IPUOF_VIPU_API_HOST", own=False)
     found = _published(server)
     if found is not None:
         return found
     if host := environ.get("VIPU_CLI_API_HOST"):
-        return ServerAddress(host, port, "$VIPU_CLI_API_HOST")
+        return ServerAddress(host, port, "$VIPU_CLI_API_HOST", own=False)
     default = ServerAddress(LOCAL, port, "the default port")
     return default if _answers(default, server.cluster) else None
 
@@ -58,7 +63,7 @@ def _environment_port(environ: Mapping[str, str]) -> int | None:
 
 
 def _published(server: ServerSpec) -> ServerAddress | None:
-    from podrun.partition.discovery import VIPU_SERVER, Registry
+    from podrun.vipu.discovery import VIPU_SERVER, Registry
 
     for entry in Registry().entries():
         if entry.kind != VIPU_SERVER or not entry.port:
@@ -70,16 +75,48 @@ def _published(server: ServerSpec) -> ServerAddress | None:
 
 
 def _answers(address: ServerAddress, cluster: str | None) -> bool:
-    """True iff a V-IPU server answers there, and has the POD asked for."""
+    """True iff a V-IPU server of this user answers there, and has the POD asked for."""
     try:
         with socket.create_connection((address.host, address.port), timeout=0.5):
             pass
     except OSError:
         return False
-    from podrun.partition.client import VipuClient
+    from podrun.vipu.client import VipuClient
 
     try:
-        with VipuClient(address.host, address.port, timeout=2.0) as client:
+        with VipuClient(address.host, address.port, timeout=2.0, own=True) as client:
             return cluster in (None, client.cluster().name)
     except PodrunError:
         return False
+
+
+SMALLEST_DEFAULT = 16
+"""Without --cluster a run gets an IPU-POD16 or larger."""
+
+
+def choose_cluster(spec: LaunchSpec) -> Cluster:
+    """The POD of ``--cluster``; else the smallest GC200 POD that holds the run, else the largest.
+
+    Raises NotFoundError for an unknown POD, ConfigError for a description that is wrong.
+    """
+    if spec.server.cluster:
+        return load_cluster(spec.server.cluster)
+    candidates = [name for name in cluster_names() if name.startswith("pod")]
+    chosen = None
+    for name in candidates:
+        chosen = load_cluster(name)
+        if chosen.ipu_count >= max(spec.layout.ipus, SMALLEST_DEFAULT):
+            return chosen
+    return chosen or load_cluster("pod16")
+
+
+def facts_of(cluster: Cluster) -> PodFacts:
+    """The POD as placement sees it."""
+    return PodFacts(
+        cluster.name, cluster.ipu_count, cluster.topology.ild_ipus, cluster.topology.ipu_links.value
+    )
+
+
+def pods_by_size() -> dict[str, int]:
+    """IPUs of the GC200 PODs that can be asked for by name, smallest first: for hints."""
+    return {name: load_cluster(name).ipu_count for name in cluster_names() if name.startswith("pod")}

@@ -1,4 +1,4 @@
-"""What is to be launched, as plain values: nothing here knows how it is done.
+"""The description of a launch as plain values.
 
 A `LaunchSpec` is what ``--dry-run`` prints and what the supervisor carries out.
 """
@@ -7,10 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from podrun.faults import FaultSpec
+    from podrun.launcher.recovery import RestartPolicy
+    from podrun.record.events import LaunchHeader
+
+from podrun.core.layout import InstancePart
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LaunchLayout:
     """How replicas, instances, hosts and IPU-Link domains (ILDs) lie over each other; blocks in order at each
     level.
 
@@ -32,12 +40,16 @@ class Layout:
     @property
     def replicas_per_instance(self) -> int:
         """Replicas that one instance owns."""
-        return self.replicas // self.instances
+        return self.part_of(0).local_replicas
 
     @property
     def ipus_per_instance(self) -> int:
         """IPUs that one instance owns."""
-        return self.replicas_per_instance * self.ipus_per_replica
+        return self.part_of(0).ipus.count
+
+    def part_of(self, instance: int) -> InstancePart:
+        """The replicas of an instance."""
+        return InstancePart.of(instance, self.instances, self.replicas, self.ipus_per_replica)
 
     @property
     def instances_per_host(self) -> int:
@@ -59,7 +71,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What placement must know of a POD: its name, its IPUs, and how many of them IPU-Links alone join."""
+    """A POD as placement sees it: its name, its IPUs, and the IPUs of one IPU-Link domain."""
 
     name: str
     ipus: int
@@ -69,8 +81,8 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """Where the user says the V-IPU server is; None: not said. ``cluster``: the POD to emulate if podrun
-    starts one; ``ray``: the Ray cluster for its machines.
+    """The V-IPU server that the user names; None: not named. ``cluster``: the POD to emulate if podrun
+    starts one; ``ray``: the Ray cluster for its machines; ``private``: podrun starts one whatever runs.
     """
 
     host: str | None = None
@@ -78,13 +90,14 @@ class ServerSpec:
     timeout: float = 120.0
     cluster: str | None = None
     ray: str | None = None
+    private: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSpec:
-    """What the user says about the partition; None for what is decided when the server is known.
+    """The user's requirements of the partition; None: decided when the server is known.
 
-    ``faults`` are planned before the first instance attaches.
+    ``faults`` are planned before the first instance attaches; only instances of this launch are hit.
     """
 
     size: int
@@ -94,15 +107,16 @@ class PartitionSpec:
     num_ilds: int | None = None
     sync_type: str | None = None
     attempts: int = 1
+    wait: bool = False
     update: bool = False
     reset: bool | None = None
     remove: bool = True
-    faults: tuple[str, ...] = ()
+    faults: tuple[FaultSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """What becomes of what instances print. ``directory``: also to files ``DIR/1/rank.N/stdout`` and
+    """Where the output of instances goes. ``directory``: also to files ``DIR/1/rank.N/stdout`` and
     ``stderr``.
     """
 
@@ -132,9 +146,9 @@ class InstanceSpec:
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """What the command line and the environment say about a launch. ``partition`` is None offline."""
+    """A launch as the command line and the environment describe it. ``partition`` is None offline."""
 
-    layout: Layout
+    layout: LaunchLayout
     instances: tuple[InstanceSpec, ...]
     server: ServerSpec
     partition: PartitionSpec | None
@@ -144,5 +158,12 @@ class LaunchSpec:
     verbosity: int = 0
     debug: bool = False
     host_subnet: str | None = None
+    restarts: RestartPolicy | None = None
+    check_replicas: int = 0
+    """After how many batches replicas compare their weights; 0: never."""
+    header: LaunchHeader | None = None
+    """Of the launch's record; None: nothing is written down."""
+    record: str | None = None
+    """The file of the record."""
     warnings: tuple[str, ...] = ()
-    """Said once before the launch."""
+    """Warnings to print once before the launch."""

@@ -1,7 +1,7 @@
-"""Signals to podrun: noted when they come, acted upon at places that look.
+"""Signals to podrun: handlers record them, and the main thread acts on them at safe places.
 
-A handler that raises would do so anywhere: inside an import (Python may then report the exception as ignored, go on,
-and hang at the import's lock), or between making something and writing down that it must go again.
+A handler that raises may interrupt an import (Python may then ignore the exception, go on, and hang at the import's
+lock), or the moment between creating a resource and recording that it must be removed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ T = TypeVar("T")
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOK_SECONDS = 0.05
-"""How often the main thread looks for a signal while another thread prepares something."""
+"""Interval at which the main thread checks for a signal while another thread works."""
 PATIENCE_SECONDS = 1.0
-"""How long a preparation may come to its own end after a signal before what it waits for is cancelled."""
+"""Time for background work to end by itself after a signal, before it is cancelled."""
 GIVE_UP_SECONDS = 10.0
-"""How long after that it may take."""
+"""Time for cancelled background work to end."""
 CLEARING_SECONDS = 4.0
-"""Clearing up may take this long before one more signal leaves the rest of it to the guardian process."""
+"""Time for clean-up; after it one more signal leaves the rest to the guardian process."""
 
 
 class Interrupted(BaseException):
-    """podrun got a signal while it was getting ready."""
+    """podrun got a signal before instances were started."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -60,7 +60,7 @@ class Stopping:
                 signal.signal(number, handler)
 
     def clearing(self) -> None:
-        """From now on what there is gets removed; signals do not hinder that, unless it takes long."""
+        """Clean-up begins: signals do not interrupt it unless it takes longer than `CLEARING_SECONDS`."""
         self._clearing_since = time.monotonic()
 
     def check(self) -> None:
@@ -69,9 +69,10 @@ class Stopping:
             raise Interrupted(self.number)
 
     def wait_for(self, work: Callable[[], T], cancel: Callable[[], None]) -> T:
-        """Do something that waits for others, in a thread of its own, and return what it returns.
+        """Run blocking ``work`` in a thread and return its result.
 
-        After a signal it may still end by itself, then ``cancel`` must make it end; Interrupted in both cases.
+        After a signal the work may end by itself within `PATIENCE_SECONDS`; then ``cancel`` must make it end. Raises
+        Interrupted in both cases.
         """
         results: list[T] = []
         errors: list[BaseException] = []

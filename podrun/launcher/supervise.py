@@ -1,8 +1,8 @@
-"""From the first instance's start to the last one's end: output, the first failure, signals, deadlines.
+"""Watches instances from the first start to the last end: output, the first failure, signals, deadlines.
 
-The first instance that fails decides: the others get a moment to end by themselves (they often fail for the
-same reason, and should be able to say so), then SIGTERM, then SIGKILL. A signal to podrun, or a partition
-that cannot be had, ends all of them the same way.
+After the first failure the other instances have a moment to end by themselves (they often fail for the same reason
+and can then say so), then get SIGTERM, then SIGKILL. A signal to podrun, or a partition that fails, ends all instances
+the same way.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from podrun.errors import PodrunError
+from podrun.core.errors import PodrunError
 from podrun.launcher.log import Log
 from podrun.launcher.output import OutputMixer
 from podrun.launcher.process import Command, Ended, Event, Printed
 
 SETTLE_SECONDS = 1.0
-"""After a failure: how long the others may go on before SIGTERM."""
+"""From the first failure to SIGTERM for the others."""
 GRACE_SECONDS = 3.0
 """From SIGTERM to SIGKILL."""
 END_SECONDS = 5.0
-"""From SIGKILL until an instance is given up (a host that does not answer)."""
+"""From SIGKILL until podrun gives an instance up (its host does not answer)."""
 
 
 class Runner(Protocol):
@@ -35,21 +35,24 @@ class Runner(Protocol):
         """Start an instance; its process id there."""
 
     def poll(self, timeout: float) -> list[Event]:
-        """What happened, waiting at most ``timeout`` seconds."""
+        """The events that happened; waits at most ``timeout`` seconds."""
 
     def running(self) -> list[int]:
-        """Instances not reported as ended."""
+        """The instances that have not been reported as ended."""
 
     def signal(self, number: int, instances: Sequence[int] | None = None) -> None:
         """Send a signal to the groups of instances."""
 
+    def close(self) -> None:
+        """Kill what is left, and let go of everything."""
 
-class Phase(enum.Enum):
-    """How far a launch is on its way to its end."""
+
+class StopPhase(enum.Enum):
+    """The phases of a launch."""
 
     RUNNING = "running"
     SETTLING = "settling"
-    """Something failed; waiting for the others to end by themselves."""
+    """An instance failed; the others may end by themselves."""
     TERMINATING = "terminating"
     """SIGTERM has been sent."""
     KILLING = "killing"
@@ -57,7 +60,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LaunchOutcome:
     """How a launch ended: the first failing instance, the signal podrun got, or the error that ended it."""
 
     failed: Ended | None = None
@@ -93,14 +96,14 @@ class Supervisor:
         self._wake = wake
         self._clock = clock
         self._mail: queue.SimpleQueue[int | PodrunError] = queue.SimpleQueue()
-        self._phase = Phase.RUNNING
+        self._phase = StopPhase.RUNNING
         self._deadline = float("inf")
         self._failed: Ended | None = None
         self._interrupted: int | None = None
         self._error: PodrunError | None = None
 
     def notify_signal(self, number: int) -> None:
-        """podrun got a signal: end everything; at the second one, at once."""
+        """podrun got a signal: end all instances; kill them at the second signal."""
         self._mail.put(number)
         self._wake()
 
@@ -109,8 +112,8 @@ class Supervisor:
         self._mail.put(error)
         self._wake()
 
-    def run(self) -> Outcome:
-        """Returns when all instances have ended."""
+    def run(self) -> LaunchOutcome:
+        """Supervise until all instances have ended."""
         while self._running():
             self._read_mail()
             for event in self._poll():
@@ -118,7 +121,7 @@ class Supervisor:
             self._mixer.release_due()
             if self._clock() >= self._deadline and not self._escalate():
                 break
-        return Outcome(self._failed, self._interrupted, self._error)
+        return LaunchOutcome(self._failed, self._interrupted, self._error)
 
     def _running(self) -> list[int]:
         return [instance for runner in self._runners for instance in runner.running()]
@@ -138,16 +141,16 @@ class Supervisor:
             case Ended(instance, code):
                 self._mixer.finish(instance)
                 self._log.debug(f"instance {instance} ended with exit code {code}")
-                if code and self._failed is None and self._phase is Phase.RUNNING:
+                if code and self._failed is None and self._phase is StopPhase.RUNNING:
                     self._failed = event
                     self._mixer.keep(instance)
-                    self._enter(Phase.SETTLING, SETTLE_SECONDS)
+                    self._enter(StopPhase.SETTLING, SETTLE_SECONDS)
 
     def _read_mail(self) -> None:
         while not self._mail.empty():
             message = self._mail.get()
             if isinstance(message, PodrunError):
-                if self._phase is Phase.RUNNING:
+                if self._phase is StopPhase.RUNNING:
                     self._error = message
                     self._terminate()
             elif self._interrupted is None:
@@ -156,32 +159,32 @@ class Supervisor:
             else:
                 self._kill()
 
-    def _enter(self, phase: Phase, seconds: float) -> None:
+    def _enter(self, phase: StopPhase, seconds: float) -> None:
         self._phase = phase
         self._deadline = self._clock() + seconds
 
     def _escalate(self) -> bool:
-        """The deadline of a phase has passed: the next one. False after the last."""
-        if self._phase is Phase.SETTLING:
+        """Enter the next phase after the deadline of this one. False after the last phase."""
+        if self._phase is StopPhase.SETTLING:
             self._terminate()
-        elif self._phase is Phase.TERMINATING:
+        elif self._phase is StopPhase.TERMINATING:
             self._kill()
         else:
             return False
         return True
 
     def _terminate(self) -> None:
-        if self._phase in (Phase.TERMINATING, Phase.KILLING):
+        if self._phase in (StopPhase.TERMINATING, StopPhase.KILLING):
             return
         self._log.debug(f"ending instances {self._running()}")
         self._send(signal.SIGTERM)
         self._send(signal.SIGCONT)
-        self._enter(Phase.TERMINATING, GRACE_SECONDS)
+        self._enter(StopPhase.TERMINATING, GRACE_SECONDS)
 
     def _kill(self) -> None:
         self._log.debug(f"killing instances {self._running()}")
         self._send(signal.SIGKILL)
-        self._enter(Phase.KILLING, END_SECONDS)
+        self._enter(StopPhase.KILLING, END_SECONDS)
 
     def _send(self, number: int) -> None:
         for runner in self._runners:

@@ -1,10 +1,9 @@
-"""Becomes a program after tying its life to podrun's: run as a script, by path, with ``python -I -S``.
+"""Ties the life of a process to podrun's, then executes a program in it. Run by path with ``python -I -S``.
 
     trampoline.py PARENT_PID PROGRAM [ARGUMENTS...]
 
 The kernel kills this process when the thread that started it ends (PR_SET_PDEATHSIG, prctl(2)), however
-podrun ends; the setting lasts through exec. Done here and not in a forked child of podrun, whose threads make
-that unsafe.
+podrun ends; the setting survives exec. A forked child of podrun cannot do this safely, because podrun has threads.
 """
 
 import ctypes

@@ -119,10 +119,10 @@ def test_exit_codes(commands: Commands, words: tuple[str, ...], code: int) -> No
         (("--vipu-partition=a", "--vipu-partition=b", "true"), "given twice", "--vipu-partition=b"),
         (("nowhere.py",), "there is no script nowhere.py", "relative to where podrun runs"),
         ((), "no program to run", "train.py"),
-        (("--fault", "ipu:5@step=17:meltdown", "true"), "has no fault 'meltdown'", "tile-parity"),
+        (("--fault", "ipu:5@batch=17:meltdown", "true"), "has no fault 'meltdown'", "tile-parity"),
         (("--dry-run", "--fault", "foo", "true"), "fault 'foo' is not of the form", "tile-parity"),
-        (("--dry-run", "--fault", "machine:1@step=1:lost", "true"), "no machine 1", "count from 0"),
-        (("--fault", "ipu:5@step=17:tile-parity", "--num-replicas=4", "true"), "no IPU 5", "count from 0"),
+        (("--dry-run", "--fault", "machine:1@batch=1:lost", "true"), "no machine 1", "count from 0"),
+        (("--fault", "ipu:5@batch=17:tile-parity", "--num-replicas=4", "true"), "no IPU 5", "count from 0"),
         (("--sync-type", "ST_NONE", "true"), "unknown sync type", "pod-native-default"),
     ],
 )
@@ -182,7 +182,7 @@ def test_input_reaches_the_first_instance_only(commands: Commands) -> None:
 
 
 def test_a_script_that_wants_ipus_offline_is_refused(commands: Commands, tmp_path: Path) -> None:
-    script(tmp_path, "import os\nfrom podrun.device.ipuof import connect\nconnect(os.environ)\n")
+    script(tmp_path, "import os\nfrom podrun.device.connection import connect\nconnect(os.environ)\n")
     done = commands.run(*OFFLINE, "train.py")
     assert done.returncode == 1
     assert "launched without IPUs" in done.stderr

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.errors import ConfigError, ConflictError, NotFoundError
+from podrun.core.errors import ConfigError, ConflictError, NotFoundError
 from podrun.launcher.config import (
     CONFIGURABLE,
     config_text,
@@ -54,10 +54,10 @@ def test_what_is_written_is_read_back(
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        ("num-replica: 3\n", ":1: num-replica is no option", "num-replicas"),
-        ("\nnum_replicas: 3\n", ":2: num_replicas is no option", "num-replicas"),
+        ("num-replica: 3\n", ":1: num-replica is not an option", "num-replicas"),
+        ("\nnum_replicas: 3\n", ":2: num_replicas is not an option", "num-replicas"),
         ("num-replicas: many\n", ":1: num-replicas takes a whole number, not 'many'", ""),
-        ("num-replicas: 3\nnum-replicas: 3\n", ":2: num-replicas is there twice", ""),
+        ("num-replicas: 3\nnum-replicas: 3\n", ":2: num-replicas is given twice", ""),
         ("num-replicas: [3]\n", ":1: num-replicas takes one value", ""),
         ("fault: {a: b}\n", ":1: fault takes one value or a list", ""),
         ("verbose: 7\n", "verbose is 0, 1 or 2", ""),
@@ -81,7 +81,7 @@ def test_a_file_that_is_missing_and_one_that_is_there(tmp_path: Path) -> None:
         read_config(tmp_path / "none.yaml")
     path = tmp_path / "c.yaml"
     write_config(path, settle({"num-replicas": 2}), overwrite=False)
-    with pytest.raises(ConflictError, match="is there already"):
+    with pytest.raises(ConflictError, match="exists already"):
         write_config(path, settle({"num-replicas": 4}), overwrite=False)
     write_config(path, settle({"num-replicas": 4}), overwrite=True)
     assert read_config(path)["num-replicas"] == 4
@@ -100,6 +100,6 @@ def test_a_directory_that_is_gone_is_said_to_be(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(gone)
     assert current_directory() == str(gone)
     gone.rmdir()
-    with pytest.raises(NotFoundError, match="is not there any more") as refused:
+    with pytest.raises(NotFoundError, match="does not exist any more") as refused:
         current_directory()
-    assert refused.value.hint == "Go to one that is: cd ~"
+    assert refused.value.hint == "Change to another directory: cd ~"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.errors import UsageError
+from podrun.core.errors import UsageError
 from podrun.launcher.hosts import parse_hosts, read_hostfile
 from podrun.launcher.mpi_args import parse_instance_arguments, parse_mpi_arguments
 
@@ -72,12 +72,12 @@ def test_mpi_options_with_a_meaning() -> None:
     [
         ("-x", "needs 1 more word"),
         ("--mca a", "needs 2 more words"),
-        ("-x 1A", "no name of a variable"),
+        ("-x 1A", "not a variable name"),
         ("-x A=1 -x A=2", "gives A two values"),
         ("-x POPDIST_NUM_LOCAL_REPLICAS=3", "podrun sets for each instance"),
         ("-x OMPI_COMM_WORLD_RANK", "podrun sets for each instance"),
         ("'open", "cannot be read"),
-        ("train.py", "no option of mpirun"),
+        ("train.py", "not an option of mpirun"),
     ],
 )
 def test_mpi_options_refused(text: str, message: str) -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.errors import UsageError
+from podrun.core.errors import UsageError
 from podrun.launcher.help_text import default_text, help_text
-from podrun.launcher.option_table import BY_NAME, OPTIONS, Kind, Option
+from podrun.launcher.option_table import BY_NAME, OPTIONS, Option, ValueKind
 from podrun.launcher.options import find_option, nearest_option, parse_command_line, settle, show_value
 
 REFERENCE_DEFAULTS = {
@@ -51,7 +51,8 @@ REFERENCE_OPTIONS = [
     *("executable-cache-path", "mpi-global-args", "mpi-local-args", "instance-mpi-local-args", "numa-aware"),
     *("process-placement", "only-output-from-instance", "host-subnet", "synchronise-python-venv"),
     *("synchronise-poplar-sdk", "distribute-ssh-key"),
-    *("fault", "cluster", "ray-address", "dry-run", "quiet"),
+    *("fault", "cluster", "private", "ray-address", "dry-run", "quiet"),
+    *("max-restarts", "restart-policy", "record", "wait", "fault-plan", "check-replicas"),
 ]
 
 
@@ -83,7 +84,7 @@ def test_the_whole_option_table_is_there_with_its_defaults() -> None:
             {"mpi-global-args": ("--tag-output", "--mca a b")},
             ("x",),
         ),
-        (["--fault", "ipu:5@step=17:tile-parity", "x"], {"fault": ("ipu:5@step=17:tile-parity",)}, ("x",)),
+        (["--fault", "ipu:5@batch=17:tile-parity", "x"], {"fault": ("ipu:5@batch=17:tile-parity",)}, ("x",)),
         (["--num-replicas", "4", "--num-replicas", "4", "x"], {"num-replicas": 4}, ("x",)),
         (["--vipu-server-timeout", "0.5", "x"], {"vipu-server-timeout": 0.5}, ("x",)),
         ([], {}, ()),
@@ -142,13 +143,13 @@ def _value(option: Option) -> st.SearchStrategy[object]:
     if option.choices:
         return st.sampled_from(option.choices)
     match option.kind:
-        case Kind.BOOLEAN:
+        case ValueKind.BOOLEAN:
             return st.booleans()
-        case Kind.COUNT | Kind.PORT:
+        case ValueKind.COUNT | ValueKind.PORT:
             return st.integers(1, 65535)
-        case Kind.INDEX:
+        case ValueKind.INDEX:
             return st.integers(0, 65535)
-        case Kind.SECONDS:
+        case ValueKind.SECONDS:
             return st.floats(0.001, 1e6).map(lambda x: float(f"{x:.3f}"))
         case _:
             return st.from_regex(r"[a-z][a-z0-9=:@/. -]{0,12}", fullmatch=True).filter(str.strip)

@@ -8,16 +8,16 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.launcher.output import HOLD_SECONDS, Channel, LineAssembler, OutputMixer, last_traceback
+from podrun.launcher.output import HOLD_SECONDS, LineAssembler, OutputChannel, OutputMixer, last_traceback
 
-OUT, ERR = Channel.STDOUT, Channel.STDERR
+OUT, ERR = OutputChannel.STDOUT, OutputChannel.STDERR
 
 
 class Screen:
     def __init__(self) -> None:
-        self.writes: list[tuple[Channel, bytes]] = []
+        self.writes: list[tuple[OutputChannel, bytes]] = []
 
-    def __call__(self, channel: Channel, data: bytes) -> None:
+    def __call__(self, channel: OutputChannel, data: bytes) -> None:
         self.writes.append((channel, data))
 
     @property

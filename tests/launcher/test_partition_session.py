@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from podrun.errors import ExhaustedError, UsageError
+from podrun.core.errors import ExhaustedError, UsageError
+from podrun.core.telemetry import NO_ANSWER, AttachedProcess, MachineReport
 from podrun.launcher import partition
 from podrun.launcher.log import Log
 from podrun.launcher.options import parse_command_line
-from podrun.launcher.partition import PartitionSession
-from podrun.launcher.plan import Surroundings, plan_launch
-from podrun.telemetry import AttachedProcess
-from tests.partition.conftest import Pod
+from podrun.launcher.partition import PartitionSession, answers, work_since
+from podrun.launcher.plan import LaunchContext, plan_launch
+from podrun.vipu.types import PartitionState
+from tests.vipu.conftest import Pod
 
 
 class Launches:
@@ -31,7 +34,7 @@ class Launches:
         line = parse_command_line(
             ["--vipu-server-host=127.0.0.1", f"--vipu-server-port={self.pod.port}", *words.split(), "true"]
         )
-        spec = plan_launch(line.given, line.program, Surroundings({"PATH": os.defpath}, "/", "python"))
+        spec = plan_launch(line.given, line.program, LaunchContext({"PATH": os.defpath}, "/", "python"))
         session = Watched(spec, {}, Log(stream=self.said), launches=self)
         self._sessions.append(session)
         session.connect()
@@ -47,7 +50,7 @@ class Watched(PartitionSession):
         super().__init__(*args)  # type: ignore[arg-type]
         self._launches = launches
 
-    def _pause(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         if seconds == partition.BETWEEN_ATTEMPTS_SECONDS:
             self._launches.between.pop(0)()
 
@@ -67,7 +70,7 @@ def test_a_partition_of_another_launch_is_not_the_only_one(launch: Launches) -> 
     assert session.prepare()
     assert session.name == f"podrun-{os.getpid()}"
     names = sorted(f"podrun-{pid}" for pid in (os.getpid(), os.getppid()))
-    with pytest.raises(ExhaustedError, match=f"partitions in the way: {', '.join(names)}$"):
+    with pytest.raises(ExhaustedError, match=f"partitions in the way: {names[0]} .*, {names[1]} "):
         launch("--num-replicas 4 --vipu-partition third").prepare()
 
 
@@ -82,9 +85,15 @@ def test_what_an_earlier_launch_has_left_on_purpose_is(launch: Launches) -> None
         launch("--num-replicas 8").prepare()
 
 
+def _remove(launch: Launches, name: str) -> None:
+    """Remove a partition and wait until its IPUs are free."""
+    launch.pod.client.remove_partition(name)
+    launch.pod.client.wait_for_state(name, {PartitionState.REMOVED}, 20)
+
+
 def test_attempts_wait_for_ipus_that_others_have(launch: Launches) -> None:
     launch.pod.active("mine", 16)
-    launch.between = [lambda: None, lambda: launch.pod.client.remove_partition("mine")]
+    launch.between = [lambda: None, lambda: _remove(launch, "mine")]
     session = launch("--num-replicas 16 --vipu-partition yours --vipu-partition-attempts 5")
     assert session.prepare()
     assert launch.between == []
@@ -103,3 +112,43 @@ def test_attempts_wait_for_a_partition_in_use(launch: Launches) -> None:
         launch("--num-replicas 4 --vipu-partition shared").prepare()
     launch.between = [lambda: setattr(machine, "process", None)]
     assert not launch("--num-replicas 4 --vipu-partition shared --vipu-partition-attempts 2").prepare()
+
+
+def test_machines_that_do_not_answer_in_time_are_asked_again() -> None:
+    up, silent = MachineReport("ipum1"), MachineReport("ipum1", state=NO_ANSWER)
+    replies, pauses = iter([[silent, up], [up, silent], [up, up], [silent]]), list[float]()
+    assert answers(lambda: next(replies), pauses.append) == [up, up]
+    assert pauses == [partition.BETWEEN_REPORTS_SECONDS] * 2
+    assert answers(lambda: [silent], pauses.append, attempts=4) == [silent]
+    assert len(pauses) == 5
+
+
+def test_a_launch_waits_in_the_queue(launch: Launches) -> None:
+    launch.pod.active("taken", 16)
+    session = launch("--num-replicas 16 --vipu-partition mine --wait yes")
+    waiter = threading.Thread(target=session.prepare)
+    waiter.start()
+    end = time.monotonic() + 20
+    while not (waiting := launch.pod.client.list_queue()) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert [told.name for told in waiting] == ["mine"]
+    launch.pod.client.remove_partition("taken")
+    waiter.join(20)
+    assert not waiter.is_alive()
+    session.wait_active()
+    assert launch.pod.client.list_queue() == []
+    assert "[W] partition mine waits in the queue; see vipu explain mine" in launch.said.getvalue()
+
+
+def test_the_work_of_a_launch_is_what_machines_did_since() -> None:
+    now = MachineReport("ipum1", batches_done=7, samples_done=70, modelled_s=0.7, emulation_s=1.4)
+    assert work_since([MachineReport("ipum1")], now) == now  # It was not ready, so its report had no samples.
+    before = MachineReport("ipum1", batches_done=2, samples_done=20, modelled_s=0.2, emulation_s=0.4)
+    since = work_since([before], now)
+    assert (since.batches_done, since.samples_done) == (5, 50)
+    assert since.emulation_s == pytest.approx(1.0)
+    assert work_since([now], before) == before  # The machine was started anew.
+    unknown = MachineReport("ipum1", batches_done=2)
+    assert (
+        work_since([unknown], now).samples_done == 70
+    )  # An earlier job did not say how many samples it took.

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.errors import NotFoundError, PodrunError, UsageError
+from podrun.core.errors import NotFoundError, PodrunError, UsageError
 from podrun.launcher.config import merge_config
 from podrun.launcher.option_table import OPTIONS, Option
 from podrun.launcher.options import parse_command_line
-from podrun.launcher.plan import Surroundings, fit_to_pod, plan_launch
+from podrun.launcher.plan import LaunchContext, fit_to_pod, plan_launch
 from podrun.launcher.spec import LaunchSpec, PodFacts
 
 POD16 = PodFacts("pod16", 16, 16)
@@ -32,8 +32,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plan(words: str, directory: Path, environ: dict[str, str] | None = None) -> LaunchSpec:
     line = parse_command_line([*words.split(), "train.py", "--epochs", "1"])
-    around = Surroundings(environ or {"PATH": "/bin:/usr/bin"}, str(directory), "/env/bin/python")
-    return plan_launch(line.given, line.program, around)
+    context = LaunchContext(environ or {"PATH": "/bin:/usr/bin"}, str(directory), "/env/bin/python")
+    return plan_launch(line.given, line.program, context)
 
 
 @given(st.integers(0, 6), st.integers(0, 3), st.data())
@@ -45,11 +45,11 @@ def test_instances_own_blocks_of_replicas_and_hosts_blocks_of_instances(
     hosts = 1 << data.draw(st.integers(0, instances.bit_length() - 1))
     if (replicas << ipus_log) // instances > 64:
         return
-    around = Surroundings({}, "/", "python")
+    context = LaunchContext({}, "/", "python")
     names = ",".join(f"h{i}" for i in range(hosts))
     words = f"--num-replicas {replicas} --num-instances {instances} --ipus-per-replica {1 << ipus_log} -H {names} x.py"
     line = parse_command_line(words.split())
-    spec = fit_to_pod(plan_launch(line.given, line.program, around), PodFacts("huge", 1 << 12, 1 << 12))
+    spec = fit_to_pod(plan_launch(line.given, line.program, context), PodFacts("huge", 1 << 12, 1 << 12))
     owned = [r for i in spec.instances for r in range(i.first_replica, i.first_replica + i.replicas)]
     assert owned == list(range(replicas))
     assert [i.host for i in spec.instances] == [f"h{i * hosts // instances}" for i in range(instances)]
@@ -83,14 +83,14 @@ def test_instances_own_blocks_of_replicas_and_hosts_blocks_of_instances(
         ("--host a --hostfile f", "exclude each other", ""),
         ("--hostfile nowhere", "there is no host file nowhere", ""),
         ("--only-output-from-instance 1", "there are 1 instances", "0 to 0"),
-        ("--offline-mode 1 --fault ipu:0@step=1:tile-parity", "--fault needs IPUs", ""),
-        ("--process-placement spread", "is not there", "disabled"),
-        ("--host-subnet 10.0.0.300/8", "is no network", "10.1.0.0/16"),
+        ("--offline-mode 1 --fault ipu:0@batch=1:tile-parity", "--fault needs IPUs", ""),
+        ("--process-placement spread", "is not available", "disabled"),
+        ("--host-subnet 10.0.0.300/8", "is not a network", "10.1.0.0/16"),
         ("-H a,a", "names a twice", "Name each host once"),
         ("--sync-type ST_NONE", "unknown sync type", "c2-compatible"),
         ("--vipu-partition a/b", "is no name for a partition", "letters, digits"),
         ("--ray-address ray://a:10001", "is no address of a Ray cluster", "10.0.0.1:6379"),
-        ("--executable-cache-path train.py/x", "train.py is no directory", "leave it out"),
+        ("--executable-cache-path train.py/x", "train.py is not a directory", "leave it out"),
     ],
 )
 def test_refuses(words: str, message: str, hint: str, directory: Path) -> None:
@@ -117,22 +117,22 @@ def test_refuses(words: str, message: str, hint: str, directory: Path) -> None:
 def test_programs_that_are_not_there(
     program: list[str], kind: type[PodrunError], message: str, hint: str, directory: Path
 ) -> None:
-    around = Surroundings({"PATH": "/bin:/usr/bin"}, str(directory), "python")
+    context = LaunchContext({"PATH": "/bin:/usr/bin"}, str(directory), "python")
     with pytest.raises(kind) as caught:
-        plan_launch({}, tuple(program), around)
+        plan_launch({}, tuple(program), context)
     assert message in caught.value.message
     assert hint in (caught.value.hint or "")
 
 
 def test_scripts_run_with_our_interpreter_and_commands_as_they_are(directory: Path) -> None:
     assert plan("", directory).instances[0].command == ("/env/bin/python", "train.py", "--epochs", "1")
-    around = Surroundings({"PATH": "/bin:/usr/bin"}, str(directory), "/env/bin/python")
-    assert plan_launch({}, ("echo", "a"), around).instances[0].command == ("echo", "a")
+    context = LaunchContext({"PATH": "/bin:/usr/bin"}, str(directory), "/env/bin/python")
+    assert plan_launch({}, ("echo", "a"), context).instances[0].command == ("echo", "a")
 
 
 def test_another_python_is_warned_about(directory: Path) -> None:
-    around = Surroundings({"PATH": "/bin:/usr/bin"}, str(directory), "/env/bin/python")
-    spec = plan_launch({}, ("python3", "train.py"), around)
+    context = LaunchContext({"PATH": "/bin:/usr/bin"}, str(directory), "/env/bin/python")
+    spec = plan_launch({}, ("python3", "train.py"), context)
     assert any("may not find podrun" in warning for warning in spec.warnings)
 
 
@@ -171,7 +171,7 @@ def test_warnings_come_once_each(directory: Path) -> None:
             *("--mpi-local-args=-x NOWHERE --bind-to none", "train.py"),
         ]
     )
-    spec = plan_launch(line.given, line.program, Surroundings({}, str(directory), "python"))
+    spec = plan_launch(line.given, line.program, LaunchContext({}, str(directory), "python"))
     joined = "\n".join(spec.warnings)
     assert joined.count("--mca") == 1
     for part in ("--numa-aware has no effect", "deprecated", "--bind-to", "NOWHERE"):
@@ -206,11 +206,45 @@ def test_offline_has_no_partition_and_any_number_of_replicas(directory: Path) ->
 def test_a_wrong_value_is_refused_with_what_to_type(option: Option, directory: Path) -> None:
     """Whatever stands behind an option is taken, or refused by name with a hint: nothing else comes out of it."""
     for value in ("", "-1", "zz zz/\xe9", "1" * 30, "\n", "[", "a" * 300):
-        around = Surroundings({"PATH": "/bin:/usr/bin"}, str(directory), "python")
+        context = LaunchContext({"PATH": "/bin:/usr/bin"}, str(directory), "python")
         refused: PodrunError | None = None
         try:
             line = parse_command_line([f"--{option.name}={value}", "train.py"])
-            plan_launch(merge_config(line.given, directory), line.program, around)
+            plan_launch(merge_config(line.given, directory), line.program, context)
         except PodrunError as error:
             refused = error
         assert refused is None or (refused.exit_code == 2 and refused.hint), value
+
+
+@pytest.mark.parametrize(
+    ("words", "pod", "link"),
+    [
+        ("--num-replicas 16", POD16, "link:1-2"),
+        ("--num-replicas 16", POD16, "link:0-14"),
+        ("--num-replicas 16", POD64, "link:0-14"),
+        ("--num-replicas 128 --num-instances 2", POD256, "link:62-64"),
+    ],
+)
+def test_a_fault_of_a_link_that_the_partition_does_not_have_is_refused(
+    words: str, pod: PodFacts, link: str, directory: Path
+) -> None:
+    with pytest.raises(UsageError, match="no IPU-Link joins IPUs"):
+        fit_to_pod(plan(f"{words} --fault {link}@batch=3:down", directory), pod)
+
+
+def test_links_between_the_ends_exist_where_a_torus_is_filled(directory: Path) -> None:
+    fit_to_pod(plan("--num-replicas 64 --num-instances 4 --fault link:0-62@batch=3:down", directory), POD64)
+
+
+def test_faults_of_the_environment_are_planned_as_those_of_the_command_line(directory: Path) -> None:
+    environ = {"PATH": "/bin", "PODRUN_FAULTS": "ipu:1@step=2:trap:optional; machine:0@batch=9:lost"}
+    spec = plan("--num-replicas 4 --fault ipu:3@batch=4:trap", directory, environ)
+    assert spec.partition is not None
+    assert [fault.text for fault in spec.partition.faults] == [
+        "ipu:1@batch=2:trap:optional",
+        "machine:0@batch=9:lost",
+        "ipu:3@batch=4:trap",
+    ]
+    for wrong, message in (("ipu:9@batch=2:trap", "no IPU 9"), ("nonsense", "is not of the form")):
+        with pytest.raises(UsageError, match=message):
+            plan("--num-replicas 4", directory, {"PATH": "/bin", "PODRUN_FAULTS": wrong})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.launcher.output import Channel
+from podrun.launcher.output import OutputChannel
 from podrun.launcher.process import Command, Ended, Event, Printed, ProcessRunner
 
 pytestmark = pytest.mark.system
@@ -37,7 +37,7 @@ def python(instance: int, code: str, directory: Path) -> Command:
     return Command(instance, (sys.executable, "-S", "-c", code), str(directory), {"PATH": os.environ["PATH"]})
 
 
-def printed(events: list[Event], instance: int, channel: Channel) -> bytes:
+def printed(events: list[Event], instance: int, channel: OutputChannel) -> bytes:
     return b"".join(
         e.data for e in events if isinstance(e, Printed) and (e.instance, e.channel) == (instance, channel)
     )
@@ -51,9 +51,9 @@ def test_output_and_exit_codes(runner: ProcessRunner, tmp_path: Path) -> None:
     runner.start(python(0, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)", tmp_path))
     runner.start(python(1, "print('x' * 300000)", tmp_path))
     events = run_all(runner)
-    assert printed(events, 0, Channel.STDOUT) == b"out\n"
-    assert printed(events, 0, Channel.STDERR) == b"err\n"
-    assert printed(events, 1, Channel.STDOUT) == b"x" * 300000 + b"\n"
+    assert printed(events, 0, OutputChannel.STDOUT) == b"out\n"
+    assert printed(events, 0, OutputChannel.STDERR) == b"err\n"
+    assert printed(events, 1, OutputChannel.STDOUT) == b"x" * 300000 + b"\n"
     assert {i: e.code for i, e in ends(events).items()} == {0: 7, 1: 0}
 
 
@@ -61,7 +61,7 @@ def test_all_output_comes_before_the_end(runner: ProcessRunner, tmp_path: Path) 
     runner.start(python(0, "import os; os.write(1, b'y' * 200000)", tmp_path))
     events = run_all(runner)
     assert isinstance(events[-1], Ended)
-    assert len(printed(events, 0, Channel.STDOUT)) == 200000
+    assert len(printed(events, 0, OutputChannel.STDOUT)) == 200000
 
 
 def test_environment_and_directory(runner: ProcessRunner, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_environment_and_directory(runner: ProcessRunner, tmp_path: Path) -> Non
         "import os; print(os.getcwd(), os.environ['MINE'], os.getpgrp() == os.getpid())",
     )
     runner.start(Command(0, words, str(tmp_path), {"MINE": "yes"}))
-    assert printed(run_all(runner), 0, Channel.STDOUT).decode() == f"{tmp_path} yes True\n"
+    assert printed(run_all(runner), 0, OutputChannel.STDOUT).decode() == f"{tmp_path} yes True\n"
 
 
 def test_signals_reach_the_whole_group_and_are_told_from_exit_codes(
@@ -86,9 +86,9 @@ def test_signals_reach_the_whole_group_and_are_told_from_exit_codes(
     )
     runner.start(python(0, code, tmp_path))
     events: list[Event] = []
-    while not printed(events, 0, Channel.STDOUT):
+    while not printed(events, 0, OutputChannel.STDOUT):
         events += runner.poll(5.0)
-    grandchild = int(printed(events, 0, Channel.STDOUT))
+    grandchild = int(printed(events, 0, OutputChannel.STDOUT))
     runner.signal(signal.SIGKILL)
     events += run_all(runner)
     assert ends(events)[0] == Ended(0, 137, signal.SIGKILL)
@@ -104,7 +104,7 @@ def test_a_child_that_keeps_the_pipe_does_not_hold_up_the_end_and_goes_at_close(
     )
     runner.start(python(0, code, tmp_path))
     events = run_all(runner, 10.0)
-    grandchild = int(printed(events, 0, Channel.STDOUT))
+    grandchild = int(printed(events, 0, OutputChannel.STDOUT))
     assert ends(events)[0].code == 0
     assert not _gone(grandchild, 0)
     runner.close()
@@ -117,7 +117,7 @@ def test_programs_that_cannot_be_executed(runner: ProcessRunner, tmp_path: Path)
     runner.start(Command(1, ("./plain",), str(tmp_path), {"PATH": "/bin"}))
     events = run_all(runner)
     assert {i: e.code for i, e in ends(events).items()} == {0: 127, 1: 126}
-    assert b"cannot run no-such-program: No such file" in printed(events, 0, Channel.STDERR)
+    assert b"cannot run no-such-program: No such file" in printed(events, 0, OutputChannel.STDERR)
     with pytest.raises(FileNotFoundError):
         runner.start(Command(2, ("true",), str(tmp_path / "nowhere"), {}))
 
@@ -131,8 +131,8 @@ def test_input_is_handed_on(runner: ProcessRunner, tmp_path: Path) -> None:
     os.close(write)
     os.close(read)
     events = run_all(runner)
-    assert printed(events, 0, Channel.STDOUT) == b"cba\n"
-    assert printed(events, 1, Channel.STDOUT) == b"''\n"
+    assert printed(events, 0, OutputChannel.STDOUT) == b"cba\n"
+    assert printed(events, 1, OutputChannel.STDOUT) == b"''\n"
 
 
 def test_wake_ends_a_wait(runner: ProcessRunner) -> None:

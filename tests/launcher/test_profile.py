@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.errors import ConfigError, InvalidOptionError, UsageError
+from podrun.core.errors import ConfigError, InvalidOptionError, UsageError
 from podrun.launcher import cli
 from podrun.launcher.profile import main, reporting, split_options
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from podrun.errors import NotFoundError
-from podrun.launcher.output import Channel
+from podrun.core.errors import NotFoundError
+from podrun.launcher.output import OutputChannel
 from podrun.launcher.process import Printed
 from podrun.launcher.remote import HostActor, event_of, nodes_of
 from tests.conftest import wait_until
@@ -40,7 +40,7 @@ def begin(scratch: str) -> tuple[HostActor, int]:
     while True:
         for event in map(event_of, actor.poll(10.0)):
             assert isinstance(event, Printed), event
-            assert event.channel is Channel.STDOUT, event.data.decode()
+            assert event.channel is OutputChannel.STDOUT, event.data.decode()
             return actor, int(event.data)
 
 

@@ -6,9 +6,9 @@ import io
 import signal
 from collections.abc import Sequence
 
-from podrun.errors import ServiceError
+from podrun.core.errors import ServiceError
 from podrun.launcher.log import Log
-from podrun.launcher.output import Channel, OutputMixer
+from podrun.launcher.output import OutputChannel, OutputMixer
 from podrun.launcher.process import Command, Ended, Event, Printed
 from podrun.launcher.supervise import GRACE_SECONDS, SETTLE_SECONDS, Supervisor
 
@@ -40,7 +40,7 @@ class World:
         for instance, (time, code) in sorted(self.ends.items(), key=lambda item: item[1]):
             if time <= self.now:
                 del self.ends[instance]
-                events.append(Printed(instance, Channel.STDERR, b"last words\n"))
+                events.append(Printed(instance, OutputChannel.STDERR, b"last words\n"))
                 events.append(Ended(instance, code))
         for time, message in list(self.at):
             if time <= self.now:

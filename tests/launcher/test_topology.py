@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.launcher.spec import Layout
-from podrun.launcher.topology import topology_table
+from podrun.launcher.spec import LaunchLayout
+from podrun.launcher.summary import topology_table
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYOUTS = {
-    "8_replicas_2_instances": Layout(8, 1, 2, ("localhost",)),
-    "1_replica": Layout(1, 4, 1, ("localhost",)),
-    "16_replicas_4_instances": Layout(16, 1, 4, ("localhost",)),
-    "16_replicas_2_hosts_2_ilds": Layout(16, 8, 4, ("lr17-poplar1", "lr17-poplar2"), 2),
-    "4_replicas_4_hosts": Layout(4, 1, 4, ("first-host", "second-host", "third-host", "fourth-host")),
-    "12_character_host_in_15": Layout(4, 1, 1, ("twelve-chars",)),
+    "8_replicas_2_instances": LaunchLayout(8, 1, 2, ("localhost",)),
+    "1_replica": LaunchLayout(1, 4, 1, ("localhost",)),
+    "16_replicas_4_instances": LaunchLayout(16, 1, 4, ("localhost",)),
+    "16_replicas_2_hosts_2_ilds": LaunchLayout(16, 8, 4, ("lr17-poplar1", "lr17-poplar2"), 2),
+    "4_replicas_4_hosts": LaunchLayout(4, 1, 4, ("first-host", "second-host", "third-host", "fourth-host")),
+    "12_character_host_in_15": LaunchLayout(4, 1, 1, ("twelve-chars",)),
 }
 
 
@@ -33,7 +33,9 @@ def test_all_lines_are_equally_wide_and_replicas_are_all_there(log: int, data: s
     instances = 1 << data.draw(st.integers(0, log))
     ilds = 1 << data.draw(st.integers(0, instances.bit_length() - 1))
     hosts = 1 << data.draw(st.integers(0, instances.bit_length() - 1))
-    table = topology_table(Layout(replicas, 1, instances, tuple(f"host{i}" for i in range(hosts)), ilds))
+    table = topology_table(
+        LaunchLayout(replicas, 1, instances, tuple(f"host{i}" for i in range(hosts)), ilds)
+    )
     lines = table.splitlines()
     width = len(lines[1])
     assert all(len(line) in (width, width - 1) for line in lines)

@@ -1,4 +1,4 @@
-"""What instances find in their environment, beside what podrun's own holds. Pure.
+"""The environment variables of an instance, in addition to those of podrun itself. Pure.
 
 POPDIST_* is the layout, IPUOF_* where the IPUs are, POPLAR_TARGET_OPTIONS what links them, OMPI_COMM_WORLD_*
 what programs written for mpirun read (rank and size). PODRUN_LAUNCH_ID marks every process of a launch.
@@ -11,22 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from podrun.access import VARIABLE
-from podrun.errors import UsageError
-from podrun.launcher.spec import InstanceSpec, Layout
+from podrun.core.access import OWN_SERVER, VARIABLE
+from podrun.core.errors import UsageError
+from podrun.launcher.spec import InstanceSpec, LaunchLayout
 
 LAUNCH_ID = "PODRUN_LAUNCH_ID"
 OFFLINE = "PODRUN_OFFLINE_MODE"
 """1: the launch has no IPUs; attaching to any is an error."""
-MEETING = "PODRUN_HOST_COLLECTIVES"
-"""``ADDRESS:PORT:KEY`` where instance 0 listens for the others' host collectives (`podrun.popdist.collectives`)."""
+EXCHANGE_POINT = "PODRUN_HOST_COLLECTIVES"
+"""``ADDRESS:PORT:KEY`` of the exchange point: instance 0 listens there for host collectives
+(`podrun.popdist.collectives`)."""
 REMOTE_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
-"""Variables that reach other hosts without being named by -x."""
+"""Variables that podrun passes to other hosts without -x."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionAddress:
-    """Where the IPUoF client asks for its IPUs, and what joins them. ``timeout`` in seconds."""
+    """The service and partition that the IPUoF client asks for IPUs, and target options. ``timeout`` in seconds."""
 
     host: str
     port: int
@@ -34,18 +35,22 @@ class PartitionAddress:
     timeout: float
     target_options: Mapping[str, str] = field(default_factory=dict)
     token: str = field(default="", repr=False)
-    """What the service and the machines want to be shown (`podrun.access`); empty: nothing."""
+    """The secret that instances on other hosts prove to know (`podrun.core.access`)."""
+    directory: str = ""
+    """The runtime directory, in which instances on this host find that secret."""
+    own: bool = False
+    """The service has to prove to be this user's."""
 
 
 def compat_directory() -> Path:
-    """Folder whose ``popart`` and ``popdist`` are ours."""
+    """The folder that holds podrun's ``popart`` and ``popdist``."""
     return Path(__file__).resolve().parent.parent / "compat"
 
 
 def target_options(
     size: int, ild_ipus: int, instance_ipus: int, routing: str = "", environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """POPLAR_TARGET_OPTIONS of a partition; what the user's own environment says comes first.
+    """POPLAR_TARGET_OPTIONS of a partition. Options in the user's environment take precedence.
 
     ``routing`` is the partition's ILD routing as V-IPU names it (DNC, SWNC, RINGSWNC); empty: by size, as
     observed on real systems (mesh and default below a full POD64, torus and sliding window on it). Raises
@@ -64,20 +69,20 @@ def target_options(
     if own:
         try:
             extra = json.loads(own)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(
-                f"POPLAR_TARGET_OPTIONS is no JSON: {error}", hint="Unset it, or correct it."
+                f"POPLAR_TARGET_OPTIONS is not JSON: {error}", hint="Unset it, or correct it."
             ) from error
         if not isinstance(extra, dict):
             raise UsageError(
-                "POPLAR_TARGET_OPTIONS is no JSON object", hint='As in \'{"gatewayMode": "true"}\''
+                "POPLAR_TARGET_OPTIONS is not a JSON object", hint='As in \'{"gatewayMode": "true"}\''
             )
         options |= {str(key): str(value) for key, value in extra.items()}
     return options
 
 
-def layout_variables(layout: Layout, instance: InstanceSpec) -> dict[str, str]:
-    """POPDIST_* and OMPI_COMM_WORLD_*: who this instance is."""
+def layout_variables(layout: LaunchLayout, instance: InstanceSpec) -> dict[str, str]:
+    """POPDIST_* and OMPI_COMM_WORLD_*: the place of an instance in the launch."""
     return {
         "POPDIST_NUM_TOTAL_REPLICAS": str(layout.replicas),
         "POPDIST_NUM_IPUS_PER_REPLICA": str(layout.ipus_per_replica),
@@ -94,21 +99,29 @@ def layout_variables(layout: Layout, instance: InstanceSpec) -> dict[str, str]:
     }
 
 
-def partition_variables(address: PartitionAddress, instance: InstanceSpec) -> dict[str, str]:
-    """IPUOF_* and POPLAR_TARGET_OPTIONS."""
-    shown = {VARIABLE: address.token} if address.token else {}
-    return shown | {
-        "IPUOF_VIPU_API_HOST": address.host,
-        "IPUOF_VIPU_API_PORT": str(address.port),
-        "IPUOF_VIPU_API_PARTITION_ID": address.partition,
-        "IPUOF_VIPU_API_TIMEOUT": f"{address.timeout:g}",
-        "IPUOF_VIPU_API_GCD_ID": str(instance.gcd),
-        "POPLAR_TARGET_OPTIONS": json.dumps(dict(address.target_options)),
-    }
+def partition_variables(
+    address: PartitionAddress, instance: InstanceSpec, *, local: bool = True
+) -> dict[str, str]:
+    """IPUOF_* and POPLAR_TARGET_OPTIONS, and where the secret is: in a file on this host, elsewhere (``local`` False)
+    in a variable."""
+    secret = {"PODRUN_RUNTIME_DIR": address.directory} if local else {VARIABLE: address.token}
+    own = {OWN_SERVER: "1"} if address.own else {}
+    return (
+        {name: value for name, value in secret.items() if value}
+        | own
+        | {
+            "IPUOF_VIPU_API_HOST": address.host,
+            "IPUOF_VIPU_API_PORT": str(address.port),
+            "IPUOF_VIPU_API_PARTITION_ID": address.partition,
+            "IPUOF_VIPU_API_TIMEOUT": f"{address.timeout:g}",
+            "IPUOF_VIPU_API_GCD_ID": str(instance.gcd),
+            "POPLAR_TARGET_OPTIONS": json.dumps(dict(address.target_options)),
+        }
+    )
 
 
 def instance_environment(
-    layout: Layout,
+    layout: LaunchLayout,
     instance: InstanceSpec,
     environ: Mapping[str, str],
     *,
@@ -117,14 +130,16 @@ def instance_environment(
     launch_id: str,
     local: bool = True,
     debug: bool = False,
-    meeting: str = "",
+    exchange_point: str = "",
 ) -> dict[str, str]:
     """The whole environment of an instance. ``environ`` is podrun's own; instances elsewhere (``local``
-    False) get only the variables that are forwarded and those named by -x. ``meeting``: see `MEETING`.
+    False) get only the variables that are forwarded and those named by -x. ``exchange_point``: see `EXCHANGE_POINT`.
     """
     kept = dict(environ) if local else {name: environ[name] for name in REMOTE_FORWARDED if name in environ}
     for name in [
-        name for name in kept if name.startswith(("POPDIST_", "OMPI_COMM_WORLD_", "IPUOF_VIPU_API_"))
+        name
+        for name in kept
+        if name.startswith(("POPDIST_", "OMPI_COMM_WORLD_", "IPUOF_VIPU_API_")) or name == OWN_SERVER
     ]:
         del kept[name]
     python_path = [str(compat_directory()), *filter(None, [environ.get("PYTHONPATH")])]
@@ -134,15 +149,14 @@ def instance_environment(
         "IPUOF_LOG_LEVEL": environ.get("IPUOF_LOG_LEVEL", "WARN"),
         LAUNCH_ID: launch_id,
     }
-    kept.pop(MEETING, None)
-    if meeting:
-        kept[MEETING] = meeting
-    # Output goes through a pipe; without this a Python program's lines would appear only when its buffer is
-    # full.
+    kept.pop(EXCHANGE_POINT, None)
+    if exchange_point:
+        kept[EXCHANGE_POINT] = exchange_point
+    # Output goes through a pipe: without this a Python program's lines appear only when its buffer is full.
     kept.setdefault("PYTHONUNBUFFERED", "1")
     if debug:
         kept["PYTHONFAULTHANDLER"] = "1"
-    kept |= partition_variables(address, instance) if address else {OFFLINE: "1"}
+    kept |= partition_variables(address, instance, local=local) if address else {OFFLINE: "1"}
     for name, value in instance.exports.items():
         if value is not None:
             kept[name] = value

@@ -1,0 +1,293 @@
+"""Recovery under supervision: what is done when the instances of a launch have failed. Pure: no I/O, no clock.
+
+`damage_of` reads from the machines' reports what is broken. `Coordinator.failed` takes how an attempt ended and answers
+with a `Recovery`, the steps that make the IPUs usable again before the instances are started once more, or with a
+`Verdict`, that it is of no use. One coordinator decides for all instances; `podrun.launcher.repair` carries out.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from podrun.core.documents import load_schema, read_document
+from podrun.core.errors import RecoveryAction
+from podrun.core.telemetry import NO_ANSWER, NO_ERRORS, IpuReport, MachineReport
+
+
+class FailureKind(enum.Enum):
+    """What failed, from the mildest to the worst; the values are the keys of a policy's ``after``."""
+
+    PROGRAM = "program-error"
+    """An instance ended, and nothing of the partition is broken."""
+    TILE_EXCEPTION = "tile-exception"
+    """Tiles stopped in an exception: an error of the program, cleared by loading it again."""
+    IPU = "ipu-error"
+    """An IPU needs IPU_RESET."""
+    LINK = "link-down"
+    """An IPU-Link is down: PARTITION_RESET."""
+    POWER = "power-fault"
+    """A machine needs FULL_RESET."""
+    LOST = "machine-lost"
+    """A machine is gone, or failed for good."""
+
+
+class Answer(enum.Enum):
+    """What a policy answers to a failure."""
+
+    RESTART = "restart"
+    """Do the recovery action that the error names, and start the instances again."""
+    SPARE = "spare"
+    """The same IPUs elsewhere: a new partition without the lost machine."""
+    REPLACE = "replace"
+    """A fresh machine in place of the lost one (``vipu-admin restart agent``), and a reset."""
+    FEWER = "fewer-replicas"
+    """Go on with half as many replicas, or a quarter, on the machines that are left."""
+    STOP = "stop"
+    """End the launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """What is done after failures. ``max_restarts`` 0: nothing. ``crash_loop_after``: that many attempts that end alike
+    end the launch. ``after``: answers by kind of failure, tried in order.
+    """
+
+    max_restarts: int = 0
+    crash_loop_after: int = 3
+    pause_seconds: float = 0.0
+    min_replicas: int = 1
+    after: Mapping[FailureKind, tuple[Answer, ...]] = field(default_factory=dict)
+
+    def answers(self, kind: FailureKind) -> tuple[Answer, ...]:
+        """The answers to a kind of failure."""
+        usual = (Answer.SPARE, Answer.REPLACE) if kind is FailureKind.LOST else (Answer.RESTART,)
+        return self.after.get(kind, usual)
+
+
+EXAMPLE = (
+    "As in: version: 1, max-restarts: 3, after: {machine-lost: [spare, fewer-replicas]} (docs/faults.md)."
+)
+
+
+def read_policy(path: Path) -> RestartPolicy:
+    """The policy in a YAML or JSON file. Raises NotFoundError, or ConfigError that names file, line and key."""
+    document = read_document(path, hint=EXAMPLE)
+    document.check(load_schema("podrun.launcher", "restart-policy.schema.json"), hint=EXAMPLE)
+    values: dict[str, Any] = document.value
+    usual = RestartPolicy()
+    after: dict[FailureKind, tuple[Answer, ...]] = {}
+    for name, given in values.get("after", {}).items():
+        words = given if isinstance(given, list) else [given]
+        after[FailureKind(name)] = tuple(map(Answer, words))
+    return RestartPolicy(
+        max_restarts=values.get("max-restarts", 3),
+        crash_loop_after=values.get("crash-loop-after", usual.crash_loop_after),
+        pause_seconds=float(values.get("pause-seconds", usual.pause_seconds)),
+        min_replicas=values.get("min-replicas", usual.min_replicas),
+        after=after,
+    )
+
+
+# --- what is broken --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What is broken in a partition. ``ipus``: in need of IPU_RESET, by partition index; ``links``: that are down, by
+    their ends; ``power``, ``lost``: agents. ``partition``: something else needs PARTITION_RESET. ``words``: the states
+    that machines report, each once.
+    """
+
+    ipus: tuple[int, ...] = ()
+    tile_exceptions: tuple[int, ...] = ()
+    links: tuple[tuple[int, int], ...] = ()
+    power: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    partition: bool = False
+    words: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> FailureKind:
+        """The worst of it."""
+        found = (
+            (self.lost, FailureKind.LOST),
+            (self.power, FailureKind.POWER),
+            (self.links or self.partition, FailureKind.LINK),
+            (self.ipus, FailureKind.IPU),
+            (self.tile_exceptions, FailureKind.TILE_EXCEPTION),
+        )
+        return next((kind for there, kind in found if there), FailureKind.PROGRAM)
+
+
+_NO_ERRORS = (NO_ERRORS, "not ready")
+_EXCEPTIONS = ("tile exception", "floating-point exception")
+
+
+def damage_of(reports: Iterable[MachineReport]) -> Damage:
+    """What the machines of a partition report as broken."""
+    damage, words = Damage(), []
+    for report in reports:
+        if report.state in ("lost", NO_ANSWER):
+            damage = replace(damage, lost=(*damage.lost, report.agent_id))
+            words.append(f"machine {report.agent_id} lost")
+            continue
+        for ipu in report.ipus:
+            damage = _with_ipu(damage, report.agent_id, ipu, words)
+    return replace(damage, words=tuple(dict.fromkeys(words)))
+
+
+def _with_ipu(damage: Damage, agent: str, ipu: IpuReport, words: list[str]) -> Damage:
+    number = ipu.partition_ipu
+    for other in ipu.links_down:
+        ends = (min(number, other), max(number, other))
+        words.append(f"IPU-Link {ends[0]}-{ends[1]} down")
+        damage = replace(damage, links=tuple(sorted({*damage.links, ends})))
+    if ipu.error_state in _NO_ERRORS:
+        return damage
+    resets = ipu.recovery_action == RecoveryAction.PARTITION_RESET.value
+    whole = resets or ipu.recovery_action in (None, RecoveryAction.FULL_RESET.value)
+    words.append(f"{ipu.error_state} of {f'machine {agent}' if whole else f'IPU {number}'}")
+    if ipu.recovery_action is None:
+        return replace(damage, lost=tuple(dict.fromkeys((*damage.lost, agent))))
+    if resets:
+        return replace(damage, partition=True)
+    if whole:
+        return replace(damage, power=tuple(dict.fromkeys((*damage.power, agent))))
+    if ipu.error_state.startswith(_EXCEPTIONS):
+        return replace(damage, tile_exceptions=(*damage.tile_exceptions, number))
+    return replace(damage, ipus=(*damage.ipus, number))
+
+
+# --- what is done about it -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTheseIpus:
+    """IPU_RESET."""
+
+    ipus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetThePartition:
+    """PARTITION_RESET."""
+
+
+@dataclass(frozen=True, slots=True)
+class PowerCycleMachine:
+    """FULL_RESET of an agent's machine."""
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceMachine:
+    """A fresh machine at an agent."""
+
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSpare:
+    """A new partition of the same size, which holds no lost machine. Not possible where there is no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoOnWithFewer:
+    """A new partition for half as many replicas, or a quarter, ..., at least ``at_least``; not possible below."""
+
+    at_least: int
+
+
+Step = ResetTheseIpus | ResetThePartition | PowerCycleMachine | ReplaceMachine | TakeSpare | GoOnWithFewer
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How one attempt of all instances ended. ``cause``: the first instance that failed and how, in words; ``batches``:
+    done in it; ``seconds``: how long it took.
+    """
+
+    cause: str
+    code: int
+    damage: Damage
+    batches: int = 0
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        broken = f" ({', '.join(self.damage.words)})" if self.damage.words else ""
+        batches = f"{self.batches} {'batch' if self.batches == 1 else 'batches'}"
+        return f"{self.cause} after {batches}{broken}"
+
+    def is_like(self, other: Attempt) -> bool:
+        """True iff both ended in the same way at the same batch."""
+        return (self.code, self.damage, self.batches) == (other.code, other.damage, other.batches)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Start the instances again after ``pause_seconds`` and the first of ``ways`` that is possible. ``number``: of the
+    restart, from 1.
+    """
+
+    number: int
+    ways: tuple[tuple[Step, ...], ...]
+    pause_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The instances are not started again. ``text``: why, with how each attempt ended."""
+
+    text: str
+
+
+class Coordinator:
+    """Decides for all instances of a launch. ``attempts``: how each ended so far."""
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self.policy = policy
+        self.attempts: list[Attempt] = []
+
+    def failed(self, attempt: Attempt) -> Recovery | Verdict:
+        """What is done about an attempt that failed."""
+        self.attempts.append(attempt)
+        kind = attempt.damage.kind
+        answers = self.policy.answers(kind)
+        restarts = len(self.attempts) - 1
+        if answers[0] is Answer.STOP:
+            return self._verdict(f"the policy stops after {kind.value}")
+        if restarts >= self.policy.max_restarts:
+            return self._verdict(f"{restarts} restarts, as many as are allowed, did not help")
+        last = self.attempts[-self.policy.crash_loop_after :]
+        if len(last) == self.policy.crash_loop_after and all(attempt.is_like(other) for other in last):
+            return self._verdict(f"crash loop: the last {len(last)} attempts ended alike")
+        until = answers.index(Answer.STOP) if Answer.STOP in answers else len(answers)
+        ways = tuple(self._way(answer, attempt.damage) for answer in answers[:until])
+        return Recovery(restarts + 1, ways, self.policy.pause_seconds)
+
+    def impossible(self) -> Verdict:
+        """The verdict when none of the ways of a recovery was possible."""
+        return self._verdict("there is no machine to go on with")
+
+    def _way(self, answer: Answer, damage: Damage) -> tuple[Step, ...]:
+        if answer is Answer.SPARE:
+            return (TakeSpare(),)
+        if answer is Answer.FEWER:
+            return (GoOnWithFewer(self.policy.min_replicas),)
+        replaced: Sequence[Step] = tuple(map(ReplaceMachine, damage.lost))
+        cycled: Sequence[Step] = tuple(map(PowerCycleMachine, damage.power))
+        if replaced or cycled or damage.links or damage.partition:
+            return (*replaced, *cycled, ResetThePartition())
+        ipus = tuple(sorted({*damage.ipus, *damage.tile_exceptions}))
+        return (ResetTheseIpus(ipus),) if ipus else ()
+
+    def _verdict(self, why: str) -> Verdict:
+        lines = [f"  attempt {number}: {attempt.text}" for number, attempt in enumerate(self.attempts, 1)]
+        return Verdict("\n".join([why, *lines]))

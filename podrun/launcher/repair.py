@@ -1,0 +1,205 @@
+"""Carries out what `podrun.launcher.recovery` decides, on the partition of a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from podrun.core.cluster import IPUS_PER_MACHINE
+from podrun.core.errors import ConflictError, ExhaustedError, NotFoundError, UsageError
+from podrun.core.telemetry import MachineReport
+from podrun.faults import FaultSpec, FaultTarget, parse_fault, validate
+from podrun.launcher.log import Log
+from podrun.launcher.partition import PartitionSession, answers, work_since
+from podrun.launcher.recovery import (
+    Damage,
+    GoOnWithFewer,
+    PowerCycleMachine,
+    Recovery,
+    ReplaceMachine,
+    ResetThePartition,
+    ResetTheseIpus,
+    Step,
+    TakeSpare,
+    damage_of,
+)
+from podrun.launcher.spec import LaunchSpec
+from podrun.vipu.types import AgentState
+
+Replan = Callable[[int], LaunchSpec]
+"""The launch with another number of replicas. Raises UsageError where there is none."""
+ASKED_AGAIN = 4
+"""How often a machine that does not answer is asked before it counts as lost."""
+
+
+class Repairs:
+    """See the module docstring. ``replan``: None where a launch keeps its replicas."""
+
+    def __init__(self, session: PartitionSession, log: Log, replan: Replan | None = None) -> None:
+        self._session = session
+        self._log = log
+        self._replan = replan
+        self._before: Sequence[MachineReport] = ()
+        self._reports: Sequence[MachineReport] = ()
+
+    def look(self) -> tuple[Damage, int]:
+        """What is broken now, and the batches that were done since this was called before."""
+        session = self._session
+        self._reports = answers(
+            lambda: session.client.machine_reports(session.name), session.pause, ASKED_AGAIN
+        )
+        before = self._before or session.before
+        batches = max((work_since(before, report).batches_done for report in self._reports), default=0)
+        self._before = self._reports
+        return damage_of(self._reports), batches
+
+    def carry_out(self, recovery: Recovery) -> bool:
+        """Do the first way that is possible. False if none is. The partition is on its way to ACTIVE afterwards.
+
+        Raises PodrunError for what fails half-way.
+        """
+        left = remaining(self._session.faults, self._reports)
+        self._session.keep_faults(left)
+        for way in recovery.ways:
+            try:
+                for step in way:
+                    self._do(step)
+            except (ExhaustedError, _Impossible) as error:
+                self._log.progress(f"not possible: {error.message}")
+                continue
+            return True
+        return False
+
+    def plan_again(self) -> None:
+        """Plan faults on machines that are new, once the partition is active."""
+        session = self._session
+        if session.faults:
+            there = planned_on(session.client.machine_reports(session.name))
+            missing = [spec for spec in session.faults if spec.experiment not in there]
+            if missing:
+                session.client.inject_faults(session.name, missing)
+
+    def _do(self, step: Step) -> None:
+        session, client, name = self._session, self._session.client, self._session.name
+        match step:
+            case ResetTheseIpus(ipus):
+                self._log.progress(f"reset IPUs {', '.join(map(str, ipus))}")
+                client.reset_ipus(name, ipus)
+            case ReplaceMachine(agent):
+                self._log.progress(f"replace the machine of {agent}")
+                client.restart_agent(agent)
+            case PowerCycleMachine(agent):
+                self._log.progress(f"power-cycle {agent}")
+                client.power_cycle_agent(agent)
+            case ResetThePartition():
+                self._log.progress(f"reset partition {name}")
+                try:
+                    client.reset_partition(name)
+                except NotFoundError:  # A way that was tried before has removed it.
+                    session.make_anew()
+            case TakeSpare():
+                self._check_ours()
+                self._check_spare()
+                session.make_anew()
+                self._log.progress(f"partition {name} was created anew on other machines")
+            case GoOnWithFewer(least):
+                self._check_ours()
+                self._go_on_with_fewer(least)
+
+    def _check_ours(self) -> None:
+        """A partition that podrun did not create is not removed to make another."""
+        if not self._session.created:
+            raise _Impossible(f"partition {self._session.name} was there before, so that podrun keeps it")
+
+    def _check_spare(self) -> None:
+        """Keep a partition together as long as there are surely too few machines to make another."""
+        session = self._session
+        usable = [
+            agent
+            for agent in session.client.list_agents()
+            if agent.state is not AgentState.LOST and set(agent.partitions) <= {session.name}
+        ]
+        if sum(agent.num_ipus for agent in usable) < session.wanted.size:
+            raise _Impossible("the POD has no spare machine")
+
+    def _go_on_with_fewer(self, least: int) -> None:
+        session, now = self._session, self._session.spec.layout.replicas
+        if self._replan is None:
+            raise _Impossible("the launch keeps its replicas")
+        for replicas in _halves(now, least):
+            try:
+                spec = self._replan(replicas)
+            except UsageError as error:
+                raise _Impossible(f"{replicas} replicas: {error.message}") from error
+            faults = [fault for fault in session.faults if _fits(fault, spec.layout.ipus)]
+            try:
+                session.make_anew(spec, faults)
+            except ExhaustedError as error:
+                self._log.progress(f"not possible with {replicas} replicas: {error.message}")
+                continue
+            self._log.progress(f"{replicas} replicas instead of {now}")
+            return
+        raise _Impossible(f"no machines for {least} replicas or more are left")
+
+
+class _Impossible(ConflictError):
+    """A way of recovery that is closed here."""
+
+
+def planned_on(reports: Iterable[MachineReport]) -> dict[FaultSpec, FaultSpec]:
+    """The faults that machines report as planned, by experiment, with the strikes that are left."""
+    found: dict[FaultSpec, FaultSpec] = {}
+    for report in reports:
+        for text in report.planned_faults:
+            spec = parse_fault(text)
+            known = found.get(spec.experiment)
+            if known is None or spec.repeat < known.repeat:
+                found[spec.experiment] = spec
+    return found
+
+
+def remaining(faults: Iterable[FaultSpec], reports: Sequence[MachineReport]) -> tuple[FaultSpec, ...]:
+    """The planned faults that have still to strike: those that machines report, and on lost machines those that
+    come after what took the machine.
+    """
+    planned = planned_on(reports)
+    lost = {report.machine_index for report in reports if not report.pid or report.state != "up"}
+    all_faults = list(faults)
+    taken: dict[int, FaultSpec] = {}
+    for spec in all_faults:
+        if spec.kind == "lost" and spec.indices[0] in lost and spec.experiment not in planned:
+            known = taken.get(spec.indices[0])
+            taken[spec.indices[0]] = spec if known is None or spec.batch < known.batch else known
+    found = []
+    for spec in all_faults:
+        if spec.experiment in planned:
+            found.append(planned[spec.experiment])
+        elif spec in taken.values():
+            if spec.repeat > 1:
+                found.append(replace(spec, repeat=spec.repeat - 1))
+        elif any(m in lost and (m not in taken or spec.batch > taken[m].batch) for m in _machines(spec)):
+            found.append(spec)
+    return tuple(found)
+
+
+def _machines(spec: FaultSpec) -> set[int]:
+    if spec.target is FaultTarget.MACHINE:
+        return set(spec.indices)
+    return {ipu // IPUS_PER_MACHINE for ipu in spec.indices}
+
+
+def _fits(fault: FaultSpec, ipus: int) -> bool:
+    try:
+        validate([fault], ipus=ipus)
+    except UsageError:
+        return False
+    return True
+
+
+def _halves(replicas: int, least: int) -> list[int]:
+    """Half of the replicas, a quarter, ..., not below ``least``."""
+    found = []
+    while replicas % 2 == 0 and replicas // 2 >= least:
+        replicas //= 2
+        found.append(replicas)
+    return found

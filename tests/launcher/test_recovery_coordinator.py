@@ -1,0 +1,300 @@
+"""What is done about failures: decided by a pure state machine, carried out on a service with pretended machines."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from podrun.core.errors import ConfigError
+from podrun.core.telemetry import NO_ANSWER, IpuReport, MachineReport
+from podrun.faults import parse_fault
+from podrun.launcher.log import Log
+from podrun.launcher.options import parse_command_line
+from podrun.launcher.partition import PartitionSession
+from podrun.launcher.plan import LaunchContext, plan_launch
+from podrun.launcher.recovery import (
+    Answer,
+    Attempt,
+    Coordinator,
+    Damage,
+    FailureKind,
+    GoOnWithFewer,
+    PowerCycleMachine,
+    Recovery,
+    ReplaceMachine,
+    ResetThePartition,
+    ResetTheseIpus,
+    RestartPolicy,
+    TakeSpare,
+    Verdict,
+    damage_of,
+    read_policy,
+)
+from podrun.launcher.repair import Repairs, remaining
+from podrun.launcher.spec import LaunchSpec
+from tests.vipu.conftest import Pod
+
+ALL_WELL = Damage()
+LINK = Damage(links=((2, 3),), words=("IPU-Link 2-3 down",))
+LOST = Damage(lost=("ipum2",))
+
+
+def reports(**changed: IpuReport | str) -> list[MachineReport]:
+    """Reports of two machines, in some of which something is wrong: ``ipu5=IpuReport``, ``ipum2="lost"``."""
+    found = []
+    for index in range(2):
+        agent = f"ipum{index + 1}"
+        ipus = tuple(
+            changed.get(f"ipu{4 * index + i}", IpuReport(4 * index + i, i))  # type: ignore[misc]
+            for i in range(4)
+        )
+        state = str(changed.get(agent, "up"))
+        found.append(MachineReport(agent, state=state, machine_index=index, pid=7, ipus=ipus))  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changed", "damage", "kind"),
+    [
+        ({}, Damage(), FailureKind.PROGRAM),
+        (
+            {"ipu5": IpuReport(5, 1, "tile parity error", "MEMORY_ERROR", "IPU_RESET")},
+            Damage(ipus=(5,), words=("tile parity error of IPU 5",)),
+            FailureKind.IPU,
+        ),
+        (
+            {"ipu5": IpuReport(5, 1, "floating-point exception (overflow)", "X", "IPU_RESET")},
+            Damage(tile_exceptions=(5,), words=("floating-point exception (overflow) of IPU 5",)),
+            FailureKind.TILE_EXCEPTION,
+        ),
+        (
+            {"ipu2": IpuReport(2, 2, links_down=(3,)), "ipu3": IpuReport(3, 3, links_down=(2,))},
+            LINK,
+            FailureKind.LINK,
+        ),
+        (
+            {f"ipu{i}": IpuReport(i, i % 4, "power fault", "UNKNOWN", "FULL_RESET") for i in range(4, 8)},
+            Damage(power=("ipum2",), words=("power fault of machine ipum2",)),
+            FailureKind.POWER,
+        ),
+        (
+            {"ipu1": IpuReport(1, 1, "unrecoverable error", "UNKNOWN", None)},
+            Damage(lost=("ipum1",), words=("unrecoverable error of machine ipum1",)),
+            FailureKind.LOST,
+        ),
+        (
+            {"ipu4": IpuReport(4, 0, "streaming memory error", "MEMORY_ERROR", "PARTITION_RESET")},
+            Damage(partition=True, words=("streaming memory error of machine ipum2",)),
+            FailureKind.LINK,
+        ),
+        ({"ipum2": "lost"}, Damage(lost=("ipum2",), words=("machine ipum2 lost",)), FailureKind.LOST),
+        ({"ipum1": NO_ANSWER}, Damage(lost=("ipum1",), words=("machine ipum1 lost",)), FailureKind.LOST),
+        ({"ipu1": IpuReport(1, 1, "not ready")}, Damage(), FailureKind.PROGRAM),
+    ],
+)
+def test_what_is_broken_is_read_from_reports(changed: Any, damage: Damage, kind: FailureKind) -> None:
+    assert damage_of(reports(**changed)) == damage
+    assert damage.kind is kind
+
+
+def attempt(damage: Damage = ALL_WELL, batches: int = 3, code: int = 1) -> Attempt:
+    return Attempt("instance 0 ended with exit code 1", code, damage, batches)
+
+
+@pytest.mark.parametrize(
+    ("damage", "ways"),
+    [
+        (ALL_WELL, ((),)),
+        (Damage(ipus=(5,), tile_exceptions=(1,)), ((ResetTheseIpus((1, 5)),),)),
+        (LINK, ((ResetThePartition(),),)),
+        (Damage(partition=True), ((ResetThePartition(),),)),
+        (Damage(power=("ipum1",), ipus=(5,)), ((PowerCycleMachine("ipum1"), ResetThePartition()),)),
+        (LOST, ((TakeSpare(),), (ReplaceMachine("ipum2"), ResetThePartition()))),
+        (
+            replace(LOST, power=("ipum1",)),
+            ((TakeSpare(),), (ReplaceMachine("ipum2"), PowerCycleMachine("ipum1"), ResetThePartition())),
+        ),
+    ],
+)
+def test_each_action_is_done_once_for_all_instances(damage: Damage, ways: Any) -> None:
+    assert Coordinator(RestartPolicy(max_restarts=1)).failed(attempt(damage)) == Recovery(1, ways)
+
+
+def test_as_often_as_allowed() -> None:
+    coordinator = Coordinator(RestartPolicy(max_restarts=2))
+    assert isinstance(coordinator.failed(attempt(batches=1)), Recovery)
+    assert isinstance(coordinator.failed(attempt(LINK, batches=2)), Recovery)
+    assert coordinator.failed(attempt(batches=1, code=9)) == Verdict(
+        "2 restarts, as many as are allowed, did not help\n"
+        "  attempt 1: instance 0 ended with exit code 1 after 1 batch\n"
+        "  attempt 2: instance 0 ended with exit code 1 after 2 batches (IPU-Link 2-3 down)\n"
+        "  attempt 3: instance 0 ended with exit code 1 after 1 batch"
+    )
+
+
+def test_a_crash_loop_ends_with_a_verdict() -> None:
+    coordinator = Coordinator(RestartPolicy(max_restarts=100, crash_loop_after=3))
+    assert isinstance(coordinator.failed(attempt(batches=17)), Recovery)
+    for _ in range(2):
+        assert isinstance(coordinator.failed(attempt(batches=2)), Recovery)
+    verdict = coordinator.failed(attempt(batches=2))
+    assert isinstance(verdict, Verdict)
+    assert verdict.text.startswith("crash loop: the last 3 attempts ended alike\n  attempt 1: ")
+
+
+def test_a_policy_file(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(
+        "version: 1\nmax-restarts: 5\ncrash-loop-after: 4\npause-seconds: 1.5\nmin-replicas: 4\n"
+        "after:\n  program-error: stop\n  machine-lost: [spare, fewer-replicas, stop]\n"
+    )
+    policy = read_policy(path)
+    assert policy == RestartPolicy(
+        *(5, 4, 1.5, 4),
+        {
+            FailureKind.PROGRAM: (Answer.STOP,),
+            FailureKind.LOST: (Answer.SPARE, Answer.FEWER, Answer.STOP),
+        },
+    )
+    assert Coordinator(policy).failed(attempt()) == Verdict(
+        "the policy stops after program-error\n  attempt 1: instance 0 ended with exit code 1 after 3 batches"
+    )
+    ways = ((TakeSpare(),), (GoOnWithFewer(4),))
+    assert Coordinator(policy).failed(attempt(LOST)) == Recovery(1, ways, 1.5)
+    path.write_text("version: 1\nafter:\n  link-down: reboot\n")
+    with pytest.raises(ConfigError, match=r"policy.yaml:3: after.link-down: 'reboot' is not one of"):
+        read_policy(path)
+
+
+# --- carried out -----------------------------------------------------------------------------------------------
+
+
+class World:
+    """A launch's session on a POD of pretended machines."""
+
+    def __init__(self, pod: Pod, words: str) -> None:
+        self.pod = pod
+        self.said = io.StringIO()
+        where = ["--vipu-server-host=127.0.0.1", f"--vipu-server-port={pod.port}"]
+        self._words = [*where, *words.split(), "true"]
+        self.session = PartitionSession(self.plan(), {}, Log(stream=self.said), launch_id="1-2")
+        self.session.connect()
+        self.session.prepare()
+        self.session.wait_active()
+        self.repairs = Repairs(self.session, Log(stream=self.said), self.plan)
+        self.repairs.look()
+
+    def plan(self, replicas: int | None = None) -> LaunchSpec:
+        line = parse_command_line(self._words)
+        given = {**line.given, **({} if replicas is None else {"num-replicas": replicas, "fault": ()})}
+        return plan_launch(given, line.program, LaunchContext({"PATH": os.defpath}, "/", "python"))
+
+    def recover(self, policy: RestartPolicy) -> bool:
+        damage, batches = self.repairs.look()
+        decision = Coordinator(policy).failed(attempt(damage, batches))
+        assert isinstance(decision, Recovery), decision
+        done = self.repairs.carry_out(decision)
+        if done:
+            self.session.wait_again()
+            self.repairs.plan_again()
+        return done
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        return self.session.client.get_partition(self.session.name).agents
+
+
+@pytest.fixture
+def world() -> Iterator[Callable[..., World]]:
+    made: list[World] = []
+
+    def make(words: str, pod: str = "pod16") -> World:
+        made.append(World(Pod(pod), words))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.session.close()
+        each.pod.stop()
+
+
+TWICE = RestartPolicy(max_restarts=2)
+
+
+def test_a_link_is_retrained_by_one_reset(world: Callable[..., World]) -> None:
+    here = world("--num-replicas 16 --num-instances 2")
+    here.pod.pool.machine("ipum1", here.session.name).links_down = {3}
+    assert here.recover(TWICE)
+    assert here.session.client.get_partition(here.session.name).generation == 2
+    assert here.repairs.look()[0] == Damage()
+
+
+def test_a_lost_machine_is_replaced_where_there_is_no_spare(world: Callable[..., World]) -> None:
+    here = world("--num-replicas 16")
+    before = here.agents
+    here.pod.pool.machine("ipum2", here.session.name).die()
+    assert here.recover(TWICE)
+    assert here.agents == before
+    assert "not possible: the POD has no spare machine" in here.said.getvalue()
+
+
+def test_a_spare_is_taken_for_a_lost_machine(world: Callable[..., World]) -> None:
+    here = world("--num-replicas 16", "pod64")
+    before = here.agents
+    here.pod.pool.machine(before[1], here.session.name).die()
+    assert here.recover(TWICE)
+    assert before[1] not in here.agents
+    assert len(here.agents) == 4
+
+
+def test_a_partition_that_was_there_before_is_kept(world: Callable[..., World]) -> None:
+    pod = Pod("pod64")
+    pod.active("mine", 16)
+    here = World(pod, "--num-replicas 16 --vipu-partition mine")
+    before = here.agents
+    here.pod.pool.machine(before[1], "mine").die()
+    assert here.recover(TWICE)
+    assert here.agents == before
+    here.session.close()
+    pod.stop()
+
+
+def test_fewer_replicas_go_on_where_asked(world: Callable[..., World]) -> None:
+    here = world("--num-replicas 16 --num-instances 2 --fault ipu:0@batch=9:trap --fault ipu:9@batch=9:trap")
+    for machine in here.pod.pool.started:
+        planned = ("ipu:0@batch=9:trap:launch=1-2", "ipu:9@batch=9:trap:launch=1-2")
+        machine.planned = planned
+    here.pod.pool.machine("ipum2", here.session.name).die()
+    policy = replace(TWICE, after={FailureKind.LOST: (Answer.FEWER,)})
+    assert here.recover(policy)
+    assert here.session.spec.layout.replicas == 8
+    assert [spec.text for spec in here.session.faults] == ["ipu:0@batch=9:trap"]
+    assert here.session.where().target_options["instanceSize"] == "4"
+    assert here.agents == ("ipum3", "ipum4")
+
+
+def test_no_machine_is_left(world: Callable[..., World]) -> None:
+    here = world("--num-replicas 16")
+    here.pod.pool.machine("ipum2", here.session.name).die()
+    policy = replace(TWICE, min_replicas=16, after={FailureKind.LOST: (Answer.SPARE, Answer.FEWER)})
+    assert not here.recover(policy)
+
+
+def test_faults_that_have_still_to_strike() -> None:
+    texts = [
+        "ipu:0@batch=9:trap",
+        "ipu:1@batch=9:trap",
+        "machine:1@batch=9:lost",
+        "ipu:5@batch=8:trap",
+        "ipu:5@batch=20:trap",
+    ]
+    faults = [parse_fault(text) for text in texts]
+    found = reports(ipum2="lost")
+    found[0] = replace(found[0], planned_faults=(texts[0],))
+    assert [spec.text for spec in remaining(faults, found)] == [texts[0], texts[4]]
