@@ -1,11 +1,8 @@
-"""One emulated IPU-M2000, and the way host processes reach it.
+"""One emulated IPU-M2000: four IPUs that run an Executable, alone or with other machines, for one or more host
+processes.
 
-* `connection` is what a host process sees, `ipuof` how it gets there; `host` is what lies behind them.
-* `service` is a machine's process and its gRPC side.
-* `machine` is the machine itself: with `job` and `jobs` (who is attached, what is loaded, who waits for whom, at a
-  `meeting`), `health` and `trouble` (what is broken, and how that is said), and `usage`.
-* `program` is one program loaded on it, `xla` the numerical pieces that it computes.
-* The chip: `target` holds its facts, `tiles` the model of its tiles.
-
-Nothing here knows how machines are placed or who starts them; the partition service does.
+Host processes enter through a `connection`, which goes through `host` and a machine's `service`, or straight to an
+in-process `machine`. There `owners` of one `job` load a `program` and run it; `xla` computes its pieces. Results
+return the same way, reports go to the partition service, and error messages (`error_messages`) to everyone concerned;
+this room neither places nor starts machines.
 """

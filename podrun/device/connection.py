@@ -1,8 +1,8 @@
-"""What a host process sees of the IPUs it holds: the IPUoF interface, the same in process and over gRPC.
+"""The IPUoF interface: how a host process uses the IPUs it holds, and how it connects to them.
 
-A *job* is one program on a contiguous range of a partition's IPUs. One or more host processes (instances)
-take part in a job; each owns a contiguous sub-range of its IPUs. Calls on a Connection concern the IPUs this
-process owns.
+A *job* is one program on a contiguous range of a partition's IPUs. One or more host processes (instances) take part
+in a job; each owns a contiguous sub-range of its IPUs. Calls on a Connection concern the IPUs this process owns.
+`connect` gives the same interface over gRPC and for in-process machines.
 
 Array layout. For each input stream: ``[batches, accumulation_factor, local_replicas, *shape]`` (no replica
 axis if the stream is broadcast). For each anchor, by retrieval: ALL the same; EVERY_N ``[ticks,
@@ -18,29 +18,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from podrun.executable import Executable
-
-
-@dataclass(frozen=True, slots=True)
-class IpuRange:
-    """IPUs ``[first, first + count)`` of a partition."""
-
-    first: int
-    count: int
-
-    @property
-    def stop(self) -> int:
-        """One past the last IPU."""
-        return self.first + self.count
-
-    def __iter__(self) -> Any:
-        return iter(range(self.first, self.stop))
+from podrun.core.access import quiet_grpc
+from podrun.core.errors import UsageError
+from podrun.core.executable import Executable
+from podrun.core.layout import IpuRange
 
 
 @dataclass(frozen=True, slots=True)
 class AttachRequest:
-    """Who attaches to what: the job's whole range, the part this process owns, and who it is (for
-    gc-monitor).
+    """The job's whole range, the part this process owns, and the process itself (for gc-monitor). ``launch``: the
+    ``podrun`` launch that the process belongs to; empty: none.
     """
 
     job: IpuRange
@@ -48,13 +35,13 @@ class AttachRequest:
     pid: int
     user: str
     command: str
+    launch: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What one run gave: anchors by name, batches done since load, modelled seconds, and emulation seconds
-    apart.
-    """
+    """The result of a run: anchors by name, batches done since load, modelled seconds, and seconds of wall time that
+    the emulation took."""
 
     anchors: Mapping[str, np.ndarray]
     batches_done: int
@@ -66,7 +53,7 @@ class RunResult:
 class Connection(Protocol):
     """A host process's hold on its IPUs.
 
-    Every call raises `podrun.errors.PoplarError` (or a subclass, by class of error) for what the system
+    Every call raises `podrun.core.errors.PoplarError` (or a subclass, by class of error) for what the system
     reports, within a deadline; no call waits for ever.
     """
 
@@ -76,6 +63,10 @@ class Connection(Protocol):
 
     def try_attach(self, request: AttachRequest) -> str | None:
         """Take the IPUs. None when done; otherwise why not (who holds them), at once: no waiting."""
+
+    @property
+    def holds_ipus(self) -> bool:
+        """True iff this process is attached. An `IpusTakenError` of any call ends that."""
 
     def load(self, executable: Executable) -> None:
         """Put the program on the IPUs (an IPU reset: tile memory is lost). All owners of a job load the same
@@ -88,9 +79,21 @@ class Connection(Protocol):
     def read_variables(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Copies of variables as they stand after the last run."""
 
-    def run(self, batches: int, inputs: Mapping[str, np.ndarray]) -> RunResult:
-        """Run ``batches`` batches; returns when they are done on all machines of the job that this process
-        owns.
+    def read_copies(self, names: Iterable[str]) -> list[tuple[IpuRange, dict[str, np.ndarray]]]:
+        """The same from each machine that this process holds IPUs of, with the machine's IPUs: replicas on different
+        machines have copies of their own.
+        """
+
+    def run(
+        self,
+        batches: int,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Mapping[str, np.ndarray] | None = None,
+    ) -> RunResult:
+        """Run ``batches`` batches; returns when they are done on all machines of the job that this process owns.
+
+        ``outputs``: arrays for anchors, of their shapes and dtypes, which the run fills and which the result has for
+        these anchors. A run that fails may have written to some of them. For other anchors the result has new arrays.
         """
 
     def detach(self) -> None:
@@ -98,3 +101,29 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Detach and end the connection. Idempotent."""
+
+
+def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -> Connection:
+    """A connection to the partition that ``environ`` names, else to ``standalone_ipus`` IPUs inside this process.
+
+    ``IPUOF_VIPU_API_HOST`` and ``IPUOF_VIPU_API_PARTITION_ID`` name a partition; ``_PORT`` (8090), ``_GCD_ID`` (0)
+    and ``_TIMEOUT`` (120, seconds) are optional. If the partition is being created or reset, this waits at most the
+    timeout. Nothing is attached yet.
+
+    Raises ServiceError if the partition service or the partition does not answer, NotFoundError for a
+    partition that does not exist, UsageError if the program was launched without IPUs (podrun
+    --offline-mode).
+    """
+    if environ.get("PODRUN_OFFLINE_MODE") == "1":
+        raise UsageError(
+            "this program was launched without IPUs (podrun --offline-mode), but it attaches to IPUs",
+            hint="Launch it without --offline-mode, or let it use an offline device.",
+        )
+    if environ.get("IPUOF_VIPU_API_HOST") and environ.get("IPUOF_VIPU_API_PARTITION_ID"):
+        quiet_grpc()
+        from podrun.device.host.partition_config import connect_partition
+
+        return connect_partition(environ)
+    from podrun.device.host.in_process import connect_in_process
+
+    return connect_in_process(environ, standalone_ipus)

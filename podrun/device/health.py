@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from podrun.errors import PoplarError, RecoveryAction
+from podrun.core.errors import PoplarError, RecoveryAction
 from podrun.faults import EFFECTS, FaultSpec, FaultTarget, error_for
 
 
@@ -26,25 +26,31 @@ class Condition:
 
 
 class Health:
-    """The broken things of one machine whose partition IPUs are ``ipus``. Guarded by the machine's lock."""
+    """The broken things of one machine whose partition IPUs are ``ipus``; ``agent``: its name, for hints.
+    Guarded by the machine's lock.
+    """
 
-    def __init__(self, ipus: Iterable[int], partition: str) -> None:
+    def __init__(self, ipus: Iterable[int], partition: str, agent: str = "") -> None:
+        self._agent = agent
         self._mine = frozenset(ipus)
         self._partition = partition
         self._ipus: dict[int, Condition] = {}
         self._links: dict[tuple[int, int], Condition] = {}
         self._machine: Condition | None = None
 
-    def record(self, spec: FaultSpec) -> PoplarError:
-        """Note that the fault happened; gives the error to raise."""
+    def record(self, spec: FaultSpec, batch: int | None = None) -> PoplarError:
+        """Note that the fault happened, in ``batch``; gives the error to raise."""
         effect = EFFECTS[spec.target.value, spec.kind]
-        condition = Condition(effect.state, error_for(spec, partition=self._partition), effect.action)
+        error = error_for(spec, partition=self._partition, agent=self._agent, batch=batch)
+        if not effect.state:
+            return error  # Nothing stays broken.
+        condition = Condition(effect.state, error, effect.action)
         match spec.target:
             case FaultTarget.IPU:
                 self._ipus[spec.indices[0]] = condition
             case FaultTarget.LINK:
                 self._links[spec.indices[0], spec.indices[1]] = condition
-            case FaultTarget.MACHINE:
+            case FaultTarget.MACHINE | FaultTarget.GW_LINK:
                 self._machine = condition
         return condition.error
 
@@ -76,10 +82,12 @@ class Health:
         """PARTITION_RESET: retrain links and reset all IPUs."""
         self._links.clear()
         self.reset_ipus(self._mine)
+        if self._machine is not None and self._machine.action is RecoveryAction.PARTITION_RESET:
+            self._machine = None
 
     def power_cycle(self) -> None:
         """FULL_RESET. A machine that failed for good stays failed."""
         self._ipus.clear()
         self._links.clear()
-        if self._machine is not None and self._machine.action is RecoveryAction.FULL_RESET:
+        if self._machine is not None and self._machine.action is not None:
             self._machine = None

@@ -1,212 +1,533 @@
-"""Who holds which IPUs of a machine, and what they bring to a load or a run: plain values."""
+"""A job on one machine: the program that its owners load and run together, and how it ends.
+
+The owners of a job meet at an `OwnerRendezvous`: all arrive, the last one does the work, and all get its result. An
+error in a load or a run ends the job on this machine and, through the group of machines, on all others, with the same
+error. Its machine (`podrun.device.machine`) knows who is attached and what is broken; a job knows its program.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from podrun.device.connection import AttachRequest, IpuRange
-from podrun.device.meeting import Meeting
-from podrun.device.program.engine import Engine
-from podrun.device.program.streams import anchor_shape, anchors_of
-from podrun.device.trouble import span
-from podrun.device.usage import Usage
-from podrun.errors import ApplicationRuntimeError, PoplarError
-from podrun.executable import Executable
+from podrun.collectives import ClosedError, Group, create, join
+from podrun.core.error_codec import error_to_dict
+from podrun.core.errors import ApplicationRuntimeError, PoplarError
+from podrun.core.executable import Executable
+from podrun.core.layout import IpuRange
+from podrun.device.disturbances import LASTING, LastingFaults, flip_bit, instances_here, signal_process
+from podrun.device.error_messages import (
+    as_poplar_error,
+    batches_in_words,
+    different_programs,
+    host_sync_timeout,
+    ipus_in_words,
+    machine_lost,
+)
+from podrun.device.health import Health
+from podrun.device.owners import (
+    HOST_SYNC_TIMEOUT,
+    LoadCall,
+    MachinePlace,
+    Owner,
+    OwnerRendezvous,
+    RunCall,
+    check_agreement,
+    machines_of,
+)
+from podrun.device.program.check import check_executable
+from podrun.device.program.cores import choose_core, core_lock_of, pin_thread_to
+from podrun.device.program.engine import Disagreement, Engine, RunOutcome, modelled_step_seconds
+from podrun.device.program.fabric import Fabric, JobName, OfferBook, Wait
+from podrun.device.program.interpreter import InstructionHook, batch_starts
+from podrun.device.program.streams import OwnerArrays, check_inputs, check_outputs
+from podrun.device.usage import WorkDone
+from podrun.device.xla.pieces import PieceCache
+from podrun.faults import FaultPoint, FaultSpec, FaultTarget, ListPlaces, Strike
 
-HOST_SYNC_TIMEOUT = 300.0
-"""Seconds; the SDK's default of the engine option target.hostSyncTimeout."""
+log = logging.getLogger("podrun.device")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a machine stands in its partition.
+@dataclass(slots=True)
+class MachineContext:
+    """What a machine's jobs use of it. ``changed`` guards everything that changes, here and in jobs.
 
-    ``first_ipu``: partition index of its first IPU; ``ipus``: how many it has; ``endpoints``: of all machines
-    of the partition, which all have that many.
+    ``clock``: wall time in seconds, for reports. ``grace``: see `Machine`. ``cores`` to choose from, and whether the
+    process is ``shared``: see `podrun.device.program.cores`. ``batches``: done, by IPU. ``work``: done in training
+    (True) and inference.
     """
 
-    partition: str
-    machine: int
-    first_ipu: int
-    ipus: int
-    endpoints: tuple[str, ...]
-
-    @property
-    def range(self) -> IpuRange:
-        """Its IPUs."""
-        return IpuRange(self.first_ipu, self.ipus)
-
-    @property
-    def endpoint(self) -> str:
-        """Its own."""
-        return self.endpoints[self.machine] if self.machine < len(self.endpoints) else "in process"
-
-    def meeting_address(self, first: int, machines: int) -> str | None:
-        """Where machines ``first`` and following meet this one, if they listen on several hosts' addresses; None if
-        all are on this host."""
-        hosts = [endpoint.rpartition(":")[0] for endpoint in self.endpoints[first : first + machines]]
-        return self.endpoint.rpartition(":")[0] if len(set(hosts)) > 1 else None
+    place: MachinePlace
+    fabric: Fabric
+    pieces: PieceCache
+    health: Health
+    faults: FaultPoint
+    on_lost: Callable[[], None] | None
+    clock: Callable[[], float]
+    grace: float
+    cores: list[int]
+    shared: bool
+    changed: threading.Condition
+    offers: OfferBook
+    batches: dict[int, int]
+    work: dict[bool, WorkDone]
+    sleep: Callable[[float], None]
+    lost: PoplarError | None = None
 
 
-@dataclass(slots=True)
-class Owner:
-    """A host process that holds IPUs of this machine."""
-
-    id: int
-    request: AttachRequest
-    ipus: IpuRange
-    host: str
-    started: float | None
-    usage: Usage
-    written: dict[str, bytes] = field(default_factory=dict)
-
-    @property
-    def who(self) -> str:
-        """For messages."""
-        return (
-            f"process {self.request.pid} ({self.request.command or 'unknown command'}, user "
-            f"{self.request.user})"
-        )
-
-
-@dataclass(slots=True)
 class Job:
-    """One program's place on this machine."""
+    """See the module docstring. ``name``: what its machines call it. ``who``: the launch or process it belongs to, for
+    faults.
 
-    range: IpuRange
-    ipus: IpuRange
-    owners: dict[int, Owner] = field(default_factory=dict)
-    engine: Engine | None = None
-    failed: PoplarError | None = None
-    timeout: float = HOST_SYNC_TIMEOUT
-    loading: Meeting | None = None
-    running: Meeting | None = None
+    `load` and `run` are called without the machine's lock; all other methods are called with it. ``lists``: where the
+    batches of the loaded program begin. ``failed``: the error after which the program has to be loaded again.
+    """
 
-    def is_of(self, owner: Owner) -> bool:
-        """True iff one owner holds the whole job, on all machines: nobody can differ from it."""
-        return owner.request.owned == self.range
+    def __init__(
+        self, context: MachineContext, name: JobName, span: IpuRange, ipus: IpuRange, *, who: str
+    ) -> None:
+        self._context = context
+        self.name, self.range, self.ipus, self.who = name, span, ipus, who
+        self.owners: dict[int, Owner] = {}
+        self.engine: Engine | None = None
+        self.failed: PoplarError | None = None
+        self.lists: tuple[ListPlaces, ...] = ()
+        self._lasting = LastingFaults()
+        self._struck: PoplarError | None = None
+        """The error of the last fault that struck the job on this machine."""
+        self._ended: PoplarError | None = None
+        """Why the job no longer holds the IPUs."""
+        self._group: Group | None = None
+        """The group of the job's machines, once it is formed."""
+        self._aborted: Group | None = None
+        """The group of a load that failed: a machine that has its token, and joins late, hears there why."""
+        self._timeout = HOST_SYNC_TIMEOUT
+        self._loading: OwnerRendezvous | None = None
+        self._running: OwnerRendezvous | None = None
 
-    def missing(self, arrivals: Iterable[int]) -> list[int]:
+    # --- Owners ---------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether owners have arrived for a run that has not ended."""
+        return self._running is not None
+
+    def _missing(self, arrivals: Iterable[int]) -> list[int]:
         """IPUs of the job on this machine whose owners are not among ``arrivals``."""
         there = {ipu for owner in arrivals if owner in self.owners for ipu in self.owners[owner].ipus}
         return [ipu for ipu in self.ipus if ipu not in there]
 
+    def _arrive(self, rendezvous: OwnerRendezvous, owner_id: int, call: LoadCall | RunCall) -> bool:
+        """An owner arrives. True: it is the last one, and does the work. False: the rendezvous has ended."""
+        if not rendezvous.done:
+            rendezvous.arrivals[owner_id] = call
+        if not rendezvous.done and not self._missing(rendezvous.arrivals):
+            rendezvous.started = True
+            return True
+        changed = self._context.changed
+        if not changed.wait_for(lambda: rendezvous.done or rendezvous.started, self._timeout):
+            doing = "run" if isinstance(call, RunCall) else "prepare the device"
+            self.fail(host_sync_timeout(self._timeout, self._who_is_missing(rendezvous, doing)))
+            changed.notify_all()
+        changed.wait_for(lambda: rendezvous.done)  # the work itself has deadlines of its own
+        return False
 
-@dataclass(frozen=True, slots=True)
-class LoadCall:
-    """What an owner brings to a load. ``digest`` names the program's bytes; ``timeout``: seconds."""
+    def _who_is_missing(self, rendezvous: OwnerRendezvous, doing: str) -> str:
+        """Text for the owners that did not arrive, and for IPUs that no process holds."""
+        late = [o for o in self.owners.values() if o.id not in rendezvous.arrivals]
+        names = [f"{o.who} with {ipus_in_words(o.ipus)} did not {doing}" for o in late]
+        nobody = [ipu for ipu in self._missing(rendezvous.arrivals) if all(ipu not in o.ipus for o in late)]
+        if nobody:
+            names.append(f"no process attached {ipus_in_words(nobody)}")
+        return "; ".join(names)
 
-    digest: str
-    executable: Callable[[], Executable]
-    timeout: float
+    # --- Load -----------------------------------------------------------------------------------------------
 
+    def load(self, owner_id: int, call: LoadCall) -> None:
+        """Load a program together with all owners of the job. Raises the same error for all of them."""
+        changed = self._context.changed
+        with changed:
+            self._timeout = call.timeout
+            rendezvous = self._loading = self._loading or OwnerRendezvous()
+            last = self._arrive(rendezvous, owner_id, call)
+            if last:
+                self._loading = None
+        if last:
+            error: BaseException | None = None
+            try:
+                self._load(rendezvous.arrivals)
+            except BaseException as raised:
+                error = raised
+            with changed:
+                self._end(rendezvous, None, error)
+        rendezvous.outcome()
 
-@dataclass(frozen=True, slots=True)
-class RunCall:
-    """What an owner brings to a run: see `podrun.device.program.streams.OwnerArrays`."""
+    def _end(self, rendezvous: OwnerRendezvous, result: Any, error: BaseException | None) -> None:
+        """End a rendezvous whose work is done, and wake its owners."""
+        if error is None:
+            rendezvous.succeed(result)
+        else:
+            rendezvous.fail(self._explain(error))
+        if self._running is rendezvous:
+            self._running = None
+        self._context.changed.notify_all()
+        if error is not None and not isinstance(error, Exception):
+            raise error
 
-    batches: int
-    inputs: Mapping[str, Any]
-    outputs: Mapping[str, Any]
-
-
-def check_agreement(owners: Sequence[Owner], runs: Sequence[RunCall]) -> None:
-    """Owners of one machine run equally many batches and wrote equal values since the last run."""
-    if len({run.batches for run in runs}) > 1:
-        listed = ", ".join(f"{o.who}: {r.batches}" for o, r in zip(owners, runs, strict=True))
-        raise ApplicationRuntimeError(
-            f"the instances do not run the same number of batches: {listed}",
-            hint="Call run with the same batches in every instance.",
-        )
-    for other in owners[1:]:
-        if other.written != owners[0].written:
-            names = sorted(
-                name
-                for name in other.written.keys() | owners[0].written.keys()
-                if other.written.get(name) != owners[0].written.get(name)
+    def _load(self, arrivals: Mapping[int, LoadCall]) -> None:
+        """Load the program. The group is formed first, so that all machines hear of a later error."""
+        context = self._context
+        with context.changed:
+            previous, self.engine, self._group = self.engine, None, None
+            self._close_aborted()
+        if previous is not None:
+            previous.close()
+        loads = list(arrivals.values())
+        machines = machines_of(context.place, self.range)[1]
+        group = self._form_group(loads[0].digest)
+        try:
+            if any(load.digest != loads[0].digest for load in loads):
+                raise different_programs()
+            with context.changed:
+                self._check_not_ended()
+                context.health.reset_ipus(self.ipus)
+                condition = context.health.blocking(self.ipus)
+                self.failed = None
+                for owner in self.owners.values():
+                    owner.written.clear()
+            if condition is not None:
+                raise condition.error
+            executable = loads[0].executable()
+            check_executable(executable)
+            self._check_fit(executable, machines)
+            self.lists = self._lists(executable)
+            self._lasting = LastingFaults()
+            context.faults.check(self.who, self.lists, executable.variables.keys())
+            self.strike_event("load")
+            engine = Engine(
+                executable,
+                group,
+                context.pieces,
+                self._instruction_hook(),
+                lambda k: ipus_in_words(self.lists[k].ipus),
+                core_lock=core_lock_of(self._core(group)),
             )
+        except BaseException as error:
+            reason = self._explain(error)
+            context.offers.fail(self.name, reason)
+            group.abort(error_to_dict(reason))
+            with context.changed:
+                self._group, self._aborted = None, group
+                self.failed = self.failed or reason
+                if self._ended is not None:
+                    self._close_aborted()
+            raise
+        with context.changed:
+            self.engine = engine
+            ended = self._ended
+            if ended is not None:
+                self.engine = self._group = None
+        if ended is not None:  # while the program was loaded
+            engine.abort(error_to_dict(ended))
+            engine.close()
+            raise ended
+
+    def _close_aborted(self) -> None:
+        """Leave the group of a load that failed."""
+        aborted, self._aborted = self._aborted, None
+        if aborted is not None:
+            aborted.close()
+
+    def _check_not_ended(self) -> None:
+        if self._ended is not None:
+            raise self._ended
+
+    def _form_group(self, digest: str) -> Group:
+        """The group of a job's machines. A job that has ended meanwhile leaves no offer, and whoever has joined its
+        group hears why. Raises what ended it.
+        """
+        context = self._context
+        first, machines = machines_of(context.place, self.range)
+        rank, timeout = context.place.machine - first, self._timeout + context.grace
+        token: Mapping[str, Any] = {}
+        try:
+            if rank == 0:
+                group, token = create(
+                    machines, timeout=timeout, address=context.place.rendezvous_address(first, machines)
+                )
+            else:
+                wait = Wait(timeout, lambda: self._ended is None)
+                group = join(
+                    context.fabric.claim(first, self.name, rank, digest, wait), rank, timeout=timeout
+                )
+        except ClosedError:
+            raise self._ended or ClosedError("the job has ended") from None
+        with context.changed:
+            if self._ended is None:
+                self._group = group
+                if rank == 0 and machines > 1:
+                    context.offers.publish(self.name, digest, token, group.abort)
+                return group
+            ended = self._ended
+        group.abort(error_to_dict(ended))
+        group.close()
+        raise ended
+
+    def _check_fit(self, executable: Executable, machines: int) -> None:
+        """Raises ApplicationRuntimeError if a program is not for the IPUs of a job, or an owner holds parts of
+        replicas."""
+        layout = executable.layout
+        if layout.machines != machines or layout.ipus != self.range.count:
             raise ApplicationRuntimeError(
-                f"{owners[0].who} and {other.who} wrote different values to: {', '.join(names[:10])}",
-                hint="Write the same values in every instance (same initial weights, same random seed).",
+                f"the program covers {layout.ipus} IPUs on {layout.machines} machine(s), but its "
+                "device is IPUs "
+                f"{self.range.first}-{self.range.stop - 1} on {machines} machine(s)"
             )
+        for owner in self.owners.values():
+            owned = owner.request.owned
+            if (
+                owned.first - self.range.first
+            ) % layout.ipus_per_replica or owned.count % layout.ipus_per_replica:
+                raise ApplicationRuntimeError(
+                    f"{owner.who} holds {ipus_in_words(owned)}, which are not whole replicas of "
+                    f"{layout.ipus_per_replica} IPUs"
+                )
 
-
-def check_outputs(executable: Executable, batches: int, replicas: int, outputs: Mapping[str, Any]) -> None:
-    """Raises ApplicationRuntimeError if there is no array of the right shape for some anchor."""
-    for name, stream in anchors_of(executable).items():
-        shape = anchor_shape(executable, stream, batches, replicas)
-        if name not in outputs or outputs[name].shape != shape:
-            found = "missing" if name not in outputs else str(list(outputs[name].shape))
-            raise ApplicationRuntimeError(
-                f"the buffer for anchor {name!r} is {found}; {list(shape)} was expected"
+    def _lists(self, executable: Executable) -> tuple[ListPlaces, ...]:
+        """For each instruction list of a replica: this machine's IPUs of a job that run it, and where its batches
+        begin."""
+        count = executable.layout.ipus_per_replica
+        ipus = [frozenset(i for i in self.ipus if (i - self.range.first) % count == k) for k in range(count)]
+        first = next(k for k, here in enumerate(ipus) if here)
+        instances = frozenset(self._instances_here())
+        seconds = modelled_step_seconds(executable) / executable.batches_per_pass
+        return tuple(
+            ListPlaces(
+                *(here, batch_starts(work, executable.batches_per_pass), len(work)),
+                leads=k == first,
+                instances=instances,
+                batch_seconds=seconds,
             )
-
-
-def owned_part(place: Place, request: AttachRequest) -> IpuRange:
-    """The owned IPUs that lie on a machine. Raises ApplicationRuntimeError for ranges that cannot be right."""
-    mine, job, owned = place.range, request.job, request.owned
-    first, stop = max(owned.first, mine.first), min(owned.stop, mine.stop)
-    total = place.ipus * max(len(place.endpoints), 1)
-    if not (0 <= job.first <= owned.first < owned.stop <= job.stop <= total) or first >= stop:
-        raise ApplicationRuntimeError(
-            f"machine {place.machine} (IPUs {mine.first}-{mine.stop - 1}) cannot attach IPUs "
-            f"{owned.first}-"
-            f"{owned.stop - 1} of a job on IPUs {job.first}-{job.stop - 1}"
+            for k, (here, work) in enumerate(zip(ipus, executable.instructions, strict=True))
         )
-    inside = job.first // place.ipus == (job.stop - 1) // place.ipus
-    if not inside and (job.first % place.ipus or job.count % place.ipus):
-        raise ApplicationRuntimeError(
-            f"a job on IPUs {job.first}-{job.stop - 1} neither fits in one machine nor fills machines of "
-            f"{place.ipus} IPUs"
-        )
-    return IpuRange(first, stop - first)
 
+    def _instances_here(self) -> dict[int, Owner]:
+        """The owners whose first IPU is on this machine, by the index of their instance."""
+        owners = list(self.owners.values())
+        owned = [(o.request.owned.first - self.range.first, o.request.owned.count) for o in owners]
+        found = instances_here(self.ipus.first - self.range.first, self.ipus.count, owned)
+        return {index: owners[place] for index, place in found.items()}
 
-def machines_of(place: Place, job: IpuRange) -> tuple[int, int]:
-    """The first machine of a job and how many it has."""
-    first, last = job.first // place.ipus, (job.stop - 1) // place.ipus
-    return first, last - first + 1
+    # --- Run ------------------------------------------------------------------------------------------------
 
+    def run(self, owner_id: int, call: RunCall) -> RunOutcome:
+        """Run batches together with all owners of the job. Raises the same error for all of them.
 
-def part_of(place: Place, job: IpuRange) -> IpuRange:
-    """The IPUs of a job that lie on a machine."""
-    first, stop = max(job.first, place.first_ipu), min(job.stop, place.range.stop)
-    return IpuRange(first, stop - first)
+        The machine's lock is taken twice: to arrive, and to note the result.
+        """
+        changed = self._context.changed
+        with changed:
+            engine = self.loaded_engine()
+            if not call.checked:
+                replicas = self._replicas_of(engine.executable, self.owners[owner_id])[1]
+                check_inputs(engine.executable, call.batches, replicas, call.inputs)
+                check_outputs(engine.executable, call.batches, replicas, call.outputs)
+            rendezvous = self._running = self._running or OwnerRendezvous()
+            last = self._arrive(rendezvous, owner_id, call)
+            owners = self._owners_of(rendezvous) if last else []
+        if last:
+            self._run(engine, rendezvous, owners)
+        outcome: RunOutcome = rendezvous.outcome()
+        return outcome
 
+    def _owners_of(self, rendezvous: OwnerRendezvous) -> list[Owner]:
+        """The owners that arrived, in order of IPUs."""
+        found = [self.owners[owner] for owner in rendezvous.arrivals if owner in self.owners]
+        return sorted(found, key=lambda owner: owner.ipus.first)
 
-def check_fit(executable: Executable, job: Job, machines: int) -> None:
-    """Raises ApplicationRuntimeError if a program is not for the IPUs of a job, or an owner holds parts of replicas."""
-    layout = executable.layout
-    if layout.machines != machines or layout.ipus != job.range.count:
-        raise ApplicationRuntimeError(
-            f"the program covers {layout.ipus} IPUs on {layout.machines} machine(s), but its "
-            "device is IPUs "
-            f"{job.range.first}-{job.range.stop - 1} on {machines} machine(s)"
-        )
-    for owner in job.owners.values():
-        owned = owner.request.owned
-        if (owned.first - job.range.first) % layout.ipus_per_replica or owned.count % layout.ipus_per_replica:
-            raise ApplicationRuntimeError(
-                f"{owner.who} holds {span(owned)}, which are not whole replicas of "
-                f"{layout.ipus_per_replica} IPUs"
+    def _run(self, engine: Engine, rendezvous: OwnerRendezvous, owners: list[Owner]) -> None:
+        """The work of the last owner to arrive: run, then note the result for all."""
+        context = self._context
+        begin, before = context.clock(), engine.batches_done
+        outcome: RunOutcome | None = None
+        error: BaseException | None = None
+        spec: FaultSpec | None = None
+        batches = 0
+        try:
+            runs: list[RunCall] = [rendezvous.arrivals[owner.id] for owner in owners]
+            check_agreement(owners, runs)
+            batches = runs[0].batches
+            parts = [
+                OwnerArrays(*self._replicas_of(engine.executable, owner), run.inputs, run.outputs)
+                for owner, run in zip(owners, runs, strict=True)
+            ]
+            agreed = len(owners) == 1 and owners[0].request.owned == self.range
+            pin_thread_to(self._core(engine.group))
+            outcome = engine.run(batches, parts, agreed=agreed)
+            extra = self._lasting.extra_seconds(engine.executable, before, engine.batches_done - before)
+            outcome = replace(outcome, modelled_seconds=outcome.modelled_seconds + extra)
+        except Disagreement as raised:  # all machines raise it, before anything changed
+            error = raised
+        except BaseException as raised:
+            error, reason = raised, self._explain(raised)
+            spec = None if raised is self._struck else context.faults.other_end(reason)
+            with context.changed:
+                self.failed = self.failed or reason
+            engine.abort(error_to_dict(reason))
+        with context.changed:
+            for owner in owners:
+                owner.usage.add(begin, context.clock())
+                if outcome is not None:
+                    owner.written.clear()
+            for ipu in self.ipus:
+                context.batches[ipu] += engine.batches_done - before
+            if outcome is not None:
+                kind, position = engine.executable.training, engine.groups.position
+                context.work[kind] = context.work[kind].and_a_run(
+                    engine.executable, batches, outcome.modelled_seconds, outcome.seconds, position=position
+                )
+            if spec is not None:
+                context.health.record(spec)
+            if self.engine is None:  # all owners left meanwhile
+                engine.close()
+            self._end(rendezvous, outcome, error)
+
+    def loaded_engine(self, *, even_failed: bool = False) -> Engine:
+        """The loaded program. Raises the error after which it has to be loaded again, unless ``even_failed``."""
+        if self.failed is not None and not even_failed:
+            if self.engine is not None:
+                # So that the other machines do not wait for this one.
+                self.engine.abort(error_to_dict(self.failed))
+            raise self.failed
+        if self.engine is None:
+            raise self.failed or ApplicationRuntimeError(
+                "no program is loaded on these IPUs", hint="Load one first (prepareDevice)."
             )
+        return self.engine
+
+    def _replicas_of(self, executable: Executable, owner: Owner) -> tuple[int, int]:
+        """The machine-local replicas of an owner: first and count. A machine has one if replicas span machines."""
+        each = executable.layout.ipus_per_replica
+        if executable.layout.machines_per_replica > 1:
+            return 0, 1
+        return (owner.ipus.first - self.ipus.first) // each, owner.ipus.count // each
+
+    def _core(self, group: Group) -> int | None:
+        """The core of this machine, as one of a program's on this host."""
+        context = self._context
+        ranks = group.host_ranks
+        return choose_core(ranks.index(group.rank), len(ranks), context.cores, shared=context.shared)
+
+    # --- Faults and the end ---------------------------------------------------------------------------------
+
+    def _instruction_hook(self) -> InstructionHook:
+        """The function that the interpreter calls before every instruction: aborts and faults take effect there."""
+        lists, who, context = self.lists, self.who, self._context
+
+        def before_instruction(done: int, ipu: int, instruction: int) -> None:
+            if self.failed is not None:
+                raise self.failed
+            while (strike := context.faults.ask(who, done, instruction, lists[ipu])) is not None:
+                self._strike(strike)
+
+        return before_instruction
+
+    def strike_event(self, event: str) -> None:
+        """Let faults strike that are planned for an event of the job. Raises the error of one that has one."""
+        done = self.engine.batches_done if self.engine is not None else 0
+        while (strike := self._context.faults.ask_event(event, self.who, done)) is not None:
+            self._strike(strike)
+
+    def _strike(self, strike: Strike) -> None:
+        """Do what a fault does that strikes now. Raises its error, if it has one."""
+        log.info("fault %s strikes in batch %d", strike.spec.text, strike.batch)
+        if strike.spec.raises:
+            self._struck = strike_error(self._context, strike)
+            raise self._struck
+        spec = strike.spec
+        if spec.kind in LASTING:
+            self._lasting.begin(strike)
+        elif spec.kind == "corrupt" and self.engine is not None:
+            self.engine.buffers.change(str(spec.setting("tensor", "")), lambda value: flip_bit(value, spec))
+        elif spec.target is FaultTarget.INSTANCE:
+            owner = self._instances_here().get(spec.indices[0])
+            if owner is not None:
+                signal_process(owner.request.pid, owner.host, spec)
+        else:
+            strike_wait(self._context, strike)
+
+    def fail(self, error: PoplarError, *, everywhere: bool = True) -> None:
+        """End what the job is doing, here and (if ``everywhere``) on all machines. It has to be loaded again."""
+        self.failed = self.failed or error
+        for rendezvous in (self._loading, self._running):
+            if rendezvous is not None and not rendezvous.started:
+                rendezvous.fail(error)
+        self._loading = None if self._loading is not None and self._loading.done else self._loading
+        self._running = None if self._running is not None and self._running.done else self._running
+        if self.engine is not None and everywhere:
+            self.engine.abort(error_to_dict(error))
+        elif self.engine is None and self._group is not None:  # a load is under way
+            self._group.abort(error_to_dict(error))
+
+    def close(self, reason: PoplarError) -> None:
+        """The job no longer holds the IPUs: remove its program and its offer. ``reason``: for owners that still
+        wait."""
+        self._ended = self._ended or reason
+        self._context.offers.withdraw(self.name)
+        self._close_aborted()
+        if self.engine is not None and (self._running is None or not self._running.started):
+            self.engine.close()
+            self._group = None
+        self.engine = None
+
+    def _explain(self, error: BaseException) -> PoplarError:
+        if isinstance(error, PoplarError):
+            return error
+        place = self._context.place
+        first, machines = machines_of(place, self.range)
+        ranks = range(first, first + machines)
+        names = place.endpoints
+        return as_poplar_error(
+            error,
+            endpoints=[names[m] if m < len(names) else "in process" for m in ranks],
+            first_machine=first,
+            first_ipus=[m * place.ipus for m in ranks],
+            timeout=self._timeout,
+            alive=self._context.fabric.alive,
+            died=self.engine.died if self.engine is not None else None,
+            doing="" if self.engine is None else batches_in_words(self.engine.batches_done, 1),
+        )
 
 
-def replicas_of(executable: Executable, owner: Owner, job: Job) -> tuple[int, int]:
-    """The machine-local replicas of an owner: first and count. A machine has one if replicas span machines."""
-    each = executable.layout.ipus_per_replica
-    if executable.layout.machines_per_replica > 1:
-        return 0, 1
-    return (owner.ipus.first - job.ipus.first) // each, owner.ipus.count // each
+def strike_error(context: MachineContext, strike: Strike) -> PoplarError:
+    """Break what a fault breaks; the error to raise. A machine that is lost ends here, if it has a process to end."""
+    if strike.spec.kind != "lost":
+        with context.changed:
+            return context.health.record(strike.spec, strike.batch)
+    context.lost = machine_lost(
+        *(context.place.endpoint, context.place.machine, context.place.first_ipu),
+        doing=batches_in_words(strike.batch, 1),
+    )
+    if context.on_lost is not None:
+        context.on_lost()
+    return context.lost
 
 
-def who_is_missing(job: Job, meeting: Meeting, doing: str) -> str:
-    """In words: owners that did not come to a meeting, and IPUs that nobody holds."""
-    late = [o for o in job.owners.values() if o.id not in meeting.arrivals]
-    names = [f"{o.who} with {span(o.ipus)} did not {doing}" for o in late]
-    nobody = [ipu for ipu in job.missing(meeting.arrivals) if all(ipu not in o.ipus for o in late)]
-    if nobody:
-        names.append(f"no process attached {span(nobody)}")
-    return "; ".join(names)
+def strike_wait(context: MachineContext, strike: Strike) -> None:
+    """Wait as long as a fault says, if it does: a machine that is paused answers nobody meanwhile."""
+    if strike.spec.kind == "paused":
+        with context.changed:
+            context.sleep(strike.spec.number("seconds"))
+    elif strike.spec.kind == "stream-stall":
+        context.sleep(strike.spec.number("seconds"))
+
+
+def strike_machine_event(context: MachineContext, event: str) -> None:
+    """Let faults strike that are planned for an event of the machine itself. Raises the error of one that has one."""
+    while (strike := context.faults.ask_event(event, None)) is not None:
+        if strike.spec.raises:
+            raise strike_error(context, strike)
+        strike_wait(context, strike)

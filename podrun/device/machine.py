@@ -2,7 +2,7 @@
 
 Plain Python: no Ray and no gRPC. Host processes (*owners*) attach to IPUs, exclusively. The owners of one
 *job* (a range of the partition's IPUs) load one program together and run it together: loads and runs are
-`Meeting`s that start when the owners of all of the job's IPUs on this machine have come. Between machines the
+`OwnerRendezvous`s that start when the owners of all of the job's IPUs on this machine have come. Between machines the
 program's group of collectives keeps step. Every wait has a deadline; whatever ends a run on one machine ends
 it on all, with the same error.
 """
@@ -16,32 +16,28 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from podrun.device.connection import AttachRequest, IpuRange
+from podrun.core.errors import ApplicationRuntimeError, IpusTakenError, PoplarError
+from podrun.core.executable import Executable
+from podrun.core.layout import IpuRange
+from podrun.device.connection import AttachRequest
+from podrun.device.error_messages import ipus_in_words, process_ended
 from podrun.device.health import Health
-from podrun.device.job import (
+from podrun.device.job import Job, MachineContext, strike_machine_event
+from podrun.device.owners import (
     HOST_SYNC_TIMEOUT,
-    Job,
     LoadCall,
+    MachinePlace,
     Owner,
-    Place,
     RunCall,
-    check_outputs,
     owned_part,
     part_of,
-    replicas_of,
 )
-from podrun.device.jobs import Jobs, Surroundings
-from podrun.device.meeting import Meeting
-from podrun.device.program.engine import UNCOMPARED, Engine, Outcome, digest_of_array
-from podrun.device.program.fabric import Fabric, OfferBook
-from podrun.device.program.operands import Array
-from podrun.device.program.streams import check_inputs
-from podrun.device.trouble import process_ended, span
-from podrun.device.usage import Usage, Work
+from podrun.device.program.engine import UNCOMPARED, RunOutcome, digest_of_array
+from podrun.device.program.fabric import Fabric, JobName, OfferBook
+from podrun.device.program.xla_memory import Array
+from podrun.device.usage import Usage, WorkDone
 from podrun.device.xla.pieces import PieceCache
-from podrun.errors import ApplicationRuntimeError, PoplarError
-from podrun.executable import Executable
-from podrun.faults import FaultPoint, FaultSpec
+from podrun.faults import FaultPoint, FaultSpec, FaultTarget, Struck, check_places, recovery_hint
 
 
 class Machine:
@@ -49,12 +45,13 @@ class Machine:
 
     ``on_lost``: what happens when the machine is lost by a fault (None: it only refuses everything from then
     on). ``grace``: seconds that machines wait longer for each other than for their own owners, so that
-    whoever knows the missing one speaks first.
+    whoever knows the missing one speaks first. ``claim``: see `FaultPoint`. ``agent``: its name, for hints. ``sleep``:
+    how faults wait.
     """
 
     def __init__(
         self,
-        place: Place,
+        place: MachinePlace,
         fabric: Fabric,
         pieces: PieceCache,
         *,
@@ -63,13 +60,18 @@ class Machine:
         grace: float = 5.0,
         own_cores: bool = False,
         shared: bool = False,
+        claim: Callable[[FaultSpec], bool] = lambda spec: True,
+        agent: str = "",
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._here = Surroundings(
+        self._claim = claim
+        self._agent = agent
+        self._context = MachineContext(
             place=place,
             fabric=fabric,
             pieces=pieces,
-            health=Health(place.range, place.partition),
-            faults=FaultPoint(place.range, place.machine),
+            health=Health(place.range, place.partition, agent),
+            faults=FaultPoint(place.range, place.machine, claim, wall_clock),
             on_lost=on_lost,
             clock=wall_clock,
             grace=grace,
@@ -78,22 +80,23 @@ class Machine:
             changed=threading.Condition(),
             offers=OfferBook(),
             batches=dict.fromkeys(place.range, 0),
-            work={True: Work(), False: Work()},
+            work={True: WorkDone(), False: WorkDone()},
+            sleep=sleep,
         )
-        self._jobs = Jobs(self._here)
         self._ids = itertools.count(1)
         self._owners: dict[int, Owner] = {}
+        self._evicted: dict[int, str] = {}
         self._by_range: dict[IpuRange, Job] = {}
 
     @property
-    def place(self) -> Place:
+    def place(self) -> MachinePlace:
         """Where it stands in its partition."""
-        return self._here.place
+        return self._context.place
 
     @property
     def offers(self) -> OfferBook:
         """The groups it offers to other machines."""
-        return self._here.offers
+        return self._context.offers
 
     # --- Owners ---------------------------------------------------------------------------------------------
 
@@ -103,44 +106,59 @@ class Machine:
         Raises ApplicationRuntimeError for ranges that cannot be right.
         """
         ipus = owned_part(self.place, request)
-        with self._here.changed:
-            if self._here.lost is not None:
-                return self._here.lost.message
-            condition = self._here.health.blocking(ipus)
+        with self._context.changed:
+            if self._context.lost is not None:
+                return self._context.lost.message
+            condition = self._context.health.blocking(ipus)
             if condition is not None:
                 action = "" if condition.action is None else f" ({condition.action.value} needed)"
-                return (
-                    f"{span(ipus)} cannot be used{action}: {condition.error.message}. {condition.error.hint}"
+                error = condition.error
+                partition = self.place.partition
+                hint = recovery_hint(
+                    *(condition.action, type(error), error.where, partition, self._agent), attached=False
                 )
+                reason = f"{error.message}. {hint}"
+                return f"{ipus_in_words(ipus)} cannot be used{action}: {reason}"
             for other in self._owners.values():
                 both = sorted(set(ipus) & set(other.ipus))
                 if both:
-                    return f"{span(both)} attached by {other.who}"
+                    return f"{ipus_in_words(both)} attached by {other.who}"
                 if other.request.job != request.job and set(other.request.job) & set(request.job):
-                    return f"{span(other.request.job)} belong to the job of {other.who}"
-            owner = Owner(next(self._ids), request, ipus, host, started, Usage(self._here.clock()))
+                    return f"{ipus_in_words(other.request.job)} belong to the job of {other.who}"
+            owner = Owner(next(self._ids), request, ipus, host, started, Usage(self._context.clock()))
             self._owners[owner.id] = owner
-            job = self._by_range.setdefault(request.job, Job(request.job, part_of(self.place, request.job)))
+            job = self._by_range.get(request.job)
+            if job is None:
+                who = request.launch or f"{host}:{request.pid}"
+                name = JobName(request.job, request.launch or (who if request.owned == request.job else ""))
+                job = Job(self._context, name, request.job, part_of(self.place, request.job), who=who)
+                self._by_range[request.job] = job
+                self._context.work = {kind: done.of_a_new_job() for kind, done in self._context.work.items()}
+                others = {other.who for other in self._by_range.values()}
+                self._context.faults.begin_job(who, set(job.ipus), others)
             job.owners[owner.id] = owner
-            self._here.changed.notify_all()
+            self._context.changed.notify_all()
             return owner.id
 
     def detach(self, owner_id: int, *, died: bool = False) -> None:
         """Let an owner's IPUs go. Idempotent. ``died``: the process ended without saying so."""
-        with self._here.changed:
+        with self._context.changed:
             owner = self._owners.pop(owner_id, None)
+            self._evicted.pop(owner_id, None)
             if owner is None:
                 return
             job = self._by_range[owner.request.job]
             del job.owners[owner_id]
             # A machine that is lost takes its connections with it; that is the cause, not the other way round.
-            error = self._here.lost or process_ended(owner.who, owner.ipus, "ended" if died else "detached")
+            error = self._context.lost or process_ended(
+                owner.who, owner.ipus, "ended" if died else "detached"
+            )
             # A clean goodbye must not spoil the end of a run that other machines are still in.
-            self._jobs.fail(job, error, everywhere=died or job.running is not None)
+            job.fail(error, everywhere=died or job.running)
             if not job.owners:
                 del self._by_range[job.range]
-                self._jobs.close(job)
-            self._here.changed.notify_all()
+                job.close(error)
+            self._context.changed.notify_all()
 
     # --- Programs -------------------------------------------------------------------------------------------
 
@@ -157,28 +175,20 @@ class Machine:
         ``digest`` names the program's bytes; ``executable`` gives it (called once, in one of the callers'
         threads). ``timeout``: target.hostSyncTimeout of this program, seconds.
         """
-        with self._here.changed:
+        with self._context.changed:
             job = self._job(owner_id)
-            job.timeout = timeout
-            meeting = job.loading = job.loading or Meeting()
-        self._jobs.meet(
-            job,
-            meeting,
-            owner_id,
-            LoadCall(digest, executable, timeout),
-            self._jobs.load,
-            "prepare the device",
-        )
+        job.load(owner_id, LoadCall(digest, executable, timeout))
 
     def write(self, owner_id: int, values: Mapping[str, Array]) -> None:
         """Write variables; they take effect when the next run starts. All owners of a job write
         equal values.
         """
-        with self._here.changed:
-            engine, owner = self._loaded(owner_id), self._owners[owner_id]
+        with self._context.changed:
+            job, owner = self._job(owner_id), self._owners[owner_id]
+            engine = job.loaded_engine()
             for name, value in values.items():
                 engine.buffers.check_write(name, value)
-            if self._job(owner_id).is_of(owner):
+            if owner.request.owned == job.range:
                 engine.write(values, dict.fromkeys(values, UNCOMPARED))
                 return
             digests = {name: digest_of_array(value) for name, value in values.items()}
@@ -190,8 +200,16 @@ class Machine:
         """Variables as they stand after the last run: views that stay valid until the next call of this
         owner.
         """
-        with self._here.changed:
-            return self._loaded(owner_id, even_failed=True).read(names)
+        with self._context.changed:
+            job = self._job(owner_id)
+            engine = job.loaded_engine(even_failed=True)
+            try:
+                job.strike_event("read")
+            except PoplarError as error:
+                job.fail(error)
+                self._context.changed.notify_all()
+                raise
+            return engine.read(names)
 
     def run(
         self,
@@ -201,120 +219,146 @@ class Machine:
         outputs: Mapping[str, Array],
         *,
         checked: bool = False,
-    ) -> Outcome:
+    ) -> RunOutcome:
         """Run batches, together with all owners of the job. ``outputs`` are filled: see
         `streams.OwnerArrays`.
 
         ``checked``: a run with these very arrays has gone well since the program was loaded. Raises the
         program's error, the same one in every owner on every machine.
         """
-        with self._here.changed:
-            engine = self._loaded(owner_id)
-            job = self._job(owner_id)
-            replicas = replicas_of(engine.executable, self._owners[owner_id], job)
-            if not checked:
-                check_inputs(engine.executable, batches, replicas[1], inputs)
-                check_outputs(engine.executable, batches, replicas[1], outputs)
-            meeting = job.running = job.running or Meeting()
-        run = RunCall(batches, inputs, outputs)
-        outcome: Outcome = self._jobs.meet(job, meeting, owner_id, run, self._jobs.run, "run")
-        return outcome
+        job = self._job(owner_id)
+        return job.run(owner_id, RunCall(batches, inputs, outputs, checked))
 
     # --- Management -----------------------------------------------------------------------------------------
 
-    def move(self, place: Place) -> None:
+    def move(self, place: MachinePlace) -> None:
         """Take another place, or the same one anew: attached processes lose their IPUs. What is broken stays
         broken.
         """
-        with self._here.changed:
+        with self._context.changed:
             self._evict("its machine was configured anew")
             if place.partition != self.place.partition or place.range != self.place.range:
-                self._here.health = Health(place.range, place.partition)
-                self._here.batches = dict.fromkeys(place.range, 0)
+                self._context.health = Health(place.range, place.partition, self._agent)
+                self._context.batches = dict.fromkeys(place.range, 0)
             if place.partition != self.place.partition or place.machine != self.place.machine:
-                self._here.faults = FaultPoint(place.range, place.machine)
-                self._here.work = {True: Work(), False: Work()}
-            self._here.place = place
+                self._context.faults = FaultPoint(
+                    place.range, place.machine, self._claim, self._context.clock
+                )
+                self._context.work = {True: WorkDone(), False: WorkDone()}
+            self._context.place = place
 
-    def work(self) -> Work:
+    def work(self) -> WorkDone:
         """What was done since the machine took its place: training if there was any, else inference."""
-        with self._here.changed:
-            return self._here.work[True] if self._here.work[True].batches else self._here.work[False]
+        with self._context.changed:
+            return self._context.work[True] if self._context.work[True].batches else self._context.work[False]
 
     def snapshot(self, read: Callable[[Health, Mapping[int, Owner], Mapping[int, int], float], Any]) -> Any:
         """``read(health, owner by IPU, batches done by IPU, now)`` under the machine's lock: for reports."""
-        with self._here.changed:
+        with self._context.changed:
             by_ipu = {ipu: owner for owner in self._owners.values() for ipu in owner.ipus}
-            return read(self._here.health, by_ipu, self._here.batches, self._here.clock())
+            return read(self._context.health, by_ipu, self._context.batches, self._context.clock())
 
     def plan_faults(self, specs: Sequence[FaultSpec]) -> None:
-        """Plan those of ``specs`` that concern this machine."""
-        self._here.faults.plan(specs)
+        """Plan those of ``specs`` that concern this machine.
+
+        Raises UsageError, and plans none, if one cannot strike in the program that is loaded where it is to strike.
+        """
+        with self._context.changed:
+            mine = [spec for spec in specs if self._context.faults.concerns(spec)]
+            for spec in mine:
+                for job in self._jobs_at(spec):
+                    if job.engine is not None and spec.launch in ("", job.who):
+                        check_places(spec, job.lists, done=job.engine.batches_done)
+            self._context.faults.plan(
+                mine,
+                lambda spec: next((job.who for job in self._jobs_at(spec)), ""),
+                lambda spec: max(
+                    (job.engine.batches_done for job in self._jobs_at(spec) if job.engine), default=0
+                ),
+            )
+
+    def cancel_faults(self, texts: Sequence[str] = ()) -> tuple[str, ...]:
+        """Take faults off the plan: those of these texts, or all. The texts of those that were planned."""
+        return self._context.faults.cancel(texts)
+
+    def struck_faults(self) -> tuple[Struck, ...]:
+        """The faults that struck since the machine took its place."""
+        return self._context.faults.history
+
+    def planned_faults(self) -> tuple[str, ...]:
+        """The faults that have not struck, as `FaultSpec` prints them."""
+        return tuple(map(str, self._context.faults.planned))
 
     def reset_ipus(self, ipus: Iterable[int]) -> None:
         """IPU_RESET of partition IPUs: their memory is lost, a program on them has to be loaded again."""
         wanted = list(ipus)
-        with self._here.changed:
-            self._here.health.reset_ipus(wanted)
-            self._unload(wanted, f"{span(wanted)} was reset" if wanted else "")
+        with self._context.changed:
+            self._context.health.reset_ipus(wanted)
+            self._unload(wanted, f"{ipus_in_words(wanted)} was reset" if wanted else "")
 
     def reset_links(self) -> None:
         """PARTITION_RESET: links and IPUs; attached processes lose their IPUs."""
-        with self._here.changed:
-            self._here.health.reset_links()
+        strike_machine_event(self._context, "partition-reset")
+        with self._context.changed:
+            self._context.health.reset_links()
             self._evict("the partition was reset")
 
     def power_cycle(self) -> None:
         """FULL_RESET; attached processes lose their IPUs."""
-        with self._here.changed:
-            self._here.health.power_cycle()
+        with self._context.changed:
+            self._context.health.power_cycle()
             self._evict("the machine was power-cycled")
 
     def abort(self, reason: PoplarError) -> None:
         """End every run and load with an error, now: the machine is about to stop."""
-        with self._here.changed:
+        with self._context.changed:
             for job in self._by_range.values():
-                self._jobs.fail(job, reason)
-            self._here.changed.notify_all()
+                job.fail(reason)
+            self._context.changed.notify_all()
 
     # --- Helpers --------------------------------------------------------------------------------------------
+
+    def _jobs_at(self, spec: FaultSpec) -> list[Job]:
+        """The jobs that a fault on this machine may hit."""
+        whole = spec.target in (FaultTarget.MACHINE, FaultTarget.GW_LINK, FaultTarget.INSTANCE)
+        return [job for job in self._by_range.values() if whole or set(spec.indices) & set(job.ipus)]
 
     def _job(self, owner_id: int) -> Job:
         owner = self._owners.get(owner_id)
         if owner is None:
-            reason = self._here.lost
-            raise reason or ApplicationRuntimeError(
-                "this process holds no IPUs: they were never attached, or were taken away by a reset",
+            if self._context.lost is not None:
+                raise self._context.lost
+            if owner_id in self._evicted:
+                raise _taken_away(self._evicted[owner_id])
+            raise ApplicationRuntimeError(
+                "this process holds no IPUs: they were never attached, or were let go",
                 hint="Attach to a device first.",
             )
         return self._by_range[owner.request.job]
-
-    def _loaded(self, owner_id: int, *, even_failed: bool = False) -> Engine:
-        job = self._job(owner_id)
-        if job.failed is not None and not even_failed:
-            if job.engine is not None:
-                job.engine.abort(job.failed.to_dict())  # so that the other machines do not wait for this one
-            raise job.failed
-        if job.engine is None:
-            raise job.failed or ApplicationRuntimeError(
-                "no program is loaded on these IPUs", hint="Load one first (prepareDevice)."
-            )
-        return job.engine
 
     def _unload(self, ipus: Iterable[int], reason: str) -> None:
         """Programs on any of ``ipus`` have to be loaded again."""
         wanted = set(ipus)
         for job in self._by_range.values():
             if wanted & set(job.ipus):
-                self._jobs.fail(
-                    job, ApplicationRuntimeError(reason, hint="Load the program again (prepareDevice).")
-                )
-        self._here.changed.notify_all()
+                job.fail(ApplicationRuntimeError(reason, hint="Load the program again (prepareDevice)."))
+        self._context.changed.notify_all()
 
     def _evict(self, reason: str) -> None:
         """All owners lose their IPUs."""
-        self._unload(self.place.range, reason)
+        taken = _taken_away(reason)
         for job in self._by_range.values():
-            self._jobs.close(job)
+            job.fail(taken)
+            job.close(taken)
+        self._context.changed.notify_all()
         self._by_range.clear()
+        self._evicted |= dict.fromkeys(self._owners, reason)
         self._owners.clear()
+
+
+def _taken_away(reason: str) -> IpusTakenError:
+    """The error of a process whose IPUs were taken away; ``reason``: a clause that says by what."""
+    return IpusTakenError(
+        f"this process holds no IPUs any more: {reason}",
+        hint="Attach to the device again, and load the program (prepareDevice).",
+    )

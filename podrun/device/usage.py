@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from podrun.executable import Executable
+from podrun.core.executable import Executable
 
 _WINDOW = 1.0
 _KEPT = 256
@@ -42,9 +42,11 @@ def _percent(busy: float, whole: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What a machine has done. ``samples``: on its replicas, counted by the first machine of each; None once a program
-    did not say how many a micro-batch holds. Modelled seconds are of the IPUs, emulation seconds of this host's clock.
+class WorkDone:
+    """What a machine has done. Modelled seconds are of the IPUs, emulation seconds of this host's clock.
+
+    ``samples``: on its replicas, counted by the first machine of each. None from a program on that does not say how
+    many samples a micro-batch holds, until the next job.
     """
 
     batches: int = 0
@@ -52,25 +54,30 @@ class Work:
     modelled_s: float = 0.0
     emulation_s: float = 0.0
 
+    def of_a_new_job(self) -> WorkDone:
+        """The same, with samples counted anew where the job before did not say how many there were."""
+        return self if self.samples is not None else replace(self, samples=0)
+
     def and_a_run(
         self,
         executable: Executable,
-        batches: int,
+        passes: int,
         modelled_s: float,
         emulation_s: float,
         *,
         position: int = 0,
-    ) -> Work:
-        """This, and ``batches`` batches of a program. ``position``: of the machine within its replicas."""
-        each = samples_per_batch(executable) if position == 0 else 0
-        samples = None if each is None or self.samples is None else self.samples + batches * each
-        return Work(
+    ) -> WorkDone:
+        """The sum of this and ``passes`` passes of a program. ``position``: of the machine within its replicas."""
+        each = samples_per_pass(executable) if position == 0 else 0
+        samples = None if each is None or self.samples is None else self.samples + passes * each
+        batches = passes * executable.batches_per_pass
+        return WorkDone(
             self.batches + batches, samples, self.modelled_s + modelled_s, self.emulation_s + emulation_s
         )
 
 
-def samples_per_batch(executable: Executable) -> int | None:
-    """Samples of one batch on one machine, if the front end says how many a micro-batch holds."""
+def samples_per_pass(executable: Executable) -> int | None:
+    """Samples of one pass on one machine; None if the front end does not say how many a micro-batch holds."""
     each = executable.metadata.get("samples_per_micro_batch")
     if not isinstance(each, int):
         return None

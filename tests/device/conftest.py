@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from podrun.device.connection import AttachRequest, IpuRange
+from podrun.core.layout import IpuRange
+from podrun.device.connection import AttachRequest
 from podrun.device.host.client import PortConnection
 from podrun.device.xla.pieces import PieceCache
 

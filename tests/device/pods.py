@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from podrun.device.connection import IpuRange
+from podrun.core.layout import IpuRange
 from podrun.device.host.client import PortConnection
+from podrun.device.host.ports import Site
 from podrun.device.host.remote import RemotePort
-from podrun.device.host.split import Site
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
 
 SERVER = """
 import sys
-from podrun.device.service.server import MachineServer, _die
-server = MachineServer(agent_id=sys.argv[1], on_lost=_die, own_process=True)
+from podrun.device.service.server import MachineServer, kill_own_process
+server = MachineServer(agent_id=sys.argv[1], on_lost=kill_own_process, own_process=True)
 print(server.start(), flush=True)
 sys.stdin.read()
 server.stop()
@@ -73,12 +73,15 @@ def threads(machines: int, cache: Path) -> Iterator[Pod]:
 
 
 @contextlib.contextmanager
-def processes(machines: int, cache: Path) -> Iterator[Pod]:
-    """Each machine a process, ended when its standard input closes, as an actor ends with its owner."""
+def processes(machines: int, cache: Path, before: str = "") -> Iterator[Pod]:
+    """Each machine a process, ended when its standard input closes, as an actor ends with its owner.
+
+    ``before``: what each runs before it is a machine.
+    """
     environ = {**os.environ, "PODRUN_CACHE_DIR": str(cache)}
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", SERVER, f"agent{i}"],
+            [sys.executable, "-c", before + SERVER, f"agent{i}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

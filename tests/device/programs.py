@@ -8,6 +8,7 @@ NumPy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from podrun.executable import (
+from podrun.core import own_pieces
+from podrun.core.executable import (
     AllGather,
     AllReduce,
     Arena,
@@ -25,7 +27,6 @@ from podrun.executable import (
     Compute,
     Executable,
     Instruction,
-    Layout,
     LoadStream,
     Receive,
     ReduceScatter,
@@ -40,6 +41,7 @@ from podrun.executable import (
     Variable,
     VariableRole,
 )
+from podrun.core.layout import Layout
 
 BATCH, FEATURES = 4, 4
 SIZE = 1024
@@ -53,9 +55,12 @@ def computation(
     """``function(*inputs) -> tuple of outputs`` as a Computation; ``inputs``: (shape, dtype) by buffer."""
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in inputs.values()]
     exported = export.export(jax.jit(function))(*shapes)
-    return Computation(name, bytes(exported.serialize()), tuple(inputs), outputs, **more)
+    data = bytes(exported.serialize())
+    own_pieces.remember(data)
+    return Computation(name, data, tuple(inputs), outputs, **more)
 
 
+@functools.cache
 def linear(
     replicas: int = 16,
     *,
@@ -239,7 +244,7 @@ def two_ipus() -> Executable:
 def state_per_replica(replicas: int = 8, rows: tuple[int, ...] = ()) -> Executable:
     """Every replica counts what it has seen in variables of its own: ``seen += x``, its halves, and how often.
 
-    ``rows``: of `podrun.executable.Variable`, but for the number, of which the host sees replica 0's.
+    ``rows``: of `podrun.core.executable.Variable`, but for the number, of which the host sees replica 0's.
     """
     per_machine = min(replicas, 4)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.device.xla.cache_place import writable_cache
+from podrun.device.xla.pieces import writable_cache
 
 
 def test_a_place_that_can_be_written_is_used(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from jax import export
 
+from podrun.core import own_pieces
+from podrun.core.executable import Computation
 from podrun.device.xla import clients
 from podrun.device.xla.pieces import Piece, PieceCache
-from podrun.executable import Computation
 
 LARGE, SMALL = 1024, 64
 
@@ -27,6 +28,7 @@ def product(a, b):
 def piece(n: int, cache: PieceCache, donated: tuple[int, ...] = ()) -> Piece:
     square = jax.ShapeDtypeStruct((n, n), np.float32)
     stablehlo = export.export(jax.jit(product), platforms=["cpu"])(square, square).serialize()
+    own_pieces.remember(bytes(stablehlo))
     return cache.piece(Computation("product", bytes(stablehlo), ("a", "b"), ("sums", "twice")), donated)
 
 
@@ -45,9 +47,10 @@ def test_a_piece_of_either_size_computes_what_numpy_does(n):
 
 def test_only_large_pieces_have_another_client():
     square = {n: jax.ShapeDtypeStruct((n, n), np.float32) for n in (SMALL, LARGE)}
-    assert clients.large(jax.jit(product).lower(square[LARGE], square[LARGE]))
-    assert not clients.large(jax.jit(product).lower(square[SMALL], square[SMALL]))
-    assert clients.two_threads().client is not jax.devices("cpu")[0].client
+    assert clients.needs_two_threads(jax.jit(product).lower(square[LARGE], square[LARGE]))
+    assert not clients.needs_two_threads(jax.jit(product).lower(square[SMALL], square[SMALL]))
+    own = {clients.one_thread_device().client, clients.two_thread_device().client}
+    assert len(own | {jax.devices("cpu")[0].client}) == 3
 
 
 def test_results_of_a_large_piece_go_into_any_other_piece():
@@ -60,7 +63,7 @@ def test_results_of_a_large_piece_go_into_any_other_piece():
 
 def test_starting_a_client_leaves_the_environment_and_the_thread_where_they_were():
     cores, before = os.sched_getaffinity(0), os.environ.get("NPROC")
-    clients.device_with.__wrapped__(clients.SHARED_BY)
+    clients._start.__wrapped__()
     assert (os.sched_getaffinity(0), os.environ.get("NPROC")) == (cores, before)
 
 

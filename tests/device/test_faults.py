@@ -9,13 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podrun.device.connection import IpuRange
-from podrun.device.host.client import PortConnection
-from podrun.device.host.twin import Twin
-from podrun.device.ipuof import connect
-from podrun.device.service.report import machine_report
-from podrun.device.xla.pieces import PieceCache
-from podrun.errors import (
+from podrun.compiler.compile import compile_program
+from podrun.compiler.program import AnchorSpec
+from podrun.core.errors import (
     ApplicationRuntimeError,
     ErrorCode,
     PoplarError,
@@ -23,20 +19,32 @@ from podrun.errors import (
     RecoveryAction,
     UnknownRuntimeError,
     UnrecoverableRuntimeError,
+    UsageError,
 )
+from podrun.core.executable import BATCHES_PER_PASS
+from podrun.core.layout import IpuRange
+from podrun.core.telemetry import MachineReport
+from podrun.device.connection import connect
+from podrun.device.host.client import PortConnection
+from podrun.device.host.in_process import InProcessMachines
+from podrun.device.service.machine_holder import machine_report
+from podrun.device.xla.pieces import PieceCache
 from podrun.faults import parse_faults
-from podrun.telemetry import MachineReport
+from tests.compiler.programs import inputs_for, weights_for
+from tests.compiler.test_sharding import chain
 
 from .conftest import owners, request, together
 from .programs import data, first_weights, linear
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
-POD = IpuRange(0, 8)
+POD, POD4 = IpuRange(0, 8), IpuRange(0, 4)
 
 
-def fail(pieces: PieceCache, fault: str, count: int = 2) -> tuple[Twin, list[PortConnection], list[Any]]:
+def fail(
+    pieces: PieceCache, fault: str, count: int = 2
+) -> tuple[InProcessMachines, list[PortConnection], list[Any]]:
     """Train on two machines with ``count`` owners until the fault strikes in the second run of two batches."""
-    executable, twin = linear(8), Twin(8, pieces)
+    executable, twin = linear(8), InProcessMachines(8, pieces)
     for machine in twin.machines:
         machine.plan_faults(parse_faults(fault))
     connections = owners(lambda: twin.connect(threaded=True), 8, count)
@@ -72,21 +80,21 @@ def reload_and_run(connections: list[PortConnection]) -> list[Any]:
 
 
 CASES = [
-    ("ipu:5@step=3:tile-parity", RecoverableRuntimeError, ErrorCode.MEMORY_ERROR, RecoveryAction.IPU_RESET),
+    ("ipu:5@batch=3:tile-parity", RecoverableRuntimeError, ErrorCode.MEMORY_ERROR, RecoveryAction.IPU_RESET),
     (
-        "ipu:1@step=2,instruction=6:soft-error",
+        "ipu:1@batch=2,instruction=6:soft-error",
         RecoverableRuntimeError,
         ErrorCode.IPUSOFTERR,
         RecoveryAction.IPU_RESET,
     ),
-    ("ipu:7@step=3:tile-exception", ApplicationRuntimeError, ErrorCode.INVALID_ADDRESS, None),
-    ("ipu:0@step=2:divide-by-zero", ApplicationRuntimeError, ErrorCode.FLOATING_POINT_DIVIDE_BY_ZERO, None),
-    ("link:2-3@step=3:down", RecoverableRuntimeError, ErrorCode.LINK_DOWN, RecoveryAction.PARTITION_RESET),
-    ("link:2-4@step=3:down", RecoverableRuntimeError, ErrorCode.LINK_DOWN, RecoveryAction.PARTITION_RESET),
-    ("machine:1@step=2:power", RecoverableRuntimeError, ErrorCode.UNKNOWN, RecoveryAction.FULL_RESET),
-    ("machine:0@step=2:unrecoverable", UnrecoverableRuntimeError, ErrorCode.UNKNOWN, None),
-    ("ipu:4@step=3:unknown", UnknownRuntimeError, ErrorCode.UNKNOWN, None),
-    ("machine:1@step=3:lost", UnrecoverableRuntimeError, ErrorCode.HOST_LINK_DOWN, None),
+    ("ipu:7@batch=3:tile-exception", ApplicationRuntimeError, ErrorCode.INVALID_ADDRESS, None),
+    ("ipu:0@batch=2:divide-by-zero", ApplicationRuntimeError, ErrorCode.FLOATING_POINT_DIVIDE_BY_ZERO, None),
+    ("link:2-3@batch=3:down", RecoverableRuntimeError, ErrorCode.LINK_DOWN, RecoveryAction.PARTITION_RESET),
+    ("link:2-4@batch=3:down", RecoverableRuntimeError, ErrorCode.LINK_DOWN, RecoveryAction.PARTITION_RESET),
+    ("machine:1@batch=2:power", RecoverableRuntimeError, ErrorCode.UNKNOWN, RecoveryAction.FULL_RESET),
+    ("machine:0@batch=2:unrecoverable", UnrecoverableRuntimeError, ErrorCode.UNKNOWN, None),
+    ("ipu:4@batch=3:unknown", UnknownRuntimeError, ErrorCode.UNKNOWN, None),
+    ("machine:1@batch=3:lost", UnrecoverableRuntimeError, ErrorCode.HOST_LINK_DOWN, None),
 ]
 
 
@@ -112,7 +120,7 @@ def test_every_instance_gets_the_same_error_soon(
         connection.close()
 
 
-def try_all(twin: Twin) -> str | None:
+def try_all(twin: InProcessMachines) -> str | None:
     """Attach to the whole pod; why not."""
     connection = twin.connect()
     refusal = connection.try_attach(request(POD))
@@ -120,7 +128,7 @@ def try_all(twin: Twin) -> str | None:
     return refusal
 
 
-@pytest.mark.parametrize("fault", ["ipu:5@step=3:tile-parity", "ipu:5@step=3:tile-exception"])
+@pytest.mark.parametrize("fault", ["ipu:5@batch=3:tile-parity", "ipu:5@batch=3:tile-exception"])
 def test_loading_again_resets_an_ipu(pieces: PieceCache, fault: str) -> None:
     twin, connections, _ = fail(pieces, fault)
     state = machine_report(twin.machines[1], MachineReport("a")).ipus[1]
@@ -128,20 +136,20 @@ def test_loading_again_resets_an_ipu(pieces: PieceCache, fault: str) -> None:
     assert state.recovery_action == "IPU_RESET"
     with pytest.raises(PoplarError, match=r"IPU 5"):
         connections[1].run(1, {n: a[:, :, 4:] for n, a in data(linear(8), 1).items()})
-    assert reload_and_run(connections) == [1, 1], "steps count anew, and the fault has struck"
+    assert reload_and_run(connections) == [1, 1], "batches count anew, and the fault has struck"
     assert not machine_report(twin.machines[1], MachineReport("a")).ipus[1].has_error
     for connection in connections:
         connection.close()
 
 
 def test_an_ipu_in_error_is_not_given_away_before_its_reset(pieces: PieceCache) -> None:
-    twin, connections, _ = fail(pieces, "ipu:5@step=3:tile-parity")
+    twin, connections, _ = fail(pieces, "ipu:5@batch=3:tile-parity")
     for connection in connections:
         connection.close()
     refusal = try_all(twin)
     assert refusal is not None
     assert "IPUs 4-7 cannot be used (IPU_RESET needed): Memory parity error" in refusal
-    assert "gc-reset -d 5" in refusal
+    assert refusal.endswith("Start the program again: its machines are in its own process.")
     twin.machines[1].reset_ipus([4])
     assert try_all(twin) is not None, "another IPU's reset does not help"
     twin.machines[1].reset_ipus([5])
@@ -149,7 +157,7 @@ def test_an_ipu_in_error_is_not_given_away_before_its_reset(pieces: PieceCache) 
 
 
 def test_a_link_that_is_down_stays_down_until_the_partition_is_reset(pieces: PieceCache) -> None:
-    twin, connections, _ = fail(pieces, "link:2-4@step=3:down")
+    twin, connections, _ = fail(pieces, "link:2-4@batch=3:down")
     ends = [machine_report(machine, MachineReport("a")).ipus for machine in twin.machines]
     assert ends[0][2].links_down == (4,)
     assert ends[1][0].links_down == (2,)
@@ -167,7 +175,7 @@ def test_a_link_that_is_down_stays_down_until_the_partition_is_reset(pieces: Pie
     assert try_all(twin) is None
 
 
-@pytest.mark.parametrize("fault", ["machine:1@step=2:power", "ipu:4@step=3:unknown"])
+@pytest.mark.parametrize("fault", ["machine:1@batch=2:power", "ipu:4@batch=3:unknown"])
 def test_only_a_power_cycle_clears_what_asks_for_it(pieces: PieceCache, fault: str) -> None:
     twin, connections, _ = fail(pieces, fault)
     for connection in connections:
@@ -180,7 +188,7 @@ def test_only_a_power_cycle_clears_what_asks_for_it(pieces: PieceCache, fault: s
     assert try_all(twin) is None
 
 
-@pytest.mark.parametrize("fault", ["machine:1@step=3:lost", "machine:1@step=3:unrecoverable"])
+@pytest.mark.parametrize("fault", ["machine:1@batch=3:lost", "machine:1@batch=3:unrecoverable"])
 def test_nothing_brings_a_failed_machine_back(pieces: PieceCache, fault: str) -> None:
     twin, connections, _ = fail(pieces, fault)
     for connection in connections:
@@ -195,7 +203,7 @@ def test_nothing_brings_a_failed_machine_back(pieces: PieceCache, fault: str) ->
 
 
 def test_a_reset_takes_the_program_away(pieces: PieceCache) -> None:
-    twin, executable = Twin(4, pieces), linear(4)
+    twin, executable = InProcessMachines(4, pieces), linear(4)
     connection = twin.connect()
     assert connection.try_attach(request(IpuRange(0, 4))) is None
     connection.load(executable)
@@ -206,19 +214,19 @@ def test_a_reset_takes_the_program_away(pieces: PieceCache) -> None:
         connection.run(1, data(executable, 1))
     connection.load(executable)
     twin.machines[0].reset_links()
-    with pytest.raises(ApplicationRuntimeError, match="taken away by a reset"):
+    with pytest.raises(ApplicationRuntimeError, match="the partition was reset"):
         connection.load(executable)
     connection.close()
 
 
 def test_a_standalone_script_takes_faults_from_its_environment(pieces: PieceCache, tmp_path: Any) -> None:
-    environ = {"PODRUN_FAULTS": "ipu:1@step=1:overflow", "PODRUN_CACHE_DIR": str(tmp_path)}
+    environ = {"PODRUN_FAULTS": "ipu:1@batch=1:overflow", "PODRUN_CACHE_DIR": str(tmp_path)}
     connection = connect(environ, standalone_ipus=2)
     assert connection.try_attach(request(IpuRange(0, 2))) is None
     connection.load(linear(2))
     connection.write_variables(first_weights())
     with pytest.raises(
-        ApplicationRuntimeError, match="Tiles in excepted state: IPU 1: TEXCPT_FP_OFLO in step 1"
+        ApplicationRuntimeError, match="Tiles in excepted state: IPU 1: TEXCPT_FP_OFLO in batch 1"
     ):
         connection.run(2, data(linear(2), 2))
     connection.close()
@@ -226,9 +234,9 @@ def test_a_standalone_script_takes_faults_from_its_environment(pieces: PieceCach
 
 def test_telemetry_says_who_holds_what(pieces: PieceCache) -> None:
     now = [1000.0]
-    twin, executable = Twin(4, pieces), linear(2)
+    twin, executable = InProcessMachines(4, pieces), linear(2)
     machine = twin.machines[0]
-    machine._here.clock = lambda: now[0]
+    machine._context.clock = lambda: now[0]
     connection = twin.connect()
     assert connection.try_attach(request(IpuRange(0, 2), pid=4711)) is None
     connection.load(executable)
@@ -248,3 +256,77 @@ def test_telemetry_says_who_holds_what(pieces: PieceCache) -> None:
     assert np.isfinite(first.utilisation_session_percent or 0)
     connection.close()
     assert machine_report(machine, MachineReport("agent0")).ipus[0].process is None
+
+
+def test_a_pipeline_that_overlaps_batches_counts_each_of_them(pieces: PieceCache) -> None:
+    program = chain(
+        [0, 1, 2],
+        ipus=4,
+        replicas=1,
+        accumulation_factor=4,
+        pipelined=True,
+        loss=None,
+        update=None,
+        anchors=(AnchorSpec("h2"),),
+        metadata={BATCHES_PER_PASS: 4, "samples_per_micro_batch": 3},
+    )
+    executable, twin = compile_program(program), InProcessMachines(4, pieces)
+    machine = twin.machines[0]
+    machine.plan_faults(parse_faults("ipu:1@batch=6:trap"))
+    connection = twin.connect()
+    assert connection.try_attach(request(POD4)) is None
+    connection.load(executable)
+    connection.write_variables(weights_for(program))
+    assert connection.run(1, inputs_for(program, 1)).batches_done == 4
+    report = machine_report(machine, MachineReport("a"))
+    assert (report.batches_done, report.samples_done) == (4, 12)
+    with pytest.raises(ApplicationRuntimeError, match="IPU 1: TEXCPT_DBG_TRAP in batch 6"):
+        connection.run(1, inputs_for(program, 1))
+    connection.close()
+
+
+def train(twin: InProcessMachines, batches: int, *, pid: int) -> None:
+    """Another process trains on four IPUs, and ends."""
+    executable, connection = linear(4), twin.connect()
+    assert connection.try_attach(request(POD4, pid=pid)) is None
+    connection.load(executable)
+    connection.write_variables(first_weights())
+    try:
+        connection.run(batches, data(executable, batches))
+    finally:
+        connection.close()
+
+
+def test_a_fault_that_did_not_strike_its_job_does_not_strike_the_next(pieces: PieceCache) -> None:
+    twin = InProcessMachines(4, pieces)
+    machine = twin.machines[0]
+    machine.plan_faults(parse_faults("ipu:2@batch=5:trap"))
+    train(twin, 3, pid=1)
+    assert machine_report(machine, MachineReport("a")).planned_faults == ("ipu:2@batch=5:trap",)
+    train(twin, 7, pid=2)
+    assert machine_report(machine, MachineReport("a")).planned_faults == ()
+    machine.plan_faults(parse_faults("ipu:2@batch=5:trap:launch=another"))
+    train(twin, 7, pid=3)
+
+
+def test_a_batch_that_is_over_and_an_instruction_that_does_not_exist_are_refused(pieces: PieceCache) -> None:
+    twin, executable = InProcessMachines(4, pieces), linear(4)
+    connection, machine = twin.connect(), twin.machines[0]
+    assert connection.try_attach(request(POD4)) is None
+    connection.load(executable)
+    connection.write_variables(first_weights())
+    connection.run(3, data(executable, 3))
+    with pytest.raises(UsageError, match="the program has done 3 batches, so that batch 2 is over"):
+        machine.plan_faults(parse_faults("ipu:2@batch=2:trap"))
+    with pytest.raises(UsageError, match="batch 3 has no instruction 9999"):
+        machine.plan_faults(parse_faults("ipu:2@batch=3,instruction=9999:trap"))
+    machine.plan_faults(parse_faults("ipu:2@batch=3:trap"))
+    with pytest.raises(ApplicationRuntimeError, match="IPU 2: TEXCPT_DBG_TRAP in batch 3"):
+        connection.run(1, data(executable, 1))
+    connection.close()
+
+
+def test_faults_of_the_environment_are_held_against_the_ipus(tmp_path: Any) -> None:
+    environ = {"PODRUN_FAULTS": "ipu:4@batch=1:overflow", "PODRUN_CACHE_DIR": str(tmp_path)}
+    with pytest.raises(UsageError, match="the partition has no IPU 4, only 0 to 3"):
+        connect(environ, standalone_ipus=4)

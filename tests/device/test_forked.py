@@ -10,11 +10,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from podrun.device.connection import IpuRange
+from podrun.core.errors import ApplicationRuntimeError
+from podrun.core.layout import IpuRange
 from podrun.device.host.client import PortConnection
-from podrun.device.host.twin import Twin
+from podrun.device.host.in_process import InProcessMachines
 from podrun.device.xla.pieces import PieceCache
-from podrun.errors import ApplicationRuntimeError
 
 from .conftest import request
 from .programs import data, first_weights, linear
@@ -48,7 +48,7 @@ def forked(work: Callable[[], None]) -> int:
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
 def test_what_is_forked_lets_nothing_go_and_runs_nothing(pieces: PieceCache) -> None:
     executable = linear()
-    connection = Twin(executable.layout.ipus, pieces).connect()
+    connection = InProcessMachines(executable.layout.ipus, pieces).connect()
     all_ipus = IpuRange(0, executable.layout.ipus)
     assert connection.try_attach(request(all_ipus, all_ipus)) is None
     connection.load(executable)

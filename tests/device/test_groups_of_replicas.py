@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from podrun.compiler.compile import compile_program
-from podrun.device.connection import IpuRange
+from podrun.core.layout import IpuRange
 from podrun.device.host.client import PortConnection
-from podrun.device.host.twin import Twin
+from podrun.device.host.in_process import InProcessMachines
 from podrun.device.xla.pieces import PieceCache
 from tests.compiler.programs import Momentum
 from tests.compiler.test_exchange import GROUPS, SHAPE, start, trained
@@ -41,7 +41,7 @@ def test_instances_share_groups_and_collectives(pieces: PieceCache) -> None:
 
     by_count = []
     for count in (1, 4):
-        twin = Twin(8, pieces)
+        twin = InProcessMachines(8, pieces)
         connections = owners(lambda twin=twin: twin.connect(threaded=True), 8, count)  # type: ignore[misc]
         found = together([partial(work, c, o) for c, o in connections])
         for connection, _ in connections:

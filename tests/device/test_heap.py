@@ -10,7 +10,7 @@ import pytest
 SCRIPT = """
 import resource
 import threading
-from podrun.device.xla import heap
+from podrun.device.xla import clients
 
 def faults():
     block = 80 << 20
@@ -23,10 +23,10 @@ def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() >> 20
 
-heap.give_back()
+clients.return_freed_memory()
 before = faults()
-kept = heap.keep_freed_memory()
-heap.use_one_heap()
+kept = clients.keep_freed_memory()
+clients.use_one_heap()
 faults()
 found = []
 for run in (lambda: found.append(faults()),) * 2:
@@ -34,7 +34,7 @@ for run in (lambda: found.append(faults()),) * 2:
     thread.start()
     thread.join()
 held = resident()
-heap.give_back()
+clients.return_freed_memory()
 print(before, int(kept), *found, held - resident())
 """
 

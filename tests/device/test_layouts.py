@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from podrun.collectives import create, join
 from podrun.compiler.compile import compile_program
-from podrun.compiler.program import AnchorSpec, Locations, PipelineSchedule, Program
-from podrun.device.host.twin import Twin
-from podrun.device.program import buffers, fabric
-from podrun.device.tiles.memory import ON_CHIP, Location
-from podrun.device.tiles.recompute import Recompute
+from podrun.compiler.program import AnchorSpec, Locations, PipelineOrder, Program
+from podrun.core.executable import Reduction
+from podrun.costmodel.recompute import Recompute
+from podrun.costmodel.tile_memory import ON_CHIP, Location
+from podrun.device import job
+from podrun.device.host.in_process import InProcessMachines
+from podrun.device.program import buffers
 from podrun.device.xla.pieces import PieceCache
-from podrun.executable import Reduction
 from tests.compiler.programs import Adam, Clipped, Momentum, NormScaled, Sgd
 from tests.compiler.test_sharding import chain
 
@@ -54,7 +55,7 @@ class Run:
     """How and where a program runs. ``hosts``: its machines' hosts, by letters; ``reduced_whole``: bytes of the largest
     arena that one machine reduces for all."""
 
-    schedule: PipelineSchedule | None
+    schedule: PipelineOrder | None
     instances: int
     hosts: str
     location: Location
@@ -67,7 +68,7 @@ class Run:
         return replace(
             program,
             pipelined=self.schedule is not None,
-            pipeline_schedule=self.schedule or PipelineSchedule.GROUPED,
+            pipeline_schedule=self.schedule or PipelineOrder.GROUPED,
             locations=Locations(**dict.fromkeys(kinds, self.location)),
             recompute=self.recompute,
         )
@@ -111,8 +112,8 @@ def cases(draw: st.DrawFn) -> Case:
         "reduction": Reduction.SUM if in_flight else draw(st.sampled_from([Reduction.SUM, Reduction.MEAN])),
     }
     machines = max(1, replicas * ipus // 4)
-    pipeline = PipelineSchedule.GROUPED if in_flight else None
-    orders = [pipeline] if in_flight or ipus == 1 else [None, *PipelineSchedule]
+    pipeline = PipelineOrder.GROUPED if in_flight else None
+    orders = [pipeline] if in_flight or ipus == 1 else [None, *PipelineOrder]
     drawn = Run(
         draw(st.sampled_from(orders)),
         draw(st.sampled_from([n for n in (1, 2, 4) if replicas % n == 0])),
@@ -132,7 +133,7 @@ def ran(case: Case, run: Run, pieces: PieceCache) -> Any:
     """Anchors and variables of `outcome`; machines meet as if they were on ``run.hosts``."""
     program = run.of(case.program)
     executable = compile_program(program)
-    twin = Twin(executable.layout.ipus, pieces)
+    twin = InProcessMachines(executable.layout.ipus, pieces)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buffers, "REDUCED_WHOLE", run.reduced_whole)
         if len(set(run.hosts)) > 1:
@@ -140,8 +141,8 @@ def ran(case: Case, run: Run, pieces: PieceCache) -> Any:
             def joined(token: Any, rank: int, **more: Any) -> Any:
                 return join(token, rank, host=run.hosts[rank], **more)
 
-            patch.setattr(fabric, "create", partial(_created, run.hosts[0]))
-            patch.setattr(fabric, "join", joined)
+            patch.setattr(job, "create", partial(_created, run.hosts[0]))
+            patch.setattr(job, "join", joined)
         return outcome(lambda: twin.connect(threaded=True), program, executable, run.instances)
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podrun.device.connection import IpuRange
+from podrun.core.errors import ApplicationRuntimeError, ErrorCode, PoplarError, UnknownRuntimeError
+from podrun.core.layout import IpuRange
 from podrun.device.host.client import PortConnection
-from podrun.device.host.twin import Twin
+from podrun.device.host.in_process import InProcessMachines
 from podrun.device.xla.pieces import PieceCache
-from podrun.errors import ApplicationRuntimeError, ErrorCode, PoplarError, UnknownRuntimeError
 
 from .conftest import owners, request, together
 from .programs import data, first_weights, linear
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("no_threads_left")
 POD = IpuRange(0, 8)
 
 
-def both(twin: Twin, count: int = 2) -> list[tuple[PortConnection, IpuRange]]:
+def both(twin: InProcessMachines, count: int = 2) -> list[tuple[PortConnection, IpuRange]]:
     return owners(lambda: twin.connect(threaded=True), 8, count)
 
 
@@ -40,7 +40,7 @@ def close(connections: list[tuple[PortConnection, IpuRange]]) -> None:
 
 
 def test_ipus_are_exclusive_and_the_holder_is_named(pieces: PieceCache) -> None:
-    twin = Twin(8, pieces)
+    twin = InProcessMachines(8, pieces)
     first, second = twin.connect(), twin.connect()
     assert first.try_attach(request(IpuRange(0, 4), pid=77)) is None
     refusal = second.try_attach(request(POD, IpuRange(0, 8)))
@@ -55,7 +55,7 @@ def test_ipus_are_exclusive_and_the_holder_is_named(pieces: PieceCache) -> None:
 
 
 def test_two_programs_share_a_machine(pieces: PieceCache) -> None:
-    twin = Twin(4, pieces)
+    twin = InProcessMachines(4, pieces)
     connections = [twin.connect(), twin.connect()]
     for connection, job in zip(connections, (IpuRange(0, 2), IpuRange(2, 2)), strict=True):
         assert connection.try_attach(request(job)) is None
@@ -79,11 +79,11 @@ def test_two_programs_share_a_machine(pieces: PieceCache) -> None:
 )
 def test_ranges_that_cannot_be(pieces: PieceCache, job: IpuRange, owned: IpuRange, message: str) -> None:
     with pytest.raises(ApplicationRuntimeError, match=message):
-        Twin(8, pieces).connect().try_attach(request(job, owned))
+        InProcessMachines(8, pieces).connect().try_attach(request(job, owned))
 
 
 def test_overlapping_jobs_are_refused(pieces: PieceCache) -> None:
-    twin = Twin(8, pieces)
+    twin = InProcessMachines(8, pieces)
     first, second = twin.connect(), twin.connect()
     assert first.try_attach(request(POD, IpuRange(0, 2))) is None
     refusal = second.try_attach(request(IpuRange(2, 2)))
@@ -94,7 +94,7 @@ def test_overlapping_jobs_are_refused(pieces: PieceCache) -> None:
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_owners_have_to_write_equal_weights(pieces: PieceCache, count: int) -> None:
-    executable, twin = linear(8), Twin(8, pieces)
+    executable, twin = linear(8), InProcessMachines(8, pieces)
     connections = both(twin, count)
 
     def work(connection: PortConnection, owned: IpuRange) -> None:
@@ -110,7 +110,7 @@ def test_owners_have_to_write_equal_weights(pieces: PieceCache, count: int) -> N
 
 def test_a_second_try_with_equal_weights_helps(pieces: PieceCache) -> None:
     """What machines notice alike before they start leaves the program loaded."""
-    executable, twin = linear(8), Twin(8, pieces)
+    executable, twin = linear(8), InProcessMachines(8, pieces)
     connections = both(twin)
 
     def work(connection: PortConnection, owned: IpuRange) -> None:
@@ -128,7 +128,7 @@ def test_a_second_try_with_equal_weights_helps(pieces: PieceCache) -> None:
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_owners_have_to_run_equally_many_batches(pieces: PieceCache, count: int) -> None:
-    executable, twin = linear(8), Twin(8, pieces)
+    executable, twin = linear(8), InProcessMachines(8, pieces)
     connections = both(twin, count)
 
     def work(connection: PortConnection, owned: IpuRange) -> None:
@@ -145,7 +145,7 @@ def test_owners_have_to_run_equally_many_batches(pieces: PieceCache, count: int)
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_owners_have_to_load_the_same_program(pieces: PieceCache, count: int) -> None:
-    twin = Twin(8, pieces)
+    twin = InProcessMachines(8, pieces)
     connections = both(twin, count)
     programs = [linear(8, accumulation=1 + index % 2) for index in range(count)]
     results = together([partial(c.load, p) for (c, _), p in zip(connections, programs, strict=True)])
@@ -156,7 +156,7 @@ def test_owners_have_to_load_the_same_program(pieces: PieceCache, count: int) ->
 
 @pytest.mark.parametrize(("count", "absent"), [(2, 1), (4, 1), (4, 2)])
 def test_a_missing_owner_is_named_within_the_deadline(pieces: PieceCache, count: int, absent: int) -> None:
-    executable, twin = linear(8), Twin(8, pieces, grace=0.3)
+    executable, twin = linear(8), InProcessMachines(8, pieces, grace=0.3)
     connections = both(twin, count)
     for connection, _ in connections:
         connection.host_sync_timeout = 0.5
@@ -179,7 +179,7 @@ def test_a_missing_owner_is_named_within_the_deadline(pieces: PieceCache, count:
 
 
 def test_ipus_that_nobody_attached_are_named(pieces: PieceCache) -> None:
-    connection = Twin(4, pieces).connect()
+    connection = InProcessMachines(4, pieces).connect()
     connection.host_sync_timeout = 0.2
     assert connection.try_attach(request(IpuRange(0, 4), IpuRange(0, 3))) is None
     with pytest.raises(UnknownRuntimeError, match="no process attached IPU 3"):
@@ -188,7 +188,7 @@ def test_ipus_that_nobody_attached_are_named(pieces: PieceCache) -> None:
 
 
 def test_an_owner_that_leaves_ends_the_run_of_the_others(pieces: PieceCache) -> None:
-    executable, twin = linear(4), Twin(4, pieces)
+    executable, twin = linear(4), InProcessMachines(4, pieces)
     connections = owners(lambda: twin.connect(threaded=True), 4, 2)
     assert together([partial(c.load, executable) for c, _ in connections]) == [None, None]
     for connection, _ in connections:
@@ -197,13 +197,13 @@ def test_an_owner_that_leaves_ends_the_run_of_the_others(pieces: PieceCache) -> 
     inputs = {n: a[:, :, owned.first : owned.stop] for n, a in data(executable, 1).items()}
     running = threading.Event()
     machine = twin.machines[0]
-    wait_for: Callable[..., bool] = machine._here.changed.wait_for
+    wait_for: Callable[..., bool] = machine._context.changed.wait_for
 
     def noticed(*arguments: Any) -> bool:
         running.set()
         return wait_for(*arguments)
 
-    machine._here.changed.wait_for = noticed  # type: ignore[method-assign]
+    machine._context.changed.wait_for = noticed  # type: ignore[method-assign]
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.extend(together([lambda: stays.run(1, inputs)])))
     thread.start()
@@ -218,7 +218,7 @@ def test_an_owner_that_leaves_ends_the_run_of_the_others(pieces: PieceCache) -> 
 
 
 def test_a_machine_whose_owners_left_is_not_called_lost(pieces: PieceCache) -> None:
-    executable, twin = linear(8), Twin(8, pieces)
+    executable, twin = linear(8), InProcessMachines(8, pieces)
     connections = both(twin)
     assert together([partial(c.load, executable) for c, _ in connections]) == [None, None]
     connections[1][0].close()
@@ -232,7 +232,7 @@ def test_a_machine_whose_owners_left_is_not_called_lost(pieces: PieceCache) -> N
 
 
 def test_loading_again_begins_again(pieces: PieceCache) -> None:
-    executable, twin = linear(8), Twin(8, pieces)
+    executable, twin = linear(8), InProcessMachines(8, pieces)
     connections = both(twin)
 
     def work(connection: PortConnection, owned: IpuRange) -> list[np.ndarray]:

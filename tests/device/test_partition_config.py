@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from podrun.device.connection import IpuRange
+from podrun.core.errors import NotFoundError, PodrunError, ServiceError, UsageError
+from podrun.core.layout import IpuRange
+from podrun.device.connection import connect
 from podrun.device.host.partition_config import sites_of
-from podrun.device.host.split import Site
-from podrun.device.ipuof import connect
-from podrun.errors import NotFoundError, PodrunError, ServiceError, UsageError
+from podrun.device.host.ports import Site
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 
 

@@ -16,15 +16,17 @@ import sys, tempfile
 from pathlib import Path
 import numpy as np
 import jax, jax.numpy as jnp
-from podrun.device.xla.lapack import OwnPieces
-from podrun.executable import Computation
+from podrun.core import own_pieces
+from podrun.device.xla.pieces import MachinePieces
+from podrun.core.executable import Computation
 
 def computation(name, function):
     shape = jax.ShapeDtypeStruct((3, 3), np.float32)
     data = jax.export.export(jax.jit(function), platforms=("cpu",))(shape).serialize()
+    own_pieces.remember(bytes(data))
     return Computation(name, bytes(data), ("x",), ("y",))
 
-pieces = OwnPieces(None)
+pieces = MachinePieces(None)
 x = np.diag(np.float32([2, 3, 5]))
 assert np.asarray(pieces.piece(computation("add", lambda x: x + 1), ()).call(x)[0]).sum() == 19
 assert "scipy" not in sys.modules, "a piece without LAPACK imported SciPy"

@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 import pytest
 
-from podrun.device.connection import IpuRange
-from podrun.device.host.twin import Twin
+from podrun.core.errors import ApplicationRuntimeError, PoplarError, UnrecoverableRuntimeError
+from podrun.core.layout import IpuRange
+from podrun.device.host.in_process import InProcessMachines
 from podrun.device.xla.pieces import PieceCache
-from podrun.errors import ApplicationRuntimeError, PoplarError, UnrecoverableRuntimeError
 
 from .conftest import request
 from .pods import Pod, processes
@@ -34,8 +34,9 @@ sys.path.insert(0, sys.argv[1])
 from device.conftest import request
 from device.pods import Pod
 from device.programs import data, first_weights, linear
-from podrun.device.connection import IpuRange
-from podrun.errors import PoplarError
+from podrun.core.error_codec import error_to_dict
+from podrun.core.layout import IpuRange
+from podrun.core.errors import PoplarError
 first, runs = int(sys.argv[3]), int(sys.argv[4])
 connection = Pod(json.loads(sys.argv[2]), [], []).connect()
 assert connection.try_attach(request(IpuRange(0, 8), IpuRange(first, 4))) is None
@@ -51,7 +52,7 @@ try:
         connection.run(1, inputs)
         print("run", flush=True)
 except PoplarError as error:
-    print(json.dumps({**error.to_dict(), "at": time.time(), "took": time.time() - begin}), flush=True)
+    print(json.dumps({**error_to_dict(error), "at": time.time(), "took": time.time() - begin}), flush=True)
     sys.exit(3)
 connection.close()
 """
@@ -79,8 +80,29 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pod(cache: Path) -> Iterator[Pod]:
+    """Machines of a test's own, which may kill them."""
     with processes(2, cache) as pod:
         yield pod
+
+
+@pytest.fixture(scope="module")
+def started(cache: Path) -> Iterator[Pod]:
+    """Machines that outlive a test."""
+    with processes(2, cache) as pod:
+        yield pod
+
+
+@pytest.fixture
+def lasting(started: Pod) -> Pod:
+    """Those machines, once what the test before left attached has gone."""
+    deadline = time.monotonic() + 10
+    while True:
+        connection = started.connect()
+        refusal = connection.try_attach(request(PAIR))
+        connection.close()
+        if refusal is None:
+            return started
+        assert time.monotonic() < deadline, refusal
 
 
 def test_the_same_bits_as_in_process_and_little_memory_when_idle(pod: Pod, pieces: PieceCache) -> None:
@@ -88,7 +110,7 @@ def test_the_same_bits_as_in_process_and_little_memory_when_idle(pod: Pod, piece
         private = psutil.Process(process.pid).memory_full_info().uss
         assert private < 350e6, "an idle machine takes at most 350 MB of its own"
     executable, outcomes = linear(8), []
-    for connection in (Twin(8, pieces).connect(), pod.connect()):
+    for connection in (InProcessMachines(8, pieces).connect(), pod.connect()):
         assert connection.try_attach(request(PAIR)) is None
         connection.load(executable)
         connection.write_variables(first_weights())
@@ -99,7 +121,8 @@ def test_the_same_bits_as_in_process_and_little_memory_when_idle(pod: Pod, piece
     np.testing.assert_array_equal(outcomes[0][1], outcomes[1][1])
 
 
-def test_a_killed_host_process_frees_its_ipus_and_ends_the_others_run(pod: Pod) -> None:
+def test_a_killed_host_process_frees_its_ipus_and_ends_the_others_run(lasting: Pod) -> None:
+    pod = lasting
     first, second = host(pod, 0), host(pod, 4)
     try:
         until(second, "run")
@@ -107,7 +130,7 @@ def test_a_killed_host_process_frees_its_ipus_and_ends_the_others_run(pod: Pod) 
         killed = time.time()
         report: dict[str, Any] = json.loads(until(first, "{"))
         assert report["at"] - killed < 5
-        assert report["type"] == "application_runtime_error"
+        assert report["type"] == "ApplicationRuntimeError"
         assert f"process {second.pid}" in report["message"]
         assert "IPUs 4-7" in report["message"]
         assert first.wait(10) == 3
@@ -123,7 +146,8 @@ def test_a_killed_host_process_frees_its_ipus_and_ends_the_others_run(pod: Pod) 
             process.communicate()
 
 
-def test_a_host_process_that_just_ends_lets_go(pod: Pod) -> None:
+def test_a_host_process_that_just_ends_lets_go(lasting: Pod) -> None:
+    pod = lasting
     both = [host(pod, 0, runs=3), host(pod, 4, runs=3)]
     for process in both:
         process.communicate(timeout=60)
@@ -135,13 +159,13 @@ def test_a_host_process_that_just_ends_lets_go(pod: Pod) -> None:
 
 def test_a_machine_that_dies_is_reported_everywhere_within_seconds(pod: Pod) -> None:
     for control in pod.controls:
-        control.inject(["machine:1@step=20:lost"])
+        control.inject(["machine:1@batch=20:lost"])
     hosts = [host(pod, 0), host(pod, 4)]
     try:
         reports = [json.loads(until(process, "{")) for process in hosts]
         assert pod.processes[1].wait(10) == -signal.SIGKILL
         for report in reports:
-            assert report["type"] == "unrecoverable_runtime_error"
+            assert report["type"] == "UnrecoverableRuntimeError"
             assert pod.endpoints[1] in report["message"]
             assert report["took"] < 5
     finally:
@@ -166,7 +190,8 @@ def test_a_machine_killed_between_runs(pod: Pod) -> None:
         connection.try_attach(request(PAIR))
 
 
-def test_taking_ipus_of_a_running_program_is_refused(pod: Pod) -> None:
+def test_taking_ipus_of_a_running_program_is_refused(lasting: Pod) -> None:
+    pod = lasting
     running = [host(pod, 0), host(pod, 4)]
     try:
         until(running[0], "run")

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from podrun.collectives.shared_memory import SharedMemoryGroup
-from podrun.device.connection import IpuRange, RunResult
-from podrun.device.host.twin import Twin
-from podrun.device.ipuof import connect
+from podrun.core.errors import ApplicationRuntimeError
+from podrun.core.executable import AllGather, Compute, Executable, Retrieval
+from podrun.core.layout import IpuRange, Layout
+from podrun.device.connection import RunResult, connect
+from podrun.device.host.in_process import InProcessMachines
 from podrun.device.program import buffers, interpreter
-from podrun.device.program.interpreter import closing_gathers
+from podrun.device.program.interpreter import trailing_gathers
 from podrun.device.xla.pieces import PieceCache
-from podrun.errors import ApplicationRuntimeError
-from podrun.executable import AllGather, Compute, Executable, Layout, Retrieval
 
 from .conftest import owners, request, together
 from .programs import data, first_weights, inference, linear, reference, state_per_replica, two_ipus
@@ -30,7 +30,7 @@ def train(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Losses of all runs, of all owners together, and the weights at the end, equal for all owners."""
     replicas = executable.layout.replicas
-    twin = Twin(executable.layout.ipus, pieces)
+    twin = InProcessMachines(executable.layout.ipus, pieces)
     inputs = data(executable, runs * batches)
 
     def work(connection: object, owned: IpuRange) -> tuple[list[RunResult], dict[str, np.ndarray]]:
@@ -67,7 +67,7 @@ def train(
 
 
 @pytest.mark.parametrize(("count", "meetings"), [(1, 1), (2, 2)])
-def test_the_host_of_one_owner_takes_the_place_of_the_last_meeting(
+def test_the_host_of_one_owner_takes_the_place_of_the_last_barrier(
     pieces: PieceCache, monkeypatch: pytest.MonkeyPatch, count: int, meetings: int
 ) -> None:
     """A run of two batches: machines meet over the weights between them, and after them for a second owner only."""
@@ -86,9 +86,9 @@ def test_the_host_of_one_owner_takes_the_place_of_the_last_meeting(
 
 def test_only_gathers_at_the_end_of_the_one_list_close_it() -> None:
     gathers = AllGather("w"), AllGather("v")
-    assert closing_gathers([(AllGather("u"), Compute("c"), *gathers)]) == {(0, 2), (0, 3)}
-    assert not closing_gathers([(*gathers, Compute("c"))])
-    assert not closing_gathers([gathers, gathers])
+    assert trailing_gathers([(AllGather("u"), Compute("c"), *gathers)]) == {(0, 2), (0, 3)}
+    assert not trailing_gathers([(*gathers, Compute("c"))])
+    assert not trailing_gathers([gathers, gathers])
 
 
 @pytest.mark.parametrize("by_one", [False, True])
@@ -98,7 +98,7 @@ def test_who_reduces_and_updates_changes_no_bit(
 ) -> None:
     """Each machine its slice, in what one of them has reduced for all or each by itself; expected: the last one all."""
     expected, expected_weights = train(linear(16), pieces, count, runs=3)
-    monkeypatch.setattr(interpreter, "closing_here", lambda *_: None)
+    monkeypatch.setattr(interpreter, "make_fused_tail", lambda *_: None)
     if not by_one:
         monkeypatch.setattr(buffers, "REDUCED_WHOLE", 0)
     losses, weights = train(linear(16), pieces, count, runs=3)
@@ -139,7 +139,7 @@ def run_alone(
     inputs: dict[str, np.ndarray],
     **more: np.ndarray,
 ) -> RunResult:
-    connection = Twin(executable.layout.ipus, pieces).connect()
+    connection = InProcessMachines(executable.layout.ipus, pieces).connect()
     assert connection.try_attach(request(IpuRange(0, executable.layout.ipus))) is None
     connection.load(executable)
     if more:
@@ -182,7 +182,7 @@ def test_lists_of_two_ipus_meet_in_send_receive_and_sync(pieces: PieceCache) -> 
 
 
 def test_state_of_replicas_stays_their_own_and_the_host_sees_that_of_replica_0(pieces: PieceCache) -> None:
-    executable, twin = state_per_replica(8), Twin(8, pieces)
+    executable, twin = state_per_replica(8), InProcessMachines(8, pieces)
     x = np.arange(16, dtype=np.float32).reshape(1, 1, 8, 2)
 
     def work(connection: object, owned: IpuRange) -> dict[str, np.ndarray]:
@@ -208,12 +208,12 @@ def test_a_twin_is_what_connect_gives_without_a_partition(tmp_path: Path) -> Non
     ones = np.ones((1, 1, 4, 3), np.float32)
     np.testing.assert_array_equal(connection.run(1, {"x": ones, "factor": ones[:, :, 0]}).anchors["y"], ones)
     connection.close()
-    assert list((tmp_path / "xla").glob("*.done")), "compiled pieces are kept for other processes"
+    assert list((tmp_path / "xla").glob("*/*.done")), "compiled pieces are kept for other processes"
 
 
 def test_writes_are_read_back_and_take_effect_with_the_next_run(pieces: PieceCache) -> None:
     executable = linear(8)
-    connection = Twin(8, pieces).connect()
+    connection = InProcessMachines(8, pieces).connect()
     assert connection.try_attach(request(IpuRange(0, 8))) is None
     connection.load(executable)
     assert connection.read_variables(["b"])["b"] == 0.5
@@ -228,7 +228,7 @@ def test_writes_are_read_back_and_take_effect_with_the_next_run(pieces: PieceCac
 
 def test_values_read_are_copies(pieces: PieceCache) -> None:
     executable = linear(4)
-    connection = Twin(4, pieces).connect()
+    connection = InProcessMachines(4, pieces).connect()
     assert connection.try_attach(request(IpuRange(0, 4))) is None
     connection.load(executable)
     connection.write_variables(first_weights())
@@ -242,7 +242,7 @@ def test_values_read_are_copies(pieces: PieceCache) -> None:
 
 def test_wrong_arrays_are_named(pieces: PieceCache) -> None:
     executable = linear(4)
-    connection = Twin(4, pieces).connect()
+    connection = InProcessMachines(4, pieces).connect()
     with pytest.raises(ApplicationRuntimeError, match="holds no IPUs"):
         connection.load(executable)
     assert connection.try_attach(request(IpuRange(0, 4))) is None
@@ -275,7 +275,7 @@ def test_wrong_arrays_are_named(pieces: PieceCache) -> None:
 
 
 def test_a_program_has_to_fit_its_device(pieces: PieceCache) -> None:
-    connection = Twin(8, pieces).connect()
+    connection = InProcessMachines(8, pieces).connect()
     assert connection.try_attach(request(IpuRange(0, 8))) is None
     with pytest.raises(ApplicationRuntimeError, match="covers 4 IPUs on 1 machine"):
         connection.load(linear(4))
@@ -284,7 +284,7 @@ def test_a_program_has_to_fit_its_device(pieces: PieceCache) -> None:
 
 
 def test_replicas_have_to_lie_on_their_machines(pieces: PieceCache) -> None:
-    connection = Twin(8, pieces).connect()
+    connection = InProcessMachines(8, pieces).connect()
     assert connection.try_attach(request(IpuRange(0, 8))) is None
     for layout in (Layout(1, 8, 2, 1), Layout(2, 8, 2, 1, machines_per_replica=2)):
         with pytest.raises(ApplicationRuntimeError, match="replicas do not lie on 2 machines"):

@@ -14,19 +14,8 @@ import grpc
 import numpy as np
 import pytest
 
-from podrun import executable_file
-from podrun.device.connection import IpuRange
-from podrun.device.host import remote
-from podrun.device.host.client import PortConnection
-from podrun.device.host.remote import RemotePort
-from podrun.device.host.split import Site
-from podrun.device.host.twin import Twin
-from podrun.device.service import wire
-from podrun.device.service.control import MachineControl
-from podrun.device.service.memory import SharedRegion
-from podrun.device.service.server import MachineServer
-from podrun.device.xla.pieces import PieceCache
-from podrun.errors import (
+from podrun.core import executable_file
+from podrun.core.errors import (
     ApplicationRuntimeError,
     ConflictError,
     PoplarError,
@@ -35,6 +24,17 @@ from podrun.errors import (
     UnrecoverableRuntimeError,
     UsageError,
 )
+from podrun.core.layout import IpuRange
+from podrun.device.host import remote
+from podrun.device.host.client import PortConnection
+from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.ports import Site
+from podrun.device.host.remote import RemotePort
+from podrun.device.program.fabric import JobName
+from podrun.device.service import wire
+from podrun.device.service.control import MachineControl
+from podrun.device.service.server import MachineServer
+from podrun.device.xla.pieces import PieceCache
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs
 
@@ -72,7 +72,7 @@ def train(connection: Any, owned: IpuRange) -> tuple[np.ndarray, dict[str, np.nd
 
 @pytest.mark.parametrize(("count", "shared"), [(1, True), (1, False), (2, True), (4, False), (8, True)])
 def test_the_same_bits_as_in_process(pod: Pod, pieces: PieceCache, count: int, shared: bool) -> None:
-    twin = Twin(8, pieces).connect()
+    twin = InProcessMachines(8, pieces).connect()
     assert twin.try_attach(request(PAIR)) is None
     losses, weights = train(twin, PAIR)
     connections = owners(lambda: pod.connect(shared=shared), 8, count)
@@ -87,7 +87,7 @@ def test_the_same_bits_as_in_process(pod: Pod, pieces: PieceCache, count: int, s
 def test_long_messages_go_in_parts_and_variables_in_groups(
     pod: Pod, pieces: PieceCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twin = Twin(8, pieces).connect()
+    twin = InProcessMachines(8, pieces).connect()
     assert twin.try_attach(request(PAIR)) is None
     losses, weights = train(twin, PAIR)
     monkeypatch.setattr(wire, "PART_BYTES", 48)
@@ -100,25 +100,25 @@ def test_long_messages_go_in_parts_and_variables_in_groups(
         np.testing.assert_array_equal(found[name], value)
 
 
-def test_parts_that_make_no_message() -> None:
-    whole = wire.Joiner(pb.HostRequest, limit=10)
+def test_malformed_parts_are_refused() -> None:
+    whole = wire.MessageJoiner(pb.HostRequest, limit=10)
     assert whole.add(pb.HostRequest(part=pb.Part(data=b"12345"))) is None
     with pytest.raises(ApplicationRuntimeError, match="more than 10 bytes"):
         whole.add(pb.HostRequest(part=pb.Part(data=b"123456")))
-    with pytest.raises(ApplicationRuntimeError, match="between the parts"):
+    with pytest.raises(ApplicationRuntimeError, match="came between them"):
         whole.add(pb.HostRequest(detach=pb.Empty()))
-    with pytest.raises(ApplicationRuntimeError, match="make none"):
-        wire.Joiner(pb.HostRequest).add(pb.HostRequest(part=pb.Part(data=b"\xff", last=True)))
+    with pytest.raises(ApplicationRuntimeError, match=r"malformed message in parts$"):
+        wire.MessageJoiner(pb.HostRequest).add(pb.HostRequest(part=pb.Part(data=b"\xff", last=True)))
     inner = pb.HostRequest(part=pb.Part(data=b"")).SerializeToString()
-    with pytest.raises(ApplicationRuntimeError, match="make a part"):
-        wire.Joiner(pb.HostRequest).add(pb.HostRequest(part=pb.Part(data=inner, last=True)))
+    with pytest.raises(ApplicationRuntimeError, match="contains another part"):
+        wire.MessageJoiner(pb.HostRequest).add(pb.HostRequest(part=pb.Part(data=inner, last=True)))
 
 
 def test_machines_that_wait_for_a_group_leave_room_for_who_attaches(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first machine of a POD256 may be the last to load: 63 others ask it for a group that is not there yet."""
-    monkeypatch.setattr(remote, "_PATIENCE", 5.0)
+    monkeypatch.setattr(remote, "_ANSWER_SECONDS", 5.0)
     job, others = IpuRange(0, 256), 63
     server = MachineServer(agent_id="first", environ={"PODRUN_CACHE_DIR": str(cache)})
     endpoint = server.start()
@@ -144,7 +144,7 @@ def test_machines_that_wait_for_a_group_leave_room_for_who_attaches(
             )
             assert connection.try_attach(request(job, IpuRange(0, 4))) is None
             assert control.telemetry().agent_id == "first"
-            book.publish(job, "d", {"name": "group"}, lambda error: None)
+            book.publish(JobName(job), "d", {"name": "group"}, lambda error: None)
             assert {reply.result(20).token_json for reply in waiting} == {'{"name": "group"}'}
             connection.close()
     finally:
@@ -189,7 +189,7 @@ def test_errors_cross_as_they_are(pod: Pod) -> None:
     with pytest.raises(ApplicationRuntimeError, match="no variable 'v'"):
         connection.read_variables(["v"])
     for control in pod.controls:
-        control.inject(["ipu:6@step=0:soft-error"])
+        control.inject(["ipu:6@batch=0:soft-error"])
     connection.write_variables(first_weights())
     with pytest.raises(RecoverableRuntimeError, match=r"CIUERRVR\.IPUSOFTERR error on IPU 6"):
         connection.run(1, data(executable, 1))
@@ -208,7 +208,7 @@ def test_errors_cross_as_they_are(pod: Pod) -> None:
 def test_a_lost_machine_is_named_with_its_endpoint(pod: Pod) -> None:
     connections = owners(pod.connect, 8, 2)
     for control in pod.controls:
-        control.inject(["machine:1@step=1:lost"])
+        control.inject(["machine:1@batch=1:lost"])
 
     def work(connection: Any, owned: IpuRange) -> None:
         executable = linear(8)
@@ -247,7 +247,7 @@ def test_configured_anew_takes_ipus_away(pod: Pod) -> None:
     connection = pod.connect()
     assert connection.try_attach(request(PAIR)) is None
     pod.configure()
-    with pytest.raises(ApplicationRuntimeError, match="taken away by a reset"):
+    with pytest.raises(ApplicationRuntimeError, match="configured anew"):
         connection.load(linear(8))
     connection.close()
     assert connection.try_attach(request(PAIR)) is None
@@ -266,7 +266,7 @@ def test_a_machine_in_no_partition(cache: Path) -> None:
         Pod([server.endpoint], [], []).connect().try_attach(request(IpuRange(0, 4)))
     control.configure(partition="p", first_ipu=0, machine_index=0, endpoints=[server.endpoint])
     with pytest.raises(UsageError, match="tile-party"):
-        control.inject(["ipu:0@step=0:tile-party"])
+        control.inject(["ipu:0@batch=0:tile-party"])
     control.close()
     server.stop()
     server.stop()
@@ -315,7 +315,7 @@ def test_requests_out_of_turn_are_refused(pod: Pod) -> None:
         attach(),
         attach(),
     ) == [
-        "a request says nothing that this machine understands",
+        "the request is of no kind that this machine knows",
         "this process holds no IPUs of this machine",
         "this process holds no IPUs of this machine",
         "",
@@ -324,7 +324,7 @@ def test_requests_out_of_turn_are_refused(pod: Pod) -> None:
     errors = raw.errors(
         attach(), pb.HostRequest(run=pb.RunRequest(batches=1)), pb.HostRequest(detach=pb.Empty())
     )
-    assert errors == ["", "a run came without saying where its tensors lie", ""]
+    assert errors == ["", "a run was requested before its tensors were bound", ""]
 
 
 def test_ranges_from_nowhere_are_refused(pod: Pod) -> None:
@@ -342,36 +342,15 @@ def test_programs_that_are_none_are_refused(pod: Pod) -> None:
         assert "Executable" in errors[1] or "checksum" in errors[1]
 
 
-def region_requests(region: SharedRegion, **changes: Any) -> pb.HostRequest:
-    name = region.name
-    values = {"pid": name.pid, "fd": name.fd, "inode": name.inode, "size": name.size, **changes}
-    tensor = pb.Tensor(name="w", dtype="float32", shape=[4, 1], offset=0)
-    return pb.HostRequest(write=pb.WriteRequest(region=pb.Region(**values), tensors=[tensor]))
-
-
-def test_memory_that_is_not_what_it_says_is_refused(pod: Pod, tmp_path: Path) -> None:
+def test_memory_that_was_not_handed_over_is_refused(pod: Pod) -> None:
     raw = Raw(pod.endpoints[0])
     load = pb.LoadRequest(
         digest="d", executable=pb.Blob(inline=executable_file.dumps(linear(4))), timeout_seconds=5
     )
-    ready = [attach(), pb.HostRequest(load=load)]
-    region = SharedRegion(4096)
-    with (tmp_path / "file").open("w+b") as file:
-        file.truncate(4096)
-        status = os.fstat(file.fileno())
-        plain = {"fd": file.fileno(), "inode": status.st_ino}
-        cases = [
-            (region_requests(region), ""),
-            (region_requests(region, size=8192), "is not the shared memory it announced"),
-            (region_requests(region, inode=region.name.inode + 1), "is not the shared memory it announced"),
-            (region_requests(region, fd=9999), "cannot be opened"),
-            (region_requests(region, pid=1 << 30), "cannot be opened"),
-            (region_requests(region, **plain), "is not sealed shared memory"),
-        ]
-        errors = raw.errors(*ready, *(case for case, _ in cases))[2:]
-    for error, (_, message) in zip(errors, cases, strict=True):
-        assert (message in error) if message else error == ""
-    region.close()
+    tensor = pb.Tensor(name="w", dtype="float32", shape=[4, 1], offset=0)
+    write = pb.HostRequest(write=pb.WriteRequest(region=pb.Region(number=1, size=4096), tensors=[tensor]))
+    errors = raw.errors(attach(), pb.HostRequest(load=load), write)
+    assert errors[2] == "this process has not said that it hands memory over"
 
 
 @pytest.mark.parametrize(

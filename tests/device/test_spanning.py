@@ -13,21 +13,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from podrun.compiler.compile import compile_program
-from podrun.compiler.program import AnchorSpec, InputSpec, PipelineSchedule, Program
-from podrun.device.connection import IpuRange
-from podrun.device.host.client import PortConnection
-from podrun.device.host.split import Site, replica_slices
-from podrun.device.host.twin import Twin
-from podrun.device.program.positions import at_position, home_of, traffic
-from podrun.device.xla.pieces import PieceCache
-from podrun.errors import (
+from podrun.compiler.program import AnchorSpec, InputSpec, PipelineOrder, Program
+from podrun.core.errors import (
     ApplicationRuntimeError,
     ErrorCode,
     PoplarError,
     UnknownRuntimeError,
     UnrecoverableRuntimeError,
 )
-from podrun.executable import Executable, Reduction, Retrieval, Send, StreamDirection
+from podrun.core.executable import Executable, Reduction, Retrieval, Send, StreamDirection
+from podrun.core.layout import IpuRange
+from podrun.device.host.client import PortConnection
+from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.ports import Site, replica_slices
+from podrun.device.program.machine_groups import at_position, home_of, traffic
+from podrun.device.xla.pieces import PieceCache
 from podrun.faults import parse_faults
 from tests.compiler.programs import Adam, Clipped, Momentum, Sgd, inputs_for, mlp, weights_for
 from tests.compiler.test_sharding import chain
@@ -86,7 +86,7 @@ def cases(draw: st.DrawFn) -> Case:
         "tied": draw(st.booleans()),
         "skip": draw(st.booleans()),
         "dropout": draw(st.booleans()),
-        "pipeline_schedule": draw(st.sampled_from([PipelineSchedule.GROUPED, PipelineSchedule.INTERLEAVED])),
+        "pipeline_schedule": draw(st.sampled_from([PipelineOrder.GROUPED, PipelineOrder.INTERLEAVED])),
     }
     if training:
         options |= {
@@ -162,7 +162,10 @@ def compare(case: Case, pieces: PieceCache) -> None:
     expected = compile_program(case.together)
     wide = compile_program(case.spread)
     assert wide.layout.machines == case.replicas * case.ipus // 4
-    alone, spread = Twin(expected.layout.ipus, pieces), Twin(wide.layout.ipus, pieces)
+    alone, spread = (
+        InProcessMachines(expected.layout.ipus, pieces),
+        InProcessMachines(wide.layout.ipus, pieces),
+    )
     assert_same(
         outcome(lambda: spread.connect(threaded=True), case.spread, wide, case.instances),
         outcome(lambda: alone.connect(threaded=True), case.together, expected),
@@ -198,7 +201,7 @@ def test_eight_stages_agree_with_one_ipu(pieces: PieceCache) -> None:
     )
     found, expected = (
         outcome(
-            Twin(program.replicas * program.ipus_per_replica, pieces).connect,
+            InProcessMachines(program.replicas * program.ipus_per_replica, pieces).connect,
             program,
             compile_program(program),
         )
@@ -221,10 +224,10 @@ def test_broadcast_inputs_and_running_values_go_where_they_are_read(pieces: Piec
     ]
     assert names == [{"x", "y"}, set()]
     assert {n: home_of(executable, n) for n in ("w0", "w1", "w2")} == {"w0": 0, "w1": 1, "w2": 0}
-    runs, _ = outcome(Twin(16, pieces).connect, wide, executable)
+    runs, _ = outcome(InProcessMachines(16, pieces).connect, wide, executable)
     reference = replace(wide, inputs=plain.inputs)
     same = {n: np.stack([a, a], axis=2) if n == "y" else a for n, a in inputs_for(wide, 2).items()}
-    connection = Twin(16, pieces).connect()
+    connection = InProcessMachines(16, pieces).connect()
     assert connection.try_attach(request(IpuRange(0, 16))) is None
     connection.load(compile_program(reference))
     connection.write_variables(weights_for(reference))
@@ -235,10 +238,12 @@ def test_broadcast_inputs_and_running_values_go_where_they_are_read(pieces: Piec
 # --- Faults -------------------------------------------------------------------------------------------------
 
 
-def trained(pieces: PieceCache, fault: str = "", instances: int = 1, **more: Any) -> tuple[Twin, list[Any]]:
+def trained(
+    pieces: PieceCache, fault: str = "", instances: int = 1, **more: Any
+) -> tuple[InProcessMachines, list[Any]]:
     """Four machines, two replicas of eight IPUs, ``fault`` in the second run."""
     program = chain([0, 3, 4, 7], ipus=8, replicas=2, accumulation_factor=5, pipelined=True, **more)
-    executable, twin = compile_program(program), Twin(16, pieces)
+    executable, twin = compile_program(program), InProcessMachines(16, pieces)
     for machine in twin.machines:
         machine.plan_faults(parse_faults(fault))
     connections = owners(lambda: twin.connect(threaded=True), 16, instances)
@@ -259,10 +264,10 @@ def trained(pieces: PieceCache, fault: str = "", instances: int = 1, **more: Any
 @pytest.mark.parametrize(
     ("fault", "kind", "says"),
     [
-        ("ipu:6@step=3:tile-parity", UnknownRuntimeError, "IPU 6"),
-        ("ipu:12@step=2:tile-parity", UnknownRuntimeError, "IPU 12"),
-        ("machine:1@step=3:lost", UnrecoverableRuntimeError, "machine 1"),
-        ("machine:2@step=2:lost", UnrecoverableRuntimeError, "machine 2"),
+        ("ipu:6@batch=3:tile-parity", UnknownRuntimeError, "IPU 6"),
+        ("ipu:12@batch=2:tile-parity", UnknownRuntimeError, "IPU 12"),
+        ("machine:1@batch=3:lost", UnrecoverableRuntimeError, "machine 1"),
+        ("machine:2@batch=2:lost", UnrecoverableRuntimeError, "machine 2"),
     ],
 )
 def test_all_hear_of_a_fault(
@@ -278,7 +283,7 @@ def test_all_hear_of_a_fault(
 
 def test_an_owner_that_does_not_come_is_named(pieces: PieceCache) -> None:
     program = chain([0, 4], ipus=8, replicas=2, accumulation_factor=2, pipelined=True)
-    executable, twin = compile_program(program), Twin(16, pieces, grace=0.2)
+    executable, twin = compile_program(program), InProcessMachines(16, pieces, grace=0.2)
     connections = owners(lambda: twin.connect(threaded=True), 16, 2)
 
     def work(connection: PortConnection, owned: IpuRange) -> Any:
@@ -303,7 +308,7 @@ def test_an_owner_that_does_not_come_is_named(pieces: PieceCache) -> None:
 
 def test_an_instance_owns_whole_replicas(pieces: PieceCache) -> None:
     executable = compile_program(chain([0, 4], ipus=8, accumulation_factor=2))
-    twin = Twin(8, pieces)
+    twin = InProcessMachines(8, pieces)
     connections = owners(lambda: twin.connect(threaded=True), 8, 2)
     results = together([partial(c.load, executable) for c, _ in connections])
     for error in results:
@@ -329,7 +334,7 @@ def test_replicas_of_an_owner_by_machine() -> None:
 
 def test_variables_without_a_value_are_named_wherever_they_lie(pieces: PieceCache) -> None:
     program = chain([0, 4], ipus=8, accumulation_factor=2)
-    executable, connection = compile_program(program), Twin(8, pieces).connect()
+    executable, connection = compile_program(program), InProcessMachines(8, pieces).connect()
     assert connection.try_attach(request(IpuRange(0, 8))) is None
     connection.load(executable)
     weights = weights_for(program)
@@ -354,7 +359,7 @@ def test_messages_without_a_receiver_are_refused(pieces: PieceCache) -> None:
     assert {(t.source, t.dest) for t in traffic(executable.instructions, 4)} == {(0, 1), (1, 0)}
     lists = list(executable.instructions)
     lists[0] = tuple(i for i in lists[0] if not (isinstance(i, Send) and i.peer == 4))
-    connection = Twin(8, pieces).connect()
+    connection = InProcessMachines(8, pieces).connect()
     assert connection.try_attach(request(IpuRange(0, 8))) is None
     with pytest.raises(ApplicationRuntimeError, match="not sent once and received once"):
         connection.load(replace(executable, instructions=tuple(lists)))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from podrun.compiler.compile import compile_program
-from podrun.device.connection import IpuRange
+from podrun.core.errors import UnrecoverableRuntimeError
+from podrun.core.layout import IpuRange
 from podrun.device.host.client import PortConnection
-from podrun.device.host.twin import Twin
+from podrun.device.host.in_process import InProcessMachines
 from podrun.device.xla.pieces import PieceCache
-from podrun.errors import UnrecoverableRuntimeError
 from tests.compiler.programs import Momentum, weights_for
 from tests.compiler.test_sharding import chain
 
@@ -41,11 +41,11 @@ def test_stages_in_processes_give_the_bits_of_one_machine_and_hear_of_a_lost_one
     wide, alone = chain([0, 5, 7, 2], ipus=8, **options), chain([0, 1, 2, 3], ipus=4, **options)
     executable = compile_program(wide)
     with processes(4, tmp_path) as pod:
-        expected = outcome(Twin(8, pieces).connect, alone, compile_program(alone))
+        expected = outcome(InProcessMachines(8, pieces).connect, alone, compile_program(alone))
         assert_same(outcome(pod.connect, wide, executable, instances=2), expected)
         assert_same(outcome(lambda: pod.connect(shared=False), wide, executable), expected)
         for control in pod.controls:
-            control.inject(["machine:3@step=20:lost"])
+            control.inject(["machine:3@batch=20:lost"])
         connections = owners(pod.connect, 16, 2)
 
         def train(connection: PortConnection, owned: IpuRange) -> Any:
@@ -77,5 +77,5 @@ def test_inference_over_processes(tmp_path: Path, pieces: PieceCache) -> None:
     alone = chain([0, 1, 2, 3], ipus=4, anchors=SEEN, **options)
     with processes(4, tmp_path) as pod:
         found = outcome(pod.connect, wide, compile_program(wide))
-        assert_same(found, outcome(Twin(4, pieces).connect, alone, compile_program(alone)))
+        assert_same(found, outcome(InProcessMachines(4, pieces).connect, alone, compile_program(alone)))
         assert np.isfinite(found[0][0]["loss"]).all()

@@ -1,6 +1,6 @@
-"""The host process's side of its machines.
+"""The host process's side: a connection over ports, one for each machine that holds IPUs of the process.
 
-`client` is a `podrun.device.connection.Connection`: one host process's part of a job, cut up by `split`, over one of
-the `ports` to each machine. `remote` is such a port over gRPC and shared memory, `twin` one to a machine inside the
-same process. `partition_config` reads where the machines of a partition are.
+Calls of `podrun.device.connection.Connection` enter `client`, which gives each machine its part. `ports` passes them
+to in-process machines and `remote` over gRPC to a machine's service; `partition_config` asks the partition service
+where the machines are.
 """

@@ -6,34 +6,112 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 
-from podrun import executable_file
-from podrun.device.connection import AttachRequest, IpuRange, RunResult
-from podrun.device.host.ports import Port, ProgramFile, RunArrays, Wait
-from podrun.device.host.split import Site, part, replica_slices, touched
-from podrun.device.job import HOST_SYNC_TIMEOUT
-from podrun.device.program.fabric import digest_of
-from podrun.device.program.operands import aligned_empty
-from podrun.device.program.positions import home_of, parts_of
-from podrun.device.program.streams import anchor_shape, anchors_of, check_inputs, inputs_of
-from podrun.errors import ApplicationRuntimeError, DeadlineError, PoplarError
-from podrun.executable import Executable, Retrieval, Stream, numpy_dtype
+from podrun.core import executable_file, own_pieces
+from podrun.core.errors import ApplicationRuntimeError, DeadlineError, IpusTakenError, PoplarError
+from podrun.core.executable import Executable, Retrieval, Stream, numpy_dtype
+from podrun.core.layout import IpuRange
+from podrun.device.connection import AttachRequest, RunResult
+from podrun.device.error_messages import LOST_HINT
+from podrun.device.host.ports import (
+    Port,
+    ProgramFile,
+    RunArrays,
+    Site,
+    Wait,
+    replica_slices,
+    sites_holding,
+)
+from podrun.device.owners import HOST_SYNC_TIMEOUT
+from podrun.device.program.fabric import program_digest
+from podrun.device.program.machine_groups import home_of, parts_of
+from podrun.device.program.streams import anchor_shape, anchors_of, check_inputs, input_shape, inputs_of
+from podrun.device.program.xla_memory import Array, aligned_empty
+from podrun.faults import recovery_hint
 
 T = TypeVar("T")
 _AFTER_ERROR = 5.0
 """Seconds that machines have to end a run after the first of them reported an error."""
 
 
+Index = tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _MachineArrays:
+    """One machine's part of the arrays of a run: the index of it in each input and in each anchor."""
+
+    inputs: Mapping[str, Index]
+    anchors: Mapping[str, Index]
+
+
+@dataclass(frozen=True, slots=True)
+class _RunPlan:
+    """What is the same in all runs with one number of batches: shapes, dtypes, and each machine's part of the
+    arrays."""
+
+    executable: Executable
+    batches: int
+    replicas: int
+    inputs: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    anchors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    machines: Sequence[_MachineArrays]
+
+    @staticmethod
+    def of(
+        executable: Executable,
+        owned: IpuRange,
+        batches: int,
+        sites: Sequence[Site],
+        parts: Sequence[Executable],
+    ) -> _RunPlan:
+        """``parts``: what the machine at each site runs."""
+        each = executable.layout.ipus_per_replica
+        replicas = owned.count // each
+        machines = []
+        for there, mine in zip(parts, replica_slices(sites, owned, each), strict=True):
+            to_device = {n: _index(None if s.broadcast else 2, mine) for n, s in inputs_of(there).items()}
+            to_host = {n: _index(_replica_axis(s), mine) for n, s in anchors_of(there).items()}
+            machines.append(_MachineArrays(to_device, to_host))
+        inputs = {
+            name: (input_shape(executable, s, batches, replicas), numpy_dtype(s.spec.dtype))
+            for name, s in inputs_of(executable).items()
+        }
+        anchors = {
+            name: (anchor_shape(executable, s, batches, replicas), numpy_dtype(s.spec.dtype))
+            for name, s in anchors_of(executable).items()
+        }
+        return _RunPlan(executable, batches, replicas, inputs, anchors, machines)
+
+    def check_inputs(self, arrays: Mapping[str, Array]) -> None:
+        """Raises ApplicationRuntimeError that names the input that is missing, unknown or of the wrong form."""
+        fits = self.batches > 0 and arrays.keys() == self.inputs.keys()
+        if not fits or any((array.shape, array.dtype) != self.inputs[name] for name, array in arrays.items()):
+            check_inputs(self.executable, self.batches, self.replicas, arrays)
+
+    def given_array(self, name: str, array: Array) -> Array:
+        """The caller's array for an anchor. Raises ApplicationRuntimeError if it has another form."""
+        shape, dtype = self.anchors[name]
+        if array.shape != shape or array.dtype != dtype:
+            raise ApplicationRuntimeError(
+                f"the array for anchor {name!r} is {array.dtype}{list(array.shape)}; {dtype}{list(shape)} was expected"
+            )
+        return array
+
+
 class PortConnection:
     """A `podrun.device.connection.Connection` over ports. ``open_port`` makes the way to a machine.
 
-    ``host_sync_timeout``: the engine option target.hostSyncTimeout, seconds; may be set before `load`.
+    ``partition`` and ``agents``, by machine: for hints. ``host_sync_timeout``: the engine option
+    target.hostSyncTimeout, seconds; may be set before `load`.
 
-    It belongs to the process that made it. One that is forked from it, as by a loader of data, holds nothing: closing
-    lets nothing go there, and the rest is refused.
+    It belongs to the process that made it. In a forked process, such as a data loader's worker, closing does nothing
+    and everything else is refused.
     """
 
     def __init__(
@@ -42,7 +120,10 @@ class PortConnection:
         open_port: Callable[[Site, int], Port],
         *,
         on_close: Callable[[], None] = lambda: None,
+        partition: str = "",
+        agents: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
+        self._partition, self._agents = partition, agents
         self._sites = list(sites)
         self._open_port = open_port
         self._on_close = on_close
@@ -50,6 +131,7 @@ class PortConnection:
         self._owned: IpuRange | None = None
         self._executable: Executable | None = None
         self._parts: Mapping[int, Executable] = {}
+        self._plans: dict[int, _RunPlan] = {}
         self._process = os.getpid()
         self.host_sync_timeout = HOST_SYNC_TIMEOUT
 
@@ -61,7 +143,7 @@ class PortConnection:
         self._check_process()
         if self._ports:
             raise ApplicationRuntimeError("this connection is attached already", hint="Detach first.")
-        sites = touched(self._sites, request.owned)
+        sites = sites_holding(self._sites, request.owned)
         ports: list[Port] = []
         try:
             for site in sites:
@@ -76,13 +158,18 @@ class PortConnection:
         self._ports, self._owned = ports, request.owned
         return None
 
+    @property
+    def holds_ipus(self) -> bool:
+        return self._owned is not None
+
     def load(self, executable: Executable) -> None:
         self._attached()
         data = executable_file.dumps(executable)
-        program = ProgramFile(executable, digest_of(data), lambda: data)
+        own = own_pieces.are_own(each.stablehlo for each in executable.computations.values())
+        program = ProgramFile(executable, program_digest(data), lambda: data, own)
         self._executable = None
         self._all([port.load(program, self.host_sync_timeout) for port in self._ports])
-        self._executable, self._parts = executable, parts_of(executable)
+        self._executable, self._parts, self._plans = executable, parts_of(executable), {}
 
     def write_variables(self, values: Mapping[str, np.ndarray]) -> None:
         executable, _ = self._loaded()
@@ -106,39 +193,63 @@ class PortConnection:
         found = {name: value for values in self._all(waits) for name, value in values.items()}
         return {name: found[name] for name in wanted}
 
-    def run(self, batches: int, inputs: Mapping[str, np.ndarray]) -> RunResult:
+    def read_copies(self, names: Iterable[str]) -> list[tuple[IpuRange, dict[str, np.ndarray]]]:
+        """What each machine that this process holds IPUs of has of some variables, with the machine's IPUs."""
+        self._loaded()
+        wanted = list(names)
+        mine = [[n for n in wanted if n in self._part_on(k).variables] for k in range(len(self._ports))]
+        found = self._all([port.read(there) for port, there in zip(self._ports, mine, strict=True)])
+        return [(port.site.ipus, values) for port, values in zip(self._ports, found, strict=True)]
+
+    def run(
+        self,
+        batches: int,
+        inputs: Mapping[str, np.ndarray],
+        outputs: Mapping[str, np.ndarray] | None = None,
+    ) -> RunResult:
         begin = time.perf_counter()
-        executable, owned = self._loaded()
-        each = executable.layout.ipus_per_replica
-        replicas = owned.count // each
+        plan = self._plan(batches)
         arrays = {name: np.asarray(value) for name, value in inputs.items()}
-        check_inputs(executable, batches, replicas, arrays)
+        plan.check_inputs(arrays)
+        given = outputs or {}
         anchors = {
-            name: aligned_empty(anchor_shape(executable, s, batches, replicas), numpy_dtype(s.spec.dtype))
-            for name, s in anchors_of(executable).items()
+            name: plan.given_array(name, given[name]) if name in given else aligned_empty(shape, dtype)
+            for name, (shape, dtype) in plan.anchors.items()
         }
-        waits = []
-        slices = replica_slices([p.site for p in self._ports], owned, each)
-        for place, (port, mine) in enumerate(zip(self._ports, slices, strict=True)):
-            there = self._part_on(place)
-            to_device = {
-                n: part(arrays[n], None if s.broadcast else 2, mine) for n, s in inputs_of(there).items()
-            }
-            to_host = {n: part(anchors[n], _replica_axis(s), mine) for n, s in anchors_of(there).items()}
-            waits.append(port.run(RunArrays(batches, to_device, to_host)))
+        waits = [
+            port.run(
+                RunArrays(
+                    batches,
+                    {name: arrays[name][index] for name, index in machine.inputs.items()},
+                    {name: anchors[name][index] for name, index in machine.anchors.items()},
+                    machine,
+                )
+            )
+            for port, machine in zip(self._ports, plan.machines, strict=True)
+        ]
         outcomes = self._all(waits)
         return RunResult(
             anchors=anchors,
             batches_done=outcomes[0].batches_done,
-            modelled_seconds=outcomes[0].modelled_seconds,
+            modelled_seconds=max(outcome.modelled_seconds for outcome in outcomes),  # They run in lockstep.
             emulation_seconds=time.perf_counter() - begin,
             details={"machine_seconds": max(outcome.seconds for outcome in outcomes)},
         )
 
+    def _plan(self, batches: int) -> _RunPlan:
+        """The plan of runs with this number of batches, made once for a loaded program."""
+        executable, owned = self._loaded()
+        plan = self._plans.get(batches)
+        if plan is None:
+            parts = [self._part_on(place) for place in range(len(self._ports))]
+            plan = _RunPlan.of(executable, owned, batches, [port.site for port in self._ports], parts)
+            self._plans = {batches: plan}
+        return plan
+
     def detach(self) -> None:
         ports, self._ports = self._ports, []
         self._owned = self._executable = None
-        self._parts = {}
+        self._parts, self._plans = {}, {}
         if self._is_here():
             _close(ports)
 
@@ -157,6 +268,14 @@ class PortConnection:
                 f"the IPUs are those of process {self._process}, from which this one was forked",
                 hint="Run the session there; leave only the preparation of data to forked processes.",
             )
+
+    def _with_names(self, error: Exception) -> Exception:
+        """An error of a lost machine whose hint names the machine's agent and the partition."""
+        if isinstance(error, PoplarError) and error.hint == LOST_HINT:
+            machine = error.where.removeprefix("machine ")
+            agent = self._agents.get(int(machine), "") if machine.isdecimal() else ""
+            error.hint = recovery_hint(None, type(error), error.where, self._partition, agent)
+        return error
 
     def _part_on(self, place: int) -> Executable:
         """What the machine of a port runs: an owner's machines begin with the first of a replica."""
@@ -177,10 +296,10 @@ class PortConnection:
         return self._executable, owned
 
     def _all(self, waits: Sequence[Wait[T]]) -> list[T]:
-        """The results of all machines, or the first machine's error, once no machine is at work any more.
+        """The results of all machines, or the first machine's error, once no machine is running any more.
 
-        The last machine is heard first: it often ends a run for all (`podrun.device.program.closing`), and whoever is
-        woken by each of the others takes a core from those still at work.
+        It waits for the last machine first: that machine often ends a run for all (`podrun.device.program.fused_tail`),
+        and waking this process for every other machine would take a core from machines that still run.
         """
         results: dict[int, T] = {}
         errors: dict[int, Exception] = {}
@@ -190,8 +309,17 @@ class PortConnection:
             except (PoplarError, DeadlineError) as error:
                 errors[place] = error
         if errors:
-            raise errors[min(errors)]
+            # A machine that does not answer in time waits for one that has said why.
+            first = min(errors, key=lambda place: (isinstance(errors[place], DeadlineError), place))
+            if any(isinstance(error, IpusTakenError) for error in errors.values()):
+                self.detach()
+            raise self._with_names(errors[first])
         return [results[place] for place in range(len(waits))]
+
+
+def _index(axis: int | None, replicas: slice) -> Index:
+    """The index of some replicas along ``axis``. None: all replicas get the same array."""
+    return () if axis is None else (*(slice(None),) * axis, replicas)
 
 
 def _replica_axis(stream: Stream) -> int:

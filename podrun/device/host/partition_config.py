@@ -8,16 +8,17 @@ from collections.abc import Callable, Mapping
 
 import grpc
 
-from podrun.access import known_token, open_channel
-from podrun.device.connection import IpuRange
+from podrun.core.access import OWN_SERVER, make_token, open_channel
+from podrun.core.environment import runtime_directory
+from podrun.core.errors import NotFoundError, ServiceError, UsageError
+from podrun.core.layout import IpuRange
 from podrun.device.host.client import PortConnection
+from podrun.device.host.ports import Site
 from podrun.device.host.remote import RemotePort
-from podrun.device.host.split import Site
 from podrun.device.service import wire
-from podrun.errors import NotFoundError, ServiceError, UsageError
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
 
-ON_THEIR_WAY = ("PENDING", "PROVISIONING", "RESETTING")
+STARTING_STATES = ("PENDING", "PROVISIONING", "RESETTING")
 """States of a partition that is about to become ACTIVE: programs may start before their machines are up."""
 POLL_SECONDS = 0.05
 
@@ -38,14 +39,14 @@ def sites_of(config: vipu_pb2.PartitionConfig) -> list[Site]:
 
 
 def connect_partition(environ: Mapping[str, str]) -> PortConnection:
-    """See `podrun.device.ipuof.connect`."""
+    """See `podrun.device.connection.connect`."""
     host, partition = environ["IPUOF_VIPU_API_HOST"], environ["IPUOF_VIPU_API_PARTITION_ID"]
     port, gcd = _number(environ, "IPUOF_VIPU_API_PORT", 8090), _number(environ, "IPUOF_VIPU_API_GCD_ID", 0)
     timeout = _number(environ, "IPUOF_VIPU_API_TIMEOUT", 120)
     where = f"{host}:{port}"
-    token = known_token(environ, None)
+    token, own = make_token(environ, runtime_directory(environ)), environ.get(OWN_SERVER) == "1"
     end = time.monotonic() + timeout
-    with open_channel(where, wire.CHANNEL_OPTIONS, token) as channel:
+    with open_channel(where, wire.CHANNEL_OPTIONS, token, own=own) as channel:
         stub = vipu_pb2_grpc.UserServiceStub(channel)  # type: ignore[no-untyped-call]
 
         def ask(number: int) -> vipu_pb2.PartitionConfig:
@@ -60,7 +61,7 @@ def connect_partition(environ: Mapping[str, str]) -> PortConnection:
             except grpc.RpcError as error:
                 raise _no_config(error, where, partition) from error
 
-        while (config := ask(gcd)).state in ON_THEIR_WAY and time.monotonic() < end:
+        while (config := ask(gcd)).state in STARTING_STATES and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
         if config.state == "ACTIVE":
             _add_other_gcds(config, gcd, ask)
@@ -71,8 +72,13 @@ def connect_partition(environ: Mapping[str, str]) -> PortConnection:
             + (f": {why}" if why else ""),
             hint=f"vipu get partition {partition}",
         )
-    connection = PortConnection(sites_of(config), lambda site, machines: RemotePort(site, token=token))
-    # Machines are to be able to tell a process that ends from one that dies.
+    connection = PortConnection(
+        sites_of(config),
+        lambda site, machines: RemotePort(site, token=token, own=own),
+        partition=partition,
+        agents={device.machine: device.agent_id for device in config.devices},
+    )
+    # So that machines can tell a process that ends from one that dies.
     atexit.register(connection.close)
     return connection
 

@@ -1,51 +1,95 @@
-"""A connection's way to one machine, and the way to a machine in this process.
+"""A connection's port to one machine, and the parts of a job that lie on each machine.
 
-A `Port` starts things and gives back how to wait for them, so that a connection can have all its machines at
-work at once. `LocalPort` does it with a thread for its machine; `podrun.device.host.remote.RemotePort` over gRPC.
+A `Port` starts a request and returns a function that waits for its result, so that a connection can use all its
+machines at once. `LocalPort` calls a machine in this process; `podrun.device.host.remote.RemotePort` calls one over
+gRPC.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
+from podrun.core.errors import ApplicationRuntimeError, DeadlineError, InternalError
+from podrun.core.executable import Executable
+from podrun.core.layout import IpuRange, replicas_on
 from podrun.device.connection import AttachRequest
-from podrun.device.host.split import Site
 from podrun.device.machine import Machine
-from podrun.device.program.engine import Outcome
-from podrun.device.program.operands import Array
-from podrun.errors import DeadlineError, InternalError
-from podrun.executable import Executable
+from podrun.device.program.engine import RunOutcome
+from podrun.device.program.xla_memory import Array
 
 T = TypeVar("T")
 Wait = Callable[[float | None], T]
-"""``wait(seconds)``: the result or the error of what was started; DeadlineError if it is not there in time.
-"""
+"""``wait(seconds)``: returns the result of a request or raises its error; DeadlineError after ``seconds``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A machine as a client knows it: its index in the partition, endpoint, and IPUs."""
+
+    machine: int
+    endpoint: str
+    ipus: IpuRange
+
+
+def sites_holding(sites: Sequence[Site], owned: IpuRange) -> list[Site]:
+    """The machines that hold any of ``owned``, in order.
+
+    Raises ApplicationRuntimeError if some IPU of ``owned`` is on none of them.
+    """
+    found = [s for s in sites if s.ipus.overlap(owned).count]
+    held = sum(s.ipus.overlap(owned).count for s in found)
+    if owned.count < 1 or held != owned.count:
+        last = max((s.ipus.stop for s in sites), default=0)
+        raise ApplicationRuntimeError(
+            f"IPUs {owned.first}-{owned.stop - 1} are not all in the partition, which has IPUs 0-{last - 1}"
+        )
+    return found
+
+
+def replica_slices(sites: Sequence[Site], owned: IpuRange, ipus_per_replica: int) -> list[slice]:
+    """For each of these machines, the owner's replicas (counted from its first) that lie there, whole or in part.
+
+    Raises ApplicationRuntimeError if the owner or a machine holds a part of a replica that could lie on one machine.
+    """
+    slices = []
+    for site in sites:
+        here = replicas_on(site.ipus, owned, ipus_per_replica)
+        if here is None:
+            raise ApplicationRuntimeError(
+                f"IPUs {owned.first}-{owned.stop - 1} are not whole replicas of {ipus_per_replica} "
+                "IPUs on each machine"
+            )
+        slices.append(here)
+    return slices
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramFile:
-    """A program on its way to machines. ``data``: the bytes of its file; ``digest``: their name."""
+    """A program to be loaded. ``data``: gives the bytes of its file. ``digest``: see `program_digest`. ``own``: podrun
+    has exported all of its pieces for this user (`podrun.core.own_pieces`)."""
 
     executable: Executable
     digest: str
     data: Callable[[], bytes]
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RunArrays:
-    """One machine's part of a run: views to read inputs from and to write anchors to. ``key`` changes with
-    shapes.
+    """One machine's part of a run: arrays to read inputs from and to write anchors to.
+
+    ``plan``: two runs with the same plan have arrays of the same names, shapes and dtypes.
     """
 
     batches: int
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
-    key: Any = field(default=None, compare=False)
+    plan: object = None
 
 
 class Port(Protocol):
@@ -56,7 +100,7 @@ class Port(Protocol):
         """The machine."""
 
     def attach(self, request: AttachRequest) -> str | None:
-        """None when attached; otherwise why not."""
+        """None if attached; otherwise the reason for the refusal."""
 
     def load(self, program: ProgramFile, timeout: float) -> Wait[None]:
         """Load a program; ``timeout``: target.hostSyncTimeout, seconds."""
@@ -67,17 +111,15 @@ class Port(Protocol):
     def read(self, names: Iterable[str]) -> Wait[dict[str, Array]]:
         """Copies of variables."""
 
-    def run(self, arrays: RunArrays) -> Wait[Outcome]:
-        """Run; outputs are filled when the wait returns."""
+    def run(self, arrays: RunArrays) -> Wait[RunOutcome]:
+        """Run. Outputs are filled when the wait returns."""
 
     def close(self) -> None:
         """Detach. Idempotent; never raises for a machine that is gone."""
 
 
 class LocalPort:
-    """A machine in this process. Runs on a single machine stay in the calling thread; ``threaded``
-    otherwise.
-    """
+    """A machine in this process. ``threaded``: requests run in a thread of the port's own, else in the calling one."""
 
     def __init__(self, site: Site, machine: Machine, *, threaded: bool) -> None:
         self._site = site
@@ -108,8 +150,13 @@ class LocalPort:
         wanted = list(names)
         return self._start(lambda: {n: v.copy() for n, v in self._machine.read(self._id, wanted).items()})
 
-    def run(self, arrays: RunArrays) -> Wait[Outcome]:
-        return self._start(lambda: self._machine.run(self._id, arrays.batches, arrays.inputs, arrays.outputs))
+    def run(self, arrays: RunArrays) -> Wait[RunOutcome]:
+        checked = arrays.plan is not None  # the connection has checked them
+        return self._start(
+            lambda: self._machine.run(
+                self._id, arrays.batches, arrays.inputs, arrays.outputs, checked=checked
+            )
+        )
 
     def close(self) -> None:
         if self._owner is not None:

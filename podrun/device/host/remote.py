@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import secrets
 import socket
 import threading
 import time
@@ -17,38 +16,50 @@ import grpc
 import numpy as np
 import psutil
 
-from podrun.access import open_channel
+from podrun.core.access import StrangersServerError, open_channel
+from podrun.core.environment import environment
+from podrun.core.errors import (
+    ApplicationRuntimeError,
+    DeadlineError,
+    InternalError,
+    PoplarError,
+    UnrecoverableRuntimeError,
+)
+from podrun.core.executable import Executable, numpy_dtype
+from podrun.core.shared_region import SharedRegion
 from podrun.device.connection import AttachRequest
-from podrun.device.host.ports import ProgramFile, RunArrays, Wait
-from podrun.device.host.split import Site
-from podrun.device.program.engine import Outcome
-from podrun.device.program.operands import Array
+from podrun.device.crash_records import CrashReader
+from podrun.device.error_messages import batches_in_words, machine_lost
+from podrun.device.host.ports import ProgramFile, RunArrays, Site, Wait
+from podrun.device.program.engine import RunOutcome
+from podrun.device.program.xla_memory import Array
 from podrun.device.service import wire
-from podrun.device.service.bell import BLOCK_BYTES, Bell, deadline, look_of
-from podrun.device.service.memory import SharedRegion, lay_out, view
-from podrun.device.trouble import machine_lost
-from podrun.errors import ApplicationRuntimeError, DeadlineError, InternalError, PoplarError
-from podrun.executable import Executable, numpy_dtype
+from podrun.device.service.doorbell import BLOCK_BYTES, Doorbell, deadline, spin_seconds_for
+from podrun.device.service.handover import MemorySender
+from podrun.device.service.shared_tensors import lay_out, view
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs
 
 T = TypeVar("T")
-_PATIENCE = 30.0
+_ANSWER_SECONDS = 30.0
 """Seconds for answers that need no work."""
-_LOOK_AROUND = 0.1
-"""Seconds after which a wait for a run looks whether the machine is still there."""
+_CHECK_SECONDS = 0.1
+"""Seconds between checks, while waiting for a run, that the machine is still there."""
 
 
 class _Stream:
-    """Requests out, replies in order. A reader thread hands each reply to whoever waits for it."""
+    """Sends requests; a reader thread queues the replies, which come in order."""
 
-    def __init__(self, site: Site, ipu: int, token: str) -> None:
+    def __init__(self, site: Site, ipu: int, token: str, own: bool) -> None:
         self._site, self._ipu = site, ipu
-        self._channel = open_channel(site.endpoint, wire.CHANNEL_OPTIONS, token)
+        self._channel = open_channel(site.endpoint, wire.CHANNEL_OPTIONS, token, own=own)
         self._requests: queue.SimpleQueue[pb.HostRequest | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[pb.MachineReply | PoplarError] = queue.SimpleQueue()
         self._lost: PoplarError | None = None
         self._closing = False
+        self.memory: MemorySender | None = None
+        self.batches = (0, 0)
+        """Batches done, and batches of the run under way: for the error message if the machine is lost."""
         call = stubs.IpuofStub(self._channel).Session(  # type: ignore[no-untyped-call]
             part for request in iter(self._requests.get, None) for part in wire.in_parts(request)
         )
@@ -72,12 +83,14 @@ class _Stream:
             raise self._lost
 
     def close(self) -> None:
-        """End the stream; the machine lets the IPUs go."""
+        """End the stream; the machine releases the IPUs."""
         self._closing = True
         self._requests.put(None)
         self._reader.join(2.0)
         self._call.cancel()
         self._channel.close()
+        if self.memory is not None:
+            self.memory.close()
 
     def _receive(self, seconds: float | None) -> pb.MachineReply:
         if self._lost is not None and self._replies.empty():
@@ -95,7 +108,7 @@ class _Stream:
 
     def _read(self, call: Iterator[pb.MachineReply]) -> None:
         try:
-            whole = wire.Joiner(pb.MachineReply)
+            whole = wire.MessageJoiner(pb.MachineReply)
             for piece in call:
                 reply = whole.add(piece)
                 if reply is not None:
@@ -106,75 +119,116 @@ class _Stream:
             reason = "CONNECTION_KILL" if status == "UNAVAILABLE" else status
         except ApplicationRuntimeError as error:
             reason = error.message
+        except StrangersServerError as error:
+            self._end(UnrecoverableRuntimeError(error.message, hint=error.hint))
+            return
+        self._end(
+            self._death()
+            or machine_lost(
+                self._site.endpoint,
+                self._site.machine,
+                self._ipu,
+                reason,
+                doing=batches_in_words(*self.batches),
+            )
+        )
+
+    def _end(self, error: PoplarError) -> None:
+        """Have whoever waits, and all requests from now on, raise the error."""
         if not self._closing:
-            self._lost = machine_lost(self._site.endpoint, self._site.machine, self._ipu, reason)
-            self._replies.put(self._lost)
+            self._lost = error
+            self._replies.put(error)
+
+    def _death(self) -> PoplarError | None:
+        """The error of a machine's process whose native code died; None otherwise."""
+        record = None if self.memory is None else self.memory.record()
+        if record is None:
+            return None
+        try:
+            reader = CrashReader.handed_over(*record)
+        except ApplicationRuntimeError:  # the loss is then reported without the cause
+            return None
+        return reader.error(self._site.machine, self._site.endpoint, environment())
 
 
 class RemotePort:
     """A machine behind a gRPC endpoint: see `podrun.device.host.ports.Port`.
 
-    ``probe``: offer shared memory, which is used if the machine sees it; otherwise tensors travel inline.
-    ``token``: see `podrun.access`.
+    ``probe``: offer shared memory, which is used if the machine is on this host; otherwise tensors travel inline.
+    ``token`` and ``own``: see `podrun.core.access`.
     """
 
-    def __init__(self, site: Site, *, probe: bool = True, token: str = "") -> None:
+    def __init__(self, site: Site, *, probe: bool = True, token: str = "", own: bool = False) -> None:
         self._site = site
-        self._token = token
+        self._token, self._own = token, own
         self._probe = probe
         self._stream: _Stream | None = None
-        self._shared = False
         self._io: _RunMemory | None = None
         self._executable: Executable | None = None
-        self._look = 0.0
+        self._done = 0
+        self._spin_seconds = 0.0
 
     @property
     def site(self) -> Site:
         return self._site
 
     def attach(self, request: AttachRequest) -> str | None:
-        probe = SharedRegion(64)
-        token = secrets.token_bytes(16)
-        probe.bytes[: len(token)] = np.frombuffer(token, np.uint8)
         message = pb.AttachRequest(
             job=wire.range_to_wire(request.job),
             owned=wire.range_to_wire(request.owned),
             pid=request.pid,
             user=request.user,
             command=request.command,
+            launch=request.launch,
             host=socket.gethostname(),
             started=_process_start(request.pid),
-            probe_region=wire.region_to_wire(probe.name) if self._probe else None,
-            probe=token,
+            hands_memory_over=self._probe,
         )
-        self._look = look_of(request, self._site.ipus.count)
-        self._stream = _Stream(self._site, max(self._site.ipus.first, request.owned.first), self._token)
+        self._spin_seconds = spin_seconds_for(request, self._site.ipus.count)
+        self._stream = _Stream(
+            self._site, max(self._site.ipus.first, request.owned.first), self._token, self._own
+        )
         try:
-            reply = self._send(pb.HostRequest(attach=message))(_PATIENCE).attach
+            reply = self._send(pb.HostRequest(attach=message))(_ANSWER_SECONDS).attach
         except BaseException:
             self.close()
             raise
-        finally:
-            probe.close()
         if reply.refusal:
             self.close()
             return str(reply.refusal)
-        self._shared = reply.shared_memory
+        if reply.memory_socket:
+            with contextlib.suppress(OSError):  # The machine is on another host: tensors travel inline.
+                self._stream.memory = MemorySender(reply.memory_socket)
         return None
+
+    @property
+    def _shared(self) -> bool:
+        return self._stream is not None and self._stream.memory is not None
+
+    def _give(self, region: SharedRegion) -> pb.Region:
+        """Hand a region over; what requests call it."""
+        assert self._stream is not None
+        assert self._stream.memory is not None
+        return pb.Region(number=self._stream.memory.give(region), size=region.nbytes)
 
     def load(self, program: ProgramFile, timeout: float) -> Wait[None]:
         data = program.data()
         region = None
         blob = pb.Blob(inline=data)
         if self._shared:
-            region = SharedRegion(len(data))
+            region = SharedRegion.create("ipuof", len(data))
             region.bytes[: len(data)] = np.frombuffer(data, np.uint8)
-            blob = pb.Blob(region=wire.region_to_wire(region.name), size=len(data))
+            blob = pb.Blob(region=self._give(region), size=len(data))
         self._io = None
-        self._executable = program.executable
+        self._executable, self._done = program.executable, 0
         wait = self._send(
             pb.HostRequest(
-                load=pb.LoadRequest(digest=program.digest, executable=blob, timeout_seconds=timeout)
+                load=pb.LoadRequest(
+                    digest=program.digest,
+                    executable=blob,
+                    timeout_seconds=timeout,
+                    own_pieces=program.own,
+                )
             )
         )
         return lambda seconds: _then_close(wait, seconds, region)
@@ -183,12 +237,12 @@ class RemotePort:
         region = None
         if self._shared:
             offsets, size = lay_out(value.nbytes for value in values.values())
-            region = SharedRegion(size)
+            region = SharedRegion.create("ipuof", size)
             tensors = []
             for (name, value), offset in zip(values.items(), offsets, strict=True):
                 view(region.bytes, offset, str(value.dtype), value.shape)[...] = value
                 tensors.append(wire.tensor_to_wire(name, value, offset=offset))
-            message = pb.WriteRequest(region=wire.region_to_wire(region.name), tensors=tensors)
+            message = pb.WriteRequest(region=self._give(region), tensors=tensors)
         else:
             return self._write_inline(values)
         wait = self._send(pb.HostRequest(write=message))
@@ -209,7 +263,7 @@ class RemotePort:
                 for name, value in wire.tensors_from_wire(reply.read.tensors, None).items()
             }
         offsets, size = lay_out(nbytes for _, _, nbytes in specs)
-        region = SharedRegion(size)
+        region = SharedRegion.create("ipuof", size)
         found = {
             name: view(region.bytes, offset, dtype, shape)
             for name, offset, (dtype, shape, _) in zip(wanted, offsets, specs, strict=True)
@@ -218,9 +272,7 @@ class RemotePort:
             wire.tensor_to_wire(n, a, offset=o) for (n, a), o in zip(found.items(), offsets, strict=True)
         ]
         wait = self._send(
-            pb.HostRequest(
-                read=pb.ReadRequest(names=wanted, region=wire.region_to_wire(region.name), tensors=tensors)
-            )
+            pb.HostRequest(read=pb.ReadRequest(names=wanted, region=self._give(region), tensors=tensors))
         )
 
         def finish(seconds: float | None) -> dict[str, Array]:
@@ -229,18 +281,34 @@ class RemotePort:
 
         return finish
 
-    def run(self, arrays: RunArrays) -> Wait[Outcome]:
-        if not self._shared:
-            return self._run_inline(arrays)
+    def run(self, arrays: RunArrays) -> Wait[RunOutcome]:
+        self._note_batches(arrays.batches)
+        wait = self._run_shared(arrays) if self._shared else self._run_inline(arrays)
+
+        def finish(seconds: float | None) -> RunOutcome:
+            outcome = wait(seconds)
+            self._done = outcome.batches_done
+            self._note_batches(0)
+            return outcome
+
+        return finish
+
+    def _note_batches(self, passes: int) -> None:
+        """Tell the stream which batches a run of ``passes`` passes does."""
+        each = self._executable.batches_per_pass if self._executable is not None else 1
+        if self._stream is not None:
+            self._stream.batches = (self._done, passes * each)
+
+    def _run_shared(self, arrays: RunArrays) -> Wait[RunOutcome]:
         if self._io is None or not self._io.fits(arrays):
-            self._io = _RunMemory(arrays)
-            self._send(pb.HostRequest(bind=self._io.bind))(_PATIENCE)
+            self._io = _RunMemory(arrays, self._give)
+            self._send(pb.HostRequest(bind=self._io.bind))(_ANSWER_SECONDS)
         memory = self._io
         memory.take_inputs(arrays)
-        number = memory.bell.ring()
+        number = memory.doorbell.ring()
 
-        def finish(seconds: float | None) -> Outcome:
-            outcome = self._answer(memory.bell, number, deadline(seconds))
+        def finish(seconds: float | None) -> RunOutcome:
+            outcome = self._answer(memory.doorbell, number, deadline(seconds))
             memory.give_outputs(arrays)
             return outcome
 
@@ -254,9 +322,9 @@ class RemotePort:
             stream.close()
         self._io = None
 
-    def _answer(self, bell: Bell, number: int, end: float) -> Outcome:
+    def _answer(self, doorbell: Doorbell, number: int, end: float) -> RunOutcome:
         """The answer to a ring; the stream tells if the machine is gone."""
-        while not bell.answered(number, _LOOK_AROUND, self._look):
+        while not doorbell.answered(number, _CHECK_SECONDS, self._spin_seconds):
             if self._stream is None:
                 raise InternalError(f"machine {self._site.machine} was let go during a run")
             self._stream.check()
@@ -264,7 +332,7 @@ class RemotePort:
                 raise DeadlineError(
                     f"machine {self._site.machine} at {self._site.endpoint} did not end its run in time"
                 )
-        result = bell.result()
+        result = doorbell.result()
         if isinstance(result, str):
             wire.raise_error(result)
             raise InternalError("a machine answered with an error that says nothing")
@@ -285,18 +353,18 @@ class RemotePort:
 
         return finish
 
-    def _run_inline(self, arrays: RunArrays) -> Wait[Outcome]:
+    def _run_inline(self, arrays: RunArrays) -> Wait[RunOutcome]:
         outputs = [wire.tensor_to_wire(n, a, offset=0) for n, a in arrays.outputs.items()]
         message = pb.RunRequest(
             batches=arrays.batches, inline=True, inputs=wire.inline_tensors(arrays.inputs), outputs=outputs
         )
         wait = self._send(pb.HostRequest(run=message))
 
-        def finish(seconds: float | None) -> Outcome:
+        def finish(seconds: float | None) -> RunOutcome:
             reply = wait(seconds).run
             for name, value in wire.tensors_from_wire(reply.outputs, None).items():
                 arrays.outputs[name][...] = value
-            return Outcome(reply.batches_done, reply.modelled_seconds, reply.seconds)
+            return RunOutcome(reply.batches_done, reply.modelled_seconds, reply.seconds)
 
         return finish
 
@@ -320,13 +388,13 @@ class RemotePort:
 class _RunMemory:
     """Where the tensors of one machine's runs lie, for runs of one shape; used again from run to run."""
 
-    def __init__(self, arrays: RunArrays) -> None:
-        self._shape = _shape_of(arrays)
+    def __init__(self, arrays: RunArrays, give: Callable[[SharedRegion], pb.Region]) -> None:
+        self._shape, self._plan = _shape_of(arrays), arrays.plan
         tensors = [*arrays.inputs.items(), *arrays.outputs.items()]
         offsets, size = lay_out([BLOCK_BYTES, *(array.nbytes for _, array in tensors)])
         offsets = offsets[1:]
-        self._region = SharedRegion(size)
-        self.bell = Bell(self._region.bytes[:BLOCK_BYTES])
+        self._region = SharedRegion.create("ipuof", size)
+        self.doorbell = Doorbell(self._region.bytes[:BLOCK_BYTES])
         views = [
             view(self._region.bytes, offset, str(array.dtype), array.shape)
             for (_, array), offset in zip(tensors, offsets, strict=True)
@@ -337,14 +405,16 @@ class _RunMemory:
         self._outputs = dict(zip(arrays.outputs, views[count:], strict=True))
         self.bind = pb.BindRequest(
             batches=arrays.batches,
-            region=wire.region_to_wire(self._region.name),
+            region=give(self._region),
             inputs=wires[:count],
             outputs=wires[count:],
-            bell=True,
+            doorbell=True,
         )
 
     def fits(self, arrays: RunArrays) -> bool:
-        """True iff the run has the shape this memory was made for."""
+        """True iff the run has the arrays this memory was made for."""
+        if self._plan is not None and self._plan is arrays.plan:
+            return True
         return bool(self._shape == _shape_of(arrays))
 
     def take_inputs(self, arrays: RunArrays) -> None:

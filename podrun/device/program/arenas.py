@@ -1,7 +1,7 @@
-"""Arenas: their memory on one machine, and what names mean one or a part of one.
+"""Arenas: their memory on one machine, and the buffer names of arenas and of their parts.
 
-There is one copy for all machines of a host if every Computation that writes the arena writes only its own slice; it is
-in the group's per-rank buffers if it is reduced or gathered; elsewhere in plain memory.
+An arena has one copy for all machines of a host if every Computation that writes it writes only this machine's slice.
+It lies in the group's per-rank buffers if it is reduced or gathered, and otherwise in plain memory.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from podrun.collectives import Group, slice_of
-from podrun.device.program.operands import Array, aligned_zeros
-from podrun.executable import (
+from podrun.core.buffer_names import SLICE, WHOLE
+from podrun.core.executable import (
     AllGather,
     AllReduce,
     Arena,
@@ -22,17 +22,15 @@ from podrun.executable import (
     ReduceScatter,
     numpy_dtype,
 )
+from podrun.device.program.xla_memory import Array, aligned_zeros
 
 Shape = tuple[int, ...] | None
-"""In which a piece takes an arena or a slice of one; None: flat."""
-WHOLE, SLICE = "arena:", "arena_slice:"
+"""The shape in which a piece takes an arena or a slice of one. None: flat."""
 
 
 @dataclass(slots=True)
 class ArenaBuffer:
-    """An arena's memory: ``own`` (this machine's, or the host's one copy) and what the last collective left,
-    if any.
-    """
+    """An arena's memory: ``own`` (this machine's, or the host's one copy), and the results of the last collective."""
 
     arena: Arena
     own: Array
@@ -42,17 +40,15 @@ class ArenaBuffer:
     slice_result: Array | None = None
 
     def whole(self) -> Array:
-        """The arena as it stands."""
+        """The current contents of the arena."""
         return self.own if self.whole_result is None else self.whole_result
 
     def part(self) -> Array:
-        """This machine's slice as it stands."""
+        """The current contents of this machine's slice."""
         return self.whole()[self.mine] if self.slice_result is None else self.slice_result
 
     def settle(self) -> None:
-        """Take what the last collective left into the arena's own memory, before part of it is
-        overwritten.
-        """
+        """Copy the result of the last collective into the arena's own memory, before a part of it is overwritten."""
         if self.whole_result is not None:
             self.own[:] = self.whole_result
         if self.slice_result is not None:
@@ -60,7 +56,7 @@ class ArenaBuffer:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what the last collective left: the arena is about to be overwritten."""
+        """Drop the result of the last collective: the whole arena is about to be overwritten."""
         self.whole_result = self.slice_result = None
 
 
@@ -79,7 +75,7 @@ class Member:
 
 
 def arena_buffers(executable: Executable, group: Group) -> tuple[dict[str, ArenaBuffer], frozenset[str]]:
-    """Memory for all arenas of a program, and the names of those that mean a collective's result at times."""
+    """Memory for all arenas of a program, and the names of those whose contents may be a collective's result."""
     reduced, gathered = set(), set()
     if group.size > 1:
         reduced = {i.arena for i in _collectives(executable) if isinstance(i, ReduceScatter | AllReduce)}

@@ -1,11 +1,11 @@
 """A machine's memory for one program: arenas, variables and temporaries behind buffer names.
 
-The lookup rules are those of `podrun.executable`'s docstring. Two things are added here:
+The lookup rules are those of `podrun.core.executable`'s docstring. Two things are added here:
 
-* Where an arena lives (`podrun.device.program.arenas`), and that XLA reads it there (`operands`), and writes it there
-  if it may (`residents`, `passing`).
-* What a collective leaves behind. Reductions write to a result of their own, so after one the arena's name means that
-  result until the arena is written again.
+* Where an arena lies (`podrun.device.program.arenas`), and how XLA reads and writes it there
+  (`podrun.device.program.xla_memory`).
+* The result of the last collective. A reduction writes to a buffer of its own; afterwards the arena's name means that
+  buffer, until the arena is written again.
 """
 
 from __future__ import annotations
@@ -18,20 +18,9 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group, slice_of
-from podrun.device.program.arenas import (
-    SLICE,
-    WHOLE,
-    Shape,
-    arena_buffers,
-    arena_of,
-    in_shape,
-    member_of,
-)
-from podrun.device.program.operands import Array, Operands, aligned_zeros
-from podrun.device.program.passing import Passing
-from podrun.device.program.residents import Resident, updated_in_place
-from podrun.errors import ApplicationRuntimeError, InternalError
-from podrun.executable import (
+from podrun.core.buffer_names import SLICE, WHOLE
+from podrun.core.errors import ApplicationRuntimeError, InternalError
+from podrun.core.executable import (
     REPLICA_OFFSET,
     Arena,
     Computation,
@@ -39,10 +28,19 @@ from podrun.executable import (
     Reduction,
     numpy_dtype,
 )
+from podrun.device.program.arenas import Shape, arena_buffers, arena_of, in_shape, member_of
+from podrun.device.program.xla_memory import (
+    Array,
+    DonatedArena,
+    Operands,
+    PendingGradients,
+    aligned_zeros,
+    updated_in_place,
+)
 
 REDUCED_WHOLE = 64 * 1024
-"""Bytes of arenas up to which one machine of a host reduces all of them for all: a slice for each of 64 machines takes
-64 times as many calls, each for a few hundred bytes."""
+"""Bytes of arenas up to which one machine of a host reduces them for all machines. One slice for each of 64 machines
+would take 64 times as many calls, each for a few hundred bytes."""
 
 
 @dataclass(slots=True)
@@ -63,9 +61,9 @@ class Buffers:
         self._group = group
         self._executable = executable
         self.arenas, self._changing = arena_buffers(executable, group)
-        self._residents: dict[str, Resident] = {}
+        self._donated: dict[str, DonatedArena] = {}
         self._members = {m.name: member_of(a, m) for a in executable.arenas.values() for m in a.members}
-        self._passing = Passing(
+        self._gradients = PendingGradients(
             {
                 name: {m.name: partial(self._place, m.name) for m in arena.members}
                 for name, arena in executable.arenas.items()
@@ -118,18 +116,26 @@ class Buffers:
             self._unwritten.discard(name)
 
     def _rows(self, name: str) -> Any:
-        """Which rows of what the host writes are for this machine's replicas; all of it, if it has no rows."""
+        """The rows of a host value that are for this machine's replicas; all of it if the variable has no rows."""
         rows = self._executable.variables[name].rows
         first = int(self._variables[REPLICA_OFFSET])
         return list(rows[first : first + len(self._variables[name])]) if rows else ...
 
     def read(self, name: str) -> Array:
-        """A view of a variable as it stands; per-replica variables give ``[replicas_per_machine,
-        *shape]``.
-        """
+        """A view of a variable's current value; of a per-replica variable ``[replicas_per_machine, *shape]``."""
         if name not in self._executable.variables:
             raise _no_variable(name, self._executable.variables)
         return self._as_it_stands(name) if name in self._members else self._variables[name]
+
+    def change(self, name: str, work: Callable[[Array], None]) -> None:
+        """Let ``work`` change a variable where it lies, as an error of the memory would."""
+        if name not in self._executable.variables:
+            raise _no_variable(name, self._executable.variables)
+        if name in self._members:
+            self.arenas[self._members[name].arena].settle()
+            work(self._place(name))
+        else:
+            work(self._variables[name])
 
     def is_one_copy(self, arena: str) -> bool:
         """True iff the machines of this host share one copy of an arena, and there are no others."""
@@ -164,14 +170,14 @@ class Buffers:
         alignment allows. ``shape``: the one in which it takes an arena or a slice of one, if not flat.
         """
         if name.startswith(WHOLE):
-            self._passing.put(name[len(WHOLE) :])
+            self._gradients.flush(name[len(WHOLE) :])
             return self._operands.over(in_shape(self.arenas[name[len(WHOLE) :]].whole(), shape))
         if name.startswith(SLICE):
-            self._passing.put(name[len(SLICE) :])
+            self._gradients.flush(name[len(SLICE) :])
             return self._operands.over(in_shape(self.arenas[name[len(SLICE) :]].part(), shape))
         if name in self._members:
-            if (held := self._passing.held(name)) is not None:
-                return held
+            if (pending := self._gradients.operand(name)) is not None:
+                return pending
             return self._operands.over(self._as_it_stands(name))
         variable = self._variables.get(name)
         if variable is not None:
@@ -186,8 +192,8 @@ class Buffers:
         return self.arenas[arena].own[slice_of(machine, self._group.size, self.arenas[arena].own.size)]
 
     def operand_at(self, name: str, machine: int, reduced: Mapping[str, Array], shape: Shape) -> Any:
-        """`operand` as it is on another machine that shares its arenas with this one; ``reduced``: the whole results
-        of reductions, by arena. Stays as it is."""
+        """`operand` as another machine of this host would get it. ``reduced``: complete results of reductions, by
+        arena. The result can be used for every batch."""
         arena = name[len(SLICE) :]
         if not name.startswith(SLICE):
             return self.operand(name, Frame(), shape)
@@ -197,9 +203,9 @@ class Buffers:
         return self._operands.over(in_shape(self.slice_at(arena, machine), shape))
 
     def reader(self, name: str, shape: Shape = None) -> Read:
-        """`operand` for one name, resolved beforehand: most buffers are the same array all along."""
+        """`operand` for one name, resolved beforehand: most buffers are the same array in every batch."""
         arena = arena_of(name, self._members)
-        stays = arena is not None and arena not in self._changing and not self._passing.is_of(arena)
+        stays = arena is not None and arena not in self._changing and not self._gradients.has_arena(arena)
         if stays or name in self._variables:
             fixed = self.operand(name, Frame(), shape)
             return lambda frame: fixed
@@ -215,8 +221,7 @@ class Buffers:
         return temporary
 
     def updated_in_place(self, computation: Computation) -> dict[int, int]:
-        """`podrun.device.program.residents.updated_in_place` with this machine's arenas: those that no other
-        Computation writes."""
+        """`podrun.device.program.xla_memory.updated_in_place` for the arenas that only this Computation writes."""
         own = set()
         for arena, buffer in self.arenas.items():
             writers = [
@@ -230,34 +235,36 @@ class Buffers:
         names = (*computation.inputs, *computation.outputs)
         behind = {n: in_ for n in names if (in_ := arena_of(n, self._members)) is not None}
         for name in names:
-            if name in self._passing and not {WHOLE + behind[name], SLICE + behind[name]} & set(names):
+            if name in self._gradients and not {WHOLE + behind[name], SLICE + behind[name]} & set(names):
                 own.add(name)
-        return updated_in_place(computation, behind | {n: n for n in own if n in self._passing}, own)
+        return updated_in_place(computation, behind | {n: n for n in own if n in self._gradients}, own)
 
-    def lender(self, name: str, shape: Shape, device: Any) -> tuple[Read, Write]:
-        """How a piece of a ``jax.Device``'s is handed buffer ``name`` to write over, and how the result is taken. That
-        must come before the first `reader` and `writer`: an arena moves to where the device may write."""
-        if name in self._passing:
-            return lambda frame: self._passing.lend(name, self._as_it_stands(name), device), self.writer(name)
-        resident = self._resident(name, shape, device)
-        return lambda frame: resident.lend(), lambda frame, result: resident.take(result)
+    def donor(self, name: str, shape: Shape, device: Any) -> tuple[Read, Write]:
+        """Functions that donate buffer ``name`` to a piece on a ``jax.Device``, and that take the result back. Call it
+        before any `reader` or `writer`: the arena moves to memory that the device may write."""
+        if name in self._gradients:
+            return lambda frame: self._gradients.donate(name, self._as_it_stands(name), device), self.writer(
+                name
+            )
+        arena = self._donated_arena(name, shape, device)
+        return lambda frame: arena.donate(), lambda frame, result: arena.take_back(result)
 
-    def _resident(self, name: str, shape: Shape, device: Any) -> Resident:
-        """The arena ``name`` in memory of a ``jax.Device``'s, to which it moves if it is elsewhere."""
+    def _donated_arena(self, name: str, shape: Shape, device: Any) -> DonatedArena:
+        """The arena ``name`` in memory of a ``jax.Device``; the first call moves it there."""
         arena = name.removeprefix(WHOLE).removeprefix(SLICE)
-        if arena not in self._residents:
+        if arena not in self._donated:
             buffer = self.arenas[arena]
-            resident = self._residents[arena] = Resident(
+            donated = self._donated[arena] = DonatedArena(
                 buffer.own.shape if shape is None else shape, buffer.own.dtype, device
             )
-            resident.memory[:] = buffer.own
-            buffer.own = resident.memory
-        return self._residents[arena]
+            donated.memory[:] = buffer.own
+            buffer.own = donated.memory
+        return self._donated[arena]
 
     def writer(self, name: str) -> Write:
-        """How to give buffer ``name`` the value of a finished Computation's output, resolved beforehand."""
-        if name in self._passing:
-            return lambda frame, value: self._passing.hold(name, value)
+        """A function that stores a Computation's output in buffer ``name``, resolved beforehand."""
+        if name in self._gradients:
+            return lambda frame, value: self._gradients.store(name, value)
         target = self._target(name)
         if target is None:
 
@@ -269,7 +276,7 @@ class Buffers:
         whole = name.removeprefix(WHOLE) if name.startswith(WHOLE) else ""
 
         def copy(frame: Frame, value: Any) -> None:
-            self._passing.drop(whole)
+            self._gradients.discard(whole)
             np.copyto(target, np.asarray(value).reshape(shape))
 
         return copy
@@ -279,7 +286,7 @@ class Buffers:
         return self._members[member].of(self.arenas[self._members[member].arena].own)
 
     def _as_it_stands(self, member: str) -> Array:
-        """A member in its arena's own memory, or in what the last collective left."""
+        """A member's current value, in its arena's own memory or in the result of the last collective."""
         return self._members[member].of(self.arenas[self._members[member].arena].whole())
 
     def _target(self, name: str) -> Array | None:
@@ -292,12 +299,13 @@ class Buffers:
         return self._place(name) if name in self._members else self._variables.get(name)
 
     def value(self, name: str, frame: Frame) -> Any:
-        """What buffer ``name`` holds now, unchanged by later writes: temporaries never change, the rest is copied."""
-        held = self.operand(name, frame)
-        return held if self.is_temporary(name) else np.array(held)
+        """The value of buffer ``name`` now, which later writes do not change: a temporary itself, a copy of the
+        rest."""
+        value = self.operand(name, frame)
+        return value if self.is_temporary(name) else np.array(value)
 
     def prepare_writes(self, computation: Computation) -> None:
-        """Before outputs are stored: arenas of which only part is written keep the rest of what they held."""
+        """Called before outputs are stored: an arena of which only a part is written keeps the rest of its contents."""
         for arena in self.arenas_written_by(computation):
             buffer = self.arenas[arena]
             if buffer.whole_result is not None or buffer.slice_result is not None:
@@ -307,13 +315,13 @@ class Buffers:
                     buffer.settle()
 
     def settle(self, arenas: Iterable[str]) -> None:
-        """Have all that arenas mean in memory of their own, where other machines read it."""
+        """Copy the current contents of arenas into their own memory, where other machines read them."""
         for arena in arenas:
             self.arenas[arena].settle()
-            self._passing.put(arena)
+            self._gradients.flush(arena)
 
     def reduce_scatter(self, arena: str, reduction: Reduction, *, settle: bool) -> None:
-        """The collective; afterwards this machine's slice means the reduced one. Nothing, for one machine."""
+        """Reduce-scatter the arena; later reads of this machine's slice see the result. No-op for one machine."""
         if self._group.size == 1:
             return
         buffer = self.arenas[arena]
@@ -324,7 +332,7 @@ class Buffers:
             buffer.slice_result = self._group.reduce_scatter(arena, reduction, settle=settle)
 
     def all_reduce(self, arena: str, reduction: Reduction) -> None:
-        """The collective; afterwards the arena means the reduced one. Nothing, for one machine."""
+        """All-reduce the arena; later reads see the result. No-op for one machine."""
         if self._group.size == 1:
             return
         buffer = self.arenas[arena]
@@ -332,7 +340,7 @@ class Buffers:
         buffer.whole_result = self._group.all_reduce(arena, reduction)
 
     def all_gather(self, arena: str) -> None:
-        """The collective; afterwards the arena means all machines' slices together."""
+        """All-gather the arena; later reads see the slices of all machines."""
         buffer = self.arenas[arena]
         if buffer.one_copy:
             self._group.all_gather(arena)
@@ -343,7 +351,7 @@ class Buffers:
     # --- Construction ---------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Initial values; what has none must be written by the host before the first run."""
+        """Set initial values. The host must write variables that have none before the first run."""
         executable, layout = self._executable, self._executable.layout
         for name, variable in executable.variables.items():
             if name not in self._members:
@@ -362,7 +370,7 @@ class Buffers:
         self._variables[REPLICA_OFFSET] = offset
 
     def _covered(self, computation: Computation, arena: Arena) -> bool:
-        """True iff the Computation writes every element of the arena that anybody reads."""
+        """True iff the Computation writes every element of the arena that is ever read."""
         key = f"{computation.name}\0{arena.name}"
         if key not in self._covers:
             outputs = set(computation.outputs)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from podrun.cluster import IPUS_PER_MACHINE
-from podrun.device.program.positions import unpaired
-from podrun.device.service.memory import tensor_dtype
-from podrun.errors import ApplicationRuntimeError
-from podrun.executable import (
+from podrun.core.cluster import IPUS_PER_MACHINE
+from podrun.core.errors import ApplicationRuntimeError
+from podrun.core.executable import (
     REPLICA_OFFSET,
     AllGather,
     AllReduce,
@@ -23,6 +21,8 @@ from podrun.executable import (
     StoreStream,
     StreamDirection,
 )
+from podrun.device.program.machine_groups import unpaired
+from podrun.device.service.shared_tensors import tensor_dtype
 
 
 def check_executable(executable: Executable) -> None:
@@ -73,19 +73,7 @@ def _check_layout(executable: Executable) -> None:
         executable.accumulation_factor,
     )
     _require(all(n >= 1 for n in numbers), f"its layout has numbers below 1: {numbers}")
-    spanned = layout.machines_per_replica
-    if spanned == 1:
-        lies = (
-            layout.replicas_per_machine * layout.machines == layout.replicas
-            and layout.replicas_per_machine * layout.ipus_per_replica <= IPUS_PER_MACHINE
-        )
-    else:
-        lies = (
-            layout.replicas_per_machine == 1
-            and layout.machines == layout.replicas * spanned
-            and layout.ipus_per_replica == IPUS_PER_MACHINE * spanned
-        )
-    _require(lies, f"its {layout.replicas} replicas do not lie on {layout.machines} machines")
+    _require(layout.is_consistent, f"its {layout.replicas} replicas do not lie on {layout.machines} machines")
     _require(
         len(executable.instructions) == layout.ipus_per_replica,
         f"it has {len(executable.instructions)} instruction lists for "
@@ -94,16 +82,16 @@ def _check_layout(executable: Executable) -> None:
 
 
 def _check_positions(executable: Executable) -> None:
-    """Where replicas span machines: who has what, and that every message has a sender and a receiver."""
-    spanned = executable.layout.machines_per_replica
+    """Where replicas span machines: positions exist, and every message has a sender and a receiver."""
+    machines_per_replica = executable.layout.machines_per_replica
     held = [(a.name, a.position) for a in executable.arenas.values()]
     held += [(n, v.position) for n, v in executable.variables.items() if v.arena is None]
     for name, position in held:
         _require(
-            position is None or 0 <= position < spanned,
-            f"{name!r} lies at position {position} of replicas of {spanned} machine(s)",
+            position is None or 0 <= position < machines_per_replica,
+            f"{name!r} lies at position {position} of replicas of {machines_per_replica} machine(s)",
         )
-    if spanned == 1:
+    if machines_per_replica == 1:
         return
     lost = unpaired(executable.instructions)
     _require(not lost, f"messages {lost[:5]} (from IPU, to IPU, tag) are not sent once and received once")

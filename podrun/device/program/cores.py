@@ -1,13 +1,13 @@
-"""Which core a machine computes on, and when.
+"""Which core a machine computes on, and the locks of machines that share a core.
 
-When a program's machines are as many as a host's cores or more, each computes on one core: machines with a process of
-their own in turn, so that a pipeline's stages fill all cores, and where processes are shared a process on each. Left to
-itself the scheduler moves them about, and on a busy host lets three share a core while another is idle. On a quiet host
-it made no measurable difference. A host with cores to spare is left alone.
+If a program has at least as many machines on a host as there are cores, each machine computes on one core: machines
+with a process of their own take cores in turn, and neighbours that share a process take the same core. A busy host's
+scheduler may otherwise put three machines on one core while another core is idle; on a quiet host it makes no
+measurable difference. On a host with more cores than machines nothing is pinned.
 
-Machines that share a process and a core take turns: one piece, or one slice of a reduction, at a time. Otherwise all
-would be under way at once, each with its working set to bring back into the cache, and each addition with the
-interpreter's lock to win back. A turn is never held while a machine waits for others.
+Machines that share a process and a core compute one piece, or one slice of a reduction, at a time, under a `CoreLock`.
+Without it all of them would be active at once, each with a working set to bring back into the cache and with Python's
+interpreter lock to wait for. A machine never holds the lock while it waits for other machines.
 """
 
 from __future__ import annotations
@@ -18,40 +18,38 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-Turn = AbstractContextManager[object]
+CoreLock = AbstractContextManager[object]
 """Held while a machine computes."""
-ANY_TIME: Turn = nullcontext()
-"""Nobody waits for another."""
+NO_CORE_LOCK: CoreLock = nullcontext()
+"""For a machine that shares its core with none of its process."""
 _thread = threading.local()
-_turns: dict[int, threading.Lock] = {}
+_locks: dict[int, threading.Lock] = {}
 _adding = threading.Lock()
 
 
-def core_for(place: int, machines: int, cores: Sequence[int], *, shared: bool = False) -> int | None:
-    """The core for machine number ``place`` of ``machines`` on this host; None: any. ``shared``: processes are, by
-    neighbours."""
+def choose_core(place: int, machines: int, cores: Sequence[int], *, shared: bool = False) -> int | None:
+    """The core for machine number ``place`` of ``machines`` on this host; None: do not pin it. ``shared``: neighbours
+    share processes."""
     if not 1 < len(cores) <= machines:
         return None
     return cores[place * len(cores) // machines] if shared else cores[place % len(cores)]
 
 
-def turn_on(core: int | None) -> Turn:
-    """The turn of this process's machines on a core; None, any core: nobody waits for another."""
+def core_lock_of(core: int | None) -> CoreLock:
+    """The lock of this process's machines on a core; `NO_CORE_LOCK` for machines that are not pinned."""
     if core is None:
-        return ANY_TIME
+        return NO_CORE_LOCK
     with _adding:
-        return _turns.setdefault(core, threading.Lock())
+        return _locks.setdefault(core, threading.Lock())
 
 
-def for_each(machines: int, processes: int) -> bool:
+def has_core_for_each_process(machines: int, processes: int) -> bool:
     """Whether there is a core for each machine of a job and each host process that runs it."""
     return machines + processes <= len(os.sched_getaffinity(os.getpid()))
 
 
-def move_to(core: int | None) -> None:
-    """Keep the calling thread on a core from now on; it does nothing else than runs. None, or a core that is not
-    there any more: any will do.
-    """
+def pin_thread_to(core: int | None) -> None:
+    """Keep the calling thread on a core. Does nothing for None, or if the core has gone."""
     if core is not None and getattr(_thread, "core", None) != core:
         _thread.core = core
         with contextlib.suppress(OSError):

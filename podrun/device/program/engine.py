@@ -1,14 +1,15 @@
 """One program loaded on one machine: its memory, its compiled pieces, its group of machines, and its runs.
 
-Machines of a program agree on the state of things through one small arena, `_CONTROL`: a row of numbers per
-machine, gathered at the start of every run. There they find out whether all run equally many batches and
-whether all host processes wrote equal values, before anything is changed.
+The machines of a program compare their states through one small arena, `_CONTROL`, with a row of numbers per machine,
+gathered at the start of a run. Before anything changes they see whether all run the same number of batches and whether
+all host processes wrote equal values.
 
-Where replicas span machines, an Engine holds only what its position needs: see `podrun.device.program.positions`.
+Where replicas span machines, an Engine holds only what its position needs: see `podrun.device.program.machine_groups`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import math
@@ -20,31 +21,34 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group
+from podrun.core.environment import environment
+from podrun.core.errors import ApplicationRuntimeError, PoplarError
+from podrun.core.executable import Computation, Compute, Copy, Executable, Receive, Send, StoreStream
+from podrun.core.progress import counted
+from podrun.core.shared_region import RegionName
+from podrun.device.crash_records import CrashReader, describe_piece, own_crash_record
 from podrun.device.program.buffers import Buffers
-from podrun.device.program.cores import ANY_TIME, Turn
-from podrun.device.program.interpreter import Between, Interpreter
-from podrun.device.program.kept import KeptByReplicas
-from podrun.device.program.operands import Array
-from podrun.device.program.positions import at_position, ipus_per_position
+from podrun.device.program.cores import NO_CORE_LOCK, CoreLock
+from podrun.device.program.interpreter import InstructionHook, Interpreter
+from podrun.device.program.machine_groups import MachineGroups, at_position, ipus_per_position
+from podrun.device.program.replica_state import ReplicaState
 from podrun.device.program.streams import Drain, Feed, OwnerArrays
-from podrun.device.program.team import Team
-from podrun.device.xla.heap import give_back
+from podrun.device.program.xla_memory import Array
+from podrun.device.xla.clients import return_freed_memory
 from podrun.device.xla.pieces import PieceCache
-from podrun.errors import ApplicationRuntimeError
-from podrun.executable import Computation, Copy, Executable, Receive, Send, StoreStream
 
 _CONTROL = "podrun:control"
 _CONTROL_ROW = 64
 """int64 numbers per machine in the control arena: batches, batches done, digest of host writes, number of variables
-without a value, and the first of these by their place among all names; the rest is padding.
+without a value, and the places of the first of these among all names. The rest is padding.
 """
 _FIRST_PLACE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run gave besides anchors. ``modelled_seconds``: of the batches, on the IPUs (NaN: no model);
-    ``seconds``: of this machine.
+class RunOutcome:
+    """The result of a run besides its anchors. ``modelled_seconds``: of the batches on IPUs (NaN: not modelled).
+    ``seconds``: wall time on this machine.
     """
 
     batches_done: int
@@ -53,14 +57,15 @@ class Outcome:
 
 
 class Disagreement(ApplicationRuntimeError):
-    """Machines found out, before anything was changed, that they were not asked for the same. The program
-    stays loaded.
-    """
+    """The machines were asked for different things. Nothing has changed, and the program stays loaded."""
 
 
 class Engine:
-    """See the module docstring. ``between``: called before every instruction; ``turn``: held while it computes.
-    One thread at a time runs; the machine's lock guards `write` and `read`.
+    """See the module docstring.
+
+    ``before_instruction``: called before every instruction. ``core_lock``: held while it computes. ``ipus``: text for
+    the IPUs of this machine that are IPU *k* of a replica, built when it is needed. One thread at a time runs; the
+    machine's lock guards `write` and `read`.
     """
 
     def __init__(
@@ -68,52 +73,68 @@ class Engine:
         executable: Executable,
         group: Group,
         pieces: PieceCache,
-        between: Between,
+        before_instruction: InstructionHook,
+        ipus: Callable[[int], str],
         clock: Callable[[], float] = time.perf_counter,
-        turn: Turn = ANY_TIME,
+        core_lock: CoreLock = NO_CORE_LOCK,
     ) -> None:
-        self.team = Team(group, executable, turn)
-        self._turn = turn
-        self.executable = at_position(executable, self.team.position)
+        self.groups = MachineGroups(group, executable, core_lock)
+        self._core_lock = core_lock
+        self.executable = at_position(executable, self.groups.position)
         self.batches_done = 0
         self._clock = clock
         self._names = sorted(executable.variables)
         self._complete = False
+        self._slot = contextlib.ExitStack()
         try:
-            self._interpreter = self._prepare(pieces, between)
+            self._interpreter = self._prepare(pieces, before_instruction, ipus)
         except BaseException:
-            self.team.close()
+            self._slot.close()
+            self.groups.close()
             raise
         self._pending: dict[str, Array] = {}
         self._digests: dict[str, bytes] = {}
-        self._modelled_seconds = _modelled_step_seconds(executable)
-        self._kept = KeptByReplicas(self.executable, self.buffers, self.team.peers)
-        # Nobody goes on before every machine has filled what its host keeps one copy of.
+        self._modelled_seconds = modelled_step_seconds(executable)
+        self._replica_state = ReplicaState(self.executable, self.buffers, self.groups.peers)
+        # No machine continues before each has filled the arenas of which its host keeps one copy.
         group.barrier()
 
     @property
     def group(self) -> Group:
         """All machines of the program."""
-        return self.team.whole
+        return self.groups.program
 
-    def _prepare(self, pieces: PieceCache, between: Between) -> Interpreter:
-        executable, team = self.executable, self.team
-        for group in (team.whole, team.peers):
+    def _prepare(
+        self, pieces: PieceCache, before_instruction: InstructionHook, ipus: Callable[[int], str]
+    ) -> Interpreter:
+        executable, groups = self.executable, self.groups
+        for group in (groups.program, groups.peers):
             group.allocate(_CONTROL, "int64", _CONTROL_ROW * group.size)
-        self.buffers = Buffers(executable, team.peers)
+        self._other_records = self._records_of_others()
+        self.buffers = Buffers(executable, groups.peers)
         compiled = {
             name: pieces.piece(c, self._donated(c), self.buffers.updated_in_place(c))
-            for name, c in executable.computations.items()
+            for name, c in counted("compiling piece", executable.computations.items())
+        }
+        first = groups.position * ipus_per_position(executable)
+        texts = {
+            (k, i.computation): describe_piece(
+                executable.computations[i.computation], executable, first + k, ipus(first + k)
+            )
+            for k, work in enumerate(executable.instructions)
+            for i in work
+            if isinstance(i, Compute)
         }
         return Interpreter(
             executable.instructions,
             compiled,
             self.buffers,
-            team.whole,
-            between,
-            first=team.position * ipus_per_position(executable),
-            mail=team.mail,
-            turn=self._turn,
+            groups.program,
+            before_instruction,
+            self._slot.enter_context(own_crash_record().slot(texts)),
+            first=first,
+            messages=groups.messages,
+            core_lock=self._core_lock,
         )
 
     def write(self, values: Mapping[str, Array], digests: Mapping[str, bytes]) -> None:
@@ -125,7 +146,7 @@ class Engine:
         for name, value in values.items():
             self._pending[name] = np.array(value, copy=True)
             self._digests[name] = digests[name]
-        self._kept.take(self._pending)
+        self._replica_state.note_writes(self._pending)
 
     def pending_digest(self, name: str) -> bytes | None:
         """`digest_of_array` of what the host wrote since the last run, if it did."""
@@ -140,68 +161,89 @@ class Engine:
             if name in self._pending:
                 found[name] = self._pending[name]
             else:
-                kept = self._kept.read(name)
-                found[name] = self.buffers.read(name) if kept is None else kept
+                value = self._replica_state.read(name)
+                found[name] = self.buffers.read(name) if value is None else value
         return found
 
-    def run(self, batches: int, owners: Sequence[OwnerArrays], *, agreed: bool = False) -> Outcome:
+    def run(self, batches: int, owners: Sequence[OwnerArrays], *, agreed: bool = False) -> RunOutcome:
         """Run ``batches`` batches for all owners of this machine. All machines of the program run together.
 
-        ``agreed``: one owner holds the whole job, so all machines were asked for the same, and for the next thing
-        only when all have answered; they need not meet before they start unless there is something to write, nor
-        before they end.
+        ``agreed``: one owner holds the whole job. It asks all machines for the same, and for the next run only when all
+        have answered. So the machines need no barrier at the end of the run, and compare states at its start only if
+        there are values to write.
         """
         import jax
 
         begin = self._clock()
         if not agreed or not self._complete:
-            self._agree(batches, self.team.whole)
+            self._agree(batches, self.groups.program)
         elif self._pending:  # the owner wrote the same to all machines that hold it
-            with self.team.errors_of_the_program():
-                self._agree(batches, self.team.peers)
+            with self.groups.errors_with_program_ranks():
+                self._agree(batches, self.groups.peers)
         feed, drain = Feed(self.executable, owners), Drain(self.executable, owners)
-        with jax.enable_x64(True), self.team.errors_of_the_program():
+        with jax.enable_x64(True), self.groups.errors_with_program_ranks():
             self._run_batches(batches, feed, drain, agreed)
-            self._kept.publish()
+            self._replica_state.exchange()
             self._gather_slices()
-        return Outcome(self.batches_done, batches * self._modelled_seconds, self._clock() - begin)
+        return RunOutcome(self.batches_done, batches * self._modelled_seconds, self._clock() - begin)
 
     def abort(self, error: Mapping[str, Any]) -> None:
         """End the program on all machines with an error as of `PoplarError.to_dict`. Called from any thread."""
-        self.team.abort(error)
+        self.groups.abort(error)
 
     def close(self) -> None:
-        """Leave the groups of machines, and the kernel the memory that steps took turns with."""
-        self.team.close()
-        give_back()
+        """Leave the groups of machines, and return freed memory to the kernel."""
+        self.groups.close()
+        self._slot.close()
+        return_freed_memory()
+
+    def died(self, rank: int, machine: int, endpoint: str) -> PoplarError | None:
+        """The error for another machine of this host whose native code died; None if it ended in another way."""
+        record = self._other_records.get(rank)
+        return None if record is None else record.error(machine, endpoint, environment())
+
+    def _records_of_others(self) -> dict[int, CrashReader]:
+        """By rank: crash records of machines of this host in other processes."""
+        program, name = self.groups.program, own_crash_record().name
+        rows = self._exchange([name.pid, name.fd, name.inode, name.size], program)
+        found = {}
+        for rank in program.host_ranks:
+            if rows[rank, 0] != name.pid:
+                # A process in another container cannot be opened: if it dies it is reported as lost.
+                with contextlib.suppress(ApplicationRuntimeError):
+                    found[rank] = CrashReader.of_peer(RegionName(*(int(n) for n in rows[rank, :4])))
+        return found
 
     def _run_batches(self, batches: int, feed: Feed, drain: Drain, agreed: bool) -> None:
-        mail = self.team.mail
-        if mail is not None:
-            mail.begin(batches)
+        messages = self.groups.messages
+        if messages is not None:
+            messages.begin(batches)
         for batch in range(batches):
-            if mail is not None:
-                mail.await_room(batch)
-            # One owner hears from all machines before it asks any of them for more.
+            if messages is not None:
+                messages.await_room(batch)
+            # A sole owner waits for all machines before it asks any of them for the next run.
             last = agreed and batch == batches - 1
             self._interpreter.run_batch(self.batches_done, batch, feed, drain, host_gathers=last)
-            self.batches_done += 1
-            if mail is not None:
-                mail.end_batch()
-        if mail is not None:
-            mail.end()
+            self.batches_done += self.executable.batches_per_pass
+            if messages is not None:
+                messages.end_batch()
+        if messages is not None:
+            messages.end()
 
     def _agree(self, batches: int, group: Group) -> None:
-        """Meet the machines of a group; nobody runs unless all want the same. Then the host's writes take effect."""
+        """Compare states with the machines of a group; raises Disagreement if they differ. Then apply the host's
+        writes."""
         missing = self.buffers.unwritten - self._pending.keys()
         places = [self._names.index(name) for name in sorted(missing)][: _CONTROL_ROW - _FIRST_PLACE]
         row = [batches, self.batches_done, _digest(self._digests), len(missing), *places]
         rows = self._exchange(row, group)
-        _refuse_differences(rows, 1 if group is self.team.peers else self.team.spanned, self._names)
+        _refuse_differences(
+            rows, 1 if group is self.groups.peers else self.groups.machines_per_replica, self._names
+        )
         if rows[group.rank, 2]:
             self.buffers.write(self._pending)
             self._pending, self._digests = {}, {}
-            self.team.peers.barrier()
+            self.groups.peers.barrier()
         self._complete = True
 
     def _exchange(self, row: Sequence[int], group: Group) -> Array:
@@ -212,15 +254,16 @@ class Engine:
         return np.array(gathered).reshape(group.size, _CONTROL_ROW)
 
     def _gather_slices(self) -> None:
-        """Where machines share no memory, bring together what each updates its own slice of: the host may read it."""
-        if len(self.team.peers.host_ranks) < self.team.peers.size:
+        """Gather arenas of which each machine updated its slice, where machines share no memory: the host may read
+        them."""
+        if len(self.groups.peers.host_ranks) < self.groups.peers.size:
             for name, arena in self.executable.arenas.items():
                 if arena.sliced:
                     self.buffers.all_gather(name)
 
     def _donated(self, computation: Computation) -> tuple[int, ...]:
-        """Positions of operands that may be used up: temporaries that a Computation made and nothing else refers to
-        (the host's arrays, stashes and what is under way between IPUs are not).
+        """Positions of operands that the piece may overwrite: temporaries that a Computation made and that nothing else
+        refers to. The host's arrays, stashes and messages between IPUs are not among them.
         """
         made = {name for c in self.executable.computations.values() for name in c.outputs}
         for instruction in itertools.chain(*self.executable.instructions):
@@ -235,7 +278,7 @@ class Engine:
         )
 
 
-def _modelled_step_seconds(executable: Executable) -> float:
+def modelled_step_seconds(executable: Executable) -> float:
     """Modelled time of one batch; NaN if the Executable has no model of it."""
     step = executable.tile_report.get("step")
     seconds = step.get("seconds") if isinstance(step, Mapping) else None
@@ -243,17 +286,17 @@ def _modelled_step_seconds(executable: Executable) -> float:
 
 
 UNCOMPARED = b"uncompared"
-"""Stands for the digest of what nobody else writes: one owner holds the whole job."""
+"""In place of a digest where one owner holds the whole job: no other owner can write other values."""
 
 
 def digest_of_array(value: Array) -> bytes:
-    """A name for an array's bits."""
+    """A digest of an array's bits, 16 bytes."""
     flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     return hashlib.blake2b(flat.data, digest_size=16).digest()
 
 
 def _digest(digests: Mapping[str, bytes]) -> int:
-    """63 bits over names and contents; 0 for no values."""
+    """A digest of names and contents, 63 bits; 0 for no values."""
     if not digests:
         return 0
     whole = hashlib.blake2b(digest_size=8)
@@ -262,8 +305,8 @@ def _digest(digests: Mapping[str, bytes]) -> int:
     return (int.from_bytes(whole.digest(), "little") >> 1) or 1
 
 
-def _refuse_differences(rows: Array, spanned: int, names: Sequence[str]) -> None:
-    """``rows``: of all machines that meet. The host writes the same to every ``spanned``-th of them."""
+def _refuse_differences(rows: Array, machines_per_replica: int, names: Sequence[str]) -> None:
+    """Raises Disagreement. ``rows``: of all machines that compare states; machines of one position get equal writes."""
     for column, what in ((0, "batches in this run"), (1, "batches done since the program was loaded")):
         if len(set(rows[:, column])) > 1:
             listed = ", ".join(f"machine {m}: {n}" for m, n in enumerate(rows[:, column]))
@@ -271,8 +314,8 @@ def _refuse_differences(rows: Array, spanned: int, names: Sequence[str]) -> None
                 f"the machines of the program do not agree on the number of {what}: {listed}",
                 hint="Call run with the same batches in every instance.",
             )
-    for first in range(spanned):
-        odd = [m for m in range(first, len(rows), spanned) if rows[m, 2] != rows[first, 2]]
+    for first in range(machines_per_replica):
+        odd = [m for m in range(first, len(rows), machines_per_replica) if rows[m, 2] != rows[first, 2]]
         if odd:
             raise Disagreement(
                 "host processes wrote different weights or other variables: "

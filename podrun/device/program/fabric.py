@@ -1,21 +1,34 @@
 """How the machines of a program find each other when it is loaded.
 
-The machine of rank 0 makes the group and offers its token; each other rank claims it once. A claim waits for
-an offer that it has not had, so it does not matter who loads first, and a machine that loads again gets a new
-group.
+The machine of rank 0 creates the group and offers its token; each other rank claims the token once. A claim waits for
+an offer that the rank has not claimed yet. So the order of loads does not matter, and a machine that loads again
+joins a new group. A job that ends withdraws its offer and its claims.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from podrun.collectives import Group, create, join
-from podrun.device.connection import IpuRange
-from podrun.device.trouble import different_programs, host_sync_timeout, span
-from podrun.errors import PoplarError
+from podrun.collectives import ClosedError
+from podrun.core.error_codec import error_to_dict
+from podrun.core.errors import PoplarError
+from podrun.core.layout import IpuRange
+from podrun.device.error_messages import different_programs, host_sync_timeout, ipus_in_words
+
+LOOK_SECONDS = 0.5
+"""Seconds after which a claim that waits looks whether it is still wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How long to wait for an offer, seconds, and whether it is still wanted."""
+
+    seconds: float
+    wanted: Callable[[], bool] = lambda: True
 
 
 @dataclass(slots=True)
@@ -27,16 +40,26 @@ class _Offer:
     error: PoplarError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class JobName:
+    """What the machines of a job call it. ``who``: its launch or its only process; empty where several processes
+    without a launch hold it.
+    """
+
+    range: IpuRange
+    who: str = ""
+
+
 class OfferBook:
     """The groups that one machine offers, one for each job. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._offers: dict[IpuRange, _Offer] = {}
+        self._offers: dict[JobName, _Offer] = {}
 
     def publish(
         self,
-        job: IpuRange,
+        job: JobName,
         digest: str,
         token: Mapping[str, Any],
         abort: Callable[[Mapping[str, Any]], None],
@@ -46,40 +69,52 @@ class OfferBook:
             self._offers[job] = _Offer(digest, token, abort)
             self._changed.notify_all()
 
-    def fail(self, job: IpuRange, error: PoplarError) -> None:
+    def fail(self, job: JobName, error: PoplarError) -> None:
         """The group on offer has failed: ranks that still come for it are told why."""
         with self._changed:
             if job in self._offers:
                 self._offers[job].error = error
 
-    def withdraw(self, job: IpuRange) -> None:
+    def withdraw(self, job: JobName) -> None:
         """Offer no group for ``job`` any more."""
         with self._changed:
             self._offers.pop(job, None)
 
-    def claim(self, job: IpuRange, rank: int, digest: str, timeout: float) -> Mapping[str, Any]:
-        """The token of a group for ``job`` that ``rank`` has not had yet; waits up to ``timeout`` seconds for
-        one.
+    def jobs(self) -> tuple[JobName, ...]:
+        """The jobs that a group is on offer for."""
+        with self._changed:
+            return tuple(self._offers)
+
+    def claim(self, job: JobName, rank: int, digest: str, wait: Wait) -> Mapping[str, Any]:
+        """The token of a group for ``job`` that ``rank`` has not had yet; waits for one.
 
         Raises ApplicationRuntimeError if rank 0 loads another program, UnknownRuntimeError (host sync) if it
-        loads none.
+        loads none, ClosedError if the claim is no longer wanted.
         """
+        end = time.monotonic() + wait.seconds
         with self._changed:
-            if not self._changed.wait_for(lambda: self._open(job, rank) is not None, timeout):
-                raise host_sync_timeout(timeout, f"the first machine of {span(job)} has loaded nothing")
-            offer = self._open(job, rank)
-            assert offer is not None
+            while (offer := self._open(job, rank)) is None:
+                left = end - time.monotonic()
+                if not wait.wanted():
+                    raise ClosedError("the job ended before its group of machines was formed")
+                if left <= 0:
+                    raise host_sync_timeout(
+                        wait.seconds, f"the first machine of {ipus_in_words(job.range)} has loaded nothing"
+                    )
+                self._changed.wait(min(left, LOOK_SECONDS))
+            if not wait.wanted():
+                raise ClosedError("the job ended before its group of machines was formed")
             if offer.error is not None:
                 offer.claimed.add(rank)
                 raise offer.error
             if offer.digest != digest:
                 error = different_programs()
-                offer.abort(error.to_dict())
+                offer.abort(error_to_dict(error))
                 raise error
             offer.claimed.add(rank)
             return offer.token
 
-    def _open(self, job: IpuRange, rank: int) -> _Offer | None:
+    def _open(self, job: JobName, rank: int) -> _Offer | None:
         offer = self._offers.get(job)
         return None if offer is None or rank in offer.claimed else offer
 
@@ -87,7 +122,7 @@ class OfferBook:
 class Fabric(Protocol):
     """A machine's way to the others of its partition."""
 
-    def claim(self, machine: int, job: IpuRange, rank: int, digest: str, timeout: float) -> Mapping[str, Any]:
+    def claim(self, machine: int, job: JobName, rank: int, digest: str, wait: Wait) -> Mapping[str, Any]:
         """`OfferBook.claim` on another machine. ``machine``: its index in the partition."""
 
     def alive(self, machine: int) -> bool:
@@ -104,38 +139,15 @@ class LocalFabric:
         """Let other machines claim what ``machine`` offers."""
         self._books[machine] = book
 
-    def claim(self, machine: int, job: IpuRange, rank: int, digest: str, timeout: float) -> Mapping[str, Any]:
-        return self._books[machine].claim(job, rank, digest, timeout)
+    def claim(self, machine: int, job: JobName, rank: int, digest: str, wait: Wait) -> Mapping[str, Any]:
+        return self._books[machine].claim(job, rank, digest, wait)
 
     def alive(self, machine: int) -> bool:
         return True
 
 
-def form_group(
-    fabric: Fabric,
-    book: OfferBook,
-    *,
-    job: IpuRange,
-    first_machine: int,
-    rank: int,
-    size: int,
-    digest: str,
-    timeout: float,
-    address: str | None = None,
-) -> Group:
-    """The group of a job's machines, for one of them. ``timeout``: seconds, also for the group's
-    own waits. ``address``: where this machine is reached from other hosts, if some of the job's machines are there.
-    """
-    if rank == 0:
-        group, token = create(size, timeout=timeout, address=address)
-        if size > 1:
-            book.publish(job, digest, token, group.abort)
-        return group
-    return join(fabric.claim(first_machine, job, rank, digest, timeout), rank, timeout=timeout)
-
-
-def digest_of(data: bytes) -> str:
-    """The name of a program's bytes."""
+def program_digest(data: bytes) -> str:
+    """A digest of a program's bytes, by which machines and owners compare programs."""
     import hashlib
 
     return hashlib.sha256(data).hexdigest()

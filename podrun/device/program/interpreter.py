@@ -1,13 +1,14 @@
 """Runs a program's instruction lists for one batch.
 
-IPU *k* of every replica has a list of its own. A machine runs its lists by turns, deterministically: one list
-until it waits (a Receive without its Send, a Sync that others have not reached), then the next. Machines of a
-program run the same lists in the same order, so that they meet in the same collectives.
+IPU *k* of every replica has an instruction list. A machine runs its lists in a fixed order: one list until it has to
+wait (for the Send of a Receive, or for other lists at a Sync), then the next. All machines of a program run the same
+lists in the same order, so they reach the same collectives.
 
-Where a replica spans machines, each runs the lists of its own IPUs, and messages to and from others go through `Mail`.
-There a list's turn ends with every Computation, so that no other machine waits longer than it must.
+Where a replica spans machines, each machine runs the lists of its own IPUs; messages to and from others go through
+`ReplicaMessages`. There the interpreter leaves a list after every Computation, so that other machines get their
+messages early.
 
-Between two instructions, and only there, faults enter and an abort is noticed.
+Faults and aborts take effect between two instructions.
 """
 
 from __future__ import annotations
@@ -19,15 +20,8 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group
-from podrun.device.program.buffers import Buffers, Frame, Read, Write
-from podrun.device.program.closing import closing_here
-from podrun.device.program.cores import ANY_TIME, Turn
-from podrun.device.program.mail import Key, Mail
-from podrun.device.program.operands import Array
-from podrun.device.program.streams import Drain, Feed
-from podrun.device.xla.pieces import Piece
-from podrun.errors import InternalError
-from podrun.executable import (
+from podrun.core.errors import InternalError
+from podrun.core.executable import (
     AllGather,
     AllReduce,
     Compute,
@@ -41,30 +35,40 @@ from podrun.executable import (
     Sync,
     SyncScope,
 )
+from podrun.device.crash_records import ProgressSlot
+from podrun.device.program.buffers import Buffers, Frame, Read, Write
+from podrun.device.program.cores import NO_CORE_LOCK, CoreLock
+from podrun.device.program.fused_tail import make_fused_tail
+from podrun.device.program.replica_messages import Key, ReplicaMessages
+from podrun.device.program.streams import Drain, Feed
+from podrun.device.program.xla_memory import Array
+from podrun.device.xla.pieces import Piece
 
-Between = Callable[[int, int, int], None]
-"""``between(step, list, instruction)``: called before every instruction; raises to stop."""
+InstructionHook = Callable[[int, int, int], None]
+"""``before_instruction(done, list, instruction)``: called before every instruction with the batches done before this
+pass. It raises to stop the run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """A batch under way: its index within the run, host data, and what the machine's own lists have sent each other."""
+class BatchState:
+    """A batch under way: its index within the run, host data, and messages between the machine's own lists."""
 
     index: int
     feed: Feed
     drain: Drain
-    mail: dict[Key, Any] = field(default_factory=dict)
+    messages: dict[Key, Any] = field(default_factory=dict)
 
 
-Action = Callable[[Frame, Batch], object]
-"""What an instruction does to a list's temporaries in a batch."""
+Action = Callable[[Frame, BatchState], object]
+"""Executes one instruction on a list's temporaries in a batch."""
 
 
 class Interpreter:
-    """One program's lists on one machine.
+    """One program's instruction lists on one machine.
 
-    ``first``: the IPU of a replica that the first list belongs to; ``mail``: to IPUs that have no list here, if there
-    are any; ``turn``: held while a piece computes.
+    ``slot``: records which piece is under way. ``first``: the IPU of a replica that the first list belongs to.
+    ``messages``: the way to IPUs whose lists other machines run, if there are any. ``core_lock``: held while a piece
+    computes.
     """
 
     def __init__(
@@ -73,48 +77,54 @@ class Interpreter:
         pieces: Mapping[str, Piece],
         buffers: Buffers,
         group: Group,
-        between: Between,
+        before_instruction: InstructionHook,
+        slot: ProgressSlot,
         *,
         first: int = 0,
-        mail: Mail | None = None,
-        turn: Turn = ANY_TIME,
+        messages: ReplicaMessages | None = None,
+        core_lock: CoreLock = NO_CORE_LOCK,
     ) -> None:
-        self._first, self._mail = first, mail
+        self._first, self._messages, self._slot = first, messages, slot
         self._lists = instructions
         self._buffers = buffers
-        # Before anybody looks where arenas lie.
-        lent = {name: _lent(piece, buffers) for name, piece in pieces.items()}
-        self._computes = {name: _compute(piece, buffers, turn, lent[name]) for name, piece in pieces.items()}
+        # First, because a donated arena moves to memory of XLA's.
+        donated = {name: _donated(piece, buffers) for name, piece in pieces.items()}
+        self._computes = {
+            name: _compute(piece, buffers, core_lock, donated[name]) for name, piece in pieces.items()
+        }
         self._group = group
-        self._between = between
+        self._before_instruction = before_instruction
         self._unsettled = unsettled_reductions(
             instructions,
             {name: buffers.arenas_written_by(piece.computation) for name, piece in pieces.items()},
         )
-        self._last_gathers = closing_gathers(instructions)
+        self._trailing_gathers = trailing_gathers(instructions)
         self._host_gathers = False
-        self._closing = None if mail is not None else closing_here(instructions, pieces, buffers, group, turn)
-        # Only a Receive waits where there is no other list.
+        self._fused_tail = (
+            None if messages is not None else make_fused_tail(instructions, pieces, buffers, group, core_lock)
+        )
+        # With one list, only a Receive waits.
         self._never_waits = len(instructions) == 1 and not any(
             isinstance(i, Receive) for i in instructions[0]
         )
-        self._steps = [
+        self._actions = [
             [self._action(instruction, ipu, place) for place, instruction in enumerate(work)]
             for ipu, work in enumerate(instructions)
         ]
 
     def run_batch(
-        self, step: int, batch: int, feed: Feed, drain: Drain, *, host_gathers: bool = False
+        self, done: int, batch: int, feed: Feed, drain: Drain, *, host_gathers: bool = False
     ) -> None:
-        """Interpret all lists once. ``step``: batches done since load; ``batch``: index within this run.
+        """Interpret all lists once. ``done``: batches done since load. ``batch``: index within this run.
 
-        ``host_gathers``: nothing reads what machines write at the end of this batch before the host has heard from all
-        of them, so they need not meet for it.
+        ``host_gathers``: the host waits for all machines before anything reads what they write at the end of this
+        batch, so they need no barrier there.
         """
         self._host_gathers = host_gathers
-        now = Batch(batch, feed, drain)
+        self._slot.set_batch(done)
+        now = BatchState(batch, feed, drain)
         if self._never_waits:
-            self._run_through(step, now)
+            self._run_only_list(done, now)
             return
         frames = [Frame() for _ in self._lists]
         places = [0] * len(self._lists)
@@ -123,25 +133,25 @@ class Interpreter:
             for ipu, instructions in enumerate(self._lists):
                 while places[ipu] < len(instructions):
                     instruction = instructions[places[ipu]]
-                    if self._must_wait(instruction, ipu, places, now.mail):
+                    if self._must_wait(instruction, ipu, places, now.messages):
                         break
-                    self._between(step, self._first + ipu, places[ipu])
-                    self._steps[ipu][places[ipu]](frames[ipu], now)
+                    self._before_instruction(done, self._first + ipu, places[ipu])
+                    self._actions[ipu][places[ipu]](frames[ipu], now)
                     places[ipu] += 1
-                    if self._mail is not None and isinstance(instruction, Compute):
+                    if self._messages is not None and isinstance(instruction, Compute):
                         break
             if tuple(places) == before:
-                self._await_mail(places)
+                self._await_message(places)
 
-    def _run_through(self, step: int, now: Batch) -> None:
-        """The only list there is, from beginning to end."""
-        frame, between, first = Frame(), self._between, self._first
-        for place, act in enumerate(self._steps[0]):
-            between(step, first, place)
+    def _run_only_list(self, done: int, now: BatchState) -> None:
+        """Run the only list, which never waits."""
+        frame, before_instruction, first = Frame(), self._before_instruction, self._first
+        for place, act in enumerate(self._actions[0]):
+            before_instruction(done, first, place)
             act(frame, now)
 
-    def _await_mail(self, places: Sequence[int]) -> None:
-        """No list can go on: wait for a message of another machine."""
+    def _await_message(self, places: Sequence[int]) -> None:
+        """No list can continue: wait for a message from another machine."""
         waiting = [
             (instruction.peer, self._first + ipu, instruction.tag)
             for ipu, (place, work) in enumerate(zip(places, self._lists, strict=True))
@@ -149,22 +159,22 @@ class Interpreter:
             and isinstance(instruction := work[place], Receive)
             and not self._is_here(instruction.peer)
         ]
-        if self._mail is None or not waiting:
+        if self._messages is None or not waiting:
             raise InternalError(f"the program's lists wait for each other at instructions {list(places)}")
-        self._mail.await_any(waiting)
+        self._messages.await_any(waiting)
 
     def _is_here(self, ipu: int) -> bool:
         """Whether an IPU of the replica has its list here."""
-        return self._mail is None or 0 <= ipu - self._first < len(self._lists)
+        return self._messages is None or 0 <= ipu - self._first < len(self._lists)
 
     def _must_wait(
-        self, instruction: Instruction, ipu: int, places: list[int], mail: Mapping[Key, Any]
+        self, instruction: Instruction, ipu: int, places: list[int], local: Mapping[Key, Any]
     ) -> bool:
         if isinstance(instruction, Receive):
             key = (instruction.peer, self._first + ipu, instruction.tag)
-            if self._mail is None or self._is_here(instruction.peer):
-                return key not in mail
-            return not self._mail.has(key)
+            if self._messages is None or self._is_here(instruction.peer):
+                return key not in local
+            return not self._messages.has(key)
         if isinstance(instruction, Sync) and len(self._lists) > 1:
             nth = _syncs(self._lists[ipu][: places[ipu]])
             return any(
@@ -176,15 +186,18 @@ class Interpreter:
         return False
 
     def _action(self, instruction: Instruction, ipu: int, place: int) -> Action:
-        """What an instruction does, with everything that stays the same from batch to batch looked up."""
+        """The function that executes an instruction. What is the same for every batch is looked up here."""
         buffers = self._buffers
-        if self._closing is not None and place >= self._closing[0]:
-            first, close = self._closing
+        if self._fused_tail is not None and place >= self._fused_tail[0]:
+            first, run_tail = self._fused_tail
             if not isinstance(instruction, AllGather):
-                return lambda frame, now: close() if place == first else None
+                if place != first:
+                    return lambda frame, now: None
+                update = next(i.computation for i in self._lists[ipu][first:] if isinstance(i, Compute))
+                return self._recorded(lambda frame, now: run_tail(), ipu, update)
         match instruction:
             case Compute(name):
-                return self._computes[name]
+                return self._recorded(self._computes[name], ipu, name)
             case LoadStream(stream, buffer, first, count):
                 return lambda frame, now: frame.values.update(
                     {buffer: now.feed.load(stream, now.index, first, count)}
@@ -197,14 +210,16 @@ class Interpreter:
                 settle = (ipu, place) not in self._unsettled
                 return lambda frame, now: buffers.reduce_scatter(arena, reduction, settle=settle)
             case AllGather(arena):
-                spared = (ipu, place) in self._last_gathers and buffers.is_one_copy(arena)
-                return lambda frame, now: None if spared and self._host_gathers else buffers.all_gather(arena)
+                skipped_for_host = (ipu, place) in self._trailing_gathers and buffers.is_one_copy(arena)
+                return lambda frame, now: (
+                    None if skipped_for_host and self._host_gathers else buffers.all_gather(arena)
+                )
             case AllReduce(arena, reduction):
                 return lambda frame, now: buffers.all_reduce(arena, reduction)
             case Sync(scope):
-                # HOST: the run began with it. MACHINE: lists of one machine take turns in one thread.
-                meets = scope is SyncScope.ALL and ipu == len(self._lists) - 1
-                return lambda frame, now: self._group.barrier() if meets else None
+                # HOST: the run began with it. MACHINE: one thread runs the lists of a machine.
+                waits = scope is SyncScope.ALL and ipu == len(self._lists) - 1
+                return lambda frame, now: self._group.barrier() if waits else None
             case Send(buffer, peer, tag):
                 return self._sending(buffer, (self._first + ipu, peer, tag))
             case Receive(buffer, peer, tag):
@@ -212,44 +227,57 @@ class Interpreter:
             case Copy(source, destination):
                 return lambda frame, now: frame.values.update({destination: frame.values[source]})
 
+    def _recorded(self, act: Action, ipu: int, name: str) -> Action:
+        """``act`` with the piece recorded as under way, for other processes to read if this one dies."""
+        begin, place = self._slot.begin, self._slot.place((ipu, name))
+
+        def recorded(frame: Frame, now: BatchState) -> None:
+            begin(place)
+            try:
+                act(frame, now)
+            finally:
+                begin(0)
+
+        return recorded
+
     def _sending(self, buffer: str, key: Key) -> Action:
-        buffers, mail = self._buffers, self._mail
-        if mail is None or self._is_here(key[1]):
-            return lambda frame, now: now.mail.update({key: buffers.value(buffer, frame)})
-        return lambda frame, now: mail.send(key, np.asarray(buffers.operand(buffer, frame)))
+        buffers, messages = self._buffers, self._messages
+        if messages is None or self._is_here(key[1]):
+            return lambda frame, now: now.messages.update({key: buffers.value(buffer, frame)})
+        return lambda frame, now: messages.send(key, np.asarray(buffers.operand(buffer, frame)))
 
     def _receiving(self, buffer: str, key: Key) -> Action:
-        mail = self._mail
-        if mail is None or self._is_here(key[0]):
-            return lambda frame, now: frame.values.update({buffer: now.mail.pop(key)})
-        return lambda frame, now: frame.values.update({buffer: mail.fetch(key)})
+        messages = self._messages
+        if messages is None or self._is_here(key[0]):
+            return lambda frame, now: frame.values.update({buffer: now.messages.pop(key)})
+        return lambda frame, now: frame.values.update({buffer: messages.fetch(key)})
 
 
-Lent = Sequence[tuple[int, Read, int, Write]]
-"""Operands that a piece writes over: its place and what reads it, the result's place and what takes it."""
+DonatedOperands = Sequence[tuple[int, Read, int, Write]]
+"""Operands that a piece writes over: position and reader of the operand, position and writer of the result."""
 
 
-def _lent(piece: Piece, buffers: Buffers) -> Lent:
+def _donated(piece: Piece, buffers: Buffers) -> DonatedOperands:
     names, shapes = piece.computation.inputs, piece.shapes
     found = []
     for operand, result in piece.in_place.items():
-        read, take = buffers.lender(names[operand], shapes[operand], piece.device)
+        read, take = buffers.donor(names[operand], shapes[operand], piece.device)
         found.append((operand, read, result, take))
     return found
 
 
-def _compute(piece: Piece, buffers: Buffers, turn: Turn, lent: Lent) -> Action:
-    """How to run a piece on a frame, with everything that stays the same from batch to batch looked up."""
+def _compute(piece: Piece, buffers: Buffers, core_lock: CoreLock, donated: DonatedOperands) -> Action:
+    """The function that runs a piece on a frame. What is the same for every batch is looked up here."""
     computation, call = piece.computation, piece.call
     inputs = zip(computation.inputs, piece.shapes, strict=True)
     readers = [buffers.reader(name, shape) for name, shape in inputs]
     writers = [buffers.writer(name) for name in computation.outputs]
-    for operand, read, result, take in lent:
+    for operand, read, result, take in donated:
         readers[operand], writers[result] = read, take
     lasting = bool(buffers.arenas_written_by(computation))
 
-    def run(frame: Frame, now: Batch) -> None:
-        with turn:
+    def run(frame: Frame, now: BatchState) -> None:
+        with core_lock:
             compute(frame)
 
     def compute(frame: Frame) -> None:
@@ -269,11 +297,10 @@ def _compute(piece: Piece, buffers: Buffers, turn: Turn, lent: Lent) -> Action:
 def unsettled_reductions(
     instructions: Sequence[Sequence[Instruction]], writes: Mapping[str, frozenset[str]]
 ) -> frozenset[tuple[int, int]]:
-    """Places ``(list, index)`` of ReduceScatters after which nobody needs to wait for slower readers.
+    """Places ``(list, index)`` of ReduceScatters after which no machine needs to wait for slower readers.
 
-    That is so if, going on from there and around to the next batch, a meeting of all machines comes before
-    anything writes the arena. ``writes``: arenas written by each Computation. Only programs with one list are
-    looked at; elsewhere every reduction waits.
+    That holds if, from there on and around to the next batch, a barrier of all machines comes before anything writes
+    the arena. ``writes``: arenas written by each Computation. In programs with several lists every reduction waits.
     """
     if len(instructions) != 1:
         return frozenset()
@@ -290,9 +317,9 @@ def unsettled_reductions(
     return frozenset(found)
 
 
-def closing_gathers(instructions: Sequence[Sequence[Instruction]]) -> frozenset[tuple[int, int]]:
-    """Places ``(list, index)`` of AllGathers that nothing but others follows: who reads their arenas next is the host,
-    or the next batch. Only programs with one list are looked at.
+def trailing_gathers(instructions: Sequence[Sequence[Instruction]]) -> frozenset[tuple[int, int]]:
+    """Places ``(list, index)`` of AllGathers that only other AllGathers follow: the host or the next batch reads their
+    arenas next. Empty for programs with several lists.
     """
     if len(instructions) != 1:
         return frozenset()
@@ -302,6 +329,22 @@ def closing_gathers(instructions: Sequence[Sequence[Instruction]]) -> frozenset[
             break
         found.add((0, index))
     return frozenset(found)
+
+
+def batch_starts(instructions: Sequence[Instruction], batches: int) -> tuple[int, ...]:
+    """Where each batch begins in a list that runs ``batches`` batches in a pipeline.
+
+    A batch begins with the first Computation that the list runs once for every batch; the first batch begins with the
+    list. Where a list computes nothing for each batch, they all begin with it.
+    """
+    if batches == 1:
+        return (0,)
+    places: dict[str, list[int]] = {}
+    for place, instruction in enumerate(instructions):
+        if isinstance(instruction, Compute):
+            places.setdefault(instruction.computation, []).append(place)
+    found = next((each for each in places.values() if len(each) == batches), [0] * batches)
+    return (0, *found[1:])
 
 
 def _syncs(instructions: Sequence[Instruction]) -> int:

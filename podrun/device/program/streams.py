@@ -1,9 +1,8 @@
-"""Host data on a machine: inputs of several owners side by side, anchors handed back to each.
+"""Host data on a machine: inputs from its owners, and anchors to them.
 
-Owners (host processes) hold neighbouring replicas of a machine, in order. `Feed` lays their input arrays
-along the replica axis; `Drain` applies each anchor's `Retrieval` as micro-batches pass by and gives every
-owner its replicas. Neither knows whether the arrays are a script's own, shared memory or bytes from a
-network.
+Owners (host processes) hold neighbouring replicas of a machine, in order. `Feed` joins their input arrays along the
+replica axis. `Drain` applies each anchor's `Retrieval` after every micro-batch and gives each owner its replicas. The
+arrays may be a script's own, in shared memory, or received over a network.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from podrun.device.program.operands import Array, aligned_empty
-from podrun.errors import ApplicationRuntimeError
-from podrun.executable import Executable, Retrieval, Stream, StreamDirection, numpy_dtype
+from podrun.core.errors import ApplicationRuntimeError
+from podrun.core.executable import Executable, Retrieval, Stream, StreamDirection, numpy_dtype
+from podrun.device.program.xla_memory import Array, aligned_empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +79,17 @@ def check_inputs(executable: Executable, batches: int, replicas: int, inputs: Ma
                 f"input {name!r} is {array.dtype}{list(array.shape)}; {stream.spec.dtype}{list(shape)} "
                 "was expected "
                 f"([batches, accumulation factor, {'' if stream.broadcast else 'replicas, '}*shape])"
+            )
+
+
+def check_outputs(executable: Executable, batches: int, replicas: int, outputs: Mapping[str, Any]) -> None:
+    """Raises ApplicationRuntimeError if there is no array of the right shape for some anchor."""
+    for name, stream in anchors_of(executable).items():
+        shape = anchor_shape(executable, stream, batches, replicas)
+        if name not in outputs or outputs[name].shape != shape:
+            found = "missing" if name not in outputs else str(list(outputs[name].shape))
+            raise ApplicationRuntimeError(
+                f"the buffer for anchor {name!r} is {found}; {list(shape)} was expected"
             )
 
 

@@ -1,6 +1,6 @@
-"""A machine as a service.
+"""A machine as a service: its process, its gRPC server, and its session with each host process.
 
-`server` is its process, `servicer` the gRPC side, `session` what it does for one host process. `wire` turns messages
-into values and back, `memory` is what both sides share, and `bell` starts a run there. `control` is what the partition
-service asks of a machine; `report` what it tells about itself.
+Requests of host processes, of the partition service and of other machines enter through `servicer`, over messages
+that `wire` checks, or through a `doorbell` in shared memory, which `handover` passes on. They go on to
+`podrun.device.machine`, and results return the same way; `control` is the partition service's client.
 """

@@ -8,25 +8,27 @@ from typing import Any
 
 import grpc
 
-from podrun.access import open_channel
+from podrun.core.access import open_channel
+from podrun.core.errors import ServiceError
+from podrun.core.telemetry import MachineReport
 from podrun.device.service import wire
-from podrun.errors import ServiceError
+from podrun.faults import FaultSpec
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs
-from podrun.telemetry import MachineReport
 
 
 class MachineControl:
     """Asks the machine at ``endpoint`` (host:port). ``timeout``: seconds for each answer; ``token``: see
-    `podrun.access`.
+    `podrun.core.access`; ``epoch``: the server's, 0 if machines end with it.
 
     Calls raise ServiceError if it does not answer, and what the machine raises otherwise.
     """
 
-    def __init__(self, endpoint: str, *, timeout: float = 10.0, token: str = "") -> None:
+    def __init__(self, endpoint: str, *, timeout: float = 10.0, token: str = "", epoch: int = 0) -> None:
         self.endpoint = endpoint
+        self._metadata = ((wire.EPOCH_KEY, str(epoch)),)
         self._timeout = timeout
-        self._channel = open_channel(endpoint, wire.CHANNEL_OPTIONS, token)
+        self._channel = open_channel(endpoint, wire.CHANNEL_OPTIONS, token, own=bool(token))
         self._stub = stubs.MachineControlStub(self._channel)  # type: ignore[no-untyped-call]
 
     def configure(
@@ -37,12 +39,15 @@ class MachineControl:
         machine_index: int,
         endpoints: Sequence[str],
         ipus: int = 4,
+        owner: int = -1,
+        operation: int = 0,
     ) -> None:
         """Put the machine into a partition: its first IPU and its own index there, where all its machines
         listen.
 
-        ``ipus``: how many IPUs this and every other machine of the partition has. Attached processes lose
-        theirs.
+        ``ipus``: how many IPUs this and every other machine of the partition has. ``owner``: the user id of who may
+        attach; -1: only the user who runs the machine. ``operation``: the partition service's number for this, which
+        `lead` gives back. Attached processes lose their IPUs.
         """
         self._ask(
             self._stub.Configure,
@@ -52,8 +57,17 @@ class MachineControl:
                 machine=machine_index,
                 ipus=ipus,
                 endpoints=endpoints,
+                owner=owner + 1,
+                operation=operation,
             ),
         )
+
+    def lead(self, timeout: float | None = None) -> tuple[str, int]:
+        """Take command of a machine that an earlier server left: the partition it is configured for (or empty), and the
+        number of the operation that did so. Raises ConflictError if it obeys a newer server."""
+        reply = self._call(self._stub.Lead, pb.Empty(), timeout)
+        wire.raise_error(reply.error_json)
+        return reply.partition, reply.operation
 
     def reset_ipus(self, ipus: Iterable[int]) -> None:
         """IPU_RESET of IPUs by their index at the machine."""
@@ -67,13 +81,17 @@ class MachineControl:
         """FULL_RESET; attached processes lose their IPUs."""
         self._ask(self._stub.PowerCycle, pb.Empty())
 
-    def inject(self, faults: Iterable[str]) -> None:
-        """Plan faults, as ``ipu:5@step=17:tile-parity``; those of other machines are ignored."""
+    def inject(self, faults: Iterable[FaultSpec | str]) -> None:
+        """Plan faults, or their texts; those of other machines are ignored."""
         self._ask(self._stub.Inject, pb.InjectRequest(faults=[str(fault) for fault in faults]))
 
-    def telemetry(self) -> MachineReport:
-        """What the machine reports now."""
-        reply = self._call(self._stub.Telemetry, pb.Empty())
+    def cancel_faults(self, texts: Iterable[str] = ()) -> None:
+        """Take faults off the plan: those of these texts, or all."""
+        self._ask(self._stub.Inject, pb.InjectRequest(faults=list(texts), cancel=True))
+
+    def telemetry(self, timeout: float | None = None) -> MachineReport:
+        """What the machine reports now; ``timeout``: seconds for this answer."""
+        reply = self._call(self._stub.Telemetry, pb.Empty(), timeout)
         wire.raise_error(reply.error_json)
         return MachineReport.from_json_dict(wire.json_or_error(reply.report_json, "a machine report"))
 
@@ -91,9 +109,9 @@ class MachineControl:
     def _ask(self, method: Callable[..., Any], request: Any) -> None:
         wire.raise_error(self._call(method, request).error_json)
 
-    def _call(self, method: Callable[..., Any], request: Any) -> Any:
+    def _call(self, method: Callable[..., Any], request: Any, timeout: float | None = None) -> Any:
         try:
-            return method(request, timeout=self._timeout)
+            return method(request, timeout=timeout or self._timeout, metadata=self._metadata)
         except grpc.RpcError as error:
             code, _ = wire.status_of(error)
             raise ServiceError(

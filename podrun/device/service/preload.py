@@ -1,7 +1,8 @@
-"""What a machine's process imports for programs, as soon as one is likely to come: when a host process attaches.
+"""Imports that a machine's process needs for programs, started when a host process attaches.
 
-JAX takes half a second of a core, in every machine's process. A host process that attaches compiles before it loads,
-on one core; the others are idle then. An idle machine imports nothing of this, and stays small.
+JAX takes half a second of a core to import, in every machine's process. A host process compiles between attaching and
+loading, on one core, while other cores are idle. A machine to which nothing attaches imports none of this and stays
+small.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+from podrun.private_apis.jax import MLIR_MODULES
+
 log = logging.getLogger("podrun.device")
 
 MODULES = (
     "jax",
     "jax.export",
     "jax.experimental.compilation_cache.compilation_cache",
-    "jaxlib.mlir.dialects.mhlo",
-    "jaxlib.mlir.dialects.stablehlo",
+    *MLIR_MODULES,
 )
 _NICE = 5
-"""How much less of a busy core the imports get: the host process is what everybody waits for. Not much less, since who
-loads waits for them."""
+"""Niceness of the importing thread. On a busy core the host process goes first; but a load waits for the imports, so
+they must not take much longer."""
 
 
 class Preload:
@@ -49,14 +51,14 @@ class Preload:
                 self._thread.start()
 
     def wait(self) -> None:
-        """Until it is done, if it was started: two threads that import what imports each other get halves."""
+        """Wait until it is done, if it was started: concurrent imports of modules that import each other can fail."""
         thread = self._thread
         if thread is not None:
             thread.join()
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.nice(0) + _NICE)
-        with uncollected():
+        with without_garbage_collection():
             for name in self._modules:
                 try:
                     self._import(name)
@@ -65,9 +67,9 @@ class Preload:
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Look for no garbage while large libraries are imported: there is next to none, and looking takes a tenth of the
-    time (JAX 0.07 s, Ray 0.07 s)."""
+def without_garbage_collection() -> Iterator[None]:
+    """Pause the garbage collector while large libraries are imported: it finds next to nothing and takes a tenth of
+    the time (JAX 0.07 s, Ray 0.07 s)."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -77,7 +79,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def collect_from_now_on() -> None:
-    """Look for garbage, but not in what has been imported so far: it stays."""
+def freeze_and_collect() -> None:
+    """Collect garbage again, but not among the objects that exist now, which stay."""
     gc.freeze()
     gc.enable()

@@ -12,27 +12,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from podrun import __version__
-from podrun.errors import ConflictError, UnrecoverableRuntimeError
-from podrun.telemetry import MachineReport
+from podrun.core.access import Gate
+from podrun.core.environment import environment
+from podrun.core.errors import ConflictError, UnrecoverableRuntimeError
+from podrun.core.telemetry import MachineReport
 
 if TYPE_CHECKING:
     import grpc
 
-    from podrun.device.job import Place
     from podrun.device.machine import Machine
+    from podrun.device.owners import MachinePlace
     from podrun.device.xla.pieces import PieceCache
 
 log = logging.getLogger("podrun.device")
 
 
 class MachineServer:
-    """One IPU-M2000 behind a gRPC server. It is in no partition until it is told so
-    (`MachineControl.configure`).
+    """One IPU-M2000 behind a gRPC server. It is in no partition until `MachineControl.configure`.
 
-    ``on_lost``: what the fault ``machine:N@step=S:lost`` does; by default this server ends without a word, so
-    that several machines can live in one process. ``own_process``: nothing else computes in this one (see
-    `podrun.device.xla.pieces.PieceCache`). ``environ``: where to find the cache of compiled code. ``token``: what
-    callers have to show (`podrun.access`). ``pieces``: compiled code shared with other machines of this process.
+    ``on_lost``: called for the fault ``machine:N@batch=S:lost``; by default this server ends and the process lives
+    on, for other machines in it. ``own_process``: nothing but machines computes in this process (see
+    `podrun.device.xla.pieces.PieceCache`). ``environ``: names the cache directory. ``token``: callers have to prove
+    that they know it (`podrun.core.access`). ``shared``: users of this host may attach to partitions of their own,
+    and ``admins`` (user ids) to all. ``pieces``: compiled code shared with other machines of this process.
     """
 
     def __init__(
@@ -45,12 +47,16 @@ class MachineServer:
         on_lost: Callable[[], None] | None = None,
         own_process: bool = False,
         token: str = "",
+        shared: bool = False,
+        admins: Sequence[int] = (),
         pieces: PieceCache | None = None,
     ) -> None:
+        self._gate = Gate(token, shared=shared)
+        self._admins = tuple(admins)
         self._own_process = own_process
         self._token = token
         self._pieces = pieces
-        self._environ = dict(os.environ if environ is None else environ)
+        self._environ = dict(environment(environ))
         self._bare = MachineReport(
             agent_id=agent_id,
             pid=os.getpid(),
@@ -58,7 +64,7 @@ class MachineServer:
             target=target,
             versions={"IPUoF server": __version__, "driver": __version__},
         )
-        self._on_lost = on_lost or self._vanish
+        self._on_lost = on_lost or self._end_abruptly
         self._server: grpc.Server | None = None
         self._machine: Machine | None = None
         self._lock = threading.Lock()
@@ -66,14 +72,17 @@ class MachineServer:
 
     def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Listen; returns the endpoint, ``host:port``. Raises ConflictError if the port is taken."""
+        from podrun.device.crash_records import own_crash_record
+        from podrun.device.service.machine_holder import MachineHolder
         from podrun.device.service.preload import Preload
         from podrun.device.service.servicer import serve
-        from podrun.device.service.session import MachineHolder
 
-        holder = MachineHolder(self._make, self._bare)
+        holder = MachineHolder(self._make, self._bare, self._admins)
         try:
+            if self._own_process:
+                own_crash_record().write_stacks_on_fatal_signal()
             preload = Preload() if self._own_process else None
-            self._server, bound = serve(holder, host, port, self.stop, self._token, preload)
+            self._server, bound = serve(holder, (host, port), self.stop, self._gate, preload)
         except RuntimeError as error:
             raise ConflictError(
                 f"cannot listen on {host}:{port}: {error}", hint="Choose another port, or 0 for any free one."
@@ -95,54 +104,58 @@ class MachineServer:
         if server is not None:
             server.stop(grace=0.2).wait(5.0)
 
+    @property
+    def listens(self) -> bool:
+        """Whether it is started and neither stopped nor lost."""
+        return self._server is not None
+
     def wait(self) -> None:
         """Until the server is stopped."""
         server = self._server
         if server is not None:
             server.wait_for_termination()
 
-    def _make(self, place: Place) -> Machine:
+    def _make(self, place: MachinePlace) -> Machine:
         from podrun.device.machine import Machine
         from podrun.device.service.servicer import GrpcFabric
-        from podrun.device.xla.cache_place import writable_cache
-        from podrun.device.xla.lapack import OwnPieces
-        from podrun.device.xla.pieces import PieceCache
+        from podrun.device.xla.pieces import MachinePieces, PieceCache, writable_cache
 
         fabric = GrpcFabric(lambda: machine.place, self._token)
-        kind = OwnPieces if self._own_process else PieceCache
+        kind = MachinePieces if self._own_process else PieceCache
         pieces = self._pieces or kind(writable_cache(self._environ))
         machine = Machine(
             *(place, fabric, pieces),
             on_lost=self._on_lost,
             own_cores=self._own_process,
             shared=self._pieces is not None,
+            agent=self._bare.agent_id,
         )
         self._machine = machine
         return machine
 
-    def _vanish(self) -> None:
-        """As if the process had been killed, for a server that shares its process with others."""
+    def _end_abruptly(self) -> None:
+        """End the server as if its process had been killed; other machines of the process go on."""
         with self._lock:
             server, self._server = self._server, None
         if server is not None:
-            # From a thread of its own: it waits for calls that may wait for the one that came here.
+            # In a thread: stopping waits for calls, which may wait for the calling thread.
             threading.Thread(
-                target=lambda: server.stop(grace=None), name="podrun-vanish", daemon=True
+                target=lambda: server.stop(grace=None), name="podrun-end-machine", daemon=True
             ).start()
 
 
-def _die() -> None:
-    """End this process as a power cut would: no goodbye to anyone."""
+def kill_own_process() -> None:
+    """End this process as a power cut would."""
     import signal
 
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class MachineActor:
-    """What Ray runs: a process for one IPU-M2000, or for several where a host could not hold a process for each.
+    """The Ray actor: a process for one IPU-M2000, or for several if the host cannot hold a process for each.
 
-    The ``lost`` fault kills the process of a machine that has it for itself. One of several vanishes: its server and
-    connections end at once and for good, the others stay. Results are the same either way.
+    The ``lost`` fault kills a process that holds one machine. Of several machines, one ends: its server and connections
+    end at once and for good, and the others stay. Results are the same either way.
     """
 
     def __init__(self) -> None:
@@ -152,23 +165,22 @@ class MachineActor:
         self, agent_ids: Sequence[str], target: str = "gc200", host: str = "127.0.0.1", **options: Any
     ) -> list[str]:
         """Start a server for each agent; their endpoints."""
-        from podrun.device.service.preload import collect_from_now_on
-        from podrun.device.xla.cache_place import writable_cache
-        from podrun.device.xla.lapack import OwnPieces
+        from podrun.device.service.preload import freeze_and_collect
+        from podrun.device.xla.pieces import MachinePieces, writable_cache
 
         alone = len(agent_ids) == 1
-        pieces = None if alone else OwnPieces(writable_cache(options.get("environ", os.environ)))
+        pieces = None if alone else MachinePieces(writable_cache(options.get("environ", environment())))
         for agent in agent_ids:
             self._servers[agent] = MachineServer(
                 agent_id=agent,
                 target=target,
-                on_lost=_die if alone else None,
+                on_lost=kill_own_process if alone else None,
                 own_process=True,
                 pieces=pieces,
                 **options,
             )
         endpoints = [self._servers[agent].start(host) for agent in agent_ids]
-        collect_from_now_on()
+        freeze_and_collect()
         return endpoints
 
     def stop(self, agent_id: str) -> int:
@@ -178,15 +190,17 @@ class MachineActor:
             server.stop()
         return len(self._servers)
 
+    def endpoints(self) -> dict[str, str]:
+        """Agents and endpoints of the machines that are up."""
+        return {agent: server.endpoint for agent, server in self._servers.items() if server.listens}
+
     def pid(self) -> int:
         """Process id of the actor."""
         return os.getpid()
 
 
 def machine_actor() -> Any:
-    """The Ray actor class. An actor ends with its owner (Ray's default lifetime), and does nothing on
-    restart.
-    """
+    """The Ray actor class. An actor ends with its owner unless it is started as detached, and is not restarted."""
     import ray
 
     remote: Any = ray.remote

@@ -12,82 +12,138 @@ from typing import Any
 
 import grpc
 
-from podrun.access import guards, open_channel
-from podrun.device.connection import IpuRange
-from podrun.device.job import Place
-from podrun.device.service import wire
-from podrun.device.service.preload import Preload
-from podrun.device.service.session import MachineHolder, Session
-from podrun.errors import (
+from podrun.collectives import ClosedError
+from podrun.core.access import Gate, caller_of, open_channel
+from podrun.core.error_codec import error_to_json
+from podrun.core.errors import (
     ApplicationRuntimeError,
+    ConflictError,
     ErrorCode,
     PodrunError,
     UnrecoverableRuntimeError,
 )
+from podrun.device.owners import MachinePlace
+from podrun.device.program.fabric import LOOK_SECONDS, JobName, Wait
+from podrun.device.service import wire
+from podrun.device.service.host_session import HostSession
+from podrun.device.service.limits import ATTACH_SECONDS, PART_SECONDS, SESSIONS, Patience, SessionLimits
+from podrun.device.service.machine_holder import MachineHolder
+from podrun.device.service.preload import Preload
 from podrun.faults import parse_fault
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs
 
 log = logging.getLogger("podrun.device")
 
-SESSIONS = 24
-"""Threads for all but claims: a session keeps its thread; each of four IPUs may have an owner, and others may ask and
-be refused meanwhile."""
+CONTROL = 16
+"""Threads for what the partition service asks, which sessions and claims cannot take."""
 CLAIMS = 256
-"""Machines that may wait here for this one's group, a thread each: it may be the last to load, and must still hear the
-host process that attaches to it."""
+"""Machines that may wait here for this machine's group, with a thread each. This machine may be the last to load, and
+must still answer the host process that attaches to it."""
 
 
 class IpuofServicer(stubs.IpuofServicer):
-    """See ``ipuof.proto``. ``preload``: begins when a host process attaches, and is over before one loads."""
+    """See ``ipuof.proto``. ``preload`` begins when a host process attaches, and ends before one loads a program."""
 
     def __init__(self, holder: MachineHolder, preload: Preload | None = None) -> None:
         self._holder = holder
         self._preload = preload
         self._claims = threading.BoundedSemaphore(CLAIMS)
+        self._limits = SessionLimits()
 
     def Session(
         self, requests: Iterator[pb.HostRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.MachineReply]:
-        session = Session(self._holder)
+        caller = caller_of(context)
+        with self._limits.session(caller) as refusal:
+            if refusal:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
+            patience = Patience(caller, context.cancel)
+            try:
+                yield from self._serve(HostSession(self._holder, caller), requests, context, patience)
+            finally:
+                patience.stop()
+
+    def _serve(
+        self,
+        session: HostSession,
+        requests: Iterator[pb.HostRequest],
+        context: grpc.ServicerContext,
+        patience: Patience,
+    ) -> Iterator[pb.MachineReply]:
+        caller = caller_of(context)
+        patience.until(ATTACH_SECONDS, "request to attach")
         # Called when the stream ends for whatever reason, also while a request is at work in this thread.
         if not context.add_callback(lambda: session.end(died=True)):
             session.end(died=True)
         try:
-            whole = wire.Joiner(pb.HostRequest)
-            for piece in requests:
+            joiner = wire.MessageJoiner(pb.HostRequest)
+            for part in requests:
+                joiner.limit = self._limits.most_bytes(caller, session.attached)
                 try:
-                    request = whole.add(piece)
+                    request = joiner.add(part)
                 except ApplicationRuntimeError as error:
-                    yield pb.MachineReply(error_json=wire.error_to_json(error))
+                    yield pb.MachineReply(error_json=error_to_json(error))
                     return
                 if request is None:
+                    patience.until(PART_SECONDS, "further part of a message")
                     continue
+                patience.stop()
                 if self._preload is not None and request.HasField("load"):
                     self._preload.wait()
                 yield from wire.in_parts(session.answer(request))
+                if not session.attached:
+                    patience.until(ATTACH_SECONDS, "request to attach")
                 if self._preload is not None and request.HasField("attach"):
                     self._preload.begin()
         except grpc.RpcError:
-            log.info("a host process ended its session without a word")
+            log.info("a host process ended its session without detaching")
         finally:
             session.end(died=True)
+            session.close()
 
     def JoinGroup(self, request: pb.JoinGroupRequest, context: grpc.ServicerContext) -> pb.JoinGroupReply:
+        _refuse_others(context)
         if not self._claims.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{CLAIMS} machines wait for its group already")
         try:
             token = self._holder.machine.offers.claim(
-                wire.range_from_wire(request.job),
+                JobName(wire.range_from_wire(request.job), request.who),
                 request.rank,
                 request.digest,
-                max(request.timeout_seconds, 0.1),
+                Wait(max(request.timeout_seconds, 0.1), context.is_active),
             )
         except PodrunError as error:
-            return pb.JoinGroupReply(error_json=wire.error_to_json(error))
+            return pb.JoinGroupReply(error_json=error_to_json(error))
         finally:
             self._claims.release()
         return pb.JoinGroupReply(token_json=json.dumps(dict(token)))
+
+
+class CommandingServer:
+    """Who commands a machine, and what for: the highest epoch of a server that it has seen, and its last order.
+
+    A machine that outlives its server is taken over by the next one, whose epoch is higher. The earlier server, if it
+    still runs, is refused from then on.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self.partition, self.operation = "", 0
+
+    def obey(self, context: grpc.ServicerContext) -> None:
+        """Raises ConflictError for a call of a server that another has replaced."""
+        metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
+        text = metadata.get(wire.EPOCH_KEY, "0")
+        epoch = int(text) if isinstance(text, str) and text.isdecimal() else 0
+        with self._lock:
+            if epoch < self._epoch:
+                raise ConflictError(
+                    f"this machine obeys a newer V-IPU server (epoch {self._epoch}, not {epoch})",
+                    hint="Stop the old server; vipu --server-version shows which one answers.",
+                )
+            self._epoch = epoch
 
 
 class ControlServicer(stubs.MachineControlServicer):
@@ -96,59 +152,105 @@ class ControlServicer(stubs.MachineControlServicer):
     def __init__(self, holder: MachineHolder, stop: Callable[[], None]) -> None:
         self._holder = holder
         self._stop = stop
+        self._command = CommandingServer()
+
+    def Lead(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.LeadReply:
+        _refuse_others(context)
+        try:
+            self._command.obey(context)
+        except PodrunError as error:
+            return pb.LeadReply(error_json=error_to_json(error))
+        return pb.LeadReply(partition=self._command.partition, operation=self._command.operation)
 
     def Configure(self, request: pb.ConfigureRequest, context: grpc.ServicerContext) -> pb.ControlReply:
-        place = Place(
+        _refuse_others(context)
+        place = MachinePlace(
             request.partition, request.machine, request.first_ipu, request.ipus, tuple(request.endpoints)
         )
-        return _control(lambda: self._holder.configure(place))
+        owner = int(request.owner) - 1
+
+        def configure() -> None:
+            self._holder.configure(place, owner)
+            self._command.partition, self._command.operation = request.partition, request.operation
+
+        return self._control(context, configure)
 
     def ResetIpus(self, request: pb.ResetIpusRequest, context: grpc.ServicerContext) -> pb.ControlReply:
+        _refuse_others(context)
+
         def reset() -> None:
             machine = self._holder.machine
             machine.reset_ipus([machine.place.first_ipu + ipu for ipu in request.ipus])
 
-        return _control(reset)
+        return self._control(context, reset)
 
     def ResetLinks(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ControlReply:
-        return _control(lambda: self._holder.machine.reset_links())
+        _refuse_others(context)
+        return self._control(context, lambda: self._holder.machine.reset_links())
 
     def PowerCycle(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ControlReply:
+        _refuse_others(context)
         machine = self._holder.known
-        return _control(lambda: machine.power_cycle() if machine is not None else None)
+
+        def power_cycle() -> None:
+            self._command.partition, self._command.operation = "", 0
+            if machine is not None:
+                machine.power_cycle()
+
+        return self._control(context, power_cycle)
 
     def Inject(self, request: pb.InjectRequest, context: grpc.ServicerContext) -> pb.ControlReply:
-        return _control(
-            lambda: self._holder.machine.plan_faults([parse_fault(text) for text in request.faults])
-        )
+        _refuse_others(context)
+
+        def plan() -> None:
+            if request.cancel:
+                self._holder.machine.cancel_faults(tuple(request.faults))
+            else:
+                self._holder.machine.plan_faults([parse_fault(text) for text in request.faults])
+
+        return self._control(context, plan)
 
     def Telemetry(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.TelemetryReply:
+        _refuse_others(context)
         try:
             return pb.TelemetryReply(report_json=json.dumps(self._holder.report().to_json_dict()))
         except PodrunError as error:
-            return pb.TelemetryReply(error_json=wire.error_to_json(error))
+            return pb.TelemetryReply(error_json=error_to_json(error))
 
     def Stop(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ControlReply:
-        threading.Thread(target=self._stop, name="podrun-machine-stop", daemon=True).start()
+        _refuse_others(context)
+        end = threading.Thread(target=self._stop, name="podrun-machine-stop", daemon=True)
+        return self._control(context, end.start)
+
+    def _control(self, context: grpc.ServicerContext, action: Callable[[], Any]) -> pb.ControlReply:
+        try:
+            self._command.obey(context)
+            action()
+        except PodrunError as error:
+            return pb.ControlReply(error_json=error_to_json(error))
         return pb.ControlReply()
 
 
 class GrpcFabric:
     """Other machines of the partition, at the endpoints of ``place()``."""
 
-    def __init__(self, place: Callable[[], Place], token: str = "") -> None:
+    def __init__(self, place: Callable[[], MachinePlace], token: str = "") -> None:
         self._place = place
         self._token = token
 
-    def claim(self, machine: int, job: IpuRange, rank: int, digest: str, timeout: float) -> Mapping[str, Any]:
+    def claim(self, machine: int, job: JobName, rank: int, digest: str, wait: Wait) -> Mapping[str, Any]:
         endpoint = self._place().endpoints[machine]
         request = pb.JoinGroupRequest(
-            job=wire.range_to_wire(job), rank=rank, digest=digest, timeout_seconds=timeout
+            job=wire.range_to_wire(job.range),
+            who=job.who,
+            rank=rank,
+            digest=digest,
+            timeout_seconds=wait.seconds,
         )
-        with open_channel(endpoint, wire.CHANNEL_OPTIONS, self._token) as channel:
+        with open_channel(endpoint, wire.CHANNEL_OPTIONS, self._token, own=bool(self._token)) as channel:
             try:
                 stub = stubs.IpuofStub(channel)  # type: ignore[no-untyped-call]
-                reply = stub.JoinGroup(request, timeout=timeout + 5)
+                reply = _answer(stub.JoinGroup.future(request, timeout=wait.seconds + 5), wait)
             except grpc.RpcError as error:
                 raise UnrecoverableRuntimeError(
                     f"machine {machine} of the partition, at {endpoint}, does not answer: "
@@ -170,31 +272,45 @@ class GrpcFabric:
             return False
 
 
+def _refuse_others(context: grpc.ServicerContext) -> None:
+    """End a call that is not of the user who runs this machine: other users may open sessions, and nothing else."""
+    if not caller_of(context).own:
+        context.abort(
+            grpc.StatusCode.PERMISSION_DENIED, "only the partition service may ask that of a machine"
+        )
+
+
 def serve(
     holder: MachineHolder,
-    host: str,
-    port: int,
+    address: tuple[str, int],
     stop: Callable[[], None],
-    token: str = "",
+    gate: Gate,
     preload: Preload | None = None,
 ) -> tuple[grpc.Server, int]:
-    """A started server for ``holder`` and the port it got; calls must show ``token``, if there is one. Raises
-    RuntimeError if the port is taken.
+    """Start a server for ``holder`` at an address; returns it and its port. ``gate`` decides who may call.
+
+    Raises RuntimeError if the port is taken.
     """
-    pool = ThreadPoolExecutor(SESSIONS + CLAIMS, thread_name_prefix="podrun-ipuof")
+    host, port = address
+    pool = ThreadPoolExecutor(SESSIONS + CLAIMS + CONTROL, thread_name_prefix="podrun-ipuof")
     options = (*wire.CHANNEL_OPTIONS, *wire.SERVER_OPTIONS)
-    server = grpc.server(pool, options=options, interceptors=guards(token))
+    server = grpc.server(pool, options=options, interceptors=gate.interceptors())
     stubs.add_IpuofServicer_to_server(IpuofServicer(holder, preload), server)  # type: ignore[no-untyped-call]
     control = ControlServicer(holder, stop)
     stubs.add_MachineControlServicer_to_server(control, server)  # type: ignore[no-untyped-call]
     bound = server.add_insecure_port(f"{host}:{port}")
+    gate.listens(host, bound)
     server.start()
     return server, bound
 
 
-def _control(action: Callable[[], Any]) -> pb.ControlReply:
-    try:
-        action()
-    except PodrunError as error:
-        return pb.ControlReply(error_json=wire.error_to_json(error))
-    return pb.ControlReply()
+def _answer(call: Any, wait: Wait) -> pb.JoinGroupReply:
+    """The answer to a claim. Cancels it, and raises ClosedError, once it is no longer wanted."""
+    while True:
+        try:
+            reply: pb.JoinGroupReply = call.result(LOOK_SECONDS)
+            return reply
+        except grpc.FutureTimeoutError:
+            if not wait.wanted():
+                call.cancel()
+                raise ClosedError("the job ended before its group of machines was formed") from None

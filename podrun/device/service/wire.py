@@ -1,38 +1,28 @@
-"""Between the messages of ``ipuof.proto`` and the values of this package. Everything received is checked
-here.
-"""
+"""Converts between the messages of ``ipuof.proto`` and values of this package, and checks everything received."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from podrun.device.connection import AttachRequest, IpuRange
-from podrun.device.program.operands import Array
-from podrun.device.service.memory import RegionName, open_region, tensor_dtype, view
-from podrun.errors import (
-    ApplicationRuntimeError,
-    ConfigError,
-    ConflictError,
-    NotFoundError,
-    PodrunError,
-    PoplarError,
-    ServiceError,
-    UnimplementedError,
-    UnsupportedError,
-    UsageError,
-    error_from_dict,
-)
+from podrun.core.error_codec import error_from_json
+from podrun.core.errors import ApplicationRuntimeError, ServiceError
+from podrun.core.layout import IpuRange
+from podrun.device.connection import AttachRequest
+from podrun.device.program.xla_memory import Array
+from podrun.device.service.shared_tensors import tensor_dtype, view
 from podrun.protos import ipuof_pb2 as pb
 
-MESSAGE_BYTES = 1 << 30
-"""Largest message either side takes: tensors of a host process on another host come inline."""
+EPOCH_KEY = "podrun-epoch"
+"""Metadata of the partition service's calls: its server's epoch, a number that grows with each server of a POD."""
 PART_BYTES = 32 << 20
 """Longer messages of a session are sent in parts: gRPC holds several copies of each, and its windows are small."""
+MESSAGE_BYTES = PART_BYTES + (1 << 20)
+"""Largest message either side sends or takes at once."""
 GROUP_BYTES = 512 << 20
 """Variables beyond this are written and read with several requests."""
 WHOLE_BYTES = (2 << 30) - 1
@@ -54,40 +44,15 @@ SERVER_OPTIONS = (
     # anything, which every host process does while a long load or run is under way.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Who connects and says nothing that is HTTP/2 is let go.
+    ("grpc.server_handshake_timeout_ms", 30_000),
 )
-
-_PODRUN_ERRORS: dict[str, type[PodrunError]] = {
-    kind.__name__: kind
-    for kind in (
-        PodrunError,
-        UsageError,
-        ConfigError,
-        NotFoundError,
-        ConflictError,
-        ServiceError,
-        UnsupportedError,
-        UnimplementedError,
-    )
-}
-
-
-def error_to_json(error: PodrunError) -> str:
-    """Any error of ours as text for another process."""
-    if isinstance(error, PoplarError):
-        return json.dumps({"family": "poplar", **error.to_dict()})
-    kind = type(error).__name__ if type(error).__name__ in _PODRUN_ERRORS else "ServiceError"
-    return json.dumps({"family": "podrun", "type": kind, "message": error.message, "hint": error.hint})
 
 
 def raise_error(text: str) -> None:
-    """Raise what `error_to_json` described; nothing for empty text."""
-    if not text:
-        return
-    data = json.loads(text)
-    if data.get("family") == "poplar":
-        raise error_from_dict(data)
-    kind = _PODRUN_ERRORS.get(str(data.get("type")), ServiceError)
-    raise kind(str(data.get("message", "")), hint=data.get("hint"))
+    """Raise the error that `error_to_json` described; do nothing for empty text."""
+    if text:
+        raise error_from_json(text)
 
 
 def range_to_wire(ipus: IpuRange) -> pb.IpuRange:
@@ -100,14 +65,13 @@ def range_from_wire(message: pb.IpuRange) -> IpuRange:
     return IpuRange(message.first, message.count)
 
 
-def region_to_wire(name: RegionName) -> pb.Region:
-    """A region's name."""
-    return pb.Region(pid=name.pid, fd=name.fd, inode=name.inode, size=name.size)
+Regions = Callable[[int, int], Array]
+"""The bytes of a region that was handed over, by its number and size (`podrun.device.service.handover`)."""
 
 
-def region_bytes(message: pb.Region) -> Array:
-    """The bytes of a region that a host process named. Raises ApplicationRuntimeError (see `open_region`)."""
-    return open_region(RegionName(message.pid, message.fd, message.inode, message.size))
+def region_bytes(message: pb.Region, regions: Regions) -> Array:
+    """The bytes of a region that a request names. Raises ApplicationRuntimeError."""
+    return regions(message.number, message.size)
 
 
 def attach_from_wire(message: pb.AttachRequest) -> AttachRequest:
@@ -118,14 +82,15 @@ def attach_from_wire(message: pb.AttachRequest) -> AttachRequest:
         message.pid,
         message.user,
         message.command,
+        message.launch,
     )
 
 
-def blob_from_wire(message: pb.Blob) -> bytes:
+def blob_from_wire(message: pb.Blob, regions: Regions) -> bytes:
     """Bytes, from a region or inline."""
     if not message.HasField("region"):
         return message.inline
-    data = region_bytes(message.region)
+    data = region_bytes(message.region, regions)
     return view(data, message.offset, "uint8", (message.size,)).tobytes()
 
 
@@ -178,22 +143,24 @@ def in_parts(message: Any) -> Iterator[Any]:
         yield type(message)(part=piece)
 
 
-class Joiner:
-    """Puts the parts of one side's messages together again. ``kind``: HostRequest or MachineReply."""
+class MessageJoiner:
+    """Joins the parts of messages. ``kind``: HostRequest or MachineReply."""
 
     def __init__(self, kind: Any, limit: int = WHOLE_BYTES) -> None:
-        self._kind, self._limit = kind, limit
+        self._kind, self.limit = kind, limit
         self._bytes = bytearray()
 
     def add(self, message: Any) -> Any:
-        """A whole message, once it is there. Raises ApplicationRuntimeError for parts that make none."""
+        """The complete message after its last part, else None. Raises ApplicationRuntimeError for malformed parts."""
         if not message.HasField("part"):
             if self._bytes:
-                raise ApplicationRuntimeError("a message came between the parts of another")
+                raise ApplicationRuntimeError("malformed message in parts: another message came between them")
+            if message.ByteSize() > self.limit:
+                raise ApplicationRuntimeError(f"a message is more than {self.limit} bytes")
             return message
         part = message.part
-        if len(self._bytes) + len(part.data) > self._limit:
-            raise ApplicationRuntimeError(f"the parts of a message are more than {self._limit} bytes")
+        if len(self._bytes) + len(part.data) > self.limit:
+            raise ApplicationRuntimeError(f"the parts of a message are more than {self.limit} bytes")
         self._bytes += part.data
         if not part.last:
             return None
@@ -201,9 +168,9 @@ class Joiner:
         try:
             whole = self._kind.FromString(data)
         except DecodeError as error:
-            raise ApplicationRuntimeError("the parts of a message make none") from error
+            raise ApplicationRuntimeError("malformed message in parts") from error
         if whole.HasField("part"):
-            raise ApplicationRuntimeError("the parts of a message make a part")
+            raise ApplicationRuntimeError("malformed message in parts: it contains another part")
         return whole
 
 
@@ -249,5 +216,5 @@ def json_or_error(text: str, what: str) -> Any:
     """Parsed JSON; ServiceError if it is none."""
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ServiceError(f"{what} is not JSON") from error

@@ -8,9 +8,10 @@ worked out as before.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
+
+from podrun.private_apis.jax import mlir
 
 
 def to_first(rank: int) -> tuple[int, ...]:
@@ -64,7 +65,7 @@ ELEMENTWISE = frozenset(f"stablehlo.{name}" for name in _NAMES)
 
 def sink_transposes(module: Any) -> None:
     """Move transposes from channels last to channels first behind the operations that can do without, in place."""
-    ir: Any = importlib.import_module("jaxlib.mlir.ir")
+    ir = mlir()
     with module.context, ir.Location.unknown():
         for function in module.body.operations:
             _region(ir, function.operation)

@@ -1,38 +1,45 @@
-"""XLA's clients of this process: one thread computes small pieces, two compute large ones.
+"""podrun's own XLA clients of this process: one computes small pieces on one thread, one large pieces on two threads.
 
-XLA divides some sums by the number of its threads, so that number must not come from the host. Most pieces take less
-time than waking a second thread does, and run in the thread that asks for them. From `WORTH_SHARING` or
-`WORTH_READING_TOGETHER` on a piece has a client of its own whose two threads share it, on every host alike, a host with
-one core too: a piece's bits depend on the piece alone.
+XLA divides some sums by the number of its threads, so that number must depend neither on the host nor on what the
+process computed before. So podrun computes nothing on JAX's default client, which has as many threads as the host has
+cores, or as ``NPROC`` said when it started. Waking a second thread takes longer than most pieces; they run in the
+calling thread. From `WORTH_SHARING` or `WORTH_READING_TOGETHER` on two threads share a piece, on every host, also on
+one with one core. So the bits of a piece depend on the piece alone.
+
+The second half of the module controls memory that large pieces free. A training step allocates and frees hundreds of
+megabytes. glibc returns blocks of that size to the kernel, which then zeroes every page anew for the next step: 44,000
+page faults for a step of MobileNet at batch 16, a quarter of its time. Here the process keeps freed memory for the next
+step, and returns it when a program is unloaded.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 
-from podrun.device.xla.heap import keep_freed_memory
+from podrun.private_apis.jax import start_cpu_client
 
 WORTH_SHARING = 1 << 30
 """Floating point operations of a piece from which on two threads compute it. A step of a 784-512-512-10 network on
 four replicas has half as many and is slower on two threads than on one."""
 WORTH_READING_TOGETHER = 1 << 26
-"""Bytes of a piece's operands and results from which on two threads compute it, however little it computes: an update
-of large weights takes as long as memory does, and one core cannot ask for all that memory gives."""
+"""Bytes of a piece's operands and results from which on two threads compute it, whatever it computes. An update of
+large weights is limited by memory bandwidth, which one core cannot use fully."""
 SHARED_BY = 2
 """Threads that compute a large piece."""
 _starting = threading.Lock()
 
 
-def large(lowered: Any) -> bool:
+def needs_two_threads(lowered: Any) -> bool:
     """Whether two threads compute a ``jax.stages.Lowered``, as it is before anything is rewritten."""
     analysis = lowered.cost_analysis() or {}
     if float(analysis.get("flops", 0.0)) >= WORTH_SHARING:
@@ -43,23 +50,56 @@ def large(lowered: Any) -> bool:
     return bool(size >= WORTH_READING_TOGETHER)
 
 
-def two_threads() -> Any:
-    """The ``jax.Device`` of the client whose pieces two threads compute. What these free the process keeps."""
+def two_thread_device() -> Any:
+    """The ``jax.Device`` of the two-thread client. From the first call on, the process keeps freed memory."""
     keep_freed_memory()
-    return device_with(SHARED_BY)
+    return _devices()[SHARED_BY]
+
+
+def one_thread_device() -> Any:
+    """The ``jax.Device`` of the one-thread client, whose pieces run in the calling thread. Operands and results of all
+    pieces lie there."""
+    return _devices()[1]
+
+
+def device_for(operations: float) -> Any:
+    """The ``jax.Device`` for so many floating point operations."""
+    return two_thread_device() if operations >= WORTH_SHARING else one_thread_device()
+
+
+def on_one_thread_device() -> AbstractContextManager[Any]:
+    """A context in which JAX computes on `one_thread_device` by default: constants evaluated while a model is
+    lowered, keys of random numbers."""
+    import jax
+
+    context: AbstractContextManager[Any] = jax.default_device(one_thread_device())
+    return context
+
+
+def _devices() -> Mapping[int, Any]:
+    """The devices by number of threads. All clients start together, before the first thing is computed."""
+    with _starting:
+        return _start()
 
 
 @functools.cache
-def device_with(threads: int) -> Any:
-    """The ``jax.Device`` of a client of so many threads that starts what it runs in the thread that asks for it."""
-    client: Any = importlib.import_module("jaxlib.xla_client")
-    with _starting, _threads(threads), _all_cores():
-        return client.make_cpu_client(asynchronous=False).local_devices()[0]
+def _start() -> Mapping[int, Any]:
+    found = {}
+    with _all_cores():
+        for threads in (1, SHARED_BY):
+            with _threads(threads):
+                found[threads] = start_cpu_client().local_devices()[0]
+    return found
 
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """``NPROC``, which XLA reads when a client starts."""
+    """``NPROC``, which XLA reads when a client starts: jaxlib 0.10.2 has no option for the number of threads.
+
+    Without ``NPROC`` XLA takes the number of cores that the starting thread may use, and no fewer than devices; its
+    threads then could not leave these cores, and an ``NPROC`` of the user's would still come first. So this is the one
+    place where podrun changes the environment: once a process, before anything is built.
+    """
     before = os.environ.get("NPROC")
     os.environ["NPROC"] = str(count)
     try:
@@ -82,23 +122,17 @@ def _all_cores() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def home() -> Any:
-    """The ``jax.Device`` of JAX's own client."""
-    import jax
-
-    return jax.devices("cpu")[0]
-
-
-def called_from_outside(
+def callable_across_clients(
     call: Callable[..., Sequence[Any]], in_place: Mapping[int, int] | None = None
 ) -> Callable[..., list[Any]]:
-    """A piece of another client as one that takes and gives arrays of JAX's own, whose memory both read in place.
+    """A call of another client's piece with operands and results on `one_thread_device`. Both clients read the memory
+    in place.
 
-    ``in_place``: positions of operands, and of the results written over them, that stay with the piece's client.
+    ``in_place``: positions of operands that stay on the piece's own client, and of the results written over them.
     """
     import jax
 
-    here = home()
+    here = one_thread_device()
     taken, given = set(in_place or {}), set((in_place or {}).values())
 
     def run(*operands: Any) -> list[Any]:
@@ -106,3 +140,40 @@ def called_from_outside(
         return [r if at in given else jax.device_put(np.asarray(r), here) for at, r in enumerate(results)]
 
     return run
+
+
+# --- Freed memory ---------------------------------------------------------------------------------------------
+
+KEPT = 1 << 30
+"""Bytes. Larger blocks, and more free memory than this at the heap's end, return to the kernel at once."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # malloc.h
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Keep freed memory from now on, for the whole process. False if the C library has no such setting (it is not
+    glibc)."""
+    return all(_mallopt(name, KEPT) for name in (_MMAP_THRESHOLD, _TRIM_THRESHOLD))
+
+
+def use_one_heap() -> bool:
+    """Let threads that start later use the first thread's heap: a heap of their own holds no block above 64 MB. For
+    processes that only compute. Threads that have a heap keep it, so podrun starts its own Ray, whose processes have
+    threads before they have machines, with ``MALLOC_ARENA_MAX=1``."""
+    return _mallopt(_ARENA_MAX, 1)
+
+
+def return_freed_memory() -> None:
+    """Return free memory to the kernel, if it is being kept."""
+    if keep_freed_memory.cache_info().currsize and keep_freed_memory():
+        _libc().malloc_trim(0)
+
+
+def _mallopt(name: int, value: int) -> bool:
+    set_option = getattr(_libc(), "mallopt", None)
+    return set_option is not None and bool(set_option(name, value))
+
+
+@functools.cache
+def _libc() -> Any:
+    return ctypes.CDLL(None)

@@ -1,7 +1,7 @@
 """What a program does to a convolution's result before anything else reads it: adds a bias, adds another image, cuts
 off what is negative.
 
-The library does all of that while it still holds the sums (`podrun.device.xla.convolutions.After`). Apart they are
+The library does all of that while it still holds the sums (`podrun/device/xla/native`). Apart they are
 passes over memory, each a task to hand to threads, which small networks at batch 1 feel most.
 """
 
@@ -32,15 +32,15 @@ class Epilogue:
         """Whether there is a bias, another image, and a cut."""
         return self.bias is not None, self.other is not None, self.cut is not None
 
-    def operands(self, ir: Any) -> list[Any]:
-        """What the call reads more, the bias as a vector, made where MLIR inserts now."""
-        operands = [] if self.other is None else [self.other]
+    def operands(self, ir: Any) -> tuple[list[Any], list[Any]]:
+        """What the call reads more: the bias as a vector, made where MLIR inserts now, and the other image, if any."""
+        other = [] if self.other is None else [self.other]
         if self.bias is None:
-            return operands
+            return [], other
         kind = self.bias.type
         vector = ir.RankedTensorType.get([math.prod(kind.shape)], kind.element_type)
         made = ir.Operation.create("stablehlo.reshape", results=[vector], operands=[self.bias])
-        return [made.results[0], *operands]
+        return [made.results[0]], other
 
     def replace(self, result: Any) -> None:
         """Let readers read ``result``, and erase what the call does now."""

@@ -4,10 +4,8 @@ One thread computes a small piece and two a large one, whatever the host (`podru
 numbers independent of where a machine runs: XLA divides some sums by the number of threads it has (docs/device.md says
 which).
 
-Compiled code is kept in XLA's persistent cache under `cache_directory`. It cannot hold calls into oneDNN: a piece with
-many of them is cut there (`podrun.device.xla.cutting`) and what lies between is kept; one with few is compiled in each
-process. Machines of one job on one host ask for the same pieces at the same moment: the first compiles, the others wait
-for it and load.
+XLA's persistent cache, in podrun's cache directory, keeps compiled code. Machines of one job on one host ask for the
+same pieces at the same moment: the first compiles, the others wait for it and load.
 """
 
 from __future__ import annotations
@@ -17,25 +15,40 @@ import fcntl
 import hashlib
 import importlib
 import logging
+import math
 import os
+import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from podrun.device.xla import kept_steps
-from podrun.device.xla.clients import SHARED_BY, called_from_outside, home, large, two_threads
-from podrun.device.xla.convolutions import available
-from podrun.device.xla.cutting import Steps, cut
-from podrun.device.xla.heap import use_one_heap
+from podrun.core import own_pieces
+from podrun.core.environment import cache_directory
+from podrun.core.errors import ApplicationRuntimeError
+from podrun.core.executable import Computation
+from podrun.device.xla.clients import (
+    SHARED_BY,
+    callable_across_clients,
+    needs_two_threads,
+    one_thread_device,
+    two_thread_device,
+    use_one_heap,
+)
+from podrun.device.xla.custom_calls import check_calls, check_operations
+from podrun.device.xla.instruction_set import instruction_set
+from podrun.device.xla.onednn import formulation
 from podrun.device.xla.rewrite import rewrite
-from podrun.device.xla.steps import compiled, compiler
 from podrun.device.xla.sums import simplify_sums
-from podrun.errors import ApplicationRuntimeError
-from podrun.executable import Computation
+from podrun.device.xla.vetting import vetter
+from podrun.private_apis.jax import (
+    aliased_outputs,
+    register_lapack,
+    register_lapack_only_when_asked,
+    written_to_cache,
+)
 
 _log = logging.getLogger(__name__)
 COMPILER_OPTIONS: dict[str, bool | str] = {
@@ -48,12 +61,35 @@ as tiles do.
 WORTH_COMPILING = 1 << 27
 """Products of a piece's convolutions from which on they go to oneDNN. It depends on the piece alone, so numbers are the
 same on every host."""
-WORTH_CUTTING = 128
-"""Convolutions, gradients included, from which on a piece is cut at its calls. ResNet-50's training (158) then loads in
-half the time; in ResNet-18's (59), which compiles in 4 s, a step would take a third longer, since one step of a cut
-piece waits for the other."""
+_CALL = b"custom_call"
+"""In the bytes of every piece with a custom call: they hold the names of operations in full."""
 WAIT_FOR_COMPILE = 300.0
 """Seconds to wait for another process's compile before compiling here too."""
+
+
+_PROBE_BYTES = 1 << 16
+
+
+def writable_cache(environ: Mapping[str, str]) -> Path | None:
+    """The cache directory; None if there is none (no HOME) or it cannot be written (a read-only home, a full disk).
+    Without it every process compiles for itself.
+    """
+    directory = cache_directory(environ)
+    if directory is None:
+        _log.warning("compiled programs cannot be kept: HOME is not set (export PODRUN_CACHE_DIR=DIRECTORY)")
+        return None
+    try:
+        (directory / "xla").mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory / "xla") as file:
+            file.write(bytes(_PROBE_BYTES))
+    except OSError as error:
+        _log.warning(
+            "compiled programs cannot be kept in %s: %s (export PODRUN_CACHE_DIR=DIRECTORY)",
+            directory,
+            error.strerror,
+        )
+        return None
+    return directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +107,19 @@ class Piece:
     device: Any = None
 
 
-def cache_directory(environ: Mapping[str, str]) -> Path:
-    """``$PODRUN_CACHE_DIR``, else ``podrun`` under ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    if explicit := environ.get("PODRUN_CACHE_DIR"):
-        return Path(explicit)
-    base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/tmp"), ".cache")
-    return Path(base) / "podrun"
-
-
 class PieceCache:
     """Compiled pieces of this process, by content. Safe to use from several threads.
 
-    ``own_process``: the process holds nothing but a machine, so JAX may be set up for it. XLA then runs small
-    pieces in the thread that asks for them instead of handing them to a pool: machines share a host's cores,
-    and a pool each makes them wait for one another's threads. XLA then counts one thread, on which some sums
-    depend; a script with machines inside of it asks for the same (`podrun.popart.program.build`).
+    ``own_process``: the process holds nothing but a machine, so JAX and the C library may be set up for it. ``vets``:
+    pieces that are not this user's own are read in another process first.
     """
 
-    def __init__(self, directory: Path | None, *, own_process: bool = False) -> None:
+    def __init__(self, directory: Path | None, *, own_process: bool = False, vets: bool = True) -> None:
         self._directory = directory
+        self._vets = vets
         if own_process:
-            os.environ["NPROC"] = "1"  # read by XLA when its client starts
             os.environ.setdefault("JAX_PLATFORMS", "cpu")
             use_one_heap()
-        self._inline = own_process
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._pieces: dict[str, Piece] = {}
@@ -114,50 +139,48 @@ class PieceCache:
         with lock:
             piece = self._pieces.get(key)
             if piece is None:
-                if self._inline:
-                    config: Any = importlib.import_module("jax").config
-                    config.update("jax_cpu_enable_async_dispatch", False)
                 piece = self._pieces[key] = self._compiled(key, computation, donated, in_place)
         return replace(piece, computation=computation)
 
     def _compiled(
         self, key: str, computation: Computation, donated: tuple[int, ...], in_place: Mapping[int, int]
     ) -> Piece:
-        kept = (
-            None
-            if self._directory is None
-            else self._directory / "xla" / f"{key}.{kept_steps.version()}.steps"
-        )
-        found = kept_steps.read(kept) if kept is not None and available() else None
-        if found is not None:
-            with self._first_on_host(key):
-                return Piece(computation, _of_steps(*found), found[0].shapes)
+        own = own_pieces.is_own(computation.stablehlo)
+        if self._vets and not own:
+            vetter(self._directory).check(computation, donated, in_place)
         lowered, shared, in_place = _lower(computation, donated, in_place)
-        calls = rewrite(lowered, WORTH_COMPILING)
-        steps = cut(lowered) if calls >= WORTH_CUTTING else None
-        if steps is not None:
-            threads = SHARED_BY if shared else 1
-            with self._first_on_host(key):
-                if kept is not None:
-                    with _if_possible(kept.parent):
-                        kept_steps.write(steps, threads, kept)
-                return Piece(computation, _of_steps(steps, threads), steps.shapes)
-        if calls:  # a cut piece's steps read what lies between calls anyway, and more of them differ
+        if not own:
+            check_operations(computation.name, lowered.compiler_ir("stablehlo"))
+        elif _CALL in computation.stablehlo:
+            check_calls(computation.name, lowered.compiler_ir("stablehlo"))
+        calls = rewrite(lowered, WORTH_COMPILING, SHARED_BY if shared else 1)
+        if calls:
             simplify_sums(lowered.compiler_ir("stablehlo"))
-        with contextlib.nullcontext() if calls else self._first_on_host(key):
+        with self._first_on_host(key):
             call = _compile(lowered)
         if shared:
-            call = called_from_outside(call, in_place)
-        device = two_threads() if shared else home()
+            call = callable_across_clients(call, in_place)
+        device = two_thread_device() if shared else one_thread_device()
         return Piece(computation, call, _shapes(lowered), in_place, device)
+
+    def forget(self) -> None:
+        """Keep no piece in memory any more."""
+        with self._lock:
+            self._pieces.clear()
+            self._locks.clear()
+
+    @property
+    def _place(self) -> Path | None:
+        """Where machine code for this instruction set is kept: another processor's would end the process."""
+        return None if self._directory is None else self._directory / "xla" / instruction_set()
 
     @contextlib.contextmanager
     def _first_on_host(self, key: str) -> Iterator[None]:
         """Hold back while another process compiles the same piece; a marker says that it is in the cache."""
-        if self._directory is None:
+        directory = self._place
+        if directory is None:
             yield
             return
-        directory = self._directory / "xla"
         marker, lock = directory / f"{key}.done", None
         with _if_possible(directory):
             directory.mkdir(parents=True, exist_ok=True)
@@ -174,6 +197,30 @@ class PieceCache:
                 marker.touch()
 
 
+_LAPACK = b"lapack"
+"""The names of jaxlib's LAPACK calls begin with it, such as ``lapack_sgetrf_ffi``."""
+
+
+class MachinePieces(PieceCache):
+    """The pieces of a process that holds nothing but machines.
+
+    JAX registers LAPACK whenever it lowers an exported program, and imports SciPy for it: 0.15 s of a core in every
+    machine's process, for calls that few programs have. Here only a piece that calls LAPACK causes that.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        super().__init__(directory, own_process=True)
+
+    def piece(
+        self, computation: Computation, donated: tuple[int, ...], in_place: Mapping[int, int] | None = None
+    ) -> Piece:
+        """See `PieceCache.piece`."""
+        register_lapack_only_when_asked()
+        if _LAPACK in computation.stablehlo:
+            register_lapack()
+        return super().piece(computation, donated, in_place)
+
+
 @contextlib.contextmanager
 def _if_possible(directory: Path) -> Iterator[None]:
     """Keep something in the cache; a disk that has filled up, or a home that went away, ends no program."""
@@ -188,7 +235,16 @@ def _key(computation: Computation, donated: tuple[int, ...], in_place: Mapping[i
 
     digest = hashlib.sha256(computation.stablehlo)
     digest.update(
-        repr((donated, sorted(in_place.items()), sorted(COMPILER_OPTIONS.items()), jax.__version__)).encode()
+        repr(
+            (
+                donated,
+                sorted(in_place.items()),
+                sorted(COMPILER_OPTIONS.items()),
+                jax.__version__,
+                instruction_set(),
+                formulation(),
+            )
+        ).encode()
     )
     return digest.hexdigest()
 
@@ -204,15 +260,17 @@ def _wait_for_lock(fd: int, marker: Path) -> None:
 
 
 def _use_xla_cache(directory: Path) -> None:
-    """Point JAX at the cache, unless this process (a script with machines inside it) has set one of
-    its own.
+    """Point JAX at the cache, unless this process (a script with machines inside it) has set one of its own.
+
+    Only pieces are written (`written_to_cache`): what a script computes with JAX has other threads, which the cache's
+    keys do not tell apart.
     """
     import jax
 
     config: Any = jax.config
     if config.jax_compilation_cache_dir is None:
         config.update("jax_compilation_cache_dir", str(directory))
-        config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
         config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
@@ -238,12 +296,20 @@ def _lower(
 
     with jax.enable_x64(True):
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in exported.in_avals]
-        lowered = jax.jit(flat, donate_argnums=sorted({*donated, *in_place})).lower(*shapes)
-        if shared := large(lowered):
-            one = jax.sharding.SingleDeviceSharding(two_threads())
-            whole = jax.jit(flat, in_shardings=one, out_shardings=one, donate_argnums=sorted(in_place))
-            lowered = whole.lower(*shapes)
-    if not in_place.items() <= _written_over(lowered).items():
+
+        def on(device: Any, given: set[int]) -> Any:
+            one = jax.sharding.SingleDeviceSharding(device)
+            # the keys of XLA's cache know programs by their text alone
+            flat.__name__ = (
+                f"piece_by_{SHARED_BY if device is not one_thread_device() else 1}_{instruction_set()}"
+            )
+            whole = jax.jit(flat, in_shardings=one, out_shardings=one, donate_argnums=sorted(given))
+            return whole.lower(*shapes)
+
+        lowered = on(one_thread_device(), {*donated, *in_place})
+        if shared := needs_two_threads(lowered):
+            lowered = on(two_thread_device(), set(in_place))
+    if not in_place.items() <= aliased_outputs(lowered).items():
         return _lower(computation, donated, {})
     return lowered, shared, in_place
 
@@ -253,33 +319,11 @@ def _shapes(lowered: Any) -> list[tuple[int, ...]]:
     return [tuple(aval.shape) for aval in tree.leaves(lowered.in_avals)]
 
 
-def _written_over(lowered: Any) -> dict[int, int]:
-    """Positions of operands whose memory results take, and of these results: JAX goes by shape and order alone."""
-    ir: Any = importlib.import_module("jaxlib.mlir.ir")
-    main = next(
-        op for op in lowered.compiler_ir().body if ir.StringAttr(op.attributes["sym_name"]).value == "main"
-    )
-    attributes = main.attributes.get("arg_attrs", ())
-    return {
-        position: int(ir.IntegerAttr(each["tf.aliasing_output"]).value)
-        for position, each in enumerate(attributes)
-        if "tf.aliasing_output" in each
-    }
-
-
 def _compile(lowered: Any) -> Callable[..., Any]:
     jax: Any = importlib.import_module("jax")
-    # XLA cannot write calls into oneDNN in loops to its cache; JAX tries, and warns that it failed
-    warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry .*std::bad_alloc")
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), written_to_cache():
         call: Callable[..., Any] = lowered.compile(compiler_options=dict(COMPILER_OPTIONS))
     return call
-
-
-def _of_steps(steps: Steps, threads: int) -> Callable[..., Any]:
-    device = two_threads() if threads > 1 else None
-    call = compiled(steps, device, compiler(threads, device, COMPILER_OPTIONS))
-    return call if device is None else called_from_outside(call)
 
 
 def _check(computation: Computation, exported: Any) -> None:

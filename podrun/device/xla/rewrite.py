@@ -1,4 +1,4 @@
-"""Puts fast formulations in the place of convolutions, between tracing and compiling.
+"""Puts calls into oneDNN in the place of convolutions, between tracing and compiling.
 
 Front ends trace plain convolutions, which JAX differentiates and the tile model costs; which library computes them on a
 CPU is decided here, when a piece is compiled.
@@ -6,87 +6,95 @@ CPU is decided here, when a piece is compiled.
 
 from __future__ import annotations
 
-import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from podrun.device.xla.channels_last import sink_transposes
-from podrun.device.xla.convolutions import After, Convolution, available, convolve, supported
+from podrun.device.xla.convolutions import Convolution, ConvolutionCall, Kind, call
 from podrun.device.xla.epilogues import Epilogue, match
+from podrun.device.xla.onednn import TARGET, algorithms, available
 from podrun.device.xla.stablehlo import inline, nested
+from podrun.private_apis.jax import convolution_axes, convolutions_problem, mlir
 
 __all__ = ["available", "rewrite"]
 
 
-def rewrite(lowered: Any, least: int = 0) -> int:
-    """Replace convolutions of a ``jax.stages.Lowered`` by calls of `convolve`, in place. Returns how many.
+def rewrite(lowered: Any, least: int = 0, parts: int = 1) -> int:
+    """Replace convolutions of a ``jax.stages.Lowered`` by calls of the library, in place. Returns how many.
 
-    What it has no formulation for stays XLA's, and everything does where oneDNN is not there, or where the program's
-    convolutions have fewer than ``least`` products in all.
+    What it has nothing for stays XLA's, and everything does where the library is not there, or where the program's
+    convolutions have fewer than ``least`` products in all. ``parts``: into how many a large call is divided.
     """
-    if not available():
+    if convolutions_problem():
+        if "stablehlo.convolution" in lowered.as_text():
+            available()  # says why they stay XLA's
         return 0
-    module = lowered.compiler_ir("stablehlo")
-    ir: Any = importlib.import_module("jaxlib.mlir.ir")
-    made: dict[Any, str] = {}
-    count = 0
+    module, ir = lowered.compiler_ir("stablehlo"), mlir()
     if not any(op.name == "stablehlo.convolution" for op in nested(module.operation)):
-        return 0  # And calls stay calls: some are walls (`podrun.compiler.export.walls`).
+        return 0  # And calls stay calls: some are walls (`podrun.compiler.export.rewrites`).
     with module.context, ir.Location.unknown():
         inline(ir, module)
         found = [op for op in nested(module.operation) if op.name == "stablehlo.convolution"]
-        all_recognised = [(op, recognised) for op in found if (recognised := _recognise(ir, op))]
-        if sum(convolution.products for _, (convolution, _) in all_recognised) < least:
+        sites = [site for op in found if (site := _recognise(ir, op)) is not None]
+        if not sites or sum(site.products for site in sites) < least or not available():
             return 0
-        for op, (convolution, orders) in all_recognised:
-            epilogue = match(op, orders[2][3])
-            key = (convolution, orders, epilogue.kind)
-            if key not in made:
-                made[key] = _add_function(ir, module, f"podrun_convolution_{len(made)}", *key)
-            _replace(ir, op, made[key], convolution, orders, epilogue)
-            count += 1
+        count = sum(_replace(ir, site, parts) for site in sites)
     if count:
         sink_transposes(module)
     return count
 
 
-_Orders = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+_Axes = tuple[int, ...]
+"""Where an array's axes are: of an image batch, rows, columns, channels; of weights rows, columns, inputs, outputs."""
 
 
-def _recognise(ir: Any, op: Any) -> tuple[Convolution, _Orders] | None:
-    """The convolution that an operation is and the order of its axes in image, weights and result; or None."""
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A convolution of a program, the call that computes it, and the order of its axes in image, weights, result."""
+
+    op: Any
+    call: ConvolutionCall
+    products: int
+    image: _Axes
+    weights: _Axes
+    result: _Axes
+
+
+def _recognise(ir: Any, op: Any) -> _Site | None:
+    """The call for an operation; None if it stays."""
     image, weights, result = (ir.RankedTensorType(v.type) for v in (*op.operands, op.results[0]))
     single = all(str(t.element_type) == "f32" and t.has_static_shape for t in (image, weights, result))
     if not single or len(image.shape) != 4:
         return None
     attributes = op.attributes
-    stablehlo: Any = importlib.import_module("jaxlib.mlir.dialects.stablehlo")
-    numbers = stablehlo.ConvDimensionNumbers(attributes["dimension_numbers"])
-    orders = (
-        (numbers.input_batch_dimension, *numbers.input_spatial_dimensions, numbers.input_feature_dimension),
-        (
-            *numbers.kernel_spatial_dimensions,
-            numbers.kernel_input_feature_dimension,
-            numbers.kernel_output_feature_dimension,
-        ),
-        (
-            numbers.output_batch_dimension,
-            *numbers.output_spatial_dimensions,
-            numbers.output_feature_dimension,
-        ),
-    )
-    if attributes["batch_group_count"].value != 1 or any(_values(attributes, "window_reversal", False)):
+    of_image, of_weights, of_result = convolution_axes(attributes["dimension_numbers"])
+    if any(_values(attributes, "window_reversal", False)):
         return None
     pads = _values(attributes, "padding", 0, 4)
     convolution = Convolution(
-        image=tuple(image.shape[i] for i in orders[0]),
-        weights=tuple(weights.shape[i] for i in orders[1]),
+        image=tuple(image.shape[i] for i in of_image),
+        weights=tuple(weights.shape[i] for i in of_weights),
         strides=_values(attributes, "window_strides", 1),
         pads=((pads[0], pads[1]), (pads[2], pads[3])),
         dilation=_values(attributes, "rhs_dilation", 1),
         spread=_values(attributes, "lhs_dilation", 1),
         groups=attributes["feature_group_count"].value,
+        batch_groups=attributes["batch_group_count"].value,
+        reversed_weights=_reversed(op.operands[1], of_weights) is not None,
+        batch_inside=of_image[3] == 0,
     )
-    return (convolution, orders) if supported(convolution) else None
+    made = call(convolution)
+    return None if made is None else _Site(op, made, convolution.products, of_image, of_weights, of_result)
+
+
+def _reversed(weights: Any, axes: _Axes) -> Any:
+    """What weights are a reversal of, by rows and columns; None if they are none."""
+    maker = weights.owner
+    if getattr(maker, "name", "") != "stablehlo.reverse":
+        return None
+    return maker.operands[0] if sorted(maker.attributes["dimensions"]) == sorted(axes[:2]) else None
 
 
 def _values(attributes: Any, name: str, default: Any, count: int = 2) -> tuple[Any, ...]:
@@ -98,71 +106,116 @@ def _values(attributes: Any, name: str, default: Any, count: int = 2) -> tuple[A
     return tuple(type(default)(v) for v in np.asarray(list(attributes[name])).reshape(-1))
 
 
-def _add_function(
-    ir: Any,
-    module: Any,
-    name: str,
-    convolution: Convolution,
-    orders: _Orders,
-    kind: tuple[bool, bool, bool],
-) -> str:
-    """Trace the formulation and add it to the module as a private function."""
-    import numpy as np
-
-    jax: Any = importlib.import_module("jax")
-
-    bias, other, relu = kind
-    result = (convolution.image[0], *convolution.out, convolution.weights[3])
-
-    def formulation(x: Any, w: Any, *more: Any) -> Any:
-        after = After(more[0] if bias else None, more[-1].transpose(orders[2]) if other else None, relu)
-        return convolve(convolution, x.transpose(orders[0]), w, orders[1], after)
-
-    shapes = [
-        jax.ShapeDtypeStruct(tuple(sizes[i] for i in np.argsort(order)), np.float32)
-        for sizes, order in (
-            (convolution.image, orders[0]),
-            (convolution.weights, orders[1]),
-            *([(result[3:], (0,))] if bias else []),
-            *([(result, orders[2])] if other else []),
-        )
-    ]
-    with jax.enable_x64(False):
-        text = str(jax.jit(formulation).lower(*shapes).compiler_ir("stablehlo"))
-    for function in ir.Module.parse(text).body.operations:
-        # names of inner functions may be there already
-        clone = function.operation.clone()
-        old = ir.StringAttr(clone.attributes["sym_name"]).value
-        new = name if old == "main" else f"{name}_{old}"
-        clone.attributes["sym_name"] = ir.StringAttr.get(new)
-        clone.attributes["sym_visibility"] = ir.StringAttr.get("private")
-        for op in nested(clone):
-            if op.name == "func.call":
-                callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
-                op.attributes["callee"] = ir.FlatSymbolRefAttr.get(f"{name}_{callee}")
-        module.body.append(clone)
-    return name
-
-
-def _replace(
-    ir: Any, op: Any, function: str, convolution: Convolution, orders: _Orders, epilogue: Epilogue
-) -> None:
-    import numpy as np
-
+def _replace(ir: Any, site: _Site, parts: int) -> bool:
+    """Put the call in the operation's place, with what follows it if the library does that too. False: it stays."""
+    made, op = site.call, site.op
+    epilogue = Epilogue(sums=(op,))
+    if made.kind is Kind.FORWARD:
+        epilogue = match(op, site.result[3])
+    numbers = made.numbers(_order(site), epilogue.kind, parts)
+    if not algorithms(numbers):
+        return False
     kind = op.results[0].type
-    shape = (convolution.image[0], *convolution.out, convolution.weights[3])
     with ir.InsertionPoint(epilogue.sums[-1]):
-        call = ir.Operation.create(
-            "func.call",
-            results=[ir.RankedTensorType.get(shape, kind.element_type)],
-            operands=[*op.operands, *epilogue.operands(ir)],
-            attributes={"callee": ir.FlatSymbolRefAttr.get(function)},
-        )
-        order = ir.DenseI64ArrayAttr.get([int(i) for i in np.argsort(orders[2])])
-        turned = ir.Operation.create(
-            "stablehlo.transpose",
-            results=[kind],
-            operands=[call.results[0]],
-            attributes={"permutation": order},
-        )
-    epilogue.replace(turned.results[0])
+        bias, other = epilogue.operands(ir)
+        operands = [*_operands(ir, site), *bias, *(_turned(ir, value, site.result) for value in other)]
+        if made.kind is Kind.OF_WEIGHTS:
+            result = _call(ir, numbers, operands, kind)
+        else:
+            shape = [kind.shape[axis] for axis in site.result]
+            result = _call(ir, numbers, operands, ir.RankedTensorType.get(shape, kind.element_type))
+            result = _turned(ir, result, tuple(site.result.index(axis) for axis in range(4)))
+    epilogue.replace(result)
+    return True
+
+
+def _order(site: _Site) -> tuple[int, ...]:
+    """Elements between neighbouring groups, outputs, inputs, rows and columns of the weights that the call reads or
+    makes. Groups lie along the axis of the outputs, and a gradient's outputs are the convolution's inputs."""
+    made, of_weights = site.call, site.call.kind is Kind.OF_WEIGHTS
+    lying = (site.op.results[0] if of_weights else site.op.operands[1]).type.shape
+    steps = [math.prod(lying[axis + 1 :]) for axis in range(4)]
+    if of_weights:
+        inputs, rows, columns, outputs = (steps[axis] for axis in site.result)
+        return (made.dst[3] // made.groups * outputs, outputs, inputs, rows, columns)
+    rows, columns, inputs, outputs = (steps[axis] for axis in site.weights)
+    if made.kind is Kind.OF_IMAGE:
+        return (made.src[3] // made.groups * outputs, inputs, outputs, rows, columns)
+    return (made.dst[3] // made.groups * outputs, outputs, inputs, rows, columns)
+
+
+def _operands(ir: Any, site: _Site) -> list[Any]:
+    """The two that every call has: images channels last, weights as they lie."""
+    image, weights = site.op.operands
+    if site.call.kind is Kind.OF_WEIGHTS:
+        batch, rows, columns, channels = site.image
+        image = _turned(ir, image, (channels, rows, columns, batch))
+        rows, columns, inputs, outputs = site.weights
+        return [_cropped(ir, image, site.call), _turned(ir, weights, (inputs, rows, columns, outputs))]
+    if site.call.flipped:
+        before = _reversed(weights, site.weights)
+        weights = before if before is not None else _flipped(ir, weights, site.weights)
+    return [_cropped(ir, _turned(ir, image, site.image), site.call), weights]
+
+
+def _turned(ir: Any, value: Any, order: Sequence[int]) -> Any:
+    if list(order) == sorted(order):
+        return value
+    kind = value.type
+    turned = ir.RankedTensorType.get([kind.shape[axis] for axis in order], kind.element_type)
+    return _create(ir, "transpose", [value], turned, permutation=order)
+
+
+def _flipped(ir: Any, weights: Any, axes: _Axes) -> Any:
+    return _create(ir, "reverse", [weights], weights.type, dimensions=sorted(axes[:2]))
+
+
+def _cropped(ir: Any, image: Any, made: ConvolutionCall) -> Any:
+    """An image channels last without what the call leaves out."""
+    if not any(map(any, made.crop)):
+        return image
+    kind = image.type
+    first = [0, *(before for before, _ in made.crop), 0]
+    limits = [
+        size - cut for size, cut in zip(kind.shape, (0, *(after for _, after in made.crop), 0), strict=True)
+    ]
+    smaller = [limit - start for start, limit in zip(first, limits, strict=True)]
+    return _create(
+        ir,
+        "slice",
+        [image],
+        ir.RankedTensorType.get(smaller, kind.element_type),
+        start_indices=first,
+        limit_indices=limits,
+        strides=[1] * 4,
+    )
+
+
+def _create(ir: Any, name: str, operands: list[Any], kind: Any, **numbers: Sequence[int]) -> Any:
+    attributes = {key: ir.DenseI64ArrayAttr.get(list(value)) for key, value in numbers.items()}
+    made = ir.Operation.create(f"stablehlo.{name}", results=[kind], operands=operands, attributes=attributes)
+    return made.results[0]
+
+
+def _call(ir: Any, numbers: list[int], operands: list[Any], kind: Any) -> Any:
+    """A call of XLA's foreign function interface, all arrays row by row."""
+    layouts = [_row_by_row(ir, value.type) for value in operands]
+    attributes = {
+        "call_target_name": ir.StringAttr.get(TARGET),
+        "has_side_effect": ir.BoolAttr.get(False),
+        "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 4),
+        "backend_config": ir.DictAttr.get({"numbers": ir.DenseI64ArrayAttr.get(numbers)}),
+        "operand_layouts": ir.ArrayAttr.get(layouts),
+        "result_layouts": ir.ArrayAttr.get([_row_by_row(ir, kind)]),
+    }
+    made = ir.Operation.create(
+        "stablehlo.custom_call", results=[kind], operands=operands, attributes=attributes
+    )
+    return made.results[0]
+
+
+def _row_by_row(ir: Any, kind: Any) -> Any:
+    import numpy as np
+
+    order = np.arange(len(kind.shape), dtype=np.int64)[::-1].copy()
+    return ir.DenseIntElementsAttr.get(order, type=ir.IndexType.get())

@@ -1,4 +1,4 @@
-"""What rewriting and cutting a StableHLO program have in common."""
+"""Reading and changing a StableHLO program: its operations at any depth, and calls replaced by what they call."""
 
 from __future__ import annotations
 

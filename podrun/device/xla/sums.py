@@ -17,13 +17,13 @@ program's form alone decides.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from podrun.device.xla.stablehlo import nested
+from podrun.private_apis.jax import mlir, run_passes
 
 PARTS = 8
 """Parts of an image that are added element by element, at most: as many as divide its first axis."""
@@ -33,23 +33,22 @@ MANY = 4
 """Images in zeros from which on they are made parts of one."""
 
 _BROADCAST = "stablehlo.broadcast_in_dim"
+_TIDY = "builtin.module(func.func(canonicalize,cse))"
 _LOW, _HIGH, _BETWEEN = "edge_padding_low", "edge_padding_high", "interior_padding"
 
 
 def simplify_sums(module: Any) -> None:
     """Rewrite the sums of a module's functions, in place, if it has any of products."""
-    ir: Any = importlib.import_module("jaxlib.mlir.ir")
-    passes: Any = importlib.import_module("jaxlib.mlir.passmanager")
+    ir = mlir()
     with module.context, ir.Location.unknown():
         if not any(_is_sum_of_products(op) for op in nested(module.operation)):
             return
-        tidy = passes.PassManager.parse("builtin.module(func.func(canonicalize,cse))")
-        tidy.run(module.operation)
+        run_passes(module, _TIDY)
         for function in module.body.operations:
             for block in (block for region in function.operation.regions for block in region):
                 _shift(ir, [op.operation for op in block if op.operation.name == "stablehlo.pad"])
                 _add_up(ir, [op.operation for op in block if _is_sum(op.operation)])
-        tidy.run(module.operation)
+        run_passes(module, _TIDY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,172 @@
+"""Host processes that hold IPUs of a machine, and what they bring to a load or a run of their job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from podrun.core.error_codec import copy_error
+from podrun.core.errors import ApplicationRuntimeError, PoplarError
+from podrun.core.executable import Executable
+from podrun.core.layout import IpuRange
+from podrun.device.connection import AttachRequest
+from podrun.device.usage import Usage
+
+HOST_SYNC_TIMEOUT = 300.0
+"""Seconds; the SDK's default of the engine option target.hostSyncTimeout."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePlace:
+    """Where a machine stands in its partition.
+
+    ``first_ipu``: partition index of its first IPU. ``ipus``: IPUs of each machine of the partition. ``endpoints``: of
+    all machines of the partition.
+    """
+
+    partition: str
+    machine: int
+    first_ipu: int
+    ipus: int
+    endpoints: tuple[str, ...]
+
+    @property
+    def range(self) -> IpuRange:
+        """The machine's IPUs."""
+        return IpuRange(self.first_ipu, self.ipus)
+
+    @property
+    def endpoint(self) -> str:
+        """The machine's endpoint."""
+        return self.endpoints[self.machine] if self.machine < len(self.endpoints) else "in process"
+
+    def rendezvous_address(self, first: int, machines: int) -> str | None:
+        """The address at which ``machines`` machines from ``first`` on reach this one; None if all are on this host."""
+        hosts = [endpoint.rpartition(":")[0] for endpoint in self.endpoints[first : first + machines]]
+        return self.endpoint.rpartition(":")[0] if len(set(hosts)) > 1 else None
+
+
+@dataclass(slots=True)
+class Owner:
+    """A host process that holds IPUs of this machine."""
+
+    id: int
+    request: AttachRequest
+    ipus: IpuRange
+    host: str
+    started: float | None
+    usage: Usage
+    written: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def who(self) -> str:
+        """Text for error messages."""
+        return (
+            f"process {self.request.pid} ({self.request.command or 'unknown command'}, user "
+            f"{self.request.user})"
+        )
+
+
+@dataclass(slots=True)
+class OwnerRendezvous:
+    """One load or one run of a job on one machine: when all owners have arrived, the last one does the work, and all
+    get its result.
+
+    ``arrivals``: each owner's call, by owner id. Guarded by the machine's lock.
+    """
+
+    arrivals: dict[int, Any] = field(default_factory=dict)
+    started: bool = False
+    done: bool = False
+    result: Any = None
+    error: PoplarError | None = None
+
+    def fail(self, error: PoplarError) -> None:
+        """End it with an error for all owners. The first error stands."""
+        if not self.done:
+            self.error = self.error or error
+            self.done = True
+
+    def succeed(self, result: Any) -> None:
+        """End it with a result for all owners."""
+        self.result, self.done = result, True
+
+    def outcome(self) -> Any:
+        """The result; raises a copy of the error."""
+        if self.error is not None:
+            raise copy_error(self.error)  # each thread that raises it needs a traceback of its own
+        return self.result
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCall:
+    """An owner's call of load. ``digest``: of the program's bytes. ``timeout``: seconds."""
+
+    digest: str
+    executable: Callable[[], Executable]
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunCall:
+    """An owner's call of run: arrays as in `podrun.device.program.streams.OwnerArrays`.
+
+    ``checked``: a run with these very arrays has succeeded since the program was loaded.
+    """
+
+    batches: int
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    checked: bool = False
+
+
+def check_agreement(owners: Sequence[Owner], runs: Sequence[RunCall]) -> None:
+    """Owners of one machine run equally many batches and wrote equal values since the last run."""
+    if len({run.batches for run in runs}) > 1:
+        listed = ", ".join(f"{o.who}: {r.batches}" for o, r in zip(owners, runs, strict=True))
+        raise ApplicationRuntimeError(
+            f"the instances do not run the same number of batches: {listed}",
+            hint="Call run with the same batches in every instance.",
+        )
+    for other in owners[1:]:
+        if other.written != owners[0].written:
+            names = sorted(
+                name
+                for name in other.written.keys() | owners[0].written.keys()
+                if other.written.get(name) != owners[0].written.get(name)
+            )
+            raise ApplicationRuntimeError(
+                f"{owners[0].who} and {other.who} wrote different values to: {', '.join(names[:10])}",
+                hint="Write the same values in every instance (same initial weights, same random seed).",
+            )
+
+
+def owned_part(place: MachinePlace, request: AttachRequest) -> IpuRange:
+    """The owned IPUs that lie on a machine. Raises ApplicationRuntimeError for ranges that cannot be right."""
+    mine, job, owned = place.range, request.job, request.owned
+    here = owned.overlap(mine)
+    total = place.ipus * max(len(place.endpoints), 1)
+    if not (0 <= job.first <= owned.first < owned.stop <= job.stop <= total) or not here.count:
+        raise ApplicationRuntimeError(
+            f"machine {place.machine} (IPUs {mine.first}-{mine.stop - 1}) cannot attach IPUs "
+            f"{owned.first}-"
+            f"{owned.stop - 1} of a job on IPUs {job.first}-{job.stop - 1}"
+        )
+    if len(job.machines(place.ipus)) > 1 and (job.first % place.ipus or job.count % place.ipus):
+        raise ApplicationRuntimeError(
+            f"a job on IPUs {job.first}-{job.stop - 1} neither fits in one machine nor fills machines of "
+            f"{place.ipus} IPUs"
+        )
+    return here
+
+
+def machines_of(place: MachinePlace, job: IpuRange) -> tuple[int, int]:
+    """The first machine of a job and how many it has."""
+    machines = job.machines(place.ipus)
+    return machines.start, len(machines)
+
+
+def part_of(place: MachinePlace, job: IpuRange) -> IpuRange:
+    """The IPUs of a job that lie on a machine."""
+    return job.overlap(place.range)

@@ -1,0 +1,204 @@
+"""Messages between the machines of a replica: activations and gradients.
+
+Two machines that exchange messages share a `ReplicaChannel`, a group of two over shared memory or TCP. During a run a
+thread receives from each channel, so a sender never waits for the receiver's computation and two machines cannot
+block each other. A sender may be at most `WINDOW` batches ahead of a receiver, which bounds the memory of waiting
+messages. This cannot deadlock, because a receiver needs nothing of a later batch to finish one. A receiver sends an
+empty message when it has finished a batch.
+
+Every wait ends: with the message, with the error that ended the program elsewhere, or after the group's timeout with an
+error that names the machine.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+
+from podrun.collectives import Group, RankLostError, RankMissingError
+from podrun.core.errors import InternalError
+from podrun.core.executable import numpy_dtype
+from podrun.device.program.xla_memory import Array, aligned_empty
+
+WINDOW = 2
+"""Batches that may be under way between a sender and a receiver."""
+MAX_AXES = 12
+_HEADER = struct.Struct(f"<qqqq16s{MAX_AXES}q")
+"""From IPU, to IPU, tag, number of axes, dtype, shape."""
+_BATCH_DONE = -1
+"""The tag of the message that says that the receiver has finished a batch."""
+
+Key = tuple[int, int, int]
+"""From IPU, to IPU (of the replica), tag."""
+
+
+class MachineLost(RankLostError):
+    """A machine of the program was lost. ``rank`` counts the program's machines."""
+
+
+class MachineMissing(RankMissingError):
+    """Machines of the program did not arrive. ``ranks`` count the program's machines."""
+
+
+def with_program_ranks(error: Exception, ranks: Sequence[int]) -> Exception:
+    """The error of a group of machines ``ranks``, with ranks among all machines of the program."""
+    if isinstance(error, RankLostError) and not isinstance(error, MachineLost):
+        rank = ranks[error.rank] if 0 <= error.rank < len(ranks) else -1
+        return MachineLost(error.message, rank=rank, hint=error.hint)
+    if isinstance(error, RankMissingError) and not isinstance(error, MachineMissing):
+        found = tuple(ranks[rank] for rank in error.ranks if 0 <= rank < len(ranks))
+        return MachineMissing(error.message, ranks=found, hint=error.hint)
+    return error
+
+
+class ReplicaChannel:
+    """One machine's end of the connection to another machine of its replica.
+
+    ``position``: of the other machine. ``ranks``: of the two among the program's machines, in the group's order.
+    ``sends`` and ``receives``: messages of a batch.
+    """
+
+    def __init__(self, group: Group, position: int, ranks: Sequence[int], sends: int, receives: int) -> None:
+        self.group, self.position, self.ranks = group, position, tuple(ranks)
+        self.sends, self.receives = sends, receives
+        self._other = 1 - group.rank
+        self._threads = ThreadPoolExecutor(1, f"podrun-messages-{position}")
+
+    def send(self, key: Key, array: Array) -> None:
+        """Send an array. When this returns the caller may overwrite the array."""
+        if array.ndim > MAX_AXES:
+            raise InternalError(f"a message between machines has {array.ndim} axes, more than {MAX_AXES}")
+        shape = (*array.shape, *(0,) * (MAX_AXES - array.ndim))
+        header = _HEADER.pack(*key, array.ndim, array.dtype.name.encode(), *shape)
+        self._post(np.frombuffer(header, np.uint8))
+        if array.size:
+            self._post(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+    def send_batch_done(self) -> None:
+        """Tell the other machine that this one has finished a batch."""
+        self._post(np.frombuffer(_HEADER.pack(0, 0, _BATCH_DONE, 0, b"", *(0,) * MAX_AXES), np.uint8))
+
+    def receive(self) -> tuple[Key, Array | None]:
+        """The next message; None in place of an array: the other machine has finished a batch."""
+        try:
+            raw = np.empty(_HEADER.size, np.uint8)
+            self.group.receive(raw, self._other)
+            source, dest, tag, axes, dtype, *shape = _HEADER.unpack(raw.tobytes())
+            if tag == _BATCH_DONE:
+                return (source, dest, tag), None
+            array = aligned_empty(tuple(shape[:axes]), numpy_dtype(dtype.rstrip(b"\0").decode()))
+            if array.size:
+                self.group.receive(array.reshape(-1).view(np.uint8), self._other)
+        except (RankLostError, RankMissingError) as error:
+            raise with_program_ranks(error, self.ranks) from error
+        return (source, dest, tag), array
+
+    def in_background(self, work: Callable[[], None]) -> None:
+        """Do something in the channel's thread."""
+        self._threads.submit(work)
+
+    def close(self) -> None:
+        """Wait for the channel's thread, then leave the group."""
+        self._threads.shutdown(wait=True)
+        self.group.close()
+
+    def _post(self, data: Array) -> None:
+        try:
+            self.group.send(data, self._other)
+        except (RankLostError, RankMissingError) as error:
+            raise with_program_ranks(error, self.ranks) from error
+
+
+class ReplicaMessages:
+    """All channels of one machine, and messages that have arrived and were not fetched. Used by the thread of a run."""
+
+    def __init__(self, channels: Iterable[ReplicaChannel], ipus_per_position: int) -> None:
+        self._channels = {channel.position: channel for channel in channels}
+        self._each = ipus_per_position
+        self._changed = threading.Condition()
+        self._arrived: dict[Key, deque[Array]] = {}
+        self._batches_done: dict[int, int] = {}
+        self._receiving = 0
+        self._error: BaseException | None = None
+
+    def begin(self, batches: int) -> None:
+        """Start to receive for a run of ``batches`` batches."""
+        self._batches_done = dict.fromkeys(self._channels, 0)
+        self._receiving = len(self._channels)
+        for channel in self._channels.values():
+            channel.in_background(partial(self._receive_all, channel, batches))
+
+    def await_room(self, batch: int) -> None:
+        """Wait until no receiver is `WINDOW` or more batches behind batch ``batch`` of the run."""
+        senders = [channel.position for channel in self._channels.values() if channel.sends]
+        self._wait(lambda: all(batch - self._batches_done[p] < WINDOW for p in senders))
+
+    def send(self, key: Key, array: Array) -> None:
+        """Send an array to an IPU on another machine."""
+        self._channels[key[1] // self._each].send(key, array)
+
+    def has(self, key: Key) -> bool:
+        """Whether a message has arrived. Raises the error that ended the program, if one did."""
+        if self._error is not None:
+            raise self._error
+        return key in self._arrived
+
+    def await_any(self, keys: Sequence[Key]) -> None:
+        """Wait until one of these messages has arrived."""
+        self._wait(lambda: any(key in self._arrived for key in keys))
+
+    def fetch(self, key: Key) -> Array:
+        """Remove and return a message that has arrived."""
+        with self._changed:
+            waiting = self._arrived[key]
+            array = waiting.popleft()
+            if not waiting:
+                del self._arrived[key]
+        return array
+
+    def end_batch(self) -> None:
+        """This machine has received and computed all of a batch."""
+        for channel in self._channels.values():
+            if channel.receives:
+                channel.send_batch_done()
+
+    def end(self) -> None:
+        """End a run: wait until all channels have received everything."""
+        self._wait(lambda: self._receiving == 0)
+        if self._arrived:
+            raise InternalError(f"messages arrived that nothing received: {sorted(self._arrived)[:5]}")
+
+    def _receive_all(self, channel: ReplicaChannel, batches: int) -> None:
+        """The work of a channel's thread in a run."""
+        left = batches * (channel.receives + bool(channel.sends))
+        try:
+            for _ in range(left):
+                key, array = channel.receive()
+                with self._changed:
+                    if array is None:
+                        self._batches_done[channel.position] += 1
+                    else:
+                        self._arrived.setdefault(key, deque()).append(array)
+                    self._changed.notify_all()
+        except Exception as error:  # any error is raised in the thread of the run
+            with self._changed:
+                self._error = self._error or error
+        finally:
+            with self._changed:
+                self._receiving -= 1
+                self._changed.notify_all()
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        """Wait until ``ready``. A channel's thread ends with an error if nothing arrives in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: ready() or self._error is not None or not self._receiving)
+            if self._error is not None:
+                raise self._error
+            if not ready():
+                raise InternalError("machines of a replica wait for messages that nobody sends")

@@ -1,0 +1,194 @@
+"""Memory that a machine shares with XLA, so that arrays are not copied on the way in or out.
+
+* `Operands` gives XLA zero-copy arrays over memory of the machine. This is sound because the machine waits for a
+  piece to end before anything writes to that memory.
+* `DonatedArena` is an arena in memory that XLA owns. A piece that updates the whole arena gets it as a donated operand
+  and writes the result over it. XLA only writes over memory of its own; elsewhere it allocates each result, which then
+  has to be copied.
+* `PendingGradients` leaves gradients where XLA put them until something reads their arena as a whole. The piece of the
+  next micro-batch gets them as donated operands. This saves two copies and the memory of one micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import numpy as np
+
+from podrun.core.errors import InternalError
+from podrun.core.executable import Computation
+from podrun.device.xla.clients import one_thread_device
+
+Array = np.ndarray[Any, np.dtype[Any]]
+"""Any NumPy array."""
+ALIGNMENT = 64
+"""Bytes. XLA's CPU client reads a buffer in place only if its address is a multiple of this."""
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An uninitialised array whose address is a multiple of `ALIGNMENT`."""
+    return _aligned(np.empty, shape, dtype)
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """An array of zeros whose address is a multiple of `ALIGNMENT`. Pages that are never written take no memory."""
+    return _aligned(np.zeros, shape, dtype)
+
+
+def _aligned(make: Callable[..., Array], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = make(size + ALIGNMENT, np.uint8)
+    skip = -raw.ctypes.data % ALIGNMENT
+    return raw[skip : skip + size].view(dtype).reshape(shape)
+
+
+class Operands:
+    """Zero-copy arrays for XLA, one for each view of memory; made once and used again."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Array, Any]] = {}
+
+    def over(self, view: Array) -> Any:
+        """The zero-copy ``jax.Array`` over ``view``; ``view`` itself, which XLA copies, if it is not aligned."""
+        address = view.ctypes.data
+        key = hash((address, view.shape, view.dtype.num))
+        known = self._made.get(key)
+        if known is not None and known[0].ctypes.data == address and known[0].shape == view.shape:
+            return known[1]
+        operand: Any = view
+        if address % ALIGNMENT == 0 and view.size and view.flags.c_contiguous:
+            operand = _zero_copy(view)
+        self._made[key] = (view, operand)
+        return operand
+
+
+def _zero_copy(view: Array) -> Any:
+    import jax
+
+    array = jax.device_put(view, one_thread_device())
+    return array if array.unsafe_buffer_pointer() == view.ctypes.data else view
+
+
+# --- Donated arenas -------------------------------------------------------------------------------------------
+
+
+class DonatedArena:
+    """An arena in memory of a ``jax.Device``, for a piece that takes it in ``shape`` and ``dtype``.
+
+    Between `donate` and `take_back` only the piece may use the memory. A holder of `memory` keeps it alive.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: Any) -> None:
+        import jax
+        import jax.numpy as jnp
+
+        with jax.enable_x64(True), jax.default_device(device):
+            self._array: Any = jnp.zeros(shape, dtype).block_until_ready()
+        self._address = self._array.unsafe_buffer_pointer()
+        self._dtype = dtype
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (self._address, False),
+            "shape": (math.prod(shape) * dtype.itemsize,),
+            "typestr": "|u1",
+        }
+
+    @property
+    def memory(self) -> Array:
+        """The contents as a flat array, to read and to write."""
+        return np.asarray(self).view(self._dtype)
+
+    def donate(self) -> Any:
+        """The ``jax.Array`` for a piece that may write over it."""
+        return self._array
+
+    def take_back(self, result: Any) -> None:
+        """Take the piece's result, which lies in the same memory.
+
+        Raises InternalError if XLA put the result elsewhere.
+        """
+        self._array = result
+        if result.unsafe_buffer_pointer() != self._address:
+            raise InternalError("XLA moved an arena that it was to update in place")
+
+
+def updated_in_place(computation: Computation, arenas: Mapping[str, str], own: Set[str]) -> dict[int, int]:
+    """Operands that the piece may write over: the position of each, and that of the result that replaces it.
+
+    ``arenas``: the arena behind each buffer name that has one. ``own``: names that mean a whole arena in memory of this
+    machine alone, which never holds the result of a collective. A piece that also reads a part of the arena may not
+    write over it.
+    """
+    found: dict[int, int] = {}
+    behind = [arenas.get(name) for name in computation.inputs]
+    written = [arenas.get(name) for name in computation.outputs]
+    for position, name in enumerate(computation.inputs):
+        alone = name in own and behind.count(arenas[name]) == written.count(arenas[name]) == 1
+        if alone and name in computation.outputs:
+            found[position] = computation.outputs.index(name)
+    return found
+
+
+# --- Pending gradients ----------------------------------------------------------------------------------------
+
+MemberMemory = Callable[[], Array]
+"""Gives the memory of an arena's member."""
+
+
+class PendingGradients:
+    """Gradients of a micro-batch that no arena has taken yet.
+
+    It serves arenas that hold no variable: only pieces and reductions read them. ``places``: the memory of each member,
+    by arena and name.
+    """
+
+    def __init__(self, places: Mapping[str, Mapping[str, MemberMemory]]) -> None:
+        self._places = {name: place for members in places.values() for name, place in members.items()}
+        self._members = {arena: tuple(members) for arena, members in places.items()}
+        self._pending: dict[str, Any] = {}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a buffer name is a member of an arena of gradients."""
+        return name in self._places
+
+    def has_arena(self, arena: str) -> bool:
+        """Whether this is an arena of gradients."""
+        return arena in self._members
+
+    def store(self, name: str, value: Any) -> None:
+        """Keep the result of a piece."""
+        self._pending[name] = value
+
+    def operand(self, name: str) -> Any:
+        """The pending value of a member for a piece of the one-thread client; None if the arena holds the value."""
+        value = self._pending.get(name)
+        if value is None or value.device == one_thread_device():
+            return value
+        import jax
+
+        return jax.device_put(np.asarray(value), one_thread_device())
+
+    def donate(self, name: str, in_arena: Array, device: Any) -> Any:
+        """A member as a ``jax.Array`` on a ``jax.Device``, for a piece to write over. ``in_arena``: the member's value
+        if none is pending."""
+        import jax
+        import jax.numpy as jnp
+
+        value = self._pending.pop(name, None)
+        if value is not None and value.device == device:
+            return value
+        with jax.default_device(device):
+            return jnp.array(in_arena if value is None else np.asarray(value), copy=True)
+
+    def flush(self, arena: str) -> None:
+        """Copy pending values into their arena."""
+        for name in self._members.get(arena, ()):
+            if name in self._pending:
+                np.copyto(self._places[name](), np.asarray(self._pending.pop(name)))
+
+    def discard(self, arena: str) -> None:
+        """Drop pending values: the whole arena is about to be written."""
+        for name in self._members.get(arena, ()):
+            self._pending.pop(name, None)

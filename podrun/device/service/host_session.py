@@ -1,0 +1,253 @@
+"""A machine's server for one host process: it answers the requests of the process's stream, and runs on its
+doorbell."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from podrun.core import executable_file, own_pieces
+from podrun.core.error_codec import error_to_json
+from podrun.core.errors import ApplicationRuntimeError, PodrunError, UnknownRuntimeError
+from podrun.core.identity import Caller, user_name
+from podrun.device.connection import AttachRequest
+from podrun.device.crash_records import own_crash_record
+from podrun.device.machine import Machine
+from podrun.device.program.xla_memory import Array
+from podrun.device.service import wire
+from podrun.device.service.doorbell import BLOCK_BYTES, Doorbell, spin_seconds_for
+from podrun.device.service.handover import MemoryReceiver
+from podrun.device.service.machine_holder import MachineHolder
+from podrun.device.service.shared_tensors import view
+from podrun.protos import ipuof_pb2 as pb
+
+log = logging.getLogger("podrun.device")
+
+_LISTEN = 1.0
+"""Seconds after which a thread that waits for a doorbell checks whether the doorbell is still in use."""
+
+
+class HostSession:
+    """The requests of one host process, in order. It has an owner while the process holds IPUs. ``caller``: the user
+    who runs the process."""
+
+    def __init__(self, holder: MachineHolder, caller: Caller | None = None) -> None:
+        self._holder = holder
+        self._caller = caller or Caller(os.getuid(), own=True)
+        self._machine: Machine | None = None
+        self._owner: int | None = None
+        self._bound: tuple[int, dict[str, Array], dict[str, Array]] | None = None
+        self._doorbell: Doorbell | None = None
+        self._memory: MemoryReceiver | None = None
+        self._spin_seconds = 0.0
+        self._lock = threading.Lock()
+        self._ended = False
+
+    @property
+    def attached(self) -> bool:
+        """Whether the process holds IPUs."""
+        return self._owner is not None
+
+    def answer(self, request: pb.HostRequest) -> pb.MachineReply:
+        """The reply, or the error in its place."""
+        kind = request.WhichOneof("request")
+        try:
+            handler = None if kind is None else getattr(self, f"_{kind}")
+            if handler is None:
+                raise ApplicationRuntimeError("the request is of no kind that this machine knows")
+            reply: pb.MachineReply = handler(getattr(request, kind))
+        except PodrunError as error:
+            return pb.MachineReply(error_json=error_to_json(error))
+        except Exception as error:
+            log.exception("request %s failed", kind)
+            reason = UnknownRuntimeError(f"the machine failed on {kind}: {type(error).__name__}: {error}")
+            return pb.MachineReply(error_json=error_to_json(reason))
+        return reply
+
+    def end(self, *, died: bool) -> None:
+        """Release the IPUs. Idempotent; may be called while a request is being answered."""
+        with self._lock:
+            self._ended = True
+            owner, self._owner = self._owner, None
+        self._use_doorbell(None)
+        if owner is not None and self._machine is not None:
+            self._machine.detach(owner, died=died)
+
+    def close(self) -> None:
+        """After the last request: forget memory that was handed over and not used."""
+        if self._memory is not None:
+            self._memory.close()
+
+    def _attach(self, message: pb.AttachRequest) -> pb.MachineReply:
+        machine = self._holder.machine
+        if self._owner is not None:
+            raise ApplicationRuntimeError("this process is attached already")
+        request = self._known(wire.attach_from_wire(message))
+        answer = machine.attach(request, host=message.host, started=message.started or None)
+        if isinstance(answer, str):
+            return pb.MachineReply(attach=pb.AttachReply(refusal=answer))
+        self._spin_seconds = spin_seconds_for(request, machine.place.ipus)
+        with self._lock:
+            self._machine = machine
+            if not self._ended:
+                self._owner = answer
+        if self._owner is None:
+            machine.detach(answer, died=True)
+        return pb.MachineReply(attach=pb.AttachReply(memory_socket=self._receive_memory(message)))
+
+    def _receive_memory(self, message: pb.AttachRequest) -> bytes:
+        """Where the process may hand memory over; empty if it does not."""
+        if not message.hands_memory_over:
+            return b""
+        self.close()
+        if self._caller.own:
+            self._memory = MemoryReceiver(None, own_crash_record().name.fd)
+        else:
+            self._memory = MemoryReceiver(self._caller.uid)
+        return self._memory.name
+
+    def _region(self, number: int, size: int) -> Array:
+        """Memory that was handed over. Raises ApplicationRuntimeError."""
+        if self._memory is None:
+            raise ApplicationRuntimeError("this process has not said that it hands memory over")
+        return self._memory.take(number, size)
+
+    def _known(self, request: AttachRequest) -> AttachRequest:
+        """The request, with the user that the kernel says. Raises ApplicationRuntimeError if the partition is another
+        user's."""
+        caller = self._caller
+        if caller.own:
+            return request
+        if caller.uid not in (self._holder.owner, 0, os.getuid(), *self._holder.admins):
+            raise ApplicationRuntimeError(
+                f"these IPUs are in a partition of another user than {user_name(caller.uid)}",
+                hint="Make one: vipu create partition NAME --size N",
+            )
+        return replace(request, user=user_name(caller.uid))
+
+    def _load(self, message: pb.LoadRequest) -> pb.MachineReply:
+        machine, owner = self._hold()
+        self._bound = None
+        self._use_doorbell(None)
+        data = wire.blob_from_wire(message.executable, self._region)
+        own = message.own_pieces and self._caller.own
+
+        def executable() -> Any:
+            found = executable_file.loads(data, where="the program sent to the machine")
+            for each in found.computations.values() if own else ():
+                own_pieces.remember(each.stablehlo)
+            return found
+
+        machine.load(owner, message.digest, executable, timeout=max(message.timeout_seconds, 0.1))
+        return _DONE
+
+    def _write(self, message: pb.WriteRequest) -> pb.MachineReply:
+        machine, owner = self._hold()
+        region = wire.region_bytes(message.region, self._region) if message.HasField("region") else None
+        machine.write(owner, wire.tensors_from_wire(message.tensors, region))
+        return _DONE
+
+    def _read(self, message: pb.ReadRequest) -> pb.MachineReply:
+        machine, owner = self._hold()
+        values = machine.read(owner, message.names)
+        if not message.HasField("region"):
+            return pb.MachineReply(read=pb.ReadReply(tensors=wire.inline_tensors(values)))
+        wanted = wire.tensors_from_wire(message.tensors, wire.region_bytes(message.region, self._region))
+        for name, value in values.items():
+            _fill(wanted, name, value)
+        return pb.MachineReply(read=pb.ReadReply())
+
+    def _bind(self, message: pb.BindRequest) -> pb.MachineReply:
+        machine, owner = self._hold()
+        region = wire.region_bytes(message.region, self._region)
+        self._use_doorbell(None)
+        inputs = wire.tensors_from_wire(message.inputs, region)
+        self._bound = (message.batches, inputs, wire.tensors_from_wire(message.outputs, region))
+        if message.doorbell:
+            doorbell = Doorbell(view(region, 0, "uint8", (BLOCK_BYTES,)))
+            self._use_doorbell(doorbell)
+            threading.Thread(
+                target=self._listen,
+                args=(doorbell, machine, owner, *self._bound),
+                name="podrun-doorbell",
+                daemon=True,
+            ).start()
+        return _DONE
+
+    def _run(self, message: pb.RunRequest) -> pb.MachineReply:
+        machine, owner = self._hold()
+        if message.inline:
+            inputs = wire.tensors_from_wire(message.inputs, None)
+            outputs = wire.empty_tensors(message.outputs)
+        elif self._bound is None or self._bound[0] != message.batches:
+            raise ApplicationRuntimeError("a run was requested before its tensors were bound")
+        else:
+            _, inputs, outputs = self._bound
+        outcome = machine.run(owner, message.batches, inputs, outputs)
+        reply = pb.RunReply(
+            batches_done=outcome.batches_done,
+            modelled_seconds=outcome.modelled_seconds,
+            seconds=outcome.seconds,
+        )
+        if message.inline:
+            reply.outputs.extend(wire.inline_tensors(outputs))
+        return pb.MachineReply(run=reply)
+
+    def _use_doorbell(self, doorbell: Doorbell | None) -> None:
+        """Answer this doorbell from now on, and no longer the one before."""
+        with self._lock:
+            before, self._doorbell = self._doorbell, doorbell
+        if before is not None:
+            before.wake()
+
+    def _listen(
+        self,
+        doorbell: Doorbell,
+        machine: Machine,
+        owner: int,
+        batches: int,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+    ) -> None:
+        """The thread of a doorbell: runs whenever it rings, until another doorbell is used."""
+        checked = False
+        while self._doorbell is doorbell:
+            if not doorbell.rung(_LISTEN, self._spin_seconds) or self._doorbell is not doorbell:
+                continue
+            try:
+                outcome = machine.run(owner, batches, inputs, outputs, checked=checked)
+                checked = True
+                doorbell.answer(outcome)
+            except PodrunError as error:
+                doorbell.answer(error_to_json(error))
+            except Exception as error:
+                log.exception("a run failed")
+                reason = UnknownRuntimeError(f"the machine failed on a run: {type(error).__name__}: {error}")
+                doorbell.answer(error_to_json(reason))
+
+    def _detach(self, message: pb.Empty) -> pb.MachineReply:
+        self.end(died=False)
+        self._bound = None
+        return _DONE
+
+    def _hold(self) -> tuple[Machine, int]:
+        machine, owner = self._machine, self._owner
+        if machine is None or owner is None:
+            raise ApplicationRuntimeError(
+                "this process holds no IPUs of this machine", hint="Attach to a device first."
+            )
+        return machine, owner
+
+
+_DONE = pb.MachineReply(done=pb.Empty())
+
+
+def _fill(wanted: Mapping[str, Array], name: str, value: Array) -> None:
+    place = wanted.get(name)
+    if place is None or place.shape != value.shape or place.dtype != value.dtype:
+        raise ApplicationRuntimeError(f"there is no room for variable {name!r} in the memory of the request")
+    place[...] = value

@@ -1,0 +1,171 @@
+/* Divides a convolution into parts and computes them. See convolution.h.
+
+   A large call is two parts: halves of the batch, of one image's rows, or, where the weights are what takes time, of the
+   channels. Which, follows from the shape. A weight gradient in halves of the batch is two sums, which are added in that
+   order. */
+
+#include "convolution.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "plans.h"
+#include "workers.h"
+
+enum { MOST_PARTS = 2, CHANNELS = 16, LEAST_ROWS = 4 };
+
+typedef struct {
+    Convolution c;
+    Arrays arrays;
+    int64_t total; /* elements of the result if it is to be added to another part's, else 0 */
+    const char *error;
+} Part;
+
+static int64_t
+weights_of(const Convolution *c)
+{
+    return c->m * (c->c / c->groups) * c->kh * c->kw;
+}
+
+static int64_t
+pixels_of(const Convolution *c)
+{
+    return c->n * (c->ih * c->iw * c->c + c->oh * c->ow * c->m);
+}
+
+/* About half, in whole vectors. */
+static int64_t
+half(int64_t channels)
+{
+    return (channels / 2 + CHANNELS - 1) / CHANNELS * CHANNELS;
+}
+
+/* Halves of the result's channels, or of those that the weights' gradient has one row for each of. */
+static int
+divide_channels(Part *parts)
+{
+    const int inputs = parts[0].c.kind == OF_SRC;
+    const int64_t all = inputs ? parts[0].c.c : parts[0].c.m, at = half(all);
+    if (at < 1 || at >= all)
+        return 1;
+    parts[1] = parts[0];
+    Arrays *second = &parts[1].arrays;
+    if (inputs) {
+        parts[0].c.c = at, parts[1].c.c = all - at;
+        second->src += at;
+        second->weights += at * parts[0].c.order[2];
+    } else {
+        parts[0].c.m = at, parts[1].c.m = all - at;
+        second->dst += at;
+        second->weights += at * parts[0].c.order[1];
+        second->bias += second->bias ? at : 0;
+        second->other += second->other ? at : 0;
+    }
+    return 2;
+}
+
+static int
+divide_batch(Part *parts)
+{
+    const int64_t at = (parts[0].c.n + 1) / 2;
+    parts[1] = parts[0];
+    parts[1].c.n -= at;
+    parts[0].c.n = at;
+    const Convolution *c = &parts[0].c;
+    Arrays *second = &parts[1].arrays;
+    second->src += at * c->ih * c->iw * c->src_row;
+    second->dst += at * c->oh * c->ow * c->dst_row;
+    second->other += second->other ? at * c->oh * c->ow * c->dst_row : 0;
+    if (c->kind == OF_WEIGHTS)
+        parts[1].total = weights_of(c);
+    return 2;
+}
+
+/* Halves of the rows of a forward convolution's result. */
+static int
+divide_rows(Part *parts)
+{
+    const Convolution whole = parts[0].c;
+    const int64_t at = (whole.oh + 1) / 2, begin = at * whole.stride[0] - whole.pad[0];
+    const int64_t end = (at - 1) * whole.stride[0] + (whole.kh - 1) * whole.dilation[0] + 1 - whole.pad[0];
+    if (begin < 0 || begin >= whole.ih || end < 1)
+        return 1;
+    parts[1] = parts[0];
+    parts[0].c.oh = at;
+    parts[0].c.ih = end < whole.ih ? end : whole.ih;
+    parts[1].c.oh = whole.oh - at;
+    parts[1].c.ih = whole.ih - begin;
+    parts[1].c.pad[0] = 0;
+    Arrays *second = &parts[1].arrays;
+    second->src += begin * whole.iw * whole.src_row;
+    second->dst += at * whole.ow * whole.dst_row;
+    second->other += second->other ? at * whole.ow * whole.dst_row : 0;
+    return 2;
+}
+
+static int
+divide(const Convolution *c, const Arrays *arrays, int wanted, Part *parts)
+{
+    parts[0] = (Part){.c = *c, .arrays = *arrays};
+    if (wanted < 2)
+        return 1;
+    if (c->groups == 1 && weights_of(c) > pixels_of(c) / 2 && divide_channels(parts) > 1)
+        return 2;
+    if (c->n > 1)
+        return divide_batch(parts);
+    if (c->kind == FORWARD && c->oh >= LEAST_ROWS && divide_rows(parts) > 1)
+        return 2;
+    return c->groups == 1 ? divide_channels(parts) : 1;
+}
+
+static void
+run_part(void *what, int i)
+{
+    Part *part = (Part *)what + i;
+    const Before before = plan_enter();
+    Plan *plan = plan_take(&part->c, &part->error);
+    if (plan) {
+        part->error = plan_run(plan, &part->arrays);
+        plan_give_back(plan);
+    }
+    plan_leave(before);
+}
+
+const char *
+convolution_compute(const Convolution *c, const Arrays *arrays, int wanted)
+{
+    Part parts[MOST_PARTS];
+    const int count = divide(c, arrays, wanted, parts);
+    const int64_t total = count > 1 ? parts[1].total : 0;
+    if (total && !(parts[1].arrays.weights = scratch(1, (size_t)total * sizeof(float))))
+        return "out of memory";
+    workers_run(run_part, parts, count);
+    for (int i = 0; i < count; i++)
+        if (parts[i].error)
+            return parts[i].error;
+    float *sum = arrays->weights;
+    const float *more = parts[count - 1].arrays.weights;
+    for (int64_t i = 0; i < total; i++)
+        sum[i] += more[i];
+    return NULL;
+}
+
+const char *
+convolution_prepare(const Convolution *c, int wanted, char *names, int size)
+{
+    static const Arrays none;
+    Part parts[MOST_PARTS];
+    const int count = divide(c, &none, wanted, parts);
+    const char *error = NULL;
+    const Before before = plan_enter();
+    for (int i = 0, used = 0; i < count && !error; i++) {
+        Plan *plan = plan_take(&parts[i].c, &error);
+        if (plan) {
+            used += snprintf(names + used, (size_t)(size - used), i ? " %s" : "%s", plan_name(plan));
+            used = used < size ? used : size - 1;
+            plan_give_back(plan);
+        }
+    }
+    plan_leave(before);
+    return error;
+}

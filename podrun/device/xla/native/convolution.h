@@ -1,0 +1,29 @@
+/* A convolution or one of its gradients: `src [N, IH, IW, C]`, `weights` in any order, `dst [N, OH, OW, M]`, float32. */
+
+#ifndef PODRUN_CONVOLUTION_H
+#define PODRUN_CONVOLUTION_H
+
+#include <stdint.h>
+
+enum { FORWARD, OF_SRC, OF_WEIGHTS };   /* kinds: which of dst, src and weights is the result */
+enum { BIAS = 1, OTHER = 2, CUT = 4 };  /* what follows a forward one: + bias [M], + other [N, OH, OW, M], max(., 0) */
+
+typedef struct {
+    int64_t kind, follows, groups, n, ih, iw, c, oh, ow, m, kh, kw, stride[2], dilation[2], pad[2];
+    int64_t order[5]; /* elements between neighbours in the weights: groups, outputs, inputs, rows, columns */
+    int64_t src_row, dst_row; /* elements between neighbouring pixels: all channels, of which c and m are a part */
+} Convolution;
+
+typedef struct {
+    float *src, *weights, *dst;
+    const float *bias, *other;
+} Arrays;
+
+/* Compute it in so many parts, by at most as many threads. NULL, or what is wrong. The parts follow from the convolution
+   alone, and so do the bits. */
+const char *convolution_compute(const Convolution *c, const Arrays *arrays, int parts);
+
+/* Make what computing it takes. NULL, or what is wrong; `names` tells which of the library's algorithms were chosen. */
+const char *convolution_prepare(const Convolution *c, int parts, char *names, int size);
+
+#endif

@@ -1,0 +1,239 @@
+/* The Python module `podrun.device.xla._onednn`: loads the library, computes on buffers, and gives XLA a handler. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <string.h>
+
+#include "convolution.h"
+#include "library.h"
+#include "plans.h"
+#include "workers.h"
+#include "xla_ffi.h"
+
+enum { NUMBERS = 24, OPERANDS = 4 };
+
+/* A convolution from its numbers: the fields up to `order`, and into how many parts it is divided. */
+static int
+decode(const int64_t *numbers, size_t count, Convolution *c, int *parts)
+{
+    if (count != NUMBERS)
+        return -1;
+    for (int i = 0; i < NUMBERS; i++)
+        if (numbers[i] < 0 || numbers[i] > INT32_MAX)
+            return -1;
+    memset(c, 0, sizeof *c);
+    memcpy(c, numbers, (NUMBERS - 1) * sizeof *numbers);
+    c->src_row = c->c;
+    c->dst_row = c->m;
+    *parts = (int)numbers[NUMBERS - 1];
+    const int sizes = c->n && c->ih && c->iw && c->c && c->oh && c->ow && c->m && c->kh && c->kw && c->groups;
+    const int steps = c->stride[0] && c->stride[1] && c->dilation[0] && c->dilation[1];
+    return sizes && steps && c->kind <= OF_WEIGHTS && !(c->c % c->groups) && !(c->m % c->groups) ? 0 : -1;
+}
+
+/* Elements of the operands, in order, and last of the result. Gives how many operands there are. */
+static int
+sizes_of(const Convolution *c, int64_t *sizes)
+{
+    const int64_t src = c->n * c->ih * c->iw * c->c, dst = c->n * c->oh * c->ow * c->m;
+    const int64_t weights = c->m * (c->c / c->groups) * c->kh * c->kw;
+    int count = 2;
+    sizes[0] = c->kind == OF_SRC ? dst : src;
+    sizes[1] = c->kind == OF_WEIGHTS ? dst : weights;
+    if (c->follows & BIAS)
+        sizes[count++] = c->m;
+    if (c->follows & OTHER)
+        sizes[count++] = dst;
+    sizes[count] = c->kind == FORWARD ? dst : c->kind == OF_SRC ? src : weights;
+    return count;
+}
+
+static Arrays
+arrays_of(const Convolution *c, float *const *operands, float *result)
+{
+    Arrays a = {0};
+    a.src = c->kind == OF_SRC ? result : operands[0];
+    a.weights = c->kind == OF_WEIGHTS ? result : operands[1];
+    a.dst = c->kind == FORWARD ? result : c->kind == OF_SRC ? operands[0] : operands[1];
+    int at = 2;
+    if (c->follows & BIAS)
+        a.bias = operands[at++];
+    if (c->follows & OTHER)
+        a.other = operands[at];
+    return a;
+}
+
+/* --- XLA ----------------------------------------------------------------------------------------------------------- */
+
+static FfiError *
+failed(const FfiCall *call, int code, const char *message)
+{
+    FfiErrorArguments arguments = {sizeof arguments, NULL, message, code};
+    return call->api->error(&arguments);
+}
+
+static FfiError *
+described(const FfiCall *call)
+{
+    FfiExtension *extension = call->extension;
+    if (!extension || extension->type != FFI_METADATA)
+        return NULL;
+    FfiMetadata *metadata = ((FfiMetadataExtension *)extension)->metadata;
+    metadata->version.major = FFI_MAJOR;
+    metadata->version.minor = FFI_MINOR;
+    return NULL;
+}
+
+static int64_t
+elements(const FfiBuffer *buffer)
+{
+    int64_t count = buffer->type == FFI_F32 ? 1 : -1;
+    for (int64_t i = 0; i < buffer->rank; i++)
+        count *= buffer->dims[i];
+    return count;
+}
+
+/* The handler of the call `podrun_convolution`, whose attribute `numbers` says which. */
+static FfiError *
+handle(FfiCall *call)
+{
+    if (call->extension)
+        return described(call);
+    const FfiAttributes *attributes = &call->attributes;
+    const FfiArray *numbers = attributes->count == 1 ? attributes->values[0] : NULL;
+    Convolution c;
+    int parts;
+    if (!numbers || attributes->kinds[0] != FFI_ARRAY || numbers->type != FFI_S64 ||
+        decode(numbers->data, numbers->length, &c, &parts))
+        return failed(call, FFI_INVALID, "podrun_convolution: its numbers describe no convolution");
+    int64_t sizes[OPERANDS + 1];
+    float *operands[OPERANDS] = {0};
+    const int count = sizes_of(&c, sizes);
+    if (call->arguments.count != count || call->results.count != 1)
+        return failed(call, FFI_INVALID, "podrun_convolution: another number of operands than its numbers say");
+    for (int i = 0; i <= count; i++) {
+        const FfiBuffer *buffer = i < count ? call->arguments.values[i] : call->results.values[0];
+        if (elements(buffer) != sizes[i])
+            return failed(call, FFI_INVALID, "podrun_convolution: an operand or result of another size than its numbers say");
+        if (i < count)
+            operands[i] = buffer->data;
+    }
+    const Arrays arrays = arrays_of(&c, operands, ((FfiBuffer *)call->results.values[0])->data);
+    const char *error = convolution_compute(&c, &arrays, parts);
+    return error ? failed(call, FFI_INTERNAL, error) : NULL;
+}
+
+/* --- Python -------------------------------------------------------------------------------------------------------- */
+
+static int
+decode_python(PyObject *from, Convolution *c, int *parts)
+{
+    int64_t numbers[NUMBERS];
+    PyObject *items = PySequence_Fast(from, "a convolution is a sequence of integers");
+    if (!items)
+        return -1;
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+    for (Py_ssize_t i = 0; i < count && i < NUMBERS; i++)
+        numbers[i] = PyLong_AsLongLong(PySequence_Fast_GET_ITEM(items, i));
+    Py_DECREF(items);
+    if (PyErr_Occurred())
+        return -1;
+    if (decode(numbers, (size_t)count, c, parts)) {
+        PyErr_SetString(PyExc_ValueError, "these numbers describe no convolution");
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *
+load(PyObject *module, PyObject *path)
+{
+    static int loaded;
+    const char *text = PyUnicode_AsUTF8(path);
+    if (!text || loaded)
+        return text ? Py_NewRef(Py_None) : NULL;
+    const char *error = library_load(text);
+    if (error)
+        return PyErr_Format(PyExc_OSError, "%s", error);
+    loaded = 1;
+    workers_start(plans_hold, plans_release);
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *
+handler(PyObject *module, PyObject *unused)
+{
+    return PyCapsule_New((void *)handle, NULL, NULL);
+}
+
+static PyObject *
+prepare(PyObject *module, PyObject *from)
+{
+    Convolution c;
+    int parts;
+    char names[200] = "";
+    if (decode_python(from, &c, &parts))
+        return NULL;
+    const char *error;
+    Py_BEGIN_ALLOW_THREADS
+    error = convolution_prepare(&c, parts, names, sizeof names);
+    Py_END_ALLOW_THREADS
+    return error ? PyErr_Format(PyExc_ValueError, "%s", error) : PyUnicode_FromString(names);
+}
+
+static PyObject *
+compute(PyObject *module, PyObject *args)
+{
+    PyObject *from, *given, *into;
+    Convolution c;
+    int parts, held = 0;
+    int64_t sizes[OPERANDS + 1];
+    Py_buffer views[OPERANDS + 1];
+    float *operands[OPERANDS] = {0};
+    if (!PyArg_ParseTuple(args, "OO!O", &from, &PyTuple_Type, &given, &into) || decode_python(from, &c, &parts))
+        return NULL;
+    const int count = sizes_of(&c, sizes);
+    const char *error = "another number of operands, or of their elements, than the numbers say";
+    int fits = PyTuple_GET_SIZE(given) == count;
+    for (; fits && held <= count; held++) {
+        PyObject *source = held < count ? PyTuple_GET_ITEM(given, held) : into;
+        if (PyObject_GetBuffer(source, &views[held], held < count ? PyBUF_SIMPLE : PyBUF_WRITABLE))
+            break;
+        fits = views[held].len == sizes[held] * (Py_ssize_t)sizeof(float);
+        if (held < count)
+            operands[held] = views[held].buf;
+    }
+    if (fits && held > count) {
+        const Arrays arrays = arrays_of(&c, operands, views[count].buf);
+        Py_BEGIN_ALLOW_THREADS
+        error = convolution_compute(&c, &arrays, parts);
+        Py_END_ALLOW_THREADS
+    }
+    while (held)
+        PyBuffer_Release(&views[--held]);
+    if (error && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, error);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static PyMethodDef functions[] = {
+    {"load", load, METH_O, PyDoc_STR("Load the library from a path. OSError says why not.")},
+    {"handler", handler, METH_NOARGS, PyDoc_STR("The handler of XLA's calls, for `jax.ffi.register_ffi_target`.")},
+    {"prepare", prepare, METH_O, PyDoc_STR("Make what a convolution takes; the names of its algorithms. ValueError if there are none.")},
+    {"compute", compute, METH_VARARGS, PyDoc_STR("compute(numbers, operands, result): one convolution on buffers of float32.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "podrun.device.xla._onednn",
+    .m_doc = PyDoc_STR("Convolutions by oneDNN, on threads of podrun's own."),
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC
+PyInit__onednn(void)
+{
+    return PyModule_Create(&definition);
+}

@@ -1,0 +1,37 @@
+/* What the library makes for a convolution of one shape: kept, shared by threads, bounded in number. */
+
+#ifndef PODRUN_PLANS_H
+#define PODRUN_PLANS_H
+
+#include <stddef.h>
+
+#include "convolution.h"
+
+typedef struct Plan Plan;
+
+/* The plan of a convolution, made if need be, to be given back. NULL: the library has none, `*error` says why. */
+Plan *plan_take(const Convolution *c, const char **error);
+void plan_give_back(Plan *plan);
+
+/* Which of the library's algorithms it is. */
+const char *plan_name(const Plan *plan);
+
+/* Run it in the calling thread, and in no other. NULL, or what is wrong. */
+const char *plan_run(const Plan *plan, const Arrays *arrays);
+
+/* A buffer of the calling thread's own, 0 or 1, for as long as no larger one is asked for. NULL without memory. */
+float *scratch(int which, size_t bytes);
+
+/* Around the library's calls: one thread, denormal numbers are 0, whatever the calling thread had. */
+typedef struct {
+    unsigned numbers;
+    int threads;
+} Before;
+Before plan_enter(void);
+void plan_leave(Before before);
+
+/* Around a fork, so that no other thread is in the middle of making a plan. */
+void plans_hold(void);
+void plans_release(void);
+
+#endif

@@ -1,0 +1,13 @@
+/* Threads that help a calling thread with the parts of its work. */
+
+#ifndef PODRUN_WORKERS_H
+#define PODRUN_WORKERS_H
+
+/* Call `part(what, i)` for i from 0 to count - 1, each once, in this thread and in others that have nothing to do; all
+   have returned when this returns. Who runs a part, and when, is open: parts must not depend on it. */
+void workers_run(void (*part)(void *what, int i), void *what, int count);
+
+/* Prepare for forks and for the process's end. Once in a process. */
+void workers_start(void (*hold)(void), void (*release)(void));
+
+#endif

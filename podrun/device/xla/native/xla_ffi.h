@@ -1,0 +1,105 @@
+/* What of XLA's foreign function interface this module uses: the C structures of version 0, as jaxlib's `c_api.h` lays
+   them out. Declared here so that installing podrun needs no jaxlib to compile against. XLA asks each handler which
+   version it was written for and refuses another major one or a greater minor one; structures only grow at their ends. */
+
+#ifndef PODRUN_XLA_FFI_H
+#define PODRUN_XLA_FFI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { FFI_MAJOR = 0, FFI_MINOR = 1 };
+enum { FFI_METADATA = 1 };                  /* extension types */
+enum { FFI_INVALID = 3, FFI_INTERNAL = 13 }; /* error codes */
+enum { FFI_F32 = 11, FFI_S64 = 5 };         /* data types */
+enum { FFI_BUFFER = 1, FFI_ARRAY = 1 };     /* kinds of arguments and results, of attributes */
+enum { FFI_EXECUTE = 3 };                   /* stages */
+
+typedef struct FfiError FfiError;
+
+typedef struct FfiExtension {
+    size_t size;
+    int type;
+    struct FfiExtension *next;
+} FfiExtension;
+
+typedef struct {
+    size_t size;
+    FfiExtension *extension;
+    int major, minor;
+} FfiVersion;
+
+typedef struct {
+    size_t size;
+    FfiVersion version;
+    uint32_t traits;
+} FfiMetadata;
+
+typedef struct {
+    FfiExtension base;
+    FfiMetadata *metadata;
+} FfiMetadataExtension;
+
+typedef struct {
+    size_t size;
+    FfiExtension *extension;
+    const char *message;
+    int code;
+} FfiErrorArguments;
+
+typedef struct {
+    size_t size;
+    FfiExtension *extension;
+    FfiVersion version;
+    const void *internal;
+    FfiError *(*error)(FfiErrorArguments *);
+} FfiApi;
+
+typedef struct {
+    size_t size;
+    FfiExtension *extension;
+    int type;
+    void *data;
+    int64_t rank;
+    int64_t *dims;
+} FfiBuffer;
+
+typedef struct {
+    const char *text;
+    size_t length;
+} FfiSpan;
+
+typedef struct {
+    int type;
+    size_t length;
+    void *data;
+} FfiArray;
+
+typedef struct { /* of arguments, and of results */
+    size_t size;
+    FfiExtension *extension;
+    int64_t count;
+    int *kinds;
+    void **values;
+} FfiValues;
+
+typedef struct {
+    size_t size;
+    FfiExtension *extension;
+    int64_t count;
+    int *kinds;
+    FfiSpan **names;
+    void **values;
+} FfiAttributes;
+
+typedef struct {
+    size_t size;
+    FfiExtension *extension;
+    const FfiApi *api;
+    void *context;
+    int stage;
+    FfiValues arguments, results;
+    FfiAttributes attributes;
+} FfiCall;
+
+#endif

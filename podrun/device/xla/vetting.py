@@ -1,0 +1,198 @@
+"""Reads pieces that podrun did not export in a process of their own first.
+
+The bytes of a piece are read by native code (MLIR's and XLA's), which damaged or hostile bytes can end. So a piece that
+is not this user's own (`podrun.core.own_pieces`) is lowered, checked (`podrun.device.xla.custom_calls`) and compiled in
+a child process; if that dies, the piece is refused by name, and the machine's process never sees it. What the child
+compiles lies in XLA's cache afterwards, so nothing is compiled twice. The child runs no piece, has no connection but
+its two pipes, and ends when nothing has come for a while or its parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from podrun.core import own_pieces
+from podrun.core.errors import ApplicationRuntimeError, PodrunError
+from podrun.core.executable import Computation
+from podrun.device.xla.custom_calls import RefusedPiece
+
+LONGEST = 512 << 20
+"""Most bytes of a piece."""
+PATIENCE_S = 300.0
+"""Seconds to read and compile one piece."""
+IDLE_S = 20.0
+"""Seconds without a piece after which the child ends."""
+_LENGTH = struct.Struct("<IQ")
+_LONGEST_HEADER = 16 << 20
+
+
+class Vetter:
+    """One child process at a time, for all threads of this process. ``directory``: of compiled pieces."""
+
+    def __init__(self, directory: Path | None, *, patience: float = PATIENCE_S) -> None:
+        self._directory, self._patience = directory, patience
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._ends: threading.Timer | None = None
+
+    def check(self, computation: Computation, donated: tuple[int, ...], in_place: Mapping[int, int]) -> None:
+        """Return if the piece can be read and compiled. Raises RefusedPiece if not."""
+        if len(computation.stablehlo) > LONGEST:
+            raise _refused(computation, f"has {len(computation.stablehlo)} bytes; machines take {LONGEST}")
+        header = {
+            "name": computation.name,
+            "inputs": computation.inputs,
+            "outputs": computation.outputs,
+            "donated": donated,
+            "in_place": list(in_place.items()),
+        }
+        with self._lock:
+            answer = self._ask(json.dumps(header).encode(), computation)
+        if answer:
+            raise RefusedPiece(answer, hint="Compile the program again with podrun.")
+        own_pieces.note(computation.stablehlo)
+
+    def close(self) -> None:
+        """End the child. Idempotent."""
+        with self._lock:
+            self._end()
+
+    def _ask(self, header: bytes, computation: Computation) -> str:
+        """What the child says against a piece; empty if nothing."""
+        if self._ends is not None:
+            self._ends.cancel()
+        if self._child is None or self._child.poll() is not None:
+            self._child = self._start()
+        child = self._child
+        late = threading.Timer(self._patience, child.kill)
+        late.daemon = True
+        late.start()
+        try:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(_LENGTH.pack(len(header), len(computation.stablehlo)) + header)
+            child.stdin.write(computation.stablehlo)
+            child.stdin.flush()
+            line = child.stdout.readline()
+        except OSError:
+            line = b""
+        finally:
+            in_time = late.is_alive()
+            late.cancel()
+        if not line.endswith(b"\n"):
+            code = self._end()
+            how = (
+                f"ends the process that reads it ({_signal(code)})"
+                if in_time
+                else "takes too long to compile"
+            )
+            return f"Computation {computation.name!r} {how}: it is not used"
+        self._ends = threading.Timer(IDLE_S, self.close)
+        self._ends.daemon = True
+        self._ends.start()
+        return str(json.loads(line))
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-m", "podrun.device.xla.vetting", str(self._directory or "")]
+        package = str(Path(__file__).resolve().parents[3])
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=package,
+            start_new_session=True,
+        )
+
+    def _end(self) -> int:
+        """End the child; its exit code."""
+        child, self._child = self._child, None
+        if child is None:
+            return 0
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        try:
+            return child.wait(1.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            return child.wait(10.0)
+
+
+@functools.cache
+def vetter(directory: Path | None) -> Vetter:
+    """That of this process."""
+    return Vetter(directory)
+
+
+def _signal(code: int) -> str:
+    try:
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    except ValueError:
+        return f"exit code {code}"
+
+
+def _refused(computation: Computation, what: str) -> ApplicationRuntimeError:
+    return RefusedPiece(
+        f"Computation {computation.name!r} {what}", hint="Compile the program again with podrun."
+    )
+
+
+# --- the child ----------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Read pieces from standard input until it ends; answer each with a line of JSON: what is wrong, or nothing."""
+    import resource
+
+    from podrun.device.xla.pieces import PieceCache
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # What libraries print is no answer.
+    pieces = PieceCache(Path(sys.argv[1]) if sys.argv[1] else None, own_process=True, vets=False)
+    while (request := _received(sys.stdin.buffer)) is not None:
+        answers.write(json.dumps(_verdict(pieces, *request)).encode() + b"\n")
+        answers.flush()
+
+
+def _received(stream: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    length, size = _LENGTH.unpack(head)
+    if length > _LONGEST_HEADER or size > LONGEST:
+        return None
+    return json.loads(stream.read(length)), stream.read(size)
+
+
+def _verdict(pieces: Any, header: dict[str, Any], stablehlo: bytes) -> str:
+    computation = Computation(header["name"], stablehlo, tuple(header["inputs"]), tuple(header["outputs"]))
+    try:
+        pieces.piece(computation, tuple(header["donated"]), dict(header["in_place"]))
+    except PodrunError as error:
+        return error.message
+    except Exception as error:
+        first = str(error).partition("\n")[0][:300]
+        return f"Computation {computation.name!r} cannot be compiled: {type(error).__name__}: {first}"
+    finally:
+        pieces.forget()
+    return ""
+
+
+if __name__ == "__main__":
+    main()

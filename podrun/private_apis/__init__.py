@@ -1,0 +1,26 @@
+"""What podrun uses of other libraries beyond their public API: one module for each library.
+
+A use enters with what it gives, what happens without it, and a test in ``tests/private_apis/`` that fails by name when
+the library changes. The rooms that need one import it from here; no other module touches private names.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def find(name: str) -> Any:
+    """The module, class, function or value of a dotted name; None if the installed libraries do not have it."""
+    module, parts = name, list[str]()
+    while module:
+        try:
+            found: Any = importlib.import_module(module)
+        except ImportError:
+            module, _, last = module.rpartition(".")
+            parts.insert(0, last)
+            continue
+        for part in parts:
+            found = getattr(found, part, None)
+        return found
+    return None

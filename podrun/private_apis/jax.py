@@ -1,0 +1,282 @@
+"""What podrun uses of JAX and jaxlib that they do not promise to keep.
+
+`USES` lists each name with what it gives and what happens without it. ``tests/private_apis/test_jax.py`` fails with the
+names that are gone. Nothing is imported before a function needs it: machines import this module without JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from podrun.private_apis import find
+
+TESTED_JAXLIB = ("0.10",)
+"""Series of jaxlib in which convolutions may be rewritten. In another one XLA's own convolutions are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateUse:
+    """A private name: what it ``gives``, and what happens ``without`` it."""
+
+    name: str
+    gives: str
+    without: str
+
+
+_CONVOLUTIONS = "convolutions are XLA's own, which are slower; one message says so"
+_COMPILE = "programs cannot be compiled; the error names it"
+USES = (
+    PrivateUse("jaxlib.xla_client.make_cpu_client", "podrun's own XLA clients", "nothing can be computed"),
+    PrivateUse("jaxlib.mlir.ir.Operation", "operations of a lowered piece, to rewrite", _CONVOLUTIONS),
+    PrivateUse("jaxlib.mlir.ir.RankedTensorType", "types of a lowered piece's values", _CONVOLUTIONS),
+    PrivateUse("jaxlib.mlir.ir.DenseI64ArrayAttr", "attributes of rewritten operations", _CONVOLUTIONS),
+    PrivateUse("jaxlib.mlir.ir.InsertionPoint", "the place of new operations", _CONVOLUTIONS),
+    PrivateUse("jaxlib.mlir.passmanager.PassManager", "passes over a lowered piece", _CONVOLUTIONS),
+    PrivateUse(
+        "jaxlib.mlir.dialects.stablehlo.ConvDimensionNumbers", "the axes of a convolution", _CONVOLUTIONS
+    ),
+    PrivateUse(
+        "jax._src.config.persistent_cache_min_compile_time_secs",
+        "writes pieces to XLA's cache however fast they compile, and nothing else",
+        "only pieces that take a second to compile are kept between processes",
+    ),
+    PrivateUse(
+        "jax._src.lax.linalg.initialize_lapack",
+        "registers LAPACK for the pieces that call it",
+        "JAX registers LAPACK by itself in every process, which takes 0.15 s",
+    ),
+    PrivateUse(
+        "jax._src.export._export._ensure_backends_initialized",
+        "the place where JAX registers LAPACK by itself",
+        "JAX registers LAPACK by itself in every process, which takes 0.15 s",
+    ),
+    PrivateUse(
+        "jax._src.interpreters.mlir.make_ir_context",
+        "one MLIR context for all pieces of a program",
+        "a small program takes a quarter longer to compile",
+    ),
+    PrivateUse("jax._src.export._export._module_to_bytecode", "StableHLO without source locations", _COMPILE),
+    PrivateUse(
+        "jax._src.lib._jax.mlir.deserialize_portable_artifact", "StableHLO without source locations", _COMPILE
+    ),
+    PrivateUse("jax._src.source_info_util.current_name_stack", "name scopes of equations", _COMPILE),
+    PrivateUse("jax._src.source_info_util.user_context", "name scopes of equations", _COMPILE),
+    PrivateUse("jax.interpreters.partial_eval.dce_jaxpr", "removes equations that no result needs", _COMPILE),
+    PrivateUse(
+        "jax._src.config.traceback_filtering",
+        "errors of a model without JAX's note about its own frames",
+        "errors carry JAX's note",
+    ),
+)
+
+
+def missing() -> list[PrivateUse]:
+    """The uses whose names the installed JAX and jaxlib do not have."""
+    return [use for use in USES if find(use.name) is None]
+
+
+def _need(name: str) -> Any:
+    found = find(name)
+    if found is None:
+        use = next(use for use in USES if use.name == name)
+        raise ImportError(
+            f"jax {_version('jax')} with jaxlib {_version('jaxlib')} has no {name}, which podrun needs for "
+            f"{use.gives}: install the versions that podrun asks for (pip install --force-reinstall podrun)"
+        )
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+# --- Clients, the cache, LAPACK -------------------------------------------------------------------------------
+
+
+def start_cpu_client() -> Any:
+    """A new XLA client for the CPU, whose calls return when their results are there."""
+    return _need("jaxlib.xla_client.make_cpu_client")(asynchronous=False)
+
+
+def written_to_cache() -> AbstractContextManager[Any]:
+    """What is compiled in this context is written to XLA's persistent cache, however fast that was."""
+    setting = find("jax._src.config.persistent_cache_min_compile_time_secs")
+    context: AbstractContextManager[Any] = contextlib.nullcontext() if setting is None else setting(0.0)
+    return context
+
+
+def register_lapack() -> None:
+    """Let XLA find LAPACK in this process. Idempotent."""
+    initialize = find("jax._src.lax.linalg.initialize_lapack")
+    if initialize is not None:
+        initialize()
+
+
+def register_lapack_only_when_asked() -> None:
+    """Keep JAX from registering LAPACK whenever it lowers an exported program. Does nothing if either name is gone."""
+    export = find("jax._src.export._export")
+    if find("jax._src.lax.linalg.initialize_lapack") is not None and hasattr(
+        export, "_ensure_backends_initialized"
+    ):
+        export._ensure_backends_initialized = _do_nothing
+
+
+def _do_nothing(platforms: tuple[str, ...]) -> None:
+    pass
+
+
+MLIR_MODULES = ("jaxlib.mlir.dialects.mhlo", "jaxlib.mlir.dialects.stablehlo")
+"""Modules that every lowering imports; a machine imports them ahead."""
+
+# --- MLIR of lowered pieces -----------------------------------------------------------------------------------
+
+
+def convolutions_problem() -> str:
+    """Why convolutions cannot be rewritten with the installed jaxlib; empty if they can."""
+    version = _version("jaxlib")
+    if ".".join(version.split(".")[:2]) not in TESTED_JAXLIB:
+        return f"jaxlib {version} is not one that podrun was tested with ({', '.join(TESTED_JAXLIB)})"
+    gone = [use.name for use in USES if use.without == _CONVOLUTIONS and find(use.name) is None]
+    return f"jaxlib {version} has no {', '.join(gone)}" if gone else ""
+
+
+@functools.cache
+def mlir() -> Any:
+    """jaxlib's MLIR classes: operations, types, attributes."""
+    return _need("jaxlib.mlir.ir.Operation") and find("jaxlib.mlir.ir")
+
+
+def run_passes(module: Any, passes: str) -> None:
+    """Run MLIR passes, such as ``builtin.module(func.func(cse))``, over a module, in place."""
+    _need("jaxlib.mlir.passmanager.PassManager").parse(passes).run(module.operation)
+
+
+def convolution_axes(numbers: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The axes in a StableHLO convolution's ``dimension_numbers``: of the image (batch, rows, columns, channels), of
+    the weights (rows, columns, inputs, outputs), and of the result."""
+    at = _need("jaxlib.mlir.dialects.stablehlo.ConvDimensionNumbers")(numbers)
+    return (
+        (at.input_batch_dimension, *at.input_spatial_dimensions, at.input_feature_dimension),
+        (
+            *at.kernel_spatial_dimensions,
+            at.kernel_input_feature_dimension,
+            at.kernel_output_feature_dimension,
+        ),
+        (at.output_batch_dimension, *at.output_spatial_dimensions, at.output_feature_dimension),
+    )
+
+
+def aliased_outputs(lowered: Any) -> dict[int, int]:
+    """Positions of operands of a ``jax.stages.Lowered`` whose memory results take, and of these results. Empty without
+    jaxlib's MLIR classes: updates then copy."""
+    if find("jaxlib.mlir.ir.StringAttr") is None:
+        return {}
+    ir = mlir()
+    main = next(
+        op for op in lowered.compiler_ir().body if ir.StringAttr(op.attributes["sym_name"]).value == "main"
+    )
+    return {
+        position: int(ir.IntegerAttr(each["tf.aliasing_output"]).value)
+        for position, each in enumerate(main.attributes.get("arg_attrs", ()))
+        if "tf.aliasing_output" in each
+    }
+
+
+# --- Tracing and export ---------------------------------------------------------------------------------------
+
+_thread = threading.local()
+
+
+@functools.cache
+def _shared_contexts() -> Callable[[], Any] | None:
+    """Let threads in `one_context` share a context; gives JAX's own function that makes one."""
+    module, make = (
+        find("jax._src.interpreters.mlir"),
+        find("jax._src.interpreters.mlir.make_ir_context"),
+    )
+    if make is None:
+        return None
+
+    def context_of_thread() -> Any:
+        shared = getattr(_thread, "context", None)
+        return make() if shared is None else shared
+
+    module.make_ir_context = context_of_thread
+    made: Callable[[], Any] = make
+    return made
+
+
+@contextmanager
+def one_context() -> Iterator[None]:
+    """What this thread lowers and exports in this context shares one MLIR context.
+
+    JAX makes one, with all dialects, for each lowering and export: three for a piece, a quarter of the time that
+    compiling a small program takes. The exported bytes are the same.
+    """
+    make = _shared_contexts()
+    before = getattr(_thread, "context", None)
+    _thread.context = before or (None if make is None else make())
+    try:
+        yield
+    finally:
+        _thread.context = before
+
+
+def plain_errors() -> AbstractContextManager[Any]:
+    """Errors raised inside a trace in this context carry no note of JAX's about its own frames."""
+    setting = find("jax._src.config.traceback_filtering")
+    context: AbstractContextManager[Any] = contextlib.nullcontext() if setting is None else setting("off")
+    return context
+
+
+@functools.cache
+def _scope_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    util = "jax._src.source_info_util"
+    return _need(f"{util}.current_name_stack"), _need(f"{util}.user_context")
+
+
+def call_in_scope(call: Callable[[Any, Sequence[Any]], Any], equation: Any, operands: Sequence[Any]) -> Any:
+    """``call(equation, operands)`` in the equation's name scopes, inside those that are open, and with its settings."""
+    current_name_stack, user_context = _scope_functions()
+    source = equation.source_info
+    names = current_name_stack() + source.name_stack
+    with user_context(source.traceback, name_stack=names), equation.ctx.manager:
+        return call(equation, operands)
+
+
+def bind(equation: Any, operands: Sequence[Any]) -> Any:
+    """The result of an equation's primitive for operands."""
+    return equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
+
+
+def without_unused(jaxpr: Any) -> Any:
+    """A jaxpr without the equations that no result needs; its arguments stay."""
+    pruned, _ = _need("jax.interpreters.partial_eval.dce_jaxpr")(
+        jaxpr, [True] * len(jaxpr.outvars), instantiate=True
+    )
+    return pruned
+
+
+def without_locations(exported: Any) -> Any:
+    """A ``jax.export.Exported`` without source locations: no path, no line, no argument name of the traced function.
+
+    So its bytes depend on what is computed and on nothing else.
+    """
+    read = _need("jax._src.lib._jax.mlir.deserialize_portable_artifact")
+    write = _need("jax._src.export._export._module_to_bytecode")
+    with _need("jax._src.interpreters.mlir.make_ir_context")():
+        module = read(exported.mlir_module_serialized)
+        run_passes(module, "builtin.module(strip-debuginfo)")
+        data = write(module)
+    return dataclasses.replace(exported, mlir_module_serialized=data)

@@ -1,0 +1,116 @@
+"""What podrun uses of torch that torch does not promise to keep.
+
+Everything below a leading underscore is reached through this module alone. `REQUIRED` lists each use with what it
+gives; `missing` names those that the installed torch no longer has, and `tests/private_apis/test_torch.py` fails with
+that list. Without any of them PyTorch programs cannot be captured, so the front end refuses to start and says which
+one is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from podrun.private_apis import find
+
+REQUIRED: dict[str, str] = {
+    "torch.utils._python_dispatch.TorchDispatchMode": "sees every operator that a forward pass calls",
+    "torch.utils._python_dispatch._disable_current_modes": "makes tensors that the recorder does not see",
+    "torch._subclasses.fake_tensor.FakeTensorMode": "tensors that have shapes and types and no data",
+    "torch._subclasses.fake_tensor.FakeTensor": "tells tensors without data from others",
+    "torch._subclasses.fake_tensor.unset_fake_temporarily": "computes with real data in the middle of a capture",
+    "torch._subclasses.fake_tensor.DataDependentOutputException": "an operator whose result depends on data",
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException": "an operator whose result's shape depends on data",
+    "torch.utils._mode_utils.no_dispatch": "runs operators that the recorder does not see",
+    "torch._C._ExcludeDispatchKeyGuard": "leaves autograd out, so that composite operators arrive whole",
+    "torch._C.DisableTorchFunctionSubclass": "calls torch's functions on tensors of a subclass without its hooks",
+    "torch._C.DispatchKeySet": "names the dispatch keys that are left out",
+    "torch._C.DispatchKey": "names one dispatch key",
+    "torch._C._dispatch_has_kernel_for_dispatch_key": "tells whether an operator has a composite form",
+    "torch._decomp.global_decomposition_table": "torch's decompositions of operators",
+    "torch._decomp.core_aten_decompositions": "torch's decompositions into its core operators",
+}
+
+
+def missing() -> list[str]:
+    """The names of `REQUIRED` that the installed torch does not have."""
+    return [name for name in REQUIRED if find(name) is None]
+
+
+def _need(name: str) -> Any:
+    found = find(name)
+    if found is None:
+        raise ImportError(
+            f"this torch ({torch.__version__}) has no {name}, which podrun needs: {REQUIRED[name]}"
+        )
+    return found
+
+
+DispatchMode: Any = _need("torch.utils._python_dispatch.TorchDispatchMode")
+FakeTensorMode: Any = _need("torch._subclasses.fake_tensor.FakeTensorMode")
+FakeTensor: Any = _need("torch._subclasses.fake_tensor.FakeTensor")
+DataDependent: Any = _need("torch._subclasses.fake_tensor.DataDependentOutputException")
+DynamicShape: Any = _need("torch._subclasses.fake_tensor.DynamicOutputShapeException")
+FUNCTION_MODULES = ("torch.nn.functional", "torch._C._nn")
+"""Modules that torch's functions name as theirs; saved programs may refer to these functions."""
+
+
+def fake_mode() -> Any:
+    """A mode whose tensors have shapes, types and no data; all sizes are plain numbers."""
+    return FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
+
+
+@contextlib.contextmanager
+def real_computation() -> Iterator[None]:
+    """Compute with real tensors inside a capture, without recording."""
+    with (
+        _need("torch.utils._mode_utils.no_dispatch")(),
+        _need("torch._subclasses.fake_tensor.unset_fake_temporarily")(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Outside all modes of dispatch: nothing is recorded."""
+    with _need("torch.utils._python_dispatch._disable_current_modes")():
+        yield
+
+
+@contextlib.contextmanager
+def composites_whole() -> Iterator[None]:
+    """Leave autograd out of dispatch: ``linear`` or ``lstm`` then reach the recorder as one operator."""
+    keys, key = _need("torch._C.DispatchKeySet"), _need("torch._C.DispatchKey")
+    left_out = keys(key.AutogradFunctionality) | keys(key.ADInplaceOrView)
+    with _need("torch._C._ExcludeDispatchKeyGuard")(left_out):
+        yield
+
+
+def is_composite(operator: Any) -> bool:
+    """Whether torch defines an operator by other operators, whatever the device."""
+    has_kernel = _need("torch._C._dispatch_has_kernel_for_dispatch_key")
+    return bool(has_kernel(operator.name(), "CompositeImplicitAutograd"))
+
+
+def decompositions() -> dict[Any, Any]:
+    """Torch's decompositions, by operator."""
+    tables = _need("torch._decomp.global_decomposition_table")
+    return {**tables["post_autograd"], **_need("torch._decomp.core_aten_decompositions")()}
+
+
+def note_step(optimizer: Any) -> None:
+    """Let learning rate schedulers know that a step was made, as the IPU makes them: they warn of steps before it."""
+    optimizer._opt_called = True
+
+
+def storage_of(tensor: Any) -> int:
+    """A number that tensors on one storage share."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def without_subclass_hooks() -> Any:
+    """A context in which torch's functions do not call the hooks of tensor subclasses."""
+    return _need("torch._C.DisableTorchFunctionSubclass")()

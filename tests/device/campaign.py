@@ -1,0 +1,368 @@
+"""Fault campaigns in process: one program, many plans, recovered as the launcher's coordinator says.
+
+    python -m tests.device.campaign --seeds 1000            # random plans, first seed 0
+    python -m tests.device.campaign --seeds 1 --first 4711  # one of them again
+    python -m tests.device.campaign --every-place           # each kind at each instruction of the digits example
+
+Each failure prints the line that replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from podrun.core.errors import PoplarError, RecoverableRuntimeError
+from podrun.core.executable import Executable
+from podrun.core.layout import IpuRange
+from podrun.core.telemetry import MachineReport
+from podrun.device.connection import AttachRequest
+from podrun.device.host.client import PortConnection
+from podrun.device.host.in_process import InProcessMachines
+from podrun.device.program.interpreter import batch_starts
+from podrun.device.service.machine_holder import machine_report
+from podrun.device.xla.pieces import PieceCache
+from podrun.faults import EFFECTS, FaultSpec, FaultTarget, parse_fault
+from podrun.launcher.recovery import (
+    Answer,
+    Attempt,
+    Coordinator,
+    FailureKind,
+    PowerCycleMachine,
+    Recovery,
+    ReplaceMachine,
+    ResetThePartition,
+    ResetTheseIpus,
+    RestartPolicy,
+    damage_of,
+)
+
+from .conftest import together
+from .programs import data, first_weights, linear
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE = 10.0
+"""Seconds in which an attempt of these programs, or its failure, has to be over in every instance."""
+LINKS = ((0, 1), (2, 3), (2, 4), (1, 3))
+
+
+@dataclass(frozen=True)
+class Training:
+    """A loaded program's inputs, by batch, and the weights it starts with."""
+
+    executable: Executable
+    weights: Mapping[str, np.ndarray]
+    inputs: Mapping[str, np.ndarray]
+    batches: int
+
+    @property
+    def ipus(self) -> int:
+        return self.executable.layout.ipus
+
+    def places(self) -> list[int]:
+        """The instructions of one batch, by number."""
+        work = self.executable.instructions[0]
+        starts = batch_starts(work, self.executable.batches_per_pass)
+        return list(range((*starts[1:], len(work))[0] - starts[0]))
+
+    def run(self, connection: PortConnection, owned: IpuRange) -> tuple[np.ndarray, ...]:
+        """Train from the beginning; the losses and all variables."""
+        connection.load(self.executable)
+        connection.write_variables(self.weights)
+        losses = []
+        for batch in range(self.batches):
+            inputs = {
+                name: value[batch : batch + 1, :, owned.first : owned.stop]
+                for name, value in self.inputs.items()
+            }
+            result = connection.run(1, inputs)
+            losses += [value for _, value in sorted(result.anchors.items())]
+        read = connection.read_variables(sorted(self.weights))
+        return (*losses, *(read[name].copy() for name in sorted(read)))
+
+
+def small(batches: int = 3) -> Training:
+    """A linear model on two machines."""
+    executable = linear(8)
+    return Training(executable, first_weights(), data(executable, batches), batches)
+
+
+def digits(batches: int = 3) -> Training:
+    """The digits example's training on sixteen replicas, as its session loads it."""
+    sys.path.insert(0, str(ROOT / "podrun" / "compat"))
+    try:
+        found = importlib.util.spec_from_file_location("digits_train", ROOT / "examples/digits/train.py")
+        assert found is not None
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        sys.modules["digits_train"] = module  # Its dataclasses look there for their annotations.
+        found.loader.exec_module(module)
+    finally:
+        sys.path.pop(0)
+    loaded: list[Executable] = []
+    written: dict[str, np.ndarray] = {}
+    ran: list[Mapping[str, np.ndarray]] = []
+
+    class Done(Exception):
+        """Everything is known."""
+
+    def run(self: PortConnection, count: int, inputs: Mapping[str, np.ndarray]) -> None:
+        ran.append({name: value[:batches].copy() for name, value in inputs.items()})
+        raise Done
+
+    real = PortConnection.load, PortConnection.write_variables, PortConnection.run
+    PortConnection.load = lambda self, executable: loaded.append(executable)  # type: ignore[method-assign, assignment]
+    PortConnection.write_variables = lambda self, values: written.update(  # type: ignore[method-assign]
+        {name: np.array(value) for name, value in values.items()}
+    )
+    PortConnection.run = run  # type: ignore[method-assign, assignment]
+    arguments = argparse.Namespace(
+        model="cnn", epochs=1, seed=0, batch_size=64, learning_rate=0.05, replicas=16
+    )
+    try:
+        replication = module.replication_of(arguments)
+        with module.popart.DeviceManager().acquireAvailableDevice(16) as device:
+            module.train(arguments, module.load_digits(), replication, device)
+    except Done:
+        pass
+    finally:
+        PortConnection.load, PortConnection.write_variables, PortConnection.run = real  # type: ignore[method-assign]
+    return Training(loaded[0], written, ran[0], batches)
+
+
+class Pod:
+    """Machines in process, and the instances of one launch on them. ``agents`` count from 1."""
+
+    def __init__(self, training: Training, pieces: PieceCache, instances: int) -> None:
+        self._training, self._pieces, self._instances = training, pieces, instances
+        self._pod = self._fresh()
+
+    def _fresh(self) -> InProcessMachines:
+        return InProcessMachines(self._training.ipus, self._pieces, grace=0.5)
+
+    @property
+    def machines(self) -> list[Any]:
+        return self._pod.machines
+
+    def plan(self, faults: Sequence[FaultSpec]) -> None:
+        for machine in self.machines:
+            machine.plan_faults([replace(spec, launch="swarm") for spec in faults])
+
+    def attempt(self) -> list[Any]:
+        """What each instance got: losses and weights, or an error."""
+        share = self._training.ipus // self._instances
+        connections = []
+        for index in range(self._instances):
+            connection, owned = self._pod.connect(threaded=True), IpuRange(index * share, share)
+            request = AttachRequest(IpuRange(0, self._training.ipus), owned, 1, "tester", "train.py", "swarm")
+            refusal = connection.try_attach(request)
+            assert refusal is None, refusal
+            connections.append((connection, owned))
+        begin = time.monotonic()
+        try:
+            return together([partial(self._training.run, c, o) for c, o in connections], timeout=60)
+        finally:
+            for connection, _ in connections:
+                connection.close()
+            assert time.monotonic() - begin < DEADLINE, "an attempt took too long"
+
+    def reports(self) -> list[MachineReport]:
+        found = []
+        for number, machine in enumerate(self.machines, 1):
+            state = "lost" if machine._context.lost is not None else "up"
+            report = machine_report(machine, MachineReport(f"ipum{number}"))
+            found.append(replace(report, state=state, agent_id=f"ipum{number}"))
+        return found
+
+    def carry_out(self, recovery: Recovery) -> None:
+        for step in recovery.ways[0]:
+            match step:
+                case ResetTheseIpus(ipus):
+                    for machine in self.machines:
+                        machine.reset_ipus([ipu for ipu in ipus if ipu in machine.place.range])
+                case ResetThePartition():
+                    for machine in self.machines:
+                        machine.move(replace(machine.place))
+                        machine.reset_links()
+                case PowerCycleMachine(agent):
+                    self.machines[int(agent.removeprefix("ipum")) - 1].power_cycle()
+                case ReplaceMachine():
+                    planned = [machine.planned_faults() for machine in self.machines]
+                    self._pod = self._fresh()
+                    for machine, texts in zip(self.machines, planned, strict=True):
+                        machine.plan_faults([parse_fault(text) for text in texts])
+                case _:
+                    raise AssertionError(step)
+
+
+POLICY = RestartPolicy(max_restarts=20, crash_loop_after=20, after={FailureKind.LOST: (Answer.REPLACE,)})
+
+
+def live_through(
+    training: Training, pieces: PieceCache, faults: Sequence[FaultSpec], instances: int
+) -> list[str]:
+    """Train under faults, recovering until it ends well; the errors met. Raises AssertionError for anything wrong:
+    a wrong result, errors that differ between instances, an end that does not come.
+    """
+    wanted = undisturbed(training, pieces, instances)
+    pod = Pod(training, pieces, instances)
+    pod.plan(faults)
+    coordinator, met = Coordinator(POLICY), list[str]()
+    while True:
+        results = pod.attempt()
+        errors = [result for result in results if isinstance(result, BaseException)]
+        if not errors:
+            for result, right in zip(results, wanted, strict=True):
+                assert all(np.array_equal(a, b) for a, b in zip(result, right, strict=True)), "wrong result"
+            left = {text for machine in pod.machines for text in machine.planned_faults()}
+            assert not left, f"faults are left: {left}"
+            return met
+        _check_errors(errors, results, faults)
+        met.append(type(errors[0]).__name__)
+        decision = coordinator.failed(Attempt("", 1, damage_of(pod.reports()), 0))
+        assert isinstance(decision, Recovery), decision
+        pod.carry_out(decision)
+
+
+def _check_errors(
+    errors: Sequence[BaseException], results: Sequence[Any], faults: Sequence[FaultSpec]
+) -> None:
+    """All instances get an error of one kind, and it is that of a planned fault."""
+    assert all(isinstance(error, PoplarError) for error in errors), errors
+    during_read = any(spec.during == "read" for spec in faults)
+    assert len(errors) == len(results) or during_read, f"an instance did not hear of it: {results}"
+    kinds = {
+        (EFFECTS[s.target.value, s.kind].error, EFFECTS[s.target.value, s.kind].code)
+        for s in faults
+        if s.raises
+    }
+    actions = {EFFECTS[s.target.value, s.kind].action for s in faults if s.raises}
+    told = [e for e in errors if isinstance(e, PoplarError) and (type(e), e.code) in kinds]
+    assert told, f"no error of the plan: {errors}"
+    if not during_read:
+        assert len(told) == len(errors), f"errors differ: {errors}"
+    assert all(e.recovery_action in actions for e in told if isinstance(e, RecoverableRuntimeError)), told
+
+
+_UNDISTURBED: dict[tuple[int, int], list[Any]] = {}
+
+
+def undisturbed(training: Training, pieces: PieceCache, instances: int) -> list[Any]:
+    """The results of an attempt without faults."""
+    key = (id(training), instances)
+    if key not in _UNDISTURBED:
+        _UNDISTURBED[key] = Pod(training, pieces, instances).attempt()
+        assert not [result for result in _UNDISTURBED[key] if isinstance(result, BaseException)], (
+            _UNDISTURBED[key]
+        )
+    return _UNDISTURBED[key]
+
+
+def every_place(training: Training, batches: Sequence[int] = (1,)) -> Iterator[FaultSpec]:
+    """Every kind with an error at every instruction boundary of these batches."""
+    machines = -(-training.ipus // 4)
+    for target, kind in EFFECTS:
+        if target == "gw-link":
+            continue  # In-process machines are one IPU-Link domain.
+        for number, (batch, place) in enumerate(itertools.product(batches, training.places())):
+            indices = {
+                FaultTarget.IPU: (number % training.ipus,),
+                FaultTarget.LINK: LINKS[number % len(LINKS)],
+                FaultTarget.MACHINE: (number % machines,),
+            }[FaultTarget(target)]
+            yield FaultSpec(FaultTarget(target), indices, batch, kind, place)
+
+
+QUIET = ("corrected-parity", "slow", "degraded", "throttled")
+
+
+def random_plan(training: Training, seed: int) -> tuple[list[FaultSpec], int]:
+    """One to four faults and the number of instances, from a seed."""
+    source = random.Random(f"swarm {seed}")
+    machines = -(-training.ipus // 4)
+    faults = []
+    for _ in range(source.randint(1, 4)):
+        target, kind = source.choice([key for key in EFFECTS if key[0] != "gw-link"])
+        indices = {
+            "ipu": (source.randrange(training.ipus),),
+            "link": source.choice(LINKS),
+            "machine": (source.randrange(machines),),
+        }[target]
+        spec = FaultSpec(
+            *(FaultTarget(target), indices, source.randrange(training.batches), kind),
+            instruction=source.choice([None, *training.places()]),
+            repeat=source.choice([1, 1, 1, 2]),
+        )
+        if source.random() < 0.15 and target != "link":
+            event = source.choice(["load", "read"])
+            here = spec.indices if event == "load" else (0,)  # The first machine gives the weights.
+            spec = replace(spec, indices=here, during=event, batch=0, instruction=None)
+        faults.append(spec)
+    for name in QUIET:
+        if source.random() < 0.1:
+            text = {
+                "throttled": "ipu:1@batch=1:throttled,mhz=900",
+                "degraded": "link:2-3@batch=0:degraded,lanes=2",
+            }
+            faults.append(parse_fault(text.get(name, f"ipu:2@batch=1:{name}")))
+    unique = {spec.text: spec for spec in faults}
+    return list(unique.values()), source.choice([1, 2])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--every-place", action="store_true")
+    options = parser.parse_args()
+    failures = cases = 0
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        pieces = PieceCache(Path(folder))
+        if options.every_place:
+            training = digits()
+            for instances in (1, 2):
+                for spec in every_place(training, range(training.batches)):
+                    cases += 1
+                    try:
+                        live_through(training, pieces, [spec], instances)
+                    except BaseException as error:
+                        failures += 1
+                        print(f"FAILED {spec.text} with {instances} instances: {error!r}", flush=True)
+                        if not isinstance(error, Exception):
+                            raise
+        training = small()
+        for seed in range(options.first, options.first + options.seeds):
+            if time.monotonic() - begin > options.minutes * 60:
+                print(f"stopped before seed {seed}")
+                break
+            cases += 1
+            faults, instances = random_plan(training, seed)
+            try:
+                live_through(training, pieces, faults, instances)
+            except Exception as error:
+                failures += 1
+                print(
+                    f"FAILED python -m tests.device.campaign --seeds 1 --first {seed}: {error!r}", flush=True
+                )
+                print("  ", *(spec.text for spec in faults), f"instances {instances}", flush=True)
+    seconds = time.monotonic() - begin
+    print(f"{cases} cases, {failures} failures, {seconds:.0f} s, {cases / seconds * 3600:,.0f} an hour")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

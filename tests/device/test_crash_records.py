@@ -1,0 +1,201 @@
+"""Native code that dies in a piece: who hears of it, and what they read."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podrun.core.errors import ApplicationRuntimeError, UnrecoverableRuntimeError
+from podrun.core.layout import IpuRange
+from podrun.core.shared_region import SharedRegion
+from podrun.device.crash_records import (
+    SLOTS,
+    CrashReader,
+    CrashRecord,
+    describe_piece,
+    layers_of,
+    running_pieces,
+)
+
+from .conftest import request
+from .pods import processes
+from .programs import data, first_weights, linear
+
+CRASH = """
+import ctypes
+from podrun.device.program.interpreter import Interpreter
+
+def crashing(rank, batch, recorded=Interpreter._recorded):
+    def replacement(self, act, ipu, name):
+        def crash(frame, now):
+            if self._group.rank == rank and now.index == batch:
+                ctypes.string_at(0)  # A null pointer is read, as native code of a piece might.
+            return act(frame, now)
+        return recorded(self, crash, ipu, name)
+    Interpreter._recorded = replacement
+
+crashing(rank=1, batch=3)
+"""
+ALONE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from device.conftest import request
+from device.programs import data, first_weights, linear
+from podrun.core.layout import IpuRange
+from podrun.device.connection import connect
+connection = connect({"PODRUN_CACHE_DIR": sys.argv[2]}, standalone_ipus=8)
+connection.try_attach(request(IpuRange(0, 8)))
+executable = linear(8)
+connection.load(executable)
+connection.write_variables(first_weights())
+connection.run(5, data(executable, 5))
+"""
+
+
+@pytest.mark.system
+def test_host_processes_of_every_machine_read_what_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two host processes: that of the machine that dies, and that of the other one."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with processes(2, tmp_path, CRASH) as pod:
+        executable, errors = linear(8), dict[int, BaseException]()
+        connections = [pod.connect(), pod.connect()]
+
+        def run(first: int) -> None:
+            connection = connections[first // 4]
+            assert connection.try_attach(request(IpuRange(0, 8), IpuRange(first, 4))) is None
+            connection.load(executable)
+            connection.write_variables(first_weights())
+            inputs = {n: a[:, :, first : first + 4] for n, a in data(executable, 5).items()}
+            try:
+                connection.run(5, inputs)
+            except UnrecoverableRuntimeError as error:
+                errors[first] = error
+
+        threads = [threading.Thread(target=run, args=(first,), daemon=True) for first in (0, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        for connection in connections:
+            connection.close()
+        assert pod.processes[1].wait(20) == -signal.SIGSEGV
+        assert sorted(errors) == [0, 4]
+        for error in errors.values():
+            assert isinstance(error, UnrecoverableRuntimeError)
+            place = f"machine 1 of the partition, {pod.endpoints[1]}"
+            assert f"native code died (Segmentation fault) in the process of {place}" in error.message
+            assert "while it computed piece 'step'" in error.message
+            assert "on IPUs 4-7, batch 3" in error.message
+            assert "export PODRUN_CONVOLUTIONS=xla" in error.hint
+            kept = Path(re.findall(r"are in (\S+)", error.message)[0])
+            assert kept.parent == tmp_path / "state/podrun/crashes"
+            assert "in crash\n" in kept.read_text()
+
+
+@pytest.mark.system
+def test_a_script_with_machines_inside_says_it_on_standard_error(tmp_path: Path) -> None:
+    tests = str(Path(__file__).resolve().parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", CRASH + ALONE, tests, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGSEGV
+    said = done.stderr.partition("podrun: native code died in this process by SIGSEGV while it computed\n")[2]
+    assert said, done.stderr
+    assert "  piece 'step'" in said
+    assert "on IPUs 4-7, batch 3\npodrun: to go on, export PODRUN_CONVOLUTIONS=xla" in said
+    assert "Fatal Python error: Segmentation fault" in said.partition("stacks")[2]
+
+
+def test_slots_are_read_by_others_and_given_back() -> None:
+    record = CrashRecord()
+    memory = _opened(record)
+    assert running_pieces(memory) == []
+    with (
+        record.slot({"a": "piece 'a'", "b": "piece \u00fc" + "x" * 1000}) as one,
+        record.slot({"c": "piece 'c'"}) as two,
+    ):
+        one.set_batch(7)
+        one.begin(one.place("a"))
+        two.begin(two.place("c"))
+        assert running_pieces(memory) == ["piece 'a', batch 7", "piece 'c', batch 0"]
+        one.begin(one.place("b"))
+        assert running_pieces(memory)[0].startswith("piece \u00fcxxx")
+        one.begin(one.place("unknown"))
+        two.begin(0)
+        assert running_pieces(memory) == []
+        two.begin(two.place("c"))
+    assert running_pieces(memory) == []
+    with record.slot({"d": "piece 'd'"}) as one:
+        one.begin(one.place("d"))
+        assert running_pieces(memory) == ["piece 'd', batch 0"]
+
+
+def test_programs_beyond_the_slots_run_unnoticed_and_texts_beyond_the_room_too() -> None:
+    record = CrashRecord()
+    many = {number: f"piece {number} " + "x" * 300 for number in range(100)}
+    with contextlib.ExitStack() as stack:
+        slots = [stack.enter_context(record.slot(many)) for _ in range(SLOTS + 1)]
+        assert slots[0].place(0) > 0
+        assert slots[0].place(99) == 0
+        slots[-1].begin(slots[-1].place(0))
+        assert running_pieces(_opened(record)) == []
+
+
+def test_what_ended_otherwise_is_lost_without_such_words() -> None:
+    record = CrashRecord()
+    with record.slot({"a": "piece 'a'"}) as slot:
+        slot.begin(slot.place("a"))
+        assert CrashReader.of_peer(record.name).error(0, "host:1", {}) is None
+    name = record.name
+    with pytest.raises(ApplicationRuntimeError, match="expected size"):
+        CrashReader(np.zeros(64, np.uint8), name.pid)
+
+
+def test_stacks_that_cannot_be_kept_are_said_to_be_lost(tmp_path: Path) -> None:
+    record = CrashRecord()
+    memory = _opened(record)
+    stacks = b"Fatal Python error: Bus error\n\nThread 1"
+    memory[-(1 << 18) :][: len(stacks)] = memoryview(stacks)
+    (tmp_path / "file").touch()
+    error = CrashReader.of_peer(record.name).error(2, "host:1", {"XDG_STATE_HOME": str(tmp_path / "file")})
+    assert error is not None
+    assert (
+        "died (Bus error) in the process of machine 2 of the partition, host:1, while it computed no piece"
+        in str(error)
+    )
+    assert "could not be kept in" in str(error)
+
+
+def test_a_piece_is_told_by_its_name_its_layers_and_its_ipus() -> None:
+    executable = linear(8)
+    names = {n: describe_piece(c, executable, 0, "IPUs 4-7") for n, c in executable.computations.items()}
+    assert any(text == f"piece {name!r} on IPUs 4-7" for name, text in names.items())
+    report = {
+        "segments": [
+            {"ipu": 0, "report": {"by_scope": {"jvp(conv1/Conv:0)": 10, "(no scope)": 99, "L1:0": 5}}},
+            {"ipu": 0, "report": {"by_scope": {"transpose(jvp(conv2/Conv:0))": 30}}},
+            {"ipu": 1, "report": {"by_scope": {"conv3": 10}}},
+            {"ipu": 0},
+        ]
+    }
+    assert layers_of(report, 0) == ["conv2/Conv:0", "conv1/Conv:0", "L1:0"]
+    assert layers_of({}, 0) == []
+
+
+def _opened(record: CrashRecord) -> Any:
+    return SharedRegion.open(record.name).bytes

@@ -1,0 +1,182 @@
+"""Faults without an error of their own: what they do to results, modelled time, processes and answers."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podrun.core.errors import (
+    ApplicationRuntimeError,
+    RecoverableRuntimeError,
+    UnknownRuntimeError,
+    UnrecoverableRuntimeError,
+    UsageError,
+)
+from podrun.core.layout import IpuRange
+from podrun.core.telemetry import MachineReport
+from podrun.device.disturbances import LastingFaults, flip_bit, instances_here, signal_process
+from podrun.device.host.in_process import InProcessMachines
+from podrun.device.service.machine_holder import machine_report
+from podrun.device.xla.pieces import PieceCache
+from podrun.faults import Strike, parse_fault, parse_faults
+
+from .conftest import owners, request, together
+from .programs import data, first_weights, linear
+
+pytestmark = pytest.mark.usefixtures("no_threads_left")
+POD = IpuRange(0, 8)
+
+
+def run(pieces: PieceCache, fault: str, batches: int = 4, count: int = 1) -> tuple[Any, list[Any]]:
+    """The machines, and what each owner got: losses, or the error."""
+    machines = InProcessMachines(8, pieces)
+    for machine in machines.machines:
+        machine.plan_faults(parse_faults(fault))
+    connections = owners(lambda: machines.connect(threaded=True), 8, count)
+
+    def work(connection: Any, owned: IpuRange) -> Any:
+        executable = linear(8)
+        connection.load(executable)
+        connection.write_variables(first_weights())
+        inputs = {n: a[:, :, owned.first : owned.stop] for n, a in data(executable, 1).items()}
+        losses = [connection.run(1, inputs).anchors["loss"] for _ in range(batches)]
+        return np.concatenate(losses), connection.read_variables(["w"])["w"]
+
+    results = together([partial(work, c, o) for c, o in connections])
+    for connection, _ in connections:
+        connection.close()
+    return machines, results
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pieces: PieceCache) -> Any:
+    return run(pieces, "")[1][0]
+
+
+def test_a_flipped_bit_changes_results_and_nothing_else(pieces: PieceCache, undisturbed: Any) -> None:
+    machines, (corrupted,) = run(pieces, "ipu:1@batch=2:corrupt,tensor=w,element=3,bit=30")
+    np.testing.assert_array_equal(corrupted[0][:2], undisturbed[0][:2])
+    assert not np.array_equal(corrupted[0][2:], undisturbed[0][2:])
+    report = machine_report(machines.machines[0], MachineReport("a"))
+    assert not any(ipu.has_error for ipu in report.ipus)
+    assert report.planned_faults == ()
+    (struck,) = report.struck_faults
+    assert (struck["fault"], struck["batch"]) == ("ipu:1@batch=2:corrupt,bit=30,element=3,tensor=w", 2)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "ipu:1@batch=1:corrected-parity",
+        "ipu:5@batch=1:stream-stall,seconds=0",
+        "machine:1@batch=1:paused,seconds=0",
+    ],
+)
+def test_what_only_takes_time_leaves_results_alone(pieces: PieceCache, undisturbed: Any, fault: str) -> None:
+    machines, (result,) = run(pieces, fault)
+    np.testing.assert_array_equal(result[0], undisturbed[0])
+    assert [len(machine.struck_faults()) for machine in machines.machines].count(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ("ipu:5@during=load:soft-error", RecoverableRuntimeError),
+        ("ipu:1@during=read:tile-parity", RecoverableRuntimeError),
+        ("machine:1@batch=2:connection-lost", UnrecoverableRuntimeError),
+        ("machine:1@batch=2:gateway-lost", UnrecoverableRuntimeError),
+        ("machine:1@batch=2:streaming-memory", RecoverableRuntimeError),
+        ("link:2-3@batch=2:flapping", RecoverableRuntimeError),
+        ("ipu:1@batch=2:host-sync-timeout", UnknownRuntimeError),
+        ("ipu:1@batch=2:bank-conflict", ApplicationRuntimeError),
+        ("ipu:6@rate=1,seed=1:trap", ApplicationRuntimeError),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_all_instances_get_the_error(pieces: PieceCache, fault: str, kind: type, count: int) -> None:
+    machines, results = run(pieces, fault, count=count)
+    if "read" not in fault:  # Each instance reads for itself.
+        assert [type(result) for result in results] == [kind] * count, results
+    else:
+        assert kind in [type(result) for result in results]
+    assert all(machine.planned_faults() == () for machine in machines.machines)
+
+
+def test_a_flapping_link_works_again_at_once_and_repeats(pieces: PieceCache) -> None:
+    machines = InProcessMachines(8, pieces)
+    for machine in machines.machines:
+        machine.plan_faults(parse_faults("link:2-4@batch=1,repeat=2:flapping"))
+    connection = machines.connect(threaded=True)
+    assert connection.try_attach(request(POD)) is None
+    for left in (1, 1, 0):
+        connection.load(linear(8))
+        connection.write_variables(first_weights())
+        if left:
+            with pytest.raises(RecoverableRuntimeError, match="went down in batch 1 and came up again"):
+                connection.run(3, data(linear(8), 3))
+        else:
+            assert connection.run(3, data(linear(8), 3)).batches_done == 3
+    connection.close()
+
+
+def test_an_unknown_variable_is_refused_when_the_program_is_loaded(pieces: PieceCache) -> None:
+    _, (result,) = run(pieces, "ipu:1@batch=2:corrupt,tensor=weights")
+    assert isinstance(result, ApplicationRuntimeError)
+    assert "the program has no variable 'weights'" in result.message
+
+
+def test_lasting_faults_lengthen_modelled_time() -> None:
+    step = {"seconds": 1.0, "cycles": 1.33e9, "seconds_by_cause": {"compute": 0.75, "all_reduce": 0.25}}
+    executable: Any = type("E", (), {"tile_report": {"step": step}, "batches_per_pass": 1})()
+
+    def extra(*texts: str) -> float:
+        faults = LastingFaults()
+        for text in texts:
+            spec = parse_fault(text)
+            faults.begin(Strike(spec, spec.batch))
+        return round(faults.extra_seconds(executable, 0, 10), 9)
+
+    assert extra() == 0
+    assert extra("ipu:1@batch=3,for=4:slow,factor=1.01") == 0.03
+    assert extra("ipu:1@batch=8:slow,factor=2") == 1.5
+    assert extra("ipu:1@batch=0,for=1:throttled,mhz=665") == 0.75
+    assert extra("link:2-3@batch=9:degraded,lanes=4") == 0.25
+    assert extra("link:2-3@batch=9:degraded,error-rate=0.5") == 0.25
+    assert extra("link:2-3@batch=9:degraded,lanes=4", "link:0-1@batch=9:degraded,lanes=2") == 0.75
+    assert extra("ipu:1@batch=9:slow,factor=1.2", "ipu:2@batch=9:slow,factor=1.1") == 0.15, (
+        "the slowest counts"
+    )
+
+
+def test_bits_and_elements_that_there_are_not() -> None:
+    value = np.zeros((2, 3), np.float32)
+    flip_bit(value, parse_fault("ipu:0@batch=0:corrupt,tensor=w,element=4,bit=31"))
+    assert np.signbit(value[1, 1])
+    for text in ("element=6", "bit=32"):
+        with pytest.raises(UsageError, match="has elements 0 to 5 of 32 bits"):
+            flip_bit(value, parse_fault(f"ipu:0@batch=0:corrupt,tensor=w,{text}"))
+
+
+def test_host_processes_are_killed_and_stopped() -> None:
+    done, continued = [], threading.Event()
+
+    def kill(pid: int, number: int) -> None:
+        done.append((pid, number))
+        if number == signal.SIGCONT:
+            continued.set()
+
+    signal_process(7, "", parse_fault("instance:0@batch=1:killed"), kill)
+    signal_process(7, "elsewhere", parse_fault("instance:0@batch=1:killed"), kill)
+    signal_process(8, "", parse_fault("instance:0@batch=1:hung,seconds=0.01"), kill)
+    assert continued.wait(5)
+    assert done == [(7, signal.SIGKILL), (8, signal.SIGSTOP), (8, signal.SIGCONT)]
+    for thread in threading.enumerate():
+        if thread.name == "podrun-fault-hung":
+            thread.join(5)
+    assert instances_here(4, 4, [(0, 4), (4, 4), (8, 4)]) == {1: 1}
+    assert instances_here(0, 4, [(2, 2), (0, 2)]) == {1: 0, 0: 1}

@@ -1,0 +1,121 @@
+"""Pending gradients stay where XLA put them until their arena is read: the same numbers with one copy."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from podrun.collectives.solo import SoloGroup
+from podrun.device.host.in_process import InProcessMachines
+from podrun.device.program.buffers import Buffers, Frame
+from podrun.device.program.xla_memory import PendingGradients
+from podrun.device.xla.clients import one_thread_device, two_thread_device
+from podrun.device.xla.pieces import PieceCache
+
+from .conftest import owners, together
+from .programs import data, first_weights, linear
+
+pytestmark = pytest.mark.usefixtures("no_threads_left")
+
+
+def pending_gradients(memory: np.ndarray) -> PendingGradients:
+    """Members ``a`` and ``b``, of 4 elements each, of an arena ``g``."""
+    return PendingGradients({"g": {"a": lambda: memory[:4], "b": lambda: memory[4:8].reshape(2, 2)}})
+
+
+def on(device: Any, value: Any) -> Any:
+    import jax
+
+    return jax.device_put(np.asarray(value, np.float32), device)
+
+
+def test_pending_values_are_copied_into_the_arena_when_it_is_read() -> None:
+    memory = np.zeros(8, np.float32)
+    pending = pending_gradients(memory)
+    assert "a" in pending
+    assert "g" not in pending
+    assert pending.has_arena("g")
+    pending.store("b", on(one_thread_device(), [[1, 2], [3, 4]]))
+    assert pending.operand("a") is None
+    np.testing.assert_array_equal(pending.operand("b"), [[1, 2], [3, 4]])
+    assert not memory.any()
+    pending.flush("g")
+    np.testing.assert_array_equal(memory, [0, 0, 0, 0, 1, 2, 3, 4])
+    assert pending.operand("b") is None
+
+
+def test_writing_the_whole_arena_discards_pending_values() -> None:
+    memory = np.zeros(8, np.float32)
+    pending = pending_gradients(memory)
+    pending.store("a", on(one_thread_device(), [1, 2, 3, 4]))
+    pending.discard("g")
+    pending.flush("g")
+    assert not memory.any()
+
+
+@pytest.mark.parametrize("source", ["arena", "here", "elsewhere"])
+def test_a_donated_value_belongs_to_the_piece_alone(source: str) -> None:
+    memory = np.arange(8, dtype=np.float32)
+    pending = pending_gradients(memory)
+    if source != "arena":
+        pending.store("a", on(one_thread_device() if source == "here" else two_thread_device(), [7, 7, 7, 7]))
+    donated = pending.donate("a", memory[:4], one_thread_device())
+    assert donated.device == one_thread_device()
+    np.testing.assert_array_equal(donated, [0, 1, 2, 3] if source == "arena" else [7] * 4)
+    memory[:4] = -1
+    assert donated[0] != -1
+    assert pending.operand("a") is None
+
+
+def test_what_a_reduction_left_is_lent() -> None:
+    executable = linear(4)
+    buffers = Buffers(executable, SoloGroup())
+    gradients = buffers.arenas["gradients"]
+    gradients.own[:] = 1
+    gradients.whole_result = np.full(gradients.own.shape, 5, np.float32)
+    donate, store = buffers.donor("gradient:w", None, one_thread_device())
+    np.testing.assert_array_equal(donate(Frame()), np.full((4, 1), 5))
+    np.testing.assert_array_equal(buffers.operand("gradient:w", Frame()), np.full((4, 1), 5))
+    store(Frame(), on(one_thread_device(), np.full((4, 1), 6)))
+    np.testing.assert_array_equal(donate(Frame()), np.full((4, 1), 6))
+
+
+def test_a_value_of_the_two_thread_client_is_read_on_one_thread() -> None:
+    pending = pending_gradients(np.zeros(8, np.float32))
+    pending.store("a", on(two_thread_device(), [1, 2, 3, 4]))
+    assert pending.operand("a").device == one_thread_device()
+    np.testing.assert_array_equal(pending.operand("a"), [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("sliced", [True, False])
+@pytest.mark.parametrize("replicas", [4, 8])
+def test_an_arena_gets_gradients_once_a_batch(
+    replicas: int, sliced: bool, pieces: PieceCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[str] = []
+    flush = PendingGradients.flush
+
+    def counted(self: PendingGradients, arena: str) -> None:
+        copied.extend(name for name in ("gradient:w", "gradient:b") if self.operand(name) is not None)
+        flush(self, arena)
+
+    monkeypatch.setattr(PendingGradients, "flush", counted)
+    executable = linear(replicas, sliced=sliced)
+    inputs = data(executable, 3)
+    twin = InProcessMachines(executable.layout.ipus, pieces)
+
+    def work(connection: Any, owned: Any) -> None:
+        connection.load(executable)
+        connection.write_variables(first_weights())
+        connection.run(3, inputs)
+        connection.close()
+
+    (outcome,) = together(
+        [partial(work, *pair) for pair in owners(lambda: twin.connect(threaded=True), replicas, 1)]
+    )
+    assert outcome is None
+    machines = replicas // 4
+    assert sorted(copied) == sorted(["gradient:b", "gradient:w"] * 3 * machines)

@@ -1,0 +1,157 @@
+"""Each private name of Ray that podrun uses exists in the installed Ray, and what replaces it does its work."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import podrun
+from podrun.private_apis import ray as private_ray
+
+PACKAGE = Path(podrun.__file__).parent
+
+
+def find(name: str) -> object:
+    """What a dotted name stands for: the longest prefix that imports, then attributes."""
+    words = name.split(".")
+    for end in range(len(words), 0, -1):
+        if importlib.util.find_spec(words[0]) and end > 1:
+            try:
+                found: object = importlib.import_module(".".join(words[:end]))
+            except ImportError:
+                continue
+            for word in words[end:]:
+                found = getattr(found, word)
+            return found
+    raise ImportError(name)
+
+
+# The worker's module cannot be imported: it runs as a program.
+@pytest.mark.parametrize(
+    "name", sorted(set(private_ray.PRIVATE_NAMES) - {"ray._private.workers.default_worker"})
+)
+def test_ray_has_the_name(name: str) -> None:
+    assert callable(find(name))
+
+
+def test_ray_has_its_worker_where_ours_starts_it() -> None:
+    assert importlib.util.find_spec("ray._private.workers.default_worker") is not None
+
+
+@pytest.mark.parametrize("option", private_ray.INIT_OPTIONS)
+def test_ray_init_takes_the_option(option: str) -> None:
+    import ray
+
+    assert f'"{option}"' in inspect.getsource(inspect.unwrap(ray.init))
+
+
+@pytest.mark.parametrize(
+    "option", [*private_ray.AGENT_COMMANDS, *private_ray.AGENT_PORTS, *private_ray.WORKER_OPTIONS]
+)
+def test_ray_starts_its_raylet_with_the_option(option: str) -> None:
+    from ray._private import services
+
+    assert f"{option}=" in inspect.getsource(services.start_raylet)
+
+
+def test_nodes_keep_their_processes_by_kind() -> None:
+    from ray._private import node
+
+    assert "self.all_processes" in inspect.getsource(node.Node)
+
+
+def test_no_other_module_touches_rays_privates() -> None:
+    private = re.compile(r"ray\._private|ray\._raylet|import _raylet|from ray import _")
+    touching = [
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if path.parent.name != "private_apis" and private.search(path.read_text(encoding="utf-8"))
+    ]
+    assert touching == []
+
+
+def test_a_ray_without_the_names_is_used_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from ray import _raylet
+    from ray._private import node, services, utils, worker
+
+    monkeypatch.delattr(utils, "read_ray_address")
+    monkeypatch.delattr(worker, "print_to_stdstream")
+    monkeypatch.delattr(_raylet, "AuthenticationTokenLoader")
+    monkeypatch.delattr(services, "start_ray_process")
+    for name in (*private_ray.SERVICES, "start_ray_processes"):
+        monkeypatch.delattr(node.Node, name)
+    assert private_ray.last_started_address() == ""
+    private_ray.log_instead_of_printing()
+    private_ray.read_environment_again()
+    assert "a second start in one process may fail" in caplog.text
+    with private_ray.only_what_machines_need():
+        assert not hasattr(services, "start_ray_process")
+
+
+def test_the_raylet_command_starts_no_agents_and_our_worker() -> None:
+    command = [
+        "raylet",
+        "--metrics-agent-port=0",
+        "--runtime_env_agent_port=7001",
+        "--num_prestart_python_workers=2",
+        "--python_worker_command=python setup.py /ray/workers/default_worker.py --metrics-agent-port=0",
+        "--dashboard_agent_command=python agent.py --listen-port=0",
+        "--runtime_env_agent_command=python main.py",
+    ]
+    ours = subprocess.list2cmdline([private_ray.__file__])
+    assert private_ray.raylet_command(command) == [
+        "raylet",
+        "--metrics-agent-port=1",
+        "--runtime_env_agent_port=7001",
+        "--num_prestart_python_workers=0",
+        f"--python_worker_command=python setup.py {ours} --metrics-agent-port=0",
+        "--dashboard_agent_command= ",
+        "--runtime_env_agent_command= ",
+        "--dashboard_agent_listen_port=1",
+    ]
+    quoted = '--python_worker_command=python "/with a space/default_worker.py" --x'
+    assert private_ray.raylet_command([quoted])[0] == f"--python_worker_command=python {ours} --x"
+
+
+PRETENDED_RAY = {
+    "ray/__init__.py": "import requests, jsonschema",
+    "ray/util/__init__.py": "",
+    "ray/util/serialization_addons.py": "def apply(context): raise AssertionError('Arrow is imported')",
+    "ray/_private/__init__.py": "",
+    "ray/_private/workers/__init__.py": "",
+    "ray/_private/workers/default_worker.py": """
+import gc, sys
+import ray
+from ray.util import serialization_addons
+serialization_addons.apply(None)
+print("requests.get:", ray.requests.get)
+print(__name__, sys.argv[1:], gc.isenabled())
+""",
+    "requests.py": "print('requests is read')\nget = 7",
+    "jsonschema.py": "print('jsonschema is read')",
+}
+
+
+def test_our_worker_loads_seldom_used_modules_on_use(tmp_path: Path) -> None:
+    for name, text in PRETENDED_RAY.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-B", private_ray.__file__, "--node-ip-address=here"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (
+        ["requests is read", "requests.get: 7", "__main__ ['--node-ip-address=here'] False"],
+        "",
+    )

@@ -1,0 +1,1 @@
+"""Long searches for what goes wrong rarely; `make test` runs a small fixed part of each."""

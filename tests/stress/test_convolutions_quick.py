@@ -1,0 +1,65 @@
+"""A small fixed part of the stress of convolutions: `make stress` goes on for as long as one likes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.stress.cases import case
+from tests.stress.convolutions import Verdict, started, verdict
+
+SEED, FIRST, CASES = 26, 6, 4
+
+
+@pytest.mark.system
+def test_some_cases_are_right() -> None:
+    """One and two threads, machines side by side in a process and in several, forward and training."""
+    chosen = [case(SEED, FIRST + k) for k in range(CASES)]
+    assert {c.threads for c in chosen} == {1, 2}
+    assert {c.training for c in chosen} == {False, True}
+    assert {c.machines > 1 for c in chosen} == {c.processes > 1 for c in chosen} == {False, True}
+    words = ("--seed", SEED, "--first", FIRST, "--cases", CASES)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.stress.convolutions", *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"{CASES} in \d+ s, [1-9]\d* with the library's convolutions, 0 wrong", done.stdout), (
+        done.stdout
+    )
+
+
+def test_what_goes_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that dies, one that hangs, a wrong number, bits that differ: none passes as right."""
+    chosen = replace(case(SEED, FIRST), processes=2)
+
+    def found(words: str, deadline: float = 60.0) -> Verdict:
+        monkeypatch.setattr(
+            "tests.stress.convolutions._fork", lambda _: started([sys.executable, "-c", words])
+        )
+        return verdict(chosen, deadline=deadline)
+
+    import_os = "import os, sys, time;"
+    assert "died by SIGABRT" in found(import_os + "os.abort()").wrong
+    assert "deadline" in found(import_os + "time.sleep(60)", deadline=0.2).wrong
+    assert "without an answer" in found(import_os + "sys.exit(3)").wrong
+    assert found('print(\'{"wrong": "off", "library": 1}\')') == Verdict("off", 1)
+    different = 'import os; print(\'{"wrong": "", "library": 1, "digest": %d}\' % os.getpid())'
+    assert "different bits" in found(different).wrong
+    assert found('print(\'{"wrong": "", "library": 2, "digest": 1}\')') == Verdict("", 2)
+
+
+def test_a_case_is_the_same_whenever_it_is_asked() -> None:
+    assert case(7, 3) == case(7, 3)
+    assert case(7, 3) != case(7, 4)
+    one, two = case(7, 3).arrays(), case(7, 3).arrays()
+    assert all((a == b).all() for a, b in zip(one, two, strict=True))
