@@ -1,7 +1,6 @@
 """podrun: an IPU-POD you can run without IPUs.
 
-The rooms, from the ground up (``docs/design.md`` says what each is for and which may import which): errors, cluster,
-telemetry, executable, faults, collectives, device, compiler, popart and popdist, partition, monitor, launcher, compat.
+``docs/design.md`` has the table of rooms, from the ground up: what each is for and which it may import.
 
 This file imports nothing, so that the commands that only look at things start fast.
 """

@@ -1,7 +1,7 @@
 """Entry points of the installed commands.
 
-What comes before a command's own code: standard streams that are there and do not fail, and Ctrl-C that ends a command
-quietly while it is still being imported.
+Before a command's own code runs, standard streams are opened and made safe to write, and Ctrl-C ends a command quietly
+while it is being imported.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def podrun() -> int:
 
 def vipu() -> int:
     """``vipu``."""
-    return _run("podrun.partition.cli_user")
+    return _run("podrun.vipu.cli_user")
 
 
 def vipu_admin() -> int:
     """``vipu-admin``."""
-    return _run("podrun.partition.cli_admin")
+    return _run("podrun.vipu.cli_admin")
 
 
 def vipu_server() -> int:
     """``vipu-server``."""
-    return _run("podrun.partition.cli_server")
+    return _run("podrun.vipu.cli_server")
 
 
 def gc_monitor() -> int:
@@ -112,19 +112,18 @@ def open_standard_streams() -> None:
 
 
 class Outlet(io.FileIO):
-    """Standard output or error that never fails: what it cannot take any more is dropped.
+    """Standard output or error that never fails: it drops what cannot be written.
 
-    A reader that has gone (``| head``, a closed terminal) does not come back, and a command should neither end in the
-    middle of its work for that nor with a complaint of the interpreter's. Any other reason, such as a full disk, is
-    said once on standard error and is in ``failure``.
+    A command goes on with its work when its reader is gone (``| head``, a closed terminal). Another reason, such as a
+    full disk, is reported once on standard error and kept in ``failure``.
     """
 
     failure: OSError | None = None
     command = ""
-    """Who says so; empty: as it was started."""
+    """The name in that report; empty: the name of the program that was started."""
 
     def write(self, data: ReadableBuffer) -> int:
-        """All of it, or as much as the system takes at a time."""
+        """Write as much as the system takes at a time; after a failure drop everything."""
         try:
             return super().write(data)
         except BlockingIOError:
@@ -141,7 +140,7 @@ class Outlet(io.FileIO):
 
 
 def replace_standard_output(command: str = "") -> tuple[Outlet, Outlet]:
-    """Let what is printed go through an `Outlet` each; these."""
+    """Replace standard output and error by an `Outlet` each, and return the two."""
     made = []
     for name, number in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
@@ -162,19 +161,19 @@ def replace_standard_output(command: str = "") -> tuple[Outlet, Outlet]:
 
 def _run(module: str) -> int:
     open_standard_streams()
-    # Python would answer Ctrl-C with the traceback of an import. Who ignores it (nohup) goes on ignoring it.
+    # Otherwise Python answers Ctrl-C with the traceback of an import. An ignored signal (nohup) stays ignored.
     quietly = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if quietly:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     main = importlib.import_module(module).main
     if quietly:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A launch ends with the exit code of its instances: they worked, whatever became of what they printed.
+    # A launch ends with the exit code of its instances, even if their output could not be written.
     return run(main, loss_fails=module != LAUNCHER)
 
 
 def run(main: Callable[[], int | str | None], *, command: str = "", loss_fails: bool = True) -> int:
-    """Run what a command does, with standard streams that are there and do not fail; its exit code.
+    """Run the main function of a command with safe standard streams, and return its exit code.
 
     For modules that are started by ``python -m``; ``command`` is what they are called then. ``loss_fails``: exit code 1
     if the output cannot be written, as on a full disk.

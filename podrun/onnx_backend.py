@@ -10,7 +10,6 @@ is taken as a compile-time constant, and another value of it compiles anew.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,20 +19,20 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep
 
-from podrun.device.xla.clients import WORTH_SHARING, device_with
+from podrun.core.errors import PodrunError, UnsupportedError, UsageError
+from podrun.device.xla.clients import device_for, on_one_thread_device
 from podrun.device.xla.rewrite import available, rewrite
-from podrun.errors import PodrunError, UnsupportedError, UsageError
-from podrun.popart.lowering import lower
-from podrun.popart.lowering.graph import Graph, read_model, subgraphs
-from podrun.popart.lowering.hoist import hoist
-from podrun.popart.models.model_loader import check_model
-from podrun.popart.ops.registry import GRAPHCORE, find
+from podrun.onnx_models.lowering import lower
+from podrun.onnx_models.lowering.folding import hoist
+from podrun.onnx_models.lowering.graph import OperatorGraph, read_model, subgraphs
+from podrun.onnx_models.model_loader import check_model
+from podrun.onnx_models.ops.registry import GRAPHCORE, find
 
 _ANY_SEED = 0
-"""What tracing takes for a seed; the numbers come from the seed that ``run`` is given."""
+"""The seed used for tracing; random numbers come from the seed given to ``run``."""
 
 COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
-"""Halves are really rounded between operators, as memory holds them; XLA would skip that where it can."""
+"""Round float16 values between operators, as memory does; XLA skips that by default where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +43,12 @@ class _Compiled:
 
     fixed: Mapping[str, Any]
     kept: list[Any]
-    """What depends on the weights alone, computed once."""
+    """Values that depend on the weights alone, computed once."""
     call: Callable[..., dict[str, Any]]
     random: bool
     device: Any
     key: Any
-    """A key to pass where no numbers are drawn; making one takes as long as a small layer."""
+    """A key for models that draw no random numbers; making one takes as long as a small layer."""
 
     def fits(self, values: Mapping[str, Any]) -> bool:
         return all(_equal(values[name], value) for name, value in self.fixed.items())
@@ -81,7 +80,7 @@ class PodrunBackendRep(BackendRep):
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model
-        self._graph: Graph = read_model(model)
+        self._graph: OperatorGraph = read_model(model)
         stops = [node for node in self._graph.nodes if node.op_type == "Abort" and node.domain == GRAPHCORE]
         if stops:
             raise UnsupportedError(f"{stops[0].describe()}: only a session can be stopped")
@@ -132,13 +131,14 @@ class PodrunBackendRep(BackendRep):
             for candidate in known:
                 if candidate.fits(values):
                     return candidate
-            lowered = lower(self._model, input_values=values, x64=True, grouped=available())
+            with on_one_thread_device():
+                lowered = lower(self._model, input_values=values, x64=True, grouped=available())
             fixed = {name: values[name] for name in lowered.specialised}
             free = {name: value for name, value in values.items() if name not in fixed}
-            with jax.enable_x64(True):
+            with jax.enable_x64(True), on_one_thread_device():
                 key = jax.random.key(_ANY_SEED)
                 split = hoist(lowered.forward, lowered.initial, free, key)
-                device = device_with(_threads(split.operations))
+                device = device_for(split.operations)
                 key = jax.device_put(key, device)
                 one = jax.sharding.SingleDeviceSharding(device)
                 there: dict[str, Any] = {"in_shardings": one, "out_shardings": one}
@@ -149,11 +149,6 @@ class PodrunBackendRep(BackendRep):
             made = _Compiled(fixed, kept, run, lowered.uses_random, device, key)
             known.append(made)
             return made
-
-
-def _threads(operations: int) -> int:
-    """On how many threads a model runs. Waking a second one for each small layer takes longer than it saves."""
-    return len(os.sched_getaffinity(0)) if operations >= WORTH_SHARING else 1
 
 
 def _to_host(value: Any) -> Any:
@@ -169,7 +164,7 @@ class PodrunBackend(Backend):
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """True iff every operator of the model, subgraphs included, is there."""
+        """True iff podrun has every operator of the model, subgraphs included."""
         try:
             return not _missing(read_model(model))
         except PodrunError:
@@ -182,7 +177,7 @@ class PodrunBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> PodrunBackendRep:
-        """Check the model and make it ready. Compiling waits for the first inputs, which give the shapes.
+        """Check the model and prepare it. It is compiled at the first run, whose inputs give the shapes.
 
         Raises `UsageError` for a model that `onnx.checker` refuses, `UnsupportedError` for another device.
         """
@@ -226,7 +221,7 @@ class PodrunBackend(Backend):
         return PodrunBackendRep(model).run(arrays, **kwargs)
 
 
-def _missing(graph: Graph) -> list[str]:
+def _missing(graph: OperatorGraph) -> list[str]:
     missing = [n.op_type for n in graph.nodes if find(n.domain, n.op_type, n.opset) is None]
     for node in graph.nodes:
         for inner in subgraphs(node):

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -26,9 +25,11 @@ settings.load_profile("podrun")
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 MARK = "PODRUN_TEST_MARK"
-# A shell that starts a run in the background has it ignore Ctrl-C, and so would all it starts.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# nohup has a run ignore SIGHUP, a shell's background job SIGINT, and so would all that tests start. A handler that does
+# nothing keeps the run as deaf as it was; what it starts has the default again, since no handler outlives exec.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 # Tests plan anew, and leave no plans behind.
 os.environ["PODRUN_PLAN_CACHE"] = "off"
 LEAK_SECONDS = 5.0
@@ -37,26 +38,8 @@ LEAK_SECONDS = 5.0
 
 def pytest_collection_finish() -> None:
     """What importing the tests made stays to the end: no collection of a test's garbage need look through it."""
-    if "jax" in sys.modules:
-        keep_contexts()
     gc.collect()
     gc.freeze()
-
-
-def keep_contexts() -> None:
-    """One MLIR context for each thread. JAX makes one, with all dialects, whenever it lowers or exports a
-    program: more than a third of the time that compiling a small program takes.
-    """
-    from jax._src.interpreters import mlir
-
-    make, kept = mlir.make_ir_context, threading.local()
-
-    def context() -> Any:
-        if not hasattr(kept, "context"):
-            kept.context = make()
-        return kept.context
-
-    mlir.make_ir_context = context
 
 
 def marked_processes(mark: str) -> dict[int, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.cluster import (
+from podrun.core.cluster import (
     GatewayTopology,
     LinkTopology,
     cluster_names,
@@ -14,7 +14,7 @@ from podrun.cluster import (
     ladder_links,
     load_cluster,
 )
-from podrun.errors import ConfigError, NotFoundError
+from podrun.core.errors import ConfigError, NotFoundError
 
 SIZES = {"ipu-m2000": 4, "pod16": 16, "pod64": 64, "pod128": 128, "pod256": 256}
 BOW = {"bow-2000": 4, "bow-pod16": 16, "bow-pod64": 64, "bow-pod128": 128, "bow-pod256": 256}

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from podrun.errors import PodrunError
+from podrun.core.errors import PodrunError
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.profile import split_options
 from podrun.monitor.gc_flops import gc_flops
@@ -28,9 +28,9 @@ from podrun.monitor.gc_links import gc_links
 from podrun.monitor.gc_monitor import gc_monitor
 from podrun.monitor.gc_powertest import gc_powertest
 from podrun.monitor.gc_reset import gc_reset
-from podrun.partition.cli_admin import vipu_admin
-from podrun.partition.cli_server import vipu_server
-from podrun.partition.cli_user import vipu
+from podrun.vipu.cli_admin import vipu_admin
+from podrun.vipu.cli_server import vipu_server
+from podrun.vipu.cli_user import vipu
 from tests.conftest import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -52,6 +52,8 @@ COMMANDS: dict[str, click.Command] = {
 }
 NOT_PYTHON = {"podrun.strict", "podrun.vipu", "podrun.profile", "podrun.estimate"}
 """An engine option, a gRPC package, schemas of JSON documents."""
+MADE_FOR_SITE = {"reference/commands.md", "reference/errors.md"}
+"""Pages that the site's hooks make; `tests.test_site` builds them."""
 MADE_BY_RUNS = re.compile(r"profile\.|trace\.json|summary\.txt|executable\.popef|model|train\.py|script\.py")
 
 
@@ -72,7 +74,9 @@ def _code(page: Path) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8"))
-    gone = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    gone = [
+        t for t in targets if "://" not in t and not (page.parent / t).exists() and t not in MADE_FOR_SITE
+    ]
     assert gone == []
 
 
@@ -202,17 +206,6 @@ def _options(command: click.Command) -> Iterator[str]:
     if isinstance(command, click.Group):
         for inner in command.commands.values():
             yield from _options(inner)
-
-
-def test_every_variable_is_on_a_page() -> None:
-    page = (ROOT / "docs/launcher.md").read_text(encoding="utf-8")
-    read = {
-        name
-        for path in (ROOT / "podrun").rglob("*.py")
-        for name in re.findall(r"\"(PODRUN_[A-Z_]+)\"", path.read_text(encoding="utf-8"))
-    }
-    assert len(read) > 8
-    assert sorted(name for name in read if f"`{name}`" not in page) == []
 
 
 BEFORE = {

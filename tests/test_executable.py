@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from podrun.executable import TensorSpec, numpy_dtype
+from podrun.core.executable import TensorSpec, numpy_dtype
 
 
 def test_small_floats_have_numpy_dtypes() -> None:

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podrun import executable_file
-from podrun.errors import ConfigError
-from podrun.executable import (
+from podrun.core import executable_file
+from podrun.core.errors import ConfigError
+from podrun.core.executable import (
     EXECUTABLE_VERSION,
     INSTRUCTION_TYPES,
     AllGather,
@@ -28,7 +28,6 @@ from podrun.executable import (
     Copy,
     Executable,
     Instruction,
-    Layout,
     LoadStream,
     Receive,
     ReduceScatter,
@@ -44,6 +43,7 @@ from podrun.executable import (
     Variable,
     VariableRole,
 )
+from podrun.core.layout import Layout
 
 SPEC = TensorSpec("x", "float32", (2, 3))
 EXECUTABLE = Executable(
@@ -215,10 +215,11 @@ def test_any_shortening_is_found(length: int) -> None:
         executable_file.loads(DATA[:length], where="cache/x.popef")
 
 
-def test_newer_formats_are_refused_by_number() -> None:
+@pytest.mark.parametrize("version", [99, 0])
+def test_unknown_formats_are_refused_by_number(version: int) -> None:
     data = bytearray(DATA)
-    struct.pack_into("<I", data, 8, 99)
-    with pytest.raises(ConfigError, match=f"format 99; this podrun reads up to {EXECUTABLE_VERSION}"):
+    struct.pack_into("<I", data, 8, version)
+    with pytest.raises(ConfigError, match=f"format {version}; this podrun reads 1 to {EXECUTABLE_VERSION}"):
         executable_file.loads(bytes(data))
 
 

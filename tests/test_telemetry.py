@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.errors import ServiceError
-from podrun.telemetry import SCHEMA_VERSION, AttachedProcess, IpuReport, MachineReport
+from podrun.core.errors import ServiceError
+from podrun.core.telemetry import SCHEMA_VERSION, AttachedProcess, IpuReport, MachineReport
 
 text = st.text(max_size=8)
 number = st.none() | st.floats(allow_nan=False, allow_infinity=False)

@@ -1,5 +1,7 @@
-"""Who may connect to a rank: those that show the group's key. All that knock are listened to at once, so that nobody
-who connects and says nothing, or something else, keeps a member waiting.
+"""Which connections a rank accepts: those that show the group's key.
+
+All incoming connections are listened to at once, so that a stranger that connects and sends nothing, or something else,
+does not delay a member.
 """
 
 from __future__ import annotations
@@ -13,24 +15,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from podrun.collectives.errors import within_limits
+from podrun.collectives.group_errors import within_limits
 
 _KEY_BYTES = 32
 _HELLO = struct.Struct(f"<I??{_KEY_BYTES}s")
 MOST_STRANGERS = 256
-"""Connections that have not shown the key, beyond as many as members make: the oldest then goes."""
+"""Most connections without the key beyond the number that members make; the oldest is closed then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """How a connection begins: whose it is, whether it carries data to that rank, and whether that rank is near."""
+    """The first bytes of a connection: whose it is, whether it carries data to that rank, and whether that rank is
+    near.
+    """
 
     rank: int
     outgoing: bool
     near: bool
 
     def packed(self, key: bytes) -> bytes:
-        """As it travels, with the group's key."""
+        """The bytes to send, with a digest of the group's key."""
         return _HELLO.pack(self.rank, self.outgoing, self.near, _digest(key))
 
 
@@ -39,63 +43,65 @@ def _digest(key: bytes) -> bytes:
 
 
 class Admission:
-    """The connections that come in at a listener, while a group comes together. Close it when all are there."""
+    """The incoming connections at a listener while a group connects. Close it when all members are connected."""
 
     def __init__(self, listener: socket.socket, key: bytes, most: int) -> None:
-        """``most``: connections that members make at most; of others some more are heard, the last that came."""
+        """``most``: most connections that members make; beyond them, the newest `MOST_STRANGERS` others are listened
+        to.
+        """
         self._key = _digest(key)
         self._most = most + MOST_STRANGERS
-        self._heard: dict[socket.socket, bytes] = {}
+        self._received: dict[socket.socket, bytes] = {}
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def coming(self, seconds: float) -> Iterator[tuple[Hello, socket.socket]]:
-        """The connections that have shown the key, after at most so many seconds. The socket is the caller's."""
+    def admitted(self, seconds: float) -> Iterator[tuple[Hello, socket.socket]]:
+        """The connections that have shown the key within ``seconds``. The caller owns their sockets."""
         for ready, _ in self._selector.select(seconds):
             if ready.fileobj is self._listener:
                 self._accept()
                 continue
             assert isinstance(ready.fileobj, socket.socket)
-            hello = self._listen_to(ready.fileobj) if ready.fileobj in self._heard else None
+            hello = self._listen_to(ready.fileobj) if ready.fileobj in self._received else None
             if hello is not None:
                 yield hello, ready.fileobj
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # whoever it was has gone again
-            with within_limits("connection for a rank that comes"):
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # the peer is gone already
+            with within_limits("connection for a rank that joins"):
                 sock, _ = self._listener.accept()
             sock.setblocking(False)
-            self._heard[sock] = b""
+            self._received[sock] = b""
             self._selector.register(sock, selectors.EVENT_READ)
-            if len(self._heard) > self._most:
-                self._turn_away(next(iter(self._heard)))
+            if len(self._received) > self._most:
+                self._reject(next(iter(self._received)))
 
     def _listen_to(self, sock: socket.socket) -> Hello | None:
-        """What it says, if that is now all said and right."""
+        """The hello of a connection, once it is complete and has the right key."""
         try:
-            data = sock.recv(_HELLO.size - len(self._heard[sock]))
+            data = sock.recv(_HELLO.size - len(self._received[sock]))
         except OSError:
             data = b""
-        said = self._heard[sock] = self._heard[sock] + data
-        if data and len(said) < _HELLO.size:
+        received = self._received[sock] = self._received[sock] + data
+        if data and len(received) < _HELLO.size:
             return None
-        rank, outgoing, near, offered = _HELLO.unpack(said) if data else (0, False, False, b"")
+        rank, outgoing, near, offered = _HELLO.unpack(received) if data else (0, False, False, b"")
         if not hmac.compare_digest(offered, self._key):
-            self._turn_away(sock)
+            self._reject(sock)
             return None
         self._selector.unregister(sock)
-        del self._heard[sock]
+        del self._received[sock]
         return Hello(rank, outgoing, near)
 
-    def _turn_away(self, sock: socket.socket) -> None:
+    def _reject(self, sock: socket.socket) -> None:
         self._selector.unregister(sock)
-        del self._heard[sock]
+        del self._received[sock]
         sock.close()
 
     def close(self) -> None:
-        """Let go of all that have not shown the key."""
-        for sock in list(self._heard):
-            self._turn_away(sock)
+        """Close all connections that have not shown the key."""
+        for sock in list(self._received):
+            self._reject(sock)
         self._selector.close()

@@ -2,10 +2,10 @@
 
 Values are combined in rank order, ``((x0 + x1) + x2) + ...``. float16, bfloat16 and the float8 kinds are
 widened to float32, combined there, and rounded once at the end. Integers wrap around as NumPy's do. Minimum
-and maximum hand on NaN. The mean is the sum divided by the number of ranks, in the wide type.
+and maximum propagate NaN. The mean is the sum divided by the number of ranks, in the wide type.
 
-Where podrun was built with its C module, that takes some of them (`kernel`), with the same bits: half types several
-times faster, which NumPy widens and rounds one by one.
+Where podrun was built with its C module, the module does some reductions (`kernel`), with the same bits: half types
+several times faster, because NumPy widens and rounds them one by one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import numpy as np
 
 from podrun.collectives import native
 from podrun.collectives.group import Array, as_bytes
-from podrun.errors import UnsupportedError
-from podrun.executable import Reduction
+from podrun.core.errors import UnsupportedError
+from podrun.core.executable import Reduction
 
 BLOCK_BYTES = 128 * 1024
-"""Work proceeds in blocks of this many bytes of the wide type, so that a block's running result stays in
-L2."""
+"""Reductions work in blocks of this size in bytes of the wide type, so that a block's running result stays in L2."""
 
 _CACHE_BYTES = 1024 * 1024
-"""What the blocks of all ranks together may take when they are overwritten in place: half of a usual L2."""
+"""Most bytes of the blocks of all ranks together that are overwritten in place: half of a usual L2 cache."""
 _LEAST_BLOCK = 16 * 1024
 _PREPARED_BLOCKS = 64
 
@@ -62,10 +61,10 @@ _SPECIAL = (0.0, 1.0, 1.0009765625, 3.1e-5, 6e-8, 4.1e-8, 2049.0, 65504.0, 33.3,
 
 @functools.cache
 def kernel(dtype: np.dtype[Any], reduction: Reduction) -> tuple[str, str] | None:
-    """What the C module calls this reduction; None: there is no module, or NumPy takes it.
+    """The C module's names for this reduction; None if there is no module or NumPy does the reduction.
 
-    A reduction is given to the module if that gives what NumPy gives here, down to the sign of zeros: how NumPy
-    orders those depends on the processor that it was built for.
+    The module is used if it gives the same bits as NumPy on this processor, including the sign of zeros, whose order
+    depends on the processor that NumPy was built for.
     """
     kind = _KINDS.get(dtype.name, dtype.name)
     if native.module is None or not dtype.isnative or (kind, reduction) not in _IN_C:
@@ -86,12 +85,12 @@ def kernel(dtype: np.dtype[Any], reduction: Reduction) -> tuple[str, str] | None
 def in_c(
     found: tuple[str, str], parts: Sequence[Array], outs: Sequence[Array]
 ) -> tuple[str, str, list[Array], list[Array]]:
-    """A reduction as the C module takes it: its `kernel`, and the memory of its parts and outs."""
+    """A reduction as the C module takes it: its `kernel`, and the memory of its operands and results."""
     return *found, [as_bytes(part) for part in parts], [as_bytes(out) for out in outs]
 
 
 def check_reduction(dtype: np.dtype[Any], reduction: Reduction) -> None:
-    """Raises UnsupportedError for a reduction that has no meaning for the dtype."""
+    """Raise UnsupportedError for a reduction that has no meaning for the dtype."""
     if reduction is Reduction.MEAN and dtype.kind in "iub":
         raise UnsupportedError(
             f"the mean of {dtype.name} is not defined",
@@ -109,10 +108,9 @@ def combine(reduction: Reduction) -> Callable[..., Any]:
 
 
 def reduce_into(out: Array, parts: Sequence[Array], reduction: Reduction) -> None:
-    """``out[:] = parts[0] (+) parts[1] (+) ...``, in order. Flat arrays of one dtype and size; ``out``
-    overlaps none.
+    """``out[:] = parts[0] (+) parts[1] (+) ...``, in order. Flat arrays of one dtype and size, without overlap.
 
-    ``Reduction.LOCAL`` is the callers' business.
+    Callers handle ``Reduction.LOCAL`` themselves.
     """
     if wide_dtype(out.dtype) != out.dtype and (found := kernel(out.dtype, reduction)) is not None:
         native.module.reduce(in_c(found, parts, [out]))
@@ -137,7 +135,7 @@ def reduce_in_numpy(out: Array, parts: Sequence[Array], reduction: Reduction) ->
 
 
 def prepared(out: Array, parts: Sequence[Array], reduction: Reduction) -> Callable[[], None]:
-    """`reduce_into` made ready for doing it again and again: of few blocks, no more than their ufuncs are left."""
+    """`reduce_into` prepared for repeated use: for few blocks, only the calls of their ufuncs remain."""
     plain = wide_dtype(out.dtype) == out.dtype and reduction is not Reduction.MEAN
     step = BLOCK_BYTES // out.itemsize
     if len(parts) < 2 or not plain or out.size > _PREPARED_BLOCKS * step:
@@ -147,7 +145,7 @@ def prepared(out: Array, parts: Sequence[Array], reduction: Reduction) -> Callab
     blocks = [(out[cut], parts[0][cut], parts[1][cut], [part[cut] for part in parts[2:]]) for cut in cuts]
     if len(parts) == 2 and len(blocks) == 1:
         if ufunc is np.add:
-            return functools.partial(np.add, parts[0], parts[1], out)  # cheaper than by keyword
+            return functools.partial(np.add, parts[0], parts[1], out)  # cheaper than with keywords
         return functools.partial(ufunc, parts[0], parts[1], out=out)
 
     def run() -> None:
@@ -160,8 +158,9 @@ def prepared(out: Array, parts: Sequence[Array], reduction: Reduction) -> Callab
 
 
 def prepared_in_place(parts: Sequence[Array], reduction: Reduction) -> Callable[[], None]:
-    """Every part becomes what `reduce_into` would give, block by block: the values are still in the cache when
-    they are overwritten, so this costs little more than reading them once.
+    """Write the result of `reduce_into` to every part, block by block.
+
+    The values are still in the cache when they are overwritten, so this costs little more than reading them once.
     """
     step = max(_LEAST_BLOCK, _CACHE_BYTES // (len(parts) + 1)) // parts[0].itemsize
     size = parts[0].size

@@ -1,8 +1,7 @@
 """Collectives on ordinary NumPy arrays: the public face of this room, over any kind of group.
 
-A `Communicator` wraps one rank's `Group`. Arrays may lie anywhere and have any shape; they are moved through
-the group's own memory in pieces. Results are the caller's own copies. Who needs no copy uses the group's
-arenas directly::
+A `Communicator` wraps one rank's `Group`. Arrays may have any shape and lie in any memory; they are copied through the
+group's memory in pieces. Results are the caller's own copies. To avoid copies, use the group's arenas directly::
 
     comm = Communicator(group)
     total = comm.all_reduce(x)                    # a new array; comm.all_reduce(x, out=x) works in place
@@ -11,8 +10,8 @@ arenas directly::
     comm.broadcast(x, root=0)                     # in place
     half = comm.split([[0, 1], [2, 3]])           # a communicator of my part
 
-All ranks must give arrays of one shape and dtype; ranks that disagree all get a MismatchError that says who
-gave what. Every sum is taken in rank order, half types in float32.
+All ranks must give arrays of one shape and dtype; otherwise all get a MismatchError that says which rank gave what.
+Every sum is taken in rank order, half types in float32.
 """
 
 from __future__ import annotations
@@ -25,15 +24,24 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives.arithmetic import check_reduction, reduce_into
-from podrun.collectives.errors import MismatchError
-from podrun.collectives.group import EXCHANGE_BYTES, Array, ByteArray, Group, Token, as_bytes, slice_of
-from podrun.collectives.patterns import Kind, Pattern
-from podrun.collectives.rendezvous import create, join
-from podrun.errors import UsageError
-from podrun.executable import Reduction
+from podrun.collectives.group import (
+    EXCHANGE_BYTES,
+    Array,
+    ByteArray,
+    Group,
+    Movement,
+    MovementKind,
+    Token,
+    as_bytes,
+)
+from podrun.collectives.group_errors import MismatchError
+from podrun.collectives.rendezvous import create, create_within, join
+from podrun.core.errors import UsageError
+from podrun.core.executable import Reduction
+from podrun.core.layout import slice_of
 
 PIECE_BYTES = 4 * 1024 * 1024
-"""Larger arrays are reduced in pieces of so many bytes through one arena per dtype."""
+"""Larger arrays are reduced in pieces of this size in bytes, through one arena for each dtype."""
 _SMALL_BYTES = 16 * 1024
 _TOKEN_BYTES = 1024
 
@@ -101,7 +109,7 @@ class Communicator:
     def all_gather(self, array: Array, *, out: Array | None = None) -> Array:
         """The arrays of all ranks, stacked in rank order."""
         result = self._result(array, (self.size, *array.shape), out)
-        self._move(Kind.ALL_GATHER, array, result, range(self.size))
+        self._move(MovementKind.ALL_GATHER, array, result, range(self.size))
         return result
 
     def all_to_all(self, array: Array, *, out: Array | None = None) -> Array:
@@ -110,16 +118,16 @@ class Communicator:
         """
         self._check_leading_axis(array, "all_to_all")
         result = self._result(array, array.shape, out)
-        self._move(Kind.ALL_TO_ALL, array, result, range(self.size))
+        self._move(MovementKind.ALL_TO_ALL, array, result, range(self.size))
         return result
 
     def broadcast(self, array: Array, root: int = 0) -> Array:
-        """Make every rank's array what the root's is, in place; returns it."""
+        """Copy the root's array into every rank's array, in place; returns it."""
         self._check_root(root)
         if self.size > 1:
             at_root = self.rank == root
             taken = None if at_root else self._result(array, array.shape, array)[np.newaxis]
-            self._move(Kind.BROADCAST, array, taken, [] if at_root else [root], root)
+            self._move(MovementKind.BROADCAST, array, taken, [] if at_root else [root], root)
         return array
 
     def gather(self, array: Array, root: int = 0, *, out: Array | None = None) -> Array | None:
@@ -127,7 +135,7 @@ class Communicator:
         self._check_root(root)
         at_root = self.rank == root
         result = self._result(array, (self.size, *array.shape), out) if at_root else None
-        self._move(Kind.GATHER, array, result, range(self.size) if at_root else [], root)
+        self._move(MovementKind.GATHER, array, result, range(self.size) if at_root else [], root)
         return result
 
     def scatter(self, array: Array | None, out: Array, root: int = 0) -> Array:
@@ -139,7 +147,7 @@ class Communicator:
                 f"scatter needs {_spec(out)} for each of {self.size} ranks, stacked, at its root, not {_spec(posted)}"
             )
         taken = self._result(out, out.shape, out)[np.newaxis]
-        self._move(Kind.SCATTER, posted, taken, [root], root, spec=_spec(out))
+        self._move(MovementKind.SCATTER, posted, taken, [root], root, spec=_spec(out))
         return out
 
     def send(self, array: Array, dest: int, tag: int = 0) -> None:
@@ -152,15 +160,17 @@ class Communicator:
         return out
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have arrived."""
         self.group.barrier()
 
     def _gather_all(self, flat: Array, what: str) -> list[ByteArray]:
-        return self.group.exchange(as_bytes(flat), Pattern(Kind.ALL_GATHER, flat.nbytes, detail=what))
+        return self.group.exchange(
+            as_bytes(flat), Movement(MovementKind.ALL_GATHER, flat.nbytes, detail=what)
+        )
 
     def _move(
         self,
-        kind: Kind,
+        kind: MovementKind,
         array: Array,
         result: Array | None,
         sources: Sequence[int],
@@ -168,11 +178,11 @@ class Communicator:
         *,
         spec: str | None = None,
     ) -> None:
-        """Carry out a pattern in rounds: of each piece as many bytes as fit what one rank may post.
+        """Carry out a movement in rounds, each with as many bytes of every piece as a rank may post.
 
         ``result[i]`` is filled with the piece from ``sources[i]``.
         """
-        pieces = self.size if kind in (Kind.ALL_TO_ALL, Kind.SCATTER) else 1
+        pieces = self.size if kind in (MovementKind.ALL_TO_ALL, MovementKind.SCATTER) else 1
         given = as_bytes(_apart(array, result)).reshape(pieces, array.nbytes // pieces)
         rows = len(sources)
         taken = None if result is None else as_bytes(result).reshape(rows, result.nbytes // rows)
@@ -182,8 +192,8 @@ class Communicator:
         for start in range(0, whole, step):
             size = min(step, whole - start)
             posted = given[:, start : start + size].reshape(-1)
-            pattern = Pattern(kind, size, root, f"{detail} from byte {start}" if start else detail)
-            received = self.group.exchange(posted, pattern)
+            movement = Movement(kind, size, root, f"{detail} from byte {start}" if start else detail)
+            received = self.group.exchange(posted, movement)
             if taken is not None:
                 for row, source in enumerate(sources):
                     taken[row, start : start + size] = received[source]
@@ -191,17 +201,16 @@ class Communicator:
     # --- Groups ---------------------------------------------------------------------------------------------
 
     def split(self, groups: Sequence[Sequence[int]]) -> Communicator | None:
-        """A communicator of the group, among disjoint ``groups`` of ranks, that this rank is in; None if in
-        none.
+        """A communicator of that one of the disjoint ``groups`` of ranks which has this rank; None if none has.
 
-        Called by all ranks with the same groups. The order of ranks in a group is their order in its sums.
+        All ranks call this with the same groups. Sums in a group are taken in the order in which it lists its ranks.
         """
         plain = check_groups(groups, self.size)
         mine = next((group for group in plain if self.rank in group), None)
         made: Group | None = None
         token: Token = {}
         if mine and mine[0] == self.rank:
-            made, token = self.group.establish(mine)
+            made, token = create_within(self.group, mine)
         note = np.frombuffer(json.dumps(token).encode().ljust(_TOKEN_BYTES), np.uint8)
         try:
             tokens = self._gather_all(note, f"split({plain})")
@@ -276,7 +285,7 @@ def check_groups(groups: Sequence[Sequence[int]], size: int) -> list[list[int]]:
 
 
 def _apart(array: Array, result: Array | None) -> Array:
-    """A contiguous array that is the result itself or no part of it: no piece is overwritten before its turn."""
+    """A contiguous array that is the result itself or does not overlap it, so that no piece is lost."""
     contiguous = np.ascontiguousarray(array)
     if result is None or not np.may_share_memory(contiguous, result):
         return contiguous

@@ -1,11 +1,11 @@
 """The group of ranks on several hosts: shared memory on each host, TCP between them.
 
-Same promises and same bits as a group on one host. Each host's ranks form a `SharedMemoryGroup`; the vector's
-lanes (`podrun.collectives.lanes`) are carried between hosts by one rank each, all at once. Every rank has a
-connection (`Link`) to every rank of the other hosts. A rank reads only from links that owe it something in
-the current collective, so one that runs ahead is left waiting and frames never mix.
+It makes the same promises and gives the same bits as a group on one host. Each host's ranks form a `SharedMemoryGroup`;
+one rank for each lane carries it between hosts, all lanes at once (`podrun.collectives.host_reduction`). Every rank has
+a `RankLink` to every rank of the other hosts. A rank reads only from links that owe it something in the current
+collective, so a rank that runs ahead has to wait and frames of different collectives never mix.
 
-Unlike on one host, the first call waits until all ranks have joined: only then is it known who shares a host.
+Unlike on one host, the first call waits until all ranks have joined: only then is it known which ranks share a host.
 """
 
 from __future__ import annotations
@@ -18,31 +18,30 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from podrun.collectives.arenas import reducible
-from podrun.collectives.board import Board, label
-from podrun.collectives.errors import ClosedError, describe, for_rank, restore, within_limits
+from podrun.collectives.board import GroupBoard, label
 from podrun.collectives.group import (
     EXCHANGE_BYTES,
     Array,
     ByteArray,
-    Group,
+    GroupPlace,
+    Movement,
     Token,
     as_bytes,
     check_peer,
     message_mismatch,
-    slice_of,
 )
-from podrun.collectives.host_reduction import HostReduction, pieces_of
-from podrun.collectives.lanes import Layout
+from podrun.collectives.group_errors import ClosedError, GroupError, for_rank, within_limits
+from podrun.collectives.host_memory import reducible
+from podrun.collectives.host_reduction import HostLanes, HostReduction, pieces_of
+from podrun.collectives.linux import host_identity
 from podrun.collectives.mesh import Mesh
-from podrun.collectives.patterns import Pattern
-from podrun.collectives.process import host_identity
-from podrun.collectives.registrar import Registrar
-from podrun.collectives.roster import Member
+from podrun.collectives.registrar import Registrar, RegistrarClient
 from podrun.collectives.shared_memory import SharedMemoryGroup
-from podrun.collectives.wire import Frame, FrameKind, Link
-from podrun.errors import PodrunError
-from podrun.executable import Reduction
+from podrun.collectives.tcp_link import FrameKind, LinkFrame, RankLink
+from podrun.core.error_codec import error_from_dict, error_to_dict
+from podrun.core.errors import PodrunError
+from podrun.core.executable import Reduction
+from podrun.core.layout import slice_of
 
 
 class HostsGroup:
@@ -63,8 +62,8 @@ class HostsGroup:
         self._calls = 0
         self._last_calls: deque[bytes] = deque(maxlen=8)
         with for_rank(rank), within_limits("connection or thread for a group"):
-            self._mesh = Mesh(rank, self._size, timeout, self._check_lost, self._tell_waiting)
-            self._member = Member(
+            self._mesh = Mesh(rank, self._size, timeout, self._check_lost, self._report_waiting)
+            self._client = RegistrarClient(
                 {**token, "timeout": timeout}, rank, host or host_identity(), os.getpid(), self._on_abort
             )
 
@@ -79,12 +78,12 @@ class HostsGroup:
     @property
     def host_ranks(self) -> tuple[int, ...]:
         self._ready()
-        return self._layout.ranks_on[self._host]
+        return self._lanes.ranks_on[self._host]
 
-    # --- Coming together ------------------------------------------------------------------------------------
+    # --- Joining ----- ------------------------------------------------------------------------------------
 
     def _ready(self) -> SharedMemoryGroup:
-        """The ranks of this host, once all ranks have joined; raises what ended the group."""
+        """The group of this host's ranks, after all ranks have joined. Raises the error that ended the group."""
         self._check()
         if self._local is None:
             with (
@@ -93,31 +92,31 @@ class HostsGroup:
                 within_limits("connections or threads for a group"),
             ):
                 deadline = time.monotonic() + self._timeout
-                roster = self._member.roster(deadline)
-                self._layout = Layout.from_names([str(entry["host"]) for entry in roster])
-                self._host = self._layout.host_of[self._rank]
+                roster = self._client.roster(deadline)
+                self._lanes = HostLanes.from_names([str(entry["host"]) for entry in roster])
+                self._host = self._lanes.host_of[self._rank]
                 self._local = self._join_host(deadline)
-                remote = [r for r in range(self._size) if self._layout.host_of[r] != self._host]
+                remote = [r for r in range(self._size) if self._lanes.host_of[r] != self._host]
                 key = str(self._token["key"]).encode()
-                self._mesh.connect(remote, roster, key, self._member.listener, deadline)
-                self._member.connected()
+                self._mesh.connect(remote, roster, key, self._client.listener, deadline)
+                self._client.connected()
             self._check()
         return self._local
 
     def _join_host(self, deadline: float) -> SharedMemoryGroup:
-        here = self._layout.ranks_on[self._host]
+        here = self._lanes.ranks_on[self._host]
         if here[0] == self._rank:
-            board = Board.create(len(here))
+            board = GroupBoard.create(len(here))
             try:
                 board.join(0)
-                self._member.hand_in({"pid": os.getpid(), "fd": board.segment.fd})
-                self._member.boards(deadline)
+                self._client.send_board({"pid": os.getpid(), "fd": board.region.fd, "secret": board.secret})
+                self._client.boards(deadline)
             except BaseException:
                 board.close()
                 raise
         else:
-            token = self._member.boards(deadline)[self._member.host]
-            board = Board.open(int(token["pid"]), int(token["fd"]), len(here))
+            token = self._client.boards(deadline)[self._client.host]
+            board = GroupBoard.open(int(token["pid"]), int(token["fd"]), len(here), str(token["secret"]))
             try:
                 board.join(here.index(self._rank))
             except BaseException:
@@ -182,11 +181,11 @@ class HostsGroup:
             return rows[local.rank], used
         what = label(text)
         with self._spreading_errors():
-            self._come_to(what)
-            local.meet(what)
-            HostReduction(self._mesh, self._layout, what, rows, whole[:used], reduction, everywhere).run()
+            self._note_call(what)
+            local.arrive_and_wait(what)
+            HostReduction(self._mesh, self._lanes, what, rows, whole[:used], reduction, everywhere).run()
             if settle:
-                local.meet(what)
+                local.arrive_and_wait(what)
         return whole, used
 
     def all_gather(self, arena: str) -> Array:
@@ -195,38 +194,38 @@ class HostsGroup:
         rows, whole = found.rows, found.whole
         what = label(f"all_gather({arena!r}: {found.text})")
         with self._spreading_errors():
-            self._come_to(what)
-            local.meet(what)
+            self._note_call(what)
+            local.arrive_and_wait(what)
             if rows:
                 own = slice_of(self._rank, self._size, whole.size)
                 whole[own] = rows[local.rank][own]
             self._gather_lanes(what, whole)
-            local.meet(what)
+            local.arrive_and_wait(what)
         return whole
 
     def _gather_lanes(self, what: bytes, whole: Array) -> None:
-        """Send my own lane round the hosts, and take in those that I handle for my host."""
-        layout, lanes = self._layout, self._layout.lanes_of(self._rank)
+        """Send this rank's lane round the hosts, and receive the lanes that it handles for its host."""
+        lanes = self._lanes
         raw = as_bytes(whole)
         owed: dict[int, int] = {}
-        for lane in lanes:
+        for lane in lanes.lanes_of(self._rank):
             if lane == self._rank:
-                following = layout.next_host(self._host, self._host)
+                following = lanes.next_host(self._host, self._host)
                 if following is not None:
                     for at, piece in enumerate(pieces_of(self._lane_bytes(raw, whole, lane))):
                         self._mesh.post(
-                            layout.handler(following, lane), FrameKind.RESULT, what, lane, at, payload=piece
+                            lanes.handler(following, lane), FrameKind.RESULT, what, lane, at, payload=piece
                         )
             else:
-                source = layout.handler(layout.previous_host(self._host), lane)
+                source = lanes.handler(lanes.previous_host(self._host), lane)
                 owed[source] = owed.get(source, 0) + len(pieces_of(self._lane_bytes(raw, whole, lane)))
 
-        def take(link: Link, frame: Frame, deadline: float) -> None:
+        def take(link: RankLink, frame: LinkFrame, deadline: float) -> None:
             piece = pieces_of(self._lane_bytes(raw, whole, frame.a))[frame.b]
             self._mesh.fill(link, frame, piece, deadline)
-            following = layout.next_host(self._host, layout.host_of[frame.a])
+            following = lanes.next_host(self._host, lanes.host_of[frame.a])
             if following is not None:
-                peer = layout.handler(following, frame.a)
+                peer = lanes.handler(following, frame.a)
                 self._mesh.post(peer, FrameKind.RESULT, what, frame.a, frame.b, payload=piece)
 
         self._mesh.collect(what, owed, take)
@@ -239,9 +238,9 @@ class HostsGroup:
         local = self._ready()
         what = label("barrier")
         with self._spreading_errors():
-            self._come_to(what)
-            local.meet(what)
-            leaders = [ranks[0] for ranks in self._layout.ranks_on]
+            self._note_call(what)
+            local.arrive_and_wait(what)
+            leaders = [ranks[0] for ranks in self._lanes.ranks_on]
             if self._rank == leaders[0]:
                 self._mesh.collect(what, dict.fromkeys(leaders[1:], 1), lambda *_: None)
                 for peer in leaders[1:]:
@@ -249,45 +248,45 @@ class HostsGroup:
             elif self._rank in leaders:
                 self._mesh.post(leaders[0], FrameKind.TOKEN, what)
                 self._mesh.collect(what, {leaders[0]: 1}, lambda *_: None)
-            local.meet(what)
+            local.arrive_and_wait(what)
 
     # --- Moving data ----------------------------------------------------------------------------------------
 
-    def exchange(self, posted: ByteArray, pattern: Pattern) -> list[ByteArray]:
+    def exchange(self, posted: ByteArray, pattern: Movement) -> list[ByteArray]:
         local = self._ready()
         what = label(pattern.text)
         with self._spreading_errors():
-            self._come_to(what)
-            self._mesh.drain()  # the last exchange but one may still be on its way
+            self._note_call(what)
+            self._mesh.drain()  # the exchange before the last may still be in transit
             self._turn ^= 1
             rows = local.posting_rows(self._size)[self._turn]
             rows[self._rank][: posted.size] = posted
-            for host in range(self._layout.hosts):
+            for host in range(self._lanes.hosts):
                 wanted = self._range(pattern, self._rank, host)
                 if host != self._host and wanted is not None:
-                    peer = self._layout.handler(host, self._rank)
+                    peer = self._lanes.handler(host, self._rank)
                     payload = rows[self._rank][wanted]
                     self._mesh.post(peer, FrameKind.BLOCK, what, self._rank, 0, wanted.start, payload)
             owed: dict[int, int] = {}
-            for source in self._layout.lanes_of(self._rank):
+            for source in self._lanes.lanes_of(self._rank):
                 if source != self._rank and self._range(pattern, source, self._host) is not None:
                     owed[source] = 1
 
-            def take(link: Link, frame: Frame, deadline: float) -> None:
+            def take(link: RankLink, frame: LinkFrame, deadline: float) -> None:
                 wanted = self._range(pattern, frame.a, self._host)
                 self._mesh.fill(link, frame, rows[frame.a][wanted or slice(0, 0)], deadline)
 
             self._mesh.collect(what, owed, take)
-            local.meet(what)
+            local.arrive_and_wait(what)
         received = []
         for source, row in enumerate(rows):
             offset, nbytes = pattern.part(source, self._rank)
             received.append(row[offset : offset + nbytes])
         return received
 
-    def _range(self, pattern: Pattern, source: int, host: int) -> slice | None:
-        """The bytes of what ``source`` posts that ranks of a host need; first to last."""
-        parts = [pattern.part(source, dest) for dest in self._layout.ranks_on[host]]
+    def _range(self, pattern: Movement, source: int, host: int) -> slice | None:
+        """The bytes, first to last, of what ``source`` posts that any rank of a host needs."""
+        parts = [pattern.part(source, dest) for dest in self._lanes.ranks_on[host]]
         needed = [(start, start + size) for start, size in parts if size]
         if not needed:
             return None
@@ -297,7 +296,7 @@ class HostsGroup:
         local = self._ready()
         check_peer(self._rank, self._size, dest, "send to")
         with self._spreading_errors():
-            if self._layout.host_of[dest] == self._host:
+            if self._lanes.host_of[dest] == self._host:
                 local.send(array, self.host_ranks.index(dest), tag)
                 return
             what = label(array.dtype.name)
@@ -307,7 +306,7 @@ class HostsGroup:
         local = self._ready()
         check_peer(self._rank, self._size, source, "receive from")
         with self._spreading_errors():
-            if self._layout.host_of[source] == self._host:
+            if self._lanes.host_of[source] == self._host:
                 local.receive(out, self.host_ranks.index(source), tag)
                 return
             what = label(f"receive({out.dtype.name}[{out.size}], from rank {source}, tag {tag})")
@@ -320,18 +319,18 @@ class HostsGroup:
 
     # --- Failing --------------------------------------------------------------------------------------------
 
-    def _come_to(self, what: bytes) -> None:
-        """Note the collective that begins here, for `_tell_waiting`."""
+    def _note_call(self, what: bytes) -> None:
+        """Record the collective that begins here, for `_report_waiting`."""
         self._calls += 1
         self._last_calls.append(what)
 
-    def _tell_waiting(self) -> None:
-        """Have the last collectives of this rank, which waits long in the last of them, compared with others'."""
-        self._member.waits(self._calls, [what.hex() for what in self._last_calls])
+    def _report_waiting(self) -> None:
+        """Report this rank's last collectives, because it waits long, so that they are compared with other ranks'."""
+        self._client.report_waiting(self._calls, [what.hex() for what in self._last_calls])
 
     @contextlib.contextmanager
     def _spreading_errors(self) -> Iterator[None]:
-        """What ends the group here ends it on all hosts."""
+        """Let errors that end the group here end it on all hosts."""
         try:
             yield
         except ClosedError:
@@ -340,16 +339,16 @@ class HostsGroup:
             self._fail(error)
 
     def _fail(self, error: PodrunError) -> NoReturn:
-        self.abort(describe(error))
+        self.abort(error_to_dict(error))
         self._check()
         raise error
 
     def abort(self, error: Mapping[str, Any]) -> None:
         self._on_abort(dict(error))
-        self._member.abort(error)
+        self._client.abort(error)
 
     def _on_abort(self, error: dict[str, Any]) -> None:
-        """The group has ended. Called from any thread; the first error stands."""
+        """End the group. May be called from any thread; the first error counts."""
         if self._failure is None:
             self._failure = error
             self._failed.set()
@@ -358,24 +357,22 @@ class HostsGroup:
         self._mesh.wake()
 
     def _check_lost(self, seconds: float) -> None:
-        """A peer is gone: raises the reason, if rank 0 passes one on within ``seconds``."""
+        """Raise the error that ended the group, if rank 0 reports one within ``seconds``."""
         if seconds:
             self._failed.wait(seconds)
         self._check()
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise restore(self._failure)
+            raise error_from_dict(self._failure, unknown=GroupError)
         if self._closed:
             raise ClosedError(f"rank {self._rank} has closed this group", hint="Make a new group.")
 
-    def establish(self, ranks: Sequence[int]) -> tuple[Group, Token]:
-        from podrun.collectives.rendezvous import create  # which imports this module
-
+    def place_for(self, ranks: Sequence[int]) -> GroupPlace:
         self._ready()
-        if len({self._layout.host_of[rank] for rank in ranks}) == 1:
-            return create(len(ranks), timeout=self._timeout)
-        return create(len(ranks), address=self._member.address, timeout=self._timeout, host=self._member.host)
+        if len({self._lanes.host_of[rank] for rank in ranks}) == 1:
+            return GroupPlace(self._timeout)
+        return GroupPlace(self._timeout, self._client.address, self._client.host)
 
     def close(self) -> None:
         if self._closed:
@@ -384,6 +381,6 @@ class HostsGroup:
         self._mesh.close()
         if self._local is not None:
             self._local.close()
-        self._member.close()
+        self._client.close()
         if self._registrar is not None:
             self._registrar.close()

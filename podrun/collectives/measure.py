@@ -1,9 +1,8 @@
-"""How fast the collectives really are on this host: one process a rank, values rewritten and checked every
-round.
+"""How fast the collectives are on this host: one process for each rank, values rewritten and checked every round.
 
-A round writes new values into a rank's buffer and calls the collective. What is reported is the time of a
-loop of rounds less that of the same loop without the collective, as the slowest rank sees it; the best of a
-few loops, since other programs on the host only ever add time.
+A round writes new values into a rank's buffer and calls the collective. The reported time is that of a loop of rounds
+minus that of the same loop without the collective, on the slowest rank; the best of a few loops, since other programs
+on the host only ever add time.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import numpy as np
 from podrun.collectives.communicator import Communicator
 from podrun.collectives.group import Array, Group
 from podrun.collectives.rendezvous import create, join
-from podrun.errors import UsageError
-from podrun.executable import Reduction, numpy_dtype
+from podrun.core.errors import UsageError
+from podrun.core.executable import Reduction, numpy_dtype
 
 OPERATIONS = (
     "all_reduce",
@@ -37,12 +36,11 @@ OPERATIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Measurement:
     """What to measure. ``sizes`` in bytes as nccl-tests counts them: the larger of a rank's input and output.
 
-    ``variant``: "shared" leaves the result of an all-reduce where all ranks read it, "copy" gives every rank
-    its own, "array" is `Communicator` on arrays that lie anywhere. ``hosts``: so many hosts are made believe,
-    with TCP between.
+    ``variant``: "shared" leaves the result of an all-reduce where all ranks read it, "copy" gives every rank its own,
+    "array" is `Communicator` on the caller's arrays. ``hosts``: number of simulated hosts, with TCP between them.
     """
 
     operation: str
@@ -58,7 +56,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MeasuredSize:
     """One size's figures: seconds of one collective, and how many elements were wrong over all ranks."""
 
     bytes: int
@@ -67,7 +65,7 @@ class Row:
     wrong: int
 
 
-def run(job: Job, *, timeout: float = 120.0) -> list[Row]:
+def run(job: Measurement, *, timeout: float = 120.0) -> list[MeasuredSize]:
     """Measure, with the ranks in processes of their own; this process is rank 0."""
     if job.operation not in OPERATIONS:
         raise UsageError(f"no collective {job.operation!r}", hint=f"There are: {', '.join(OPERATIONS)}.")
@@ -96,23 +94,23 @@ def run(job: Job, *, timeout: float = 120.0) -> list[Row]:
 def _rank(job: dict[str, Any], token: dict[str, Any], rank: int, host: str | None) -> None:
     group = join(token, rank, host=host)
     try:
-        _measure(Job(**{**job, "sizes": tuple(job["sizes"])}), group)
+        _measure(Measurement(**{**job, "sizes": tuple(job["sizes"])}), group)
     finally:
         group.close()
 
 
-def _measure(job: Job, group: Group) -> list[Row]:
+def _measure(job: Measurement, group: Group) -> list[MeasuredSize]:
     rows = []
     for nbytes in job.sizes:
         count = max(1, nbytes // numpy_dtype(job.dtype).itemsize)
         with _round(job, group, count) as (rewrite, collective, wrong):
             seconds, errors = _time(job, group, rewrite, collective, wrong)
-        rows.append(Row(nbytes, count, seconds, errors))
+        rows.append(MeasuredSize(nbytes, count, seconds, errors))
     return rows
 
 
 def _time(
-    job: Job,
+    job: Measurement,
     group: Group,
     rewrite: Callable[[int], None],
     collective: Callable[[], Any],
@@ -158,7 +156,7 @@ _Round = tuple[Callable[[int], None], Callable[[], Any], Callable[[int, Any], in
 
 
 @contextlib.contextmanager
-def _round(job: Job, group: Group, count: int) -> Iterator[_Round]:
+def _round(job: Measurement, group: Group, count: int) -> Iterator[_Round]:
     """How to write a round's values, do the collective, and count wrong elements of its result."""
     dtype, reduction = numpy_dtype(job.dtype), Reduction(job.reduction)
     if job.variant != "array":
@@ -193,8 +191,8 @@ def _round(job: Job, group: Group, count: int) -> Iterator[_Round]:
 
 
 def _pass_on(comm: Communicator, mine: Array, out: Array) -> Array:
-    """Send to the next rank, receive from the one before. Even ranks send first and odd ones receive first, so
-    that messages larger than what a connection holds do not all wait for one another.
+    """Send to the next rank and receive from the one before. Even ranks send first and odd ones receive first, so that
+    messages larger than the capacity of a connection do not all wait for one another.
     """
     following, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     if comm.size == 1:
@@ -220,8 +218,8 @@ def _with_out(call: Callable[[Array], Any], shape: Sequence[int], dtype: np.dtyp
     return once
 
 
-def _all_reduce_round(job: Job, group: Group, count: int, reduction: Reduction) -> _Round:
-    """All-reduce of a buffer that lies in the group's memory."""
+def _all_reduce_round(job: Measurement, group: Group, count: int, reduction: Reduction) -> _Round:
+    """All-reduce of a buffer in the group's memory."""
     arena = f"{job.dtype} {count}"
     mine = group.allocate(arena, job.dtype, count)
     in_place = job.variant == "copy"
@@ -237,7 +235,7 @@ def _all_reduce_round(job: Job, group: Group, count: int, reduction: Reduction) 
 
 
 def _value(turn: int, rank: int) -> int:
-    """What a rank writes in a round: small whole numbers, so that sums are exact in every dtype."""
+    """The value that a rank writes in a round: a small whole number, so that sums are exact in every dtype."""
     return 1 + (turn + rank) % 3
 
 

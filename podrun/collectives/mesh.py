@@ -1,9 +1,8 @@
 """All connections of one rank to the ranks on other hosts, and the rule by which it reads from them.
 
-A rank reads only from links that owe it something in the current collective: `Mesh.collect` is told how many
-frames each peer owes. So a peer that runs ahead is left waiting, and a frame of another collective can only
-mean that ranks disagree about what they do. Messages of `send` may come in between; they are kept for
-`receive`.
+A rank reads only from links that owe it something in the current collective: `Mesh.collect` gets the number of frames
+that each peer owes. So a peer that runs ahead has to wait, and a frame of another collective can only mean that ranks
+called different collectives. Messages of `send` may arrive in between; they are stored for `receive`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives.admission import Admission, Hello
-from podrun.collectives.errors import (
+from podrun.collectives.barrier import label_text
+from podrun.collectives.group import ByteArray
+from podrun.collectives.group_errors import (
     HostLimitError,
     MismatchError,
     RankLostError,
@@ -26,24 +27,22 @@ from podrun.collectives.errors import (
     different_collectives,
     within_limits,
 )
-from podrun.collectives.group import ByteArray
-from podrun.collectives.meeting import label_text
-from podrun.collectives.wire import NEAR, Frame, FrameKind, Link, dial, round_trip
+from podrun.collectives.tcp_link import NEAR, FrameKind, LinkFrame, RankLink, dial, round_trip
 
 _GRACE = 0.3
-"""Seconds in which the reason why a peer closed its connection may still come from rank 0."""
-_LOOK = 0.1
-"""Seconds between two looks, while waiting to be connected to, at whether the group still stands."""
-_LONG = 0.25
-"""Seconds after which a rank that waits tells so: ranks of different collectives may all wait for each other."""
-_CLOSING = 5.0
-"""Seconds that ranks may take, all together, to accept what is still on its way to them when this one leaves."""
+"""Seconds in which rank 0 may still report why a peer closed its connection."""
+_CHECK_EVERY = 0.1
+"""Seconds between two checks, while waiting for connections, of whether the group has failed."""
+_REPORT_AFTER = 0.25
+"""Seconds after which a waiting rank reports it: ranks of different collectives may all wait for each other."""
+_CLOSE_WITHIN = 5.0
+"""Seconds that all ranks together may take to accept what is still in transit to them when this one leaves."""
 _NOTHING: ByteArray = np.empty(0, np.uint8)
 
 
 class Mesh:
-    """See the module docstring. ``check(seconds)`` raises what ended the group, if that is known by then;
-    ``tell`` is called when a collective waits long.
+    """See the module docstring. ``check(seconds)`` raises the error that ended the group, if it is known within
+    ``seconds``; ``report`` is called when a collective waits long.
     """
 
     def __init__(
@@ -52,10 +51,10 @@ class Mesh:
         size: int,
         timeout: float,
         check: Callable[[float], None],
-        tell: Callable[[], None],
+        report: Callable[[], None],
     ) -> None:
-        self.rank, self._size, self._timeout, self._check, self._tell = rank, size, timeout, check, tell
-        self.links: dict[int, Link] = {}
+        self.rank, self._size, self._timeout, self._check, self._report = rank, size, timeout, check, report
+        self.links: dict[int, RankLink] = {}
         self._messages: list[tuple[int, int, str, ByteArray]] = []
         self._selector = selectors.DefaultSelector()
         self._halves: dict[tuple[int, bool], socket.socket] = {}
@@ -68,7 +67,7 @@ class Mesh:
         listener: socket.socket,
         deadline: float,
     ) -> None:
-        """Dial the remote ranks below, then let those above in. Members show the key."""
+        """Connect to the remote ranks below this one, then admit those above, which show the key."""
         for peer in (rank for rank in remote if rank < self.rank):
             self._check(0.0)
             try:
@@ -79,7 +78,7 @@ class Mesh:
                 raise RankLostError(
                     f"rank {self.rank} cannot reach rank {peer} at {roster[peer]['address']}: {error}",
                     rank=peer,
-                    hint="See whether that rank still runs, and whether a firewall lets its port through.",
+                    hint="Check that the rank still runs, and that no firewall blocks its port.",
                 ) from error
         awaited = {rank for rank in remote if rank > self.rank}
         with contextlib.closing(Admission(listener, key, 2 * len(awaited))) as admission:
@@ -91,23 +90,23 @@ class Mesh:
                     raise RankMissingError(
                         f"rank {named} did not connect to rank {self.rank}",
                         ranks=ranks,
-                        hint="See whether it still runs, and whether a firewall lets this host's ports through.",
+                        hint="Check that it still runs, and that no firewall blocks this host's ports.",
                     )
-                for hello, sock in admission.coming(_LOOK):
-                    self._let_in(hello, sock, awaited)
+                for hello, sock in admission.admitted(_CHECK_EVERY):
+                    self._admit(hello, sock, awaited)
 
     def _dial(self, peer: int, address: str, port: int, key: bytes, deadline: float) -> None:
-        """Make both connections to a rank that listens."""
+        """Make both connections to a listening rank."""
         with contextlib.ExitStack() as opened:
             outgoing, incoming = (opened.enter_context(dial(address, port, deadline)) for _ in range(2))
             near = min(round_trip(outgoing), round_trip(incoming)) < NEAR
             outgoing.sendall(Hello(self.rank, False, near).packed(key))
             incoming.sendall(Hello(self.rank, True, near).packed(key))
-            self.links[peer] = Link(peer, outgoing, incoming, near=near)
+            self.links[peer] = RankLink(peer, outgoing, incoming, near=near)
             opened.pop_all()
 
-    def _let_in(self, hello: Hello, sock: socket.socket, awaited: set[int]) -> None:
-        """Take a member's connection; with both of them the rank is there."""
+    def _admit(self, hello: Hello, sock: socket.socket, awaited: set[int]) -> None:
+        """Take one of a member's two connections; the second completes the link."""
         half = (hello.rank, hello.outgoing)
         if hello.rank not in awaited or half in self._halves:
             sock.close()
@@ -115,7 +114,7 @@ class Mesh:
         self._halves[half] = sock
         if (hello.rank, not hello.outgoing) in self._halves:
             outgoing, incoming = self._halves.pop((hello.rank, True)), self._halves.pop((hello.rank, False))
-            self.links[hello.rank] = Link(hello.rank, outgoing, incoming, near=hello.near)
+            self.links[hello.rank] = RankLink(hello.rank, outgoing, incoming, near=hello.near)
             awaited.remove(hello.rank)
 
     def post(
@@ -129,21 +128,21 @@ class Mesh:
         payload: ByteArray = _NOTHING,
     ) -> None:
         """Queue a frame; its payload must not change until `drain`."""
-        self.links[peer].post(Frame(kind, a, b, tag, payload.size, what), payload)
+        self.links[peer].post(LinkFrame(kind, a, b, tag, payload.size, what), payload)
 
     def keep_in_caches(self) -> None:
-        """Much data comes: see `Link.keep_in_caches`."""
+        """Prepare all links for much data: see `RankLink.keep_in_caches`."""
         for link in self.links.values():
             link.keep_in_caches()
 
     def drain(self) -> None:
-        """Wait until all that was posted is out of our hands."""
+        """Wait until the kernel has taken everything that was posted."""
         deadline = time.monotonic() + self._timeout
         for link in self.links.values():
             link.drain(deadline)
 
-    def fill(self, link: Link, frame: Frame, out: ByteArray, deadline: float) -> None:
-        """Take in the payload of a frame, which must have just this size."""
+    def fill(self, link: RankLink, frame: LinkFrame, out: ByteArray, deadline: float) -> None:
+        """Receive the payload of a frame. Raises MismatchError if it has another size than ``out``."""
         if frame.nbytes != out.size:
             raise MismatchError(
                 f"rank {link.peer} sent {frame.nbytes} bytes in {label_text(frame.label)}, not {out.size}"
@@ -154,32 +153,33 @@ class Mesh:
         self,
         what: bytes,
         owed: dict[int, int],
-        take: Callable[[Link, Frame, float], None] | None,
+        take: Callable[[RankLink, LinkFrame, float], None] | None,
     ) -> None:
-        """Take in the frames that are owed, by rank, in the order they come. ``take`` None: one message will
-        do.
+        """Receive the frames that ranks owe, in the order of arrival; ``owed`` has their number by rank.
+
+        ``take`` handles each frame; None: wait for messages of `send` instead.
         """
         began = time.monotonic()
         deadline = began + self._timeout
-        told = False
+        reported = False
         owed = {peer: number for peer, number in owed.items() if number}
         for peer in owed:
             self._selector.register(self.links[peer].incoming, selectors.EVENT_READ, self.links[peer])
         try:
             while owed:
                 left = max(deadline - time.monotonic(), 0)
-                events = self._selector.select(left if told else min(left, _LONG))
+                events = self._selector.select(left if reported else min(left, _REPORT_AFTER))
                 self._check(0.0)
-                if not events and not told:
-                    told = True
-                    self._tell()
+                if not events and not reported:
+                    reported = True
+                    self._report()
                 elif not events:
                     ranks = tuple(sorted(owed))
                     raise RankMissingError(
                         f"{label_text(what)} on rank {self.rank} waited {time.monotonic() - began:.1f} s "
                         f"for rank {', '.join(map(str, ranks))}, of {self._size} ranks",
                         ranks=ranks,
-                        hint="See what those ranks do (py-spy dump --pid PID), or use a longer timeout.",
+                        hint="Check what those ranks do (py-spy dump --pid PID), or use a longer timeout.",
                     )
                 for key, _ in events:
                     if self._take_frame(key.data, what, take, deadline):
@@ -193,28 +193,30 @@ class Mesh:
 
     def _take_frame(
         self,
-        link: Link,
+        link: RankLink,
         what: bytes,
-        take: Callable[[Link, Frame, float], None] | None,
+        take: Callable[[RankLink, LinkFrame, float], None] | None,
         deadline: float,
     ) -> bool:
-        """Whether the frame was one that is owed; messages that come in between are kept for `receive`."""
+        """Receive one frame; whether it was owed. Messages that arrive in between are stored for `receive`."""
         try:
             frame = link.receive_frame(deadline)
         except RankLostError as error:
             self._check(_GRACE)
-            said = f"{error.message}, in {label_text(what)}"
-            raise RankLostError(said, rank=error.rank, hint=error.hint) from error
+            message = f"{error.message}, in {label_text(what)}"
+            raise RankLostError(message, rank=error.rank, hint=error.hint) from error
         except RankMissingError as error:
             self._check(_GRACE)
-            said = f"{error.message}, in {label_text(what)}"
-            raise RankMissingError(said, ranks=error.ranks, hint=error.hint) from error
+            message = f"{error.message}, in {label_text(what)}"
+            raise RankMissingError(message, ranks=error.ranks, hint=error.hint) from error
         if frame.kind is FrameKind.MESSAGE:
             try:
                 payload = np.empty(frame.nbytes, np.uint8)
             except (MemoryError, ValueError) as error:
-                said = f"rank {self.rank} has no room for {frame.nbytes} bytes that rank {link.peer} sends"
-                raise HostLimitError(said, hint="Send less at once.") from error
+                message = (
+                    f"rank {self.rank} has no memory for {frame.nbytes} bytes that rank {link.peer} sends"
+                )
+                raise HostLimitError(message, hint="Send less at once.") from error
             link.receive_into(payload, deadline)
             self._messages.append((link.peer, frame.tag, label_text(frame.label), payload))
             return take is None
@@ -223,12 +225,12 @@ class Mesh:
         try:
             take(link, frame, deadline)
         except (LookupError, ValueError) as error:
-            said = f"rank {link.peer} sent a part that {label_text(what)} does not have"
-            raise RankLostError(said, rank=link.peer, hint="Make a new group.") from error
+            message = f"rank {link.peer} sent a part that {label_text(what)} does not have"
+            raise RankLostError(message, rank=link.peer, hint="Make a new group.") from error
         return True
 
     def message(self, source: int, tag: int) -> tuple[str, ByteArray] | None:
-        """The first message kept from a rank with a tag: what it is, and its bytes."""
+        """The dtype and bytes of the first stored message from a rank with a tag; None if there is none."""
         for message in self._messages:
             if message[:2] == (source, tag):
                 self._messages.remove(message)
@@ -241,8 +243,8 @@ class Mesh:
             link.wake()
 
     def close(self) -> None:
-        """Send what is queued, for a while to all ranks together, and close."""
-        deadline = time.monotonic() + _CLOSING
+        """Send what is queued, for at most `_CLOSE_WITHIN` seconds, and close."""
+        deadline = time.monotonic() + _CLOSE_WITHIN
         for link in self.links.values():
             link.close(max(0.0, deadline - time.monotonic()))
         for sock in self._halves.values():

@@ -1,8 +1,8 @@
-"""``python -m podrun.collectives.perf``: an nccl-tests-shaped table of what collectives take, here and
-modelled.
+"""``python -m podrun.collectives.perf``: a table, shaped like nccl-tests', of measured and modelled times of
+collectives.
 
-The columns *emulated* are wall time on this host; the columns *modelled* are the time the same collective
-takes an IPU-POD, by `podrun.collectives.timing`. The two have nothing to do with each other.
+The columns *emulated* are wall time on this host; the columns *modelled* are the time that the same collective takes on
+an IPU-POD (`podrun.collectives.timing`). Neither is computed from the other.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import click
 
 from podrun import commands
 from podrun.collectives import links, measure, timing
-from podrun.errors import PodrunError, UsageError
-from podrun.executable import Reduction, numpy_dtype
+from podrun.core.errors import PodrunError, UsageError
+from podrun.core.executable import Reduction, numpy_dtype
 
 _UNITS = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
@@ -27,20 +27,24 @@ def parse_size(text: str) -> int:
     """``8``, ``64K``, ``16M``, ``1G`` in bytes. Raises UsageError for anything else."""
     digits, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
     if not digits.isdigit() or (unit and unit not in _UNITS) or int(digits) < 1:
-        raise UsageError(f"{text!r} is no size", hint="Write a number of bytes, or one with K, M or G: 64K.")
+        raise UsageError(
+            f"{text!r} is not a size", hint="Write a number of bytes, or one with K, M or G: 64K."
+        )
     return int(digits) * _UNITS.get(unit, 1)
 
 
-def modelled(operation: str, nbytes: int, ranks: int, fabric: links.Fabric) -> timing.Estimate:
+def modelled(operation: str, nbytes: int, ranks: int, fabric: links.LinkModel) -> timing.CollectiveTime:
     """The estimate for an operation by its name in `measure.OPERATIONS`."""
     if operation == "send_receive":
         return timing.send(nbytes, fabric) if ranks > 1 else timing.broadcast(nbytes, 1, fabric)
     name = "gather" if operation == "scatter" else operation
-    estimate: timing.Estimate = getattr(timing, name)(nbytes, ranks, fabric)
+    estimate: timing.CollectiveTime = getattr(timing, name)(nbytes, ranks, fabric)
     return estimate
 
 
-def table_row(row: measure.Row, estimate: timing.Estimate, job: measure.Job) -> dict[str, Any]:
+def table_row(
+    row: measure.MeasuredSize, estimate: timing.CollectiveTime, job: measure.Measurement
+) -> dict[str, Any]:
     """One line of the table as plain data, units in the keys."""
     algbw = row.bytes / row.seconds
     factor = timing.bus_factor(job.operation, job.ranks)
@@ -60,7 +64,7 @@ def table_row(row: measure.Row, estimate: timing.Estimate, job: measure.Job) -> 
     }
 
 
-def render(rows: list[dict[str, Any]], job: measure.Job, target: str) -> str:
+def render(rows: list[dict[str, Any]], job: measure.Measurement, target: str) -> str:
     """The table as nccl-tests prints it."""
     lines = [
         f"# {job.operation} ({job.variant}), {job.ranks} ranks on {job.hosts} host(s), model: {target}",
@@ -91,18 +95,24 @@ def render(rows: list[dict[str, Any]], job: measure.Job, target: str) -> str:
     type=click.Choice([*measure.OPERATIONS, "all"]),
     default="all_reduce",
     show_default=True,
-    help="What to measure; all: one table for each.",
+    help="Collective to measure; all: one table for each.",
 )
 @click.option(
     "--variant",
     type=click.Choice(["array", "copy", "shared"]),
     default="array",
     show_default=True,
-    help="array: arrays of the caller's; all-reduce also of arenas: copy, to each rank its own result; shared, one.",
+    help="array: the caller's arrays; for all-reduce also arenas: copy, a result for each rank; shared, one for all.",
 )
-@click.option("-g", "--ranks", type=int, default=4, show_default=True, help="Ranks, a process each.")
 @click.option(
-    "--hosts", type=int, default=1, show_default=True, help="Make believe so many hosts: TCP between."
+    "-g", "--ranks", type=int, default=4, show_default=True, help="Number of ranks, each a process."
+)
+@click.option(
+    "--hosts",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Number of simulated hosts, with TCP between them.",
 )
 @click.option("-b", "--minbytes", default="8", metavar="SIZE", show_default=True, help="Smallest size.")
 @click.option("-e", "--maxbytes", default="16M", metavar="SIZE", show_default=True, help="Largest size.")
@@ -124,7 +134,7 @@ def render(rows: list[dict[str, Any]], job: measure.Job, target: str) -> str:
     type=click.FloatRange(0, min_open=True),
     default=0.05,
     show_default=True,
-    help="For one loop of one size.",
+    help="Seconds of one loop of one size.",
 )
 @click.option(
     "--target",
@@ -151,7 +161,7 @@ def main(
         fabric = links.fabric(target)
         tables = []
         for operation in operations:
-            job = measure.Job(operation=operation, sizes=tuple(sizes), **options)
+            job = measure.Measurement(operation=operation, sizes=tuple(sizes), **options)
             rows = [
                 table_row(row, modelled(operation, row.bytes, job.ranks, fabric), job)
                 for row in measure.run(job)
@@ -176,7 +186,7 @@ def main(
 
 
 def _check(least: int, most: int, options: dict[str, Any]) -> None:
-    """Raises UsageError for what the ranks, each a process, would all stumble over."""
+    """Raise UsageError for options that would fail in every rank's process."""
     if least > most:
         raise UsageError(f"--minbytes is {least} and --maxbytes {most}", hint="Swap them.")
     if options["ranks"] >= 1 and not 1 <= options["hosts"] <= options["ranks"]:
@@ -191,7 +201,7 @@ def _check(least: int, most: int, options: dict[str, Any]) -> None:
         known = False
     if not known:
         raise UsageError(
-            f"{name!r} is no type of values", hint="As in --datatype float16, bfloat16 or int32."
+            f"{name!r} is not a type of values", hint="As in --datatype float16, bfloat16 or int32."
         )
 
 

@@ -1,11 +1,12 @@
-"""How the ranks of one host go about an all-reduce: three ways, chosen by size, each one made ready once.
+"""How the ranks of one host carry out an all-reduce: three ways, chosen by size, each prepared once.
 
-A small all-reduce takes as long as its Python and its meetings, so all that can be found out beforehand is: a
+The time of a small all-reduce is its Python code and its barriers, so everything that can be computed beforehand is: a
 plan is a function without arguments, one call of the C module where there is one. The ways:
 
-- `posted`, for few bytes: everyone copies its values out, meets, and reduces all of them by itself. One meeting.
-- `in_slices`, for the rest: every rank reduces its slice for all. Two meetings.
-- `handed_over`, between few ranks, for some sizes: as `in_slices`, but each copies the others' slices out for them.
+- `posting_plan`, for few bytes: every rank copies its values out, waits, and reduces all of them itself. One barrier.
+- `slice_plan`, for many bytes: every rank reduces its slice for all. Two barriers.
+- `handover_plan`, between few ranks, for some sizes: as `slice_plan`, but each rank first copies the other ranks'
+  slices of its values to where those ranks read them.
 
 All take values in rank order, so all give the same bits.
 """
@@ -19,32 +20,35 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives.arithmetic import in_c, kernel, prepared, prepared_in_place
-from podrun.collectives.board import Board
-from podrun.collectives.group import Array, ByteArray, as_bytes, slice_of
-from podrun.executable import Reduction
+from podrun.collectives.board import GroupBoard
+from podrun.collectives.group import Array, ByteArray, as_bytes
+from podrun.core.executable import Reduction
+from podrun.core.layout import slice_of
 
 POSTED_BYTES = 16 * 1024
-"""Room for what a rank posts: the largest vector that goes by `posted`."""
+"""Bytes of a rank's posting row: the largest vector for `posting_plan`."""
 ADDED_BYTES = 32 * 1024
-"""Most bytes that each rank adds up by itself in `posted`: with more, a second meeting costs less;"""
+"""Largest total in bytes of all ranks' vectors for `posting_plan`: above it a second barrier costs less."""
 ADDED_BY_TWO = 8 * 1024
-"""of two ranks, which have a core each, sooner."""
+"""The same for two ranks, which have a core each."""
 HANDED_BYTES = 176 * 1024
-"""The largest vector that goes by `handed_over` between two ranks; between more, up to `HANDED_RANKS`, as much of all
-of them together.
+"""Largest vector in bytes for `handover_plan` between two ranks. More ranks, up to `HANDED_RANKS`, have as much in
+total.
 """
 HANDED_RANKS = 4
 POST_SETS, HANDED_SETS = 2, 8
 _HANDED_ROOM = 512 * 1024
-"""What the sets of rows that one plan hands over by may take: a quarter of a usual L2."""
+"""Most bytes of the sets of rows of one `handover_plan`: a quarter of a usual L2 cache."""
 
-Run = Callable[[], Array]
+Plan = Callable[[], Array]
+"""Carries out one prepared collective and returns its result."""
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
-    """The meetings around a reduction by their labels, no second one where ``end`` is None, and the seconds that each
-    may take.
+class BarrierLabels:
+    """The labels of the barriers before and after a reduction, and the seconds that each barrier may take.
+
+    ``end`` is None where there is no second barrier.
     """
 
     begin: bytes
@@ -53,10 +57,10 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One all-reduce as this rank sees it: its meetings, all ranks' rows, its own, and the one all read."""
+class AllReduceCall:
+    """One all-reduce as this rank sees it: barriers, the rows of all ranks, its own row, and the row that all read."""
 
-    around: Around
+    labels: BarrierLabels
     rows: Sequence[Array]
     mine: Array
     whole: Array
@@ -65,97 +69,108 @@ class Job:
 
 
 Rows = Sequence[Sequence[ByteArray]]
-"""Sets of rows to copy values out to, one row for each rank, used in turn by all plans of a group."""
+"""Sets of rows that plans copy values to, one row for each rank; all plans of a group use the sets in turn."""
 
 _Set = tuple[Sequence[tuple[Array, Array]], Sequence[Array], Sequence[Array]]
-"""What is copied before the first meeting (from, to), and what is reduced after it into what."""
+"""The copies (source, target) before the first barrier, and the operands and results of the reduction after it."""
 
 
-def ready(job: Job, board: Board, posts: Callable[[], Rows], handed: Callable[[], Rows]) -> Run:
-    """The plan for a job: the same way on all ranks. ``posts`` and ``handed`` make the sets of rows, of
-    `POSTED_BYTES` and of `HANDED_BYTES`.
+def plan_for(
+    call: AllReduceCall, board: GroupBoard, posts: Callable[[], Rows], handovers: Callable[[], Rows]
+) -> Plan:
+    """The plan for a call, of the same kind on all ranks.
+
+    ``posts`` and ``handovers`` make the sets of rows, of `POSTED_BYTES` and of `HANDED_BYTES`.
     """
-    nbytes = job.mine.nbytes
+    nbytes = call.mine.nbytes
     if nbytes <= POSTED_BYTES and nbytes * board.ranks <= (ADDED_BY_TWO if board.ranks == 2 else ADDED_BYTES):
-        return posted(job, board, posts())
-    if board.ranks <= HANDED_RANKS and nbytes * board.ranks <= 2 * HANDED_BYTES and not job.in_place:
-        return handed_over(job, board, handed())
-    return in_slices(job, board)
+        return posting_plan(call, board, posts())
+    if board.ranks <= HANDED_RANKS and nbytes * board.ranks <= 2 * HANDED_BYTES and not call.in_place:
+        return handover_plan(call, board, handovers())
+    return slice_plan(call, board)
 
 
-def posted(job: Job, board: Board, posts: Rows) -> Run:
+def posting_plan(call: AllReduceCall, board: GroupBoard, posts: Rows) -> Plan:
     """See the module docstring.
 
-    Meetings of an even count use one set of rows, the others the other: whoever posts again in a set has since been
-    to a meeting to which all came after they had read it.
+    Barriers with an even count use one set of rows, the others the other set: a rank that posts in a set again has
+    passed a barrier that all ranks reached after reading the set.
     """
-    result = job.mine if job.in_place else np.empty_like(job.mine)
+    result = call.mine if call.in_place else np.empty_like(call.mine)
     sets: list[_Set] = []
     for rows in posts:
-        views = _as(rows, job.mine)
-        sets.append(([(job.mine, views[board.rank])], views, [result]))
-    return _run(board, replace(job.around, end=None), result, 0, sets, job.reduction)
+        views = _as(rows, call.mine)
+        sets.append(([(call.mine, views[board.rank])], views, [result]))
+    return _make_plan(board, replace(call.labels, end=None), result, 0, sets, call.reduction)
 
 
-def in_slices(job: Job, board: Board) -> Run:
+def slice_plan(call: AllReduceCall, board: GroupBoard) -> Plan:
     """See the module docstring."""
-    own = slice_of(board.rank, board.ranks, job.whole.size)
-    parts = [row[own] for row in job.rows]
-    outs = parts if job.in_place else [job.whole[own]]
-    result = job.mine if job.in_place else job.whole
-    return _run(board, job.around, result, 0, [([], parts, outs)], job.reduction)
+    own = slice_of(board.rank, board.ranks, call.whole.size)
+    parts = [row[own] for row in call.rows]
+    outs = parts if call.in_place else [call.whole[own]]
+    result = call.mine if call.in_place else call.whole
+    return _make_plan(board, call.labels, result, 0, [([], parts, outs)], call.reduction)
 
 
-def handed_over(job: Job, board: Board, handed: Rows) -> Run:
-    """See the module docstring. For callers who rewrite their values before every reduction, as gradients are: a line
-    that another core has read is slow to write anew, and here none of the caller's is.
+def handover_plan(call: AllReduceCall, board: GroupBoard, handovers: Rows) -> Plan:
+    """See the module docstring.
 
-    Sets are used in turn because lines are handed over faster if it was long ago that they last were.
+    It suits callers who rewrite their values before every reduction, such as gradients: a cache line that another core
+    has read is slow to write again, and here no other core reads the caller's lines. Sets are used in turn because a
+    line that was last copied long ago is copied faster.
     """
     few = 2
-    while 2 * few * job.mine.nbytes <= _HANDED_ROOM and 2 * few <= len(handed):
+    while 2 * few * call.mine.nbytes <= _HANDED_ROOM and 2 * few <= len(handovers):
         few *= 2
-    own = slice_of(board.rank, board.ranks, job.whole.size)
-    others = [cut for cut in (slice(0, own.start), slice(own.stop, job.whole.size)) if cut.start < cut.stop]
+    own = slice_of(board.rank, board.ranks, call.whole.size)
+    others = [cut for cut in (slice(0, own.start), slice(own.stop, call.whole.size)) if cut.start < cut.stop]
     sets: list[_Set] = []
-    for rows in handed[:few]:
-        views = _as(rows, job.mine)
-        parts = [job.mine[own] if rank == board.rank else view[own] for rank, view in enumerate(views)]
-        copies = [(job.mine[cut], views[board.rank][cut]) for cut in others]
-        sets.append((copies, parts, [job.whole[own]]))
-    return _run(board, job.around, job.whole, 1, sets, job.reduction)
+    for rows in handovers[:few]:
+        views = _as(rows, call.mine)
+        parts = [call.mine[own] if rank == board.rank else view[own] for rank, view in enumerate(views)]
+        copies = [(call.mine[cut], views[board.rank][cut]) for cut in others]
+        sets.append((copies, parts, [call.whole[own]]))
+    return _make_plan(board, call.labels, call.whole, 1, sets, call.reduction)
 
 
-def scattered(board: Board, around: Around, out: Array, parts: Sequence[Array], reduction: Reduction) -> Run:
+def scatter_plan(
+    board: GroupBoard, labels: BarrierLabels, out: Array, parts: Sequence[Array], reduction: Reduction
+) -> Plan:
     """A rank's part of a reduce-scatter."""
-    return _run(board, around, out, 0, [([], parts, [out])], reduction)
+    return _make_plan(board, labels, out, 0, [([], parts, [out])], reduction)
 
 
 def _as(rows: Sequence[ByteArray], like: Array) -> list[Array]:
-    """The beginnings of rows as arrays of another's dtype and size."""
+    """The beginnings of rows as arrays of the dtype and size of ``like``."""
     return [row[: like.nbytes].view(like.dtype) for row in rows]
 
 
-def _run(
-    board: Board, around: Around, result: Array, shift: int, sets: Sequence[_Set], reduction: Reduction
-) -> Run:
-    """Copy out, meet, reduce, meet again if there is an ``end``: one call of the C module where there is one.
+def _make_plan(
+    board: GroupBoard,
+    labels: BarrierLabels,
+    result: Array,
+    shift: int,
+    sets: Sequence[_Set],
+    reduction: Reduction,
+) -> Plan:
+    """Copy out, wait, reduce, and wait again if there is an ``end``: one call of the C module where there is one.
 
-    Which set: of the meeting's count, shifted right, modulo their number, on all ranks alike.
+    All ranks use the same set: its number is the barrier's count, shifted right, modulo the number of sets.
     """
-    meetings, mask = board.meetings, len(sets) - 1
-    begin, end, timeout = around.begin, around.end, around.timeout
-    if (native := meetings.native) is not None:
+    barriers, mask = board.barriers, len(sets) - 1
+    begin, end, timeout = labels.begin, labels.end, labels.timeout
+    if (native := barriers.native) is not None:
         made = tuple(
             (
                 [(as_bytes(source), as_bytes(target)) for source, target in copies],
-                _natively(parts, outs, reduction),
+                _native_reduction(parts, outs, reduction),
             )
             for copies, parts, outs in sets
         )
-        last = None if end is None else meetings.native_meeting(end)
-        run: Run = native.run(meetings.native_meeting(begin), last, timeout, result, shift, made)
-        return run
+        last = None if end is None else barriers.native_barrier(end)
+        plan: Plan = native.plan(barriers.native_barrier(begin), last, timeout, result, shift, made)
+        return plan
     steps = [  # copies by memoryview cost a fraction of NumPy's call
         (
             [(as_bytes(target).data, as_bytes(source).data) for source, target in copies],
@@ -165,13 +180,13 @@ def _run(
     ]
 
     def step_by_step() -> Array:
-        copies, reduce = steps[(meetings.count + 1) >> shift & mask]
+        copies, reduce = steps[(barriers.count + 1) >> shift & mask]
         for target, source in copies:
             target[:] = source
-        board.meet(begin, timeout)
+        board.arrive_and_wait(begin, timeout)
         reduce()
         if end is not None:
-            board.meet(end, timeout)
+            board.arrive_and_wait(end, timeout)
         return result
 
     return step_by_step
@@ -182,7 +197,7 @@ def _prepared(parts: Sequence[Array], outs: Sequence[Array], reduction: Reductio
     return prepared(outs[0], parts, reduction) if len(outs) == 1 else prepared_in_place(outs, reduction)
 
 
-def _natively(parts: Sequence[Array], outs: Sequence[Array], reduction: Reduction) -> Any:
-    """A reduction as the C module wants it: what it is to combine, or a function that does it."""
+def _native_reduction(parts: Sequence[Array], outs: Sequence[Array], reduction: Reduction) -> Any:
+    """A reduction as the C module takes it: what it combines, or a Python function that does it."""
     found = kernel(outs[0].dtype, reduction)
     return in_c(found, parts, outs) if found is not None else _prepared(parts, outs, reduction)

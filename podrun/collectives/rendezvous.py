@@ -1,32 +1,41 @@
-"""How ranks find each other: rank 0 makes the group, and a token, plain data, lets the others join.
+"""How ranks find each other: rank 0 makes the group and a token, plain data with which the others join.
 
-The token may travel by any way that carries JSON. Of a group on one host it names no secret: the kernel lets
-only processes of the same user open the memory it points to. Of a group over hosts it holds the key that
-members show.
+The token may be sent in any way that carries JSON, to nobody but the members. That of a group on one host names memory,
+which the kernel lets only processes of the same user open, and holds a secret that lies in it: what a rank opens is the
+group's board, whatever process and file a token names. That of a group over hosts holds the key that members prove to
+know.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from podrun.collectives.board import MAX_RANKS, Board
-from podrun.collectives.errors import RankLostError, within_limits
+from podrun.collectives.board import MAX_RANKS, GroupBoard
 from podrun.collectives.group import DEFAULT_TIMEOUT, Group, Token
+from podrun.collectives.group_errors import RankLostError, within_limits
 from podrun.collectives.hosts import HostsGroup
-from podrun.collectives.process import host_identity, start_time
+from podrun.collectives.linux import host_identity, start_time
 from podrun.collectives.registrar import Registrar
 from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.collectives.solo import SoloGroup
-from podrun.errors import ConflictError, UsageError
+from podrun.core.errors import ConflictError, UsageError
 
 _TOKENS: dict[str, dict[str, Any]] = {
-    "host": {"size": int, "host": str, "pid": int, "started": int, "fd": int, "timeout": (int, float)},
+    "host": {
+        "size": int,
+        "host": str,
+        "pid": int,
+        "started": int,
+        "fd": int,
+        "secret": str,
+        "timeout": (int, float),
+    },
     "hosts": {"size": int, "address": str, "port": int, "key": str, "timeout": (int, float)},
 }
-"""What a token of each kind says."""
+"""The fields of a token of each kind."""
 
 
 def create(
@@ -40,15 +49,14 @@ def create(
 ) -> tuple[Group, Token]:
     """Make a group of ``size`` ranks; returns rank 0 of it, and the token for the others.
 
-    Without ``address`` all ranks are on this host. With it, an address of this host that the others can
-    reach, ranks may be on any host; a listener there, on ``port`` or any free one, brings them together.
-    Ranks that agreed on address, port and ``key`` beforehand need not be told the token: it is `hosts_token`.
-    Waits for nobody: the first collective does (between hosts, the first call). ``timeout``: seconds that
-    collectives wait for the others. ``host``: what to take for this host's name instead of finding out; ranks
-    that give equal ones share memory.
+    Without ``address`` all ranks are on this host. With ``address``, an address of this host that the others can reach,
+    ranks may be on any host; a listener there, on ``port`` or any free one, brings them together. Ranks that agreed on
+    address, port and ``key`` beforehand need not receive the token: it is `hosts_token`. This call does not wait: the
+    first collective does (between hosts, the first call of any kind). ``timeout``: seconds that collectives wait for
+    other ranks. ``host``: a name to use for this host instead of its own; ranks with equal names share memory.
 
-    Raises UsageError for a size, address, port or timeout that cannot be, ConflictError if the port is taken,
-    HostLimitError where this host has no room for it.
+    Raises UsageError for an invalid size, address, port or timeout, ConflictError if the port is taken, HostLimitError
+    if this host has no memory, file or thread for the group.
     """
     _check_size(size)
     _check_timeout(timeout)
@@ -60,7 +68,7 @@ def create(
         return _create_over_hosts(
             hosts_token(size, address, port, key or secrets.token_hex(16), timeout), host
         )
-    board = Board.create(size)
+    board = GroupBoard.create(size)
     board.join(0)
     token = {
         "kind": "host",
@@ -68,7 +76,8 @@ def create(
         "host": host_identity(),
         "pid": os.getpid(),
         "started": start_time(os.getpid()),
-        "fd": board.segment.fd,
+        "fd": board.region.fd,
+        "secret": board.secret,
         "timeout": timeout,
     }
     return SharedMemoryGroup(board, timeout), token
@@ -99,11 +108,11 @@ def _create_over_hosts(token: Token, host: str | None) -> tuple[Group, Token]:
 def join(
     token: Mapping[str, Any], rank: int, *, timeout: float | None = None, host: str | None = None
 ) -> Group:
-    """Join, as ``rank`` (1 or more), the group that `create` made. Waits for nobody.
+    """Join, as ``rank`` (1 or more), the group that `create` made. Does not wait.
 
-    ``timeout``: seconds that this rank's collectives wait for the others; by default as for rank 0. ``host``:
-    as for `create`. Raises UsageError for a token or rank that cannot be right, ConflictError for a rank that
-    is taken, RankLostError if the group's maker is gone.
+    ``timeout``: seconds that this rank's collectives wait for the others; by default as for rank 0. ``host``: as for
+    `create`. Raises UsageError for an invalid token or rank, ConflictError for a rank that is taken, RankLostError if
+    the group's maker is gone.
     """
     _check_token(token)
     kind, size = token["kind"], token["size"]
@@ -119,7 +128,7 @@ def join(
     return SharedMemoryGroup(_join_board(token, rank, size), seconds)
 
 
-def _join_board(token: Mapping[str, Any], rank: int, size: int) -> Board:
+def _join_board(token: Mapping[str, Any], rank: int, size: int) -> GroupBoard:
     if token.get("host") != host_identity():
         raise UsageError(
             "the group is on another host, or in another PID namespace",
@@ -130,23 +139,29 @@ def _join_board(token: Mapping[str, Any], rank: int, size: int) -> Board:
         raise RankLostError(
             f"rank 0 (process {pid}), which made the group, is gone", rank=0, hint="Make a new group."
         )
-    board = Board.open(pid, int(token["fd"]), size)
+    board = GroupBoard.open(pid, int(token["fd"]), size, str(token["secret"]))
     try:
         board.join(rank)
     except BaseException:
-        board.segment.close()
+        board.region.close()
         raise
     return board
 
 
+def create_within(group: Group, ranks: Sequence[int]) -> tuple[Group, Token]:
+    """Make a further group of some ``ranks`` of a group; returns its rank 0 and the token for the others."""
+    place = group.place_for(ranks)
+    return create(len(ranks), address=place.address, timeout=place.timeout, host=place.host)
+
+
 def in_process(size: int, *, timeout: float = DEFAULT_TIMEOUT) -> list[Group]:
-    """A group whose ranks are all in this process, one thread each: the objects of all ranks, in order."""
+    """A group whose ranks are threads of this process: the objects of all ranks, in order."""
     first, token = create(size, timeout=timeout)
     return [first, *(join(token, rank, timeout=timeout) for rank in range(1, size))]
 
 
 def _check_token(token: Mapping[str, Any]) -> None:
-    """Raises UsageError for what `create` cannot have given."""
+    """Raise UsageError for a token that `create` cannot have returned."""
     try:
         kinds = _TOKENS[token["kind"]]
         fits = all(isinstance(token[name], kind) for name, kind in kinds.items())
@@ -154,12 +169,12 @@ def _check_token(token: Mapping[str, Any]) -> None:
         fits = False
     if not fits:
         raise UsageError(
-            f"this is no token of a group to join: {token!r}"[:300], hint="Use the one `create` gave."
+            f"this is not a token of a group: {token!r}"[:300], hint="Use the token that `create` returned."
         )
 
 
 def _check_timeout(timeout: float) -> None:
-    """Raises UsageError for seconds that never end, or have before they began."""
+    """Raise UsageError for a timeout that is not positive and finite."""
     if not 0 < timeout < float("inf"):
         raise UsageError(f"collectives cannot wait for {timeout} seconds", hint="Give a positive number.")
 
@@ -170,7 +185,7 @@ def _check_port(port: int) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Raises UsageError for what no other host could take for this one."""
+    """Raise UsageError for an address that other hosts cannot use for this one."""
     if address in ("", "0.0.0.0", "::"):
         raise UsageError(
             f"ranks on other hosts cannot reach {address!r}",

@@ -1,9 +1,9 @@
 """The group of ranks on one host, over shared memory: processes, threads of one process, or both mixed.
 
-Zero-copy. Every rank's gradients lie in one segment, one row per rank and one for the result; rank *m*
-reduces slice *m* of all rows, in rank order, into the result row, which all ranks read where it lies. A
-reduction costs each rank one pass over its slice and two meetings on the `Board` (`podrun.collectives.plans` has
-shorter ways for small ones); an all-gather of a shared arena is one meeting and no copy.
+Nothing is copied: every rank's gradients lie in one region, one row for each rank and one for the result. Rank *m*
+reduces slice *m* of all rows, in rank order, into the result row, which all ranks read in place. A reduction costs each
+rank one pass over its slice and two barriers (`podrun.collectives.plans` has shorter ways for small ones); an
+all-gather of a shared arena is one barrier and no copy.
 """
 
 from __future__ import annotations
@@ -16,74 +16,74 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import plans
-from podrun.collectives.arenas import Arena, HostMemory, reducible
 from podrun.collectives.arithmetic import prepared, reduce_into
-from podrun.collectives.arrivals import Arrivals, arrivals_bytes
-from podrun.collectives.board import Board, label
-from podrun.collectives.channel import Channel, segment_bytes
+from podrun.collectives.barrier import ArrivalCounter, arrival_counter_bytes
+from podrun.collectives.board import GroupBoard, label
+from podrun.collectives.channel import MessageChannel, channel_bytes
 from podrun.collectives.group import (
     EXCHANGE_BYTES,
     Array,
     ByteArray,
-    Group,
-    Token,
+    GroupPlace,
+    Movement,
     as_bytes,
     check_peer,
     message_mismatch,
-    slice_of,
     unknown_arena,
 )
-from podrun.collectives.patterns import Pattern
-from podrun.executable import Reduction
+from podrun.collectives.host_memory import HostMemory, MappedArena, reducible
+from podrun.core.executable import Reduction
+from podrun.core.layout import slice_of
 
 _BARRIER = label("barrier")
 _NO_TURN = nullcontext()
-_LastRun = tuple[str, Reduction, int | None, bool, plans.Run]
+_LastPlan = tuple[str, Reduction, int | None, bool, plans.Plan]
 
 
 def _never() -> Array:
     raise unknown_arena("", [])
 
 
-_NO_RUN: _LastRun = ("", Reduction.LOCAL, None, False, _never)
-"""What all_reduce was called with last, and how to do it: most calls are as the one before."""
+_NO_PLAN: _LastPlan = ("", Reduction.LOCAL, None, False, _never)
+"""The arguments of the last all_reduce and its plan: most calls repeat the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Scatter:
-    """One reduce-scatter over an arena: labels of its two meetings, and the views that it works on."""
+    """One reduce-scatter over an arena: the labels of its two barriers, and its views of the arena."""
 
     begin: bytes
     end: bytes
     mine: Array
     slice: Array
     parts: list[Array]
-    whole: tuple[plans.Run, ...]
-    """All of it in one call, without and with the second meeting."""
+    whole: tuple[plans.Plan, ...]
+    """The plans of the whole collective, without and with the second barrier."""
 
 
 class SharedMemoryGroup:
     """See the module docstring, and `podrun.collectives.group.Group` for what each call promises."""
 
-    def __init__(self, board: Board, timeout: float) -> None:
+    def __init__(self, board: GroupBoard, timeout: float) -> None:
         self._board = board
         board.patience = min(board.patience, timeout)
         self._timeout = timeout
         self._rank = board.rank
         self.turn: AbstractContextManager[object] = _NO_TURN
-        """Held while this rank reduces a slice, never while it waits: threads that share a core may take turns."""
+        """Held while this rank reduces a slice, never while it waits, so that threads that share a core can take turns.
+        """
         self._size = board.ranks
         self._memory = HostMemory(board)
         self._scatters: dict[tuple[str, int, int | None], _Scatter] = {}
-        self._runs: dict[tuple[str, int, int | None, bool], plans.Run] = {}
-        self._last_run: _LastRun = _NO_RUN
+        self._plans: dict[tuple[str, int, int | None, bool], plans.Plan] = {}
+        self._last_plan: _LastPlan = _NO_PLAN
         self._labels: dict[tuple[str, str], bytes] = {}
-        self._pattern_labels: dict[Pattern, bytes] = {}
+        self._pattern_labels: dict[Movement, bytes] = {}
         self._posts: list[list[ByteArray]] = []
-        self._rows_of_plans: dict[str, plans.Rows] = {}
-        self._came: Arrivals | None = None
+        self._plan_rows: dict[str, plans.Rows] = {}
+        self._arrival_counter: ArrivalCounter | None = None
         self._turn = 0
-        self._channels: dict[tuple[int, int], Channel] = {}
+        self._channels: dict[tuple[int, int], MessageChannel] = {}
         self._early: dict[int, list[tuple[int, str, ByteArray]]] = {}
 
     @property
@@ -106,36 +106,36 @@ class SharedMemoryGroup:
     def shared(self, arena: str, dtype: str, size: int) -> Array:
         return self._memory.arena(arena, dtype, size, kind="shared").whole
 
-    # --- For groups over several hosts ---
+    # --- For groups over several hosts ----------------------------------------------------------------------
 
-    def arena(self, name: str) -> Arena:
-        """An arena with the rows of this host's ranks. Raises UsageError if this rank has not asked for it."""
+    def arena(self, name: str) -> MappedArena:
+        """An arena with the rows of this host's ranks. Raises UsageError if this rank has not requested it."""
         return self._memory.find(name)
 
-    def meet(self, what: bytes) -> None:
-        """A barrier of this host's ranks."""
-        self._board.meet(what, self._timeout)
+    def arrive_and_wait(self, what: bytes) -> None:
+        """Wait until all ranks of this host have arrived with the same label."""
+        self._board.arrive_and_wait(what, self._timeout)
 
     def posting_rows(self, ranks: int) -> list[list[ByteArray]]:
-        """Two sets of posting buffers, one for each of ``ranks``, which may be more than this host's."""
+        """Two sets of posting buffers, one buffer for each of ``ranks`` ranks, of this host or of more."""
         if not self._posts:
             name = f"posts of {ranks} ranks"
             self._posts = self._memory.row_sets(name, "exchange", EXCHANGE_BYTES, sets=2, ranks=ranks)
         return self._posts
 
     def _rows_for_plans(self, name: str, nbytes: int, sets: int) -> plans.Rows:
-        """What reductions copy out to: so many sets of rows, made on first use."""
-        found = self._rows_of_plans.get(name)
+        """``sets`` sets of rows that plans copy values to, made on first use."""
+        found = self._plan_rows.get(name)
         if found is None:
             full = f"{name} of reductions"
             found = self._memory.row_sets(full, name, nbytes, sets=sets, ranks=self._size)
-            self._rows_of_plans[name] = found
+            self._plan_rows[name] = found
         return found
 
-    def _posts_of_plans(self) -> plans.Rows:
+    def _rows_for_posting(self) -> plans.Rows:
         return self._rows_for_plans("posts", plans.POSTED_BYTES, plans.POST_SETS)
 
-    def _handed_of_plans(self) -> plans.Rows:
+    def _rows_for_handover(self) -> plans.Rows:
         return self._rows_for_plans("handed", plans.HANDED_BYTES, plans.HANDED_SETS)
 
     # --- Collectives ----------------------------------------------------------------------------------------
@@ -157,11 +157,11 @@ class SharedMemoryGroup:
             return plan.mine
         if self.turn is _NO_TURN:
             return plan.whole[settle]()
-        self._board.meet(plan.begin, self._timeout)
+        self._board.arrive_and_wait(plan.begin, self._timeout)
         with self.turn:
             reduce_into(plan.slice, plan.parts, reduction)
         if settle:
-            self._board.meet(plan.end, self._timeout)
+            self._board.arrive_and_wait(plan.end, self._timeout)
         return plan.slice
 
     def all_reduce(
@@ -172,15 +172,15 @@ class SharedMemoryGroup:
         count: int | None = None,
         in_place: bool = False,
     ) -> Array:
-        same, of, elements, inside, run = self._last_run
+        same, of, elements, inside, plan = self._last_plan
         if same is arena and of is reduction and elements == count and inside is in_place:
-            return run()
+            return plan()
         key = (arena, id(reduction), count, in_place)
-        found = self._runs.get(key)
+        found = self._plans.get(key)
         if found is None:
-            _make_room(self._runs)
-            found = self._runs[key] = self._plan_all_reduce(arena, reduction, count, in_place)
-        self._last_run = arena, reduction, count, in_place, found
+            _make_room(self._plans)
+            found = self._plans[key] = self._plan_all_reduce(arena, reduction, count, in_place)
+        self._last_plan = arena, reduction, count, in_place, found
         return found()
 
     def _plan_scatter(self, arena: str, reduction: Reduction, count: int | None) -> _Scatter:
@@ -193,14 +193,16 @@ class SharedMemoryGroup:
         if reduction is Reduction.LOCAL:
             return _Scatter(begin, end, mine, total, parts, ())
         whole = tuple(
-            plans.scattered(self._board, plans.Around(begin, last, self._timeout), total, parts, reduction)
+            plans.scatter_plan(
+                self._board, plans.BarrierLabels(begin, last, self._timeout), total, parts, reduction
+            )
             for last in (None, end)
         )
         return _Scatter(begin, end, mine, total, parts, whole)
 
     def _plan_all_reduce(
         self, arena: str, reduction: Reduction, count: int | None, in_place: bool
-    ) -> plans.Run:
+    ) -> plans.Plan:
         operation = "all_reduce in place" if in_place else "all_reduce"
         found = self._memory.find(arena)
         used, text = reducible(operation, arena, found, reduction, count)
@@ -208,16 +210,16 @@ class SharedMemoryGroup:
         mine = rows[self._rank]
         if reduction is Reduction.LOCAL:
             return lambda: mine
-        around = plans.Around(label(text), label(f"end of {text}"), self._timeout)
-        job = plans.Job(around, rows, mine, found.whole[:used], reduction, in_place)
-        return plans.ready(job, self._board, self._posts_of_plans, self._handed_of_plans)
+        labels = plans.BarrierLabels(label(text), label(f"end of {text}"), self._timeout)
+        call = plans.AllReduceCall(labels, rows, mine, found.whole[:used], reduction, in_place)
+        return plans.plan_for(call, self._board, self._rows_for_posting, self._rows_for_handover)
 
     def at_last(self, reductions: Mapping[str, Reduction]) -> Callable[[], Sequence[Array] | None]:
-        """A reduction of several arenas by the last rank alone, made ready: there the whole results, once all have
-        come; elsewhere None, at once.
+        """A prepared reduction of several arenas by the last rank alone.
 
-        Whoever calls knows by other means when the last rank has read a rank's values, which until then stay as they
-        are.
+        Called on the last rank, it waits until all ranks have called theirs and gives the whole results. On the other
+        ranks it gives None at once; they must not change their values until they know by other means that the last rank
+        has read them.
         """
         arenas = [self._memory.find(name) for name in reductions]
         texts, steps = [], []
@@ -233,14 +235,14 @@ class SharedMemoryGroup:
                 step()
             return results
 
-        return finish if self._rank == self._size - 1 else arrivals.come
+        return finish if self._rank == self._size - 1 else arrivals.arrive
 
-    def _arrivals(self) -> Arrivals:
-        """The one count of this rank's arrivals, whatever they are for."""
-        if self._came is None:
-            segment = self._memory.segment("arrivals", "arrivals", arrivals_bytes(self._size), rows=1)
-            self._came = Arrivals(segment, self._board)
-        return self._came
+    def _arrivals(self) -> ArrivalCounter:
+        """This rank's only counter of arrivals, shared by all reductions."""
+        if self._arrival_counter is None:
+            region = self._memory.region("arrivals", "arrivals", arrival_counter_bytes(self._size), rows=1)
+            self._arrival_counter = ArrivalCounter(region, self._board)
+        return self._arrival_counter
 
     def all_gather(self, arena: str) -> Array:
         found = self._memory.find(arena)
@@ -253,9 +255,9 @@ class SharedMemoryGroup:
 
     # --- Moving data ----------------------------------------------------------------------------------------
 
-    def exchange(self, posted: ByteArray, pattern: Pattern) -> list[ByteArray]:
+    def exchange(self, posted: ByteArray, pattern: Movement) -> list[ByteArray]:
         rows = self._post(posted)
-        self._board.meet(self._pattern_label(pattern), self._timeout)
+        self._board.arrive_and_wait(self._pattern_label(pattern), self._timeout)
         received = []
         for source, row in enumerate(rows):
             offset, nbytes = pattern.part(source, self._rank)
@@ -263,18 +265,17 @@ class SharedMemoryGroup:
         return received
 
     def _post(self, posted: ByteArray) -> list[ByteArray]:
-        """Copy into this rank's posting buffer; returns everyone's, to be read after the next meeting.
+        """Copy into this rank's posting buffer; returns the buffers of all ranks, to be read after the next barrier.
 
-        There are two sets, used in turn. The one meeting between two uses of a set keeps its readers and its
-        next writers apart: whoever posts again in it has seen all ranks come to the meeting after they read
-        it.
+        Two sets of buffers are used in turn. The barrier between two uses of a set separates its readers from its next
+        writers: a rank that posts in it again has passed a barrier that all ranks reached after reading the set.
         """
         self._turn ^= 1
         rows = self.posting_rows(self._size)[self._turn]
         rows[self._rank][: posted.size] = posted
         return rows
 
-    def _pattern_label(self, pattern: Pattern) -> bytes:
+    def _pattern_label(self, pattern: Movement) -> bytes:
         text = self._pattern_labels.get(pattern)
         if text is None:
             if len(self._pattern_labels) > 1000:
@@ -310,44 +311,42 @@ class SharedMemoryGroup:
         if kind != out.dtype.name[:32] or nbytes != out.nbytes:
             self._board.fail_with(message_mismatch(self._rank, source, tag, out, kind, nbytes))
 
-    def _channel(self, source: int, dest: int) -> Channel:
+    def _channel(self, source: int, dest: int) -> MessageChannel:
         key = (source, dest)
         if key not in self._channels:
             name = f"channel from rank {source} to rank {dest}"
-            segment = self._memory.segment(name, "channel", segment_bytes(), rows=1)
-            self._channels[key] = Channel(segment, self._board, source, dest)
+            region = self._memory.region(name, "channel", channel_bytes(), rows=1)
+            self._channels[key] = MessageChannel(region, self._board, source, dest)
         return self._channels[key]
 
-    def establish(self, ranks: Sequence[int]) -> tuple[Group, Token]:
-        from podrun.collectives.rendezvous import create  # which imports this module
-
-        return create(len(ranks), timeout=self._timeout)
+    def place_for(self, ranks: Sequence[int]) -> GroupPlace:
+        return GroupPlace(self._timeout)
 
     # --- The group itself -----------------------------------------------------------------------------------
 
     def barrier(self) -> None:
-        self._board.meet(_BARRIER, self._timeout)
+        self._board.arrive_and_wait(_BARRIER, self._timeout)
 
     def abort(self, error: Mapping[str, Any]) -> None:
         self._board.fail(error)
 
     def close(self) -> None:
         self._board.close()
-        self._runs.clear()
-        self._last_run = _NO_RUN
+        self._plans.clear()
+        self._last_plan = _NO_PLAN
         self._scatters.clear()
-        self._rows_of_plans.clear()
+        self._plan_rows.clear()
         self._posts = []
         self._memory.close()
 
-    def _meet(self, operation: str, arena: str, found: Arena) -> None:
+    def _meet(self, operation: str, arena: str, found: MappedArena) -> None:
         text = self._labels.get((operation, arena))
         if text is None:
             text = self._labels[operation, arena] = label(f"{operation}({arena!r}: {found.text})")
-        self._board.meet(text, self._timeout)
+        self._board.arrive_and_wait(text, self._timeout)
 
 
 def _make_room(made: dict[Any, Any]) -> None:
-    """Forget the plans made so far if there are too many: they are made again when needed."""
+    """Forget all plans if there are too many; they are made again when needed."""
     if len(made) > 1000:
         made.clear()

@@ -1,4 +1,4 @@
-"""The group of one: nothing to exchange, so every result is the rank's own buffer."""
+"""The group of one rank: it exchanges nothing, so every result is the rank's own buffer."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives.arithmetic import check_reduction
-from podrun.collectives.errors import ClosedError, MismatchError, restore
 from podrun.collectives.group import (
+    DEFAULT_TIMEOUT,
     Array,
     ByteArray,
-    Group,
-    Token,
+    GroupPlace,
+    Movement,
     check_arena,
     check_peer,
     first_elements,
     unknown_arena,
     wrong_kind,
 )
-from podrun.collectives.patterns import Pattern
-from podrun.executable import Reduction, numpy_dtype
+from podrun.collectives.group_errors import ClosedError, GroupError, MismatchError
+from podrun.core.error_codec import error_from_dict
+from podrun.core.executable import Reduction, numpy_dtype
 
 _ALIGNMENT = 64
 
 
 def aligned_zeros(dtype: str, size: int) -> Array:
-    """``size`` zeros that start at a multiple of 64 bytes, as XLA wants them for use without a copy."""
+    """``size`` zeros that start at a multiple of 64 bytes, so that XLA can use them without a copy."""
     kind = numpy_dtype(dtype)
     raw = np.zeros(size * kind.itemsize + _ALIGNMENT, np.uint8)
     skip = -raw.ctypes.data % _ALIGNMENT
@@ -61,8 +62,8 @@ class SoloGroup:
         known, array = self._arenas[arena]
         if known != text:
             raise MismatchError(
-                f"arena {arena!r} was asked for as {known} and then as {text}",
-                hint="Ask for an arena with the same kind, dtype and size each time.",
+                f"arena {arena!r} was requested as {known} and then as {text}",
+                hint="Request an arena with the same kind, dtype and size each time.",
             )
         return array
 
@@ -89,7 +90,7 @@ class SoloGroup:
     def all_gather(self, arena: str) -> Array:
         return self._find(arena)[1]
 
-    def exchange(self, posted: ByteArray, pattern: Pattern) -> list[ByteArray]:
+    def exchange(self, posted: ByteArray, pattern: Movement) -> list[ByteArray]:
         self._check()
         offset, nbytes = pattern.part(0, 0)
         return [posted[offset : offset + nbytes].copy()]
@@ -100,8 +101,8 @@ class SoloGroup:
     def receive(self, out: Array, source: int, tag: int = 0) -> None:
         check_peer(0, 1, source, "receive from")
 
-    def establish(self, ranks: Sequence[int]) -> tuple[Group, Token]:
-        return SoloGroup(), {"kind": "solo", "size": 1}
+    def place_for(self, ranks: Sequence[int]) -> GroupPlace:
+        return GroupPlace(DEFAULT_TIMEOUT)
 
     def barrier(self) -> None:
         self._check()
@@ -128,6 +129,6 @@ class SoloGroup:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise restore(self._error)
+            raise error_from_dict(self._error, unknown=GroupError)
         if self._closed:
             raise ClosedError("this group was closed", hint="Make a new group.")

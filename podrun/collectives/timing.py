@@ -1,8 +1,8 @@
-"""Modelled time of collectives on IPU-Links and GW-Links: which algorithm the SDK takes, and how long it is
-at it.
+"""Modelled time of collectives on IPU-Links and GW-Links: which algorithm the SDK chooses, and how long it
+takes.
 
 A collective among *n* ranks cuts its data into *n* fragments and walks them round a ring. `Method` names the
-ways to walk. Each costs steps, and each step the bytes one link has to carry::
+ways to do so. Each costs a number of steps, and each step the bytes that one link carries::
 
     ring            n - 1 steps of one fragment                 (one direction)
     bidirectional   n - 1 steps of half a fragment              (both directions at once)
@@ -10,7 +10,7 @@ ways to walk. Each costs steps, and each step the bytes one link has to carry::
     quad            n - 1 steps of a quarter                    (serpent and mirrored serpent, both
     directions)
 
-All-reduce is a reduce-scatter and an all-gather. Between IPU-Link domains the fragments are all-reduced in a second
+All-reduce is a reduce-scatter and an all-gather. Between IPU-RankLink domains the fragments are all-reduced in a second
 ring over GW-Links, in the middle of the two. Method choice and formulas: poplibs before its collectives moved into
 GCL (graphcore/poplibs, lib/popops/ReplicatedCollectives.cpp); link figures: `podrun.collectives.links`. Held against
 every published all-reduce record by ``tests/collectives/test_timing.py``.
@@ -22,31 +22,29 @@ import enum
 import math
 from dataclasses import dataclass
 
-from podrun.cluster import IPUS_PER_MACHINE
-from podrun.collectives.links import GATEWAY_LATENCY, GATEWAY_PORTS, Fabric
-from podrun.errors import UsageError
+from podrun.collectives.links import GATEWAY_LATENCY, GATEWAY_PORTS, LinkModel
+from podrun.core.cluster import IPUS_PER_MACHINE
+from podrun.core.errors import UsageError
 
 _KIB, _MIB = 1024, 1024 * 1024
 
 
 class Method(enum.Enum):
-    """How fragments travel."""
+    """The way in which fragments travel."""
 
     NONE = "none"
-    """One rank: nothing travels."""
+    """One rank: no data moves."""
     RING = "ring"
     BIDIRECTIONAL = "bidirectional_ring_pair"
     MEET_IN_MIDDLE = "meet_in_middle_ring"
     QUAD = "quad_directional_ring"
     DIRECT = "direct"
-    """Point to point along the shortest way."""
+    """Point to point along the shortest path."""
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """Modelled time of one collective. ``bytes`` is nccl-tests' size: the larger of a rank's input and
-    output.
-    """
+class CollectiveTime:
+    """Modelled time of one collective. ``bytes``: nccl-tests' size, the larger of a rank's input and output."""
 
     operation: str
     method: Method
@@ -120,15 +118,15 @@ def _walk(method: Method, ranks: int) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Time of one walk."""
+    """Time of one pass of fragments round a ring."""
 
     steps: int
     seconds: float
     link_bytes: float
 
 
-def _half(method: Method, nbytes: float, ranks: int, ipus_per_rank: int, fabric: Fabric) -> _Part:
-    """A reduce-scatter or all-gather of ``nbytes`` per IPU (the whole vector), within one IPU-Link domain."""
+def _half(method: Method, nbytes: float, ranks: int, ipus_per_rank: int, fabric: LinkModel) -> _Part:
+    """A reduce-scatter or all-gather of ``nbytes`` per IPU (the whole vector), within one IPU-RankLink domain."""
     steps, share = _walk(method, ranks)
     if not steps:
         return _Part(0, 0.0, 0.0)
@@ -142,8 +140,8 @@ def _half(method: Method, nbytes: float, ranks: int, ipus_per_rank: int, fabric:
     return _Part(steps, seconds, nbytes * (ranks - 1) / ranks)
 
 
-def _between_domains(nbytes: float, domains: int, ild_ipus: int, fabric: Fabric) -> _Part:
-    """All-reduce of what each IPU holds after the reduce-scatter (``nbytes``), over the ring of domains."""
+def _between_domains(nbytes: float, domains: int, ild_ipus: int, fabric: LinkModel) -> _Part:
+    """All-reduce of the ``nbytes`` that each IPU holds after the reduce-scatter, over the ring of domains."""
     if domains == 1:
         return _Part(0, 0.0, 0.0)
     steps = 2 * (domains - 1)
@@ -153,20 +151,20 @@ def _between_domains(nbytes: float, domains: int, ild_ipus: int, fabric: Fabric)
     return _Part(steps, seconds, steps * nbytes / domains)
 
 
-def _split(ranks: int, ipus_per_rank: int, fabric: Fabric) -> tuple[int, int]:
+def _split(ranks: int, ipus_per_rank: int, fabric: LinkModel) -> tuple[int, int]:
     """Ranks within a domain, and domains."""
     if ranks < 1 or ipus_per_rank < 1:
         raise UsageError(f"no collective among {ranks} ranks of {ipus_per_rank} IPUs")
     inside = max(1, min(ranks, fabric.ild_ipus // ipus_per_rank))
     if ranks % inside:
-        raise UsageError(f"{ranks} ranks do not fill IPU-Link domains of {inside} ranks")
+        raise UsageError(f"{ranks} ranks do not fill IPU-RankLink domains of {inside} ranks")
     return inside, ranks // inside
 
 
 def all_reduce(
-    nbytes: float, ranks: int, fabric: Fabric, *, ipus_per_rank: int = 1, method: Method | None = None
-) -> Estimate:
-    """All-reduce of ``nbytes`` on each IPU, in IPU-Link domains of ``fabric.ild_ipus``. ``method`` None: the
+    nbytes: float, ranks: int, fabric: LinkModel, *, ipus_per_rank: int = 1, method: Method | None = None
+) -> CollectiveTime:
+    """All-reduce of ``nbytes`` on each IPU, in IPU-RankLink domains of ``fabric.ild_ipus``. ``method`` None: the
     SDK's.
     """
     inside, domains = _split(ranks, ipus_per_rank, fabric)
@@ -181,8 +179,8 @@ def all_reduce(
 
 
 def reduce_scatter(
-    nbytes: float, ranks: int, fabric: Fabric, *, ipus_per_rank: int = 1, method: Method | None = None
-) -> Estimate:
+    nbytes: float, ranks: int, fabric: LinkModel, *, ipus_per_rank: int = 1, method: Method | None = None
+) -> CollectiveTime:
     """Reduce-scatter of ``nbytes`` on each IPU, leaving ``nbytes / ranks``."""
     inside, domains = _split(ranks, ipus_per_rank, fabric)
     chosen = method or choose_scatter(nbytes, inside, ipus_per_rank, fabric.twisted)
@@ -192,8 +190,8 @@ def reduce_scatter(
 
 
 def all_gather(
-    nbytes: float, ranks: int, fabric: Fabric, *, ipus_per_rank: int = 1, method: Method | None = None
-) -> Estimate:
+    nbytes: float, ranks: int, fabric: LinkModel, *, ipus_per_rank: int = 1, method: Method | None = None
+) -> CollectiveTime:
     """All-gather to ``nbytes`` on each IPU, from ``nbytes / ranks``."""
     inside, domains = _split(ranks, ipus_per_rank, fabric)
     chosen = method or choose_gather(nbytes / ranks, inside, ipus_per_rank, fabric.twisted)
@@ -202,7 +200,7 @@ def all_gather(
     return _estimate("all_gather", chosen, ranks, nbytes, fabric, across, half)
 
 
-def send(nbytes: float, fabric: Fabric, *, hops: int = 1, same_rung: bool = False) -> Estimate:
+def send(nbytes: float, fabric: LinkModel, *, hops: int = 1, same_rung: bool = False) -> CollectiveTime:
     """A copy of ``nbytes`` from one IPU to another: ``hops`` rail hops away, or on the same rung."""
     rate = fabric.rung if same_rung else fabric.rail
     seconds = fabric.step_seconds(2) + (hops - 1) * SECONDS_PER_HOP + nbytes / rate
@@ -210,15 +208,11 @@ def send(nbytes: float, fabric: Fabric, *, hops: int = 1, same_rung: bool = Fals
 
 
 SECONDS_PER_HOP = 2 * 15e-9
-"""What a further hop adds to a copy: links forward as data comes, so only the way there. Section 5's hop,
-both ends.
-"""
+"""Seconds that a further hop adds to a copy: links forward data as it arrives. The hop of section 5, both ends."""
 
 
-def broadcast(nbytes: float, ranks: int, fabric: Fabric) -> Estimate:
-    """From one rank to all: a stream both ways round the ring, in pieces, half the data each way round the
-    far side.
-    """
+def broadcast(nbytes: float, ranks: int, fabric: LinkModel) -> CollectiveTime:
+    """From one rank to all: a stream in pieces in both directions of the ring."""
     if ranks == 1:
         return _estimate("broadcast", Method.NONE, 1, nbytes, fabric)
     steps = ranks // 2
@@ -226,8 +220,8 @@ def broadcast(nbytes: float, ranks: int, fabric: Fabric) -> Estimate:
     return _estimate("broadcast", Method.MEET_IN_MIDDLE, ranks, nbytes, fabric, _Part(steps, seconds, nbytes))
 
 
-def gather(nbytes: float, ranks: int, fabric: Fabric) -> Estimate:
-    """To one rank, ``nbytes`` there in all: bound by the links into it. Scatter is its mirror."""
+def gather(nbytes: float, ranks: int, fabric: LinkModel) -> CollectiveTime:
+    """To one rank, which receives ``nbytes`` in all: bound by the links into it. A scatter takes as long."""
     if ranks == 1:
         return _estimate("gather", Method.NONE, 1, nbytes, fabric)
     steps = ranks // 2
@@ -236,10 +230,8 @@ def gather(nbytes: float, ranks: int, fabric: Fabric) -> Estimate:
     return _estimate("gather", Method.DIRECT, ranks, nbytes, fabric, _Part(steps, seconds, arriving))
 
 
-def all_to_all(nbytes: float, ranks: int, fabric: Fabric) -> Estimate:
-    """Every rank's *k*-th of *n* pieces to rank *k*: pieces travel ``n / 4`` hops on average, on two ways
-    round.
-    """
+def all_to_all(nbytes: float, ranks: int, fabric: LinkModel) -> CollectiveTime:
+    """The *k*-th of every rank's *n* pieces to rank *k*: pieces travel ``n / 4`` hops on average, both ways."""
     if ranks == 1:
         return _estimate("all_to_all", Method.NONE, 1, nbytes, fabric)
     steps = ranks // 2
@@ -254,10 +246,10 @@ def _halved(part: _Part) -> _Part:
 
 
 def _estimate(
-    operation: str, method: Method, ranks: int, nbytes: float, fabric: Fabric, *parts: _Part
-) -> Estimate:
+    operation: str, method: Method, ranks: int, nbytes: float, fabric: LinkModel, *parts: _Part
+) -> CollectiveTime:
     seconds = sum(part.seconds for part in parts)
-    return Estimate(
+    return CollectiveTime(
         operation=operation,
         method=method,
         ranks=ranks,

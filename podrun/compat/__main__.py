@@ -1,59 +1,206 @@
-"""``python -m podrun.compat SCRIPT [ARGS...]`` (or ``-m MODULE``): run a program written for the SDK,
-alone, on emulated machines inside its own process.
+"""``python -m podrun.compat [OPTIONS] SCRIPT [ARGS...]`` (or ``-m MODULE``, ``-c CODE``, ``-i``): run a program written
+for the SDK alone, on emulated machines inside its own process.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import runpy
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 from podrun import commands
-from podrun.compat import COMPAT_PATH
+from podrun.compat import COMPAT_PATH, _excepthook
+from podrun.core.environment import environment
 
 USAGE = """\
-Usage: python -m podrun.compat SCRIPT [arguments of the script]
-       python -m podrun.compat -m MODULE [arguments of the module]
+Usage: python -m podrun.compat [options] SCRIPT [arguments of the script]
+       python -m podrun.compat [options] -m MODULE [arguments of the module]
+       python -m podrun.compat [options] -c CODE [arguments]
+       python -m podrun.compat [options] -i
 
 Runs a program written for the SDK alone, on IPU-M2000s emulated inside its own process: no partition, no server, the
 same results. podrun starts it on a POD of machine processes instead: podrun --num-replicas 16 SCRIPT
 
-Examples: python -m podrun.compat examples/digits/train.py --replicas 16
-          python -m podrun.compat -m pytest tests"""
+Options stand before the program; what follows it is the program's own:
+  --num-replicas N      what popdist answers: one instance with N replicas (default: a program without popdist)
+  --ipus-per-replica N  what popdist answers: IPUs of each replica (default: 1)
+  -i                    afterwards (or at once, without a program) read Python from the terminal
+  --print-path          print the folder of popart, poptorch, popdist and the others, for PYTHONPATH, and end
+  -h, --help            print this and end
+
+Examples: python -m podrun.compat --num-replicas 16 examples/digits/train.py
+          python -m podrun.compat -m pytest tests
+          PYTHONPATH=$(python -m podrun.compat --print-path) jupyter lab"""
+
+_NUMBERS = ("--num-replicas", "--ipus-per-replica")
+_OPTIONS = (*_NUMBERS, "--print-path", "--help", "-h", "-i", "-c", "-m")
+
+
+class _Wrong(Exception):
+    """The command line cannot be followed: message and hint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a command line asks for. ``kind``: what ``program`` is (``"script"``, ``"-m"``, ``"-c"``, empty: none)."""
+
+    kind: str = ""
+    program: str = ""
+    arguments: tuple[str, ...] = ()
+    replicas: int | None = None
+    ipus_per_replica: int | None = None
+    interactive: bool = False
+    only: str = ""
+    """``"help"`` or ``"path"``: print it and end."""
+
+
+def parse(words: Sequence[str]) -> Request:
+    """The request of a command line. Raises _Wrong."""
+    found, rest = Request(), list(words)
+    while rest:
+        word = rest.pop(0)
+        if word in ("-h", "--help"):
+            return replace(found, only="help")
+        if word == "--print-path":
+            return replace(found, only="path")
+        if word == "-i":
+            found = replace(found, interactive=True)
+        elif word.split("=")[0] in _NUMBERS:
+            name, _, value = word.partition("=")
+            number = _number(name, value or (rest.pop(0) if rest else ""))
+            field = "replicas" if name == "--num-replicas" else "ipus_per_replica"
+            found = replace(found, **{field: number})  # type: ignore[arg-type]
+        elif word in ("-m", "-c"):
+            if not rest:
+                what = "name of a module" if word == "-m" else "text of a program"
+                raise _Wrong(f"{word} needs the {what}", "As in: python -m podrun.compat -m pytest tests")
+            return replace(found, kind=word, program=rest[0], arguments=tuple(rest[1:]))
+        elif word.startswith("-") and word != "-":
+            near = difflib.get_close_matches(word.split("=")[0], _OPTIONS, n=1, cutoff=0.5)
+            meant = f"Did you mean {near[0]}? " if near else ""
+            raise _Wrong(
+                f"podrun.compat has no option {word}",
+                f"{meant}Options of the program follow its name: python -m podrun.compat SCRIPT {word}",
+            )
+        else:
+            return replace(found, kind="script", program=word, arguments=tuple(rest))
+    return found
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise _Wrong(f"{name} must be a number of at least 1, not {text!r}", f"As in: {name} 4 SCRIPT")
+    return int(text)
 
 
 def main(arguments: list[str]) -> int:
-    """Run the script (or module) as ``__main__`` with popart and popdist on the path, for it and for its
-    child processes.
-    """
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE, file=sys.stdout if arguments else sys.stderr)
-        return 0 if arguments else 2
-    module = arguments[0] == "-m"
-    if module and len(arguments) == 1:
-        return _wrong("-m needs the name of a module", "As in: python -m podrun.compat -m pytest tests")
-    if module:
-        # As for Python's own -m: the working directory comes first.
-        name, sys.argv, sys.path[0] = arguments[1], arguments[1:], os.getcwd()
+    """Run what is asked for as ``__main__`` with popart and popdist on the path, for it and for its child processes."""
+    try:
+        request = parse(arguments)
+        if request.only == "path":
+            print(COMPAT_PATH)
+            return 0
+        if request.only == "help" or not (request.kind or request.interactive):
+            print(USAGE, file=sys.stdout if request.only else sys.stderr)
+            return 0 if request.only else 2
+        _prepare(request)
+        try:
+            names = _run(request)
+        except SystemExit:
+            _check_replicas(request)
+            raise
+        _check_replicas(request)
+        if request.interactive:
+            _read_from_terminal(names)
+    except _Wrong as error:
+        message, hint = error.args
+        print(f"error: {message}\nhint: {hint}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _prepare(request: Request) -> None:
+    """The path, ``sys.argv`` and the variables that popdist reads, as the program is to find them."""
+    if request.kind == "script":
+        if not Path(request.program).is_file():
+            raise _Wrong(
+                f"there is no script {request.program}",
+                "Check the path. Options of podrun.compat stand before the script (--help lists them).",
+            )
+        sys.path[0] = str(Path(request.program).resolve().parent)
     else:
-        name, sys.argv = arguments[0], arguments
-        if not Path(name).is_file():
-            hint = "Check the path. This command has no options but -m; those of the script follow its name."
-            return _wrong(f"there is no script {name}", hint)
-        sys.path[0] = str(Path(name).resolve().parent)
+        # As for Python's own -m: the working directory comes first.
+        sys.path[0] = os.getcwd() if request.kind == "-m" else ""
+    sys.argv = [request.program if request.kind in ("script", "-m") else request.kind, *request.arguments]
     # Before site-packages, so that the names are ours; podrun itself is importable already.
     sys.path.insert(1, COMPAT_PATH)
-    inherited = os.environ.get("PYTHONPATH")
+    inherited = environment().get("PYTHONPATH")
     os.environ["PYTHONPATH"] = COMPAT_PATH + (os.pathsep + inherited if inherited else "")
-    if not module:
-        runpy.run_path(name, run_name="__main__")
-    elif _is_there(name):
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-    else:
-        return _wrong(f"there is no module {name}", f"Check the name: {sys.executable} -m {name}")
-    return 0
+    os.environ.update(_popdist_variables(request))
+    _excepthook.install()
+
+
+def _popdist_variables(request: Request) -> dict[str, str]:
+    """One instance with all replicas. popdist reads them as it reads podrun's."""
+    if request.replicas is None and request.ipus_per_replica is None:
+        return {}
+    replicas = str(request.replicas or 1)
+    return {
+        "POPDIST_NUM_TOTAL_REPLICAS": replicas,
+        "POPDIST_NUM_LOCAL_REPLICAS": replicas,
+        "POPDIST_NUM_IPUS_PER_REPLICA": str(request.ipus_per_replica or 1),
+        "POPDIST_REPLICA_INDEX_OFFSET": "0",
+        "POPDIST_LOCAL_INSTANCE_INDEX": "0",
+        "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE": "1",
+    }
+
+
+def _run(request: Request) -> dict[str, object]:
+    """Run the program; its names."""
+    if request.kind == "script":
+        return runpy.run_path(request.program, run_name="__main__")
+    if request.kind == "-m":
+        if not _is_there(request.program):
+            raise _Wrong(
+                f"there is no module {request.program}",
+                f"Check the name: {sys.executable} -m {request.program}",
+            )
+        return runpy.run_module(request.program, run_name="__main__", alter_sys=True)
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    exec(compile(request.program, "<string>", "exec"), module.__dict__)  # noqa: S102 - the user typed it
+    return module.__dict__
+
+
+def _check_replicas(request: Request) -> None:
+    """Say so if the program cannot know how many replicas it was to have."""
+    if request.replicas is not None and request.kind and "popdist" not in sys.modules:
+        print(
+            f"podrun.compat: --num-replicas {request.replicas} had no effect: the program does not import popdist, "
+            "which answers how many replicas there are",
+            file=sys.stderr,
+        )
+
+
+def _read_from_terminal(names: dict[str, object]) -> None:
+    import code
+
+    class Console(code.InteractiveConsole):
+        """Errors as `_excepthook` reports them, without the end of the process."""
+
+        def showtraceback(self) -> None:
+            error = sys.exception()
+            if error is not None:
+                self.write("".join(_excepthook.lines(error, error.__traceback__)))
+
+    Console({**names, "__name__": "__main__"}).interact(
+        f"Python {sys.version.split()[0]} with podrun: import popart, poptorch, popdist. Ctrl-D ends it.", ""
+    )
 
 
 def _is_there(module: str) -> bool:
@@ -61,11 +208,6 @@ def _is_there(module: str) -> bool:
         return find_spec(module) is not None
     except (ModuleNotFoundError, ValueError):
         return False
-
-
-def _wrong(message: str, hint: str) -> int:
-    print(f"error: {message}\nhint: {hint}", file=sys.stderr)
-    return 2
 
 
 if __name__ == "__main__":

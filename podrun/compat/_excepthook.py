@@ -1,8 +1,8 @@
-"""The last lines of a script that ends in an error of ours: where in the script, what, and what to do next.
+"""Reports a program that ends with an error: its own frames, what happened, what to do next.
 
-Frames inside podrun say nothing to who wrote the script, so they are left out, as is the chain of causes
-below; ``PODRUN_TRACEBACK=full`` shows all. A mistake of the user's ends with exit code 2, as all of
-podrun's commands do. Errors that are not ours are left to Python.
+Frames inside podrun, JAX and Python's module runner are left out, because they do not help the author of the program,
+and so are causes that have no other frames. ``PODRUN_TRACEBACK=full`` shows everything. A usage error of podrun ends
+with exit code 2, as in podrun's commands.
 """
 
 from __future__ import annotations
@@ -15,36 +15,62 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from podrun.errors import Fault, PodrunError
+from podrun.core.environment import environment
+from podrun.core.errors import Fault, PodrunError
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
-_HIDDEN = (_PACKAGE + os.sep, contextlib.__file__, runpy.__file__, "<frozen runpy>")
+_HIDDEN = (_PACKAGE + os.sep, contextlib.__file__, runpy.__file__, "<frozen ")
+_LIBRARIES = tuple(
+    f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("jax", "jaxlib", "ray", "grpc")
+)
+_BELOW = "(It was raised inside podrun or a library that podrun uses: PODRUN_TRACEBACK=full shows where.)\n"
 
 
 def install() -> None:
-    """Set the hook, unless the script has one of its own."""
+    """Set the hook unless the program has set one."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = report
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the script's own frames, the error and its hint, and leave with the error's exit code."""
-    if not isinstance(error, PodrunError):
-        sys.__excepthook__(kind, error, trace)
-        return
-    if error.fault is Fault.INTERNAL or os.environ.get("PODRUN_TRACEBACK") == "full":
+    """Print the program's own frames, the error and its hint, and leave with the error's exit code."""
+    inside = isinstance(error, PodrunError) and error.fault is Fault.INTERNAL
+    if inside or environment().get("PODRUN_TRACEBACK") == "full":
         sys.__excepthook__(kind, error, trace)
     else:
-        sys.stderr.write("".join(_lines(error, trace)))
-    if error.hint:
-        sys.stderr.write(f"hint: {error.hint}\n")
-    sys.stderr.flush()
-    if error.exit_code != 1:
-        # Python takes a SystemExit from its exception hook as the way the process ends.
-        raise SystemExit(error.exit_code)
+        sys.stderr.write("".join(lines(error, trace)))
+    if isinstance(error, PodrunError):
+        if error.hint:
+            sys.stderr.write(f"hint: {error.hint}\n")
+        sys.stderr.flush()
+        if error.exit_code != 1:
+            # Python takes a SystemExit from its exception hook as the way the process ends.
+            raise SystemExit(error.exit_code)
 
 
-def _lines(error: PodrunError, trace: TracebackType | None) -> list[str]:
-    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_HIDDEN)]
-    head = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
-    return [*head, *traceback.format_exception_only(error)]
+def lines(error: BaseException, trace: TracebackType | None) -> list[str]:
+    """The traceback of an error with the program's own frames alone, each line with its end."""
+    shown = traceback.TracebackException(type(error), error, trace, compact=True)
+    below = bool(shown.stack) and _is_hidden(shown.stack[-1].filename)
+    alone = isinstance(error, (PodrunError, KeyboardInterrupt))
+    _strip(shown, chained=not alone)
+    text = list(shown.format())
+    if not shown.stack and text and text[0].startswith("Traceback"):
+        del text[0]
+    return text if alone or not below else [*text, _BELOW]
+
+
+def _strip(shown: traceback.TracebackException, *, chained: bool) -> None:
+    """Take frames that are hidden away, and causes that are left without any."""
+    kept = [frame for frame in shown.stack if not _is_hidden(frame.filename)]
+    shown.stack = traceback.StackSummary.from_list(kept)
+    for name in ("__cause__", "__context__"):
+        other = getattr(shown, name)
+        if other is not None:
+            _strip(other, chained=chained)
+            if not chained or not other.stack:
+                setattr(shown, name, None)
+
+
+def _is_hidden(filename: str) -> bool:
+    return filename.startswith(_HIDDEN) or any(library in filename for library in _LIBRARIES)

@@ -1,15 +1,15 @@
-"""Program -> Executable: trace, place, differentiate, fold replicas, schedule, cost on tiles, export, cache.
+"""The compiler turns a Program into an Executable: trace, place, differentiate, fold, schedule, cost and export.
 
-Enters: `Program` (plain values and one JAX function) and a target. Leaves: an `Executable`, which is data.
-No operator, no option of a front end and no socket belongs here.
+A `Program` (plain values and one JAX function) and a target enter; no operator, no option of a front end and no socket
+does. An `Executable`, which is data, leaves for machines (`podrun.device`), and its tile report for `podrun.report`.
 
-`compile` takes the stages in order. What is compiled: `program`, `checks`, `anchors`, `layout` (replicas on machines),
-and `exchange`, the collectives that a model may use; `digest` and `cache` keep what was compiled. `jax_internals` and
-`abstract` are what all need of JAX. Each folder may import those above it in this list:
+`compile` runs the stages in order. `program` and `anchors` say what is compiled, `model_collectives` which
+collectives a model may use, `cache` keeps compiled programs, and `jaxprs` evaluates and cuts the traces of JAX. Each
+folder may import those above it in this list:
 
 * `export/`: a piece of computation as StableHLO, in the form that XLA computes fast.
 * `tracing/`: the model's forward function as a jaxpr, and its cut by place.
-* `state/`: what lasts from batch to batch, and where it lies.
+* `state/`: variables that last from batch to batch, and the arenas they lie in.
 * `numbers/`: what a batch computes, for all replicas of a machine at once.
 * `order/`: the instruction lists of the IPUs of a replica.
 * `costs/`: modelled time and memory. It reads the same traces and decides nothing of the above.

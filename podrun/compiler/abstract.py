@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from podrun.executable import TensorSpec, numpy_dtype
+from podrun.core.executable import TensorSpec, numpy_dtype
 
 
 def abstract(spec: TensorSpec, *leading: int) -> jax.ShapeDtypeStruct:

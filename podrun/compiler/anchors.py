@@ -10,13 +10,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from podrun.compiler.program import AnchorSpec, Program, joint
-from podrun.errors import UnimplementedError, UsageError
-from podrun.executable import Retrieval
+from podrun.core.buffer_names import GRADIENT_ANCHOR, NORM_ANCHOR, REDUCED_ANCHOR, UPDATED_ANCHOR
+from podrun.core.errors import UnimplementedError, UsageError
+from podrun.core.executable import Retrieval
 
-GRADIENT_PREFIX = "Gradient___"
-UPDATED_PREFIX = "UpdatedVar___"
-REDUCED_PREFIX = "FinalReducedGradient___"
-NORM_PREFIX = "GlobalNorm___"
 _LATER = ("Accum___",)
 """Prefixes PopART has and the compiler does not give a value yet."""
 
@@ -73,8 +70,8 @@ def _classify(spec: AnchorSpec, program: Program, variables: Collection[str]) ->
         raise UsageError(f"anchor {name!r} has the period {spec.period}; it must be at least 1")
     if name in variables or name in program.parameters:
         return Anchor(name, AnchorKind.VARIABLE, name)
-    if name.startswith(GRADIENT_PREFIX):
-        subject = name[len(GRADIENT_PREFIX) :]
+    if name.startswith(GRADIENT_ANCHOR):
+        subject = name[len(GRADIENT_ANCHOR) :]
         if program.loss is None:
             raise UsageError(
                 f"anchor {name!r} asks for a gradient, but the program has no loss",
@@ -82,18 +79,18 @@ def _classify(spec: AnchorSpec, program: Program, variables: Collection[str]) ->
             )
         kind = AnchorKind.PARAMETER_GRADIENT if subject in program.parameters else AnchorKind.VALUE_GRADIENT
         return Anchor(name, kind, subject)
-    if name.startswith(UPDATED_PREFIX):
-        return _updated(spec, program, UPDATED_PREFIX, AnchorKind.UPDATED)
-    if name.startswith(REDUCED_PREFIX):
-        return _updated(spec, program, REDUCED_PREFIX, AnchorKind.REDUCED)
-    if name.startswith(NORM_PREFIX):
+    if name.startswith(UPDATED_ANCHOR):
+        return _updated(spec, program, UPDATED_ANCHOR, AnchorKind.UPDATED)
+    if name.startswith(REDUCED_ANCHOR):
+        return _updated(spec, program, REDUCED_ANCHOR, AnchorKind.REDUCED)
+    if name.startswith(NORM_ANCHOR):
         if joint(program.update) is None:
             raise UsageError(
                 f"anchor {name!r}: nothing is clipped by a norm",
                 hint="Give the optimizer ClipNormSettings, or leave the anchor out.",
             )
         _check_once(spec, program)
-        return Anchor(name, AnchorKind.NORM, name[len(NORM_PREFIX) :])
+        return Anchor(name, AnchorKind.NORM, name[len(NORM_ANCHOR) :])
     if name.startswith(_LATER):
         raise UnimplementedError(
             f"anchor {name!r}: tensors with this prefix cannot be anchored yet", hint="Leave the anchor out."
@@ -128,5 +125,5 @@ def unknown_tensor(name: str, known: Collection[str], *, gradient: bool = False)
     near = difflib.get_close_matches(name, list(known), n=3)
     hint = f"Did you mean {' or '.join(repr(item) for item in near)}?" if near else None
     if gradient:
-        return UsageError(f"anchor {GRADIENT_PREFIX}{name}: the loss does not depend on {name!r}", hint=hint)
+        return UsageError(f"anchor {GRADIENT_ANCHOR}{name}: the loss does not depend on {name!r}", hint=hint)
     return UsageError(f"no tensor of the program is called {name!r}", hint=hint)

@@ -1,23 +1,38 @@
 """The executable cache: a program is compiled once and loaded by everyone else who has the same one.
 
-One directory, one file per entry, named by a digest of everything that decides the Executable. Processes that
-want the same entry at the same time wait for the first, which compiles; a lock on a file beside the entry
-keeps them apart, and the kernel drops it if its holder dies. A damaged entry is compiled again.
+One directory, one file per entry, named by a digest of everything that decides the Executable. Processes that want the
+same entry at the same time wait for the first, which compiles; a lock on a file beside the entry keeps them apart, and
+the kernel drops it if its holder dies. A damaged entry is compiled again.
+
+Equal programs for one target have equal digests on every host of one instruction set, which decides the bits of what is
+computed while a program is compiled. A front end that knows what its forward function was
+made from (the model file, its options, the optimizer's constants) can give a digest of that, and nothing needs to be
+traced. Otherwise the StableHLO of the forward function and of the update rule, which depends only on what they compute,
+stands for them.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from podrun import executable_file
-from podrun.errors import ConfigError, DeadlineError, UsageError
-from podrun.executable import Executable
+import jax
+
+import podrun
+from podrun.compiler.program import Program
+from podrun.core import executable_file
+from podrun.core.errors import ConfigError, DeadlineError, UsageError
+from podrun.core.executable import EXECUTABLE_VERSION, Executable
+from podrun.device.xla.instruction_set import instruction_set
 
 SUFFIX = ".popef"
 _POLL_SECONDS = 0.02
@@ -105,3 +120,40 @@ def _holder(path: Path) -> str:
         return path.read_text() or "(unknown)"
     except FileNotFoundError:
         return "(gone)"
+
+
+def digest(program: Program, target: str, settings: dict[str, Any], identity: Iterable[bytes]) -> str:
+    """Hexadecimal SHA-256. ``identity`` tells what the forward function and the update rule are."""
+    description = {
+        "podrun": podrun.__version__,
+        "jax": jax.__version__,
+        "instruction_set": instruction_set(),
+        "format": EXECUTABLE_VERSION,
+        "target": target,
+        "settings": settings,
+        "name": program.name,
+        "parameters": {name: asdict(item) for name, item in program.parameters.items()},
+        "inputs": {name: asdict(item) for name, item in program.inputs.items()},
+        "anchors": [[item.name, item.retrieval.value, item.period] for item in program.anchors],
+        "layout": [program.replicas, program.ipus_per_replica, program.accumulation_factor],
+        "pipelined": [
+            program.pipelined,
+            program.pipeline_schedule.value,
+            program.updates_each_micro_batch,
+        ],
+        "phases": None if program.phases is None else asdict(program.phases),
+        "loss": [program.loss, program.loss_scaling, program.reduction.value],
+        "automatic_scaling": None if program.automatic_scaling is None else asdict(program.automatic_scaling),
+        "state_updates": dict(program.state_updates),
+        "recompute": [
+            program.recompute.rule,
+            sorted(program.recompute.scopes),
+            sorted(program.recompute.kept),
+        ],
+        "locations": asdict(program.locations),
+        "metadata": dict(program.metadata),
+    }
+    found = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
+    for part in identity:
+        found.update(hashlib.sha256(part).digest())
+    return found.hexdigest()

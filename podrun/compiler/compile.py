@@ -1,4 +1,4 @@
-"""compile_program: the stages in order."""
+"""compile_program: checks the program, then runs the stages of compilation in order."""
 
 from __future__ import annotations
 
@@ -10,36 +10,33 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from podrun.compiler.anchors import Anchor, classify
-from podrun.compiler.cache import cached
-from podrun.compiler.checks import check_pipeline, check_program
+from podrun.compiler.anchors import Anchor, classify, unknown_tensor
+from podrun.compiler.cache import cached, digest
 from podrun.compiler.costs.cost import tile_report
-from podrun.compiler.digest import digest
-from podrun.compiler.exchange import exchanges
-from podrun.compiler.export.pieces import Piece, export_piece, export_traced, trace_piece
-from podrun.compiler.jax_internals import one_context
-from podrun.compiler.layout import layout_of, position_of
-from podrun.compiler.numbers.alike import Alike, renamed
+from podrun.compiler.export.pieces import PieceFunction, export_piece, export_traced, trace_piece
+from podrun.compiler.model_collectives import exchanges
 from podrun.compiler.numbers.chunk import ChunkBuilder, forward_piece
 from podrun.compiler.numbers.fold import chunks
 from podrun.compiler.numbers.host_streams import streams, updated_anchors
-from podrun.compiler.numbers.update import JOINT_UPDATE, joint_piece, update_piece
-from podrun.compiler.order.chain import Unit, homes_of, turns_at, turns_of, units
-from podrun.compiler.order.gathering import clearing_homes, counted_pieces, taking_pieces
-from podrun.compiler.order.meetings import Cut, meetings_of
-from podrun.compiler.order.meetings import cut as cut_at_meetings
+from podrun.compiler.numbers.update import JOINT_UPDATE, SimilarUpdates, joint_piece, renamed, update_piece
+from podrun.compiler.order.chain import ChainUnit, homes_of, turns_at, turns_of, units
+from podrun.compiler.order.collective_cuts import CutPiece, gathered_arenas
+from podrun.compiler.order.collective_cuts import cut as cut_at_collectives
+from podrun.compiler.order.joint_update import clearing_homes, counted_pieces, taking_pieces
 from podrun.compiler.order.schedule import schedule
-from podrun.compiler.order.sharding import Timetable
-from podrun.compiler.program import RNG, PipelineSchedule, Program, joint
-from podrun.compiler.state import seeds
+from podrun.compiler.order.timetable import Timetable
+from podrun.compiler.program import RNG, PipelineOrder, Program, joint, layout_of
+from podrun.compiler.state import randomness
 from podrun.compiler.state.arenas import Memory, plan_memory
-from podrun.compiler.state.averaging import COUNTS
-from podrun.compiler.state.rounding import ADVANCE, advance_piece, in_turn, turns_piece
-from podrun.compiler.state.scaling import STATISTICS, scaling_piece
-from podrun.compiler.state.scaling import UPDATE as SCALING
-from podrun.compiler.tracing.placement import Placement, placement_of
-from podrun.compiler.tracing.trace import Trace, fixed_numerics, trace
-from podrun.executable import (
+from podrun.compiler.state.gradient_scaling import COUNTS, STATISTICS, scaling_piece
+from podrun.compiler.state.gradient_scaling import UPDATE as SCALING
+from podrun.compiler.state.grouped import check_groups
+from podrun.compiler.state.randomness import ADVANCE, advance_piece, in_turn, turns_piece
+from podrun.compiler.tracing.forward_trace import Trace, fixed_numerics, trace
+from podrun.compiler.tracing.ipu_placement import Placement, placement_of
+from podrun.core.buffer_names import WHOLE
+from podrun.core.errors import UnsupportedError, UsageError
+from podrun.core.executable import (
     Arena,
     Computation,
     Executable,
@@ -49,6 +46,9 @@ from podrun.executable import (
     VariableRole,
     numpy_dtype,
 )
+from podrun.core.progress import at, counted
+from podrun.device.xla.instruction_set import instruction_set
+from podrun.private_apis.jax import one_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,9 @@ def compile_program(
 ) -> Executable:
     """Compile ``program`` for machines with ``target`` chips, or load it from the executable cache.
 
-    The same Program, target and options give an Executable that is equal to the byte, on any host.
+    The same Program, target and options give an Executable that is equal to the byte, on any host of the same
+    instruction set: its metadata names that, since constants worked out on the way have its bits. The machine code of
+    pieces is no part of it; each machine compiles for its own processor.
     Raises UsageError for a program that cannot be right, UnimplementedError for what is not there yet, and
     what `podrun.compiler.cache.cached` raises.
     """
@@ -121,12 +123,12 @@ class _Compilation:
             self.traced,
             program.ipus_per_replica,
             pipelined=program.pipelined,
-            schedule=program.pipeline_schedule if program.pipelined else PipelineSchedule.GROUPED,
+            schedule=program.pipeline_schedule if program.pipelined else PipelineOrder.GROUPED,
             phased=program.phases is not None,
         )
 
     @cached_property
-    def chain(self) -> tuple[Unit, ...]:
+    def chain(self) -> tuple[ChainUnit, ...]:
         """The segments of a micro-batch, of a program that lies on several IPUs; else none."""
         if not self.placement.split:
             return ()
@@ -142,7 +144,7 @@ class _Compilation:
     def _builder(self, homes: Mapping[str, int], turns: Mapping[str, int] | None = None) -> ChunkBuilder:
         memory = plan_memory(self.program, self.layout, homes, turns)
         if self.traced.uses_random:
-            spec = TensorSpec(seeds.SEED_VARIABLE, "uint32", (2,))
+            spec = TensorSpec(randomness.SEED_VARIABLE, "uint32", (2,))
             variables = memory.variables | {spec.name: Variable(spec, VariableRole.RANDOM_SEED, 0.0)}
             memory = replace(memory, variables=variables)
         return ChunkBuilder(self.program, self.traced, self.anchors, self.layout, memory)
@@ -159,14 +161,14 @@ class _Compilation:
                 found[JOINT_UPDATE] = export_piece(
                     joint_piece(memory, together, norms, self.layout.replicas_per_machine)
                 )
-        alike = Alike(memory, rule)
+        exported_updates = SimilarUpdates(memory, rule)
         with fixed_numerics():
             for index, group in enumerate(() if found else memory.groups):
                 assert rule is not None
                 piece = update_piece(index, group, memory, rule, self.layout)
                 if self.program.updates_each_micro_batch:
                     piece = in_turn(piece, index)
-                first = alike.twin(group, piece)
+                first = exported_updates.similar(group, piece)
                 found[piece.name] = (
                     export_piece(piece) if first is None else renamed(found[first.name], first, piece)
                 )
@@ -195,16 +197,17 @@ class _Compilation:
         program = self.program
         check_pipeline(program, self.placement)
         builder = self.builder
-        meetings: Mapping[str, Arena] = {}
+        gathered: Mapping[str, Arena] = {}
         with fixed_numerics():
             if self.placement.split:
                 computations, instructions = _sharded(builder, self.chain)
-                meetings = meetings_of(((unit.piece, unit.ipu) for unit in self.chain), self.layout)
+                gathered = gathered_arenas(((unit.piece, unit.ipu) for unit in self.chain), self.layout)
             else:
-                computations, instructions, meetings = _folded(builder, self.options.chunk_bytes)
+                computations, instructions, gathered = _folded(builder, self.options.chunk_bytes)
             computations |= self.updates
             for name, anchors in builder.updated.items():
                 computations[name] = export_piece(updated_anchors(builder, name, anchors))
+            at("costing")
             report = tile_report(program, self.traced, self.placement, builder.memory, self.target)
         return Executable(
             name=program.name,
@@ -213,46 +216,46 @@ class _Compilation:
             training=program.training,
             streams=streams(builder),
             variables=builder.memory.variables,
-            arenas={**builder.memory.arenas, **meetings},
+            arenas={**builder.memory.arenas, **gathered},
             computations=computations,
             instructions=instructions,
             target=self.target,
             tile_report=report,
-            metadata=program.metadata,
+            metadata={**program.metadata, "instruction_set": instruction_set()},
         )
 
 
 def _folded(
     builder: ChunkBuilder, budget: int
 ) -> tuple[dict[str, Computation], tuple[tuple[Instruction, ...], ...], dict[str, Arena]]:
-    """Replicas whole: micro-batches in chunks, their schedule, and the arenas of their meetings."""
+    """Replicas whole: micro-batches in chunks, their schedule, and the arenas that AllGathers fill."""
     cut = chunks(builder.program, builder.traced, builder.layout.replicas_per_machine, budget)
     found: dict[str, Computation] = {}
-    work: dict[str, Cut] = {}
+    work: dict[str, CutPiece] = {}
     names = []
     accumulate = len(cut) > 1 and bool(builder.weights)
     if accumulate:
         found["clear"] = export_piece(_clear(builder.memory, "clear"))
-    for chunk in cut:
+    for chunk in counted("exporting chunk", cut):
         name = f"micro_batches.{chunk.count}"
         names.append(name)
         if name not in work:
             piece = trace_piece(builder.piece(name, chunk.count, accumulate=accumulate))
-            work[name] = cut_at_meetings(piece, builder.layout)
+            work[name] = cut_at_collectives(piece, builder.layout)
             found |= {part.name: export_traced(part) for part in work[name].pieces}
     instructions = schedule(builder, cut, [work[name].instructions for name in names], clear=accumulate)
     return found, instructions, {n: a for item in work.values() for n, a in item.arenas.items()}
 
 
 def _sharded(
-    builder: ChunkBuilder, chain: Sequence[Unit]
+    builder: ChunkBuilder, chain: Sequence[ChainUnit]
 ) -> tuple[dict[str, Computation], tuple[tuple[Instruction, ...], ...]]:
     """Replicas in segments on their IPUs, and the schedule of these."""
     accumulate = builder.program.accumulates and bool(builder.weights)
     pieces = []
     if accumulate:
         homes = clearing_homes(builder)
-        firsts = {position_of(builder.layout, home): home for home in reversed(homes)}
+        firsts = {builder.layout.position_of(home): home for home in reversed(homes)}
         pieces = [
             _clear(builder.memory, f"clear.{home}", home, counts=home in firsts.values()) for home in homes
         ]
@@ -260,24 +263,77 @@ def _sharded(
     pieces += [turns_piece(home, indices) for home, indices in turns_at(builder).items()]
     if joint(builder.program.update):
         pieces += taking_pieces(builder.memory, builder.layout)
-    found = {piece.name: export_piece(piece) for piece in pieces}
-    found |= {unit.piece.name: export_traced(unit.piece) for unit in chain}
+    found = {piece.name: export_piece(piece) for piece in counted("exporting piece", pieces)}
+    found |= {unit.piece.name: export_traced(unit.piece) for unit in counted("exporting segment", chain)}
     timetable = Timetable(builder, chain, pipelined=builder.program.pipelined)
     return found, timetable.instructions(clear=accumulate)
 
 
-def _clear(memory: Memory, name: str, home: int | None = None, *, counts: bool = True) -> Piece:
+def _clear(memory: Memory, name: str, home: int | None = None, *, counts: bool = True) -> PieceFunction:
     """Zeros for the gradient accumulators of an IPU (None: of all), so that every chunk can add to them.
 
     ``counts``: and for what its machine counts.
     """
     groups = [group for group in memory.groups if home is None or group.home == home]
-    arenas = {f"arena:{g.gradient_arena}": (g.size, numpy_dtype(g.gradient_dtype)) for g in groups}
+    arenas = {WHOLE + g.gradient_arena: (g.size, numpy_dtype(g.gradient_dtype)) for g in groups}
     if counts:
         extra = [memory.arenas[name] for name in (STATISTICS, COUNTS) if name in memory.arenas]
-        arenas |= {f"arena:{a.name}": (a.size, numpy_dtype(a.dtype)) for a in extra}
+        arenas |= {WHOLE + a.name: (a.size, numpy_dtype(a.dtype)) for a in extra}
 
     def run(_: Mapping[str, Any]) -> dict[str, Any]:
         return {name: jnp.zeros(size, dtype) for name, (size, dtype) in arenas.items()}
 
-    return Piece(name, run, {}, tuple(arenas))
+    return PieceFunction(name, run, {}, tuple(arenas))
+
+
+_WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
+
+
+def check_program(program: Program) -> None:
+    """Raises UsageError for fields that contradict each other, UnsupportedError for types that no IPU has."""
+    if program.accumulation_factor < 1:
+        raise UsageError(f"the accumulation factor must be at least 1, not {program.accumulation_factor}")
+    specs = [parameter.spec for parameter in program.parameters.values()]
+    specs += [item.spec for item in program.inputs.values()]
+    for spec in specs:
+        if spec.dtype in _WIDE:
+            raise UnsupportedError(
+                f"{spec.name!r} is {spec.dtype}; an IPU has no 64-bit types",
+                hint="Give it as a 32-bit type.",
+            )
+    for name in program.state_updates:
+        if name not in program.parameters:
+            raise unknown_tensor(name, program.parameters)
+    check_groups(program)
+    if (
+        program.loss is not None
+        and program.update is None
+        and any(parameter.trainable for parameter in program.parameters.values())
+    ):
+        raise UsageError(
+            "a program with a loss and weights to train needs an optimizer",
+            hint="Give it one, or leave out the loss.",
+        )
+
+
+def check_pipeline(program: Program, placement: Placement) -> None:
+    """Raises UsageError for a pipeline of one IPU or updates in flight without one, UnsupportedError for an
+    optimizer that no pipeline can have."""
+    if program.updates_each_micro_batch and not program.pipelined:
+        raise UsageError(
+            "only a pipelined program updates weights while micro-batches are in flight",
+            hint="Pipeline it, or update once a batch.",
+        )
+    if not program.pipelined:
+        return
+    if not placement.split or not placement.stages:
+        raise UsageError(
+            "pipelining requires operators on more than one IPU",
+            hint="Place operators with virtualGraph and pipelineStage, or switch pipelining off.",
+        )
+    if program.updates_each_micro_batch and joint(program.update):
+        raise UnsupportedError(
+            "an optimizer that looks at all weights at once (gradient clipping) needs gradient accumulation in a "
+            "pipeline: stages update their weights at different times",
+            hint="Use gradient accumulation.",
+        )

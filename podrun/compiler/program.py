@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from podrun.device.tiles.memory import ON_CHIP, Location
-from podrun.device.tiles.recompute import NOTHING, Recompute
-from podrun.executable import Reduction, Retrieval, TensorSpec
+from podrun.core.executable import Reduction, Retrieval, TensorSpec
+from podrun.core.layout import Layout
+from podrun.costmodel.recompute import NOTHING, Recompute
+from podrun.costmodel.tile_memory import ON_CHIP, Location
 
 Tensors = Mapping[str, Any]
 """Tensors by name: ``jax.Array`` inside a trace, ``numpy.ndarray`` outside."""
@@ -49,7 +50,7 @@ class ParameterSpec:
     updates it. ``group_of``: the group of each replica of the program, if groups of replicas have values of
     their own (`podrun.compiler.state.grouped`); ``spec`` is then what one replica sees. Empty: one value for all. Of a
     parameter in `Program.state_updates`, which every replica keeps for itself: which row of the host's each starts
-    from, and which each may be read from (`podrun.executable.Variable.rows`)."""
+    from, and which each may be read from (`podrun.core.executable.Variable.rows`)."""
 
     spec: TensorSpec
     trainable: bool
@@ -172,10 +173,11 @@ scalars gets it, already that of its place."""
 
 @dataclass(frozen=True, slots=True)
 class AutomaticScaling:
-    """Automatic loss scaling (`podrun.compiler.state.scaling`). ``tracked``: the values and weights whose gradients are
-    counted; ``edge``: the magnitude that parts them; ``threshold``: the part of them above the edge beyond which the
-    factor is halved; ``period``: batches from update to update; ``most``: the greatest loss scaling that the factor
-    may lead to (None: any).
+    """Automatic loss scaling (`podrun.compiler.state.gradient_scaling`).
+
+    ``tracked``: the values and weights whose gradients are counted; ``edge``: the magnitude that divides them in small
+    and large; ``threshold``: the part of large ones beyond which the factor is halved; ``period``: batches from update
+    to update; ``most``: the greatest loss scaling that the factor may lead to (None: any).
     """
 
     tracked: tuple[str, ...]
@@ -185,7 +187,7 @@ class AutomaticScaling:
     most: float | None = None
 
 
-class PipelineSchedule(enum.Enum):
+class PipelineOrder(enum.Enum):
     """The order of a pipelined replica's work. All give the same bits."""
 
     GROUPED = "grouped"
@@ -196,7 +198,7 @@ class PipelineSchedule(enum.Enum):
     @property
     def period(self) -> int:
         """Cycles from one micro-batch to the next."""
-        return 2 if self is PipelineSchedule.INTERLEAVED else 1
+        return 2 if self is PipelineOrder.INTERLEAVED else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +238,7 @@ class Program:
     """A constant, or the name of the scalar variable that holds it."""
     reduction: Reduction = Reduction.SUM
     """SUM: the update sees the sum of the gradients over replicas and micro-batches. MEAN: their running mean
-    (`podrun.compiler.state.averaging`)."""
+    (`podrun.compiler.state.gradient_scaling`)."""
     automatic_scaling: AutomaticScaling | None = None
     state_updates: Mapping[str, str] = field(default_factory=dict)
     uses_random: bool = False
@@ -244,7 +246,7 @@ class Program:
     """float16 results of operators are rounded stochastically (`podrun.compiler.tracing.stochastic`), gradients too."""
     pipelined: bool = False
     """Stages (scopes ``stage:s``) of a replica work on different micro-batches at the same time."""
-    pipeline_schedule: PipelineSchedule = PipelineSchedule.GROUPED
+    pipeline_schedule: PipelineOrder = PipelineOrder.GROUPED
     updates_each_micro_batch: bool = False
     """Pipelined training without accumulation: the micro-batches of a "batch" are batches of one. Each changes the
     weights of a stage as soon as that stage has their gradient, while others are in flight."""
@@ -263,3 +265,8 @@ class Program:
     def accumulates(self) -> bool:
         """True iff gradients of several micro-batches are added up before an update."""
         return self.training and self.accumulation_factor > 1 and not self.updates_each_micro_batch
+
+
+def layout_of(program: Program) -> Layout:
+    """The machines that the program's replicas lie on. Raises UsageError if they cannot fill machines evenly."""
+    return Layout.of(program.replicas, program.ipus_per_replica)

@@ -1,17 +1,15 @@
-"""Questions about an ONNX model without running it: does it fit, how fast, and what holds it up?
+"""Answers about an ONNX model without running it: does it fit, how fast is it, and what limits it?
 
     podrun estimate model.onnx --target pod16 --train --micro-batch 16 --accumulation 8
 
-The model is lowered and traced as the front end would, and costed once per micro-batch by
-`podrun.device.tiles` (`tracing`); `layers` sees the trace as a chain of layers. For a `layout`, `split` cuts it over
-the IPUs of a replica, `memory` says what each of them holds, and `model` puts it on the system with
-`podrun.device.tiles.batch`. `scanning` tries micro-batches, accumulation, pipelines and recomputation. `command` is
-the verb.
+An ONNX model, a target and a `ProgramLayout` enter. `tracing` lowers and traces the model as the front end would, has
+`podrun.costmodel` cost one micro-batch, and `layers` sees the trace as a chain of layers; `podrun.costmodel` cuts that
+chain over a replica's IPUs, `layout` says what each IPU holds, and `model` adds up time and memory. An `Estimate` goes
+to the verb (`command`) and to callers; `scanning` tries many layouts.
 """
 
-from podrun.estimate.layout import Layout
-from podrun.estimate.model import Estimate, IpuShare, estimate
-from podrun.estimate.scanning import scan
+from podrun.estimate.layout import ProgramLayout
+from podrun.estimate.model import Estimate, IpuShare, estimate, scan
 from podrun.estimate.tracing import Traced, trace
 
-__all__ = ["Estimate", "IpuShare", "Layout", "Traced", "estimate", "scan", "trace"]
+__all__ = ["Estimate", "IpuShare", "ProgramLayout", "Traced", "estimate", "scan", "trace"]

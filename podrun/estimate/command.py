@@ -8,48 +8,22 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from podrun.device.target import System, system
-from podrun.device.tiles.strict import check_planned
-from podrun.errors import ConfigError, PodrunError, UsageError
-from podrun.estimate.layout import Layout, check_layout
-from podrun.estimate.model import Estimate, estimate
-from podrun.estimate.scanning import Choices, scan
-from podrun.estimate.tracing import model_batch, trace
-from podrun.report.arguments import Parser
-from podrun.report.terms import counted, unit_of_time
-
-if TYPE_CHECKING:
-    import onnx
+from podrun.core.errors import PodrunError, UsageError
+from podrun.costmodel.cost import check_planned
+from podrun.costmodel.target import System, system
+from podrun.estimate.layout import ProgramLayout, check_layout
+from podrun.estimate.model import Choices, Estimate, estimate, scan
+from podrun.estimate.reading import load_model, model_batch
+from podrun.estimate.tracing import trace
+from podrun.report.document import Parser
+from podrun.report.text import counted, unit_of_time
 
 SCHEMA = "podrun.estimate"
 SCHEMA_VERSION = 2
-_SAVE = "Name a model in ONNX's format, such as builder.saveModelProto or session.modelToHost writes."
 _TRAINING = ("accumulation", "recompute", "optimizer", "state_off_chip", "shard_state", "global_batch")
 """Options that mean something in training only."""
-
-
-def load_model(path: Path) -> onnx.ModelProto:
-    """The ONNX model in a file.
-
-    Raises:
-        ConfigError: there is no such file, or it holds no model.
-    """
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    if path.is_dir():
-        raise ConfigError(f"{path} is a directory", hint=f"Name a model in it: ls {path}")
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}", hint=f"Look for one: ls {path.parent}")
-    try:
-        model = onnx.load(str(path))
-    except (DecodeError, onnx.checker.ValidationError, OSError, ValueError) as error:
-        raise ConfigError(f"{path} holds no ONNX model that can be read: {error}", hint=_SAVE) from error
-    if not model.graph.node:
-        raise ConfigError(f"{path} holds no ONNX model: its graph has no operators", hint=_SAVE)
-    return model
 
 
 def show(found: Estimate) -> str:
@@ -57,7 +31,8 @@ def show(found: Estimate) -> str:
     layout, total = found.layout, sum(found.seconds.values())
     unit, of = unit_of_time(total)
     lines = [
-        f"{found.samples_per_second:,.0f} samples/s on {counted(found.replicas, 'replica')} of "
+        f"{'Training' if found.training else 'Inference'}: {found.samples_per_second:,.0f} samples/s on "
+        f"{counted(found.replicas, 'replica')} of "
         f"{counted(layout.ipus_per_replica, 'IPU')}, micro-batch {layout.micro_batch}, accumulation "
         f"{layout.accumulation} (batch of {found.samples:,} samples)"
         + (", recomputing" if layout.recompute else ""),
@@ -85,12 +60,17 @@ def _ipus(found: Estimate) -> list[str]:
 
 
 def table(found: Sequence[Estimate], top: int) -> str:
-    """The best layouts of a scan, and the best of them in full."""
+    """The best layouts of a scan, and the best of them in full. Of a layout with and without recomputation the better
+    one is listed.
+    """
     lines = [
         f"{'micro':>6}{'accum':>7}{'IPUs':>6}{'recompute':>11}{'batch':>9}{'samples/s':>13}{'tile B':>11}  "
         "fits  bottleneck"
     ]
-    for one in found[:top]:
+    best: dict[ProgramLayout, Estimate] = {}
+    for one in found:
+        best.setdefault(replace(one.layout, recompute=False), one)
+    for one in [*best.values()][:top]:
         layout = one.layout
         lines.append(
             f"{layout.micro_batch:>6}{layout.accumulation:>7}{layout.ipus_per_replica:>6}"
@@ -169,7 +149,7 @@ def answer(options: argparse.Namespace) -> list[Estimate]:
     """The estimates that a command line asks for, best first. Raises PodrunError."""
     _check_options(options)
     target = system(options.target)
-    layout = Layout(
+    layout = ProgramLayout(
         1 if options.micro_batch is None else options.micro_batch,
         1 if options.accumulation is None else options.accumulation,
         1 if options.ipus_per_replica is None else options.ipus_per_replica,
@@ -203,7 +183,7 @@ def _check_options(options: argparse.Namespace) -> None:
         raise UsageError(f"{alone[0]} means nothing in inference", hint="Add --train, or leave it out.")
 
 
-def _found(options: argparse.Namespace, target: System, layout: Layout) -> list[Estimate]:
+def _found(options: argparse.Namespace, target: System, layout: ProgramLayout) -> list[Estimate]:
     model = load_model(options.model)
     own = model_batch(model)
     if options.micro_batch is None:

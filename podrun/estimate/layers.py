@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podrun.device.tiles.flatten import FlatJaxpr
-from podrun.device.tiles.primitives import VIEWS
-from podrun.device.tiles.recompute import BACKWARD
-from podrun.report.model import layer_of
+from podrun.core.scopes import parse
+from podrun.costmodel.flat_graph import FlatJaxpr
+from podrun.costmodel.primitives import VIEWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def _at_work(
     kept = list(itertools.accumulate(saved))
     live, temporary = [0] * len(index), [0] * len(index)
     for scope, entry in step["memory_by_scope"].items():
-        place = index.get(layer_of(scope), len(index) - 1)
+        place = index.get(parse(scope).layer, len(index) - 1)
         live[place] = max(live[place], entry["live"] - kept[place])
         temporary[place] = max(temporary[place], entry["temporary"])
     return live, temporary
@@ -87,14 +86,14 @@ def _order(forward: Mapping[str, Any], ahead: FlatJaxpr) -> list[str]:
     scopes = itertools.chain(
         (e.scope for e in ahead.equations if e.scope), (e["scope"] for e in forward["timeline"])
     )
-    return list(dict.fromkeys(layer_of(scope) for scope in scopes)) or [""]
+    return list(dict.fromkeys(parse(scope).layer for scope in scopes)) or [""]
 
 
 def _by_layer(entries: Any, index: Mapping[str, int]) -> list[float]:
     """Sums by layer; what belongs to no layer (the loss, work without a name) goes to the last."""
     found = [0.0] * len(index)
     for scope, value in entries:
-        found[index.get(layer_of(scope), len(index) - 1)] += value
+        found[index.get(parse(scope).layer, len(index) - 1)] += value
     return found
 
 
@@ -102,7 +101,7 @@ def _places(flat: FlatJaxpr, index: Mapping[str, int]) -> list[int]:
     """The layer of each equation; one without a name is in that of the equation before it."""
     found, last = [], 0
     for equation in flat.equations:
-        last = index.get(layer_of(equation.scope), last) if equation.scope else last
+        last = index.get(parse(equation.scope).layer, last) if equation.scope else last
         found.append(last)
     return found
 
@@ -140,14 +139,14 @@ def _saved(flat: FlatJaxpr, index: Mapping[str, int]) -> list[int]:
     maker: dict[int, int] = {}
     found, kept = [0] * len(index), set[int]()
     for equation in flat.equations:
-        if BACKWARD in equation.scope:
+        if parse(equation.scope).backward:
             for number in equation.inputs:
                 root = roots.get(number, number) if number is not None else None
                 if root in maker and root not in kept:
                     kept.add(root)
                     found[maker[root]] += flat.tensors[root].nbytes
         elif equation.primitive not in VIEWS and equation.scope:
-            place = index.get(layer_of(equation.scope), len(index) - 1)
+            place = index.get(parse(equation.scope).layer, len(index) - 1)
             maker |= dict.fromkeys(equation.outputs, place)
     return found
 

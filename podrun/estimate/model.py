@@ -1,26 +1,29 @@
-"""From what a micro-batch costs on one chip to throughput and fit on a system."""
+"""Throughput and fit on a system, from the cost of a micro-batch on one chip; scans over layouts for the best."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from podrun.device.target import System
-from podrun.device.tiles.batch import Batch, batch_seconds
-from podrun.device.tiles.memory import Location
-from podrun.errors import InvalidOptionError
+from podrun.core.errors import InvalidOptionError, UsageError
+from podrun.costmodel.batch import BatchWork, batch_seconds
+from podrun.costmodel.splitting import cut_chain
+from podrun.costmodel.target import System
+from podrun.costmodel.tile_memory import Location
 from podrun.estimate.layers import Layer
-from podrun.estimate.layout import Layout, check_layout
-from podrun.estimate.memory import STATES, MemoryModel
-from podrun.estimate.split import cut
-from podrun.estimate.tracing import Traced
+from podrun.estimate.layout import STATES, MemoryModel, ProgramLayout, check_layout
+from podrun.estimate.tracing import FixedBatchError, Traced, trace
+
+if TYPE_CHECKING:
+    import onnx
 
 
 @dataclass(frozen=True, slots=True)
 class IpuShare:
-    """What one IPU of a replica has: layers by name, cycles of a micro-batch, bytes by content."""
+    """The share of one IPU of a replica: layers by name, cycles of a micro-batch, bytes by content."""
 
     first_layer: str
     last_layer: str
@@ -37,7 +40,7 @@ class Estimate:
     ``ipus``: how the layers are split over the IPUs of a replica.
     """
 
-    layout: Layout
+    layout: ProgramLayout
     replicas: int
     samples_per_second: float
     seconds: Mapping[str, float]
@@ -45,6 +48,7 @@ class Estimate:
     tile_bytes: int
     bounds: Mapping[str, Any]
     ipus: tuple[IpuShare, ...]
+    training: bool = False
 
     @property
     def fits(self) -> bool:
@@ -91,7 +95,7 @@ class Estimate:
         }
 
 
-def estimate(traced: Traced, system: System, layout: Layout, *, train: bool) -> Estimate:
+def estimate(traced: Traced, system: System, layout: ProgramLayout, *, train: bool) -> Estimate:
     """Throughput and fit of a traced model.
 
     Raises:
@@ -119,10 +123,11 @@ def estimate(traced: Traced, system: System, layout: Layout, *, train: bool) -> 
         system.chip.tile_bytes,
         traced.step["bounds"],
         shares,
+        train,
     )
 
 
-def _memory(traced: Traced, system: System, layout: Layout, *, train: bool) -> MemoryModel:
+def _memory(traced: Traced, system: System, layout: ProgramLayout, *, train: bool) -> MemoryModel:
     per, recompute = layout.ipus_per_replica, train and layout.recompute
     waiting = train and layout.accumulation == 1
     return MemoryModel(
@@ -140,11 +145,11 @@ def _memory(traced: Traced, system: System, layout: Layout, *, train: bool) -> M
 
 
 def _batch(
-    traced: Traced, system: System, layout: Layout, shares: Sequence[IpuShare], *, train: bool
-) -> Batch:
+    traced: Traced, system: System, layout: ProgramLayout, shares: Sequence[IpuShare], *, train: bool
+) -> BatchWork:
     """What a batch of all replicas does, with the layers over IPUs as in ``shares``."""
     ends = list(itertools.accumulate(share.layers for share in shares))
-    return Batch(
+    return BatchWork(
         max(share.cycles for share in shares),
         layout.ipus_per_replica,
         layout.accumulation,
@@ -180,7 +185,7 @@ def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -
     if recompute and ipus == 1:
         # What is made again is known; layers take shares of it, as nobody cuts them apart.
         last = [cost * traced.remade["step"]["cycles"] / sum(costs) for cost in costs]
-    ends = cut(costs, ipus, memory.fits, last=last) or cut(costs, ipus, last=last)
+    ends = cut_chain(costs, ipus, memory.fits, last=last) or cut_chain(costs, ipus, last=last)
     assert ends is not None  # There are at least as many layers as IPUs.
     found = []
     for ipu, (first, end) in enumerate(itertools.pairwise((0, *ends))):
@@ -201,3 +206,80 @@ def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -
 def _most_weights(layers: Sequence[Layer], ends: Sequence[int]) -> float:
     spans = itertools.pairwise((0, *ends))
     return float(max(sum(layer.weights for layer in layers[first:end]) for first, end in spans))
+
+
+MOST_STAGES = 16
+"""Longest pipeline that a scan tries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a scan tries: all combinations. ``global_batch``: accumulation follows from it, and layouts that do not
+    divide it are left out; ``pipelines``: IPUs of a replica, None: powers of two up to `MOST_STAGES`.
+    """
+
+    micro_batches: Sequence[int] = (1, 2, 4, 8, 16, 32)
+    accumulations: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
+    global_batch: int | None = None
+    pipelines: Sequence[int] | None = None
+    recomputing: Sequence[bool] = (False, True)
+
+
+def scan(
+    model: onnx.ModelProto, system: System, base: ProgramLayout, choices: Choices, *, train: bool
+) -> list[Estimate]:
+    """Estimates of many layouts, those that fit first and the fastest of them first.
+
+    What is not among the ``choices`` is as in ``base``. Pipelines are split as even as memory allows; inference is
+    tried without accumulation and recomputation.
+
+    Raises:
+        UsageError: no layout gives that global batch.
+    """
+    if not train:
+        choices = replace(choices, accumulations=(1,), recomputing=(False,))
+    found: list[Estimate] = []
+    fixed: FixedBatchError | None = None
+    for micro_batch in choices.micro_batches:
+        traced: Traced | None = None
+        for layout in _layouts(system, replace(base, micro_batch=micro_batch), choices):
+            if traced is None:
+                try:
+                    traced = trace(model, system.chip, layout, train=train)
+                except FixedBatchError as error:
+                    fixed = error
+                    break
+            if layout.ipus_per_replica <= len(traced.layers):
+                found.append(estimate(traced, system, layout, train=train))
+    if not found and fixed is not None:
+        raise fixed
+    if not found:
+        raise UsageError(
+            f"no layout of {system.name} makes a global batch of {choices.global_batch}",
+            hint=f"Give a multiple of the number of replicas, as in --global-batch {system.ipus * 16}.",
+        )
+    return sorted(found, key=_rank)
+
+
+def _rank(one: Estimate) -> tuple[bool, int, bool, int, float]:
+    """Sort key: layouts that fit first, then by time (to a thousandth), then without recomputation, then by memory."""
+    speed = round(1000 * math.log(one.samples_per_second))
+    return (not one.fits, -speed, one.layout.recompute, one.max_tile_bytes, -one.samples_per_second)
+
+
+def _layouts(system: System, base: ProgramLayout, choices: Choices) -> Iterator[ProgramLayout]:
+    for per in choices.pipelines or _powers_of_two(min(MOST_STAGES, system.ipus)):
+        factors = choices.accumulations
+        if choices.global_batch is not None:
+            factor, rest = divmod(choices.global_batch, base.micro_batch * (system.ipus // per))
+            factors = (factor,) if factor and not rest else ()
+        for factor in factors:
+            for recompute in choices.recomputing:
+                yield replace(base, ipus_per_replica=per, accumulation=factor, recompute=recompute)
+
+
+def _powers_of_two(most: int) -> Iterator[int]:
+    power = 1
+    while power <= most:
+        yield power
+        power *= 2

@@ -1,4 +1,4 @@
-"""From an ONNX model to what one micro-batch costs on one chip."""
+"""The cost of one micro-batch of an ONNX model on one chip."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from podrun.device.target import Chip
-from podrun.device.tiles import plan_cache
-from podrun.device.tiles.cost import cost_flat
-from podrun.device.tiles.flatten import FlatJaxpr, flatten
-from podrun.device.tiles.recompute import Recompute, recomputed
-from podrun.device.tiles.schedule import Options
-from podrun.errors import PodrunError, UsageError
+from podrun.core.errors import PodrunError, UsageError
+from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.costmodel import plan_cache
+from podrun.costmodel.cost import cost_flat
+from podrun.costmodel.flat_graph import FlatJaxpr
+from podrun.costmodel.flatten import flatten
+from podrun.costmodel.recompute import Recompute, recomputed
+from podrun.costmodel.schedule import PlanOptions
+from podrun.costmodel.target import Chip
 from podrun.estimate.layers import Layer, layers_of
-from podrun.estimate.layout import Layout, check_counts
-from podrun.executable import TensorSpec, numpy_dtype
+from podrun.estimate.layout import ProgramLayout, check_counts
+from podrun.estimate.reading import batched_shapes, completed, model_batch
 
 if TYPE_CHECKING:
     import onnx
 
-    from podrun.popart.lowering import Lowered
+    from podrun.onnx_models.lowering import Lowered
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +44,18 @@ class Traced:
     layers: tuple[Layer, ...]
 
 
-def trace(model: onnx.ModelProto, chip: Chip, layout: Layout, *, train: bool) -> Traced:
+def trace(model: onnx.ModelProto, chip: Chip, layout: ProgramLayout, *, train: bool) -> Traced:
     """Lower, trace and cost one micro-batch. The first dimension of every input is the batch.
 
-    Training differentiates the mean of the first output: a model in a file has no loss, and a loss is small.
-    Answers are kept on disk (`podrun.device.tiles.plan_cache`), so that a repeat needs no tracing.
+    Training differentiates the mean of the first floating-point output (`completed` says which outputs there are): a
+    model in a file has no loss, and a loss is small.
+    Answers are kept on disk (`podrun.costmodel.plan_cache`), so that a repeat needs no tracing.
 
-    Raises what `podrun.popart.lowering.lower` raises, and UsageError for a model without inputs.
+    Raises what `podrun.onnx_models.lowering.lower` raises, and UsageError for a model without inputs.
     """
     check_counts(layout)
-    shapes = _batched(model, layout.micro_batch)
+    model = completed(model)
+    shapes = batched_shapes(model, layout.micro_batch)
     question = (
         "estimate",
         hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest(),
@@ -65,11 +69,16 @@ def trace(model: onnx.ModelProto, chip: Chip, layout: Layout, *, train: bool) ->
 
 
 def _trace(
-    model: onnx.ModelProto, chip: Chip, layout: Layout, shapes: dict[str, tuple[int, ...]], *, train: bool
+    model: onnx.ModelProto,
+    chip: Chip,
+    layout: ProgramLayout,
+    shapes: dict[str, tuple[int, ...]],
+    *,
+    train: bool,
 ) -> Traced:
     lowered = _lowered(model, layout.micro_batch, shapes, train=train)
     flats = _flats(lowered, train=train)
-    options = Options(layout.partials_type, layout.proportion)
+    options = PlanOptions(layout.partials_type, layout.proportion)
     reports = [cost_flat(flat, chip, options, results_stay=False) for flat in flats]
     waiting = [cost_flat(flat, chip, options) for flat in flats[1:]] or reports
     ahead, whole = reports[0], reports[train]
@@ -95,7 +104,7 @@ def _flats(lowered: Lowered, *, train: bool) -> list[FlatJaxpr]:
     parameters = {name: _abstract(spec) for name, spec in lowered.parameters.items()}
     inputs = {name: _abstract(spec) for name, spec in lowered.inputs.items()}
     key = jax.eval_shape(lambda: jax.random.key(0))
-    first = next(iter(lowered.outputs))
+    first = _measured(lowered, train=train)
 
     # What the forward pass itself replaces (running statistics) is part of a step, and read by nothing in it.
     updates = tuple(lowered.state_updates.values())
@@ -120,11 +129,27 @@ def _flats(lowered: Lowered, *, train: bool) -> list[FlatJaxpr]:
     return [ahead, both, recomputed(both, Recompute("standard"))]
 
 
+def _measured(lowered: Lowered, *, train: bool) -> str:
+    """The output that is computed: the first; in training the first that can be differentiated. UsageError for none."""
+    import jax.numpy as jnp
+
+    names = list(lowered.outputs)
+    if train:
+        specs = lowered.outputs
+        names = [n for n in names if jnp.issubdtype(numpy_dtype(specs[n].dtype), jnp.floating)]
+    if not names:
+        raise UsageError(
+            "none of the model's outputs is a floating-point tensor, so there is nothing to train",
+            hint="Leave --train out, or mark the loss as an output of the model: builder.addOutputTensor(loss)",
+        )
+    return names[0]
+
+
 def _lowered(
     model: onnx.ModelProto, micro_batch: int, shapes: dict[str, tuple[int, ...]], *, train: bool
 ) -> Lowered:
     """Raises FixedBatchError if a model that can be lowered as it is cannot be at this micro-batch."""
-    from podrun.popart.lowering import lower
+    from podrun.onnx_models.lowering import lower
 
     own = model_batch(model)
     if own in (None, micro_batch):
@@ -142,38 +167,7 @@ class FixedBatchError(UsageError):
     """A model whose shapes hold the micro-batch it was written for cannot be estimated at another."""
 
 
-def model_batch(model: onnx.ModelProto) -> int | None:
-    """The micro-batch that the model was written for: the first dimension of its first input, if it is
-    fixed.
-    """
-    initial = {tensor.name for tensor in model.graph.initializer}
-    for value in model.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        if value.name not in initial and dims:
-            return int(dims[0].dim_value) or None
-    return None
-
-
 def _abstract(spec: TensorSpec) -> Any:
     import jax
 
     return jax.ShapeDtypeStruct(spec.shape, numpy_dtype(spec.dtype))  # type: ignore[no-untyped-call]
-
-
-def _batched(model: onnx.ModelProto, micro_batch: int) -> dict[str, tuple[int, ...]]:
-    initial = {tensor.name for tensor in model.graph.initializer}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for value in model.graph.input:
-        if value.name in initial:
-            continue
-        dims = value.type.tensor_type.shape.dim
-        rest = tuple(int(dim.dim_value) for dim in dims[1:])
-        if any(dim <= 0 for dim in rest):
-            raise UsageError(
-                f"input {value.name!r} leaves a dimension open that is not the first (the batch)",
-                hint="Fix the other dimensions in the model.",
-            )
-        shapes[value.name] = (micro_batch, *rest) if len(dims) else ()
-    if not shapes:
-        raise UsageError("the model has no inputs", hint="Samples come in through the model's inputs.")
-    return shapes

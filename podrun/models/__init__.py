@@ -6,7 +6,7 @@ alone.
     built = models.build("resnet18", batch=4, weights=models.Random(seed=0))
     session = popart.InferenceSession(built.model, popart.DataFlow(1, [built.output]), device)
 
-``vision``, ``attention`` and ``recurrent`` hold the architectures, ``catalogue`` their names and sizes,
+``vision`` and ``sequences`` hold the architectures, ``catalogue`` their names and sizes,
 `Network` the few operators they are written in. With `Declared` weights a network of any size is built
 without a byte of weights, for the tile model; with `Random` ones it runs. What enters this room:
 architectures with a published definition.

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from podrun.errors import InvalidOptionError
-from podrun.models import attention, recurrent, vision
+from podrun.core.errors import InvalidOptionError
+from podrun.models import sequences, vision
 from podrun.models.network import Declared, Network, Weights
 from podrun.popart.building.builder import Builder
 
@@ -64,9 +64,9 @@ CATALOGUE: Mapping[str, Entry] = MappingProxyType(
         "alexnet": _vision(224, vision.alexnet),
         "googlenet": _vision(224, vision.googlenet),
         "mobilenet_v1": _vision(224, vision.mobilenet),
-        **{name: _vision(224, attention.vit, name) for name in attention.VIT},
-        "swin_t": _vision(224, attention.swin, "swin_t"),
-        "swin_l": _vision(384, attention.swin, "swin_l"),
+        **{name: _vision(224, sequences.vit, name) for name in sequences.VIT},
+        "swin_t": _vision(224, sequences.swin, "swin_t"),
+        "swin_l": _vision(384, sequences.swin, "swin_l"),
     }
 )
 """Networks of images by name. Text networks stand in `TRANSFORMERS`, ``lstm`` takes its sizes as
@@ -87,7 +87,7 @@ class Built:
 
 
 TOKENS = 128
-"""Length of text where none is given."""
+"""Tokens of text networks unless ``size`` is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +135,14 @@ def build(
 
 def _text(net: Network, size: Transformer, batch: int, tokens: int) -> Built:
     words = net.input("tokens", (batch, tokens), "INT32")
-    x = attention.embedding(net, words, size.vocabulary, size.hidden)
-    mask = attention.causal_mask(net, tokens) if size.causal else net.input("mask", (batch, 1, 1, tokens))
+    x = sequences.embedding(net, words, size.vocabulary, size.hidden)
+    mask = sequences.causal_mask(net, tokens) if size.causal else net.input("mask", (batch, 1, 1, tokens))
     for layer in range(size.layers):
         with net.scope(f"layer{layer}"):
             name = "layer" if size.shared else f"layer{layer}"
-            x = attention.encoder_layer(net, x, name, size.heads, size.feed_forward, mask)
+            x = sequences.encoder_layer(net, x, name, size.heads, size.feed_forward, mask)
     predictions = tokens if size.causal else max(1, round(tokens * 0.15))
-    y = attention.prediction_head(net, x, size.vocabulary, predictions, net.named["word"])
+    y = sequences.prediction_head(net, x, size.vocabulary, predictions, net.named["word"])
     return finished(net, (words,) if size.causal else (words, mask), y)
 
 
@@ -150,7 +150,7 @@ def lstm(batch: int, steps: int, layers: int, hidden: int, *, weights: Weights |
     """A stack of LSTM layers whose input is as wide as its state."""
     net = Network(Builder(), weights or Declared())
     x = net.input("x", (steps, batch, hidden))
-    return finished(net, (x,), recurrent.lstm(net, x, layers, hidden))
+    return finished(net, (x,), sequences.lstm(net, x, layers, hidden))
 
 
 def finished(net: Network, inputs: tuple[str, ...], output: str) -> Built:

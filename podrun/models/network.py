@@ -1,4 +1,4 @@
-"""The operators that networks are written in: a thin hand on `popart.Builder` that also makes the weights."""
+"""The operators that networks are written in: a thin layer over `popart.Builder` that also makes the weights."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Protocol
 
 import numpy as np
 
-from podrun.errors import InvalidOptionError
+from podrun.core.errors import InvalidOptionError
 from podrun.popart.building.builder import Builder
-from podrun.popart.tensor_info import TensorInfo
+from podrun.session.tensor_info import TensorInfo
 
 NORMS = ("batch", "group", "none")
-"""Normalisations of a convolution. ``none`` adds a bias: what is left of batch normalisation in inference."""
+"""Normalisations of a convolution. ``none`` adds a bias: the remainder of batch normalisation in inference."""
 DTYPES = {"float16": "FLOAT16", "float32": "FLOAT"}
 EPSILON = 1e-5
 GROUP_CHANNELS = 16
 """Channels of a group of group normalisation, as near as the channels divide."""
 ATTENTION_BLOCKED = -1e4
-"""What a mask adds to scores that must not count: far below any score, and still a half."""
+"""Added to masked scores: far below any score, and representable in float16."""
 
 
 class Weights(Protocol):
@@ -107,7 +107,7 @@ class Network:
         return self.builder.addInputTensor(TensorInfo(dtype or DTYPES[self.dtype], list(shape)), name)
 
     def weight(self, name: str, shape: Sequence[int], scale: float = 0.02, mean: float = 0.0) -> str:
-        """The trained parameter called ``name``: asked for twice, it is shared."""
+        """The trained parameter called ``name``; the same one at each call."""
         if name not in self.named:
             self.named[name] = self.weights.add(self.builder, name, shape, scale, mean)
         return self.named[name]

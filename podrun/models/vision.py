@@ -62,7 +62,7 @@ SCALES = {"efficientnet_b0": (1.0, 1.0), "efficientnet_b4": (1.4, 1.8)}
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class InvertedStage:
     """Blocks of an EfficientNet; only the first has the ``stride``."""
 
     expand: int
@@ -73,21 +73,21 @@ class Stage:
 
 
 STAGES = (
-    Stage(1, 16, 1, 3, 1),
-    Stage(6, 24, 2, 3, 2),
-    Stage(6, 40, 2, 5, 2),
-    Stage(6, 80, 3, 3, 2),
-    Stage(6, 112, 3, 5, 1),
-    Stage(6, 192, 4, 5, 2),
-    Stage(6, 320, 1, 3, 1),
+    InvertedStage(1, 16, 1, 3, 1),
+    InvertedStage(6, 24, 2, 3, 2),
+    InvertedStage(6, 40, 2, 5, 2),
+    InvertedStage(6, 80, 3, 3, 2),
+    InvertedStage(6, 112, 3, 5, 1),
+    InvertedStage(6, 192, 4, 5, 2),
+    InvertedStage(6, 320, 1, 3, 1),
 )
-"""B0's."""
+"""The stages of EfficientNet-B0."""
 GROUPED_EXPANSION = 4
 """Expansion where depthwise convolutions are grouped, which keeps the arithmetic (published for the IPU)."""
 
 
 def round_channels(channels: float) -> int:
-    """Channels in eights, never more than a tenth below what was asked."""
+    """Channels rounded to a multiple of eight, at most a tenth below the request."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 
@@ -109,7 +109,7 @@ def efficientnet(net: Network, images: str, variant: str, group: int = 1) -> str
         return net.dense(net.average_field(x), "head", CLASSES)
 
 
-def _inverted(net: Network, x: str, name: str, stage: Stage, stride: int, group: int) -> str:
+def _inverted(net: Network, x: str, name: str, stage: InvertedStage, stride: int, group: int) -> str:
     """Expand, depthwise, squeeze and excite, project."""
     channels = net.shape(x)[1]
     inside, y = channels * stage.expand, x
@@ -157,7 +157,7 @@ INCEPTION = (
 1).
 """
 POOL_BEFORE = frozenset({2, 7})
-"""Modules that a max-pool of stride two goes before."""
+"""Modules that follow a max-pool of stride two."""
 
 
 def googlenet(net: Network, images: str) -> str:

@@ -1,6 +1,8 @@
-"""Looking at IPUs: `gc-monitor`, `gc-info`, `gc-inventory`, `gc-reset`, and the `gcipuinfo` module.
+"""Looking at IPUs: `gc-monitor`, `gc-info`, `gc-inventory`, `gc-reset`, test tools, `gcipuinfo`, Prometheus exporter.
 
-These tools read what the partition service and its machines report (`podrun.telemetry`) and change nothing,
-except for `gc-reset`. They start fast: neither JAX, NumPy nor Ray is imported, and gRPC only to talk to the
-server.
+What enters reads the reports of the V-IPU service and its machines (`podrun.core.telemetry`), or runs a test program on
+IPUs it attaches; only `gc-reset` changes IPUs. Data go from ``source`` (which server, which partition) to ``devices``
+(pure values), then to tables, JSON or metrics for people and programs.
+
+The commands start fast: they import neither JAX, NumPy nor Ray at start-up, and gRPC only to talk to the server.
 """

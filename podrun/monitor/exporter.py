@@ -1,10 +1,10 @@
-"""Metrics for Prometheus: one page with what all machines of the POD report.
+"""Metrics for Prometheus: one page with the reports of all machines of the POD.
 
     python -m podrun.monitor.exporter --port 2112      # http://127.0.0.1:2112/metrics
 
-Names of families follow the V-IPU exporter where they are known (``exporter_ticks``, ``ipu_attached``,
-``ipu_tile_clk_speed``, ``ipum_hardware_info``); those that start with ``podrun_`` are ours. What is unknown
-is left out, never written as zero.
+Names of families follow the V-IPU exporter if they are known (``exporter_ticks``, ``ipu_attached``,
+``ipu_tile_clk_speed``, ``ipum_hardware_info``); those that start with ``podrun_`` are podrun's own. Unknown values are
+left out, never written as zero.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING
 import click
 
 from podrun import commands
-from podrun.partition.cli_common import run
-from podrun.telemetry import NO_ERRORS, IpuReport, MachineReport
+from podrun.core.telemetry import IpuReport, MachineReport
+from podrun.vipu.cli_common import HELP_OPTIONS, run
+from podrun.vipu.cli_connection import server_options
 
 if TYPE_CHECKING:
-    from podrun.partition.client import VipuClient
-    from podrun.partition.types import PartitionInfo
-
-NAMES = {"help_option_names": ["-h", "--help"]}
+    from podrun.vipu.client import VipuClient
+    from podrun.vipu.types import PartitionInfo
 
 
 @dataclass(slots=True)
@@ -38,7 +37,7 @@ class Family:
     samples: list[tuple[dict[str, str], float]] = field(default_factory=list)
 
     def add(self, value: float | None, **labels: str) -> None:
-        """A sample; None is left out."""
+        """Add a sample, unless the value is unknown (None)."""
         if value is not None:
             self.samples.append((labels, value))
 
@@ -61,14 +60,20 @@ def metrics(partitions: Iterable[PartitionInfo], reports: Iterable[MachineReport
     tick.add(ticks)
     info = Family("ipum_hardware_info", "gauge", "1 for each IPU-Machine.")
     up = Family("podrun_machine_up", "gauge", "1 if the machine's process answers.")
-    state = Family("podrun_partition_state", "gauge", "1 for the state that a partition is in.")
+    state = Family(
+        "podrun_partition_state", "gauge", "1 for the state that a partition is in, 0 for the others."
+    )
     size = Family("podrun_partition_ipus", "gauge", "IPUs of a partition.")
     for partition in partitions:
-        state.add(1, partition=partition.name, state=partition.state.name)
+        for possible in type(partition.state):
+            state.add(float(possible is partition.state), partition=partition.name, state=possible.name)
         size.add(partition.size, partition=partition.name)
     ipus = _IpuFamilies()
+    described: set[str] = set()
     for report in reports:
-        info.add(1, agent=report.agent_id, serial=report.serial, target=report.target)
+        if report.agent_id not in described:  # Partitions of one or two IPUs may share a machine.
+            described.add(report.agent_id)
+            info.add(1, agent=report.agent_id, serial=report.serial, target=report.target)
         up.add(float(report.state == "up"), agent=report.agent_id, partition=report.partition)
         for ipu in report.ipus:
             ipus.add(report, ipu)
@@ -94,7 +99,7 @@ class _IpuFamilies:
         labels = {"partition": report.partition, "ipu": str(ipu.partition_ipu), "agent": report.agent_id}
         self.attached.add(float(ipu.process is not None), **labels)
         self.clock.add(ipu.clock_mhz, **labels)
-        self.error.add(float(ipu.has_error), **labels, state=ipu.error_state if ipu.has_error else NO_ERRORS)
+        self.error.add(float(ipu.has_error), **labels)
         self.busy.add(ipu.utilisation_percent, **labels)
         self.batches.add(ipu.batches_done, **labels)
 
@@ -105,7 +110,7 @@ def make_server(client: VipuClient, host: str, port: int) -> ThreadingHTTPServer
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            from podrun.errors import PodrunError
+            from podrun.core.errors import PodrunError
 
             if self.path.split("?")[0] != "/metrics":
                 self.send_error(404, "There is only /metrics.")
@@ -123,19 +128,18 @@ def make_server(client: VipuClient, host: str, port: int) -> ThreadingHTTPServer
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing: a scrape every few seconds is no news."""
+            """Log nothing: scrapes come every few seconds."""
 
     return ThreadingHTTPServer((host, port), Handler)
 
 
-@click.command(context_settings=NAMES)
+@click.command(context_settings=HELP_OPTIONS)
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1].")
 @click.option("--port", type=click.IntRange(0, 65535), default=2112, help="Port; 0 for a free one [2112].")
-@click.option("--api-host", "-H", metavar="HOST", help="Server [environment, else a running one].")
-@click.option("--api-port", type=click.IntRange(1, 65535), metavar="PORT", help="Port of the server.")
+@server_options
 def exporter(host: str, port: int, api_host: str | None, api_port: int | None) -> None:
     """Serve metrics of the POD for Prometheus until Ctrl-C."""
-    from podrun.errors import ConflictError
+    from podrun.core.errors import ConflictError
     from podrun.monitor.source import connect, on_stderr
 
     with connect(api_host, api_port, say=on_stderr) as client:

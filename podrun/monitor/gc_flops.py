@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from podrun.monitor.holding import NAMES, server_options
-from podrun.partition.cli_common import run
+from podrun.vipu.cli_common import HELP_OPTIONS, run
+from podrun.vipu.cli_connection import server_options
 
 TYPES = {"FP16": "float16", "FP32": "float32"}
 
 
-@click.command(context_settings=NAMES)
+@click.command(context_settings=HELP_OPTIONS)
 @click.option("-p", "--fp", type=click.Choice(["FP16", "FP32", "FP8"]), default="FP16", help="Type [FP16].")
 @click.option(
     "-d", "--device-id", "device", type=click.IntRange(0), default=0, metavar="ID", help="Device [0]."
@@ -33,14 +33,14 @@ def gc_flops(
 ) -> int:
     """Multiply matrices on every tile of a device and print the modelled FLOPS of an IPU.
 
-    What is computed is compared to the bit; ends with exit code 1 if a value is wrong.
+    Every result is compared to the bit; the exit code is 1 if a value is wrong.
     """
-    from podrun.errors import UnsupportedError
-    from podrun.monitor.holding import find_bench, hold
-    from podrun.monitor.products_run import PASSES, ProductsRun
+    from podrun.core.errors import UnsupportedError
+    from podrun.monitor.matrix_load import PASSES, ProductsRun
+    from podrun.monitor.tool_partition import attach, find_partition
 
-    bench = find_bench(api_host, api_port)
-    chip, ipus = bench.chip, bench.ipus_of(device)
+    partition = find_partition(api_host, api_port)
+    chip, ipus = partition.chip, partition.ipus_of(device)
     if fp not in TYPES:
         raise UnsupportedError(f"{chip.title} does not compute in {fp}", hint="Types: FP16, FP32.")
 
@@ -49,7 +49,7 @@ def gc_flops(
             click.echo(line)
 
     say("Testing may take up to a minute of this host's time.")
-    with hold(bench, ipus, name="gc-flops") as connection:
+    with attach(partition, ipus, name="gc-flops") as connection:
         say("Loading binary")
         test = ProductsRun(connection, chip, ipus.count, TYPES[fp], PASSES)
         say(f"Starting {fp} calculation")

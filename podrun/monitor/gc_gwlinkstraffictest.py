@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.monitor.holding import NAMES, server_options
-from podrun.partition.cli_common import run
+from podrun.vipu.cli_common import HELP_OPTIONS, run
+from podrun.vipu.cli_connection import server_options
 
 if TYPE_CHECKING:
-    from podrun.device.connection import IpuRange
-    from podrun.monitor.holding import Bench
+    from podrun.core.layout import IpuRange
+    from podrun.monitor.tool_partition import ToolPartition
 
 WORDS = 256 * 1024
 """32-bit words that every machine sends in an iteration: 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What crossed each GW-Link each way, checksums that were wrong by machine, and both times."""
+class GatewayTraffic:
+    """Bytes over each GW-Link each way, wrong checksums by machine, modelled and emulation time."""
 
     iterations: int
     bytes_per_link: int
@@ -37,7 +37,7 @@ class Outcome:
         return self.bytes_per_link * 8 / self.modelled_s / 1e9
 
 
-@click.command(context_settings=NAMES)
+@click.command(context_settings=HELP_OPTIONS)
 @click.version_option(package_name="podrun", prog_name="gc-gwlinkstraffictest")
 @click.option(
     "-i", "--iterations", type=click.IntRange(1), default=10, metavar="N", help="Times data is sent [10]."
@@ -57,23 +57,23 @@ def gc_gwlinkstraffictest(
     """Send data between the IPU-Link domains of the active partition and compare it.
 
     Start one instance for each GCD, with IPUOF_VIPU_API_GCD_ID (or IPUOF_CONFIG_PATH, a file of that GCD): they send
-    together. An instance without either holds the whole partition. Ends with exit code 1 if anything arrives wrong.
+    together. An instance without either holds the whole partition. The exit code is 1 if data arrive wrong.
     """
-    from podrun.errors import UsageError
-    from podrun.monitor.holding import find_bench
+    from podrun.core.errors import UsageError
+    from podrun.monitor.tool_partition import find_partition
 
-    bench = find_bench(api_host, api_port)
-    info = bench.view.info
+    partition = find_partition(api_host, api_port)
+    info = partition.view.info
     if info.reconfigurable or info.num_ilds < 2:
         kind = "is reconfigurable" if info.reconfigurable else "lies in one IPU-Link domain"
         raise UsageError(
             f"partition {info.name} {kind}: it uses no GW-Links",
             hint="Create one over two domains: vipu create partition NAME --size 8 --num-gcds 2 --num-ilds 2",
         )
-    outcome = measure(bench, iterations, timeout)
+    outcome = measure(partition, iterations, timeout)
     gcds = f"{info.num_ilds} IPU-Link domains, {info.num_gcds} GCDs"
     if as_json:
-        click.echo(json.dumps(json_object(bench, outcome), indent=2))
+        click.echo(json.dumps(json_object(partition, outcome), indent=2))
     else:
         click.echo(f"GW-Links of partition {info.name}: {gcds}")
         click.echo(
@@ -81,29 +81,29 @@ def gc_gwlinkstraffictest(
             f"{outcome.gbps:.3f} Gb/s each way"
         )
         for machine, count in outcome.wrong.items():
-            click.echo(f"machine {machine}: {count} blocks of it arrived wrong")
+            click.echo(f"machine {machine}: {count} of its blocks arrived wrong")
         click.echo(f"Overall result: {'failed' if outcome.wrong else 'passed'}")
         click.echo(f"Seconds and bandwidth are modelled. Emulation: {outcome.emulation_s:.2f} s.")
     return 1 if outcome.wrong else 0
 
 
-def measure(bench: Bench, iterations: int, timeout: float) -> Outcome:
-    """Attach this instance's part, send with the others, compare."""
+def measure(partition: ToolPartition, iterations: int, timeout: float) -> GatewayTraffic:
+    """Attach this instance's IPUs, send together with the other instances, compare."""
     import numpy as np
 
-    from podrun.device.connection import IpuRange
-    from podrun.errors import ErrorCode, PoplarError
-    from podrun.monitor.holding import hold
+    from podrun.core.errors import ErrorCode, PoplarError
+    from podrun.core.layout import IpuRange
+    from podrun.monitor.tool_partition import attach
     from podrun.monitor.tool_programs import checksum, gather_over_gateways, pattern
     from podrun.monitor.tool_times import Route, transfer_seconds
 
-    info, chip = bench.view.info, bench.chip
-    machines = 1 + max(device.machine.machine_index for device in bench.view.devices)
-    # All slices go round the ring of domains: every GW-Link carries one in each step.
-    steps = info.num_ilds - 1
-    seconds = steps * transfer_seconds(chip, Route("GW-Link", 1), 4 * WORDS)
-    owned = own_part(bench)
-    with hold(bench, owned, job=IpuRange(0, info.size), name="gc-gwlinkstraffictest") as connection:
+    info, chip = partition.view.info, partition.chip
+    machines = 1 + max(device.machine.machine_index for device in partition.view.devices)
+    # All slices go round the ring of domains; every GW-Link carries one at a time.
+    transfers = info.num_ilds - 1
+    seconds = transfers * transfer_seconds(chip, Route("GW-Link", 1), 4 * WORDS)
+    owned = own_ipus(partition)
+    with attach(partition, owned, job=IpuRange(0, info.size), name="gc-gwlinkstraffictest") as connection:
         if owned.count < info.size:
             click.echo(f"Waiting for the instances of the other GCDs, at most {timeout:g} s.", err=True)
         connection.host_sync_timeout = timeout  # type: ignore[attr-defined]
@@ -123,32 +123,33 @@ def measure(bench: Bench, iterations: int, timeout: float) -> Outcome:
         np.uint32,
     )
     differ = np.count_nonzero(result.anchors["sums"] != expected[:, None, None, :], axis=(0, 1, 2))
-    return Outcome(
+    return GatewayTraffic(
         iterations,
-        bytes_per_link=iterations * steps * 4 * WORDS,
+        bytes_per_link=iterations * transfers * 4 * WORDS,
         wrong={machine: int(count) for machine, count in enumerate(differ) if count},
         modelled_s=result.modelled_seconds,
         emulation_s=result.emulation_seconds,
     )
 
 
-def own_part(bench: Bench) -> IpuRange:
-    """The IPUs of the GCD that the environment names; all of the partition if it names none.
+def own_ipus(partition: ToolPartition) -> IpuRange:
+    """The IPUs of the GCD that the environment names; the whole partition if it names none.
 
-    Raises ConfigError for a file that names no GCD, UsageError for one that is not there.
+    Raises ConfigError for a file that names no GCD, UsageError for a GCD that the partition does not have.
     """
-    from podrun.device.connection import IpuRange
-    from podrun.errors import ConfigError, UsageError
+    from podrun.core.documents import read_text
+    from podrun.core.errors import ConfigError, NotFoundError, UsageError
+    from podrun.core.layout import IpuRange
 
-    info, name = bench.view.info, "IPUOF_VIPU_API_GCD_ID"
-    text = bench.environ.get(name, "")
-    if path := bench.environ.get("IPUOF_CONFIG_PATH"):
+    info, name = partition.view.info, "IPUOF_VIPU_API_GCD_ID"
+    text = partition.environ.get(name, "")
+    if path := partition.environ.get("IPUOF_CONFIG_PATH"):
         name = path
         try:
-            content = Path(path).read_text(encoding="utf-8")
+            content = read_text(Path(path))
             # `vipu get partition --ipuof-configs` prints a heading before the object.
             text = str(json.loads(content[content.index("{") :])["attributes"]["GCD Id"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ConfigError, NotFoundError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"{path}, which IPUOF_CONFIG_PATH names, says no GCD: {error}",
                 hint=f"Write it: vipu get partition {info.name} --gcd 0 --ipuof-configs > FILE",
@@ -164,11 +165,11 @@ def own_part(bench: Bench) -> IpuRange:
     return IpuRange(int(text) * share, share)
 
 
-def json_object(bench: Bench, outcome: Outcome) -> dict[str, Any]:
-    """podrun's own shape: none is published."""
-    from podrun.monitor.holding import strings
+def json_object(partition: ToolPartition, outcome: GatewayTraffic) -> dict[str, Any]:
+    """The JSON object, in podrun's own shape: no sample is published."""
+    from podrun.monitor.tool_partition import strings
 
-    info = bench.view.info
+    info = partition.view.info
     found = {
         "partition": info.name,
         "num_ilds": info.num_ilds,

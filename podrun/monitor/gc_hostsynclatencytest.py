@@ -1,4 +1,4 @@
-"""`gc-hostsynclatencytest`: how long the host and an IPU take to wait for each other."""
+"""`gc-hostsynclatencytest`: the time of a sync between the host and an IPU."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.monitor.holding import NAMES, server_options
-from podrun.partition.cli_common import run
+from podrun.vipu.cli_common import HELP_OPTIONS, run
+from podrun.vipu.cli_connection import server_options
 
 if TYPE_CHECKING:
-    from podrun.device.connection import IpuRange
-    from podrun.monitor.holding import Bench
+    from podrun.core.layout import IpuRange
+    from podrun.monitor.tool_partition import ToolPartition
 
 MARKS = 4095
 """Syncs of one iteration. Published: mark_count of the tool's sample."""
 EMULATED = 500
-"""Syncs of the emulation that are timed in each iteration, at most: each is a run of a program of its own."""
+"""Most syncs of the emulation that are timed in each iteration: each is a run of its own."""
 
 
-@click.command(context_settings=NAMES)
+@click.command(context_settings=HELP_OPTIONS)
 @click.version_option(package_name="podrun", prog_name="gc-hostsynclatencytest")
 @click.option(
     "-d", "--device-id", "device", type=click.IntRange(0), default=0, metavar="ID", help="One IPU [0]."
@@ -49,20 +49,20 @@ def gc_hostsynclatencytest(as_json: bool, api_host: str | None, api_port: int | 
 
     On a real IPU the host sets a count of marks and every sync takes one away.
     """
-    from podrun.errors import UsageError
-    from podrun.monitor.holding import find_bench
+    from podrun.core.errors import UsageError
+    from podrun.monitor.tool_partition import find_partition
     from podrun.monitor.tool_times import sync_train_seconds
 
-    bench = find_bench(api_host, api_port)
-    ipus = bench.ipus_of(options["device"])
+    partition = find_partition(api_host, api_port)
+    ipus = partition.ipus_of(options["device"])
     if ipus.count != 1:
         raise UsageError(
             f"device {options['device']} has {ipus.count} IPUs", hint="Name a single IPU: gc-info -l"
         )
     marks = options["mark_count"]
-    whole = sync_train_seconds(bench.chip, marks, options["delay_cycles"], options["num_delays"])
+    whole = sync_train_seconds(partition.chip, marks, options["delay_cycles"], options["num_delays"])
     timed = options["iterations"] * min(marks, EMULATED)
-    modelled, emulation = _emulated(bench, ipus, timed, whole / marks)
+    modelled, emulation = _emulated(partition, ipus, timed, whole / marks)
     _show(
         {
             "ipu_id": options["device"],
@@ -83,15 +83,17 @@ def gc_hostsynclatencytest(as_json: bool, api_host: str | None, api_port: int | 
     return 0
 
 
-def _emulated(bench: Bench, ipus: IpuRange, syncs: int, modelled_each: float) -> tuple[float, float]:
-    """Run so many syncs: modelled and emulation seconds of all of them."""
-    from podrun.errors import ApplicationRuntimeError
-    from podrun.monitor.holding import hold
+def _emulated(
+    partition: ToolPartition, ipus: IpuRange, syncs: int, modelled_each: float
+) -> tuple[float, float]:
+    """Run ``syncs`` syncs; returns the modelled and the emulation seconds of all."""
+    from podrun.core.errors import ApplicationRuntimeError
+    from podrun.monitor.tool_partition import attach
     from podrun.monitor.tool_programs import host_syncs
 
     modelled = emulation = 0.0
-    with hold(bench, ipus, name="gc-hostsynclatencytest") as connection:
-        connection.load(host_syncs(bench.chip, modelled_each))
+    with attach(partition, ipus, name="gc-hostsynclatencytest") as connection:
+        connection.load(host_syncs(partition.chip, modelled_each))
         for number in range(syncs):
             result = connection.run(1, {})
             if result.batches_done != number + 1:
@@ -102,9 +104,9 @@ def _emulated(bench: Bench, ipus: IpuRange, syncs: int, modelled_each: float) ->
 
 
 def _show(found: dict[str, Any], as_json: bool) -> None:
-    """Print what was found, and what of it is modelled."""
+    """Print the values, and which of them are modelled."""
     if as_json:
-        from podrun.monitor.holding import strings
+        from podrun.monitor.tool_partition import strings
 
         kinds = {
             "modelled": ["time_to_sync_us"],

@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.monitor.holding import NAMES, server_options
-from podrun.partition.cli_common import run
+from podrun.vipu.cli_common import HELP_OPTIONS, run
+from podrun.vipu.cli_connection import server_options
 
 if TYPE_CHECKING:
     import numpy as np
 
     from podrun.device.connection import Connection, RunResult
-    from podrun.monitor.holding import Bench
+    from podrun.monitor.tool_partition import ToolPartition
 
 ITERATIONS = 100_000
-"""Iterations that are modelled. Published: the configuration of the tool's sample."""
+"""Modelled iterations. Published: the configuration of the tool's sample."""
 HOST_WORDS = 1 << 20
 """32-bit words that the host moves in one emulated batch."""
 BATCHES = 4
-"""Batches that each test really moves and compares."""
+"""Batches that each test moves and compares in the emulation."""
 SEED = 2_654_435_761
 
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One test: host and tiles read ("from") or fill ("to") what the other end of the buffer is at."""
+    """One test: the host and the tiles each write ("to") or read ("from") the gateway's buffer, at once."""
 
     name: str
     description: str
@@ -47,8 +47,8 @@ LEGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a test gave. ``wrong``: words or checksums that were not what they had to be."""
+class HostTraffic:
+    """Result of one test. ``wrong``: number of wrong words or checksums."""
 
     leg: Leg
     seconds: float
@@ -64,7 +64,7 @@ class Outcome:
         return self.host_bytes * 8 / self.seconds / 1e9, self.tile_bytes * 8 / self.seconds / 1e9
 
 
-@click.command(context_settings=NAMES)
+@click.command(context_settings=HELP_OPTIONS)
 @click.version_option(package_name="podrun", prog_name="gc-hosttraffictest")
 @click.option(
     "-d", "--device-id", "device", type=click.IntRange(0), default=0, metavar="ID", help="One IPU [0]."
@@ -74,26 +74,26 @@ class Outcome:
 def gc_hosttraffictest(device: int, as_json: bool, api_host: str | None, api_port: int | None) -> int:
     """Move data between the host and an IPU's tiles, in all four combinations of directions.
 
-    Speeds are modelled; bytes are really moved over the connection that programs use and compared. Ends with exit
-    code 1 if any is wrong.
+    Speeds are modelled. The emulation moves bytes over the connection that programs use and compares them; the exit
+    code is 1 if any is wrong.
     """
-    from podrun.errors import UsageError
-    from podrun.monitor.holding import find_bench, hold
+    from podrun.core.errors import UsageError
+    from podrun.monitor.tool_partition import attach, find_partition
 
-    bench = find_bench(api_host, api_port)
-    ipus = bench.ipus_of(device)
+    partition = find_partition(api_host, api_port)
+    ipus = partition.ipus_of(device)
     if ipus.count != 1:
         raise UsageError(
             f"device {device} has {ipus.count} IPUs; host traffic is tested one IPU at a time",
             hint="Name a single IPU: gc-info -l",
         )
-    with hold(bench, ipus, name="gc-hosttraffictest") as connection:
-        outcomes = [measure(bench, connection, leg) for leg in LEGS]
+    with attach(partition, ipus, name="gc-hosttraffictest") as connection:
+        outcomes = [measure(partition, connection, leg) for leg in LEGS]
     click.echo(json.dumps(json_object(outcomes), indent=2) if as_json else "\n".join(text(outcomes)))
     return 1 if any(outcome.wrong for outcome in outcomes) else 0
 
 
-def measure(bench: Bench, connection: Connection, leg: Leg) -> Outcome:
+def measure(partition: ToolPartition, connection: Connection, leg: Leg) -> HostTraffic:
     """Load a test's program, move its data, compare."""
     import numpy as np
 
@@ -102,14 +102,16 @@ def measure(bench: Bench, connection: Connection, leg: Leg) -> Outcome:
 
     seconds = ITERATIONS * times.tile_round_seconds()
     tile_words = times.HOST_TILES * times.TILE_BYTES // 4
-    connection.load(host_traffic(bench.chip, leg.host, leg.tile, HOST_WORDS, tile_words, seconds / BATCHES))
+    connection.load(
+        host_traffic(partition.chip, leg.host, leg.tile, HOST_WORDS, tile_words, seconds / BATCHES)
+    )
     buffer = np.arange(tile_words, dtype=np.uint32) * np.uint32(SEED)
     connection.write_variables({"buffer": buffer})
     down = np.random.default_rng(2).integers(0, 2**32, (BATCHES, 1, 1, HOST_WORDS), np.uint32)
     first = np.arange(BATCHES, dtype=np.uint32).reshape(BATCHES, 1, 1, 1) * np.uint32(HOST_WORDS)
     result = connection.run(BATCHES, {"down": down} if leg.host == "to" else {"first": first})
     wrong = _wrong_on_host(result, down, first) + _wrong_on_tiles(connection, result, buffer)
-    return Outcome(
+    return HostTraffic(
         leg,
         seconds=result.modelled_seconds,
         host_bytes=round(times.host_rate(leg.tile) * result.modelled_seconds),
@@ -121,7 +123,7 @@ def measure(bench: Bench, connection: Connection, leg: Leg) -> Outcome:
 
 
 def _wrong_on_host(result: RunResult, down: np.ndarray, first: np.ndarray) -> int:
-    """Words that came up wrong, or batches whose checksum shows that they came down wrong."""
+    """Wrong words from the IPU, or batches to the IPU with a wrong checksum."""
     import numpy as np
 
     from podrun.monitor.tool_programs import checksum
@@ -134,7 +136,7 @@ def _wrong_on_host(result: RunResult, down: np.ndarray, first: np.ndarray) -> in
 
 
 def _wrong_on_tiles(connection: Connection, result: RunResult, buffer: np.ndarray) -> int:
-    """Batches in which tiles read something else, or words of the buffer that are not what tiles wrote."""
+    """Batches that tiles read with a wrong checksum, or words of the buffer that tiles wrote wrong."""
     import numpy as np
 
     from podrun.monitor.tool_programs import checksum
@@ -145,10 +147,10 @@ def _wrong_on_tiles(connection: Connection, result: RunResult, buffer: np.ndarra
     return int(np.count_nonzero(found != buffer + np.uint32(BATCHES)))
 
 
-def json_object(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The documented object; besides, what is modelled and what was really moved."""
+def json_object(outcomes: Sequence[HostTraffic]) -> dict[str, Any]:
+    """The documented object, and which of its values are modelled and which emulated."""
     from podrun.monitor import tool_times as times
-    from podrun.monitor.holding import strings
+    from podrun.monitor.tool_partition import strings
 
     tests = {}
     for outcome in outcomes:
@@ -183,7 +185,7 @@ def json_object(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def text(outcomes: Sequence[Outcome]) -> list[str]:
+def text(outcomes: Sequence[HostTraffic]) -> list[str]:
     """A line for each test."""
     lines = [f"{'test':24}{'seconds':>12}{'host Gb/s':>11}{'tile Gb/s':>11}{'errors':>8}"]
     for outcome in outcomes:

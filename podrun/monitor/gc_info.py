@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.partition.cli_common import run
+from podrun.vipu.cli_common import HELP_OPTIONS, run
+from podrun.vipu.cli_connection import server_options
 
 if TYPE_CHECKING:
-    from podrun.monitor.source import View
+    from podrun.monitor.devices import View
 
-NAMES = {"help_option_names": ["-h", "--help"]}
 NEEDS_EXCLUSIVE_ACCESS = (
     "--tile-overview",
     "--tile-status",
@@ -24,10 +24,10 @@ NEEDS_EXCLUSIVE_ACCESS = (
     "--pci-status",
     "--nlc-status",
 )
-"""Options of the real tool that read registers and tile memory: refused by name."""
+"""Options of the real tool that read registers and tile memory; refused by name."""
 
 
-@click.command(context_settings=NAMES, epilog=f"Not there: {', '.join(NEEDS_EXCLUSIVE_ACCESS)}.")
+@click.command(context_settings=HELP_OPTIONS, epilog=f"Not available: {', '.join(NEEDS_EXCLUSIVE_ACCESS)}.")
 @click.version_option(package_name="podrun", prog_name="gc-info")
 @click.option("-l", "--list-devices", is_flag=True, help="List single and multi-IPU devices.")
 @click.option("--all-partitions", is_flag=True, help="With -l: those of the other partitions, too.")
@@ -37,8 +37,7 @@ NEEDS_EXCLUSIVE_ACCESS = (
 @click.option("--tile-clock-speed", is_flag=True, help="Print the tile clock.")
 @click.option("--ipu-count", is_flag=True, help="Print the number of IPUs.")
 @click.option("-j", "--json", "as_json", is_flag=True, help="With -i: print JSON.")
-@click.option("--api-host", "-H", metavar="HOST", help="Server [environment, else a running one].")
-@click.option("--api-port", type=click.IntRange(1, 65535), metavar="PORT", help="Port of the server.")
+@server_options
 @click.pass_context
 def gc_info(ctx: click.Context, /, **options: Any) -> None:
     """Show devices of the active partition.
@@ -68,8 +67,12 @@ def gc_info(ctx: click.Context, /, **options: Any) -> None:
 
 
 def listing(found: Sequence[View]) -> Iterator[str]:
-    """Lines of --list-devices: single IPUs, then the groups of the active partition."""
-    from podrun.monitor.device_ids import device_sets
+    """Lines of --list-devices: single IPUs, then the groups of the active partition.
+
+    With several partitions single IPUs alone, as in published output: their ids count on through the partitions, so a
+    group's id would stand for an IPU of another partition, too.
+    """
+    from podrun.monitor.devices import device_sets
 
     yield "Graphcore device listing:"
     for view in found:
@@ -81,7 +84,7 @@ def listing(found: Sequence[View]) -> Iterator[str]:
                 device = view.devices[members[0]]
                 place = f"IPU-M host: [{device.host}], IPU#: [{device.number}]"
                 yield f"-+- Id: [{device.id}], target: [Fabric], {place}"
-            elif view.active:
+            elif len(found) == 1:
                 yield f"-+- Id: [{first + index}], target: [Multi IPU]"
                 for dnc, member in enumerate(members):
                     device = view.devices[member]
@@ -90,7 +93,7 @@ def listing(found: Sequence[View]) -> Iterator[str]:
 
 
 def _members(view: View, device: int | None) -> tuple[int, ...]:
-    from podrun.monitor.device_ids import ipus_of_device
+    from podrun.monitor.devices import ipus_of_device
 
     if device is None:
         return tuple(range(view.info.size))
@@ -98,8 +101,8 @@ def _members(view: View, device: int | None) -> tuple[int, ...]:
 
 
 def device_attributes(view: View, device: int) -> dict[str, str]:
-    """Attributes of a device: those of the IPU, or of a group what all of its IPUs have in common."""
-    from podrun.monitor.source import attributes_of
+    """Attributes of a device: those of the IPU, or those that all IPUs of a group share."""
+    from podrun.monitor.devices import attributes_of
 
     members = [attributes_of(view)[i] for i in _members(view, device)]
     if len(members) == 1:
@@ -118,8 +121,8 @@ def device_text(values: dict[str, str]) -> str:
 
 def main() -> None:
     """Entry point of `gc-info`."""
-    from podrun.errors import UnsupportedError
-    from podrun.partition.cli_common import show_error
+    from podrun.core.errors import UnsupportedError
+    from podrun.vipu.cli_common import show_error
 
     for argument in sys.argv[1:]:
         if argument.split("=")[0] in NEEDS_EXCLUSIVE_ACCESS:

@@ -7,20 +7,19 @@ import sys
 
 import click
 
-from podrun.partition.cli_common import run
+from podrun.vipu.cli_common import HELP_OPTIONS, run
+from podrun.vipu.cli_connection import server_options
 
-NAMES = {"help_option_names": ["-h", "--help"]}
 
-
-@click.command(context_settings=NAMES)
+@click.command(context_settings=HELP_OPTIONS)
 @click.version_option(package_name="podrun", prog_name="gc-inventory")
 @click.option("-j", "--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--all-partitions", is_flag=True, help="Devices of the other partitions, too.")
-@click.option("--api-host", "-H", metavar="HOST", help="Server [environment, else a running one].")
-@click.option("--api-port", type=click.IntRange(1, 65535), metavar="PORT", help="Port of the server.")
+@server_options
 def gc_inventory(as_json: bool, all_partitions: bool, api_host: str | None, api_port: int | None) -> None:
-    """List the IPUs of the active partition with their attributes. Values are strings, as of the real tool."""
-    from podrun.monitor.source import attributes_of, connect, on_stderr, views
+    """List the IPUs of the active partition with their attributes. Values are strings, as in the real tool."""
+    from podrun.monitor.devices import attributes_of
+    from podrun.monitor.source import connect, on_stderr, views
 
     with connect(api_host, api_port, say=on_stderr) as client:
         found = views(client, everything=all_partitions)

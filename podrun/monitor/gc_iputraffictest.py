@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.monitor.holding import NAMES, server_options
-from podrun.partition.cli_common import run
+from podrun.vipu.cli_common import HELP_OPTIONS, run
+from podrun.vipu.cli_connection import server_options
 
 if TYPE_CHECKING:
-    from podrun.device.connection import IpuRange
-    from podrun.monitor.holding import Bench
+    from podrun.core.layout import IpuRange
     from podrun.monitor.link_check import LinkCheck
+    from podrun.monitor.tool_partition import ToolPartition
     from podrun.monitor.tool_times import Route
 
 ITERATIONS = 1000
 ALL_LINKS_WORDS = 16 * 1024
-"""32-bit words that each link carries each way where all are tested: one tile's transfer. A POD64 has 96 of them."""
+"""32-bit words over each link each way if all links are tested: one tile's transfer. A POD64 has 96 links."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a pair of IPUs exchanged: the way, KB both ways together, errors in words, and both times."""
+class PairTraffic:
+    """Traffic between a pair of IPUs: the route, KB of both directions, wrong words, modelled and emulation time."""
 
     ends: tuple[int, int]
     way: Route
@@ -41,7 +41,7 @@ class Outcome:
         return self.kbytes * 1024 * 8 / self.modelled_s / 1e9
 
 
-@click.command(context_settings=NAMES)
+@click.command(context_settings=HELP_OPTIONS)
 @click.version_option(package_name="podrun", prog_name="gc-iputraffictest")
 @click.option("--device0", type=click.IntRange(0), metavar="ID", help="A single IPU [0].")
 @click.option("--device1", type=click.IntRange(0), metavar="ID", help="Another single IPU [1].")
@@ -50,43 +50,43 @@ class Outcome:
 )
 @click.option("--all-links", is_flag=True, help="All IPU-Links of the partition at once.")
 @click.option("--forever", is_flag=True, help="Until Ctrl-C; not with -j.")
-@click.option("-v", "--verbose", is_flag=True, help="Say how far it is.")
+@click.option("-v", "--verbose", is_flag=True, help="Print the progress.")
 @click.option("-j", "--json-output", "as_json", is_flag=True, help="Print one JSON object.")
 @server_options
 def gc_iputraffictest(**options: Any) -> int:
     """Send data between two IPUs of the active partition, both ways at once, and compare what arrives.
 
-    The bandwidth is modelled, of both directions together. The IPUs on the way must be free: the smallest device that
-    holds both is attached. Ends with exit code 1 if a word arrives wrong.
+    The bandwidth is modelled, of both directions together. The smallest device that holds both IPUs is attached and
+    must be free. The exit code is 1 if a word arrives wrong.
     """
-    from podrun.errors import UsageError
-    from podrun.monitor.holding import find_bench
+    from podrun.core.errors import UsageError
+    from podrun.monitor.tool_partition import find_partition
 
     if options["forever"] and options["as_json"]:
         raise UsageError("--forever has no end that -j could report", hint="Leave out one of them.")
-    bench = find_bench(options["api_host"], options["api_port"])
+    partition = find_partition(options["api_host"], options["api_port"])
     if options["all_links"]:
         if options["device0"] is not None or options["device1"] is not None:
             raise UsageError("--all-links takes no devices", hint="Leave out --device0 and --device1.")
-        pairs = bench.links()
+        pairs = partition.links()
     else:
-        pairs = [_pair(bench, options["device0"] or 0, options["device1"])]
+        pairs = [_pair(partition, options["device0"] or 0, options["device1"])]
     if not pairs:
         raise UsageError(
             "the partition has one IPU and no links", hint="Use a larger one: vipu create partition"
         )
-    outcomes = measure(bench, pairs, options)
+    outcomes = measure(partition, pairs, options)
     if options["as_json"]:
-        click.echo(json.dumps(json_object(bench, outcomes, all_links=options["all_links"]), indent=2))
+        click.echo(json.dumps(json_object(partition, outcomes, all_links=options["all_links"]), indent=2))
     else:
         click.echo("\n".join(text(outcomes)))
     return 1 if any(outcome.errors for outcome in outcomes) else 0
 
 
-def _pair(bench: Bench, first: int, second: int | None) -> tuple[int, int]:
-    from podrun.errors import NotFoundError, UsageError
+def _pair(partition: ToolPartition, first: int, second: int | None) -> tuple[int, int]:
+    from podrun.core.errors import NotFoundError, UsageError
 
-    size = bench.view.info.size
+    size = partition.view.info.size
     ends = (first, (1 if first == 0 else 0) if second is None else second)
     for end in ends:
         if end >= size:
@@ -102,26 +102,28 @@ def _pair(bench: Bench, first: int, second: int | None) -> tuple[int, int]:
     return ends
 
 
-def measure(bench: Bench, pairs: Sequence[tuple[int, int]], options: dict[str, Any]) -> list[Outcome]:
+def measure(
+    partition: ToolPartition, pairs: Sequence[tuple[int, int]], options: dict[str, Any]
+) -> list[PairTraffic]:
     """Attach, send, compare."""
-    from podrun.device.connection import IpuRange
-    from podrun.monitor.holding import hold
+    from podrun.core.layout import IpuRange
     from podrun.monitor.link_check import LinkCheck
+    from podrun.monitor.tool_partition import attach
     from podrun.monitor.tool_times import STREAM_BYTES, STREAM_TILES, route, transfer_seconds
 
-    everything = IpuRange(0, bench.view.info.size)
+    everything = IpuRange(0, partition.view.info.size)
     alone = len(pairs) == 1 and not options["all_links"]
-    ipus: IpuRange = bench.smallest_with(pairs[0]) if alone else everything
+    ipus: IpuRange = partition.smallest_with(pairs[0]) if alone else everything
     words = STREAM_BYTES * STREAM_TILES // 4 if alone else ALL_LINKS_WORDS
-    ways = [route(a, b, bench.domain_ipus, bench.topology) for a, b in pairs]
-    seconds = max(transfer_seconds(bench.chip, way, 4 * words) for way in ways)
-    with hold(bench, ipus, name="gc-iputraffictest") as connection:
-        test = LinkCheck(bench, connection, ipus, pairs, words, seconds)
+    ways = [route(a, b, partition.domain_ipus, partition.topology) for a, b in pairs]
+    seconds = max(transfer_seconds(partition.chip, way, 4 * words) for way in ways)
+    with attach(partition, ipus, name="gc-iputraffictest") as connection:
+        test = LinkCheck(partition, connection, ipus, pairs, words, seconds)
 
-        def outcomes() -> list[Outcome]:
+        def outcomes() -> list[PairTraffic]:
             done, kbytes = test.done, 2 * 4 * words * test.done.iterations / 1024
             return [
-                Outcome(ends, way, kbytes, wrong, done.modelled_s, done.emulation_s)
+                PairTraffic(ends, way, kbytes, wrong, done.modelled_s, done.emulation_s)
                 for ends, way, wrong in zip(pairs, ways, test.errors(), strict=True)
             ]
 
@@ -133,9 +135,9 @@ def measure(bench: Bench, pairs: Sequence[tuple[int, int]], options: dict[str, A
         return outcomes()
 
 
-def _until_interrupt(test: LinkCheck, outcomes: Callable[[], list[Outcome]]) -> list[Outcome]:
-    """Go on until Ctrl-C or an error, comparing as it goes."""
-    found: list[Outcome] = []
+def _until_interrupt(test: LinkCheck, outcomes: Callable[[], list[PairTraffic]]) -> list[PairTraffic]:
+    """Send and compare until Ctrl-C or an error."""
+    found: list[PairTraffic] = []
     try:
         for progress in test.run(None):
             found = outcomes()
@@ -143,15 +145,17 @@ def _until_interrupt(test: LinkCheck, outcomes: Callable[[], list[Outcome]]) -> 
             if any(outcome.errors for outcome in found):
                 break
     except KeyboardInterrupt:
-        pass  # The end that was asked for; the run under way is given up.
+        pass  # The requested end; the current run is abandoned.
     return found
 
 
-def json_object(bench: Bench, outcomes: Sequence[Outcome], *, all_links: bool) -> dict[str, Any]:
+def json_object(
+    partition: ToolPartition, outcomes: Sequence[PairTraffic], *, all_links: bool
+) -> dict[str, Any]:
     """The documented object, or for all links ``tile_to_tile`` with one entry for each."""
-    from podrun.monitor.holding import strings
+    from podrun.monitor.tool_partition import strings
 
-    entries = [_entry(bench, outcome) for outcome in outcomes]
+    entries = [_entry(partition, outcome) for outcome in outcomes]
     return {
         "tile_to_tile": strings(entries if all_links else entries[0]),
         "modelled": ["duration_sec", "gbps"],
@@ -159,11 +163,11 @@ def json_object(bench: Bench, outcomes: Sequence[Outcome], *, all_links: bool) -
     }
 
 
-def _entry(bench: Bench, outcome: Outcome) -> dict[str, Any]:
-    from podrun.monitor.source import attributes_of
+def _entry(partition: ToolPartition, outcome: PairTraffic) -> dict[str, Any]:
+    from podrun.monitor.devices import attributes_of
 
     boards: dict[str, dict[str, Any]] = {}
-    attributes = attributes_of(bench.view)
+    attributes = attributes_of(partition.view)
     for end in outcome.ends:
         board = boards.setdefault(
             attributes[end]["board serial number"],
@@ -191,7 +195,7 @@ def _entry(bench: Bench, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def text(outcomes: Sequence[Outcome]) -> list[str]:
+def text(outcomes: Sequence[PairTraffic]) -> list[str]:
     """A line for each pair."""
     lines = [f"{'IPUs':>9}  {'link':8}  hops  {'GB':>8}  {'seconds':>12}  {'Gb/s':>8}  errors"]
     for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""`gc-monitor`: the IPUs of the active partition and who uses them. Reads only; disturbs nobody."""
+"""`gc-monitor`: the IPUs of the active partition and the processes that use them. Reads only."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.partition.cli_common import run
+from podrun.vipu.cli_common import HELP_OPTIONS, run
+from podrun.vipu.cli_connection import server_options
 
 if TYPE_CHECKING:
-    from podrun.monitor.source import Device, View
-
-NAMES = {"help_option_names": ["-h", "--help"]}
+    from podrun.monitor.devices import Device, View
 
 
-@click.command(context_settings=NAMES)
+@click.command(context_settings=HELP_OPTIONS)
 @click.version_option(package_name="podrun", prog_name="gc-monitor")
-@click.option("--all-partitions", is_flag=True, help="Show the other partitions, too.")
+@click.option("--all-partitions", is_flag=True, help="Show all partitions.")
 @click.option("--no-card-info", is_flag=True, help="Leave out the table of devices.")
 @click.option("-j", "--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--api-host", "-H", metavar="HOST", help="Server [environment, else a running one].")
-@click.option("--api-port", type=click.IntRange(1, 65535), metavar="PORT", help="Port of the server.")
+@server_options
 def gc_monitor(
     all_partitions: bool, no_card_info: bool, as_json: bool, api_host: str | None, api_port: int | None
 ) -> None:
@@ -43,11 +41,9 @@ def gc_monitor(
 
 
 def json_object(found: list[View]) -> dict[str, Any]:
-    """One object: ``cards`` holds an entry for each IPU-Machine, whose ``ipus`` hold PID where a process is
-    attached.
-    """
+    """One object: ``cards`` has an entry for each IPU-Machine; its ``ipus`` have PID if a process is attached."""
+    from podrun.core.telemetry import SCHEMA_VERSION
     from podrun.monitor.monitor_tables import machines
-    from podrun.telemetry import SCHEMA_VERSION
 
     return {
         "schema_version": SCHEMA_VERSION,
@@ -82,16 +78,16 @@ def _card(view: View, group: list[Device]) -> dict[str, Any]:
 
 
 def _ipu(partition: str, device: Device) -> dict[str, Any]:
-    from podrun.monitor.trouble import trouble_of
+    from podrun.monitor.devices import diagnose
 
     ipu, process = device.ipu, device.ipu.process
-    trouble = trouble_of(partition, device)
+    diagnosis = diagnose(partition, device)
     plain: dict[str, Any] = {
         "id": device.id,
         "ipu_number": device.number,
-        "error_state": trouble.state if trouble else ipu.error_state,
-        "recovery_action": trouble.action if trouble else None,
-        "remedy": trouble.remedy if trouble else None,
+        "error_state": diagnosis.state if diagnosis else ipu.error_state,
+        "recovery_action": diagnosis.action if diagnosis else None,
+        "remedy": diagnosis.remedy if diagnosis else None,
         "links_down": list(ipu.links_down),
         "clock_mhz": ipu.clock_mhz,
         "die_temperature_c": ipu.die_temperature_c,

@@ -1,4 +1,4 @@
-"""`gc-powertest`: keeps IPUs busy, for operators who watch what their system does under load."""
+"""`gc-powertest`: keeps IPUs busy, for operators who watch a system under load."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import TYPE_CHECKING
 
 import click
 
-from podrun.monitor.holding import NAMES, server_options
-from podrun.partition.cli_common import run
+from podrun.vipu.cli_common import HELP_OPTIONS, run
+from podrun.vipu.cli_connection import server_options
 
 if TYPE_CHECKING:
-    from podrun.monitor.holding import Bench
-    from podrun.monitor.source import Device
-    from podrun.telemetry import IpuReport
+    from podrun.core.telemetry import IpuReport
+    from podrun.monitor.devices import Device
+    from podrun.monitor.tool_partition import ToolPartition
 
 PASSES = 129
-"""Products of one launch: few, so that Ctrl-C is heard soon."""
+"""Products of one launch: few, so that Ctrl-C acts soon."""
 SENSORS = ("B_COL0:1", "B_COL1:1", "B_IN:1", "B_MID:1", "B_OUT:1")
 DIES = ("PVT0", "PVT1", "PVT2", "PVTE")
 NOT_KNOWN = "N/A"
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
-    """Two IPUs of an IPU-Machine as far as the partition has them, by IPU#."""
+class PowerBoard:
+    """A board of an IPU-Machine with its IPUs that are in the partition (at most two), by IPU#."""
 
     serial: str
     devices: tuple[Device, ...]
 
 
-@click.command(context_settings=NAMES)
+@click.command(context_settings=HELP_OPTIONS)
 @click.version_option(package_name="podrun", prog_name="gc-powertest")
 @click.option(
     "-d", "--device-id", "device", type=click.IntRange(0), default=0, metavar="ID", help="Device [0]."
@@ -51,34 +51,34 @@ def gc_powertest(
 ) -> None:
     """Keep the IPUs of a device busy with matrix products until Ctrl-C and print a row of readings again and again.
 
-    Start it several times for other devices. Power is that of the published sample of an IPU-M2000; temperatures are
-    not modelled. What is computed is compared; a wrong value ends it with an error.
+    Start it once for each device. Power is that of the published sample of an IPU-M2000; temperatures are not modelled.
+    Results are compared; a wrong value ends it with an error.
     """
-    from podrun.monitor.holding import find_bench
+    from podrun.monitor.tool_partition import find_partition
 
-    bench = find_bench(api_host, api_port)
+    partition = find_partition(api_host, api_port)
     with contextlib.suppress(KeyboardInterrupt):  # The documented end.
-        burn(bench, device, seconds, interval)
+        burn(partition, device, seconds, interval)
 
 
 def burn(
-    bench: Bench,
+    partition: ToolPartition,
     device: int,
     seconds: float | None,
     interval: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Compute and print rows. Raises what the IPUs raise, ApplicationRuntimeError for a wrong value."""
-    from podrun.errors import ApplicationRuntimeError
-    from podrun.monitor.holding import hold
-    from podrun.monitor.products_run import ProductsRun
-    from podrun.partition.client import VipuClient
+    """Compute and print rows. Raises the IPUs' errors, and ApplicationRuntimeError for a wrong value."""
+    from podrun.core.errors import ApplicationRuntimeError
+    from podrun.monitor.matrix_load import ProductsRun
+    from podrun.monitor.tool_partition import attach
+    from podrun.vipu.client import VipuClient
 
-    ipus = bench.ipus_of(device)
-    boards = boards_of(bench, set(ipus))
-    where = bench.environ["IPUOF_VIPU_API_HOST"], int(bench.environ["IPUOF_VIPU_API_PORT"])
-    with VipuClient(*where) as client, hold(bench, ipus, name="gc-powertest") as connection:
-        test = ProductsRun(connection, bench.chip, ipus.count, "float16", PASSES)
+    ipus = partition.ipus_of(device)
+    boards = boards_of(partition, set(ipus))
+    where = partition.environ["IPUOF_VIPU_API_HOST"], int(partition.environ["IPUOF_VIPU_API_PORT"])
+    with VipuClient(*where) as client, attach(partition, ipus, name="gc-powertest") as connection:
+        test = ProductsRun(connection, partition.chip, ipus.count, "float16", PASSES)
         click.echo("\n".join(header(boards, list(ipus))))
         begin, number = clock(), 0
         while True:
@@ -95,30 +95,30 @@ def burn(
             number += 1
             reports = {
                 ipu.partition_ipu: ipu
-                for report in client.machine_reports(bench.view.info.name)
+                for report in client.machine_reports(partition.view.info.name)
                 for ipu in report.ipus
             }
-            click.echo(row(number, boards, list(ipus), reports, bench.chip.name))
+            click.echo(row(number, boards, list(ipus), reports, partition.chip.name))
             if seconds is not None and clock() - begin >= seconds:
                 return
 
 
-def boards_of(bench: Bench, ipus: set[int]) -> list[Board]:
-    """The boards that hold any of ``ipus``."""
-    from podrun.monitor.source import attributes_of
+def boards_of(partition: ToolPartition, ipus: set[int]) -> list[PowerBoard]:
+    """The boards with any of ``ipus``."""
+    from podrun.monitor.devices import attributes_of
 
     found: dict[str, list[Device]] = {}
-    for device, values in zip(bench.view.devices, attributes_of(bench.view), strict=True):
+    for device, values in zip(partition.view.devices, attributes_of(partition.view), strict=True):
         found.setdefault(values["board serial number"], []).append(device)
     return [
-        Board(serial, tuple(sorted(devices, key=lambda d: d.number)))
+        PowerBoard(serial, tuple(sorted(devices, key=lambda d: d.number)))
         for serial, devices in found.items()
         if any(d.ipu.partition_ipu in ipus for d in devices)
     ]
 
 
-def header(boards: list[Board], ipus: list[int]) -> Iterator[str]:
-    """What the columns are."""
+def header(boards: list[PowerBoard], ipus: list[int]) -> Iterator[str]:
+    """Lines that name the columns."""
     for board in boards:
         names = " ".join(f"IPU{d.number % 2}" for d in board.devices)
         yield f"CARD LEVEL {board.serial}: XDPE132G5C {names} total, {' '.join(SENSORS)}"
@@ -127,7 +127,9 @@ def header(boards: list[Board], ipus: list[int]) -> Iterator[str]:
     yield "Power is modelled (published sample); N/A is not modelled."
 
 
-def row(number: int, boards: list[Board], ipus: list[int], reports: dict[int, IpuReport], chip: str) -> str:
+def row(
+    number: int, boards: list[PowerBoard], ipus: list[int], reports: dict[int, IpuReport], chip: str
+) -> str:
     """One row of readings."""
     cells = []
     for board in boards:
@@ -146,7 +148,7 @@ def row(number: int, boards: list[Board], ipus: list[int], reports: dict[int, Ip
 
 
 def _watts(report: IpuReport, ours: bool, chip: str) -> float | None:
-    """Modelled power of an IPU: under this test or idle. Another program's is not known, nor a Bow's."""
+    """Modelled power of an IPU under this test or idle; None for another program's IPU and for a Bow."""
     from podrun.monitor.tool_times import BUSY_WATTS, IDLE_WATTS
 
     if chip != "gc200":

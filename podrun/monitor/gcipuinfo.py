@@ -6,23 +6,25 @@
     for device in info.getDevices():
         print(device["id"], device[gcipuinfo.IpuPower])
 
-Values are strings; a reading that is not known is ``N/A``. A snapshot is taken when the object is made and by
-`updateData`, and with ``setUpdateMode(True)`` at each question. Without a partition there are no devices.
+Values are strings; an unknown reading is ``N/A``. The object takes a snapshot when it is made and in `updateData`, and
+with ``setUpdateMode(True)`` for each call. Without a partition there are no devices.
 
-Names are the SDK's. Labels beside `IpuPower` follow its rule (the attribute's words, capitalised); that rule, and the
-severities of events, are ours where nothing is published.
+Names are the SDK's. Labels other than `IpuPower` follow its rule (the attribute's words, capitalised); that rule and
+the severities of events are podrun's, since none are published.
 """
 
 from __future__ import annotations
 
 import enum
 import json
-import os
 from pathlib import Path
 
-from podrun.errors import NotFoundError, PodrunError, UsageError
-from podrun.monitor.source import attributes_of, connect, views
-from podrun.telemetry import ATTRIBUTES, NO_ERRORS
+from podrun.core.documents import parse_json, read_text
+from podrun.core.environment import environment
+from podrun.core.errors import ConfigError, NotFoundError, PodrunError, UsageError
+from podrun.core.telemetry import ATTRIBUTES, NO_ANSWER, NO_ERRORS
+from podrun.monitor.devices import attributes_of
+from podrun.monitor.source import connect, views
 
 EVENT_PATH = "IPU_APP_EVENT_RECORD_PATH"
 """Names the directory for event records."""
@@ -30,7 +32,7 @@ EVENT_FILE = "ipu_app_event_record.json"
 
 
 class DeviceDiscoveryMode(enum.Enum):
-    """Which IPUs there are to see."""
+    """Which IPUs an object sees."""
 
     DiscoverActivePartitionIPUs = 0
     """Those of the active partition."""
@@ -73,7 +75,7 @@ class gcipuinfo:
         self.updateData()
 
     def updateData(self) -> bool:
-        """Take a new snapshot. False if the service does not answer; the old snapshot then stays."""
+        """Take a new snapshot. False if the service does not answer; the old snapshot stays."""
         try:
             with connect() as client:
                 found = views(client, everything=self._everything)
@@ -86,7 +88,7 @@ class gcipuinfo:
         return True
 
     def setUpdateMode(self, automatic: bool) -> None:
-        """Take a new snapshot at each question."""
+        """Take a new snapshot for each call."""
         self._update_always = automatic
 
     def getDevices(self) -> list[dict[str, str]]:
@@ -99,12 +101,12 @@ class gcipuinfo:
         return json.dumps(self.getDevices())
 
     def getNamedAttributeForAll(self, label: str) -> list[str]:
-        """One attribute of each IPU; ``N/A`` where an IPU does not have it."""
+        """One attribute of each IPU; ``N/A`` if an IPU does not have it."""
         self._refresh()
         return [device.get(label, "N/A") for device in self._devices]
 
     def checkHealthOfDevices(self) -> str:
-        """JSON: ``{}`` if all are well, else what is wrong by IPU-Machine; a description if the check cannot run."""
+        """JSON: ``{}`` if all IPUs are healthy, else errors by IPU-Machine; plain text if the check cannot run."""
         try:
             with connect() as client:
                 found = views(client, everything=self._everything)
@@ -113,7 +115,7 @@ class gcipuinfo:
         hosts: dict[str, list[dict[str, str]]] = {}
         for view in found:
             for device in view.devices:
-                unreachable = device.machine.state in ("lost", "no answer")
+                unreachable = device.machine.state in ("lost", NO_ANSWER)
                 if unreachable or device.ipu.error_state != NO_ERRORS:
                     entry = {
                         "error": "connection" if unreachable else "device",
@@ -126,11 +128,13 @@ class gcipuinfo:
 
     def getLastAppEventRecord(self, path: str = "") -> dict[str, str]:
         """The event record in a directory (default: the one that IPU_APP_EVENT_RECORD_PATH names), or {}."""
-        directory = path or os.environ.get(EVENT_PATH, "")
+        directory = path or environment().get(EVENT_PATH, "")
         file = Path(directory) / EVENT_FILE
         if not directory or not file.is_file():
             return {}
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = parse_json(read_text(file), str(file))
+        if not isinstance(data, dict):
+            raise ConfigError(f"{file} holds no event record", hint="Remove it, or name another directory.")
         return {str(key): str(value) for key, value in data.items()} | {"event record path": str(file)}
 
     def getLastAppEventRecordAsJSON(self, path: str = "") -> str:

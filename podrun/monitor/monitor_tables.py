@@ -1,7 +1,7 @@
-"""The tables of gc-monitor: devices, and the processes attached to them.
+"""The tables of gc-monitor: devices, the processes attached to them, and errors.
 
-Widths are those of published output. What published output does not show is the last column of errors: IPUs
-in error get a table of their own after the others, so that the known tables keep their shape.
+The device and process tables have the widths of published output. The error table is podrun's own; it comes after the
+others, so that the published tables keep their shape. Tables are drawn with ``+ - |`` and cells are centred.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import time
 from collections.abc import Iterable, Sequence
 
 from podrun import __version__
-from podrun.monitor.boxes import fit, row, rule, span
-from podrun.monitor.source import Device, View
-from podrun.monitor.trouble import trouble_of
-from podrun.partition.attributes import board_serial, reading
+from podrun.monitor.devices import Device, View, diagnose
+from podrun.vipu.device_attributes import board_serial, reading
 
 DEVICE_COLUMNS = (
     ("IPU-M", 13),
@@ -86,9 +84,7 @@ def _device_cells(view: View, device: Device) -> list[str]:
 
 
 def process_table(view: View, now: float | None = None) -> str:
-    """A row for each IPU that a process holds, grouped by process and machine; or a box that says there is
-    none.
-    """
+    """A row for each IPU that a process holds, grouped by process and machine; a box that says so if none does."""
     busy = [device for device in view.devices if device.ipu.process is not None]
     if not busy:
         return _box(f"No attached processes in partition {view.info.name}")
@@ -148,14 +144,14 @@ def duration(seconds: float) -> str:
 
 
 def error_table(view: View) -> str | None:
-    """IPUs that are not usable, why, and what makes them usable; None if all are.
+    """IPUs that are not usable, why, and what makes them usable; None if all are usable.
 
-    While a partition is brought up or taken back, that is said once: it is nothing that needs help.
+    A partition that is being brought up or taken back gets one line, since it needs no help.
     """
     if not view.info.state.is_terminal():
         return _box(f"Partition {view.info.name} is {view.info.state.name}: its IPUs cannot be used now")
-    found = [(device.id, trouble_of(view.info.name, device)) for device in view.devices]
-    lines = [[str(number), trouble.state, trouble.remedy] for number, trouble in found if trouble]
+    found = [(device.id, diagnose(view.info.name, device)) for device in view.devices]
+    lines = [[str(number), diagnosis.state, diagnosis.remedy] for number, diagnosis in found if diagnosis]
     if view.info.error:
         lines.insert(0, ["-", f"partition {view.info.state.name}", view.info.error])
     if not lines:
@@ -173,7 +169,7 @@ def error_table(view: View) -> str | None:
 
 
 def whole(views: Sequence[View], *, cards: bool = True, now: float | None = None) -> str:
-    """Everything gc-monitor prints for some partitions."""
+    """All tables of gc-monitor for some partitions."""
     parts = []
     for view in views:
         parts += [device_table(view)] if cards else []
@@ -183,4 +179,27 @@ def whole(views: Sequence[View], *, cards: bool = True, now: float | None = None
     return "\n".join(parts)
 
 
-__all__ = ["device_table", "duration", "error_table", "fit", "headline", "process_table", "whole"]
+# --- drawing ----------------------------------------------------------------------------------------------------
+
+
+def fit(text: str, width: int) -> str:
+    """Text centred in a cell; text that does not fit keeps its end after three dots."""
+    if len(text) > width:
+        return "..." + text[len(text) - (width - 3) :] if width > 3 else text[-width:]
+    left = (width - len(text)) // 2
+    return " " * left + text + " " * (width - len(text) - left)
+
+
+def rule(widths: Sequence[int]) -> str:
+    """A horizontal line with a plus where columns meet."""
+    return "+" + "+".join("-" * width for width in widths) + "+"
+
+
+def row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """A row of centred cells."""
+    return "|" + "|".join(fit(cell, width) for cell, width in zip(cells, widths, strict=True)) + "|"
+
+
+def span(widths: Sequence[int]) -> int:
+    """Width of one cell over several columns: their widths and the bars between them."""
+    return sum(widths) + len(widths) - 1

@@ -1,45 +1,21 @@
-"""Finds the server and the active partition, and fetches what they report."""
+"""Finds the server and the active partition, and fetches their reports."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from podrun.cluster import ipu_number
-from podrun.errors import ConflictError, NotFoundError, ServiceError
-from podrun.telemetry import IpuReport, MachineReport
+from podrun.core.cluster import ipu_number
+from podrun.core.environment import environment
+from podrun.core.errors import ConflictError, NotFoundError, ServiceError
+from podrun.monitor.devices import Device, View
 
 if TYPE_CHECKING:
-    from podrun.partition.client import VipuClient
-    from podrun.partition.discovery import Entry
-    from podrun.partition.types import IpuofConfig, PartitionInfo
+    from podrun.vipu.client import VipuClient
+    from podrun.vipu.discovery import ServiceEntry
+    from podrun.vipu.types import PartitionInfo
 
 TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """One IPU with what tools print of it. ``id`` counts on over partitions; ``number`` is its IPU#."""
-
-    id: int
-    host: str
-    number: int
-    machine: MachineReport
-    ipu: IpuReport
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A partition and its IPUs, by device id."""
-
-    info: PartitionInfo
-    config: IpuofConfig
-    reports: tuple[MachineReport, ...]
-    devices: tuple[Device, ...]
-    active: bool
-    """True iff it is the partition tools act on by default."""
 
 
 def connect(
@@ -51,26 +27,26 @@ def connect(
 ) -> VipuClient:
     """A client of the server that options, environment or discovery name.
 
-    Where discovery finds several, it is the first that has the partition IPUOF_VIPU_API_PARTITION_ID names, or any
-    where it names none; ``say`` is then told which one is asked and how to choose. ``one`` (for what takes IPUs away):
-    raises ConflictError if several of them could be meant.
+    If discovery finds several, it is the first with the partition that IPUOF_VIPU_API_PARTITION_ID names, or with any
+    if it names none; ``say`` then gets a note which server that is and how to choose. ``one``, for commands that take
+    IPUs away: raises ConflictError if several servers qualify.
     """
-    from podrun.partition.cli_common import find_server
-    from podrun.partition.client import VipuClient
-    from podrun.partition.discovery import Registry
+    from podrun.vipu.cli_connection import find_server
+    from podrun.vipu.client import VipuClient
+    from podrun.vipu.discovery import Registry
 
-    wanted = os.environ.get("IPUOF_VIPU_API_PARTITION_ID")
+    wanted = environment().get("IPUOF_VIPU_API_PARTITION_ID")
     where = find_server(host, port, partition=wanted)
     address = (where.host, where.port)
     if where.source.startswith("a running "):
         running = [entry for entry in Registry().entries() if entry.port]
         if len(running) > 1:
             address = _choose(running, wanted, say, one)
-    return VipuClient(*address, TIMEOUT_S)
+    return VipuClient(*address, TIMEOUT_S, own=where.own)
 
 
 def _choose(
-    running: Sequence[Entry], wanted: str | None, say: Callable[[str], None], one: bool
+    running: Sequence[ServiceEntry], wanted: str | None, say: Callable[[str], None], one: bool
 ) -> tuple[str, int]:
     """Which of several services to ask; see `connect`."""
     partitions = {entry: _partitions_of(entry) for entry in running}
@@ -92,19 +68,19 @@ def _listed(names: Sequence[str] | None) -> str:
     return "does not answer" if names is None else ", ".join(names) or "no partitions"
 
 
-def _partitions_of(entry: Entry) -> tuple[str, ...] | None:
+def _partitions_of(entry: ServiceEntry) -> tuple[str, ...] | None:
     """Names of a service's partitions; None if it does not answer."""
-    from podrun.partition.client import VipuClient
+    from podrun.vipu.client import VipuClient
 
     try:
-        with VipuClient(entry.host, entry.port, TIMEOUT_S) as client:
+        with VipuClient(entry.host, entry.port, TIMEOUT_S, own=True) as client:
             return tuple(info.name for info in client.list_partitions())
     except ServiceError:
         return None
 
 
 def on_stderr(line: str) -> None:
-    """For `connect`: notes go to standard error, so that what a command prints stays one object or table."""
+    """For `connect`: print notes to standard error, so that standard output stays one object or table."""
     import click
 
     click.echo(line, err=True)
@@ -113,12 +89,11 @@ def on_stderr(line: str) -> None:
 def active_partition(
     partitions: Sequence[PartitionInfo], environ: Mapping[str, str] | None = None
 ) -> PartitionInfo | None:
-    """The partition tools act on: IPUOF_VIPU_API_PARTITION_ID, else the first by name, or None if there is
-    none.
+    """The partition that tools use: IPUOF_VIPU_API_PARTITION_ID, else the first by name; None without partitions.
 
-    Raises NotFoundError if the environment names one that is not there.
+    Raises NotFoundError if no partition has the name in the environment.
     """
-    env = os.environ if environ is None else environ
+    env = environment(environ)
     wanted = env.get("IPUOF_VIPU_API_PARTITION_ID")
     if not wanted:
         return partitions[0] if partitions else None
@@ -133,7 +108,7 @@ def active_partition(
 
 
 def no_partition() -> NotFoundError:
-    """The error of tools that need a partition when there is none."""
+    """The error of tools that need a partition and find none."""
     return NotFoundError(
         "no active partition",
         hint="Create one: vipu create partition NAME --size N. Or run something with podrun.",
@@ -141,9 +116,7 @@ def no_partition() -> NotFoundError:
 
 
 def views(client: VipuClient, *, everything: bool = False) -> list[View]:
-    """The active partition, and with ``everything`` the others after it. Raises NotFoundError if there is
-    none.
-    """
+    """The active partition, and with ``everything`` the others after it. Raises NotFoundError without partitions."""
     partitions = client.list_partitions()
     active = active_partition(partitions)
     if active is None:
@@ -176,17 +149,3 @@ def _view(
         for ipu in report.ipus
     )
     return View(info, configs[0], reports, devices, active)
-
-
-def attributes_of(view: View) -> list[dict[str, str]]:
-    """Attributes of every IPU of a partition, by device: id and target first, the rest by name."""
-    from podrun.partition.attributes import hardware_attributes, live_attributes, partition_attributes
-
-    result = []
-    for device in view.devices:
-        values = hardware_attributes(device.machine, device.number) | live_attributes(device.ipu)
-        values |= partition_attributes(view.info, device.ipu.partition_ipu, device.host)
-        if device.machine.state == "lost":
-            values["ipu error state"] = "machine lost"
-        result.append({"id": str(device.id), "target": "Fabric"} | dict(sorted(values.items())))
-    return result

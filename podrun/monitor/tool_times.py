@@ -1,7 +1,7 @@
-"""Modelled time of what the test tools do: IPU-Links, GW-Links, the host link, syncs and the matrix unit.
+"""Modelled time of the test tools' work: IPU-Links, GW-Links, the host link, syncs and the matrix unit.
 
-Each figure with its source. The published samples of the tools themselves (the command-line tools' documentation) are
-what these are held against; `docs/monitor.md` has the errors.
+Each figure has its source. The model is compared with the published samples of the tools (their documentation);
+`docs/monitor.md` has the errors.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from podrun.cluster import LinkTopology
+from podrun.core.cluster import LinkTopology
 
 if TYPE_CHECKING:
-    from podrun.device.target import Chip
+    from podrun.costmodel.target import Chip
 
 # --- the fabric -----------------------------------------------------------------------------------------------
 
@@ -24,9 +24,8 @@ STREAM_TILES = 32
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How two IPUs of a partition are joined: ``kind`` "IPU-Link" or "GW-Link", hops on the way, and whether they are
-    the two of a ``rung``.
-    """
+    """How two IPUs of a partition are joined: ``kind`` "IPU-Link" or "GW-Link", number of hops, and whether the two
+    form a ``rung`` of the ladder."""
 
     kind: str
     hops: int
@@ -34,7 +33,7 @@ class Route:
 
 
 def route(a: int, b: int, domain_ipus: int, topology: LinkTopology) -> Route:
-    """The way between two IPUs: across the rung, then along the rail; between domains over GW-Links."""
+    """The route between two IPUs: across the rung, then along the rail; between domains over GW-Links."""
     if a // domain_ipus != b // domain_ipus:
         domains = abs(a // domain_ipus - b // domain_ipus)
         return Route("GW-Link", domains)
@@ -52,7 +51,7 @@ def transfer_seconds(chip: Chip, way: Route, nbytes: float) -> float:
     IPU-M2000, 423.3 Gb/s both ways together) comes to 428.
     """
     from podrun.collectives.links import GATEWAY_LATENCY, LINK_LATENCY
-    from podrun.device.tiles.links import fabric_of
+    from podrun.costmodel.exchange import fabric_of
 
     fabric = fabric_of(chip)
     if way.kind == "GW-Link":
@@ -69,7 +68,7 @@ def streamed_product_cycles(chip: Chip, input_type: str, rows: int) -> float:
     The tile model's vertex for a further block of input channels: it loads the block's weights, starts the workers and
     adds to the partial sums that are there.
     """
-    from podrun.device.tiles import amp
+    from podrun.costmodel import amp
 
     units, block = chip.conv_units(input_type, input_type), amp.in_group(input_type)
     cycles = [
@@ -82,18 +81,19 @@ def streamed_product_cycles(chip: Chip, input_type: str, rows: int) -> float:
 # --- the host -------------------------------------------------------------------------------------------------
 
 HOST_TILES, HOST_BLOCKS, BLOCK_BYTES = 32, 4, 64
-"""Tiles that take part and the size of their transfers. Published: the configuration of gc-hosttraffictest's sample."""
+"""Number of tiles, and number and bytes of the blocks of a transfer. Published: the configuration of
+gc-hosttraffictest's sample."""
 TILE_BYTES = 4096
 """Bytes that a tile moves in an iteration. Derived: 13,107,200,000 B of 32 tiles in 100,000 iterations."""
 ROUND_SECONDS = 32.3e-6
 """Cost of an iteration besides its bytes. Fitted: the mean over the sample's four tests (28.3 to 36.0 us)."""
 HOST_SHARE = {"to": 0.745, "from": 0.353}
-"""Share of the host link that is left beside tiles that read the buffer ("to") or write it ("from"). Fitted: geometric
+"""Share of the host link that remains while tiles read the buffer ("to") or write it ("from"). Fitted: geometric
 means of the sample's pairs (56.5 and 40.2, 21.8 and 23.5 Gb/s) over the model's 64."""
 
 
 BUFFER_BYTES_PER_SECOND = 20e9
-"""What tiles get of the gateway's memory. Assumed: the commonly quoted rate of streaming memory."""
+"""Rate at which tiles use the gateway's memory. Assumed: the commonly quoted rate of streaming memory."""
 
 
 def tile_round_seconds() -> float:
@@ -102,8 +102,8 @@ def tile_round_seconds() -> float:
 
 
 def host_rate(tile_direction: str) -> float:
-    """Bytes per second of the host's side beside it."""
-    from podrun.device.tiles.host import STREAM_BYTES_PER_SECOND
+    """Bytes per second of the host's side at the same time."""
+    from podrun.costmodel.exchange import STREAM_BYTES_PER_SECOND
 
     return HOST_SHARE[tile_direction] * STREAM_BYTES_PER_SECOND
 

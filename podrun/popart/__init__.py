@@ -1,13 +1,8 @@
 """The PopART front end: PopART's public Python API over podrun's compiler and machines.
 
 `import popart` under ``podrun`` (or ``python -m podrun.compat``) is this package. What may enter: the API and its
-checks. The folders, in the order in which a program meets them:
-
-- ``building``: `Builder`; ``models``: ONNX models read, checked, rewritten and written;
-- ``devices``, ``options``, ``optimizers``, ``step_data`` (data flow and step I/O), ``enums``: what a session is given;
-- `session` with its parts in ``sessions``; ``weights``: variables and the host's copy of them;
-- ``placing``: IPUs, stages and phases of operators; ``lowering``: from ONNX to JAX, with the operators in ``ops``;
-  ``program``: all of it as a Program for the compiler.
+checks. ``building`` is what is behind `Builder`; sessions and what they are given come from `podrun.session`, ONNX
+models from `podrun.onnx_models`.
 
 Importing it imports neither JAX nor ONNX.
 """
@@ -16,22 +11,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Never
 
-from podrun.popart import enums as _enums
+from podrun.onnx_models.custom import register_op
+from podrun.onnx_models.numerics import NumericsReport
+from podrun.onnx_models.transformer import GraphTransformer
 from podrun.popart.building.builder import Builder
-from podrun.popart.building.builder_model import DEFAULT_OPSET
-from podrun.popart.building.contexts import (
+from podrun.popart.building.builder_model import (
+    DEFAULT_OPSET,
     AttributeContextManager,
     KeyValueContextManager,
     NameContextManager,
 )
-from podrun.popart.building.operations import (
+from podrun.popart.building.schemas import (
     OpDefinition,
     OperatorIdentifier,
     getSupportedOperations,
     getSupportedOperationsDefinition,
     getUnsupportedOperations,
 )
-from podrun.popart.custom import register_op
 from podrun.popart.debug import (
     DebugContext,
     DebugInfo,
@@ -39,10 +35,15 @@ from podrun.popart.debug import (
     closePoplarDebugInfo,
     initializePoplarDebugInfo,
 )
-from podrun.popart.devices.device import DeviceInfo
-from podrun.popart.devices.device_manager import DeviceManager, syncPatternFromString, syncPatternToString
-from podrun.popart.enums import *  # noqa: F403
-from podrun.popart.errors import (
+from podrun.popart.logger import Logger, getLogger
+from podrun.popart.logger import configure as _configure_log
+from podrun.popart.version import packageHash, versionNumber, versionString
+from podrun.session import enums as _enums
+from podrun.session import session as session
+from podrun.session.devices.device import DeviceInfo
+from podrun.session.devices.device_manager import DeviceManager, syncPatternFromString, syncPatternToString
+from podrun.session.enums import *  # noqa: F403
+from podrun.session.exceptions import (
     OutOfMemoryError,
     OutOfMemoryException,
     popart_exception,
@@ -57,12 +58,8 @@ from podrun.popart.errors import (
     poplar_unrecoverable_runtime_error,
     poplibs_exception,
 )
-from podrun.popart.logger import Logger, getLogger
-from podrun.popart.logger import configure as _configure_log
-from podrun.popart.models.numerics import NumericsReport
-from podrun.popart.models.transformer import GraphTransformer
-from podrun.popart.names import ACCESSORS as _ACCESSORS
-from podrun.popart.optimizers import (
+from podrun.session.names import ACCESSORS as _ACCESSORS
+from podrun.session.optimizers import (
     SGD,
     Adam,
     Adaptive,
@@ -72,8 +69,8 @@ from podrun.popart.optimizers import (
     OptimizerValue,
     OptimizerValueMap,
 )
-from podrun.popart.options.session_options import SessionOptions
-from podrun.popart.options.settings import (
+from podrun.session.options.session_options import SessionOptions
+from podrun.session.options.settings import (
     AccumulateOuterFragmentSettings,
     AutodiffSettings,
     AutomaticLossScalingSettings,
@@ -85,18 +82,15 @@ from podrun.popart.options.settings import (
     TensorLocation,
     TensorLocationSettings,
 )
-from podrun.popart.patterns import Patterns
-from podrun.popart.quiet_import import keep_the_programs_draws as _keep_the_programs_draws
-from podrun.popart.retired import missing
-from podrun.popart.session import InferenceSession, Session, TrainingSession
-from podrun.popart.step_data.dataflow import AnchorReturnType, DataFlow, InputSettings
-from podrun.popart.step_data.stepio import IStepIO, IWeightsIO, PyStepIO, PyStepIOCallback, PyWeightsIO
-from podrun.popart.tensor_info import InputShapeInfo, TensorInfo, getTensorInfo
-from podrun.popart.version import packageHash, versionNumber, versionString
-from podrun.popart.weights.variables import CommGroup, ReplicaGrouping, VariableSettings
+from podrun.session.patterns import Patterns, register_pattern
+from podrun.session.retired import missing
+from podrun.session.session import InferenceSession, Session, TrainingSession
+from podrun.session.step_data.dataflow import AnchorReturnType, DataFlow, InputSettings
+from podrun.session.step_data.stepio import IStepIO, IWeightsIO, PyStepIO, PyStepIOCallback, PyWeightsIO
+from podrun.session.tensor_info import InputShapeInfo, TensorInfo, getTensorInfo
+from podrun.session.weights.variables import CommGroup, ReplicaGrouping, VariableSettings
 
 globals().update(_ACCESSORS)
-_keep_the_programs_draws()
 _configure_log()
 
 defaultAiOnnxOpset = DEFAULT_OPSET
@@ -119,6 +113,7 @@ __all__ = [
     "getSupportedOperationsDefinition",
     "getUnsupportedOperations",
     "register_op",
+    "register_pattern",
     "SGD",
     "AccumulateOuterFragmentSettings",
     "Adam",

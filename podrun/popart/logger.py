@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from podrun.popart.environment import LOG_DESTINATION, LOG_LEVEL, ours
+from podrun.session.environment import LOG_DESTINATION, LOG_LEVEL, ours
 
 TRACE = 5
 """Below DEBUG: every operator that a builder adds."""

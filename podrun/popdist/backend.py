@@ -11,7 +11,7 @@ import atexit
 from collections.abc import Callable, Set
 from typing import Any, TypeVar
 
-from podrun.errors import UnimplementedError
+from podrun.core.errors import UnimplementedError
 from podrun.popdist import collectives, core
 from podrun.popdist.core import popdist_error
 

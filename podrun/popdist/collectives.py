@@ -1,9 +1,9 @@
 """Collectives between the instances' host processes: `popdist.allReduceSum`, `allGather`, `broadcast`, `barrier`.
 
-``podrun`` tells every instance where they meet (`MEETING`): instance 0 listens there, the others come to it. From then
-on data go through `podrun.collectives`: shared memory on a host, TCP between hosts, sums in the order of instances.
+``podrun`` gives every instance one address (`ADDRESS`): instance 0 listens there and the others connect. From then on
+data go through `podrun.collectives`: shared memory on a host, TCP between hosts, sums in the order of instances.
 All instances (inside `popdist.execute_on_instances`: all of those) must make the same calls in the same order with
-arrays of one shape and type. Who does not come within the deadline is named in a popdist_error; nothing hangs.
+arrays of one shape and type. A popdist_error names an instance that does not come within the deadline; nothing hangs.
 
 Source of names and meaning: the PopDist C++ API (``popdist/collectives.hpp``); the SDK gives Python no arrays, so
 here they are NumPy's, changed in place as the C++ buffers are.
@@ -11,21 +11,24 @@ here they are NumPy's, changed in place as the C++ buffers are.
 
 from __future__ import annotations
 
-import os
+import base64
+import json
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from podrun.errors import ConflictError, PodrunError
+from podrun.core.environment import environment
+from podrun.core.errors import ConflictError, PodrunError, UnsupportedError
 from podrun.popdist import core
 from podrun.popdist.core import popdist_error
+from podrun.record.recorder import digest, recorder
 
 if TYPE_CHECKING:
     import numpy as np
 
     from podrun.collectives import Communicator
 
-MEETING = "PODRUN_HOST_COLLECTIVES"
+ADDRESS = "PODRUN_HOST_COLLECTIVES"
 """Set by ``podrun``: ``ADDRESS:PORT:KEY`` of where instance 0 listens for the others."""
 TIMEOUT = "PODRUN_HOST_COLLECTIVES_TIMEOUT"
 """Seconds that an instance waits for others."""
@@ -38,7 +41,7 @@ class Instances:
     """This process's place among the instances. Joins them at the first call; `close` leaves."""
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._environ = os.environ if environ is None else environ
+        self._environ = environment(environ)
         self._groups: dict[tuple[int, ...], Communicator] = {}
         self._members: tuple[int, ...] | None = None
 
@@ -80,7 +83,7 @@ class Instances:
         rank = core.getInstanceIndex()
         if size == 1:
             return Communicator(create(1)[0])
-        address, port, key = self._meeting(size)
+        address, port, key = self._exchange_point(size)
         if rank > 0:
             return Communicator(join(hosts_token(size, address, port, key, self.timeout), rank))
         try:
@@ -89,13 +92,13 @@ class Instances:
             raise ConflictError(f"instance 0 {error.message}", hint="Launch again.") from error
         return Communicator(group)
 
-    def _meeting(self, size: int) -> tuple[str, int, str]:
-        text = self._environ.get(MEETING, "")
+    def _exchange_point(self, size: int) -> tuple[str, int, str]:
+        text = self._environ.get(ADDRESS, "")
         address, _, rest = text.rpartition(":")[0].rpartition(":")
         key = text.rpartition(":")[2]
         if not address or not rest.isdecimal() or not key:
             raise popdist_error(
-                f"This is one of {size} instances, but {MEETING} does not say where they meet.",
+                f"This is one of {size} instances, but {ADDRESS} names no address at which they connect.",
                 hint=f"Launch with podrun --num-instances {size}.",
             )
         return address, int(rest), key
@@ -106,12 +109,12 @@ class Instances:
 
         import numpy as np
 
-        from podrun.collectives import Communicator, join
+        from podrun.collectives import Communicator, create_within, join
 
         everyone = self._groups.get(whole) or self._groups.setdefault(whole, self._join(len(whole)))
         rank = everyone.rank
         if members[0] == rank:
-            made, token = everyone.group.establish(list(members))
+            made, token = create_within(everyone.group, members)
             note = np.frombuffer(json.dumps(token).encode().ljust(_TOKEN_BYTES), np.uint8)
             for other in members[1:]:
                 everyone.send(note, other, _TOKEN_TAG)
@@ -170,14 +173,14 @@ def allReduceSum(array: np.ndarray, tensor_name: str = "") -> np.ndarray:
     """The sum of all instances' arrays, in place; gives the array back. Halves are added in float32."""
     checked = _array("allReduceSum", array, written=True)
     with _named("allReduceSum") as group:
-        return group.all_reduce(checked, out=checked)
+        return _noted("allReduceSum", group.all_reduce(checked, out=checked))
 
 
 def allGather(array: np.ndarray, tensor_name: str = "") -> np.ndarray:
     """All instances' arrays, ``[instances, *shape]`` in the order of instances."""
     checked = _array("allGather", array, written=False)
     with _named("allGather") as group:
-        return group.all_gather(checked)
+        return _noted("allGather", group.all_gather(checked))
 
 
 def broadcast(array: np.ndarray, root_rank: int = 0, tensor_name: str = "") -> np.ndarray:
@@ -188,14 +191,81 @@ def broadcast(array: np.ndarray, root_rank: int = 0, tensor_name: str = "") -> n
         root = root_rank if members is None else members.index(root_rank) if root_rank in members else -1
         if not 0 <= root < group.size:
             raise popdist_error(f"popdist.broadcast: there is no instance {root_rank} among them.")
-        return group.broadcast(checked, root)
+        return _noted("broadcast", group.broadcast(checked, root))
 
 
 def barrier() -> None:
     """Wait until all instances are here."""
     with _named("barrier") as group:
         group.barrier()
+    notes = recorder()
+    if notes is not None:
+        notes.note("collective", call="barrier")
+
+
+def _noted(call: str, result: np.ndarray) -> np.ndarray:
+    """The result of a collective, which a launch that is recorded writes down."""
+    notes = recorder()
+    if notes is not None:
+        notes.note("collective", call=call, digest=digest(result))
+    return result
 
 
 synchronize = barrier
 """`barrier` under its other name."""
+
+
+def encode(value: Any) -> bytes:
+    """The object as bytes. UnsupportedError for what is no None, number, string, bytes, list, tuple, set, dictionary or
+    array of numbers.
+    """
+    return json.dumps(_plain(value)).encode()
+
+
+def decode(note: bytes) -> Any:
+    """The object that `encode` was given."""
+    return _rich(json.loads(note))
+
+
+def _plain(value: Any) -> Any:
+    import numpy as np
+
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is list or value.__class__.__name__ == "deque":
+        return [_plain(item) for item in value]
+    if type(value) in (tuple, set):
+        return {"kind": type(value).__name__, "value": [_plain(item) for item in value]}
+    if isinstance(value, dict):
+        return {"kind": "dict", "value": [[_plain(key), _plain(item)] for key, item in value.items()]}
+    if type(value) is bytes:
+        return {"kind": "bytes", "value": base64.b64encode(value).decode()}
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
+        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
+        kind = "scalar" if isinstance(value, np.generic) else "array"
+        return {"kind": kind, "value": [value.dtype.str, list(value.shape), data]}
+    raise UnsupportedError(
+        f"an object of type {type(value).__name__} cannot go between instances: it would have to be pickled",
+        hint="Send its numbers: lists, dictionaries, strings and NumPy arrays travel.",
+    )
+
+
+def _rich(value: Any) -> Any:
+    import numpy as np
+
+    if isinstance(value, list):
+        return [_rich(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind, content = value["kind"], value["value"]
+    if kind == "tuple":
+        return tuple(_rich(item) for item in content)
+    if kind == "set":
+        return {_rich(item) for item in content}
+    if kind == "dict":
+        return {_rich(key): _rich(item) for key, item in content}
+    if kind == "bytes":
+        return base64.b64decode(content)
+    dtype, shape, data = content
+    array = np.frombuffer(base64.b64decode(data), dtype).reshape(shape)
+    return array[()] if kind == "scalar" else array.copy()

@@ -5,12 +5,12 @@ Outside of ``podrun`` a program is one instance with one replica of one IPU.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from podrun.device.connection import IpuRange
-from podrun.errors import UsageError
+from podrun.core.environment import environment
+from podrun.core.errors import UsageError
+from podrun.core.layout import InstancePart, IpuRange, is_power_of_two
 
 TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
 LOCAL = "POPDIST_NUM_LOCAL_REPLICAS"
@@ -28,58 +28,47 @@ class popdist_error(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Replicas in all, of this instance, IPUs of each, the first replica of this instance, and whether all
-    instances have equally many.
+class InstanceLayout:
+    """What the environment says about this instance.
+
+    ``part``: its replicas. ``uniform``: whether all instances own equally many.
     """
 
     total_replicas: int
-    local_replicas: int
-    ipus_per_replica: int
-    replica_offset: int
-    local_instance: int
-    uniform: bool
+    part: InstancePart
+    local_instance: int = 0
+    uniform: bool = True
 
     @property
     def job(self) -> IpuRange:
         """IPUs of the whole program."""
-        return IpuRange(0, self.total_replicas * self.ipus_per_replica)
-
-    @property
-    def owned(self) -> IpuRange:
-        """IPUs of this instance."""
-        return IpuRange(
-            self.replica_offset * self.ipus_per_replica, self.local_replicas * self.ipus_per_replica
-        )
+        return InstancePart(0, self.total_replicas, self.part.ipus_per_replica).ipus
 
 
-def layout(environ: Mapping[str, str] | None = None) -> Layout | None:
-    """The layout that the environment describes, or None outside of ``podrun``. popdist_error if it cannot
-    be.
-    """
-    environ = os.environ if environ is None else environ
+def layout(environ: Mapping[str, str] | None = None) -> InstanceLayout | None:
+    """What the environment says, or None outside of ``podrun``. popdist_error if it contradicts itself."""
+    environ = environment(environ)
     if TOTAL not in environ:
         return None
-    found = Layout(
+    found = InstanceLayout(
         _number(environ, TOTAL, 1),
-        _number(environ, LOCAL, 1),
-        _number(environ, IPUS, 1),
-        _number(environ, OFFSET, 0, least=0),
+        InstancePart(
+            _number(environ, OFFSET, 0, least=0), _number(environ, LOCAL, 1), _number(environ, IPUS, 1)
+        ),
         _number(environ, LOCAL_INSTANCE, 0, least=0),
         environ.get(UNIFORM, "1") not in ("0", "false", "no"),
     )
-    if found.replica_offset + found.local_replicas > found.total_replicas:
+    part = found.part
+    if not part.fits(found.total_replicas):
         raise popdist_error(
-            f"{OFFSET}={found.replica_offset} and {LOCAL}={found.local_replicas} go beyond {TOTAL}="
+            f"{OFFSET}={part.first_replica} and {LOCAL}={part.local_replicas} go beyond {TOTAL}="
             f"{found.total_replicas}.",
             hint=_BY_HAND,
         )
-    if found.uniform and (
-        found.total_replicas % found.local_replicas or found.replica_offset % found.local_replicas
-    ):
+    if found.uniform and not part.is_one_of_equal_parts(found.total_replicas):
         raise popdist_error(
-            f"{UNIFORM}=1, but {LOCAL}={found.local_replicas} does not divide {TOTAL}={found.total_replicas} "
-            f"or {OFFSET}={found.replica_offset}.",
+            f"{UNIFORM}=1, but {LOCAL}={part.local_replicas} does not divide {TOTAL}={found.total_replicas} "
+            f"or {OFFSET}={part.first_replica}.",
             hint=_BY_HAND,
         )
     return found
@@ -96,10 +85,10 @@ def _number(environ: Mapping[str, str], name: str, default: int, least: int = 1)
     return value
 
 
-_ALONE = Layout(1, 1, 1, 0, 0, True)
+_ALONE = InstanceLayout(1, InstancePart(0, 1, 1))
 
 
-def _here() -> Layout:
+def _here() -> InstanceLayout:
     return layout() or _ALONE
 
 
@@ -115,17 +104,17 @@ def getNumTotalReplicas() -> int:
 
 def getNumLocalReplicas() -> int:
     """Replicas of this instance; 1 outside of ``podrun``."""
-    return _here().local_replicas
+    return _here().part.local_replicas
 
 
 def getNumIpusPerReplica() -> int:
     """IPUs of each replica; 1 outside of ``podrun``."""
-    return _here().ipus_per_replica
+    return _here().part.ipus_per_replica
 
 
 def getReplicaIndexOffset() -> int:
     """This instance's first replica among all."""
-    return _here().replica_offset
+    return _here().part.first_replica
 
 
 def getLocalInstanceIndex() -> int:
@@ -133,7 +122,7 @@ def getLocalInstanceIndex() -> int:
     return _here().local_instance
 
 
-def _uniform(call: str) -> Layout:
+def _uniform(call: str) -> InstanceLayout:
     here = _here()
     if not here.uniform:
         raise popdist_error(
@@ -145,18 +134,18 @@ def _uniform(call: str) -> Layout:
 def getNumInstances() -> int:
     """Number of instances. popdist_error if they have different numbers of replicas."""
     here = _uniform("getNumInstances()")
-    return here.total_replicas // here.local_replicas
+    return here.total_replicas // here.part.local_replicas
 
 
 def getInstanceIndex() -> int:
     """This instance's number among all. popdist_error if they have different numbers of replicas."""
     here = _uniform("getInstanceIndex()")
-    return here.replica_offset // here.local_replicas
+    return here.part.first_replica // here.part.local_replicas
 
 
 def checkNumIpusPerReplica(numIpus: int) -> bool:
     """True iff replicas have ``numIpus`` IPUs here."""
-    return _here().ipus_per_replica == numIpus
+    return _here().part.ipus_per_replica == numIpus
 
 
 def getDeviceId(ipusPerReplica: int = 0) -> int:
@@ -168,14 +157,14 @@ def getDeviceId(ipusPerReplica: int = 0) -> int:
     if ipusPerReplica and isPopdistEnvSet() and not checkNumIpusPerReplica(ipusPerReplica):
         raise popdist_error(
             f"The program wants {ipusPerReplica} IPUs per replica, but was launched with "
-            f"{here.ipus_per_replica}: podrun --ipus-per-replica {ipusPerReplica}."
+            f"{here.part.ipus_per_replica}: podrun --ipus-per-replica {ipusPerReplica}."
         )
-    per_replica = here.ipus_per_replica if isPopdistEnvSet() else ipusPerReplica or 1
-    size, first = here.local_replicas * per_replica, here.replica_offset * per_replica
+    per_replica = here.part.ipus_per_replica if isPopdistEnvSet() else ipusPerReplica or 1
+    size, first = here.part.local_replicas * per_replica, here.part.first_replica * per_replica
     partition = 1
     while partition < here.total_replicas * per_replica:
         partition *= 2
-    if size & (size - 1) or first % size:
+    if not is_power_of_two(size) or first % size:
         raise popdist_error(
             f"IPUs {first} to {first + size - 1} of this instance are no device of their own.",
             hint="Launch with --num-instances so that each has a power of two of IPUs.",

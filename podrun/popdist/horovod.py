@@ -9,13 +9,13 @@ Source of names and meaning: the PopART user guide, "Distributed training with H
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from podrun.popart.errors import popart_unsupported
-from podrun.popart.session import TrainingSession
+from podrun.core.environment import environment
 from podrun.popdist import backend, core
 from podrun.popdist.core import popdist_error
+from podrun.session.exceptions import popart_unsupported
+from podrun.session.session import TrainingSession
 
 _up = False
 
@@ -56,7 +56,7 @@ def rank() -> int:
 
 def local_size() -> int:
     """Number of instances on this host. ValueError before `init`."""
-    return _started(int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")))
+    return _started(int(environment().get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")))
 
 
 def local_rank() -> int:

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from podrun.errors import UnsupportedError
+from podrun.core.errors import UnsupportedError
 from podrun.popdist import collectives, core
+from podrun.popdist.collectives import decode, encode
 from podrun.popdist.core import popdist_error
-from podrun.popdist.objects import decode, encode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,7 +99,7 @@ class Comm:
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> None:
         """All instances' arrays combined, for all. Halves are added in float32, in the order of instances."""
-        from podrun.executable import Reduction
+        from podrun.core.executable import Reduction
 
         into = _array(recvbuf)
         given = into if sendbuf is IN_PLACE else _array(sendbuf)

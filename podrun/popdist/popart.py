@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
+from podrun.core.environment import environment
 from podrun.popdist import core
 from podrun.popdist.core import popdist_error
 
 if TYPE_CHECKING:
-    from podrun.popart.devices.device import DeviceInfo
-    from podrun.popart.options.session_options import SessionOptions
+    from podrun.session.devices.device import DeviceInfo
+    from podrun.session.options.session_options import SessionOptions
 
 
 def configureSessionOptions(opts: SessionOptions) -> SessionOptions:
@@ -21,10 +21,10 @@ def configureSessionOptions(opts: SessionOptions) -> SessionOptions:
     layout = core.layout()
     if layout is None:
         return opts
-    opts.enableReplicatedGraphs = layout.local_replicas > 1
-    opts.replicatedGraphCount = layout.local_replicas
+    opts.enableReplicatedGraphs = layout.part.local_replicas > 1
+    opts.replicatedGraphCount = layout.part.local_replicas
     opts.enableDistributedReplicatedGraphs = True
-    opts.globalReplicaOffset = layout.replica_offset
+    opts.globalReplicaOffset = layout.part.first_replica
     opts.globalReplicationFactor = layout.total_replicas
     return opts
 
@@ -34,19 +34,19 @@ def getDevice(ipus_per_replica: int | None = None, connectionType: Any = None, *
 
     popdist_error if the program wants another number of IPUs for each replica than ``podrun`` was told.
     """
-    from podrun.popart.devices.device_manager import DeviceManager
-    from podrun.popart.enums import DeviceConnectionType
+    from podrun.session.devices.device_manager import DeviceManager
+    from podrun.session.enums import DeviceConnectionType
 
     if kwargs:
         raise TypeError(f"getDevice() has no argument {next(iter(kwargs))!r}.")
     kind = DeviceConnectionType.Always if connectionType is None else connectionType
     layout = core.layout()
     if layout is None:
-        return DeviceManager(os.environ).acquireAvailableDevice(ipus_per_replica or 1, connectionType=kind)
-    if ipus_per_replica is not None and ipus_per_replica != layout.ipus_per_replica:
+        return DeviceManager(environment()).acquireAvailableDevice(ipus_per_replica or 1, connectionType=kind)
+    if ipus_per_replica is not None and ipus_per_replica != layout.part.ipus_per_replica:
         raise popdist_error(
             f"The program wants {ipus_per_replica} IPUs per replica, but was launched with "
-            f"{layout.ipus_per_replica}.",
+            f"{layout.part.ipus_per_replica}.",
             hint=f"podrun --ipus-per-replica {ipus_per_replica}",
         )
-    return DeviceManager(os.environ).acquireRange(layout.owned, connectionType=kind)
+    return DeviceManager(environment()).acquireRange(layout.part.ipus, connectionType=kind)

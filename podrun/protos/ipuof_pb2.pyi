@@ -25,16 +25,12 @@ class IpuRange(_message.Message):
     def __init__(self, first: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Region(_message.Message):
-    __slots__ = ("pid", "fd", "inode", "size")
-    PID_FIELD_NUMBER: _ClassVar[int]
-    FD_FIELD_NUMBER: _ClassVar[int]
-    INODE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("size", "number")
     SIZE_FIELD_NUMBER: _ClassVar[int]
-    pid: int
-    fd: int
-    inode: int
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     size: int
-    def __init__(self, pid: _Optional[int] = ..., fd: _Optional[int] = ..., inode: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    number: int
+    def __init__(self, size: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Blob(_message.Message):
     __slots__ = ("region", "offset", "size", "inline")
@@ -63,7 +59,7 @@ class Tensor(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., offset: _Optional[int] = ..., inline: _Optional[bytes] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("job", "owned", "pid", "user", "command", "host", "started", "probe_region", "probe")
+    __slots__ = ("job", "owned", "pid", "user", "command", "host", "started", "hands_memory_over", "launch")
     JOB_FIELD_NUMBER: _ClassVar[int]
     OWNED_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
@@ -71,8 +67,8 @@ class AttachRequest(_message.Message):
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
-    PROBE_REGION_FIELD_NUMBER: _ClassVar[int]
-    PROBE_FIELD_NUMBER: _ClassVar[int]
+    HANDS_MEMORY_OVER_FIELD_NUMBER: _ClassVar[int]
+    LAUNCH_FIELD_NUMBER: _ClassVar[int]
     job: IpuRange
     owned: IpuRange
     pid: int
@@ -80,27 +76,29 @@ class AttachRequest(_message.Message):
     command: str
     host: str
     started: float
-    probe_region: Region
-    probe: bytes
-    def __init__(self, job: _Optional[_Union[IpuRange, _Mapping]] = ..., owned: _Optional[_Union[IpuRange, _Mapping]] = ..., pid: _Optional[int] = ..., user: _Optional[str] = ..., command: _Optional[str] = ..., host: _Optional[str] = ..., started: _Optional[float] = ..., probe_region: _Optional[_Union[Region, _Mapping]] = ..., probe: _Optional[bytes] = ...) -> None: ...
+    hands_memory_over: bool
+    launch: str
+    def __init__(self, job: _Optional[_Union[IpuRange, _Mapping]] = ..., owned: _Optional[_Union[IpuRange, _Mapping]] = ..., pid: _Optional[int] = ..., user: _Optional[str] = ..., command: _Optional[str] = ..., host: _Optional[str] = ..., started: _Optional[float] = ..., hands_memory_over: _Optional[bool] = ..., launch: _Optional[str] = ...) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("refusal", "shared_memory")
+    __slots__ = ("refusal", "memory_socket")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_SOCKET_FIELD_NUMBER: _ClassVar[int]
     refusal: str
-    shared_memory: bool
-    def __init__(self, refusal: _Optional[str] = ..., shared_memory: _Optional[bool] = ...) -> None: ...
+    memory_socket: bytes
+    def __init__(self, refusal: _Optional[str] = ..., memory_socket: _Optional[bytes] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
-    __slots__ = ("digest", "executable", "timeout_seconds")
+    __slots__ = ("digest", "executable", "timeout_seconds", "own_pieces")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     EXECUTABLE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    OWN_PIECES_FIELD_NUMBER: _ClassVar[int]
     digest: str
     executable: Blob
     timeout_seconds: float
-    def __init__(self, digest: _Optional[str] = ..., executable: _Optional[_Union[Blob, _Mapping]] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+    own_pieces: bool
+    def __init__(self, digest: _Optional[str] = ..., executable: _Optional[_Union[Blob, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., own_pieces: _Optional[bool] = ...) -> None: ...
 
 class WriteRequest(_message.Message):
     __slots__ = ("region", "tensors")
@@ -127,18 +125,18 @@ class ReadReply(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
 
 class BindRequest(_message.Message):
-    __slots__ = ("batches", "region", "inputs", "outputs", "bell")
+    __slots__ = ("batches", "region", "inputs", "outputs", "doorbell")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
-    BELL_FIELD_NUMBER: _ClassVar[int]
+    DOORBELL_FIELD_NUMBER: _ClassVar[int]
     batches: int
     region: Region
     inputs: _containers.RepeatedCompositeFieldContainer[Tensor]
     outputs: _containers.RepeatedCompositeFieldContainer[Tensor]
-    bell: bool
-    def __init__(self, batches: _Optional[int] = ..., region: _Optional[_Union[Region, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., bell: _Optional[bool] = ...) -> None: ...
+    doorbell: bool
+    def __init__(self, batches: _Optional[int] = ..., region: _Optional[_Union[Region, _Mapping]] = ..., inputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., doorbell: _Optional[bool] = ...) -> None: ...
 
 class RunRequest(_message.Message):
     __slots__ = ("batches", "inline", "inputs", "outputs")
@@ -209,16 +207,18 @@ class MachineReply(_message.Message):
     def __init__(self, error_json: _Optional[str] = ..., attach: _Optional[_Union[AttachReply, _Mapping]] = ..., read: _Optional[_Union[ReadReply, _Mapping]] = ..., run: _Optional[_Union[RunReply, _Mapping]] = ..., done: _Optional[_Union[Empty, _Mapping]] = ..., part: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
 
 class JoinGroupRequest(_message.Message):
-    __slots__ = ("job", "rank", "digest", "timeout_seconds")
+    __slots__ = ("job", "rank", "digest", "timeout_seconds", "who")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
     job: IpuRange
     rank: int
     digest: str
     timeout_seconds: float
-    def __init__(self, job: _Optional[_Union[IpuRange, _Mapping]] = ..., rank: _Optional[int] = ..., digest: _Optional[str] = ..., timeout_seconds: _Optional[float] = ...) -> None: ...
+    who: str
+    def __init__(self, job: _Optional[_Union[IpuRange, _Mapping]] = ..., rank: _Optional[int] = ..., digest: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., who: _Optional[str] = ...) -> None: ...
 
 class JoinGroupReply(_message.Message):
     __slots__ = ("error_json", "token_json")
@@ -229,7 +229,7 @@ class JoinGroupReply(_message.Message):
     def __init__(self, error_json: _Optional[str] = ..., token_json: _Optional[str] = ...) -> None: ...
 
 class ConfigureRequest(_message.Message):
-    __slots__ = ("partition", "first_ipu", "machine", "ipus", "endpoints", "agent_id", "serial", "target")
+    __slots__ = ("partition", "first_ipu", "machine", "ipus", "endpoints", "agent_id", "serial", "target", "operation", "owner")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     FIRST_IPU_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +238,8 @@ class ConfigureRequest(_message.Message):
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     SERIAL_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     partition: str
     first_ipu: int
     machine: int
@@ -246,7 +248,19 @@ class ConfigureRequest(_message.Message):
     agent_id: str
     serial: str
     target: str
-    def __init__(self, partition: _Optional[str] = ..., first_ipu: _Optional[int] = ..., machine: _Optional[int] = ..., ipus: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., agent_id: _Optional[str] = ..., serial: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
+    operation: int
+    owner: int
+    def __init__(self, partition: _Optional[str] = ..., first_ipu: _Optional[int] = ..., machine: _Optional[int] = ..., ipus: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., agent_id: _Optional[str] = ..., serial: _Optional[str] = ..., target: _Optional[str] = ..., operation: _Optional[int] = ..., owner: _Optional[int] = ...) -> None: ...
+
+class LeadReply(_message.Message):
+    __slots__ = ("error_json", "partition", "operation")
+    ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    error_json: str
+    partition: str
+    operation: int
+    def __init__(self, error_json: _Optional[str] = ..., partition: _Optional[str] = ..., operation: _Optional[int] = ...) -> None: ...
 
 class ResetIpusRequest(_message.Message):
     __slots__ = ("ipus",)
@@ -255,10 +269,12 @@ class ResetIpusRequest(_message.Message):
     def __init__(self, ipus: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class InjectRequest(_message.Message):
-    __slots__ = ("faults",)
+    __slots__ = ("faults", "cancel")
     FAULTS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
     faults: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, faults: _Optional[_Iterable[str]] = ...) -> None: ...
+    cancel: bool
+    def __init__(self, faults: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ...) -> None: ...
 
 class TelemetryReply(_message.Message):
     __slots__ = ("error_json", "report_json")

@@ -144,7 +144,8 @@ class Ipuof:
 
 
 class MachineControlStub:
-    """What the partition service asks.
+    """What the partition service asks. Each call carries the epoch of its server in the metadata "podrun-epoch"; a machine
+    refuses every call but Telemetry whose epoch is lower than the highest it has seen.
     """
 
     def __init__(self, channel):
@@ -153,6 +154,11 @@ class MachineControlStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Lead = channel.unary_unary(
+                '/podrun.ipuof.MachineControl/Lead',
+                request_serializer=podrun_dot_protos_dot_ipuof__pb2.Empty.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_ipuof__pb2.LeadReply.FromString,
+                _registered_method=True)
         self.Configure = channel.unary_unary(
                 '/podrun.ipuof.MachineControl/Configure',
                 request_serializer=podrun_dot_protos_dot_ipuof__pb2.ConfigureRequest.SerializeToString,
@@ -191,8 +197,16 @@ class MachineControlStub:
 
 
 class MachineControlServicer:
-    """What the partition service asks.
+    """What the partition service asks. Each call carries the epoch of its server in the metadata "podrun-epoch"; a machine
+    refuses every call but Telemetry whose epoch is lower than the highest it has seen.
     """
+
+    def Lead(self, request, context):
+        """Take command, and ask what the machine is configured for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Configure(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -239,6 +253,11 @@ class MachineControlServicer:
 
 def add_MachineControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Lead': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lead,
+                    request_deserializer=podrun_dot_protos_dot_ipuof__pb2.Empty.FromString,
+                    response_serializer=podrun_dot_protos_dot_ipuof__pb2.LeadReply.SerializeToString,
+            ),
             'Configure': grpc.unary_unary_rpc_method_handler(
                     servicer.Configure,
                     request_deserializer=podrun_dot_protos_dot_ipuof__pb2.ConfigureRequest.FromString,
@@ -283,8 +302,36 @@ def add_MachineControlServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MachineControl:
-    """What the partition service asks.
+    """What the partition service asks. Each call carries the epoch of its server in the metadata "podrun-epoch"; a machine
+    refuses every call but Telemetry whose epoch is lower than the highest it has seen.
     """
+
+    @staticmethod
+    def Lead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.ipuof.MachineControl/Lead',
+            podrun_dot_protos_dot_ipuof__pb2.Empty.SerializeToString,
+            podrun_dot_protos_dot_ipuof__pb2.LeadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Configure(request,

@@ -17,6 +17,7 @@ class PartitionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PS_REMOVING: _ClassVar[PartitionState]
     PS_ERROR: _ClassVar[PartitionState]
     PS_REMOVED: _ClassVar[PartitionState]
+    PS_QUEUED: _ClassVar[PartitionState]
 
 class SyncType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +39,7 @@ PS_RESETTING: PartitionState
 PS_REMOVING: PartitionState
 PS_ERROR: PartitionState
 PS_REMOVED: PartitionState
+PS_QUEUED: PartitionState
 ST_UNSPECIFIED: SyncType
 ST_C2_COMPATIBLE: SyncType
 ST_POD_NATIVE_DEFAULT: SyncType
@@ -101,18 +103,26 @@ class PartitionRequirements(_message.Message):
     def __init__(self, size: _Optional[int] = ..., reconfigurable: _Optional[bool] = ..., num_gcds: _Optional[int] = ..., sync_type: _Optional[_Union[SyncType, str]] = ..., allocation_id: _Optional[str] = ..., num_ilds: _Optional[int] = ...) -> None: ...
 
 class CreatePartitionRequest(_message.Message):
-    __slots__ = ("partition_id", "requirements", "disable_auto_reset", "relocatable", "faults")
+    __slots__ = ("partition_id", "requirements", "disable_auto_reset", "relocatable", "faults", "wait", "priority", "limit_seconds", "reservation")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     REQUIREMENTS_FIELD_NUMBER: _ClassVar[int]
     DISABLE_AUTO_RESET_FIELD_NUMBER: _ClassVar[int]
     RELOCATABLE_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_FIELD_NUMBER: _ClassVar[int]
     partition_id: str
     requirements: PartitionRequirements
     disable_auto_reset: bool
     relocatable: bool
     faults: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, partition_id: _Optional[str] = ..., requirements: _Optional[_Union[PartitionRequirements, _Mapping]] = ..., disable_auto_reset: _Optional[bool] = ..., relocatable: _Optional[bool] = ..., faults: _Optional[_Iterable[str]] = ...) -> None: ...
+    wait: bool
+    priority: int
+    limit_seconds: float
+    reservation: str
+    def __init__(self, partition_id: _Optional[str] = ..., requirements: _Optional[_Union[PartitionRequirements, _Mapping]] = ..., disable_auto_reset: _Optional[bool] = ..., relocatable: _Optional[bool] = ..., faults: _Optional[_Iterable[str]] = ..., wait: _Optional[bool] = ..., priority: _Optional[int] = ..., limit_seconds: _Optional[float] = ..., reservation: _Optional[str] = ...) -> None: ...
 
 class CreatePartitionResponse(_message.Message):
     __slots__ = ("partition_id",)
@@ -131,7 +141,7 @@ class PartitionStatus(_message.Message):
     def __init__(self, state: _Optional[_Union[PartitionState, str]] = ..., error: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Partition(_message.Message):
-    __slots__ = ("partition_id", "cluster_id", "allocation_id", "requirements", "status", "num_ilds", "ild_routing", "gw_routing", "agent_ids", "created")
+    __slots__ = ("partition_id", "cluster_id", "allocation_id", "requirements", "status", "num_ilds", "ild_routing", "gw_routing", "agent_ids", "created", "owner", "ends", "relocatable")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     ALLOCATION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +152,9 @@ class Partition(_message.Message):
     GW_ROUTING_FIELD_NUMBER: _ClassVar[int]
     AGENT_IDS_FIELD_NUMBER: _ClassVar[int]
     CREATED_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    RELOCATABLE_FIELD_NUMBER: _ClassVar[int]
     partition_id: str
     cluster_id: str
     allocation_id: str
@@ -152,7 +165,10 @@ class Partition(_message.Message):
     gw_routing: str
     agent_ids: _containers.RepeatedScalarFieldContainer[str]
     created: float
-    def __init__(self, partition_id: _Optional[str] = ..., cluster_id: _Optional[str] = ..., allocation_id: _Optional[str] = ..., requirements: _Optional[_Union[PartitionRequirements, _Mapping]] = ..., status: _Optional[_Union[PartitionStatus, _Mapping]] = ..., num_ilds: _Optional[int] = ..., ild_routing: _Optional[str] = ..., gw_routing: _Optional[str] = ..., agent_ids: _Optional[_Iterable[str]] = ..., created: _Optional[float] = ...) -> None: ...
+    owner: str
+    ends: float
+    relocatable: bool
+    def __init__(self, partition_id: _Optional[str] = ..., cluster_id: _Optional[str] = ..., allocation_id: _Optional[str] = ..., requirements: _Optional[_Union[PartitionRequirements, _Mapping]] = ..., status: _Optional[_Union[PartitionStatus, _Mapping]] = ..., num_ilds: _Optional[int] = ..., ild_routing: _Optional[str] = ..., gw_routing: _Optional[str] = ..., agent_ids: _Optional[_Iterable[str]] = ..., created: _Optional[float] = ..., owner: _Optional[str] = ..., ends: _Optional[float] = ..., relocatable: _Optional[bool] = ...) -> None: ...
 
 class GetPartitionRequest(_message.Message):
     __slots__ = ("partition_id",)
@@ -189,20 +205,24 @@ class GetPartitionStatusResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[PartitionStatus, _Mapping]] = ...) -> None: ...
 
 class ResetPartitionRequest(_message.Message):
-    __slots__ = ("partition_id",)
+    __slots__ = ("partition_id", "generation")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     partition_id: str
-    def __init__(self, partition_id: _Optional[str] = ...) -> None: ...
+    generation: int
+    def __init__(self, partition_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class ResetPartitionResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class RemovePartitionRequest(_message.Message):
-    __slots__ = ("partition_id",)
+    __slots__ = ("partition_id", "force")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     partition_id: str
-    def __init__(self, partition_id: _Optional[str] = ...) -> None: ...
+    force: bool
+    def __init__(self, partition_id: _Optional[str] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class RemovePartitionResponse(_message.Message):
     __slots__ = ()
@@ -318,7 +338,7 @@ class ResetIpusResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Agent(_message.Message):
-    __slots__ = ("agent_id", "host", "port", "serial", "state", "partition_ids", "endpoints", "ild", "num_ipus")
+    __slots__ = ("agent_id", "host", "port", "serial", "state", "partition_ids", "endpoints", "ild", "num_ipus", "health", "stale_seconds", "reason", "deadline")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
@@ -328,6 +348,10 @@ class Agent(_message.Message):
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     ILD_FIELD_NUMBER: _ClassVar[int]
     NUM_IPUS_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    STALE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
     agent_id: str
     host: str
     port: int
@@ -337,7 +361,117 @@ class Agent(_message.Message):
     endpoints: _containers.RepeatedScalarFieldContainer[str]
     ild: int
     num_ipus: int
-    def __init__(self, agent_id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., serial: _Optional[str] = ..., state: _Optional[_Union[AgentState, str]] = ..., partition_ids: _Optional[_Iterable[str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., ild: _Optional[int] = ..., num_ipus: _Optional[int] = ...) -> None: ...
+    health: str
+    stale_seconds: float
+    reason: str
+    deadline: float
+    def __init__(self, agent_id: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., serial: _Optional[str] = ..., state: _Optional[_Union[AgentState, str]] = ..., partition_ids: _Optional[_Iterable[str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., ild: _Optional[int] = ..., num_ipus: _Optional[int] = ..., health: _Optional[str] = ..., stale_seconds: _Optional[float] = ..., reason: _Optional[str] = ..., deadline: _Optional[float] = ...) -> None: ...
+
+class QueuedRequest(_message.Message):
+    __slots__ = ("partition_id", "size", "priority", "since", "position", "ahead", "blockers", "latest", "owner")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    BLOCKERS_FIELD_NUMBER: _ClassVar[int]
+    LATEST_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    partition_id: str
+    size: int
+    priority: int
+    since: float
+    position: int
+    ahead: _containers.RepeatedScalarFieldContainer[str]
+    blockers: _containers.RepeatedScalarFieldContainer[str]
+    latest: float
+    owner: str
+    def __init__(self, partition_id: _Optional[str] = ..., size: _Optional[int] = ..., priority: _Optional[int] = ..., since: _Optional[float] = ..., position: _Optional[int] = ..., ahead: _Optional[_Iterable[str]] = ..., blockers: _Optional[_Iterable[str]] = ..., latest: _Optional[float] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class ListQueueRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListQueueResponse(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[QueuedRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[QueuedRequest, _Mapping]]] = ...) -> None: ...
+
+class SetMaintenanceRequest(_message.Message):
+    __slots__ = ("agent_id", "drain", "deadline_seconds", "reason")
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    drain: bool
+    deadline_seconds: float
+    reason: str
+    def __init__(self, agent_id: _Optional[str] = ..., drain: _Optional[bool] = ..., deadline_seconds: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SetMaintenanceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EndMaintenanceRequest(_message.Message):
+    __slots__ = ("agent_id",)
+    AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    agent_id: str
+    def __init__(self, agent_id: _Optional[str] = ...) -> None: ...
+
+class EndMaintenanceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Reservation(_message.Message):
+    __slots__ = ("id", "agent_ids", "start", "end")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    agent_ids: _containers.RepeatedScalarFieldContainer[str]
+    start: float
+    end: float
+    def __init__(self, id: _Optional[str] = ..., agent_ids: _Optional[_Iterable[str]] = ..., start: _Optional[float] = ..., end: _Optional[float] = ...) -> None: ...
+
+class CreateReservationRequest(_message.Message):
+    __slots__ = ("reservation_id", "agent_ids", "begin_in_seconds", "for_seconds")
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FOR_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    reservation_id: str
+    agent_ids: _containers.RepeatedScalarFieldContainer[str]
+    begin_in_seconds: float
+    for_seconds: float
+    def __init__(self, reservation_id: _Optional[str] = ..., agent_ids: _Optional[_Iterable[str]] = ..., begin_in_seconds: _Optional[float] = ..., for_seconds: _Optional[float] = ...) -> None: ...
+
+class CreateReservationResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RemoveReservationRequest(_message.Message):
+    __slots__ = ("reservation_id",)
+    RESERVATION_ID_FIELD_NUMBER: _ClassVar[int]
+    reservation_id: str
+    def __init__(self, reservation_id: _Optional[str] = ...) -> None: ...
+
+class RemoveReservationResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListReservationsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListReservationsResponse(_message.Message):
+    __slots__ = ("reservations",)
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    reservations: _containers.RepeatedCompositeFieldContainer[Reservation]
+    def __init__(self, reservations: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ...) -> None: ...
 
 class ListAgentsRequest(_message.Message):
     __slots__ = ()
@@ -370,33 +504,41 @@ class RemoveAllocationResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PowerCycleAgentRequest(_message.Message):
-    __slots__ = ("agent_id",)
+    __slots__ = ("agent_id", "generation")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     agent_id: str
-    def __init__(self, agent_id: _Optional[str] = ...) -> None: ...
+    generation: int
+    def __init__(self, agent_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class PowerCycleAgentResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class RestartAgentRequest(_message.Message):
-    __slots__ = ("agent_id",)
+    __slots__ = ("agent_id", "generation")
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     agent_id: str
-    def __init__(self, agent_id: _Optional[str] = ...) -> None: ...
+    generation: int
+    def __init__(self, agent_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class RestartAgentResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class InjectFaultsRequest(_message.Message):
-    __slots__ = ("partition_id", "faults")
+    __slots__ = ("partition_id", "faults", "cancel")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     FAULTS_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
     partition_id: str
     faults: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, partition_id: _Optional[str] = ..., faults: _Optional[_Iterable[str]] = ...) -> None: ...
+    cancel: bool
+    def __init__(self, partition_id: _Optional[str] = ..., faults: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ...) -> None: ...
 
 class InjectFaultsResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("cancelled",)
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    cancelled: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cancelled: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -81,6 +81,16 @@ class UserServiceStub:
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.GetPartitionIpuofConfigRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.GetPartitionIpuofConfigResponse.FromString,
                 _registered_method=True)
+        self.ListQueue = channel.unary_unary(
+                '/podrun.vipu.UserService/ListQueue',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.ListQueueRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.ListQueueResponse.FromString,
+                _registered_method=True)
+        self.ListReservations = channel.unary_unary(
+                '/podrun.vipu.UserService/ListReservations',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.ListReservationsRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.ListReservationsResponse.FromString,
+                _registered_method=True)
         self.ListAllocations = channel.unary_unary(
                 '/podrun.vipu.UserService/ListAllocations',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.ListAllocationsRequest.SerializeToString,
@@ -167,6 +177,19 @@ class UserServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListQueue(self, request, context):
+        """Requests that wait for IPUs, and what they wait for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListReservations(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAllocations(self, request, context):
         """Allocations: groups of agents users have access to.
         """
@@ -235,6 +258,16 @@ def add_UserServiceServicer_to_server(servicer, server):
                     servicer.GetPartitionIpuofConfig,
                     request_deserializer=podrun_dot_protos_dot_vipu__pb2.GetPartitionIpuofConfigRequest.FromString,
                     response_serializer=podrun_dot_protos_dot_vipu__pb2.GetPartitionIpuofConfigResponse.SerializeToString,
+            ),
+            'ListQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQueue,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.ListQueueRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.ListQueueResponse.SerializeToString,
+            ),
+            'ListReservations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListReservations,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.ListReservationsRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.ListReservationsResponse.SerializeToString,
             ),
             'ListAllocations': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAllocations,
@@ -508,6 +541,60 @@ class UserService:
             _registered_method=True)
 
     @staticmethod
+    def ListQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.UserService/ListQueue',
+            podrun_dot_protos_dot_vipu__pb2.ListQueueRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.ListQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListReservations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.UserService/ListReservations',
+            podrun_dot_protos_dot_vipu__pb2.ListReservationsRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.ListReservationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListAllocations(request,
             target,
             options=(),
@@ -604,6 +691,26 @@ class AdminServiceStub:
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.ListAgentsRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.ListAgentsResponse.FromString,
                 _registered_method=True)
+        self.SetMaintenance = channel.unary_unary(
+                '/podrun.vipu.AdminService/SetMaintenance',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.SetMaintenanceRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.SetMaintenanceResponse.FromString,
+                _registered_method=True)
+        self.EndMaintenance = channel.unary_unary(
+                '/podrun.vipu.AdminService/EndMaintenance',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.EndMaintenanceRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.EndMaintenanceResponse.FromString,
+                _registered_method=True)
+        self.CreateReservation = channel.unary_unary(
+                '/podrun.vipu.AdminService/CreateReservation',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.CreateReservationRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.CreateReservationResponse.FromString,
+                _registered_method=True)
+        self.RemoveReservation = channel.unary_unary(
+                '/podrun.vipu.AdminService/RemoveReservation',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.RemoveReservationRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.RemoveReservationResponse.FromString,
+                _registered_method=True)
         self.CreateAllocation = channel.unary_unary(
                 '/podrun.vipu.AdminService/CreateAllocation',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.CreateAllocationRequest.SerializeToString,
@@ -642,6 +749,33 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetMaintenance(self, request, context):
+        """Take an agent out of service for new partitions, or drain it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndMaintenance(self, request, context):
+        """Return an agent to service.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateReservation(self, request, context):
+        """Keep agents for partitions that name the reservation, for some time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveReservation(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CreateAllocation(self, request, context):
         """Create an allocation from agents that are in no other one.
         """
@@ -671,7 +805,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def InjectFaults(self, request, context):
-        """Plan faults on the machines of a partition, as "ipu:5@step=17:tile-parity".
+        """Plan faults on the machines of a partition, as "ipu:5@batch=17:tile-parity".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -684,6 +818,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListAgents,
                     request_deserializer=podrun_dot_protos_dot_vipu__pb2.ListAgentsRequest.FromString,
                     response_serializer=podrun_dot_protos_dot_vipu__pb2.ListAgentsResponse.SerializeToString,
+            ),
+            'SetMaintenance': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetMaintenance,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.SetMaintenanceRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.SetMaintenanceResponse.SerializeToString,
+            ),
+            'EndMaintenance': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndMaintenance,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.EndMaintenanceRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.EndMaintenanceResponse.SerializeToString,
+            ),
+            'CreateReservation': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateReservation,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.CreateReservationRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.CreateReservationResponse.SerializeToString,
+            ),
+            'RemoveReservation': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveReservation,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.RemoveReservationRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.RemoveReservationResponse.SerializeToString,
             ),
             'CreateAllocation': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateAllocation,
@@ -739,6 +893,114 @@ class AdminService:
             '/podrun.vipu.AdminService/ListAgents',
             podrun_dot_protos_dot_vipu__pb2.ListAgentsRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.ListAgentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetMaintenance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.AdminService/SetMaintenance',
+            podrun_dot_protos_dot_vipu__pb2.SetMaintenanceRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.SetMaintenanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndMaintenance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.AdminService/EndMaintenance',
+            podrun_dot_protos_dot_vipu__pb2.EndMaintenanceRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.EndMaintenanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateReservation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.AdminService/CreateReservation',
+            podrun_dot_protos_dot_vipu__pb2.CreateReservationRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.CreateReservationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveReservation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.AdminService/RemoveReservation',
+            podrun_dot_protos_dot_vipu__pb2.RemoveReservationRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.RemoveReservationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from podrun import commands
-from podrun.errors import ConfigError, PodrunError, UsageError
-from podrun.report.arguments import Parser
-from podrun.report.document import SCHEMA, from_object, parse, read_text, to_json
+from podrun.core.errors import ConfigError, PodrunError, UsageError
+from podrun.report.chrome_trace import to_trace
+from podrun.report.document import SCHEMA, Parser, from_object, parse, read_text, to_json
 from podrun.report.html import page
 from podrun.report.model import Profile
 from podrun.report.read import profile_of, read_report
 from podrun.report.text import compare, summary
-from podrun.report.trace import to_trace
 
 
 def load(path: Path) -> Profile:
@@ -27,7 +26,7 @@ def load(path: Path) -> Profile:
     if not path.is_file():
         raise ConfigError(f"there is no file {path}", hint=f"Look for one: ls {path.parent}")
     if path.suffix not in (".json", ".pop"):
-        from podrun.executable_file import read
+        from podrun.core.executable_file import read
 
         return profile_of(read(path))
     found = parse(read_text(path), source=str(path))

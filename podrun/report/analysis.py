@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
-from podrun.device.target import chip
+from podrun.costmodel.target import chip
+from podrun.report.chrome_trace import runs
 from podrun.report.document import SCHEMA_VERSION, load
 from podrun.report.library.about import InstrumentationSettings, PoplarVersion, ReportVersion
 from podrun.report.library.compilation import (
@@ -25,8 +26,9 @@ from podrun.report.library.compilation import (
     Categories,
     Category,
     Compilation,
-    Graph,
     Ipu,
+    LibraryGraph,
+    LibraryVariable,
     Live,
     LivenessStep,
     Target,
@@ -34,15 +36,21 @@ from podrun.report.library.compilation import (
     Tile,
     TileMemory,
     Total,
-    Variable,
 )
-from podrun.report.library.execution import Execution, ExecutionStep, Interval, Run, TotalCycles
-from podrun.report.library.programs import Program, ProgramType
-from podrun.report.model import PHASES, MemoryUse, Profile, Stage, layer_of
-from podrun.report.pipeline import runs
+from podrun.report.library.execution import (
+    Execution,
+    ExecutionStep,
+    Interval,
+    LibraryProgram,
+    LibraryRun,
+    ProgramType,
+    RepeatedSteps,
+    TotalCycles,
+)
+from podrun.report.model import PHASES, MemoryUse, Profile, ReportStage, layer_of
 
 LASTING = ("weights", "optimizer_state", "accumulators", "streams", "stash", "constants", "arguments")
-"""Contents that are always live (`podrun.device.tiles.memory.LASTING`)."""
+"""Contents that are always live (`podrun.costmodel.tile_memory.LASTING`)."""
 CATEGORIES = {
     "vertex_code": "vertexCode",
     "vertex_state": "vertexInstanceState",
@@ -78,7 +86,7 @@ def compilation(profile: Profile) -> Compilation:
     ]
     return Compilation(
         target,
-        Graph(steps),
+        LibraryGraph(steps),
         tuple(_ipu(held.get(ipu), ipu, target) for ipu in range(count)),
         live,
         [program for found in _programs(profile) for program, _ in found],
@@ -87,23 +95,31 @@ def compilation(profile: Profile) -> Compilation:
 
 
 def execution(profile: Profile) -> Execution:
-    """``report.execution``: every micro-batch of a batch in order of time, then the update."""
-    order = _in_order(profile)
-    programs = dict(zip(map(id, order), _programs(profile), strict=True))
-    placed = [(run.stage, run.start_cycles) for run in runs(profile, profile.accumulation_factor)]
-    end = max((start + stage.cycles for stage, start in placed), default=0)
-    placed += [(stage, end) for stage in profile.updates]
-    found: list[ExecutionStep] = []
-    for stage, start in placed:
-        for program, cycles in programs[id(stage)]:
-            found.append(ExecutionStep(program, stage.ipu, profile.ipus_per_replica, start, cycles))
-            start += cycles
-    length = profile.seconds * 1e6
+    """``report.execution`` of one run: its batches, each with its micro-batches in order of time and its update."""
+    passes = max(1, profile.batches_per_run // profile.batches_per_pass)
+    steps = RepeatedSteps(tuple(_pass_steps(profile)), passes, profile.cycles_per_run // passes)
+    length = profile.cycles_per_run / profile.clock_hz * 1e6
     named = [
-        Run(name, Interval(number * length, (number + 1) * length), found)
+        LibraryRun(name, Interval(number * length, (number + 1) * length), steps)
         for number, name in enumerate(profile.run_names or (profile.name,))
     ]
-    return Execution(found, named, TotalCycles(profile.cycles))
+    return Execution(steps, named, TotalCycles(profile.cycles_per_run))
+
+
+def _pass_steps(profile: Profile) -> Iterator[ExecutionStep]:
+    """The steps of the micro-batches that run together; each batch's update follows its last segment."""
+    programs = dict(zip(map(id, _in_order(profile)), _programs(profile), strict=True))
+    placed: list[tuple[ReportStage, int]] = []
+    ends = [0] * profile.batches_per_pass
+    for run in runs(profile, profile.micro_batches_per_pass):
+        placed.append((run.stage, run.start_cycles))
+        batch = run.micro_batch // profile.accumulation_factor
+        ends[batch] = max(ends[batch], run.end_cycles)
+    placed += [(stage, end) for end in ends for stage in profile.updates]
+    for stage, start in sorted(placed, key=lambda item: item[1]):
+        for program, cycles in programs[id(stage)]:
+            yield ExecutionStep(program, stage.ipu, profile.ipus_per_replica, start, cycles)
+            start += cycles
 
 
 class Report:
@@ -122,7 +138,7 @@ class Report:
 
     @cached_property
     def execution(self) -> Execution:
-        """The modelled run of one batch."""
+        """One modelled run."""
         return execution(self.profile)
 
 
@@ -154,12 +170,12 @@ def _target(profile: Profile) -> Target:
     )
 
 
-def _in_order(profile: Profile) -> list[Stage]:
+def _in_order(profile: Profile) -> list[ReportStage]:
     """The work of a micro-batch in order, then the updates."""
     return [*sorted(profile.stages, key=lambda stage: stage.pipeline_cycle), *profile.updates]
 
 
-def _programs(profile: Profile) -> Iterator[list[tuple[Program, int]]]:
+def _programs(profile: Profile) -> Iterator[list[tuple[LibraryProgram, int]]]:
     """For each stage and update in order, its programs and their cycles; numbered through all of them."""
     number = 0
     for stage in _in_order(profile):
@@ -168,17 +184,17 @@ def _programs(profile: Profile) -> Iterator[list[tuple[Program, int]]]:
             name = f"{layer_of(step.scope)}/{step.operator}"
             for phase in PHASES:
                 if cycles := step.cycles(phase):
-                    found.append((Program(name, KINDS[phase], number), cycles))
+                    found.append((LibraryProgram(name, KINDS[phase], number), cycles))
                     number += 1
         yield found
 
 
-def _variables(profile: Profile) -> Iterator[Variable]:
+def _variables(profile: Profile) -> Iterator[LibraryVariable]:
     for use in profile.held():
         content = use.memory.bytes_by_content
         for name in (*LASTING, *CATEGORIES):
             if size := content.get(name, 0):
-                yield Variable(CATEGORIES.get(name, name), size)
+                yield LibraryVariable(CATEGORIES.get(name, name), size)
 
 
 def _ipu(use: MemoryUse | None, ipu: int, target: Target) -> Ipu:

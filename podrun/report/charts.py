@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from podrun.report.model import PHASES, MemoryUse, Profile, Stage
-from podrun.report.pipeline import runs, shown_micro_batches
+from podrun.report.chrome_trace import runs, shown_micro_batches
+from podrun.report.model import PHASES, MemoryUse, Profile, ReportStage
 
 WIDTH = 860
 OTHER = "#59636e"
@@ -40,7 +40,7 @@ MICRO_BATCH_COLOURS = ("#3b6fb6", "#d9822b", "#4b9b63", "#7a5ea8", "#2f8f8a", "#
 
 
 def rect(x: float, y: float, width: float, height: float, fill: str, title: str) -> str:
-    """A bar that shows ``title`` when it is pointed at."""
+    """A bar that shows ``title`` when the mouse is over it."""
     return (
         f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.05):.2f}" height="{height:.2f}" fill="{fill}">'
         f"<title>{escape(title)}</title></rect>"
@@ -62,7 +62,7 @@ def svg(height: float, content: Sequence[str], label: str) -> str:
 
 
 def key(names: Sequence[str]) -> str:
-    """What the colours mean."""
+    """A legend of the colours."""
     spans = (
         f'<span><i style="background:{COLOURS.get(n, OTHER)}"></i>{escape(n.replace("_", " "))}</span>'
         for n in names
@@ -101,7 +101,7 @@ def bars(values: Mapping[str, int], total: int, unit: str = "cycles") -> str:
     return svg(20 * max(1, len(values)), shapes, unit)
 
 
-def timeline(stage: Stage) -> str:
+def timeline(stage: ReportStage) -> str:
     """The BSP steps of a stage along its cycles, a lane for each phase."""
     total = sum(step.total_cycles for step in stage.timeline) or 1
     shapes, x = [], 0.0
@@ -169,7 +169,7 @@ def pipeline(profile: Profile) -> str:
     length = max(run.end_cycles for run in found) or 1
     scale = (WIDTH - 60) / length
     shapes = [text(0, row * 26 + 15, f"IPU {ipu}") for ipu, row in rows.items()]
-    # What stays visible of these is the bubble.
+    # The visible part of these bars is the bubble.
     for ipu, row in rows.items():
         shapes.append(rect(60, row * 26, WIDTH - 60, 22, IDLE_COLOUR, f"IPU {ipu} idle"))
     last = max(stage.pipeline_cycle for stage in profile.stages)

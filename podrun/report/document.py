@@ -1,4 +1,4 @@
-"""A profile as a JSON document with a schema version, and back.
+"""A profile as a JSON document with a schema version, and back; the files of a report.
 
 The document is ``{"schema": "podrun.profile", "schema_version": 1, "profile": {...}}``; the profile's keys are the
 fields of `podrun.report.model`, units in their names, numbers as numbers, null for unknown. Same profile, same bytes.
@@ -6,20 +6,28 @@ fields of `podrun.report.model`, units in their names, numbers as numbers, null 
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from podrun.errors import ConfigError
+from podrun.core.documents import parse_json, read_bytes
+from podrun.core.errors import ConfigError, NotFoundError, UsageError
+from podrun.report.chrome_trace import to_trace
+from podrun.report.html import page
 from podrun.report.model import Profile
+from podrun.report.text import compare, summary
 
 SCHEMA = "podrun.profile"
 SCHEMA_VERSION = 1
 """Grows when a key changes its meaning or goes; new keys alone do not change it."""
 
+MOST_BYTES = 512 << 20
+"""The largest report that is read."""
 _SEE = "Give the profile.json that podrun profile or autoReport wrote."
 _ANEW = "Write it again with this version: podrun profile --report-directory DIR train.py"
 
@@ -41,10 +49,7 @@ def from_json(text: str, *, source: str = "the document") -> Profile:
 
 def parse(text: str, *, source: str) -> dict[str, Any]:
     """The JSON object in a text. Raises ConfigError if there is none."""
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{source} is not JSON: {error}", hint=_SEE) from error
+    content = parse_json(text, source, hint=_SEE)
     if not isinstance(content, dict):
         raise ConfigError(f"{source} holds no report: an object was expected", hint=_SEE)
     return content
@@ -81,13 +86,13 @@ def load(path: Path | str) -> Profile:
 
 def read_text(path: Path) -> str:
     """What a file holds. Raises ConfigError if there is no such file, or no text in it."""
+    hint = "Write one first: podrun profile --report-directory DIR train.py"
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error.strerror}",
-            hint="Write one first: podrun profile --report-directory DIR train.py",
-        ) from error
+        data = read_bytes(path, MOST_BYTES, hint=hint)
+    except NotFoundError as error:
+        raise ConfigError(f"{path} cannot be read: No such file or directory", hint=hint) from error
+    try:
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not JSON: it is not UTF-8 text", hint=_SEE) from error
 
@@ -115,3 +120,52 @@ def _adapter() -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(Profile)
+
+
+DOCUMENT = "profile.json"
+ARCHIVE = "profile.pop"
+"""The SDK's name of a report. podrun writes the JSON document there; ``pva.openReport`` reads it."""
+PAGE = "profile.html"
+SUMMARY = "summary.txt"
+TRACE = "trace.json"
+
+
+def write_report(
+    profile: Profile, directory: Path, *, trace: bool = True, other: Profile | None = None
+) -> Path:
+    """Write the files; returns the path of ``profile.pop``. ``other``: what page and summary compare with.
+
+    Raises:
+        ConfigError: the directory cannot be written.
+    """
+    document = to_json(profile)
+    texts = {
+        DOCUMENT: document,
+        ARCHIVE: document,
+        PAGE: page(profile, other=other),
+        SUMMARY: summary(profile) + ("" if other is None else compare(other, profile)),
+    }
+    if trace:
+        texts[TRACE] = to_trace(profile)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in texts.items():
+            (directory / f".{name}.part").write_text(content, encoding="utf-8")
+        for name in texts:
+            (directory / f".{name}.part").replace(directory / name)
+    except OSError as error:
+        for name in texts:  # All files or none.
+            with contextlib.suppress(OSError):
+                (directory / f".{name}.part").unlink(missing_ok=True)
+        raise ConfigError(
+            f"the report cannot be written to {directory}: {error.strerror}",
+            hint="Name another directory with autoReport.directory (or podrun profile --report-directory DIR).",
+        ) from error
+    return directory / ARCHIVE
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises UsageError, as podrun does, and says where all options are listed."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint=f"{self.prog} --help lists all options.")

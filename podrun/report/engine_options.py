@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from podrun.errors import InvalidOptionError
+from podrun.core.errors import InvalidOptionError
 
 VARIABLE = "POPLAR_ENGINE_OPTIONS"
 """The environment variable: a JSON object of option names and values."""
@@ -153,7 +153,7 @@ def _from_environment(environ: Mapping[str, str]) -> Mapping[str, object]:
     example = f'As in {VARIABLE}=\'{{"autoReport.all": "true"}}\''
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidOptionError(f"{VARIABLE} is no JSON: {error}", hint=example) from error
     if not isinstance(found, dict):
         raise InvalidOptionError(f"{VARIABLE} is no JSON object", hint=example)

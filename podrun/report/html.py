@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from html import escape
 
 from podrun.report import charts
-from podrun.report.model import IpuUse, MemoryUse, Profile, Stage, layer_of
-from podrun.report.pipeline import shape, shown_micro_batches
-from podrun.report.terms import BATCH, CONTENTS, CYCLES, OPERATORS, counted, unit_of_time
-from podrun.report.text import TRUST, compare
+from podrun.report.chrome_trace import shape, shown_micro_batches
+from podrun.report.model import IpuUse, MemoryUse, Profile, ReportStage, layer_of
+from podrun.report.text import BATCH, CONTENTS, CYCLES, OPERATORS, TRUST, compare, counted, unit_of_time
 
 TOP_LAYERS = 25
 TOP_VALUES = 8
@@ -57,10 +56,13 @@ def _verdict(profile: Profile) -> str:
     if profile.samples_per_second is not None:
         speed = f"<b>{profile.samples_per_second:,.1f} samples/s</b>, "
     unit, of = unit_of_time(profile.seconds)
+    run = ""
+    if profile.batches_per_run > 1:
+        run = f", one run of {profile.batches_per_run:,} batches {profile.cycles_per_run:,} cycles"
     return (
         f"<p>Target <b>{escape(profile.target)}</b>, {counted(profile.replicas, 'replica')} of "
         f"{counted(profile.ipus_per_replica, 'IPU')}, {counted(profile.accumulation_factor, 'micro-batch')} "
-        f"a batch. One batch takes <b>{profile.seconds * of:,.3f} {unit}</b> ({profile.cycles:,} cycles), "
+        f"a batch. One batch takes <b>{profile.seconds * of:,.3f} {unit}</b> ({profile.cycles:,} cycles){run}, "
         f"{speed}bottleneck: {escape(profile.bottleneck)}. Fullest tile {memory.max_tile_bytes:,} of "
         f"{memory.tile_capacity_bytes:,} B: {verdict}.</p>"
     )
@@ -110,7 +112,7 @@ def _memory(use: IpuUse) -> str:
     return about + "".join(f'<h3 id="{name}-{use.ipu}">{title}</h3>{body}' for name, title, body in parts)
 
 
-def _stage(index: int, stage: Stage) -> str:
+def _stage(index: int, stage: ReportStage) -> str:
     """One stage: where its cycles go."""
     about = f"<p>{stage.cycles:,} cycles, {stage.flops:,} FLOP, sends {stage.sent_bytes:,} B.</p>"
     return f'{about}<h3 id="bsp-{index}">BSP timeline</h3>{charts.timeline(stage)}'
@@ -133,16 +135,21 @@ def _bounds(profile: Profile) -> str:
 def _pipeline(profile: Profile) -> str:
     shown = shown_micro_batches(profile)
     of = (
-        f"the first {shown} of {profile.accumulation_factor}"
-        if shown < profile.accumulation_factor
+        f"the first {shown} of {profile.micro_batches_per_pass}"
+        if shown < profile.micro_batches_per_pass
         else "all"
     )
     about = f"<p>Time runs to the right; one colour is one micro-batch ({of} shown); grey is idle."
     found = shape(profile)
+    over = (
+        "a whole batch"
+        if profile.batches_per_pass == 1
+        else f"the {profile.batches_per_pass} batches of a run"
+    )
     if found is not None:
         about += (
             f" Schedule {found.schedule}: {found.fill_slots} cycles to fill, {found.main_slots} full, "
-            f"{found.flush_slots} to flush; over a whole batch IPUs idle <b>{found.idle_share:.1%}</b> of the time."
+            f"{found.flush_slots} to flush; over {over} IPUs idle <b>{found.idle_share:.1%}</b> of the time."
         )
     return f"{about}</p>{charts.pipeline(profile)}"
 

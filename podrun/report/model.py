@@ -1,15 +1,16 @@
 """What a report says, as values: a program's time by cause, its stages on IPUs, what they cost and what tiles hold.
 
-Every number's unit stands in its name. All of it is modelled (`podrun.device.tiles`), none measured. The JSON
+Every number's unit stands in its name. All of it is modelled (`podrun.costmodel`), none measured. The JSON
 document of `podrun.report.document` has exactly these fields.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from podrun.core.scopes import parse
 
 if TYPE_CHECKING:
     from podrun.report.library.about import InstrumentationSettings, PoplarVersion, ReportVersion
@@ -115,7 +116,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ReportStage:
     """One piece of work on one IPU of a replica: a segment of a micro-batch, or the weight update.
 
     ``pipeline_cycle`` orders the segments of a micro-batch; with pipelining, cycle *c* of micro-batch *m* runs at
@@ -139,7 +140,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A program's modelled time and memory. ``seconds_by_cause`` adds up to ``seconds`` of one batch.
+    """A program's modelled time and memory. ``cycles``, ``seconds`` and ``seconds_by_cause``, which adds up, are
+    of one batch: one weight update, or in inference one pass of every replica, pipelined or not.
 
     ``samples_per_batch``: of all replicas; None if the program does not say what a sample is.
     """
@@ -155,13 +157,29 @@ class Profile:
     cycles: int
     seconds: float
     seconds_by_cause: dict[str, float]
-    stages: tuple[Stage, ...]
-    updates: tuple[Stage, ...]
+    stages: tuple[ReportStage, ...]
+    updates: tuple[ReportStage, ...]
     ipu_memory: tuple[IpuUse, ...] = ()
     schedule: str = "grouped"
     """The order of a pipeline's work (``"grouped"``, ``"interleaved"``); without meaning if not ``pipelined``."""
     run_names: tuple[str, ...] = ()
     """What a session called its first runs; empty if there were none."""
+    batches_per_run: int = 1
+    """Batches of one run."""
+    batches_per_pass: int = 1
+    """Batches that are in the pipeline together: more than one iff a pipeline overlaps the batches of a run."""
+    run_cycles: int = 0
+    """Cycles of one run; 0 in reports that do not say it."""
+
+    @property
+    def cycles_per_run(self) -> int:
+        """Cycles of all batches of one run, as `getCycleCount` counts them."""
+        return self.run_cycles or self.cycles * self.batches_per_run
+
+    @property
+    def micro_batches_per_pass(self) -> int:
+        """Micro-batches that are in the pipeline together: those of a batch, or of all batches that overlap."""
+        return self.accumulation_factor * self.batches_per_pass
 
     @property
     def samples_per_second(self) -> float | None:
@@ -260,22 +278,14 @@ class Profile:
         return max(self.held(), key=lambda use: (use.memory.max_tile_bytes, -use.ipu))
 
 
-_WRAPPED = re.compile(r"\b(?:transpose|jvp|vmap|checkpoint|remat)\(((?:[^()]|\([^()]*\))*)\)")
-_PLACE = re.compile(r"(?:ipu|stage):\d+|op:\w+:0")
-
-
 def layer_of(scope: str) -> str:
-    """The layer's own name in a scope: without differentiation (``transpose(jvp(NAME))``), IPU, stage and type."""
-    before = ""
-    while before != scope:
-        before, scope = scope, _WRAPPED.sub(r"\1", scope)
-    parts = [part for part in scope.split("/") if part and not _PLACE.fullmatch(part)]
-    return "/".join(parts) or "(no name)"
+    """The layer's own name in a scope: without differentiation, IPU, stage and type."""
+    return parse(scope).layer
 
 
 def _ranked(
-    stages: Iterable[Stage],
-    shares: Callable[[Stage], Iterable[Share]],
+    stages: Iterable[ReportStage],
+    shares: Callable[[ReportStage], Iterable[Share]],
     name: Callable[[str], str] = lambda name: name,
 ) -> dict[str, int]:
     found: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""From the tile report of an `Executable` to a `Profile`.
+"""Turns the tile report of an `Executable` into a `Profile`.
 
 The compiler's report holds ``segments`` (pieces of one micro-batch: IPU, place in the pipeline, the tile model's
 report) and ``update`` (the same for the weight update of each IPU). A report of one function (`cost_jaxpr`) is read
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from podrun.device.target import chip
-from podrun.errors import ConfigError
-from podrun.executable import Executable
+from podrun.core.errors import ConfigError
+from podrun.core.executable import Executable
+from podrun.costmodel.target import chip
 from podrun.report.model import (
     Bound,
     BspStep,
@@ -21,8 +22,8 @@ from podrun.report.model import (
     IpuUse,
     MemoryUse,
     Profile,
+    ReportStage,
     Share,
-    Stage,
     TileInterval,
 )
 
@@ -34,9 +35,29 @@ def profile_of(executable: Executable) -> Profile:
         name=executable.name,
         replicas=executable.layout.replicas,
         ipus_per_replica=executable.layout.ipus_per_replica,
-        accumulation_factor=executable.accumulation_factor,
+        batching=Batching(
+            executable.accumulation_factor,
+            executable.batches_per_pass,
+            executable.metadata.get("batches_per_step") or executable.batches_per_pass,
+        ),
         samples_per_micro_batch=executable.metadata.get("samples_per_micro_batch"),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How a program's micro-batches make batches and runs. The tile report's ``step`` is one pass: the micro-batches
+    that run together, which are those of one batch, or of several that a pipeline overlaps.
+    """
+
+    micro_batches_per_pass: int = 1
+    batches_per_pass: int = 1
+    batches_per_run: int = 1
+
+    @property
+    def accumulation_factor(self) -> int:
+        """Micro-batches of one batch."""
+        return self.micro_batches_per_pass // self.batches_per_pass
 
 
 def read_report(
@@ -45,7 +66,7 @@ def read_report(
     name: str = "program",
     replicas: int = 1,
     ipus_per_replica: int | None = None,
-    accumulation_factor: int = 1,
+    batching: Batching = Batching(),
     samples_per_micro_batch: int | None = None,
 ) -> Profile:
     """The Profile of a tile report; ``samples_per_micro_batch`` is what one replica sees in one micro-batch.
@@ -72,8 +93,16 @@ def read_report(
         name=name,
         replicas=replicas,
         ipus_per_replica=ipus_per_replica or profile.ipus_per_replica,
-        accumulation_factor=accumulation_factor,
-        samples_per_batch=None if samples is None else samples * accumulation_factor * replicas,
+        cycles=round(profile.cycles / batching.batches_per_pass),
+        seconds=profile.seconds / batching.batches_per_pass,
+        seconds_by_cause={
+            cause: seconds / batching.batches_per_pass for cause, seconds in profile.seconds_by_cause.items()
+        },
+        accumulation_factor=batching.accumulation_factor,
+        samples_per_batch=None if samples is None else samples * batching.accumulation_factor * replicas,
+        batches_per_run=batching.batches_per_run,
+        batches_per_pass=batching.batches_per_pass,
+        run_cycles=profile.cycles * max(1, batching.batches_per_run // batching.batches_per_pass),
     )
 
 
@@ -119,9 +148,9 @@ def _profile(report: Mapping[str, Any]) -> Profile:
 
 def _stage(
     name: str, report: Mapping[str, Any], ipu: int = 0, pipeline_cycle: int = 0, sent_bytes: int = 0
-) -> Stage:
+) -> ReportStage:
     step = report["step"]
-    return Stage(
+    return ReportStage(
         name=name,
         ipu=int(ipu),
         pipeline_cycle=int(pipeline_cycle),

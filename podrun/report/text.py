@@ -1,12 +1,58 @@
-"""A profile as text for a terminal, and the comparison of two."""
+"""A report as plain text, the meaning of its words, and units that keep its figures readable."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from podrun.report.chrome_trace import shape
 from podrun.report.model import MemoryUse, Profile, layer_of
-from podrun.report.pipeline import shape
-from podrun.report.terms import BATCH, CYCLES, counted, unit_of_time
+
+BATCH: Mapping[str, str] = {
+    "compute": "micro-batches on the tiles, their exchange and a pipeline's bubble included",
+    "copies": "activations and gradients between IPUs",
+    "streaming": "tensors to and from streaming memory",
+    "update": "the optimizer's step",
+    "all_reduce": "gradients between replicas",
+    "collectives": "the model's own, and gathering of sharded weights",
+}
+"""Causes of a batch's time (`podrun.compiler.costs.timeline`)."""
+CYCLES: Mapping[str, str] = {
+    "compute": "vertices at work, on the slowest tile",
+    "exchange": "between tiles of an IPU",
+    "rearrange": "on a tile, into the order that an operation wants",
+    "launch": "starting compute sets",
+    "sync": "barriers before exchanges",
+}
+"""Causes of cycles on the tiles (`podrun.costmodel.plan`)."""
+OPERATORS: Mapping[str, str] = {
+    "matmul": "matrix products; convolutions of kernel 1, or whose kernel became part of the product",
+    "conv": "convolutions, a product for each position of the kernel",
+}
+"""Families of operations whose names do not say all (`podrun.costmodel.matmul`)."""
+CONTENTS: Mapping[str, str] = {
+    "accumulators": "gradients summed over micro-batches",
+    "streams": "buffers of inputs and anchors",
+    "stash": "kept for the backward work of micro-batches in flight",
+    "activations": "other values, at their fullest moment",
+    "temporary": "data of the step that runs then",
+    "vertex_code": "programs of vertices",
+    "vertex_state": "vertices' own data",
+    "exchange_code": "what each tile sends when",
+    "control_code": "the sequence of steps",
+}
+"""What an IPU's memory holds (`podrun.costmodel.tile_memory`)."""
+
+
+def unit_of_time(seconds: float) -> tuple[str, float]:
+    """A unit for times up to ``seconds``, and how many of them make a second."""
+    return ("us", 1e6) if seconds < 1e-3 else ("ms", 1e3)
+
+
+def counted(number: int, what: str) -> str:
+    """``1 replica``, ``16 replicas``, ``16 micro-batches``."""
+    many = f"{what}es" if what.endswith("ch") else f"{what}s"
+    return f"{number:,} {what if number == 1 else many}"
+
 
 TRUST = "Modelled, not measured: docs/fidelity.md holds the model against published measurements."
 
@@ -21,6 +67,13 @@ def summary(profile: Profile, *, top: int = 8) -> str:
         f"{counted(profile.accumulation_factor, 'micro-batch')}): {profile.seconds * of:,.3f} {unit}, "
         f"{profile.cycles:,} cycles",
     ]
+    if profile.batches_per_run > 1:
+        seconds = profile.cycles_per_run / profile.clock_hz
+        run_unit, run_of = unit_of_time(seconds)
+        lines.append(
+            f"One run ({counted(profile.batches_per_run, 'batch')}): {seconds * run_of:,.3f} {run_unit}, "
+            f"{profile.cycles_per_run:,} cycles"
+        )
     speed = "" if profile.samples_per_second is None else f"{profile.samples_per_second:,.1f} samples/s; "
     lines.append(f"  {speed}bottleneck: {profile.bottleneck}")
     for cause, seconds in profile.seconds_by_cause.items():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from podrun.collectives import arithmetic, native
-from podrun.collectives.board import Board
+from podrun.collectives.board import GroupBoard
 
 
 def _held() -> list[str]:
@@ -39,12 +39,12 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         monkeypatch.setattr(arithmetic, "kernel", lambda dtype, reduction: None)
     if kind != "python" and native.module is None:
         pytest.skip("podrun was installed without its C module")
-    join = Board.join
+    join = GroupBoard.join
 
-    def choose(board: Board, rank: int) -> None:
+    def choose(board: GroupBoard, rank: int) -> None:
         join(board, rank)
         if kind == "python" or (kind == "mixed" and rank % 2):
-            board.meetings.native = None
+            board.barriers.native = None
 
-    monkeypatch.setattr(Board, "join", choose)
+    monkeypatch.setattr(GroupBoard, "join", choose)
     return kind

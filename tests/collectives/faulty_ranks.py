@@ -25,7 +25,7 @@ import numpy.random
 
 import podrun.collectives
 from podrun.collectives import Communicator, Group, Reduction, create, join
-from podrun.errors import PodrunError
+from podrun.core.errors import PodrunError
 
 ROOM = os.path.dirname(podrun.collectives.__file__)
 PROCESSES = multiprocessing.get_context("forkserver")

@@ -57,7 +57,7 @@ def main() -> None:
     """Join and print."""
     token, rank, path = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     if path == "python":
-        sys.modules["podrun.collectives._meeting"] = None  # type: ignore[assignment]
+        sys.modules["podrun.collectives._collectives"] = None  # type: ignore[assignment]
     from podrun.collectives import join, native
 
     assert (native.module is None) == (path == "python")

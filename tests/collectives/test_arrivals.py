@@ -12,8 +12,8 @@ import pytest
 from podrun.collectives import RankLostError, RankMissingError
 from podrun.collectives.rendezvous import create, join
 from podrun.collectives.shared_memory import SharedMemoryGroup
-from podrun.errors import UnsupportedError, UsageError
-from podrun.executable import Reduction
+from podrun.core.errors import UnsupportedError, UsageError
+from podrun.core.executable import Reduction
 
 pytestmark = pytest.mark.usefixtures("path")
 SIZE = 100

@@ -17,9 +17,9 @@ from collective_ranks import hosts, on_all, ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podrun.collectives import Communicator, Group, MismatchError, check_groups, create, join
-from podrun.errors import PodrunError, UsageError
-from podrun.executable import Reduction
+from podrun.collectives import Communicator, Group, MismatchError, RankLostError, check_groups, create, join
+from podrun.core.errors import PodrunError, UsageError
+from podrun.core.executable import Reduction
 
 TIMEOUT = 0.3
 SIZES = (1, 5, 3000, 70_000)
@@ -122,7 +122,7 @@ def _work(group: Group, good: list[Any], wrong: Any, bad_rank: int, fault: str) 
                 raise OwnError
             return
         if fault == "aborts":
-            group.abort({"type": "runtime_error", "message": "enough"})
+            group.abort({"type": "PoplarRuntimeError", "message": "enough"})
         if fault == "another call":
             call = _other(call, salt)
         if fault == "another size":
@@ -216,13 +216,22 @@ def test_a_wait_that_could_not_end_is_refused(timeout: float) -> None:
 
 
 @given(
-    st.sampled_from(["kind", "size", "host", "pid", "started", "fd", "timeout"]),
+    st.sampled_from(["kind", "size", "host", "pid", "started", "fd", "secret", "timeout"]),
     st.sampled_from([None, "x", []]),
 )
 def test_a_token_that_says_something_else_is_refused(name: str, value: Any) -> None:
-    token = {"kind": "host", "size": 2, "host": "h", "pid": 1, "started": 1, "fd": 3, "timeout": 1.0}
+    token = {
+        "kind": "host",
+        "size": 2,
+        "host": "h",
+        "pid": 1,
+        "started": 1,
+        "fd": 3,
+        "secret": "0" * 32,
+        "timeout": 1.0,
+    }
     for spoilt in ({**token, name: value}, {k: v for k, v in token.items() if k != name}):
-        with pytest.raises(UsageError, match=r"no token|another host"):
+        with pytest.raises(UsageError, match=r"not a token|another host"):
             join(spoilt, 1)
 
 
@@ -256,3 +265,16 @@ def test_a_result_that_overlaps_its_values_is_right(size: int) -> None:
 
     with ranks(2) as groups:
         assert on_all(groups, work) == [True, True]
+
+
+def test_a_token_that_names_other_memory_opens_nothing() -> None:
+    """Whoever sends a token may name any file of any process: what is opened has to hold the group's secret."""
+    group, token = create(2, timeout=5)
+    other, another = create(2, timeout=5)
+    with pytest.raises(RankLostError, match="no longer holds the group's shared memory"):
+        join({**token, "fd": another["fd"]}, 1)
+    with pytest.raises(RankLostError, match="no longer holds the group's shared memory"):
+        join({**token, "secret": "0" * 32}, 1)
+    join(token, 1).close()
+    group.close()
+    other.close()

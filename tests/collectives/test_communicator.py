@@ -14,8 +14,8 @@ from test_group_results import NUMPY, bits, expected
 
 from podrun.collectives import Communicator, Group, MismatchError, Reduction, check_groups
 from podrun.collectives.channel import RING_BYTES
-from podrun.errors import UsageError
-from podrun.executable import numpy_dtype
+from podrun.core.errors import UsageError
+from podrun.core.executable import numpy_dtype
 
 SHAPES = st.one_of(
     st.tuples(st.integers(0, 9)),

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 from faulty_ranks import ENDS, FATES, Strike, outcomes
@@ -71,17 +72,26 @@ group.close()
 """
 
 
+@contextlib.contextmanager
+def _killed_at_the_end(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Kill the process when the block ends, so that a failed assertion does not wait for a stopped process."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 @pytest.mark.system
 def test_who_is_stopped_with_the_board_locked_is_named_and_may_go_on() -> None:
     group, token = create(2, timeout=0.2)
     with contextlib.closing(group):
         words = [sys.executable, "-c", _STOPPED, json.dumps(token)]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other, _killed_at_the_end(other):
             assert other.stdout is not None
             assert other.stdout.readline() == "stopped\n"
             os.waitid(os.P_PID, other.pid, os.WSTOPPED | os.WNOWAIT)
             began = time.monotonic()
-            with pytest.raises(RankMissingError, match=rf"rank 1 \(process {other.pid}\) has kept") as late:
+            with pytest.raises(RankMissingError, match=rf"rank 1 \(process {other.pid}\) has held") as late:
                 group.allocate("x", "float32", 3)
             assert late.value.ranks == (1,)
             assert time.monotonic() - began < 5

@@ -1,4 +1,4 @@
-"""Order in memory on processors that do not keep it: there is a fence, or a refusal, and it stands where it must."""
+"""Memory order on processors that reorder stores: a fence, or a refusal; and the protocols use the fence."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ import numpy as np
 import pytest
 from collective_ranks import on_all, ranks
 
-from podrun.collectives import Communicator, Group, fence, native
-from podrun.errors import UnsupportedError
+from podrun.collectives import Communicator, Group, native
+from podrun.core.errors import UnsupportedError
 
 
-def test_who_keeps_order_needs_none_and_who_does_not_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fence.fence_for("x86_64") is None
-    asked: list[str] = []
-    monkeypatch.setattr(fence, "by_kernel", lambda machine: asked.append(machine) or fence.nothing)
+def test_processors_that_reorder_stores_get_the_kernels_fence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert native.fence_for("x86_64") is None
+    requested: list[str] = []
+    monkeypatch.setattr(native, "kernel_fence", lambda machine: requested.append(machine) or native.no_fence)
     monkeypatch.setattr(native, "module", None)
-    assert fence.fence_for("aarch64") is fence.nothing
-    assert asked == ["aarch64"]
+    assert native.fence_for("aarch64") is native.no_fence
+    assert requested == ["aarch64"]
 
 
 @pytest.mark.skipif(native.module is None, reason="podrun was installed without its C module")
 def test_the_module_gives_a_fence() -> None:
-    made = fence.fence_for("aarch64")
+    made = native.fence_for("aarch64")
     assert made is native.module.fence
     assert made() is None  # type: ignore[func-returns-value]
 
 
 def test_without_module_and_kernel_it_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="mips need podrun's C module"):
-        fence.by_kernel("mips")
+        native.kernel_fence("mips")
 
 
 def test_ranks_that_need_fences_use_them_and_get_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python path with the kernel's fences, as on aarch64 without a compiler."""
     try:
-        by_kernel = fence.by_kernel(platform.machine())
+        kernel_fence = native.kernel_fence(platform.machine())
     except UnsupportedError as error:
         pytest.skip(str(error))
     fences: list[None] = []
 
     def counting() -> None:
-        fences.append(by_kernel())  # type: ignore[func-returns-value]
+        fences.append(kernel_fence())  # type: ignore[func-returns-value]
 
-    monkeypatch.setattr(fence, "here", lambda: counting)
+    monkeypatch.setattr(native, "fence_here", lambda: counting)
     monkeypatch.setattr(native, "module", None)
 
     def work(group: Group) -> None:
@@ -65,5 +67,5 @@ def test_ranks_that_need_fences_use_them_and_get_the_same(monkeypatch: pytest.Mo
     with ranks(2) as groups:
         done: list[Any] = on_all(groups, work)
         assert done == [None, None]
-        met = sum(group._board.meetings.count for group in groups)
+        met = sum(group._board.barriers.count for group in groups)
         assert len(fences) > 3 * met > 0

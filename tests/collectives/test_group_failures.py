@@ -13,7 +13,8 @@ from collective_ranks import on_all, ranks
 from faulty_ranks import PROCESSES
 
 from podrun.collectives import Group, GroupError, RankLostError, RankMissingError, create, join
-from podrun.errors import ErrorCode, RecoverableRuntimeError, RecoveryAction
+from podrun.core.error_codec import error_to_dict
+from podrun.core.errors import ErrorCode, RecoverableRuntimeError, RecoveryAction
 
 
 def test_a_rank_that_does_not_come_is_named_on_every_rank() -> None:
@@ -84,12 +85,12 @@ def test_abort_gives_every_rank_the_same_error() -> None:
 
         def work(group: Group) -> None:
             if group.rank == 1:
-                group.abort(error.to_dict())
+                group.abort(error_to_dict(error))
             group.barrier()
 
         for result in on_all(groups, work):
             assert isinstance(result, RecoverableRuntimeError)
-            assert result.to_dict() == error.to_dict()
+            assert error_to_dict(result) == error_to_dict(error)
 
 
 def test_the_first_of_many_aborts_stands() -> None:
@@ -107,7 +108,7 @@ def test_the_first_of_many_aborts_stands() -> None:
 
 def test_abort_from_another_thread_wakes_a_waiting_rank() -> None:
     with ranks(2) as groups:
-        thread = threading.Timer(0.05, groups[0].abort, [{"type": "runtime_error", "message": "enough"}])
+        thread = threading.Timer(0.05, groups[0].abort, [{"type": "PoplarRuntimeError", "message": "enough"}])
         thread.start()
         with pytest.raises(Exception, match="enough"):
             groups[0].barrier()
@@ -116,7 +117,7 @@ def test_abort_from_another_thread_wakes_a_waiting_rank() -> None:
 
 def test_a_very_long_error_still_arrives() -> None:
     with ranks(2) as groups:
-        groups[0].abort({"type": "runtime_error", "message": "x" * 200_000, "hint": "y" * 200_000})
+        groups[0].abort({"type": "PoplarRuntimeError", "message": "x" * 200_000, "hint": "y" * 200_000})
         with pytest.raises(Exception, match="xxx"):
             groups[1].barrier()
 

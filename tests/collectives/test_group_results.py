@@ -21,7 +21,7 @@ from podrun.collectives import (
     join,
     slice_of,
 )
-from podrun.errors import ConflictError, UnsupportedError, UsageError
+from podrun.core.errors import ConflictError, UnsupportedError, UsageError
 
 NUMPY = {
     Reduction.SUM: np.add,
@@ -204,7 +204,7 @@ def test_joining() -> None:
             join(token, rank)
     with pytest.raises(UsageError, match="another host"):
         join({**token, "host": "elsewhere"}, 1)
-    with pytest.raises(UsageError, match="no token"):
+    with pytest.raises(UsageError, match="not a token"):
         join({"kind": "solo", "size": 1}, 1)
     with pytest.raises(UsageError, match="cannot have 0 ranks"):
         in_process(0)

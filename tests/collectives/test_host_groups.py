@@ -34,10 +34,10 @@ from podrun.collectives import (
     join,
     mesh,
     slice_of,
-    wire,
+    tcp_link,
 )
-from podrun.collectives.lanes import Layout
-from podrun.errors import ConflictError, PodrunError
+from podrun.collectives.host_reduction import HostLanes
+from podrun.core.errors import ConflictError, PodrunError
 
 LAYOUTS = ["AB", "AABB", "ABC", "ABAB", "AAB", "ABBA", "AABBCC"]
 
@@ -81,7 +81,7 @@ def test_many_pieces_through_small_buffers(monkeypatch: pytest.MonkeyPatch, name
     """As long vectors travel: between near hosts through small buffers, more pieces than one call sends."""
     monkeypatch.setattr(mesh, "NEAR", 1.0 if near else 0.0)
     small = 100 * 1024  # no kernel's own choice
-    monkeypatch.setattr(wire, "CACHED_BUFFER", small)
+    monkeypatch.setattr(tcp_link, "CACHED_BUFFER", small)
     monkeypatch.setattr(host_reduction, "PIECE_BYTES", 400)
     monkeypatch.setattr(host_reduction, "_PIECES", 1 << 30)
     monkeypatch.setattr(host_reduction, "_MUCH", 1)
@@ -159,7 +159,7 @@ def test_groups_within_and_across_hosts() -> None:
 
 @given(names=st.lists(st.sampled_from("ABCD"), min_size=2, max_size=12))
 def test_every_lane_has_one_handler_on_every_host(names: list[str]) -> None:
-    layout = Layout.from_names(names)
+    layout = HostLanes.from_names(names)
     assert [rank for _, run in layout.runs for rank in run] == list(range(len(names)))
     for lane in range(len(names)):
         handlers = {layout.handler(host, lane) for host in range(layout.hosts)}
@@ -210,7 +210,7 @@ def test_abort_reaches_every_host() -> None:
     def work(group: Group) -> None:
         group.barrier()
         if group.rank == 3:
-            group.abort({"type": "runtime_error", "message": "tile parity", "where": "IPU 5"})
+            group.abort({"type": "PoplarRuntimeError", "message": "tile parity", "where": "IPU 5"})
         group.barrier()
 
     with hosts("AABB") as groups:

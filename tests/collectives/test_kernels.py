@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from podrun.collectives import arithmetic, native
 from podrun.collectives.arithmetic import in_c, kernel, reduce_in_numpy, reduce_into
-from podrun.executable import Reduction
+from podrun.core.executable import Reduction
 
 pytestmark = pytest.mark.skipif(native.module is None, reason="podrun was installed without its C module")
 

@@ -20,7 +20,7 @@ needs_module = pytest.mark.skipif(native.module is None, reason="podrun was inst
 
 
 def test_source_and_python_are_of_one_version() -> None:
-    source = Path(native.__file__).with_name("_meeting.c").read_text(encoding="utf-8")
+    source = Path(native.__file__).with_name("_collectives.c").read_text(encoding="utf-8")
     assert f"#define PROTOCOL {native.PROTOCOL} " in source
 
 
@@ -33,16 +33,16 @@ def test_a_module_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch
 def test_what_does_not_fit_is_refused() -> None:
     with ranks(2) as groups:
         board = groups[0]._board
-        meeting = board.meetings.native_meeting(b"x" * 192)
+        barrier = board.barriers.native_barrier(b"x" * 192)
         with pytest.raises(TypeError, match="timeout"):
-            meeting()
+            barrier()
         few, many = np.zeros(2, np.float32), np.zeros(3, np.float32)
 
         def run(
             parts: list[Any], outs: list[Any], kind: str = "float32", copies: Any = (), sets: int = 1
         ) -> None:
             one = (list(copies), (kind, "sum", parts, outs))
-            native.module.run(meeting, None, 1.0, few, 0, (one,) * sets)
+            native.module.plan(barrier, None, 1.0, few, 0, (one,) * sets)
 
         for parts, outs in [([few, many], [few]), ([few], [many])]:
             with pytest.raises(ValueError, match="one size"):
@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_refused() -> None:
                 run(parts, outs)
         with pytest.raises(ValueError, match="no sum of uint8"):
             run([few], [few], "uint8")
-        with pytest.raises(ValueError, match="size of where"):
+        with pytest.raises(ValueError, match="differ in size"):
             run([few], [few], copies=[(few, many)])
         with pytest.raises(ValueError, match="at most two"):
             run([few], [few], copies=[(few, few)] * 3)

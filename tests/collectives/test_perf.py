@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from podrun.collectives import links, measure, timing
 from podrun.collectives.perf import main, modelled, parse_size, render, table_row
-from podrun.errors import UsageError
+from podrun.core.errors import UsageError
 
 
 @pytest.mark.parametrize(("text", "size"), [("8", 8), ("64K", 65536), ("16m", 16 * 2**20), ("1G", 2**30)])
@@ -25,9 +25,11 @@ def test_wrong_sizes(text: str) -> None:
 
 
 def test_the_table_has_the_columns_of_nccl_tests() -> None:
-    job = measure.Job("all_reduce", "copy", 4, (2**20,))
+    job = measure.Measurement("all_reduce", "copy", 4, (2**20,))
     fabric = links.fabric("gc200")
-    row = table_row(measure.Row(2**20, 2**18, 1e-3, 0), modelled("all_reduce", 2**20, 4, fabric), job)
+    row = table_row(
+        measure.MeasuredSize(2**20, 2**18, 1e-3, 0), modelled("all_reduce", 2**20, 4, fabric), job
+    )
     assert row["emulated_algbw_gb_s"] == pytest.approx(2**20 / 1e-3 / 1e9)
     assert row["emulated_busbw_gb_s"] == pytest.approx(row["emulated_algbw_gb_s"] * 2 * 3 / 4)
     assert row["modelled_seconds"] == timing.all_reduce(2**20, 4, fabric).seconds
@@ -82,5 +84,5 @@ def test_one_table_for_each_operation(tmp_path: Path) -> None:
 def test_wrong_options_end_with_code_2() -> None:
     run = CliRunner().invoke(main, ["-b", "lots"])
     assert run.exit_code == 2
-    assert "'lots' is no size" in run.output
+    assert "'lots' is not a size" in run.output
     assert CliRunner().invoke(main, ["--operation", "broadcast", "--variant", "shared"]).exit_code == 2

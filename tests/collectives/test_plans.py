@@ -13,12 +13,12 @@ from podrun.collectives import Group, Reduction, plans
 @pytest.mark.parametrize(
     ("way", "members"),
     [
-        ("posted", 2),
-        ("posted", 9),
-        ("in_slices", 2),
-        ("in_slices", 9),
-        ("handed_over", 2),
-        ("handed_over", 3),
+        ("posting_plan", 2),
+        ("posting_plan", 9),
+        ("slice_plan", 2),
+        ("slice_plan", 9),
+        ("handover_plan", 2),
+        ("handover_plan", 3),
     ],
 )
 def test_every_way_of_reducing_gives_the_same_bits(
@@ -28,8 +28,8 @@ def test_every_way_of_reducing_gives_the_same_bits(
     chosen = getattr(plans, way)
     monkeypatch.setattr(plans, way, lambda *arguments: taken.append(way) or chosen(*arguments))
     for most in ("ADDED_BYTES", "ADDED_BY_TWO"):
-        monkeypatch.setattr(plans, most, 1 << 40 if way == "posted" else 0)
-    monkeypatch.setattr(plans, "HANDED_BYTES", 1 << 16 if way == "handed_over" else 0)
+        monkeypatch.setattr(plans, most, 1 << 40 if way == "posting_plan" else 0)
+    monkeypatch.setattr(plans, "HANDED_BYTES", 1 << 16 if way == "handover_plan" else 0)
     size = 4001
     kinds = [
         ("float32", Reduction.SUM),
@@ -54,7 +54,7 @@ def test_every_way_of_reducing_gives_the_same_bits(
                 mine[:] = parts[group.rank]
                 assert bits(group.all_reduce(dtype, reduction)) == want
                 assert bits(mine) == bits(parts[group.rank])
-                if way != "handed_over":
+                if way != "handover_plan":
                     assert bits(group.all_reduce(dtype, reduction, in_place=True)) == want
                 mine[:] = parts[group.rank]
                 few = [part[:7] for part in parts]

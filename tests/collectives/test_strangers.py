@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from podrun.collectives import RankLostError, create, join, registrar
 from podrun.collectives.admission import Admission, Hello
 from podrun.collectives.rendezvous import hosts_token
-from podrun.collectives.wire import listen
-from podrun.errors import ConflictError, UsageError
+from podrun.collectives.tcp_link import listen
+from podrun.core.errors import ConflictError, UsageError
 
 NASTY = [
     b"[" * 100_000 + b"\n",
@@ -45,7 +45,7 @@ def test_groups_come_together_whatever_strangers_say(said: list[bytes]) -> None:
             stranger.sendall(text)
         second = join(token, 1, host="B")
         closing.callback(second.close)
-        first_listener = first._member.listener  # type: ignore[attr-defined]
+        first_listener = first._client.listener  # type: ignore[attr-defined]
         for text in said:
             stranger = closing.enter_context(socket.create_connection(first_listener.getsockname()))
             with contextlib.suppress(ConnectionError):
@@ -78,9 +78,9 @@ def test_a_hello_may_come_in_parts_and_a_wrong_one_is_turned_away() -> None:
             slow.sendall(hello.packed(key)[:10])
             wrong.sendall(hello.packed(b"secrets"))
             for _ in range(4):
-                assert list(admission.coming(0.05)) == []
+                assert list(admission.admitted(0.05)) == []
             slow.sendall(hello.packed(key)[10:])
-            ((said, sock),) = admission.coming(5)
+            ((said, sock),) = admission.admitted(5)
             sock.close()
             assert said == hello
             wrong.settimeout(5)
@@ -117,7 +117,7 @@ def _server(answer: bytes) -> Iterator[int]:
 def test_another_service_at_the_groups_port_is_told_at_once(answer: bytes) -> None:
     with _server(answer) as port:
         group = join(hosts_token(2, "127.0.0.1", port, "key", 60), 1)
-        with pytest.raises(RankLostError, match=f"what is at 127.0.0.1:{port} is another group"):
+        with pytest.raises(RankLostError, match=f"what listens at 127.0.0.1:{port} is another group"):
             group.barrier()
         group.close()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from podrun.collectives import links, timing
 from podrun.collectives.timing import Method
-from podrun.errors import UsageError
+from podrun.core.errors import UsageError
 
 KIB, MIB = 1024, 1024 * 1024
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
-from podrun.executable import Executable, TensorSpec
+from podrun.core.executable import Executable, TensorSpec
 
 RATE = "learningRate___default___FLOAT"
 _COMPILED: dict[int, tuple[Program, Executable]] = {}

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podrun.executable import (
+from podrun.core.executable import (
     REPLICA_OFFSET,
     AllGather,
     AllReduce,

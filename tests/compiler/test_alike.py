@@ -42,7 +42,7 @@ def test_weights_of_one_shape_share_an_update_that_is_theirs(monkeypatch, mode):
     results = []
     for shared in (True, False):
         if not shared:
-            monkeypatch.setattr(compiling.Alike, "twin", lambda *_: None)
+            monkeypatch.setattr(compiling.SimilarUpdates, "similar", lambda *_: None)
         exported.clear()
         device = popart.DeviceManager().acquireAvailableDevice(1)
         made, found = session(device, popart.SessionOptions(), popart.Adam({}, mode=mode))

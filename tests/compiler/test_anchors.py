@@ -9,8 +9,8 @@ import pytest
 
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
-from podrun.errors import UnimplementedError, UsageError
-from podrun.executable import Retrieval, StoreStream, TensorSpec
+from podrun.core.errors import UnimplementedError, UsageError
+from podrun.core.executable import Retrieval, StoreStream, TensorSpec
 
 from .oracle import train
 from .programs import RATE, Momentum, Sgd, inputs_for, mlp, weights_for

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from podrun.compiler.costs.balance import OperatorCost, balanced_places, operator_costs
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program
-from podrun.errors import UsageError
-from podrun.executable import TensorSpec
+from podrun.core.errors import UsageError
+from podrun.core.executable import TensorSpec
 
 from .programs import Sgd
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from podrun import executable_file
 from podrun.compiler import cache, compile
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import Program
-from podrun.errors import DeadlineError, UsageError
-from podrun.executable import Executable
+from podrun.core import executable_file
+from podrun.core.errors import DeadlineError, UsageError
+from podrun.core.executable import Executable
 
 from .programs import Momentum, Sgd, mlp
 

@@ -10,9 +10,9 @@ import pytest
 
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec
-from podrun.device.target import chip
-from podrun.device.tiles.links import neighbour_seconds
-from podrun.errors import InvalidOptionError
+from podrun.core.errors import InvalidOptionError
+from podrun.costmodel.exchange import neighbour_seconds
+from podrun.costmodel.target import chip
 
 from .programs import Clipped, Sgd, mlp
 from .test_sharding import chain

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from podrun import executable_file
 from podrun.compiler.compile import CompileOptions, compile_program
+from podrun.core import executable_file
 
 from .programs import Momentum, convolution, inputs_for, mlp, weights_for
 from .reference_interpreter import Pod
@@ -22,7 +22,7 @@ SCRIPT = """
 import hashlib, sys
 sys.path.insert(0, {tests!r})
 from compiler.programs import Momentum, convolution
-from podrun import executable_file
+from podrun.core import executable_file
 from podrun.compiler.compile import compile_program
 program = convolution(replicas=8, accumulation_factor=2, update=Momentum())
 print(hashlib.sha256(executable_file.dumps(compile_program(program))).hexdigest())

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from podrun.collectives.replica_groups import GroupKind, replica_groups
 from podrun.compiler.compile import CompileOptions, compile_program
-from podrun.compiler.exchange import Operator, all_gather, all_reduce, reduce_scatter
+from podrun.compiler.model_collectives import Combination, all_gather, all_reduce, reduce_scatter
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
-from podrun.compiler.state import seeds
-from podrun.errors import UnsupportedError, UsageError
-from podrun.executable import AllGather, TensorSpec
+from podrun.compiler.state import randomness
+from podrun.core.errors import UnsupportedError, UsageError
+from podrun.core.executable import AllGather, TensorSpec
+from podrun.core.layout import GroupKind, replica_groups
 
 from .oracle import advanced
 from .programs import Momentum, Sgd
@@ -60,25 +60,25 @@ def data(replicas: int, dtype: str = "float32") -> np.ndarray:
     return (values.round() if np.dtype(dtype).kind in "iub" else values).astype(dtype)
 
 
-def combined(values: np.ndarray, operator: Operator) -> np.ndarray:
+def combined(values: np.ndarray, operator: Combination) -> np.ndarray:
     """What NumPy makes of the members' values, ``[members, ...]``."""
     wide = values.astype(np.float32) if values.dtype == np.float16 else values
     match operator:
-        case Operator.ADD:
+        case Combination.ADD:
             found = np.add.accumulate(wide)[-1]
-        case Operator.MEAN:
+        case Combination.MEAN:
             found = np.add.accumulate(wide)[-1] / len(wide)
-        case Operator.MUL:
+        case Combination.MUL:
             found = np.multiply.accumulate(wide)[-1]
-        case Operator.MIN:
+        case Combination.MIN:
             found = wide.min(0)
-        case Operator.MAX:
+        case Combination.MAX:
             found = wide.max(0)
-        case Operator.LOGICAL_AND:
+        case Combination.LOGICAL_AND:
             found = (wide != 0).all(0)
-        case Operator.LOGICAL_OR:
+        case Combination.LOGICAL_OR:
             found = (wide != 0).any(0)
-        case Operator.SQUARE_ADD:
+        case Combination.SQUARE_ADD:
             found = np.add.accumulate(wide * wide)[-1]
         case _:
             raise AssertionError(operator)
@@ -90,19 +90,19 @@ def combined(values: np.ndarray, operator: Operator) -> np.ndarray:
 def test_all_reduce_sums_in_order_of_replicas(kind: str, replicas: int) -> None:
     groups = GROUPS[kind](replicas)
     x = data(replicas)
-    found = run(forward_only(lambda v: all_reduce(v, Operator.ADD, groups), replicas), x)
+    found = run(forward_only(lambda v: all_reduce(v, Combination.ADD, groups), replicas), x)
     for group in groups:
         for r in group:
-            np.testing.assert_array_equal(found[r], combined(x[0, 0, list(group)], Operator.ADD))
+            np.testing.assert_array_equal(found[r], combined(x[0, 0, list(group)], Combination.ADD))
 
 
-@pytest.mark.parametrize("operator", list(Operator))
+@pytest.mark.parametrize("operator", list(Combination))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
-def test_every_operator(operator: Operator, dtype: str) -> None:
+def test_every_operator(operator: Combination, dtype: str) -> None:
     replicas, groups = 8, replica_groups(8, GroupKind.ORTHOGONAL, 4)
     x = data(replicas, dtype)
     program = forward_only(lambda v: all_reduce(v, operator, groups), replicas, dtype)
-    if operator is Operator.MEAN and dtype == "int32":
+    if operator is Combination.MEAN and dtype == "int32":
         with pytest.raises(UsageError, match="cannot combine values of type int32 with MEAN"):
             compile_program(program)
         return
@@ -110,7 +110,9 @@ def test_every_operator(operator: Operator, dtype: str) -> None:
     assert found.dtype == x.dtype
     for group in groups:
         for r in group:
-            expected = x[0, 0, r] if operator is Operator.LOCAL else combined(x[0, 0, list(group)], operator)
+            expected = (
+                x[0, 0, r] if operator is Combination.LOCAL else combined(x[0, 0, list(group)], operator)
+            )
             np.testing.assert_array_equal(found[r], expected)
 
 
@@ -118,7 +120,7 @@ def test_every_operator(operator: Operator, dtype: str) -> None:
 def test_reduce_scatter_and_all_gather(replicas: int) -> None:
     groups = replica_groups(replicas, GroupKind.CONSECUTIVE, 4)
     x = data(replicas)
-    scattered = run(forward_only(lambda v: reduce_scatter(v, Operator.MAX, groups), replicas), x)
+    scattered = run(forward_only(lambda v: reduce_scatter(v, Combination.MAX, groups), replicas), x)
     gathered = run(forward_only(lambda v: all_gather(v, groups), replicas), x)
     assert scattered.shape == (replicas, 4)  # 15 elements in 4 parts, padded to 16
     assert gathered.shape == (replicas, 60)
@@ -131,7 +133,7 @@ def test_reduce_scatter_and_all_gather(replicas: int) -> None:
 
 
 def test_what_all_replicas_have_alike_is_counted_once_for_each() -> None:
-    program = forward_only(lambda v: all_reduce(v, Operator.ADD, GROUPS["all"](8)), 8, broadcast=True)
+    program = forward_only(lambda v: all_reduce(v, Combination.ADD, GROUPS["all"](8)), 8, broadcast=True)
     x = data(1)[:, :, 0]
     expected = np.add.accumulate(np.broadcast_to(x[0, 0], (8, *SHAPE)))[-1]
     np.testing.assert_array_equal(run(program, x), np.broadcast_to(expected, (8, *SHAPE)))
@@ -142,11 +144,11 @@ def trained(replicas: int, accumulation: int, groups: Any, update: Any = None) -
 
     def forward(p: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
         h = tap("h", jnp.tanh(inputs["x"] @ p["a"]))
-        s = tap("s", all_reduce(h, Operator.MEAN, groups))
-        m = all_reduce(h * h, Operator.MUL, groups)
+        s = tap("s", all_reduce(h, Combination.MEAN, groups))
+        m = all_reduce(h * h, Combination.MUL, groups)
         g = all_gather(h[0], groups)
-        part = reduce_scatter(s * jnp.sin(h), Operator.ADD, groups)
-        second = all_reduce(jnp.tanh(s @ p["b"]), Operator.ADD, groups)
+        part = reduce_scatter(s * jnp.sin(h), Combination.ADD, groups)
+        second = all_reduce(jnp.tanh(s @ p["b"]), Combination.ADD, groups)
         weight = inputs["x"][0, 0]
         loss = jnp.sum(part**2) + weight * jnp.sum(second) + jnp.sum(g) * weight + jnp.sum(m)
         return {"h": h, "s": s, "loss": loss}
@@ -220,8 +222,8 @@ def test_gradients_go_through_collectives(kind: str, replicas: int, accumulation
 def test_machines_equal_the_reference_to_the_bit(budget: int) -> None:
     program = trained(8, 2, GROUPS["consecutive"](8), Momentum())
     executable = compile_program(program, options=CompileOptions(chunk_bytes=budget))
-    meetings = [i for i in executable.instructions[0] if isinstance(i, AllGather) and "exchange" in i.arena]
-    assert meetings
+    gathers = [i for i in executable.instructions[0] if isinstance(i, AllGather) and "exchange" in i.arena]
+    assert gathers
     x = np.random.default_rng(8).normal(size=(2, 2, 8, *SHAPE)).astype(np.float32)
     anchors, variables = on_machines(executable, program, 2, start(), {"x": x})
     pod = Pod(executable, as_machines=True)
@@ -232,12 +234,12 @@ def test_machines_equal_the_reference_to_the_bit(budget: int) -> None:
         np.testing.assert_array_equal(value, pod.read_variable(name), err_msg=name)
 
 
-def test_random_numbers_are_the_same_around_a_meeting() -> None:
+def test_random_numbers_are_the_same_around_an_all_gather() -> None:
     """Keys are made again in each part; the seed must move on behind the last of them."""
 
     def forward(p: Any, inputs: Any, key: Any) -> dict[str, Any]:
         noise = jax.random.normal(key, SHAPE)
-        met = all_reduce(inputs["x"] + noise, Operator.ADD, GROUPS["all"](8))
+        met = all_reduce(inputs["x"] + noise, Combination.ADD, GROUPS["all"](8))
         return {"y": met + jax.random.normal(jax.random.fold_in(key, 1), SHAPE) + noise}
 
     program = Program(
@@ -256,7 +258,7 @@ def test_random_numbers_are_the_same_around_a_meeting() -> None:
     for micro in range(2):
         keys = [
             jax.random.wrap_key_data(
-                jnp.array(seeds.seed_words(advanced(0, micro) + r), jnp.uint32), impl="threefry2x32"
+                jnp.array(randomness.seed_words(advanced(0, micro) + r), jnp.uint32), impl="threefry2x32"
             )
             for r in range(8)
         ]
@@ -272,16 +274,16 @@ def test_large_groups_sum_in_the_same_order() -> None:
     x = data(replicas)
     for kind in (GroupKind.ALL, GroupKind.ORTHOGONAL):
         groups = replica_groups(replicas, kind, replicas)
-        found = run(forward_only(lambda v, g=groups: all_reduce(v, Operator.ADD, g), replicas), x)
+        found = run(forward_only(lambda v, g=groups: all_reduce(v, Combination.ADD, g), replicas), x)
         np.testing.assert_array_equal(found[3], np.add.accumulate(x[0, 0])[-1])
 
 
 @settings(max_examples=10, deadline=None)
-@example(1, random.Random(1), Operator.LOGICAL_AND, "float32", (), 1, 1)
+@example(1, random.Random(1), Combination.LOGICAL_AND, "float32", (), 1, 1)
 @given(
     replicas=st.sampled_from([1, 2, 4, 8, 12]),
     order=st.randoms(use_true_random=False),
-    operator=st.sampled_from(list(Operator)),
+    operator=st.sampled_from(list(Combination)),
     dtype=st.sampled_from(["float32", "float16", "int32"]),
     shape=st.lists(st.integers(1, 5), max_size=3).map(tuple),
     accumulation=st.integers(1, 3),
@@ -290,14 +292,14 @@ def test_large_groups_sum_in_the_same_order() -> None:
 def test_generated_collectives(
     replicas: int,
     order: Any,
-    operator: Operator,
+    operator: Combination,
     dtype: str,
     shape: tuple[int, ...],
     accumulation: int,
     budget: int,
 ) -> None:
     """Any groups, of any members in any order: sums go in the order of the group."""
-    if operator is Operator.MEAN and dtype == "int32":
+    if operator is Combination.MEAN and dtype == "int32":
         dtype = "float32"
     size = order.choice([s for s in range(1, replicas + 1) if replicas % s == 0])
     members = order.sample(range(replicas), replicas)
@@ -320,12 +322,12 @@ def test_generated_collectives(
     found = {n: np.array(v) for n, v in pod.run(1, {"x": x}).items()}
     # XLA multiplies by the reciprocal of a group's size
     close = functools.partial(np.testing.assert_array_max_ulp, maxulp=1)
-    same = close if operator is Operator.MEAN else np.testing.assert_array_equal
+    same = close if operator is Combination.MEAN else np.testing.assert_array_equal
     for k in range(accumulation):
         for group in groups:
             values = x[0, k, list(group)]
             for place, r in enumerate(group):
-                alone = operator is Operator.LOCAL
+                alone = operator is Combination.LOCAL
                 expected = x[0, k, r] if alone else combined(values, operator)
                 same(found["y"][k, r], expected)
                 part = -(-expected.size // size)
@@ -345,19 +347,21 @@ def test_generated_collectives(
 )
 def test_groups_that_cannot_be(groups: Any, match: str) -> None:
     with pytest.raises(UsageError, match=match):
-        compile_program(forward_only(lambda v: all_reduce(v, Operator.ADD, groups), 4))
+        compile_program(forward_only(lambda v: all_reduce(v, Combination.ADD, groups), 4))
 
 
 def looped(groups: Any) -> Callable[[Any], Any]:
     """A collective in a scan that carries, reads rows and stacks, and in a branch of a condition on data."""
 
     def step(carried: Any, row: Any) -> tuple[Any, Any]:
-        met = all_reduce(carried + row, Operator.MEAN, groups)
+        met = all_reduce(carried + row, Combination.MEAN, groups)
         return jnp.tanh(met), met[:2]
 
     def function(x: Any) -> Any:
         last, stacked = jax.lax.scan(step, x[0], x, reverse=True)
-        met = jax.lax.cond(x[0, 0] > 0, lambda v: all_reduce(v, Operator.ADD, groups), lambda v: v * 2, last)
+        met = jax.lax.cond(
+            x[0, 0] > 0, lambda v: all_reduce(v, Combination.ADD, groups), lambda v: v * 2, last
+        )
         return jnp.concatenate([met, stacked.reshape(-1)])
 
     return function
@@ -372,7 +376,7 @@ def test_inside_loops_and_branches(replicas: int) -> None:
     stacked = np.zeros((replicas, SHAPE[0], 2), np.float32)
     for i in reversed(range(SHAPE[0])):
         for group in groups:
-            met = combined((carried + rows[:, i])[list(group)], Operator.MEAN)
+            met = combined((carried + rows[:, i])[list(group)], Combination.MEAN)
             carried[list(group)], stacked[list(group), i] = np.tanh(met), met[:2]
     for group in groups:
         total = carried[list(group)].sum(0)
@@ -388,7 +392,7 @@ def test_gradients_go_through_collectives_in_loops() -> None:
     def program(unrolled: bool) -> Program:
         def forward(p: Mapping[str, Any], inputs: Mapping[str, Any], key: Any) -> dict[str, Any]:
             def step(h: Any, _: Any) -> tuple[Any, None]:
-                return all_reduce(jnp.tanh(h @ p["a"]), Operator.MEAN, groups) + 0.5 * h, None
+                return all_reduce(jnp.tanh(h @ p["a"]), Combination.MEAN, groups) + 0.5 * h, None
 
             h = inputs["x"]
             if unrolled:
@@ -424,11 +428,11 @@ def test_loops_that_cannot_be_written_out() -> None:
 
     def open_ended(x: Any) -> Any:
         return jax.lax.while_loop(
-            lambda v: jnp.sum(v) < 10, lambda v: all_reduce(v, Operator.ADD, groups) + 1, x
+            lambda v: jnp.sum(v) < 10, lambda v: all_reduce(v, Combination.ADD, groups) + 1, x
         )
 
     def long(x: Any) -> Any:
-        return jax.lax.fori_loop(0, 5000, lambda i, v: all_reduce(v, Operator.MEAN, groups), x)
+        return jax.lax.fori_loop(0, 5000, lambda i, v: all_reduce(v, Combination.MEAN, groups), x)
 
     with pytest.raises(UnsupportedError, match="inside of 'while': how often it runs is not known"):
         compile_program(forward_only(open_ended, 4))
@@ -439,7 +443,7 @@ def test_loops_that_cannot_be_written_out() -> None:
 def test_collectives_take_modelled_time() -> None:
     groups = GROUPS["all"](16)
     causes = []
-    for function in (lambda v: v + 1, lambda v: all_reduce(v, Operator.ADD, groups) + 1):
+    for function in (lambda v: v + 1, lambda v: all_reduce(v, Combination.ADD, groups) + 1):
         report = compile_program(forward_only(function, 16)).tile_report
         causes.append(report["step"]["seconds_by_cause"])
     assert causes[0].get("collectives", 0.0) == 0.0

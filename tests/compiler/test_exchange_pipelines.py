@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from podrun.compiler.compile import compile_program
-from podrun.compiler.exchange import Operator, all_reduce
+from podrun.compiler.model_collectives import Combination, all_reduce
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
-from podrun.executable import AllGather, Send, TensorSpec
+from podrun.core.executable import AllGather, Send, TensorSpec
 
 from .programs import Momentum
 from .reference_interpreter import Pod
@@ -28,7 +28,7 @@ def test_collectives_of_replicas_of_several_ipus_on_one_machine() -> None:
         with jax.named_scope("ipu:0"):
             h = inputs["x"] * 2
         with jax.named_scope("ipu:1"):
-            return {"y": all_reduce(h, Operator.ADD, ((0, 1),)) + 1}
+            return {"y": all_reduce(h, Combination.ADD, ((0, 1),)) + 1}
 
     def program(replicas: int) -> Program:
         return Program(
@@ -56,7 +56,7 @@ def staged(pipelined: bool, replicas: int, groups: Any) -> Program:
                 x = x * jax.random.bernoulli(jax.random.fold_in(key, i), 0.75, x.shape)
                 x = values[f"h{i}"] = tap(f"h{i}", jnp.tanh(x @ p[f"w{i}"]))
                 if i in (1, 2):
-                    x = tap(f"m{i}", all_reduce(x, Operator.MEAN, groups) + 0.5 * x)
+                    x = tap(f"m{i}", all_reduce(x, Combination.MEAN, groups) + 0.5 * x)
                 if i == 3:
                     values["loss"] = jnp.sum(x * inputs["x"][0, 0])
         return values
@@ -138,7 +138,7 @@ def spanning(replicas: int, places: Sequence[int], ipus: int, pipelined: bool = 
         for i, place in enumerate(places):
             with jax.named_scope(f"ipu:{place}"), jax.named_scope(f"stage:{i}"):
                 x = jnp.tanh(x @ p[f"w{i}"])
-                x = all_reduce(x, Operator.MEAN, groups) + 0.5 * x
+                x = all_reduce(x, Combination.MEAN, groups) + 0.5 * x
                 if i == len(places) - 1:
                     return {"loss": jnp.sum(x * inputs["x"][0, 0])}
         raise AssertionError
@@ -195,7 +195,7 @@ def test_collectives_of_replicas_that_span_machines(
 
 
 def test_machines_meet_in_one_order() -> None:
-    """A message goes from each meeting to the next one that another IPU of the machine has."""
+    """A message goes from each collective to the next one that another IPU of the machine has."""
     executable = compile_program(spanning(2, (1, 3, 6), 8))
     ordering = [
         (ipu, work[k - 1], instruction)

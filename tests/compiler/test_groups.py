@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, Program
-from podrun.errors import UnsupportedError, UsageError
-from podrun.executable import Retrieval
+from podrun.core.errors import UnsupportedError, UsageError
+from podrun.core.executable import Retrieval
 
 from .programs import Adam, Clipped, Momentum, NormScaled, Sgd, inputs_for, mlp
 from .reference_interpreter import Pod

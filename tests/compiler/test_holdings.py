@@ -13,10 +13,10 @@ import pytest
 
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, Locations, ParameterSpec, Program
-from podrun.device.tiles.fit import check_program
-from podrun.device.tiles.memory import Location
-from podrun.errors import GraphMemoryAllocationError
-from podrun.executable import TensorSpec
+from podrun.core.errors import GraphMemoryAllocationError
+from podrun.core.executable import TensorSpec
+from podrun.costmodel.cost import check_program
+from podrun.costmodel.tile_memory import Location
 
 from .programs import Adam, mlp
 from .test_sharding import chain
@@ -98,10 +98,37 @@ def test_state_that_does_not_fit_is_named_and_fits_off_chip_or_sharded() -> None
     assert "Largest contents: optimizer_state 384,000,004 B" in str(caught.value)
     assert "Accl1___w" in str(caught.value)
     assert caught.value.hint
-    assert "off chip or shard it" in caught.value.hint
+    assert "shard optimizer state over replicas (optimizerStateTensorLocationSettings)" in caught.value.hint
+    assert "keep optimizer state off chip" in caught.value.hint
     for place in (Location(off_chip=True, shards=4), Location(shards=4)):
         program = scaled(ELEMENTS, locations=Locations(optimizer_state=place))
         check_program(compile_program(program).tile_report)
+
+
+def test_advice_is_what_the_model_says_of_the_changed_program() -> None:
+    report = compile_program(scaled(ELEMENTS)).tile_report
+    promised = {entry["what"]: entry["max_tile_bytes"] for entry in report["remedies"]}
+    places = {
+        "shard optimizer state over replicas": Locations(optimizer_state=Location(shards=4)),
+        "keep optimizer state off chip": Locations(optimizer_state=Location(off_chip=True)),
+        "keep accumulators off chip": Locations(accumulators=Location(off_chip=True)),
+        "keep weights off chip": Locations(weights=Location(off_chip=True)),
+    }
+    for what, where in places.items():
+        (entry,) = compile_program(scaled(ELEMENTS, locations=where)).tile_report["ipus"]
+        assert entry["memory"]["fits"] == (what in promised), what
+        assert promised.get(what, entry["memory"]["max_tile_bytes"]) == entry["memory"]["max_tile_bytes"]
+    assert "remedies" not in compile_program(scaled(1000)).tile_report
+
+
+def test_where_no_setting_helps_none_is_advised() -> None:
+    """A weight and its gradient exceed the IPU: the update needs both there."""
+    with pytest.raises(GraphMemoryAllocationError) as caught:
+        check_program(compile_program(scaled(400_000_000, accumulation_factor=1)).tile_report)
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("No setting makes it fit: 'w' with its gradient")
+    for useless in ("availableMemoryProportion", "off chip", "micro-batch", "pipeline"):
+        assert useless not in caught.value.hint
 
 
 def test_a_single_tensor_can_live_elsewhere() -> None:

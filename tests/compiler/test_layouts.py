@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from podrun.compiler.compile import compile_program
-from podrun.compiler.program import AnchorSpec, PipelineSchedule, Program
+from podrun.compiler.program import AnchorSpec, PipelineOrder, Program
 
 from .oracle import train
 from .programs import Adam, Momentum, Sgd, inputs_for, weights_for
@@ -79,7 +79,7 @@ def run(program: Program) -> tuple[Pod, dict[str, np.ndarray]]:
 def check(layout: Drawn) -> None:
     program = layout.program()
     pod, anchors = run(program)
-    others = [replace(program, pipelined=True, pipeline_schedule=schedule) for schedule in PipelineSchedule]
+    others = [replace(program, pipelined=True, pipeline_schedule=schedule) for schedule in PipelineOrder]
     others.append(layout.program(places=[4 * place for place in layout.places], ipus=16))
     for other in others:
         found, values = run(other)

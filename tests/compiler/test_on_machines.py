@@ -9,9 +9,9 @@ import pytest
 
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, Program
-from podrun.device.connection import AttachRequest, IpuRange
-from podrun.device.ipuof import connect
-from podrun.executable import Executable, Retrieval
+from podrun.core.executable import Executable, Retrieval
+from podrun.core.layout import IpuRange
+from podrun.device.connection import AttachRequest, connect
 
 from .programs import Adam, Momentum, NormScaled, inputs_for, mlp, weights_for
 from .reference_interpreter import Pod
@@ -53,7 +53,7 @@ def on_machines(
         mlp(replicas=4, ipus_per_replica=2, accumulation_factor=5),
         normalised(replicas=8, accumulation_factor=2),
         chain([0, 1, 2, 3], replicas=2, accumulation_factor=3, dropout=True, update=Momentum()),
-        chain([0, 1, 0, 1], replicas=4, accumulation_factor=9, dropout=True, pipelined=True, anchors=PIPED),
+        chain([0, 1, 0, 1], replicas=4, accumulation_factor=5, dropout=True, pipelined=True, anchors=PIPED),
     ],
     ids=["momentum", "adam", "whole weights", "two IPUs", "running statistics", "sharded", "pipelined"],
 )

@@ -9,10 +9,10 @@ import jax
 import pytest
 
 from podrun.compiler.compile import compile_program
-from podrun.compiler.layout import layout_of
-from podrun.compiler.program import InputSpec, ParameterSpec
-from podrun.errors import UnimplementedError, UnsupportedError, UsageError
-from podrun.executable import Layout, TensorSpec
+from podrun.compiler.program import InputSpec, ParameterSpec, layout_of
+from podrun.core.errors import UnimplementedError, UnsupportedError, UsageError
+from podrun.core.executable import TensorSpec
+from podrun.core.layout import Layout
 
 from .programs import mlp
 

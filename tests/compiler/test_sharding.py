@@ -16,13 +16,13 @@ from podrun.compiler.program import (
     AnchorSpec,
     InputSpec,
     ParameterSpec,
-    PipelineSchedule,
+    PipelineOrder,
     Program,
     tap,
 )
-from podrun.compiler.state import seeds
-from podrun.errors import UnsupportedError, UsageError
-from podrun.executable import Compute, Copy, LoadStream, Reduction, Retrieval, Send, TensorSpec
+from podrun.compiler.state import randomness
+from podrun.core.errors import UnsupportedError, UsageError
+from podrun.core.executable import Compute, Copy, LoadStream, Reduction, Retrieval, Send, TensorSpec
 
 from .oracle import advanced, train
 from .programs import Adam, Clipped, Momentum, NormScaled, Sgd, compiled, inputs_for, weights_for
@@ -160,12 +160,12 @@ def test_interleaved_equals_grouped_to_the_bit(accumulation: int, places: list[i
     more: dict[str, Any] = {"accumulation_factor": accumulation, "pipelined": True, "anchors": ANCHORS}
     reduction = Reduction.MEAN if accumulation == 7 else Reduction.SUM
     program = chain(places, dropout=True, update=Momentum(), reduction=reduction, **more)
-    assert_same_bits(program, replace(program, pipeline_schedule=PipelineSchedule.INTERLEAVED))
+    assert_same_bits(program, replace(program, pipeline_schedule=PipelineOrder.INTERLEAVED))
 
 
 def test_interleaved_takes_turns_and_keeps_half_of_the_stash() -> None:
     found = {}
-    for schedule in PipelineSchedule:
+    for schedule in PipelineOrder:
         program = chain([0, 1, 2, 3], accumulation_factor=8, pipelined=True, pipeline_schedule=schedule)
         executable = compile_program(program)
         first = [i.computation for i in executable.instructions[0] if isinstance(i, Compute)][1:-1]
@@ -174,9 +174,9 @@ def test_interleaved_takes_turns_and_keeps_half_of_the_stash() -> None:
         }
         found[schedule] = (first, 1 + max(int(slot.split("#")[1]) for slot in rings))
     forward, backward = "segment.0", "segment.6"
-    order, ring = found[PipelineSchedule.INTERLEAVED]
+    order, ring = found[PipelineOrder.INTERLEAVED]
     assert order == [forward] * 4 + [backward, forward] * 4 + [backward] * 4
-    assert (ring, found[PipelineSchedule.GROUPED][1]) == (4, 7)
+    assert (ring, found[PipelineOrder.GROUPED][1]) == (4, 7)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,9 @@ def _placed(scopes: list[str]) -> Program:
 def test_a_seed_moves_on_with_each_micro_batch() -> None:
     program = chain([0, 1], dropout=True, accumulation_factor=3, pipelined=True)
     pod, _ = run(program, batches=2)
-    np.testing.assert_array_equal(pod.read_variable(seeds.SEED_VARIABLE), seeds.seed_words(advanced(0, 6)))
+    np.testing.assert_array_equal(
+        pod.read_variable(randomness.SEED_VARIABLE), randomness.seed_words(advanced(0, 6))
+    )
 
 
 @pytest.mark.parametrize("pipelined", [False, True], ids=["sharded", "pipelined"])

@@ -11,12 +11,12 @@ import pytest
 
 from podrun.collectives.timing import all_gather, all_reduce, reduce_scatter
 from podrun.compiler.compile import compile_program
-from podrun.compiler.costs.shards import Shards, shards_of, update_spec
+from podrun.compiler.costs.transfers import Shards, shards_of, update_spec
 from podrun.compiler.program import Locations, Program
+from podrun.costmodel.exchange import fabric_of
+from podrun.costmodel.target import chip
+from podrun.costmodel.tile_memory import Location
 from podrun.device.program.buffers import Buffers
-from podrun.device.target import chip
-from podrun.device.tiles.links import fabric_of
-from podrun.device.tiles.memory import Location
 
 from ..collectives.collective_ranks import on_all, ranks
 from .programs import Adam, compiled, inputs_for, mlp, weights_for

@@ -15,8 +15,8 @@ import pytest
 
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
-from podrun.errors import UnsupportedError, UsageError
-from podrun.executable import Compute, TensorSpec
+from podrun.core.errors import UnsupportedError, UsageError
+from podrun.core.executable import Compute, TensorSpec
 
 from .programs import Sgd, inputs_for
 from .reference_interpreter import Pod

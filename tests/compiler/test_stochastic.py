@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from podrun.compiler import jax_internals
+from podrun.compiler import jaxprs
 from podrun.compiler.tracing import stochastic
 
 COUNT = 4096
@@ -30,7 +30,7 @@ def spread_of(values: Any, states: Any) -> Any:
 def run(function: Any, state: Any, *arguments: Any) -> Any:
     """A function of halves, evaluated with stochastic rounding."""
     closed = jax.make_jaxpr(function)(*arguments)
-    return stochastic.evaluate(closed, arguments, state, {}, jax_internals.bind)[0]
+    return stochastic.evaluate(closed, arguments, state, {}, jaxprs.bind)[0]
 
 
 def test_each_of_two_neighbours_by_its_nearness() -> None:

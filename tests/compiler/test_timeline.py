@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.compiler.costs.timeline import CAUSES, Task, idle_share, makespan, seconds_by_cause
-from podrun.compiler.program import PipelineSchedule
+from podrun.compiler.costs.timeline import CAUSES, SegmentTask, idle_share, makespan, seconds_by_cause
+from podrun.compiler.program import PipelineOrder
 
-GROUPED, INTERLEAVED = PipelineSchedule.GROUPED, PipelineSchedule.INTERLEAVED
+GROUPED, INTERLEAVED = PipelineOrder.GROUPED, PipelineOrder.INTERLEAVED
 
 
 def training(
-    stages: int, schedule: PipelineSchedule, forward: float = 1.0, backward: float = 1.0
-) -> list[Task]:
+    stages: int, schedule: PipelineOrder, forward: float = 1.0, backward: float = 1.0
+) -> list[SegmentTask]:
     """Even stages; the last goes forward and backward in one piece."""
     last = stages - 1
-    found = [Task(s, s, forward, 0.0) for s in range(last)]
-    found.append(Task(last, last, forward + backward, 0.0))
+    found = [SegmentTask(s, s, forward, 0.0) for s in range(last)]
+    found.append(SegmentTask(last, last, forward + backward, 0.0))
     turn = 2 * last + schedule.period - 1
-    return [*found, *(Task(s, turn - s, backward, 0.0) for s in reversed(range(last)))]
+    return [*found, *(SegmentTask(s, turn - s, backward, 0.0) for s in reversed(range(last)))]
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 1), (2, 3), (4, 7), (4, 16), (8, 40)])
@@ -37,15 +37,15 @@ def test_the_bubble_of_even_stages(stages: int, spare: int, backward: int) -> No
     """(F - 1) of N + F - 1 turns, forward alone or forward and backward, from the depth on that a pipeline needs."""
     micro_batches = 2 * stages - 1 + spare
     bubble = pytest.approx((stages - 1) / (micro_batches + stages - 1))
-    forward = [Task(stage, stage, 1.0, 0.0) for stage in range(stages)]
+    forward = [SegmentTask(stage, stage, 1.0, 0.0) for stage in range(stages)]
     assert idle_share(forward, micro_batches, GROUPED) == bubble
-    for schedule in PipelineSchedule:
+    for schedule in PipelineOrder:
         assert idle_share(training(stages, schedule, 1.0, backward), micro_batches, schedule) == bubble
 
 
 @given(stages=st.integers(2, 6), micro_batches=st.integers(1, 30))
 def test_the_bubble_shrinks_with_more_micro_batches(stages: int, micro_batches: int) -> None:
-    for schedule in PipelineSchedule:
+    for schedule in PipelineOrder:
         tasks = training(stages, schedule)
         now = idle_share(tasks, micro_batches, schedule)
         assert -1e-9 <= now < 1
@@ -61,9 +61,9 @@ def test_the_bubble_shrinks_with_more_micro_batches(stages: int, micro_batches: 
 )
 def test_no_schedule_beats_its_bounds(stages: int, micro_batches: int, times: list[float]) -> None:
     """Never faster than the busiest IPU, nor than one micro-batch alone; never slower than no pipeline at all."""
-    for schedule in PipelineSchedule:
+    for schedule in PipelineOrder:
         plain = training(stages, schedule)
-        tasks = [Task(t.ipu, t.cycle, times[i], 0.01) for i, t in enumerate(plain)]
+        tasks = [SegmentTask(t.ipu, t.cycle, times[i], 0.01) for i, t in enumerate(plain)]
         each: dict[int, float] = {}
         for task in tasks:
             each[task.ipu] = each.get(task.ipu, 0.0) + task.compute
@@ -81,8 +81,8 @@ def test_interleaved_keeps_every_stage_busy_when_pieces_are_even() -> None:
 
 
 def test_causes_add_up() -> None:
-    tasks = [Task(0, 0, 1.0, 0.5, 0.0625, 0.25, 0.125, 0.03125), Task(1, 1, 2.0, 0.0)]
-    for schedule in (None, *PipelineSchedule):
+    tasks = [SegmentTask(0, 0, 1.0, 0.5, 0.0625, 0.25, 0.125, 0.03125), SegmentTask(1, 1, 2.0, 0.0)]
+    for schedule in (None, *PipelineOrder):
         found = seconds_by_cause(tasks, 3, schedule)
         assert tuple(found) == CAUSES
         assert sum(found.values()) == pytest.approx(makespan(tasks, 3, schedule))
@@ -100,9 +100,11 @@ def test_what_is_preloaded_hides_behind_the_piece_before() -> None:
     """Pieces of 2 s that want 1, 3 and 0 s of streaming: only 1 s of the second one's shows, and the first one's
     once."""
     pieces = [(2.0, 1.0), (2.0, 3.0), (2.0, 0.0)]
-    tasks = [Task(0, i, compute, 0.0, wanted, preload=True) for i, (compute, wanted) in enumerate(pieces)]
+    tasks = [
+        SegmentTask(0, i, compute, 0.0, wanted, preload=True) for i, (compute, wanted) in enumerate(pieces)
+    ]
     assert makespan(tasks, 1, None) == 6 + 1 + 1
     assert makespan(tasks, 4, None) == 4 * 7 + 1
-    on_demand = [Task(0, t.cycle, t.compute, 0.0, t.streaming) for t in tasks]
+    on_demand = [SegmentTask(0, t.cycle, t.compute, 0.0, t.streaming) for t in tasks]
     assert makespan(on_demand, 4, None) == 4 * 10
-    assert "streaming" not in seconds_by_cause([Task(0, 0, 1.0, 0.0)], 1, None)
+    assert "streaming" not in seconds_by_cause([SegmentTask(0, 0, 1.0, 0.0)], 1, None)

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podrun.compiler.export.pieces import Piece, export_piece, trace_piece
-from podrun.compiler.export.walls import LONGEST, walled
+from podrun.compiler.export.pieces import PieceFunction, export_piece, trace_piece
+from podrun.compiler.export.rewrites import LONGEST, walled
 
 ROWS, WIDTH = 32, 64
 HALF = jnp.float16
 
 
-def network(layers: int, dtype: Any = HALF) -> Piece:
+def network(layers: int, dtype: Any = HALF) -> PieceFunction:
     """Gradients of residual layers with normalisation; products read widened copies, as halves are computed."""
 
     def normalised(x: Any) -> Any:
@@ -38,10 +38,12 @@ def network(layers: int, dtype: Any = HALF) -> Piece:
         return jax.grad(loss)({name: values[name] for name in names}, values["x"])
 
     inputs = {name: jax.ShapeDtypeStruct((WIDTH, WIDTH), dtype) for name in names}
-    return Piece("piece", run, inputs | {"x": jax.ShapeDtypeStruct((ROWS, WIDTH), dtype)}, tuple(names))
+    return PieceFunction(
+        "piece", run, inputs | {"x": jax.ShapeDtypeStruct((ROWS, WIDTH), dtype)}, tuple(names)
+    )
 
 
-def compiled(piece: Piece) -> Any:
+def compiled(piece: PieceFunction) -> Any:
     exported = jax.export.deserialize(bytearray(export_piece(piece).stablehlo))
     return jax.jit(exported.call).lower(*exported.in_avals).compile()
 
@@ -65,7 +67,7 @@ def test_values_that_one_equation_reads_have_none() -> None:
             x = jnp.sin(x) if step % 2 else jnp.cos(x)
         return {"y": x}
 
-    piece = Piece("piece", chain, {"x": jax.ShapeDtypeStruct((64, 64), jnp.float32)}, ("y",))
+    piece = PieceFunction("piece", chain, {"x": jax.ShapeDtypeStruct((64, 64), jnp.float32)}, ("y",))
     assert not walled(trace_piece(piece).jaxpr.jaxpr)
 
 

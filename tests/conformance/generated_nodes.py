@@ -26,7 +26,7 @@ import onnx
 from onnx import helper
 
 from podrun import onnx_backend
-from podrun.errors import PodrunError
+from podrun.core.errors import PodrunError
 
 Random = random.Random
 SPECIAL = (np.inf, -np.inf, np.nan, 0.0, -0.0, 1e-40, 3e38, 65504.0, 6e-8, 2.5, 1e-20)

@@ -180,8 +180,15 @@ def run_case(case: TestCase, prepare: Prepare) -> Outcome:
     return Outcome(case.name, "pass")
 
 
+BFLOAT16_RTOL = 2**-6
+"""Two units in the last place. ONNX's expected values of bfloat16 are rounded after every step of its reference, and
+ours where the operator is done: of attention's, a quarter of the expected ones are not the nearest to the exact value
+(`test_bfloat16_attention.py`). Which of ours differ from them changes with a processor's order of sums."""
+
+
 def compare(expected: list[Any], outputs: list[Any], rtol: float, atol: float) -> None:
-    """ONNX's own comparison for tensors; sequences element by element. AssertionError if they differ."""
+    """ONNX's own comparison for tensors, with `BFLOAT16_RTOL` whatever the wheel's version says; sequences element by
+    element. AssertionError if they differ."""
     if len(expected) != len(outputs):
         raise AssertionError(f"{len(outputs)} outputs, {len(expected)} expected")
     for want, got in zip(expected, outputs, strict=True):
@@ -190,7 +197,15 @@ def compare(expected: list[Any], outputs: list[Any], rtol: float, atol: float) -
         elif want is None or got is None:
             assert want is got, f"{got} is not {want}"
         else:
-            Runner.assert_similar_outputs([np.asarray(want)], [np.asarray(got)], rtol, atol)
+            wanted, given = np.asarray(want), np.asarray(got)
+            each = rtol
+            if wanted.dtype == given.dtype and wanted.dtype.name == "bfloat16":
+                wanted, given, each = (
+                    wanted.astype(np.float32),
+                    given.astype(np.float32),
+                    max(rtol, BFLOAT16_RTOL),
+                )
+            Runner.assert_similar_outputs([wanted], [given], each, atol)
 
 
 def prepare_podrun(model: onnx.ModelProto) -> Run:

@@ -15,12 +15,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from podrun import models
-from podrun.device.target import GC200, system
-from podrun.device.tiles import primitives
-from podrun.errors import InvalidOptionError, UsageError
-from podrun.estimate import Layout, Traced, command, estimate, scan
+from podrun.core.errors import InvalidOptionError, UsageError
+from podrun.costmodel import primitives
+from podrun.costmodel.target import GC200, system
+from podrun.estimate import ProgramLayout, Traced, command, estimate, scan
 from podrun.estimate.command import main
-from podrun.estimate.scanning import Choices, _layouts, _rank
+from podrun.estimate.model import Choices, _layouts, _rank
 from podrun.estimate.tracing import trace
 
 
@@ -44,7 +44,7 @@ def _perceptron(width: int = 256, layers: int = 4, activation: str = "Relu") -> 
 
 @pytest.fixture(scope="module")
 def traced() -> Traced:
-    return trace(_perceptron(), GC200, Layout(micro_batch=16), train=True)
+    return trace(_perceptron(), GC200, ProgramLayout(micro_batch=16), train=True)
 
 
 def test_training_costs_more_than_inference(traced: Traced) -> None:
@@ -55,7 +55,7 @@ def test_training_costs_more_than_inference(traced: Traced) -> None:
 
 def test_more_ipus_are_faster(traced: Traced) -> None:
     def rate(name: str, **changes: object) -> float:
-        layout = Layout(**{"micro_batch": 16, "accumulation": 64, **changes})  # type: ignore[arg-type]
+        layout = ProgramLayout(**{"micro_batch": 16, "accumulation": 64, **changes})  # type: ignore[arg-type]
         return estimate(traced, system(name), layout, train=True).samples_per_second
 
     assert rate("pod64") > rate("pod16") > rate("pod4")
@@ -64,9 +64,10 @@ def test_more_ipus_are_faster(traced: Traced) -> None:
 
 def test_recomputing_costs_time_where_the_backward_pass_reads_more_than_outputs() -> None:
     """The derivative of erf reads its input, that of relu its output, which the next product keeps anyway."""
-    made = trace(_perceptron(activation="Erf"), GC200, Layout(micro_batch=16), train=True)
+    made = trace(_perceptron(activation="Erf"), GC200, ProgramLayout(micro_batch=16), train=True)
     kept, again = (
-        estimate(made, system("pod16"), Layout(16, 64, recompute=flag), train=True) for flag in (False, True)
+        estimate(made, system("pod16"), ProgramLayout(16, 64, recompute=flag), train=True)
+        for flag in (False, True)
     )
     assert again.samples_per_second < 0.999 * kept.samples_per_second
 
@@ -74,7 +75,7 @@ def test_recomputing_costs_time_where_the_backward_pass_reads_more_than_outputs(
 @pytest.mark.parametrize("activation", ["Relu", "Softmax", "LogSoftmax", "Elu", "Sigmoid"])
 def test_recomputing_is_never_less_work(activation: str) -> None:
     """What nothing reads (derivatives of a maximum, masks) is dropped with and without recomputation."""
-    made = trace(_perceptron(64, 2, activation), GC200, Layout(micro_batch=16), train=True)
+    made = trace(_perceptron(64, 2, activation), GC200, ProgramLayout(micro_batch=16), train=True)
     assert made.remade["step"]["cycles"] >= made.step["step"]["cycles"]
     assert (
         made.remade["memory"]["not_always_live_peak_bytes"]
@@ -84,7 +85,9 @@ def test_recomputing_is_never_less_work(activation: str) -> None:
 
 def test_state_off_chip_saves_tiles_and_costs_time(traced: Traced) -> None:
     on, off = (
-        estimate(traced, system("pod16"), Layout(16, optimizer="adam", state_off_chip=flag), train=True)
+        estimate(
+            traced, system("pod16"), ProgramLayout(16, optimizer="adam", state_off_chip=flag), train=True
+        )
         for flag in (False, True)
     )
     assert off.max_tile_bytes < on.max_tile_bytes
@@ -92,9 +95,9 @@ def test_state_off_chip_saves_tiles_and_costs_time(traced: Traced) -> None:
 
 
 def test_a_model_too_large_for_one_ipu_needs_more() -> None:
-    large = trace(_perceptron(3328, 8), GC200, Layout(), train=True)
+    large = trace(_perceptron(3328, 8), GC200, ProgramLayout(), train=True)
     one, eight = (
-        estimate(large, system("pod16"), Layout(ipus_per_replica=ipus, optimizer="adam"), train=True)
+        estimate(large, system("pod16"), ProgramLayout(ipus_per_replica=ipus, optimizer="adam"), train=True)
         for ipus in (1, 8)
     )
     assert not one.fits
@@ -102,7 +105,7 @@ def test_a_model_too_large_for_one_ipu_needs_more() -> None:
 
 
 def test_a_scan_lists_what_fits_first_and_the_fastest_first() -> None:
-    found = scan(_perceptron(), system("pod4"), Layout(), Choices((1, 4), global_batch=64), train=True)
+    found = scan(_perceptron(), system("pod4"), ProgramLayout(), Choices((1, 4), global_batch=64), train=True)
     assert all(one.layout.micro_batch * one.layout.accumulation * one.replicas == 64 for one in found)
     fits = [one.fits for one in found]
     assert fits == sorted(fits, reverse=True)
@@ -112,11 +115,11 @@ def test_a_scan_lists_what_fits_first_and_the_fastest_first() -> None:
     assert _rank(plain) < _rank(replace(plain, layout=replace(plain.layout, recompute=True)))
     assert {one.layout.ipus_per_replica for one in found} == {1, 2, 4}
     with pytest.raises(UsageError, match="global batch of 7"):
-        scan(_perceptron(), system("pod4"), Layout(), Choices((4,), global_batch=7), train=True)
+        scan(_perceptron(), system("pod4"), ProgramLayout(), Choices((4,), global_batch=7), train=True)
 
 
 def test_a_scan_without_a_batch_tries_accumulation_too() -> None:
-    found = scan(_perceptron(), system("pod4"), Layout(), Choices((4,), (1, 8)), train=True)
+    found = scan(_perceptron(), system("pod4"), ProgramLayout(), Choices((4,), (1, 8)), train=True)
     assert {(one.layout.accumulation, one.layout.recompute) for one in found} == {
         (1, False),
         (1, True),
@@ -147,7 +150,7 @@ def test_layers_hold_all_that_the_trace_holds(traced: Traced) -> None:
 
 
 def test_a_pipeline_splits_all_layers_and_keeps_most_in_front(traced: Traced) -> None:
-    layout = Layout(16, 8, ipus_per_replica=4)
+    layout = ProgramLayout(16, 8, ipus_per_replica=4)
     found = estimate(traced, system("pod16"), layout, train=True)
     assert sum(ipu.layers for ipu in found.ipus) == len(traced.layers)
     assert sum(ipu.cycles for ipu in found.ipus) == pytest.approx(
@@ -156,11 +159,13 @@ def test_a_pipeline_splits_all_layers_and_keeps_most_in_front(traced: Traced) ->
     kept = [ipu.bytes_by_content["stash"] for ipu in found.ipus]
     assert kept[0] > kept[-1]
     assert kept[1:] == sorted(kept[1:], reverse=True)
-    again = estimate(traced, system("pod16"), Layout(16, 8, ipus_per_replica=4, recompute=True), train=True)
+    again = estimate(
+        traced, system("pod16"), ProgramLayout(16, 8, ipus_per_replica=4, recompute=True), train=True
+    )
     stashed = [sum(ipu.bytes_by_content["stash"] for ipu in one.ipus) for one in (again, found)]
     assert stashed[0] < stashed[1]
     with pytest.raises(InvalidOptionError, match="8 layers cannot be split over 16"):
-        estimate(traced, system("pod16"), Layout(ipus_per_replica=16), train=True)
+        estimate(traced, system("pod16"), ProgramLayout(ipus_per_replica=16), train=True)
 
 
 def test_it_says_the_same_as_the_compiler_does_of_the_program_itself() -> None:
@@ -173,7 +178,7 @@ def test_it_says_the_same_as_the_compiler_does_of_the_program_itself() -> None:
     flow = popart.DataFlow(1, ["r3"])
     session = popart.InferenceSession(model.SerializeToString(), flow, device)
     session.prepareDevice()
-    layout = Layout(micro_batch=16, partials_type="float32")
+    layout = ProgramLayout(micro_batch=16, partials_type="float32")
     found = estimate(trace(model, GC200, layout, train=False), system("ipu-m2000"), layout, train=False)
     report = session.getReport()
     assert found.seconds["compute"] == pytest.approx(report.seconds_by_cause["compute"], rel=0.02)
@@ -220,7 +225,7 @@ def test_it_holds_what_the_compiler_says_a_training_program_holds(
     ipus: int, accumulation: int, recompute: bool
 ) -> None:
     layers = 16
-    layout = Layout(256, accumulation, ipus, recompute, "adam", partials_type="float32")
+    layout = ProgramLayout(256, accumulation, ipus, recompute, "adam", partials_type="float32")
     traced = trace(_perceptron(256, layers), GC200, layout, train=True)
     found = estimate(traced, system("ipu-m2000"), layout, train=True)
     report = _session([share.layers for share in found.ipus], accumulation, recompute).getReport()
@@ -278,21 +283,21 @@ def test_bad_input_is_refused_by_name(
         assert main(arguments) == 2
         assert word in capsys.readouterr().err
     with pytest.raises(InvalidOptionError):
-        estimate(traced, system("pod16"), Layout(ipus_per_replica=32), train=True)
+        estimate(traced, system("pod16"), ProgramLayout(ipus_per_replica=32), train=True)
 
 
 def test_open_dimensions_beside_the_batch_are_refused() -> None:
     model = _perceptron(64, 1)
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "width"
     with pytest.raises(UsageError, match="'x'"):
-        trace(model, GC200, Layout(), train=False)
+        trace(model, GC200, ProgramLayout(), train=False)
 
 
 def test_state_cut_over_replicas_is_smaller_where_there_are_more() -> None:
-    traced = trace(_perceptron(), GC200, Layout(micro_batch=16), train=True)
+    traced = trace(_perceptron(), GC200, ProgramLayout(micro_batch=16), train=True)
 
     def state(target: str, **changes: Any) -> int:
-        layout = Layout(16, optimizer="adam", **changes)
+        layout = ProgramLayout(16, optimizer="adam", **changes)
         (ipu,) = estimate(traced, system(target), layout, train=True).ipus
         return ipu.bytes_by_content["optimizer_state"]
 
@@ -307,7 +312,7 @@ def test_the_best_of_a_scan_recomputes_only_to_fit() -> None:
     found = scan(
         _perceptron(1024, 16),
         system("pod4"),
-        Layout(proportion=0.2),
+        ProgramLayout(proportion=0.2),
         Choices((4096, 16384), (8,)),
         train=True,
     )
@@ -353,15 +358,15 @@ def test_a_repeat_reads_what_the_first_left(tmp_path: Path, monkeypatch: pytest.
     from podrun.estimate import tracing
 
     monkeypatch.setenv("PODRUN_PLAN_CACHE", str(tmp_path))
-    layout = Layout(micro_batch=4)
+    layout = ProgramLayout(micro_batch=4)
     first = trace(_perceptron(64, 2), GC200, layout, train=True)
     calls: list[int] = []
     make = tracing._trace
     monkeypatch.setattr(tracing, "_trace", lambda *a, **k: calls.append(1) or make(*a, **k))
     assert trace(_perceptron(64, 2), GC200, layout, train=True) == first
     assert calls == []
-    trace(_perceptron(64, 2), GC200, Layout(micro_batch=8), train=True)
-    trace(_perceptron(64, 2), GC200, Layout(micro_batch=4, proportion=0.3), train=True)
+    trace(_perceptron(64, 2), GC200, ProgramLayout(micro_batch=8), train=True)
+    trace(_perceptron(64, 2), GC200, ProgramLayout(micro_batch=4, proportion=0.3), train=True)
     trace(_perceptron(64, 3), GC200, layout, train=True)
     trace(_perceptron(64, 2), GC200, layout, train=False)
     assert len(calls) == 4
@@ -440,7 +445,7 @@ def test_what_crosses_behind_a_layer_does_not_grow_with_depth() -> None:
     cross to them.
     """
     built = models.build("bert_tiny", size=16, weights=models.Random(dtype="float16"))
-    traced = trace(onnx.load_from_string(built.model), GC200, Layout(), train=False)
+    traced = trace(onnx.load_from_string(built.model), GC200, ProgramLayout(), train=False)
     behind = {layer.name: layer.crossing_bytes for layer in traced.layers}
     rows = 16 * 128 * 2
     assert behind["layer0/layer_norm2/GroupNormalization:0"] == rows
@@ -456,6 +461,6 @@ def test_a_scan_keeps_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     command.answer(command.parser().parse_args(words))
     (given,) = asked
     assert (given.micro_batches, given.pipelines, given.recomputing) == ((4,), (2,), (True,))
-    tried = list(_layouts(system("pod4"), Layout(4), given))
+    tried = list(_layouts(system("pod4"), ProgramLayout(4), given))
     assert {(one.ipus_per_replica, one.recompute) for one in tried} == {(2, True)}
     assert [one.accumulation for one in tried] == list(Choices().accumulations)

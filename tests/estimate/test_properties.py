@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podrun.device.target import GC200, system
-from podrun.device.tiles.batch import UPDATE_PASSES
-from podrun.errors import InvalidOptionError, UsageError
-from podrun.estimate import Estimate, Layout, Traced, estimate
+from podrun.core.errors import InvalidOptionError, UsageError
+from podrun.costmodel.batch import UPDATE_PASSES
+from podrun.costmodel.target import GC200, system
+from podrun.estimate import Estimate, ProgramLayout, Traced, estimate
 from podrun.estimate.tracing import trace
 from tests.estimate.test_estimate import _perceptron
 
 LAYOUTS = st.builds(
-    Layout,
+    ProgramLayout,
     micro_batch=st.just(8),
     accumulation=st.integers(1, 100),
     ipus_per_replica=st.integers(1, 9),
@@ -34,10 +34,10 @@ CLOCKS = 1.85 / 1.33
 
 @pytest.fixture(scope="module")
 def traced() -> Traced:
-    return trace(_perceptron(64, 4, "Erf"), GC200, Layout(micro_batch=8), train=True)
+    return trace(_perceptron(64, 4, "Erf"), GC200, ProgramLayout(micro_batch=8), train=True)
 
 
-def _answer(traced: Traced, name: str, layout: Layout, *, train: bool = True) -> Estimate | None:
+def _answer(traced: Traced, name: str, layout: ProgramLayout, *, train: bool = True) -> Estimate | None:
     """The estimate, or None where it is refused for a reason that the layout gives."""
     per = layout.ipus_per_replica
     try:
@@ -56,7 +56,7 @@ def _total(found: Estimate) -> float:
 @given(name=st.sampled_from(SYSTEMS), layout=LAYOUTS, train=st.booleans())
 @settings(deadline=None, max_examples=25)
 def test_every_layout_is_answered_in_full_or_refused(
-    traced: Traced, name: str, layout: Layout, train: bool
+    traced: Traced, name: str, layout: ProgramLayout, train: bool
 ) -> None:
     found = _answer(traced, name, layout, train=train)
     if found is None:
@@ -70,7 +70,9 @@ def test_every_layout_is_answered_in_full_or_refused(
 
 @given(name=st.sampled_from(SYSTEMS), layout=LAYOUTS)
 @settings(deadline=None, max_examples=25)
-def test_what_saves_memory_saves_some_and_costs_time(traced: Traced, name: str, layout: Layout) -> None:
+def test_what_saves_memory_saves_some_and_costs_time(
+    traced: Traced, name: str, layout: ProgramLayout
+) -> None:
     layout = replace(layout, state_off_chip=False, shard_state=False, recompute=False)
     before = _answer(traced, name, layout)
     if before is None:
@@ -88,7 +90,7 @@ def test_what_saves_memory_saves_some_and_costs_time(traced: Traced, name: str, 
 @given(name=st.sampled_from(SYSTEMS), layout=LAYOUTS)
 @settings(deadline=None, max_examples=25)
 def test_more_accumulation_is_a_longer_batch_at_no_lower_rate(
-    traced: Traced, name: str, layout: Layout
+    traced: Traced, name: str, layout: ProgramLayout
 ) -> None:
     less = _answer(traced, name, layout)
     if less is None:
@@ -100,7 +102,9 @@ def test_more_accumulation_is_a_longer_batch_at_no_lower_rate(
 
 @given(sizes=st.sampled_from([*itertools.pairwise(SYSTEMS)]), layout=LAYOUTS)
 @settings(deadline=None, max_examples=25)
-def test_no_ipu_holds_more_on_a_larger_system(traced: Traced, sizes: tuple[str, str], layout: Layout) -> None:
+def test_no_ipu_holds_more_on_a_larger_system(
+    traced: Traced, sizes: tuple[str, str], layout: ProgramLayout
+) -> None:
     small = _answer(traced, sizes[0], layout)
     if small is None:
         return
@@ -112,7 +116,7 @@ def test_no_ipu_holds_more_on_a_larger_system(traced: Traced, sizes: tuple[str, 
 
 @given(name=st.sampled_from(("pod16", "pod64", "pod256")), layout=LAYOUTS)
 @settings(deadline=None, max_examples=25)
-def test_bow_is_faster_by_its_clock_at_most(traced: Traced, name: str, layout: Layout) -> None:
+def test_bow_is_faster_by_its_clock_at_most(traced: Traced, name: str, layout: ProgramLayout) -> None:
     found = _answer(traced, name, layout)
     if found is None:
         return

@@ -9,9 +9,9 @@ import onnx
 import pytest
 
 from podrun import models
-from podrun.device.target import GC200, system
-from podrun.device.tiles.matmul import Product, plan_product
-from podrun.estimate import Layout, estimate
+from podrun.costmodel.matmul import Product, plan_product
+from podrun.costmodel.target import GC200, system
+from podrun.estimate import ProgramLayout, estimate
 from podrun.estimate.tracing import trace
 
 JUMP = 1.10
@@ -44,7 +44,7 @@ def test_products_over_batch_sizes(k: int, n: int, proportion: float) -> None:
 def test_networks_over_batch_sizes(name: str, train: bool) -> None:
     def cost(batch: int) -> float:
         built = models.build(name, batch=batch, train=train, weights=models.Random(seed=0), size=64)
-        layout = Layout(micro_batch=batch, accumulation=8)
+        layout = ProgramLayout(micro_batch=batch, accumulation=8)
         made = trace(onnx.load_from_string(built.model), GC200, layout, train=train)
         found = estimate(made, system("pod4"), layout, train=train)
         return found.samples / found.samples_per_second

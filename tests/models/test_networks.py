@@ -9,12 +9,12 @@ import onnx
 import pytest
 
 from podrun import models
-from podrun.errors import InvalidOptionError
-from podrun.models import attention
+from podrun.core.errors import InvalidOptionError
+from podrun.models import sequences
 from podrun.models.catalogue import finished, lstm
 from podrun.models.network import Network
+from podrun.onnx_models.lowering import lower
 from podrun.popart.building.builder import Builder
-from podrun.popart.lowering import lower
 
 PUBLISHED = {
     "resnet18": 11_689_512,
@@ -89,7 +89,7 @@ def test_resnet18_computes_what_onnxruntime_computes() -> None:
 def test_a_tiny_encoder_computes_what_numpy_computes() -> None:
     net = Network(Builder(), models.Random(seed=2))
     x, mask = net.input("x", (2, 5, 16)), net.input("mask", (2, 1, 1, 5))
-    built = finished(net, (x, mask), attention.encoder_layer(net, x, "layer", 4, 32, mask))
+    built = finished(net, (x, mask), sequences.encoder_layer(net, x, "layer", 4, 32, mask))
     model = onnx.load_from_string(built.model)
     w = {i.name.split("/")[-1]: onnx.numpy_helper.to_array(i) for i in model.graph.initializer}
     rng = np.random.default_rng(3)
@@ -130,8 +130,8 @@ def _encoder(x: np.ndarray, mask: np.ndarray, w: dict[str, np.ndarray], heads: i
 def test_a_causal_network_sees_nothing_ahead() -> None:
     net = Network(Builder(), models.Random(seed=4))
     x = net.input("x", (1, 6, 16))
-    mask = attention.causal_mask(net, 6)
-    built = finished(net, (x,), attention.encoder_layer(net, x, "layer", 2, 32, mask))
+    mask = sequences.causal_mask(net, 6)
+    built = finished(net, (x,), sequences.encoder_layer(net, x, "layer", 2, 32, mask))
     given = np.random.default_rng(5).standard_normal((1, 6, 16)).astype(np.float32)
     changed = given.copy()
     changed[:, 4:] += 1.0
@@ -142,7 +142,7 @@ def test_a_causal_network_sees_nothing_ahead() -> None:
 
 def test_shifted_windows_keep_strangers_apart() -> None:
     net = Network(Builder(), models.Declared("float32"))
-    mask = attention._shifted_mask(net, 1, 8, 4, 2)
+    mask = sequences._shifted_mask(net, 1, 8, 4, 2)
     assert net.shape(mask) == [4, 1, 16, 16]
     (node,) = [
         n for n in onnx.load_from_string(net.builder.getModelProto()).graph.node if n.op_type == "Constant"

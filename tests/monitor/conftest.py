@@ -1,4 +1,4 @@
-"""A service on pretended machines that the tools find by themselves."""
+"""A service on fake machines that the tools find by discovery."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from podrun.partition.discovery import LAUNCHER, Entry, Registry, this_process
-from tests.partition.conftest import Pod
+from podrun.vipu.discovery import LAUNCHER, Registry, ServiceEntry, this_process
+from tests.vipu.conftest import Pod
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
     pod = Pod()
-    publication = Registry().publish(Entry(LAUNCHER, "127.0.0.1", pod.port, this_process(), "pod16"))
+    publication = Registry().publish(ServiceEntry(LAUNCHER, "127.0.0.1", pod.port, this_process(), "pod16"))
     yield pod
     publication.withdraw()
     pod.stop()

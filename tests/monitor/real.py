@@ -1,16 +1,18 @@
-"""A partition service on real machines in threads of this process: what the test tools attach to."""
+"""A V-IPU service on real machines in threads of this process: what the test tools attach to."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from podrun.cluster import load_cluster
-from podrun.partition.client import VipuClient
-from podrun.partition.discovery import VIPU_SERVER, Entry, Registry, this_process
-from podrun.partition.machine_pool import LocalMachinePool
-from podrun.partition.service import Service
-from podrun.partition.store import Store
-from podrun.partition.types import Requirements
+import pytest
+
+from podrun.core.cluster import load_cluster
+from podrun.vipu.client import VipuClient
+from podrun.vipu.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
+from podrun.vipu.machine_pool import LocalMachinePool
+from podrun.vipu.service import Service
+from podrun.vipu.store import Store
+from podrun.vipu.types import Requirements
 
 
 class RealPod:
@@ -19,12 +21,15 @@ class RealPod:
     def __init__(self, directory: Path, cache: Path, cluster: str = "pod16") -> None:
         self.directory = directory
         pod = load_cluster(cluster)
-        pool = LocalMachinePool(pod, keep_spares=True, options={"environ": {"PODRUN_CACHE_DIR": str(cache)}})
-        self.service = Service(pod, Store(None, cluster), pool)
-        self.port = self.service.start("127.0.0.1", 0)
-        self.client = VipuClient("127.0.0.1", self.port, timeout=20)
+        options = {"environ": {"PODRUN_CACHE_DIR": str(cache)}}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PODRUN_RUNTIME_DIR", str(directory))  # where the secret is that tools must know
+            pool = LocalMachinePool(pod, keep_spares=True, options=options)
+            self.service = Service(pod, Store(None, cluster), pool)
+            self.port = self.service.start("127.0.0.1", 0)
+            self.client = VipuClient("127.0.0.1", self.port, timeout=20)
         self._published = Registry(directory).publish(
-            Entry(VIPU_SERVER, "127.0.0.1", self.port, this_process(), cluster)
+            ServiceEntry(VIPU_SERVER, "127.0.0.1", self.port, this_process(), cluster)
         )
 
     def active(self, name: str, size: int, **needs: object) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from podrun.errors import UsageError
+from podrun.core.errors import UsageError
+from podrun.core.telemetry import AttachedProcess
 from podrun.monitor import gcipuinfo
-from podrun.monitor.exporter import make_server
-from podrun.telemetry import AttachedProcess
-from tests.partition.conftest import Pod
+from podrun.monitor.exporter import Family, make_server, metrics
+from tests.vipu.conftest import Pod
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_without_a_partition_there_are_no_devices(pod: Pod) -> None:
     assert gcipuinfo.gcipuinfo().getDevices() == []
 
 
-def test_a_service_that_went_away_leaves_the_snapshot(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_service_the_snapshot_stays(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     pod.active("p", 1)
     info = gcipuinfo.gcipuinfo()
     monkeypatch.setenv("IPUOF_VIPU_API_HOST", "127.0.0.1")
@@ -52,7 +52,7 @@ def test_a_service_that_went_away_leaves_the_snapshot(pod: Pod, monkeypatch: pyt
     assert "no V-IPU server" in info.checkHealthOfDevices()
 
 
-def test_all_partitions_and_no_mixing(pod: Pod) -> None:
+def test_the_two_discovery_modes_cannot_be_mixed(pod: Pod) -> None:
     pod.active("p", 4)
     pod.active("q", 4)
     info = gcipuinfo.gcipuinfo(gcipuinfo.DiscoverAllPartitionIPUs)
@@ -95,7 +95,7 @@ SAMPLE = re.compile(r'[a-z_]+(\{([a-z_]+="(\\.|[^"\\])*",?)+\})? -?[0-9.e+-]+')
 def test_the_metrics_page(pod: Pod) -> None:
     pod.active("p", 8)
     pod.pool.machine("ipum1", "p").process = AttachedProcess(4711, "me", "python", 1.0)
-    pod.pool.machine("ipum2", "p").ipu_errors[0] = 'odd "state"'
+    pod.pool.machine("ipum2", "p").ipu_errors[0] = "tile parity"
     with make_server(pod.client, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -114,7 +114,28 @@ def test_the_metrics_page(pod: Pod) -> None:
     assert "exporter_ticks 1" in lines
     assert 'ipu_attached{partition="p",ipu="0",agent="ipum1"} 1' in lines
     assert 'ipu_attached{partition="p",ipu="4",agent="ipum2"} 0' in lines
-    assert 'podrun_ipu_error{partition="p",ipu="4",agent="ipum2",state="odd \\"state\\""} 1' in lines
+    assert 'podrun_ipu_error{partition="p",ipu="4",agent="ipum2"} 1' in lines
     assert 'podrun_partition_state{partition="p",state="ACTIVE"} 1' in lines
     assert sum(line.startswith("ipum_hardware_info{") for line in lines) == 4
     assert "podrun_ipu_utilisation_percent{" not in page  # Unknown here, so left out.
+
+
+def test_every_sample_of_the_metrics_page_is_unique_and_its_labels_stay(pod: Pod) -> None:
+    def samples() -> list[str]:
+        page = metrics(pod.client.list_partitions(), pod.client.machine_reports(), 1)
+        return [line.rpartition(" ")[0] for line in page.splitlines() if not line.startswith("#")]
+
+    pod.active("p", 1)
+    pod.active("q", 1)
+    before = samples()
+    assert len(set(before)) == len(before)
+    pod.pool.machine("ipum1", "p").ipu_errors[0] = "tile parity"
+    pod.client.power_cycle_agent("ipum1")
+    assert pod.client.get_partition("p").state.name == "ERROR"
+    assert samples() == before
+
+
+def test_labels_of_metrics_are_escaped() -> None:
+    family = Family("x", "gauge", "Help.")
+    family.add(1, name='odd "name"\\')
+    assert list(family.lines())[2] == 'x{name="odd \\"name\\"\\\\"} 1'

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
-from podrun.cluster import load_cluster
+from podrun.core.cluster import load_cluster
+from podrun.core.telemetry import ATTRIBUTES, UNRECOVERABLE, AttachedProcess, IpuReport, MachineReport
 from podrun.faults.effects import EFFECTS
-from podrun.monitor.boxes import fit
-from podrun.monitor.device_ids import device_sets
+from podrun.monitor.devices import Device, View, device_sets, diagnose
 from podrun.monitor.gc_info import gc_info
 from podrun.monitor.gc_info import main as gc_info_main
 from podrun.monitor.gc_inventory import gc_inventory
 from podrun.monitor.gc_monitor import gc_monitor
 from podrun.monitor.gc_reset import gc_reset
-from podrun.monitor.monitor_tables import device_table, duration, process_table, whole
-from podrun.monitor.source import Device, View
-from podrun.monitor.trouble import trouble_of
-from podrun.partition.cli_common import run
-from podrun.partition.types import IpuofConfig, PartitionInfo, PartitionState
-from podrun.telemetry import ATTRIBUTES, UNRECOVERABLE, AttachedProcess, IpuReport, MachineReport
-from tests.partition.conftest import Pod
+from podrun.monitor.monitor_tables import device_table, duration, fit, process_table, whole
+from podrun.vipu.cli_common import run
+from podrun.vipu.types import IpuofConfig, PartitionInfo, PartitionState
+from tests.vipu.conftest import Pod
 
 VERSIONS = {"IPUoF server": "1.11.0", "ICU firmware": "2.5.9", "IPU-M software": "2.6.0-028"}
 
@@ -102,19 +100,19 @@ def test_the_process_table() -> None:
     assert {len(line) for line in PROCESSES.splitlines()} == {117}
 
 
-def test_nobody_attached() -> None:
+def test_a_box_says_that_no_process_is_attached() -> None:
     lines = process_table(view()).splitlines()
     assert [len(line) for line in lines] == [100] * 3
     assert lines[1].strip("|").strip() == "No attached processes in partition p1"
 
 
-def test_errors_say_what_helps() -> None:
+def test_errors_come_with_the_remedy() -> None:
     text = whole([view(lost=True)])
     assert text.count("vipu-admin restart agent ipum1") == 4
     assert "Errors in partition" not in whole([view()])
 
 
-def test_a_partition_on_its_way_is_no_error() -> None:
+def test_a_partition_between_states_is_no_error() -> None:
     up = view()
     coming = replace(up, info=replace(up.info, state=PartitionState.PROVISIONING))
     lines = whole([coming]).splitlines()
@@ -126,12 +124,12 @@ def test_a_partition_on_its_way_is_no_error() -> None:
     ("text", "width", "shown"),
     [("172.31.100.130", 13, "...31.100.130"), ("abc", 6, " abc  "), ("abcdef", 6, "abcdef"), ("", 3, "   ")],
 )
-def test_cells(text: str, width: int, shown: str) -> None:
+def test_cells_are_centred_or_cut(text: str, width: int, shown: str) -> None:
     assert fit(text, width) == shown
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(10, "10s"), (63, "1m3s"), (7205, "2h0m5s"), (-1, "0s")])
-def test_durations(seconds: float, shown: str) -> None:
+def test_durations_have_hours_minutes_and_seconds(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown
 
 
@@ -147,7 +145,9 @@ def test_device_ids_of_a_reconfigurable_partition() -> None:
 # --- commands -----------------------------------------------------------------------------------------------
 
 
-def test_a_second_terminal_just_sees_it(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_terminal_sees_partitions_and_processes(
+    pod: Pod, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(gc_monitor, []) == 2
     assert "no active partition" in capsys.readouterr().err
     pod.active("p", 8, reconfigurable=True)
@@ -231,8 +231,31 @@ def test_the_list_of_devices(pod: Pod, capsys: pytest.CaptureFixture[str]) -> No
     pod.active("q", 2)
     assert run(gc_info, ["-l", "--all-partitions"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith(LISTING)
+    assert out.startswith(LISTING.partition("-+- Id: [4]")[0])
+    assert "Multi IPU" not in out
     assert "\nPartition: q\n-+- Id: [4], target: [Fabric], IPU-M host: [10.1.1.2], IPU#: [3]\n" in out
+
+
+def test_no_id_means_two_devices(
+    pod: Pod, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.active("p", 4, reconfigurable=True)
+    pod.active("q", 4, reconfigurable=True)
+    assert run(gc_info, ["-l", "--all-partitions"]) == 0
+    ids = re.findall(r"-\+- Id: \[(\d+)\]", capsys.readouterr().out)
+    assert ids == [str(number) for number in range(8)]
+    for machine in ("ipum1", "ipum2"):
+        pod.pool.machine(machine, "p" if machine == "ipum1" else "q").calls.clear()
+    assert run(gc_reset, ["-d", "4"]) == 2
+    said = capsys.readouterr().err
+    assert "device 4 can mean IPU 0 of partition q, or a device of p" in said
+    assert "export IPUOF_VIPU_API_PARTITION_ID=q" in said
+    assert pod.pool.machine("ipum1", "p").calls == []
+    assert run(gc_reset, ["-d", "3"]) == 0
+    assert ("reset_ipus", [3]) in pod.pool.machine("ipum1", "p").calls
+    monkeypatch.setenv("IPUOF_VIPU_API_PARTITION_ID", "q")
+    assert run(gc_reset, ["-d", "4"]) == 0
+    assert ("reset_ipus", [0, 1]) in pod.pool.machine("ipum2", "q").calls
 
 
 def test_device_info(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
@@ -296,15 +319,15 @@ def test_registers_are_refused_by_name(
         ("tile exception", None, (), ("tile exception", None, "see the application's error")),
     ],
 )
-def test_what_a_monitor_has_to_know_of_trouble(
+def test_every_kind_of_fault_has_a_remedy(
     state: str, action: str | None, links: tuple[int, ...], shown: tuple[str, str | None, str]
 ) -> None:
     ipu = IpuReport(2, 2, error_state=state, recovery_action=action, links_down=links)
     machine = MachineReport(agent_id="ipum1", partition="p", ipus=(ipu,))
-    trouble = trouble_of("p", Device(2, "10.1.1.1", 1, machine, ipu))
-    assert trouble is not None
-    assert (trouble.state, trouble.action) == shown[:2]
-    assert shown[2] in trouble.remedy
+    diagnosis = diagnose("p", Device(2, "10.1.1.1", 1, machine, ipu))
+    assert diagnosis is not None
+    assert (diagnosis.state, diagnosis.action) == shown[:2]
+    assert shown[2] in diagnosis.remedy
 
 
 def test_the_state_of_a_machine_to_replace_is_that_of_its_fault() -> None:

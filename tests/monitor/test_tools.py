@@ -1,4 +1,4 @@
-"""The test tools on real machines: what they print, what they find wrong, and what they refuse."""
+"""The test tools on real machines: what they print, which errors they find, what they refuse."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podrun.cluster import LinkTopology
-from podrun.device.connection import IpuRange
-from podrun.device.target import BOW, GC200
-from podrun.executable import Compute, Copy
-from podrun.monitor import products_run, tool_programs, tool_times
+from podrun.core.cluster import LinkTopology
+from podrun.core.executable import Compute, Copy
+from podrun.core.layout import IpuRange
+from podrun.costmodel.target import BOW, GC200
+from podrun.monitor import matrix_load, tool_times
 from podrun.monitor.gc_flops import gc_flops
-from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest, own_part
+from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest, own_ipus
 from podrun.monitor.gc_hostsynclatencytest import gc_hostsynclatencytest
 from podrun.monitor.gc_hosttraffictest import LEGS, gc_hosttraffictest
 from podrun.monitor.gc_iputraffictest import gc_iputraffictest
 from podrun.monitor.gc_links import gc_links
 from podrun.monitor.gc_powertest import gc_powertest
-from podrun.monitor.holding import find_bench, hold
 from podrun.monitor.link_check import LinkCheck
+from podrun.monitor.tool_partition import attach, find_partition
 from podrun.monitor.tool_times import Route, route
-from podrun.partition.cli_common import run
+from podrun.vipu.cli_common import run
 from tests.monitor.real import RealPod
 
 VARIABLES = (
@@ -80,10 +80,10 @@ def test_links_carry_data_until_one_breaks(pod: RealPod, tool: Tool) -> None:
     found = json.loads(out)
     assert found.pop("iteration_0")["discovery_method"] == "VIRM"
     assert found == {"requested_iterations": "1", "iterations_with_failures": "0", "overall_result": "passed"}
-    pod.client.inject_faults("p", ["link:2-3@step=0:down"])
+    pod.client.inject_faults("p", ["link:2-3@batch=0:down"])
     code, out, _ = tool(gc_links)
     assert code == 1
-    assert "2 <-> 3    failed: IPU-Link between IPU 2 and IPU 3 went down in step 0" in out
+    assert "2 <-> 3    failed: IPU-Link between IPU 2 and IPU 3 went down in batch 0" in out
     assert out.count("passed") == 3
     code, out, _ = tool(gc_links, "-j")  # Now machines report it, and nothing is sent.
     assert code == 1
@@ -96,9 +96,9 @@ def test_links_carry_data_until_one_breaks(pod: RealPod, tool: Tool) -> None:
     assert pod.service.wait_idle(20)
 
 
-def test_ipus_in_use_are_refused_and_let_go(pod: RealPod, tool: Tool) -> None:
-    bench = find_bench(None, None)
-    with hold(bench, IpuRange(1, 1), name="train.py"):
+def test_ipus_in_use_are_refused_and_released(pod: RealPod, tool: Tool) -> None:
+    partition = find_partition(None, None)
+    with attach(partition, IpuRange(1, 1), name="train.py"):
         for command, *words in (
             [gc_links],
             [gc_flops, "-d", "1"],
@@ -107,15 +107,15 @@ def test_ipus_in_use_are_refused_and_let_go(pod: RealPod, tool: Tool) -> None:
             code, _, err = tool(command, *words)
             assert code == 1
             assert f"Failed to attach to device: IPU 1 attached by process {os.getpid()} (train.py" in err
-    with hold(bench, IpuRange(0, 4)):  # The tools that were refused have left nothing held.
+    with attach(partition, IpuRange(0, 4)):  # The tools that were refused have left nothing held.
         pass
 
 
 def test_a_broken_ipu_is_named(pod: RealPod, tool: Tool) -> None:
-    pod.client.inject_faults("p", ["ipu:3@step=0:exchange-error"])
+    pod.client.inject_faults("p", ["ipu:3@batch=0:exchange-error"])
     code, _, err = tool(gc_hostsynclatencytest, "-d", "3", "--mark-count", "3")
     assert code == 1
-    assert "Exchange error on IPU 3 in step 0" in err
+    assert "Exchange error on IPU 3 in batch 0" in err
     code, _, err = tool(gc_hosttraffictest, "-d", "3")
     assert code == 1
     assert "IPU 3 cannot be used (IPU_RESET needed): Exchange error" in err
@@ -146,21 +146,23 @@ def test_syncs(pod: RealPod, tool: Tool) -> None:
 
 
 def test_flops(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products_run, "PASSES", 3)
-    monkeypatch.setattr(products_run, "ROWS", 1)
+    monkeypatch.setattr(matrix_load, "PASSES", 3)
+    monkeypatch.setattr(matrix_load, "ROWS", 1)
     code, out, _ = tool(gc_flops, "-d", "2", "-p", "FP32")
     assert code == 0
     assert "Flops per IPU (FP32): " in out
     assert "IPU clock speed: 1330 MHz" in out
     assert "every value right" in out
 
+    products = matrix_load.products
+
     def computed_twice(*arguments: Any) -> Any:
-        right = tool_programs.products(*arguments)
+        right = products(*arguments)
         (*before, store) = right.instructions[0]
         again = (*before, Copy("out:y", "in:x"), Compute("products"), store)
         return replace(right, instructions=(again,))
 
-    monkeypatch.setattr(products_run, "products", computed_twice)
+    monkeypatch.setattr(matrix_load, "products", computed_twice)
     code, out, _ = tool(gc_flops, "-d", "2", "-p", "FP32", "-j")
     found = json.loads(out)
     assert (code, found["result"]) == (1, "fail")
@@ -168,9 +170,9 @@ def test_flops(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_wrong_words_are_found(pod: RealPod) -> None:
-    bench = find_bench(None, None)
-    with hold(bench, IpuRange(0, 2)) as connection:
-        test = LinkCheck(bench, connection, IpuRange(0, 2), [(0, 1)], 16 * 1024, 1e-6)
+    partition = find_partition(None, None)
+    with attach(partition, IpuRange(0, 2)) as connection:
+        test = LinkCheck(partition, connection, IpuRange(0, 2), [(0, 1)], 16 * 1024, 1e-6)
         assert sum(progress.iterations for progress in test.run(3)) == 3
         assert test.errors() == [0]
         wrong = connection.read_variables(["payload:0:1"])["payload:0:1"]
@@ -179,7 +181,7 @@ def test_wrong_words_are_found(pod: RealPod) -> None:
         assert test.errors() == [2]
 
 
-def test_what_cannot_be_tested(pod: RealPod, tool: Tool) -> None:
+def test_impossible_tests_are_refused(pod: RealPod, tool: Tool) -> None:
     for words, said in (
         ([gc_flops, "--fp", "FP8"], "Colossus Mk2 GC200 does not compute in FP8"),
         ([gc_flops, "-d", "70"], "no such device set id: '70'"),
@@ -204,7 +206,7 @@ def test_modelled_times_against_published_samples() -> None:
         2 * nbytes * 8 / tool_times.transfer_seconds(GC200, route(2, 3, 4, LinkTopology.MESH), nbytes) / 1e9
     )
     assert both_ways == pytest.approx(423.312, rel=0.015)
-    rows = products_run.ROWS * products_run.PASSES
+    rows = matrix_load.ROWS * matrix_load.PASSES
     cycles = 2 * tool_times.streamed_product_cycles(BOW, "float32", rows)
     tera = 2 * rows * 16 * 16 * BOW.tiles / (cycles / BOW.clock_hz) / 1e12
     assert tera == pytest.approx(87.1078, rel=0.002)
@@ -233,7 +235,7 @@ def test_routes(ends: tuple[int, int], topology: LinkTopology, way: Route) -> No
 
 
 def test_the_mixing_matrix_is_its_own_inverse() -> None:
-    w = tool_programs.mixing_matrix(3)
+    w = matrix_load.mixing_matrix(3)
     assert np.array_equal(w @ w, np.eye(16))
     assert set(np.unique(np.abs(w))) == {0.25}
 
@@ -279,7 +281,7 @@ def test_a_second_terminal_sees_the_load_and_ctrl_c_ends_it(pod: RealPod) -> Non
         process.send_signal(signal.SIGINT)
         process.stdout.read()
     assert process.returncode == 0
-    with hold(find_bench(None, None), IpuRange(0, 4)):
+    with attach(find_partition(None, None), IpuRange(0, 4)):
         pass
 
 
@@ -296,7 +298,7 @@ def test_gateway_links_by_gcd(
         code, out, _ = tool(gc_gwlinkstraffictest, "-j")
         assert (code, json.loads(out)["overall_result"]) == (0, "passed")
         monkeypatch.setenv("IPUOF_VIPU_API_GCD_ID", "1")
-        assert own_part(find_bench(None, None)) == IpuRange(4, 4)
+        assert own_ipus(find_partition(None, None)) == IpuRange(4, 4)
         code, _, err = tool(gc_gwlinkstraffictest, "--timeout", "1")
         assert code == 1
         assert "still waiting for host sync after: " in err
@@ -305,7 +307,7 @@ def test_gateway_links_by_gcd(
         config = tmp_path / "p_gcd0_ipuof.conf"
         config.write_text('IPUoF configuration of partition p, GCD 0:\n{"attributes": {"GCD Id": "0"}}')
         monkeypatch.setenv("IPUOF_CONFIG_PATH", str(config))
-        assert own_part(find_bench(None, None)) == IpuRange(0, 4)
+        assert own_ipus(find_partition(None, None)) == IpuRange(0, 4)
         config.write_text("{}")
         code, _, err = tool(gc_gwlinkstraffictest)
         assert code == 2

@@ -1,4 +1,4 @@
-"""Several services of one user on one host: which one a tool asks, and who says so."""
+"""With several services of one user on one host, tools choose one and say which, or refuse."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from podrun.monitor.gc_flops import gc_flops
 from podrun.monitor.gc_monitor import gc_monitor
 from podrun.monitor.gc_reset import gc_reset
 from podrun.monitor.source import connect
-from podrun.partition.cli_common import run
-from podrun.partition.discovery import LAUNCHER, VIPU_SERVER, Entry, Registry, this_process
-from tests.partition.conftest import Pod
+from podrun.vipu.cli_common import run
+from podrun.vipu.discovery import LAUNCHER, VIPU_SERVER, Registry, ServiceEntry, this_process
+from tests.vipu.conftest import Pod
 
 ANY = ("VIPU_CLI_API_HOST", "IPUOF_VIPU_API_HOST", "IPUOF_VIPU_API_PORT", "IPUOF_VIPU_API_PARTITION_ID")
 
@@ -27,13 +27,13 @@ def pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pod,
     monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path))
     pair = (Pod(), Pod())
     for kind, pod in zip((VIPU_SERVER, LAUNCHER), pair, strict=True):
-        Registry().publish(Entry(kind, "127.0.0.1", pod.port, this_process(), "pod16"))
+        Registry().publish(ServiceEntry(kind, "127.0.0.1", pod.port, this_process(), "pod16"))
     yield pair
     for pod in pair:
         pod.stop()
 
 
-def test_whoever_reads_says_which_one_is_asked(
+def test_reading_tools_say_which_service_they_ask(
     pods: tuple[Pod, Pod], capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = pods
@@ -52,7 +52,7 @@ def test_whoever_reads_says_which_one_is_asked(
     assert (json.loads(out)["partitions"][0]["name"], err) == ("q", "")
 
 
-def test_the_service_that_has_the_partition_is_asked(
+def test_tools_ask_the_service_that_has_the_partition(
     pods: tuple[Pod, Pod], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = pods
@@ -73,7 +73,7 @@ def test_the_service_that_has_the_partition_is_asked(
     assert capsys.readouterr() == ("Reset IPU 1 of partition p.\n", "")
 
 
-def test_whoever_takes_ipus_wants_to_be_told(
+def test_tools_that_take_ipus_refuse_to_guess_the_service(
     pods: tuple[Pod, Pod], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for pod in pods:
@@ -88,7 +88,7 @@ def test_whoever_takes_ipus_wants_to_be_told(
     assert ("reset_ipus", [1]) not in pods[0].pool.machine("ipum1", "p").calls
 
 
-def test_a_service_that_does_not_answer_is_passed_over(
+def test_a_service_that_does_not_answer_is_skipped(
     pods: tuple[Pod, Pod], capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = pods

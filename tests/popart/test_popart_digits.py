@@ -4,14 +4,18 @@ was cut.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import onnx
 import pytest
 from popart_sessions import run_program
+
+from podrun.device.xla import clients
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "digits" / "train.py"
 
@@ -67,6 +71,62 @@ def test_a_seed_fixes_every_byte(tmp_path, monkeypatch):
     first, again, other = (path.read_bytes() for path in files)
     assert first == again
     assert first != other
+
+
+COMPUTED_BEFORE = """
+import sys, threading
+import jax, numpy
+import jax.numpy as jnp
+square = jnp.ones((512, 512))
+(square.T @ square).sum(0).block_until_ready()
+if sys.argv[1] == "all":
+    import onnxruntime, sklearn.datasets
+    threads = [threading.Thread(target=lambda: numpy.ones((512, 512)) @ numpy.ones((512, 512))) for _ in range(3)]
+    [each.start() for each in threads], [each.join() for each in threads]
+from podrun.compat.__main__ import main
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.system
+def test_bits_do_not_depend_on_what_the_process_computed_before(tmp_path):
+    """JAX's own client keeps the threads that it started with, so each number of them takes a process."""
+    short = ["--epochs", "1", "--replicas", "4", "--seed", "1"]
+    clean = {model: tmp_path / model for model in ("mlp", "cnn")}
+    for model, path in clean.items():
+        train(*short, "--model", model, "--save", str(path))
+    eigen = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=true"}
+    cases = [
+        ("mlp", "jax", {"NPROC": "1"}),
+        ("cnn", "jax", {"NPROC": "3"}),
+        ("mlp", "all", {"NPROC": "8"} | eigen),
+    ]
+    for model, before, environment in cases:
+        path = tmp_path / "after"
+        words = [sys.executable, "-c", COMPUTED_BEFORE, before, str(SCRIPT), *short]
+        words += ["--model", model, "--save", str(path)]
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+        )
+        assert done.returncode == 0, done.stderr
+        assert path.read_bytes() == clean[model].read_bytes(), (model, before, environment)
+
+
+def test_nothing_is_computed_by_the_client_that_jax_has_for_everyone(tmp_path, monkeypatch):
+    own = {clients.one_thread_device().client, clients.two_thread_device().client}
+    used = set()
+    compile_or_get_cached = jax._src.compiler.compile_or_get_cached
+
+    def recorded(backend, *arguments, **options):
+        used.add(backend)
+        return compile_or_get_cached(backend, *arguments, **options)
+
+    monkeypatch.setattr(jax._src.compiler, "compile_or_get_cached", recorded)
+    jax.clear_caches()
+    short = ["--epochs", "1", "--model", "cnn", "--replicas", "2", "--save", str(tmp_path / "digits.onnx")]
+    run_program(monkeypatch, SCRIPT, *short)
+    assert used
+    assert used <= own
 
 
 @pytest.mark.system

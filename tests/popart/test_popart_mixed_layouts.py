@@ -20,11 +20,12 @@ from popart_sessions import replicated
 
 import podrun.popart as popart
 from podrun.collectives import create, join
-from podrun.device.connection import AttachRequest, IpuRange, RunResult
-from podrun.device.host.twin import Twin
-from podrun.device.program import fabric
+from podrun.core.executable import Executable, Retrieval
+from podrun.core.layout import IpuRange
+from podrun.device import job
+from podrun.device.connection import AttachRequest, RunResult
+from podrun.device.host.in_process import InProcessMachines
 from podrun.device.xla.pieces import PieceCache
-from podrun.executable import Executable, Retrieval
 from tests.device.conftest import together
 
 WIDTH, ROWS = 8, 4
@@ -192,8 +193,12 @@ class Instances:
 
     def __init__(self, _: Mapping[str, str], ipus: int, count: int) -> None:
         self.total_ipus = ipus
-        twin = Twin(ipus, PIECES)
-        self.connections = [twin.connect(threaded=True) for _ in range(count)]
+        machines = InProcessMachines(ipus, PIECES)
+        self.connections = [machines.connect(threaded=True) for _ in range(count)]
+
+    @property
+    def holds_ipus(self) -> bool:
+        return all(connection.holds_ipus for connection in self.connections)
 
     def _all(self, work: Callable[[Any, int], Any]) -> list[Any]:
         found = together([partial(work, c, i) for i, c in enumerate(self.connections)])
@@ -226,7 +231,9 @@ class Instances:
                 np.testing.assert_array_equal(other[name], value, err_msg=name)
         return dict(first)
 
-    def run(self, batches: int, inputs: Mapping[str, np.ndarray]) -> RunResult:
+    def run(
+        self, batches: int, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray] | None = None
+    ) -> RunResult:
         each = self.replicas // len(self.connections)
 
         def part(connection: Any, i: int) -> RunResult:
@@ -257,8 +264,8 @@ class Instances:
 def spread(patch: pytest.MonkeyPatch, way: Way) -> None:
     """Sessions from now on: so many instances, and machines that meet as if they were on ``way.hosts``."""
     opened = partial(Instances, count=way.instances)
-    patch.setattr("podrun.popart.devices.device.open_connection", opened)
-    patch.setattr("podrun.popart.devices.device_manager.open_connection", opened)
+    patch.setattr("podrun.session.devices.device.open_connection", opened)
+    patch.setattr("podrun.session.devices.device_manager.open_connection", opened)
     if len(set(way.hosts)) > 1:
 
         def joined(token: Any, rank: int, **more: Any) -> Any:
@@ -267,8 +274,8 @@ def spread(patch: pytest.MonkeyPatch, way: Way) -> None:
         def created(size: int, *, timeout: float, address: str | None) -> Any:
             return create(size, timeout=timeout, address="127.0.0.1", host=way.hosts[0])
 
-        patch.setattr(fabric, "create", created)
-        patch.setattr(fabric, "join", joined)
+        patch.setattr(job, "create", created)
+        patch.setattr(job, "join", joined)
 
 
 def built(case: Mixed) -> tuple[Maker, str, str, str, list[str]]:

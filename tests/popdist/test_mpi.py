@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from podrun.compat import COMPAT_PATH
-from podrun.errors import UnsupportedError
-from podrun.popart.errors import popart_unsupported
+from podrun.core.errors import UnsupportedError
 from podrun.popdist import horovod, mpi
-from podrun.popdist.objects import decode, encode
+from podrun.popdist.collectives import decode, encode
+from podrun.session.exceptions import popart_unsupported
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
 OBJECTS = st.recursive(

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun import popdist
-from podrun.errors import UnimplementedError
-from podrun.popart.devices.device import device_ids
+from podrun.core.errors import UnimplementedError
 from podrun.popdist import collectives, core
+from podrun.session.devices.device import device_ids
 
 NAMES = (core.TOTAL, core.LOCAL, core.IPUS, core.OFFSET, core.LOCAL_INSTANCE, core.UNIFORM)
 
@@ -68,14 +68,14 @@ def test_every_uniform_layout(instances, local, ipus, data):
     instance = data.draw(st.integers(0, instances - 1))
     layout = core.layout(environment(instances * local, local, ipus, instance))
     assert layout is not None
-    assert (layout.job.count, layout.owned.count) == (instances * local * ipus, local * ipus)
+    assert (layout.job.count, layout.part.ipus.count) == (instances * local * ipus, local * ipus)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(instances * local, local, ipus, instance).items():
             patch.setenv(name, value)
         assert (popdist.getNumInstances(), popdist.getInstanceIndex()) == (instances, instance)
         assert popdist.getReplicaIndexOffset() == instance * local
         # The device id is that of the instance's IPUs among the devices of the whole partition.
-        assert device_ids(layout.job.count)[popdist.getDeviceId()] == layout.owned
+        assert device_ids(layout.job.count)[popdist.getDeviceId()] == layout.part.ipus
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_collectives_that_write_need_room_to(launched):
 
 def test_instances_that_no_launch_brought_together_say_so(launched):
     launched(**environment(4, 2))
-    with pytest.raises(popdist.popdist_error, match="PODRUN_HOST_COLLECTIVES does not say where they meet"):
+    with pytest.raises(popdist.popdist_error, match="PODRUN_HOST_COLLECTIVES names no address"):
         popdist.barrier()
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podrun.device.tiles.cost import cost_jaxpr
+from podrun.costmodel.cost import cost_jaxpr
 from podrun.report import Profile, read_report
+from podrun.report.read import Batching
 
 
 def cost(width: int) -> dict[str, Any]:
@@ -50,6 +51,6 @@ def pipeline_profile() -> Profile:
         name="training",
         replicas=4,
         ipus_per_replica=2,
-        accumulation_factor=6,
+        batching=Batching(6),
         samples_per_micro_batch=8,
     )

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from podrun.compat import COMPAT_PATH
-from podrun.errors import ConfigError
+from podrun.core.errors import ConfigError
 from podrun.report.analysis import KINDS, Report, open_report
+from podrun.report.document import write_report
+from podrun.report.library.about import NotModelledError
 from podrun.report.library.compilation import IPU, Target
-from podrun.report.library.partial import NotModelledError
-from podrun.report.library.programs import Program, ProgramVisitor
+from podrun.report.library.execution import LibraryProgram, ProgramVisitor
 from podrun.report.model import IpuUse, TileInterval
-from podrun.report.write import write_report
 from tests.report.profiles import pipeline_profile
 
 _REPORT = Report(pipeline_profile())
@@ -126,7 +126,9 @@ def test_programs_are_those_that_run_and_each_runs_once_in_a_micro_batch() -> No
     updates = sum(len(stage.timeline) for stage in _REPORT.profile.updates)
     assert Counter(ran.values())[6] == len(programs) - Counter(ran.values())[1]
     assert Counter(ran.values())[1] >= updates > 0
-    assert len(_REPORT.compilation.computeSets) == sum(p.type is Program.Type.OnTileExecute for p in programs)
+    assert len(_REPORT.compilation.computeSets) == sum(
+        p.type is LibraryProgram.Type.OnTileExecute for p in programs
+    )
 
 
 def test_steps_of_an_ipu_follow_each_other() -> None:
@@ -176,10 +178,10 @@ def test_visitors_see_every_step_by_its_kind() -> None:
     seen: Counter[str] = Counter()
 
     class Counting(ProgramVisitor):
-        def visitOnTileExecute(self, program: Program) -> None:
+        def visitOnTileExecute(self, program: LibraryProgram) -> None:
             seen["compute"] += 1
 
-        def visitDoExchange(self, program: Program) -> None:
+        def visitDoExchange(self, program: LibraryProgram) -> None:
             seen["exchange"] += 1
 
     steps = pipeline_profile().execution.steps
@@ -187,8 +189,8 @@ def test_visitors_see_every_step_by_its_kind() -> None:
         step.program.accept(Counting())
         assert step.program.children == ()
     kinds = Counter(step.program.type for step in steps)
-    assert seen["compute"] == kinds[Program.Type.OnTileExecute] > 0
-    assert seen["exchange"] == kinds[Program.Type.DoExchange] > 0
+    assert seen["compute"] == kinds[LibraryProgram.Type.OnTileExecute] > 0
+    assert seen["exchange"] == kinds[LibraryProgram.Type.DoExchange] > 0
 
 
 def test_what_is_no_report_is_refused_by_name(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from podrun.errors import InvalidOptionError
+from podrun.core.errors import InvalidOptionError
 from podrun.report.engine_options import KNOWN, EngineOptions, engine_options
 
 

@@ -7,12 +7,12 @@ import itertools
 
 import pytest
 
-from podrun.compiler.costs.timeline import Task, idle_share, makespan
-from podrun.compiler.program import PipelineSchedule
+from podrun.compiler.costs.timeline import SegmentTask, idle_share, makespan
+from podrun.compiler.program import PipelineOrder
+from podrun.report.chrome_trace import runs, shape
 from podrun.report.document import from_json, to_json
 from podrun.report.html import page
 from podrun.report.model import Profile
-from podrun.report.pipeline import runs, shape
 from podrun.report.text import summary
 
 from .profiles import pipeline_profile
@@ -37,12 +37,12 @@ def even(schedule: str, stages: int = 4, micro_batches: int = 10) -> Profile:
 @pytest.mark.parametrize("schedule", ["grouped", "interleaved"])
 def test_runs_are_those_of_the_compiler(schedule: str) -> None:
     profile = even(schedule)
-    tasks = [Task(s.ipu, s.pipeline_cycle, float(s.cycles), 0.0) for s in profile.stages]
+    tasks = [SegmentTask(s.ipu, s.pipeline_cycle, float(s.cycles), 0.0) for s in profile.stages]
     found = runs(profile, 10)
-    assert max(run.end_cycles for run in found) == makespan(tasks, 10, PipelineSchedule(schedule))
+    assert max(run.end_cycles for run in found) == makespan(tasks, 10, PipelineOrder(schedule))
     drawn = shape(profile)
     assert drawn is not None
-    assert drawn.idle_share == pytest.approx(idle_share(tasks, 10, PipelineSchedule(schedule)))
+    assert drawn.idle_share == pytest.approx(idle_share(tasks, 10, PipelineOrder(schedule)))
     assert sorted(run.start_cycles for run in found) == [run.start_cycles for run in found]
 
 

@@ -15,16 +15,15 @@ from typing import Any
 import pytest
 
 from podrun.compiler.costs.timeline import CAUSES as TIMELINE_CAUSES
-from podrun.errors import ConfigError
-from podrun.report import Profile, read_report, terms
+from podrun.core.errors import ConfigError
+from podrun.report import Profile, read_report
+from podrun.report import text as report_text
 from podrun.report.__main__ import main
-from podrun.report.document import SCHEMA_VERSION, from_json, json_schema, load, to_json
+from podrun.report.chrome_trace import DETAILED, chrome_trace, runs, to_trace
+from podrun.report.document import SCHEMA_VERSION, from_json, json_schema, load, to_json, write_report
 from podrun.report.html import page
 from podrun.report.model import CAUSES, PHASES, layer_of
-from podrun.report.pipeline import runs
 from podrun.report.text import compare, summary
-from podrun.report.trace import DETAILED, chrome_trace, to_trace
-from podrun.report.write import write_report
 from tests.report.profiles import cost, pipeline_profile, pipeline_report
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -92,13 +91,13 @@ def test_the_summary_names_causes_layers_memory_and_trust(profile: Profile) -> N
 
 
 def test_every_cause_is_explained_and_what_is_left_out_is_counted(profile: Profile) -> None:
-    assert set(terms.CYCLES) == set(CAUSES)
-    assert set(terms.BATCH) == set(TIMELINE_CAUSES)
+    assert set(report_text.CYCLES) == set(CAUSES)
+    assert set(report_text.BATCH) == set(TIMELINE_CAUSES)
     text = summary(profile, top=1)
     layers = profile.layers()
     assert f"({len(layers) - 1} more)" in text
     assert f"{sum(layers.values()) - max(layers.values()):,}" in text
-    assert all(meaning in text for meaning in terms.CYCLES.values())
+    assert all(meaning in text for meaning in report_text.CYCLES.values())
 
 
 def test_what_is_counted_is_one_or_many(profile: Profile) -> None:
@@ -146,7 +145,7 @@ def test_every_number_in_the_document_has_a_unit_in_its_key(profile: Profile) ->
         "ipus_per_replica",
         "accumulation_factor",
     }
-    counts |= {"samples_per_batch", "schema_version"}
+    counts |= {"samples_per_batch", "batches_per_run", "batches_per_pass", "schema_version"}
 
     def check(value: Any, keys: tuple[str, ...]) -> None:
         if isinstance(value, dict):
@@ -168,7 +167,7 @@ def test_the_schema_lists_every_key_of_the_document(profile: Profile) -> None:
     schema = json_schema()
     document = json.loads(to_json(profile))
     assert set(document) == set(schema["properties"]) == set(schema["required"])
-    stage = schema["$defs"]["Stage"]
+    stage = schema["$defs"]["ReportStage"]
     assert set(document["profile"]) == set(schema["$defs"]["Profile"]["properties"])
     assert set(document["profile"]["stages"][0]) == set(stage["properties"]) == set(stage["required"])
 

@@ -56,7 +56,7 @@ def test_partitions_of_one_pod(commands: Commands, tmp_path: Path) -> None:
         for name, path in zip("ab", saved, strict=True)
     ]
     broken = commands.run(
-        "podrun", "--vipu-partition=c", "--fault=machine:1@step=9:lost", *small, timeout=120
+        "podrun", "--vipu-partition=c", "--fault=machine:1@batch=9:lost", *small, timeout=120
     )
     assert "poplar_unrecoverable_runtime_error" in broken.stdout + broken.stderr
     ended.send_signal(signal.SIGINT)

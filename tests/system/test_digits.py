@@ -30,16 +30,15 @@ def launched(pod: Commands, path: Path, instances: int, *words: str) -> str:
     return digest(path)
 
 
-def test_the_same_bits_for_any_number_of_instances_and_alone(pod: Commands, tmp_path: Path) -> None:
+def test_the_same_bits_for_four_instances_and_alone(pod: Commands, tmp_path: Path) -> None:
     few = ("--epochs", "1", "--model", "mlp")
     alone = pod.start(
         "python", "-m", "podrun.compat", EXAMPLE, "--replicas=16", "--save", tmp_path / "0.onnx", *few
     )
-    digests = {n: launched(pod, tmp_path / f"{n}.onnx", n, *few) for n in (1, 4)}
+    together = launched(pod, tmp_path / "4.onnx", 4, *few)
     _, error = alone.communicate(timeout=60)
     assert alone.returncode == 0, error
-    digests[0] = digest(tmp_path / "0.onnx")
-    assert len(set(digests.values())) == 1, digests
+    assert together == digest(tmp_path / "0.onnx")
 
 
 @pytest.mark.slow

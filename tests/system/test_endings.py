@@ -3,6 +3,7 @@ usable."""
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.partition.discovery import Registry
+from podrun.vipu.discovery import Registry
 from tests.conftest import Commands, tagged, wait_until
 from tests.system.conftest import PARTITION, PROGRAMS
 
@@ -126,9 +127,12 @@ def test_a_server_that_is_named_must_answer(commands: Commands) -> None:
     assert "no V-IPU server answers at 127.0.0.1:1" in done.stderr
 
 
-def test_cold_run_seen_by_the_monitor_and_everything_is_gone(commands: Commands) -> None:
-    process = commands.start("podrun", "--num-replicas=4", SMALL, "3000")
+def test_cold_run_under_nohup_seen_by_the_monitor_and_everything_is_gone(commands: Commands) -> None:
+    """A terminal that closes tells every process of its: under nohup the run goes on, with all that it started."""
+    process = commands.start("nohup", "podrun", "--num-replicas=4", SMALL, "3000")
     until_stepping(process)
+    for pid in {process.pid, *commands.processes()}:
+        os.kill(pid, signal.SIGHUP)
     seen = commands.run("gc-monitor", "--json")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -136,7 +140,7 @@ def test_cold_run_seen_by_the_monitor_and_everything_is_gone(commands: Commands)
     assert seen.stdout.count('"PID"') == 4
     assert tagged(out, 0)[-1] == "done"
     assert "1 machine" in err
-    assert "emulation: 3000 steps" in err
+    assert "emulation: 3000 batches" in err
 
 
 @pytest.mark.slow

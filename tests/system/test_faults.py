@@ -34,7 +34,7 @@ def usable(pod: Commands) -> bool:
     ("fault", "kind", "action", "shown", "too_weak", "right"),
     [
         (
-            "ipu:5@step=17:tile-parity",
+            "ipu:5@batch=17:tile-parity",
             "poplar_recoverable_runtime_error",
             "IPU_RESET",
             "parity",
@@ -42,7 +42,7 @@ def usable(pod: Commands) -> bool:
             [("gc-reset", "-d", "5")],
         ),
         (
-            "link:2-3@step=17:down",
+            "link:2-3@batch=17:down",
             "poplar_recoverable_runtime_error",
             "PARTITION_RESET",
             "link",
@@ -50,7 +50,7 @@ def usable(pod: Commands) -> bool:
             [("vipu", "reset", "partition", PARTITION)],
         ),
         (
-            "machine:1@step=17:lost",
+            "machine:1@batch=17:lost",
             "poplar_unrecoverable_runtime_error",
             "none",
             "lost",
@@ -87,6 +87,16 @@ def test_fault(
         assert done.returncode == 0, done.stderr
     assert usable(pod)
     assert shown not in machine_errors(pod).lower()
+
+
+def test_a_fault_that_does_not_strike_fails_its_launch_and_spares_the_next(pod: Commands) -> None:
+    fault = "ipu:5@batch=40:trap"
+    late = pod.run(*RUN, "--fault", fault, SMALL, "5")
+    assert late.returncode == 3, late.stderr
+    assert f"podrun: a planned fault did not strike: {fault}" in late.stderr
+    longer = pod.run(*RUN, "--reset-partition=no", SMALL, "60")
+    assert longer.returncode == 0, longer.stderr
+    assert pod.run(*RUN, "--fault", f"{fault}:optional", SMALL, "5").returncode == 0
 
 
 def test_monitor_sees_the_partition_and_the_attached_processes(pod: Commands) -> None:

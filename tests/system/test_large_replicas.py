@@ -28,6 +28,6 @@ def test_eight_stages_on_two_replicas_of_a_pod16(pod: Commands) -> None:
     assert one[-1].startswith("weights ")
     assert two[-1] == one[-1]
     assert "4 machines" in told
-    steps, seconds, speed = re.findall(r"emulation: (\d+) steps in ([\d.]+) s, ([\d,]+) samples/s", told)[0]
+    steps, seconds, speed = re.findall(r"emulation: (\d+) batches in ([\d.]+) s, ([\d,]+) samples/s", told)[0]
     samples = 2 * 32 * 8 * int(steps)  # replicas, micro-batches, samples of each: every sample counts once
     assert abs(float(speed.replace(",", "")) * float(seconds) / samples - 1) < 0.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,32 +14,82 @@ PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "recovery" / "train
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 RESET = f"$ vipu reset partition {PARTITION}"
 CYCLE = [f"$ vipu-admin power-cycle agent ipum{n}" for n in (1, 2, 3, 4)]
-LOOK = f"$ vipu --format=json get partition {PARTITION}"
 FAULTS = {
-    "ipu:5@step=17:tile-parity": ["recoverable_runtime_error IPU_RESET"],
-    "ipu:1@step=12:overflow": ["application_runtime_error -"],
-    "link:2-3@step=17:down": ["recoverable_runtime_error PARTITION_RESET", RESET],
-    "machine:1@step=17:power": ["recoverable_runtime_error FULL_RESET", LOOK, *CYCLE, RESET],
-    "ipu:1@step=12:unknown": ["unknown_runtime_error -", LOOK, *CYCLE, RESET],
-    "machine:1@step=17:lost": [
+    "ipu:5@batch=17:tile-parity": ["recoverable_runtime_error IPU_RESET"],
+    "ipu:1@batch=12:overflow": ["application_runtime_error -"],
+    "link:2-3@batch=17:down": ["recoverable_runtime_error PARTITION_RESET", RESET],
+    "machine:1@batch=17:power": ["recoverable_runtime_error FULL_RESET", *CYCLE, RESET],
+    "ipu:1@batch=12:unknown": ["unknown_runtime_error -", *CYCLE, RESET],
+    "machine:1@batch=17:lost": [
         *("unrecoverable_runtime_error -", "$ gc-monitor --json", "$ vipu-admin restart agent ipum2", RESET)
     ],
-    "machine:0@step=17:unrecoverable": [
+    "machine:0@batch=17:unrecoverable": [
         *("unrecoverable_runtime_error -", "$ gc-monitor --json", "$ vipu-admin restart agent ipum1", RESET)
     ],
 }
 
 
-def run(pod: Commands, home: Path, *options: str) -> list[str]:
+def run(
+    pod: Commands, home: Path, *options: str, program: tuple[str, ...] = (), instances: int = 1
+) -> list[str]:
     """What the program says."""
-    words = ("podrun", "--num-replicas=16", "--vipu-partition", PARTITION, *options)
-    done = pod.run(*words, PROGRAM, "--checkpoints", home)
+    words = ("podrun", "--num-replicas=16", f"--num-instances={instances}", "--vipu-partition", PARTITION)
+    done = pod.run(*words, *options, PROGRAM, "--checkpoints", home, *program)
     assert done.returncode == 0, done.stdout + done.stderr
-    return tagged(done.stdout, 0)
+    return [re.sub(r" --generation=\d+$", "", line) for line in tagged(done.stdout, instances - 1)]
 
 
 def test_losses_after_recovery_are_those_without_an_error(pod: Commands, tmp_path: Path) -> None:
-    (losses,) = run(pod, tmp_path)
+    (losses,) = run(pod, tmp_path / "none")
     assert len(losses.split()) == 31
-    for fault, done in FAULTS.items():
-        assert run(pod, tmp_path, "--fault", fault) == [*done, losses], fault
+    for number, (fault, done) in enumerate(FAULTS.items()):
+        assert run(pod, tmp_path / str(number), "--fault", fault) == [*done, losses], fault
+
+
+def test_instances_that_each_recover_by_themselves_do_not_hinder_each_other(
+    pod: Commands, tmp_path: Path
+) -> None:
+    (losses,) = run(pod, tmp_path / "none", instances=2)
+    for number, (fault, done) in enumerate(FAULTS.items()):
+        said = run(pod, tmp_path / str(number), "--fault", fault, instances=2)
+        assert said[-1] == losses, (fault, said)
+        assert said[0] == done[0], (fault, said)
+
+
+def test_two_instances_go_on_where_an_earlier_launch_ended(pod: Commands, tmp_path: Path) -> None:
+    (whole,) = run(pod, tmp_path / "whole", instances=2)
+    (half,) = run(pod, tmp_path / "parts", program=("--batches=15",), instances=2)
+    (rest,) = run(pod, tmp_path / "parts", instances=2)
+    assert half.split() == whole.split()[:16]
+    assert rest == whole
+    names = {path.name for path in (tmp_path / "parts").iterdir()}
+    assert {f"batch-{batch:012d}.part-{k}-of-2" for batch in (25, 30) for k in (0, 1)} <= names
+    assert len(names) <= 5  # Instance 0 removes its part of an older one when the others have written theirs.
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+def test_a_launch_that_is_started_again_loses_nothing(pod: Commands, tmp_path: Path, instances: int) -> None:
+    program = PROGRAM.with_name("supervised.py")
+    words = ("podrun", "--num-replicas=16", f"--num-instances={instances}", "--vipu-partition", PARTITION)
+    losses = tagged(pod.run(*words, program, "--checkpoints", tmp_path / "undisturbed").stdout, 0)[-1]
+    assert len(losses.split()) == 31
+    faults = ["--fault=machine:1@batch=17:lost", "--fault=ipu:2@batch=9:tile-parity", "--max-restarts=3"]
+    done = pod.run(*words, *faults, program, "--checkpoints", tmp_path / "disturbed")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for instance in range(instances):
+        said = tagged(done.stdout, instance)
+        assert [line for line in said if line.startswith("start")] == [
+            "start 0 from batch 0",
+            "start 1 from batch 5",
+            "start 2 from batch 20",
+        ]
+        assert said[-1] == losses or instance > 0
+    assert "replace the machine of ipum2" in done.stderr
+
+
+def test_a_crash_loop_ends_with_a_verdict_and_the_exit_code_of_the_program(pod: Commands) -> None:
+    words = ("podrun", "--offline-mode=yes", "--max-restarts=9", "python3", "-c", "raise SystemExit(7)")
+    done = pod.run(*words)
+    assert done.returncode == 7
+    assert "podrun: not started again: crash loop: the last 3 attempts ended alike" in done.stderr
+    assert done.stderr.count("instance 0 ended with exit code 7 after 0 batches") == 5, done.stderr

@@ -33,7 +33,7 @@ def test_shared_processes_compute_the_same_bits(commands: Commands, tmp_path: Pa
 
 def test_a_lost_machine_is_lost_alone(commands: Commands) -> None:
     done = commands.run(
-        *("podrun", "--num-replicas=16", "--fault=machine:1@step=5:lost", PROGRAMS / "small.py"),
+        *("podrun", "--num-replicas=16", "--fault=machine:1@batch=5:lost", PROGRAMS / "small.py"),
         env=SHARED,
         timeout=120,
     )
@@ -49,7 +49,7 @@ def test_the_server_loses_one_machine_of_a_shared_process_and_replaces_it(comman
     create = commands.run("vipu", "create", "partition", "p", "--size=16", timeout=90)
     assert create.returncode == 0, create.stderr
     run = ("podrun", "--num-replicas=16", "--vipu-partition=p")
-    fault = "--fault=machine:1@step=5:lost"
+    fault = "--fault=machine:1@batch=5:lost"
     assert commands.run(*run, fault, PROGRAMS / "small.py", timeout=120).returncode != 0
     agents = commands.run("vipu-admin", "list", "agents").stdout.splitlines()
     states = {words[0]: line for line in agents if (words := line.replace("|", " ").split())}
@@ -66,7 +66,7 @@ def test_the_server_loses_one_machine_of_a_shared_process_and_replaces_it(comman
 
 LOOK = """
 import os
-from podrun.device.ipuof import connect
+from podrun.device.connection import connect
 connection = connect(os.environ)
 print(os.environ["IPUOF_VIPU_API_GCD_ID"], connection.total_ipus)
 connection.close()

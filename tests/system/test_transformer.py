@@ -38,7 +38,13 @@ def launched(pod: Commands, program: str, instances: int, steps: int) -> tuple[s
     return trained(done.stdout)
 
 
-@pytest.mark.parametrize("program", ["pipelined.py", pytest.param("sharded.py", marks=pytest.mark.slow)])
+def test_it_learns_launched(pod: Commands) -> None:
+    _, first, last = launched(pod, "pipelined.py", instances=2, steps=3)
+    assert last < first - 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", sorted(LAYOUTS))
 def test_it_learns_the_same_bits_launched_and_alone(pod: Commands, program: str) -> None:
     replicas, ipus = LAYOUTS[program]
     alone = pod.start(

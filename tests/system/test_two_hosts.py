@@ -57,8 +57,8 @@ def test_replicas_over_several_machines_lie_on_both_hosts(cluster: Cluster, repl
 
 LOOK = """
 import os, time
-from podrun.partition.client import VipuClient
-from podrun.errors import PodrunError
+from podrun.vipu.client import VipuClient
+from podrun.core.errors import PodrunError
 host, port = os.environ["IPUOF_VIPU_API_HOST"], int(os.environ["IPUOF_VIPU_API_PORT"])
 name = os.environ["IPUOF_VIPU_API_PARTITION_ID"]
 with VipuClient(host, port) as client:
@@ -67,7 +67,7 @@ with VipuClient(host, port) as client:
         time.sleep(0.05)
 print("machines on", *sorted({(d.ip) for d in config.devices}))
 device = config.devices[-1]
-del os.environ["PODRUN_TOKEN"]
+os.environ.pop("PODRUN_TOKEN", None)
 os.environ["PODRUN_RUNTIME_DIR"] = "/tmp/stranger"
 from podrun.device.service.control import MachineControl
 for ask in (lambda: VipuClient(host, port).list_partitions(),
@@ -76,7 +76,7 @@ for ask in (lambda: VipuClient(host, port).list_partitions(),
         ask()
         print("let in")
     except PodrunError as error:
-        print("refused" if "token" in str(error) or "UNAUTHENTICATED" in str(error) else error)
+        print("refused" if "secret" in str(error) or "UNAUTHENTICATED" in str(error) else error)
 """
 
 

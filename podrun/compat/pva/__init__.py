@@ -11,8 +11,8 @@ from podrun.report.library.about import InstrumentationSettings, PoplarVersion
 from podrun.report.library.compilation import IPU, Target
 from podrun.report.library.compilation import Compilation as CompilationReport
 from podrun.report.library.execution import Execution as ExecutionReport
-from podrun.report.library.execution import ExecutionStep
-from podrun.report.library.programs import Program, ProgramVisitor
+from podrun.report.library.execution import ExecutionStep, ProgramVisitor
+from podrun.report.library.execution import LibraryProgram as Program
 
 __all__ = [
     "IPU",

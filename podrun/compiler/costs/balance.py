@@ -7,27 +7,23 @@ and fits.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jax.extend.core import JaxprEqn, Literal
 
-from podrun.compiler import jax_internals
+from podrun.compiler import jaxprs
 from podrun.compiler.anchors import classify
 from podrun.compiler.costs.cost import micro_batch_segments
-from podrun.compiler.layout import layout_of
-from podrun.compiler.program import Program
+from podrun.compiler.program import Program, layout_of
 from podrun.compiler.state.arenas import plan_memory
-from podrun.compiler.tracing.placement import Placement
-from podrun.compiler.tracing.trace import fixed_numerics, trace
-from podrun.device.tiles.cost import cost_jaxpr
-from podrun.errors import UsageError
-from podrun.executable import TensorSpec
-
-_WRAPPER = re.compile(r"\b(?:jvp|transpose|vmap)\(|\)")
-"""What transformations put around scopes (and every closing parenthesis, also an operator's own)."""
-_PLACE = re.compile(r"^(?:ipu|stage):\d+$")
+from podrun.compiler.tracing.forward_trace import fixed_numerics, trace
+from podrun.compiler.tracing.ipu_placement import Placement
+from podrun.core.errors import UsageError
+from podrun.core.executable import TensorSpec
+from podrun.core.scopes import parse
+from podrun.costmodel.cost import cost_jaxpr
+from podrun.costmodel.splitting import lowest_bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +51,9 @@ def operator_costs(
         (whole,) = micro_batch_segments(program, traced, Placement({}, split=False))
     closed = whole.piece.jaxpr
     work: dict[str, list[JaxprEqn]] = {name: [] for name in operators}
-    plain = {name.replace(")", ""): name for name in operators}
+    labels = frozenset(operators)
     for equation in closed.jaxpr.eqns:
-        owner = _owner(equation, plain)
+        owner = parse("/".join(jaxprs.name_scopes(equation))).within(labels)
         if owner is not None:
             work[owner].append(equation)
     parameters = dict(zip(closed.jaxpr.invars, traced.parameters, strict=False))
@@ -67,21 +63,13 @@ def operator_costs(
         made = {v for equation in equations for v in equation.outvars}
         read = {v: None for e in equations for v in e.invars if not isinstance(v, Literal) and v not in made}
         outer = [v for v in read if v not in closed.jaxpr.constvars]
-        part = jax_internals.sub_jaxpr(closed, outer, equations, [v for e in equations for v in e.outvars])
+        part = jaxprs.sub_jaxpr(closed, outer, equations, [v for e in equations for v in e.outvars])
         cycles = cost_jaxpr(part, target)["step"]["cycles"] if equations else 0
         first = {parameters[v] for v in outer if v in parameters} - counted
         counted |= first
         specs: list[TensorSpec] = [program.parameters[n].spec for n in first]
         found.append(OperatorCost(name, int(cycles), sum(spec.nbytes for spec in specs)))
     return tuple(found)
-
-
-def _owner(equation: JaxprEqn, operators: Mapping[str, str]) -> str | None:
-    """The operator whose scope an equation is in: the longest name that its scopes begin with."""
-    stack = _WRAPPER.sub("", "/".join(jax_internals.name_scopes(equation)))
-    parts = [part for part in stack.split("/") if part and not _PLACE.match(part)]
-    names = ("/".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return next((operators[name] for name in names if name in operators), None)
 
 
 def balanced_places(
@@ -103,13 +91,7 @@ def balanced_places(
     shares = [(cost.cycles / cycles, cost.parameter_bytes / nbytes) for cost in costs]
     room = room_bytes / nbytes
     low, high = 0.0, 1.001 / min(ratios)  # Shares may add up to a rounding error more than 1.
-    for _ in range(50):
-        middle = (low + high) / 2
-        if _cut(shares, ratios, middle, room) is None:
-            low = middle
-        else:
-            high = middle
-    places = _cut(shares, ratios, high, room)
+    places = lowest_bound(lambda bound: _cut(shares, ratios, bound, room), low, high)
     assert places is not None
     return places
 

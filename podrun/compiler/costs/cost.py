@@ -14,27 +14,36 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from podrun.compiler import jax_internals
+from podrun.compiler import jaxprs
 from podrun.compiler.abstract import abstract, buffer
-from podrun.compiler.costs import streaming
-from podrun.compiler.costs.exchange_cost import collective_seconds
-from podrun.compiler.costs.holdings import Work, ipu_memory
-from podrun.compiler.costs.shards import gather_seconds, reduction_seconds, update_spec
-from podrun.compiler.costs.timeline import Task, idle_share, seconds_by_cause
-from podrun.compiler.exchange import alone
+from podrun.compiler.costs.ipu_memory import SegmentWork, ipu_memory
+from podrun.compiler.costs.remedies import largest_need, remedies
+from podrun.compiler.costs.timeline import SegmentTask, idle_share, seconds_by_cause
+from podrun.compiler.costs.transfers import (
+    collective_seconds,
+    gather_seconds,
+    reduction_seconds,
+    streamed_segment_bytes,
+    streamed_update_bytes,
+    streaming_seconds,
+    update_spec,
+)
 from podrun.compiler.export.pieces import TracedPiece
+from podrun.compiler.model_collectives import alone
 from podrun.compiler.numbers.update import scalar_buffer
 from podrun.compiler.program import Program, UpdateRule, joint
-from podrun.compiler.state.arenas import Memory, WeightGroup, gradient_buffer
-from podrun.compiler.tracing.placement import Placement
-from podrun.compiler.tracing.split import CROSSING_PREFIX, Segment, split
-from podrun.compiler.tracing.trace import Trace, evaluate
-from podrun.device.target import Chip, chip
-from podrun.device.tiles.cost import cost_flat, cost_jaxpr
-from podrun.device.tiles.flatten import FlatJaxpr, flatten
-from podrun.device.tiles.links import neighbour_seconds
-from podrun.device.tiles.recompute import recomputed
-from podrun.device.tiles.segments import FlatSegment, split_flat
+from podrun.compiler.state.arenas import Memory, WeightGroup
+from podrun.compiler.tracing.forward_trace import Trace, evaluate
+from podrun.compiler.tracing.ipu_placement import Placement
+from podrun.compiler.tracing.segments import PieceSegment, split
+from podrun.core.buffer_names import CROSSING, gradient_buffer
+from podrun.costmodel.cost import cost_flat, cost_jaxpr
+from podrun.costmodel.exchange import neighbour_seconds
+from podrun.costmodel.flat_graph import FlatJaxpr
+from podrun.costmodel.flatten import flatten
+from podrun.costmodel.recompute import recomputed
+from podrun.costmodel.schedule import FlatSegment, split_flat
+from podrun.costmodel.target import Chip, chip
 
 
 def tile_report(
@@ -47,7 +56,8 @@ def tile_report(
     for each segment of a micro-batch its IPU, the cycle of the pipeline it runs in, and the tile model's
     report of it; ``update``: the same for each IPU that has weights. ``ipus``: what each IPU holds. ``pipelined``,
     and for pipelines ``pipeline``: schedule, cycles to fill, run full and flush, the share of time in which IPUs idle.
-    ``version``.
+    ``version``. Of a program that does not fit also ``remedies`` and ``largest_need``
+    (`podrun.compiler.costs.remedies`).
 
     Raises InvalidOptionError for an unknown target.
     """
@@ -70,6 +80,7 @@ def tile_report(
             causes["streaming"] = causes.get("streaming", 0.0) + max(0.0, max(streamed.values()) - hidden)
         causes["all_reduce"] = max(reduction_seconds(program, memory, model).values(), default=0.0)
     seconds = sum(causes.values())
+    held = ipu_memory(program, memory, [s.work for s in segments], updates, model)
     report = {
         "version": 1,
         "step": {"cycles": round(seconds * model.clock_hz), "seconds": seconds, "seconds_by_cause": causes},
@@ -78,8 +89,18 @@ def tile_report(
             {"ipu": s.ipu, "cycle": s.cycle, "sent_bytes": s.sent_bytes, "report": s.report} for s in segments
         ],
         "update": [{"ipu": ipu, "report": report} for ipu, report in updates.items()],
-        "ipus": ipu_memory(program, memory, [s.work for s in segments], updates, model),
+        "ipus": held,
     }
+    if not all(entry["memory"]["fits"] for entry in held):
+
+        def works(changed: Program) -> list[SegmentWork]:
+            if changed.recompute == program.recompute:
+                return [s.work for s in segments]
+            again = _cut(changed, step, placement)
+            return [_segment_cost(changed, step, s, again, placement, target).work for s in again]
+
+        report["remedies"] = remedies(program, memory, works, updates, model)
+        report["largest_need"] = largest_need(program, memory)
     return report | ({"pipeline": _pipeline(program, placement, tasks)} if program.pipelined else {})
 
 
@@ -90,17 +111,17 @@ class _SegmentCost:
     sent_bytes: int
     kept_bytes: int
     report: dict[str, Any]
-    work: Work
+    work: SegmentWork
     gradients: frozenset[str]
     """The weights whose gradients it makes."""
 
 
-def micro_batch_segments(program: Program, traced: Trace, placement: Placement) -> tuple[Segment, ...]:
+def micro_batch_segments(program: Program, traced: Trace, placement: Placement) -> tuple[PieceSegment, ...]:
     """Forward, and backward if there is a loss, of one micro-batch on one replica, as segments of the trace."""
     closed, names, _ = _traced_step(program, traced)
     results = tuple(f"result:{i}" for i in range(len(closed.jaxpr.outvars)))
     piece = TracedPiece("micro_batch", closed, names, results)
-    return split(piece, placement.spot) if placement.split else (Segment(0, 0, piece),)
+    return split(piece, placement.spot) if placement.split else (PieceSegment(0, 0, piece),)
 
 
 def _traced_step(program: Program, traced: Trace) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
@@ -122,7 +143,7 @@ def _traced_step(program: Program, traced: Trace) -> tuple[Any, tuple[str, ...],
 
     specs = [abstract(program.parameters[n].spec) for n in traced.parameters]
     specs += [abstract(program.inputs[n].spec) for n in traced.inputs]
-    closed = jax_internals.pruned(jax.make_jaxpr(run)(*specs, buffer((2,), "uint32")))
+    closed = jaxprs.pruned(jax.make_jaxpr(run)(*specs, buffer((2,), "uint32")))
     gradients = (gradient_buffer(n) for n in weights) if program.loss is not None else ()
     return closed, (*names, "key"), (*traced.outputs, *gradients)
 
@@ -138,7 +159,7 @@ class _Step:
 
     def name(self, number: int) -> str:
         """An argument's own name; what crosses between segments is called by its number."""
-        return self.arguments.get(number, f"{CROSSING_PREFIX}{number}")
+        return self.arguments.get(number, f"{CROSSING}{number}")
 
 
 def _micro_batch(program: Program, traced: Trace) -> _Step:
@@ -150,16 +171,12 @@ def _micro_batch(program: Program, traced: Trace) -> _Step:
 def _cut(program: Program, step: _Step, placement: Placement) -> tuple[FlatSegment, ...]:
     """The micro-batch with recomputation, cut by places."""
 
-    def spot(scope: str) -> tuple[int, int | None] | None:
-        found = placement.spot_of(scope)
-        return None if found is None else (found.place, found.rank)
-
     def place(scope: str) -> int | None:
         found = placement.spot_of(scope)
         return None if found is None else found.place
 
     flat = recomputed(step.flat, program.recompute, place)
-    return split_flat(flat, spot) if placement.split else (FlatSegment(0, 0, flat, ()),)
+    return split_flat(flat, placement.spot_of) if placement.split else (FlatSegment(0, 0, flat, ()),)
 
 
 def _segment_cost(
@@ -185,7 +202,7 @@ def _segment_cost(
     ]
     ipu = placement.ipu(segment.place)
     scopes = {number: equation.scope for equation in flat.equations for number in equation.outputs}
-    work = Work(
+    work = SegmentWork(
         ipu,
         segment.rank,
         report,
@@ -240,7 +257,7 @@ def _tasks(
     memory: Memory,
     collectives: Sequence[float],
     model: Chip,
-) -> list[Task]:
+) -> list[SegmentTask]:
     """The segments as the timeline wants them: links carry what goes to other IPUs; a pipeline also writes its stash
     and reads it back, at the rate at which tiles copy their own memory. Weights that change with each micro-batch do
     so behind the last work of their IPU.
@@ -248,7 +265,7 @@ def _tasks(
     copy_rate = model.tiles * model.store_bytes * model.clock_hz
     last = {segment.ipu: place for place, segment in enumerate(segments)}
     reductions = reduction_seconds(program, memory, model)
-    moved = streaming.segment_bytes(program, [s.work for s in segments], [s.gradients for s in segments])
+    moved = streamed_segment_bytes(program, [s.work for s in segments], [s.gradients for s in segments])
     at_once = (
         len({s.ipu for s, nbytes in zip(segments, moved, strict=True) if nbytes}) if program.pipelined else 1
     )
@@ -256,13 +273,13 @@ def _tasks(
     for place, segment in enumerate(segments):
         early = program.updates_each_micro_batch and last[segment.ipu] == place and segment.ipu in updates
         found.append(
-            Task(
+            SegmentTask(
                 segment.ipu,
                 segment.cycle if program.pipelined else place,
                 segment.report["step"]["seconds"],
                 neighbour_seconds(model, segment.sent_bytes)
                 + program.pipelined * 2 * segment.kept_bytes / copy_rate,
-                streaming.seconds(program, moved[place], at_once),
+                streaming_seconds(program, moved[place], at_once),
                 updates[segment.ipu]["step"]["seconds"] if early else 0.0,
                 reductions.get(segment.ipu, 0.0) if early else 0.0,
                 collectives[place],
@@ -274,12 +291,12 @@ def _tasks(
 
 def _update_streaming(program: Program, memory: Memory) -> dict[int, float]:
     """Seconds that the update of each IPU of a replica waits for streaming memory; the IPUs share it."""
-    moved = {ipu: streaming.update_bytes(program, groups) for ipu, groups in _groups_by_ipu(memory).items()}
+    moved = {ipu: streamed_update_bytes(program, groups) for ipu, groups in _groups_by_ipu(memory).items()}
     at_once = sum(bool(nbytes) for nbytes in moved.values())
-    return {ipu: streaming.seconds(program, nbytes, at_once) for ipu, nbytes in moved.items() if nbytes}
+    return {ipu: streaming_seconds(program, nbytes, at_once) for ipu, nbytes in moved.items() if nbytes}
 
 
-def _pipeline(program: Program, placement: Placement, tasks: Sequence[Task]) -> dict[str, Any]:
+def _pipeline(program: Program, placement: Placement, tasks: Sequence[SegmentTask]) -> dict[str, Any]:
     """The shape of a pipeline: cycles to fill, run full and flush, and the bubble."""
     schedule = program.pipeline_schedule
     filling = max(task.cycle for task in tasks)

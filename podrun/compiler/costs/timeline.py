@@ -7,7 +7,7 @@
   N + 2F - 2 cycles: 2F - 2 to fill, as many to flush.
 - Interleaved: forward and backward work take turns, IPUs wait for data only.
 
-Times are in seconds; the order is that of `podrun.compiler.order.sharding.Timetable`.
+Times are in seconds; the order is that of `podrun.compiler.order.timetable.Timetable`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from podrun.compiler.program import PipelineSchedule
+from podrun.compiler.program import PipelineOrder
 
 CAUSES = ("compute", "copies", "streaming", "update", "all_reduce", "collectives")
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SegmentTask:
     """A piece of every micro-batch: where, in which cycle of the micro-batch, and seconds by cause.
 
     ``streaming``: to and from streaming memory. ``update`` and ``all_reduce``: of weights that change right after the
@@ -45,7 +45,7 @@ class Task:
 
 
 def seconds_by_cause(
-    tasks: Sequence[Task], micro_batches: int, schedule: PipelineSchedule | None
+    tasks: Sequence[SegmentTask], micro_batches: int, schedule: PipelineOrder | None
 ) -> dict[str, float]:
     """What each of `CAUSES` adds to the time of a batch, in their order. ``schedule``: None for no pipeline.
 
@@ -64,21 +64,21 @@ def seconds_by_cause(
 
 
 def makespan(
-    tasks: Sequence[Task],
+    tasks: Sequence[SegmentTask],
     micro_batches: int,
-    schedule: PipelineSchedule | None,
+    schedule: PipelineOrder | None,
     causes: Sequence[str] = CAUSES,
 ) -> float:
     """Seconds from the first piece's begin to the last one's end, with only some causes of time."""
-    run: Callable[[Sequence[Task], int, Sequence[str]], float] = {
+    run: Callable[[Sequence[SegmentTask], int, Sequence[str]], float] = {
         None: _sequential,
-        PipelineSchedule.GROUPED: _in_cycles,
-        PipelineSchedule.INTERLEAVED: _as_data_arrive,
+        PipelineOrder.GROUPED: _in_cycles,
+        PipelineOrder.INTERLEAVED: _as_data_arrive,
     }[schedule]
     return run(tasks, micro_batches, causes)
 
 
-def idle_share(tasks: Sequence[Task], micro_batches: int, schedule: PipelineSchedule | None) -> float:
+def idle_share(tasks: Sequence[SegmentTask], micro_batches: int, schedule: PipelineOrder | None) -> float:
     """The part of the time in which an IPU does not work, on average over those that have work: the bubble."""
     ipus = {task.ipu for task in tasks}
     total = makespan(tasks, micro_batches, schedule)
@@ -88,7 +88,7 @@ def idle_share(tasks: Sequence[Task], micro_batches: int, schedule: PipelineSche
     return 1.0 - busy / (total * len(ipus))
 
 
-def _sequential(tasks: Sequence[Task], micro_batches: int, causes: Sequence[str]) -> float:
+def _sequential(tasks: Sequence[SegmentTask], micro_batches: int, causes: Sequence[str]) -> float:
     copies, streaming = "copies" in causes, "streaming" in causes
     each = 0.0
     for place, task in enumerate(tasks):
@@ -101,7 +101,7 @@ def _sequential(tasks: Sequence[Task], micro_batches: int, causes: Sequence[str]
     return micro_batches * each + hidden
 
 
-def _in_cycles(tasks: Sequence[Task], micro_batches: int, causes: Sequence[str]) -> float:
+def _in_cycles(tasks: Sequence[SegmentTask], micro_batches: int, causes: Sequence[str]) -> float:
     total = 0.0
     for cycle in range(micro_batches + max(task.cycle for task in tasks)):
         busy: dict[int, float] = {}
@@ -114,10 +114,10 @@ def _in_cycles(tasks: Sequence[Task], micro_batches: int, causes: Sequence[str])
     return total
 
 
-def _as_data_arrive(tasks: Sequence[Task], micro_batches: int, causes: Sequence[str]) -> float:
+def _as_data_arrive(tasks: Sequence[SegmentTask], micro_batches: int, causes: Sequence[str]) -> float:
     """A piece begins when its IPU is free and the piece before it has handed over its results."""
     chain = sorted(tasks, key=lambda task: task.cycle)
-    period = PipelineSchedule.INTERLEAVED.period
+    period = PipelineOrder.INTERLEAVED.period
     order = sorted(
         (task.cycle + period * m, -task.cycle, place, m)
         for place, task in enumerate(chain)

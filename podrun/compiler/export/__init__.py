@@ -1,5 +1,5 @@
-"""A piece of computation as StableHLO, in the form that XLA computes fast.
+"""Pieces of computation as StableHLO, in the form that XLA computes fast.
 
-`pieces` exports functions over named buffers, the same bytes wherever they are compiled. Before that `contractions`
-gives matrix products the form that is fast on a CPU, and `walls` mark the values that XLA shall work out once.
+`pieces` exports functions over named buffers; the bytes depend on what is computed alone. Before that, `rewrites` gives
+matrix products a form that is fast on a CPU, and keeps XLA from computing shared values again for each reader.
 """

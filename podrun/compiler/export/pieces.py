@@ -13,14 +13,16 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from podrun.compiler import jax_internals
+from podrun.compiler import jaxprs
 from podrun.compiler.abstract import buffer
-from podrun.compiler.export import contractions
-from podrun.executable import Computation
+from podrun.compiler.export import rewrites
+from podrun.core import own_pieces
+from podrun.core.executable import Computation
+from podrun.private_apis.jax import without_locations
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PieceFunction:
     """``function(buffers) -> buffers``, by name; ``inputs`` gives what each buffer it reads holds, in
     order."""
 
@@ -40,19 +42,19 @@ class TracedPiece:
     outputs: tuple[str, ...]
 
 
-def trace_piece(piece: Piece) -> TracedPiece:
+def trace_piece(piece: PieceFunction) -> TracedPiece:
     """Trace the piece, without the inputs and equations that no output needs."""
 
     def flat(*arguments: Any) -> tuple[Any, ...]:
         results = piece.function(dict(zip(piece.inputs, arguments, strict=True)))
         return tuple(results[name] for name in piece.outputs)
 
-    closed = jax_internals.pruned(jax.make_jaxpr(flat)(*piece.inputs.values()))
-    read = jax_internals.read_arguments(closed.jaxpr)
+    closed = jaxprs.pruned(jax.make_jaxpr(flat)(*piece.inputs.values()))
+    read = jaxprs.read_arguments(closed.jaxpr)
     named = zip(piece.inputs, closed.jaxpr.invars, strict=True)
     kept = [(name, variable) for name, variable in named if variable in read]
     variables = [variable for _, variable in kept]
-    narrow = jax_internals.sub_jaxpr(closed, variables, closed.jaxpr.eqns, closed.jaxpr.outvars)
+    narrow = jaxprs.sub_jaxpr(closed, variables, closed.jaxpr.eqns, closed.jaxpr.outvars)
     return TracedPiece(piece.name, narrow, tuple(name for name, _ in kept), piece.outputs)
 
 
@@ -61,17 +63,18 @@ def export_traced(traced: TracedPiece) -> Computation:
     closed = traced.jaxpr
 
     def run(*arguments: Any) -> tuple[Any, ...]:
-        return tuple(contractions.evaluate(closed, arguments))
+        return tuple(rewrites.evaluate(closed, arguments))
 
     # The name is all of the function that reaches the bytes: one for all, so that pieces which compute the same are
     # equal to the byte, and compiled once.
     run.__name__ = "piece"
     specs = [buffer(aval.shape, str(aval.dtype)) for aval in closed.in_avals]
     exported = jax.export.export(jax.jit(run), platforms=("cpu",))(*specs)
-    data = bytes(jax_internals.without_locations(exported).serialize())
+    data = bytes(without_locations(exported).serialize())
+    own_pieces.note(data)
     return Computation(traced.name, data, traced.inputs, traced.outputs)
 
 
-def export_piece(piece: Piece) -> Computation:
+def export_piece(piece: PieceFunction) -> Computation:
     """Trace and export."""
     return export_traced(trace_piece(piece))

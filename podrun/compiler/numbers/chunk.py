@@ -16,39 +16,27 @@ import jax.numpy as jnp
 
 from podrun.compiler.abstract import abstract, buffer
 from podrun.compiler.anchors import Anchor, AnchorKind
-from podrun.compiler.exchange import alone
-from podrun.compiler.export.pieces import Piece
-from podrun.compiler.numbers.differentiate import Operands, gradients, weight_gradients_each
-from podrun.compiler.numbers.fold import Folded
+from podrun.compiler.export.pieces import PieceFunction
+from podrun.compiler.model_collectives import alone
+from podrun.compiler.numbers.fold import Folded, FoldedOperands, gradients, weight_gradients_each
 from podrun.compiler.program import FACTOR, Program
-from podrun.compiler.state import seeds
-from podrun.compiler.state.arenas import Memory, WeightGroup, gradient_buffer
-from podrun.compiler.state.averaging import averaged, averages, count_buffer, counted
+from podrun.compiler.state import randomness
+from podrun.compiler.state.arenas import Memory, WeightGroup
+from podrun.compiler.state.gradient_scaling import averaged, averages, counted, counts
 from podrun.compiler.state.grouped import grouped_names, replicas_reduced, rows
-from podrun.compiler.state.scaling import counts, statistics_buffer
-from podrun.compiler.tracing.trace import Trace, evaluate
-from podrun.executable import REPLICA_OFFSET, Layout, numpy_dtype
+from podrun.compiler.tracing.forward_trace import Trace, evaluate
+from podrun.core.buffer_names import (
+    KEYS,
+    anchor_buffer,
+    count_buffer,
+    gradient_buffer,
+    input_buffer,
+    statistics_buffer,
+)
+from podrun.core.executable import REPLICA_OFFSET, numpy_dtype
+from podrun.core.layout import Layout
 
 Buffers = Mapping[str, Any]
-
-
-INPUT_PREFIX = "in:"
-"""``in:NAME`` is the buffer that a LoadStream of input NAME fills."""
-ANCHOR_PREFIX = "out:"
-"""``out:NAME`` is the buffer whose content a StoreStream hands over for anchor NAME."""
-KEYS = "keys"
-"""Key data ``[replicas, 2]`` of one micro-batch, where a piece is split and cannot move the seed on by
-itself."""
-
-
-def input_buffer(stream: str) -> str:
-    """The buffer a LoadStream of this input fills."""
-    return f"{INPUT_PREFIX}{stream}"
-
-
-def anchor_buffer(anchor: str) -> str:
-    """The buffer whose content a StoreStream hands over for this anchor."""
-    return f"{ANCHOR_PREFIX}{anchor}"
 
 
 def updated_piece(number: int) -> str:
@@ -109,7 +97,7 @@ class ChunkBuilder:
         wanted = {anchor.subject for anchor in self.anchors if anchor.kind is AnchorKind.VALUE}
         return tuple(name for name in self.traced.inputs if name in self.traced.used or name in wanted)
 
-    def piece(self, name: str, micro_batches: int, *, accumulate: bool, split: bool = False) -> Piece:
+    def piece(self, name: str, micro_batches: int, *, accumulate: bool, split: bool = False) -> PieceFunction:
         """A piece for ``micro_batches``; with ``accumulate`` it adds to the gradients that are there.
 
         ``split``: it takes its keys from `keys_piece` and leaves the seed alone.
@@ -129,24 +117,24 @@ class ChunkBuilder:
         outputs += [anchor_buffer(anchor.name) for anchor in self.stored]
         outputs += sorted(self.program.state_updates)
         if self.traced.uses_random and not split:
-            outputs.append(seeds.SEED_VARIABLE)
+            outputs.append(randomness.SEED_VARIABLE)
 
         def run(values: Buffers) -> dict[str, Any]:
             return self._run(folded, values, accumulate)
 
-        return Piece(name, run, self._inputs(micro_batches, accumulate, split), tuple(outputs))
+        return PieceFunction(name, run, self._inputs(micro_batches, accumulate, split), tuple(outputs))
 
-    def keys_piece(self) -> Piece:
+    def keys_piece(self) -> PieceFunction:
         """The keys of one micro-batch, and the seed moved on by it."""
         replicas = self.layout.replicas_per_machine
 
         def run(values: Buffers) -> dict[str, Any]:
-            seed = values[seeds.SEED_VARIABLE]
-            keys = seeds.folded_keys(seed, values[REPLICA_OFFSET], 1, replicas)
-            return {KEYS: keys, seeds.SEED_VARIABLE: seeds.advance(seed, 1)}
+            seed = values[randomness.SEED_VARIABLE]
+            keys = randomness.folded_keys(seed, values[REPLICA_OFFSET], 1, replicas)
+            return {KEYS: keys, randomness.SEED_VARIABLE: randomness.advance(seed, 1)}
 
-        inputs = {seeds.SEED_VARIABLE: buffer((2,), "uint32"), REPLICA_OFFSET: buffer((), "int32")}
-        return Piece("keys", run, inputs, (KEYS, seeds.SEED_VARIABLE))
+        inputs = {randomness.SEED_VARIABLE: buffer((2,), "uint32"), REPLICA_OFFSET: buffer((), "int32")}
+        return PieceFunction("keys", run, inputs, (KEYS, randomness.SEED_VARIABLE))
 
     def _inputs(self, micro_batches: int, accumulate: bool, split: bool) -> dict[str, jax.ShapeDtypeStruct]:
         replicas = self.layout.replicas_per_machine
@@ -168,7 +156,7 @@ class ChunkBuilder:
         if split:
             found[KEYS] = buffer((replicas, 2), "uint32")
         elif self.traced.uses_random:
-            found[seeds.SEED_VARIABLE] = buffer((2,), "uint32")
+            found[randomness.SEED_VARIABLE] = buffer((2,), "uint32")
             found[REPLICA_OFFSET] = buffer((), "int32")
         if self.memory.group_of:
             found[REPLICA_OFFSET] = buffer((), "int32")
@@ -182,14 +170,14 @@ class ChunkBuilder:
         results: dict[str, Any] = {}
         keys = buffers.get(KEYS)
         if self.traced.uses_random and keys is None:
-            seed = buffers[seeds.SEED_VARIABLE]
+            seed = buffers[randomness.SEED_VARIABLE]
             keys = folded.keys(seed, buffers[REPLICA_OFFSET])
-            results[seeds.SEED_VARIABLE] = seeds.advance(seed, folded.micro_batches)
+            results[randomness.SEED_VARIABLE] = randomness.advance(seed, folded.micro_batches)
         found: dict[AnchorKind, Mapping[str, Any]] = {AnchorKind.VARIABLE: buffers}
         if self.program.loss is None:
             values = folded.forward(parameters, inputs, keys, {})
         else:
-            operands = Operands(parameters, inputs, keys)
+            operands = FoldedOperands(parameters, inputs, keys)
             values = self._differentiated(folded, buffers, operands, accumulate, results, found)
         found[AnchorKind.VALUE] = values | {name: self._each(folded, name, inputs[name]) for name in inputs}
         for anchor in self.stored:
@@ -208,7 +196,7 @@ class ChunkBuilder:
         self,
         folded: Folded,
         buffers: Buffers,
-        operands: Operands,
+        operands: FoldedOperands,
         accumulate: bool,
         results: dict[str, Any],
         found: dict[AnchorKind, Mapping[str, Any]],
@@ -287,7 +275,7 @@ class ChunkBuilder:
         return value
 
 
-def forward_piece(builder: ChunkBuilder) -> Piece:
+def forward_piece(builder: ChunkBuilder) -> PieceFunction:
     """The plain forward function of one micro-batch on one replica: what the program computes, for its
     digest."""
     traced, program = builder.traced, builder.program
@@ -296,6 +284,8 @@ def forward_piece(builder: ChunkBuilder) -> Piece:
     specs |= {n: abstract(program.inputs[n].spec) for n in traced.inputs}
 
     def run(values: Buffers) -> dict[str, Any]:
-        return evaluate(traced, [values[n] for n in (*names, seeds.SEED_VARIABLE)], {}, alone)
+        return evaluate(traced, [values[n] for n in (*names, randomness.SEED_VARIABLE)], {}, alone)
 
-    return Piece("forward", run, specs | {seeds.SEED_VARIABLE: buffer((2,), "uint32")}, traced.outputs)
+    return PieceFunction(
+        "forward", run, specs | {randomness.SEED_VARIABLE: buffer((2,), "uint32")}, traced.outputs
+    )

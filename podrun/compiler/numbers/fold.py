@@ -1,33 +1,40 @@
-"""Folding: the replicas of a machine, and micro-batches in chunks, as one leading axis of the computation.
+"""Folding: the replicas of a machine, and micro-batches in chunks, as one leading axis; forward and gradients.
 
-``vmap`` over that axis with the weights left unbatched makes XLA see one large matrix product or convolution;
-the gradient of the sum over the axis then arrives already summed. The size of a chunk follows from the
-program and a fixed budget, never from the memory free at the moment: it decides the order of sums.
+``vmap`` over that axis with the weights left unbatched makes XLA see one large matrix product or convolution; the
+gradient of the sum over the axis then arrives already summed. The size of a chunk follows from the program and a fixed
+budget, never from the memory free at the moment: it decides the order of sums.
+
+What is differentiated is the sum, over replicas and micro-batches, of loss times loss scaling: the gradient that enters
+the backward pass is the loss scaling for each of them, as on the real system, where nothing is averaged here. Anchored
+gradients are for each replica and micro-batch. Those of activations come from the same backward pass: a perturbation
+is added, for differentiation only, to what the consumers of the activation read. Those of weights come from a pass of
+their own, as ``vmap`` of the gradient, because in training the sum over replicas stays inside one matrix product or
+convolution. XLA shares the rest of the backward pass between the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from podrun.compiler.exchange import exchanges, with_tokens
+from podrun.compiler.model_collectives import exchanges, with_tokens
 from podrun.compiler.program import Program
-from podrun.compiler.state import seeds
-from podrun.compiler.state.averaging import averages
+from podrun.compiler.state import randomness
+from podrun.compiler.state.gradient_scaling import averages
 from podrun.compiler.state.grouped import GroupOf, rows
+from podrun.compiler.tracing.forward_trace import Trace, evaluate
 from podrun.compiler.tracing.stochastic import entered
-from podrun.compiler.tracing.trace import Trace, evaluate
-from podrun.executable import REPLICA_OFFSET
+from podrun.core.executable import REPLICA_OFFSET
 
 Tensors = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class MicroBatchChunk:
     """Micro-batches ``[first, first + count)`` of a batch, run as one on all replicas of a machine."""
 
     first: int
@@ -45,7 +52,7 @@ def activation_bytes(traced: Trace) -> int:
     )
 
 
-def chunks(program: Program, traced: Trace, replicas: int, budget: int) -> tuple[Chunk, ...]:
+def chunks(program: Program, traced: Trace, replicas: int, budget: int) -> tuple[MicroBatchChunk, ...]:
     """How the micro-batches of a batch are cut, so that the folded intermediates stay near ``budget`` bytes.
 
     All chunks are of one size if a divisor of the accumulation factor fills at least half of the budget (each
@@ -58,7 +65,7 @@ def chunks(program: Program, traced: Trace, replicas: int, budget: int) -> tuple
         most = 1
     divisor = max(size for size in range(1, most + 1) if total % size == 0)
     size = divisor if 2 * divisor >= most else most
-    return tuple(Chunk(first, min(size, total - first)) for first in range(0, total, size))
+    return tuple(MicroBatchChunk(first, min(size, total - first)) for first in range(0, total, size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +108,7 @@ class Folded:
 
     def keys(self, seed: Any, replica_offset: Any) -> Any:
         """Key data ``[size, 2]``."""
-        return seeds.folded_keys(seed, replica_offset, self.micro_batches, self.replicas)
+        return randomness.folded_keys(seed, replica_offset, self.micro_batches, self.replicas)
 
     def tokens(self) -> Any:
         """A number for each place of the folded axis, for `exchange`; None if the program has no collectives."""
@@ -152,3 +159,78 @@ class Folded:
     def unfold(self, value: Any) -> Any:
         """``[size, *shape]`` as ``[micro_batches, replicas, *shape]``."""
         return value.reshape(self.micro_batches, self.replicas, *value.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedOperands:
+    """What a folded forward function takes: parameters and folded inputs by name, key data (None: nothing random)."""
+
+    parameters: Tensors
+    inputs: Tensors
+    keys: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What `gradients` gives.
+
+    ``values``: forward results ``[size, *shape]``. ``summed``: weight gradients, summed over the folded axis.
+    ``values_each``: gradients of tapped values and inputs, ``[size, *shape]``.
+    """
+
+    values: dict[str, Any]
+    summed: dict[str, Any]
+    values_each: dict[str, Any]
+
+
+def gradients(
+    folded: Folded,
+    loss: str,
+    scale: Any,
+    operands: FoldedOperands,
+    trained: Sequence[str],
+    taps: Mapping[str, jax.ShapeDtypeStruct],
+) -> Gradients:
+    """Differentiate the folded chunk with respect to the parameters ``trained``; others are held constant.
+
+    ``taps``: values and inputs whose own gradients are wanted, with what one replica sees of them.
+    """
+    weights = {name: operands.parameters[name] for name in trained}
+    others = {name: value for name, value in operands.parameters.items() if name not in weights}
+    deltas = {name: jnp.zeros((folded.size, *spec.shape), spec.dtype) for name, spec in taps.items()}
+
+    def losses(weights: Tensors, deltas: Tensors) -> tuple[Any, dict[str, Any]]:
+        values = folded.forward({**others, **weights}, operands.inputs, operands.keys, deltas)
+        return values[loss], values
+
+    each, pull_back, values = jax.vjp(losses, weights, deltas, has_aux=True)
+    summed, values_each = pull_back(_seed(scale, each))
+    return Gradients(values, dict(summed), dict(values_each))
+
+
+def weight_gradients_each(
+    folded: Folded, loss: str, scale: Any, operands: FoldedOperands, wanted: Sequence[str]
+) -> dict[str, Any]:
+    """Gradients of the ``wanted`` parameters for each replica and micro-batch, ``[size, *shape]``."""
+
+    def one(parameters: Tensors, inputs: Tensors, key: Any, token: Any) -> dict[str, Any]:
+        def loss_of(chosen: Tensors) -> Any:
+            return folded.single({**parameters, **chosen}, inputs, key, {}, token)[loss]
+
+        each, pull_back = jax.vjp(loss_of, {name: parameters[name] for name in wanted})
+        return dict(pull_back(_seed(scale, each))[0])
+
+    parameters, tokens = folded.own_rows(operands.parameters), folded.tokens()
+    axes = (
+        folded.parameter_axes(parameters),
+        folded.input_axes(operands.inputs),
+        None if operands.keys is None else 0,
+        None if tokens is None else 0,
+    )
+    run = jax.vmap(one, in_axes=axes, out_axes=0, axis_size=folded.size)
+    return dict(run(parameters, operands.inputs, operands.keys, tokens))
+
+
+def _seed(scale: Any, losses: Any) -> Any:
+    """What enters the backward pass: the loss scaling, in the loss's dtype, for each loss."""
+    return jnp.broadcast_to(jnp.asarray(scale).astype(losses.dtype), losses.shape)

@@ -10,15 +10,16 @@ import jax.numpy as jnp
 
 from podrun.compiler.abstract import abstract
 from podrun.compiler.anchors import Anchor, AnchorKind
-from podrun.compiler.export.pieces import Piece
-from podrun.compiler.numbers.chunk import ChunkBuilder, anchor_buffer
-from podrun.compiler.state.arenas import WeightGroup, gradient_buffer
+from podrun.compiler.export.pieces import PieceFunction
+from podrun.compiler.numbers.chunk import ChunkBuilder
+from podrun.compiler.state.arenas import WeightGroup
 from podrun.compiler.state.grouped import rows
-from podrun.errors import UnimplementedError
-from podrun.executable import REPLICA_OFFSET, Stream, StreamDirection, TensorSpec
+from podrun.core.buffer_names import anchor_buffer, gradient_buffer
+from podrun.core.errors import UnimplementedError
+from podrun.core.executable import REPLICA_OFFSET, Stream, StreamDirection, TensorSpec
 
 
-def updated_anchors(builder: ChunkBuilder, name: str, anchors: Sequence[Anchor]) -> Piece:
+def updated_anchors(builder: ChunkBuilder, name: str, anchors: Sequence[Anchor]) -> PieceFunction:
     """Weights after their update, and the gradients it saw, for each replica of the machine."""
     kinds = {weight: group.gradient_dtype for group in builder.memory.groups for weight in _names(group)}
 
@@ -48,7 +49,7 @@ def updated_anchors(builder: ChunkBuilder, name: str, anchors: Sequence[Anchor])
     if any(a.subject in builder.memory.group_of for a in anchors):
         inputs[REPLICA_OFFSET] = abstract(TensorSpec(REPLICA_OFFSET, "int32", ()))
     outputs = tuple(anchor_buffer(anchor.name) for anchor in anchors)
-    return Piece(name, run, inputs, outputs)
+    return PieceFunction(name, run, inputs, outputs)
 
 
 def _names(group: WeightGroup) -> tuple[str, ...]:

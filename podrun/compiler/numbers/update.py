@@ -10,6 +10,7 @@ each weight whole, on every machine.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,16 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.compiler.abstract import buffer
-from podrun.compiler.anchors import NORM_PREFIX
-from podrun.compiler.export.pieces import Piece
-from podrun.compiler.layout import holders
-from podrun.compiler.numbers.chunk import anchor_buffer
+from podrun.compiler.export.pieces import PieceFunction
 from podrun.compiler.program import RNG, JointRule, NormRule, UpdateRule
-from podrun.compiler.state.arenas import ALIGNMENT, Memory, WeightGroup, gradient_buffer, scalar_dtype
+from podrun.compiler.state.arenas import ALIGNMENT, Memory, WeightGroup, scalar_dtype
 from podrun.compiler.state.grouped import GroupOf, group_count, rows
-from podrun.compiler.state.rounding import place
-from podrun.errors import UnsupportedError
-from podrun.executable import REPLICA_OFFSET, Layout, TensorSpec
+from podrun.compiler.state.randomness import place
+from podrun.core.buffer_names import NORM_ANCHOR, SLICE, WHOLE, anchor_buffer, gradient_buffer
+from podrun.core.errors import UnsupportedError
+from podrun.core.executable import REPLICA_OFFSET, Computation, TensorSpec
+from podrun.core.layout import Layout
 
 Buffers = Mapping[str, Any]
 
@@ -34,18 +34,22 @@ JOINT_UPDATE = "update.joint"
 """Name of the Computation that updates all weights at once."""
 
 
-def update_piece(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout) -> Piece:
+def update_piece(
+    index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout
+) -> PieceFunction:
     """The piece that updates a group after its gradients were reduced over the machines."""
     if group.elementwise:
         return _sliced(index, group, memory, rule, layout)
     return _whole(index, group, memory, rule)
 
 
-def _sliced(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout) -> Piece:
-    count = group.size // holders(layout)
+def _sliced(
+    index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, layout: Layout
+) -> PieceFunction:
+    count = group.size // layout.machines_per_position
     by_rows = any(field.scalar for field in group.states)
     slice_shape = (count // ALIGNMENT, ALIGNMENT) if by_rows else (count,)
-    weights, gradients = f"arena_slice:{group.weight_arena}", f"arena_slice:{group.gradient_arena}"
+    weights, gradients = SLICE + group.weight_arena, SLICE + group.gradient_arena
     inputs: dict[str, Any] = {
         weights: buffer(slice_shape, group.weights[0].dtype),
         gradients: buffer(slice_shape, group.gradient_dtype),
@@ -54,7 +58,7 @@ def _sliced(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, la
     }
     buffers = {}
     for field in group.states:
-        buffers[field.prefix] = f"arena:{field.arena}" if field.scalar else f"arena_slice:{field.arena}"
+        buffers[field.prefix] = (WHOLE if field.scalar else SLICE) + field.arena
         shape = (memory.arenas[field.arena].size,) if field.scalar else slice_shape
         inputs[buffers[field.prefix]] = buffer(shape, field.dtype)
     counters = [field.prefix for field in group.states if field.scalar]
@@ -85,10 +89,12 @@ def _sliced(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule, la
             after |= {p: state[p].at[:length].set(counted[p].astype(state[p].dtype)) for p in counters}
         return results | {buffers[p]: _like(after[p], state[p]) for p in buffers}
 
-    return Piece(f"update.{index}", run, inputs, (weights, *buffers.values()))
+    return PieceFunction(f"update.{index}", run, inputs, (weights, *buffers.values()))
 
 
-def joint_piece(memory: Memory, rule: JointRule, norms: Sequence[str] = (), replicas: int = 1) -> Piece:
+def joint_piece(
+    memory: Memory, rule: JointRule, norms: Sequence[str] = (), replicas: int = 1
+) -> PieceFunction:
     """The piece that updates all weights at once, for rules whose update of one weight depends on others
     (clipping by a norm over several). Every machine does it whole. ``norms``: the clipping groups whose norms are
     anchored, by their numbers; each of a machine's ``replicas`` gives that of its own group of replicas.
@@ -123,11 +129,11 @@ def joint_piece(memory: Memory, rule: JointRule, norms: Sequence[str] = (), repl
         found = rule.norms(weights, gradients, states, values) if isinstance(rule, NormRule) and norms else {}
         return results | {_norm_buffer(number): found[number] for number in norms}
 
-    return Piece(JOINT_UPDATE, run, inputs, (*outputs, *anchored))
+    return PieceFunction(JOINT_UPDATE, run, inputs, (*outputs, *anchored))
 
 
 def _norm_buffer(number: str) -> str:
-    return anchor_buffer(NORM_PREFIX + number)
+    return anchor_buffer(NORM_ANCHOR + number)
 
 
 def _weight_of_rows(group: WeightGroup, memory: Memory, machine: Any, count: int) -> Any:
@@ -191,7 +197,7 @@ def _like(value: Any, old: Any) -> Any:
     return jnp.asarray(value).astype(old.dtype).reshape(old.shape)
 
 
-def _whole(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule) -> Piece:
+def _whole(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule) -> PieceFunction:
     inputs, states_of = _whole_buffers(memory, [group], rule)
 
     def run(values: Buffers) -> dict[str, Any]:
@@ -218,9 +224,55 @@ def _whole(index: int, group: WeightGroup, memory: Memory, rule: UpdateRule) -> 
         found = {weight: _like(new, values[weight])}
         return found | {states[p]: _like(after[p], state[p]) for p in states}
 
-    return Piece(f"update.{index}", run, inputs, _written(states_of))
+    return PieceFunction(f"update.{index}", run, inputs, _written(states_of))
 
 
 def scalar_buffer(name: str) -> Any:
     """A streamed scalar, or the RNG state, as a piece takes it."""
     return buffer((2,), "uint32") if name == RNG else buffer((), scalar_dtype(name))
+
+
+class SimilarUpdates:
+    """The updates so far; `similar` finds an earlier one that differs in names alone, `renamed` adapts its export."""
+
+    def __init__(self, memory: Memory, rule: UpdateRule | None) -> None:
+        self._memory, self._rule = memory, rule
+        self._first: dict[Any, PieceFunction] = {}
+
+    def similar(self, group: WeightGroup, piece: PieceFunction) -> PieceFunction | None:
+        """An earlier piece that computes the same from buffers of other names, in the same order."""
+        if RNG in group.scalars:  # Every group rounds by a stream of its own.
+            return None
+        first = self._first.setdefault(self._key(group, piece), piece)
+        return None if first is piece else first
+
+    def _key(self, group: WeightGroup, piece: PieceFunction) -> Any:
+        assert self._rule is not None
+        position = {name: index for index, name in enumerate(group.scalars)}
+        return (
+            _positions(self._rule.group_key(group.weights[0].name), position),
+            tuple((w.shape, w.dtype, self._memory.group_of.get(w.name, ())) for w in group.weights),
+            tuple((f.prefix, f.dtype, f.scalar) for f in group.states),
+            tuple(member.offset for member in self._memory.arenas[group.weight_arena].members),
+            (group.elementwise, group.size, group.gradient_dtype),
+            tuple((spec.shape, str(spec.dtype)) for spec in piece.inputs.values()),
+        )
+
+
+def _positions(key: Any, position: Mapping[str, int]) -> Any:
+    """A group's key with the places of its streamed scalars instead of their names."""
+    if isinstance(key, tuple):
+        return tuple(_positions(part, position) for part in key)
+    return ("scalar", position[key]) if isinstance(key, str) and key in position else key
+
+
+def renamed(computation: Computation, first: PieceFunction, piece: PieceFunction) -> Computation:
+    """The exported ``first`` on the buffers of ``piece``."""
+    names = dict(zip((*first.inputs, *first.outputs), (*piece.inputs, *piece.outputs), strict=True))
+    return replace(
+        computation,
+        name=piece.name,
+        inputs=tuple(names[name] for name in computation.inputs),
+        outputs=tuple(names[name] for name in computation.outputs),
+        donated=tuple(names[name] for name in computation.donated),
+    )

@@ -1,7 +1,7 @@
 """The chain: a micro-batch of a replica over several IPUs as segments, each on its IPU and in its pipeline cycle.
 
 Segments are cut where the place changes, and where machines meet for a collective of the model. In a pipeline segment
-*c* of the chain runs micro-batch *m* in cycle ``c + period * m`` (`podrun.compiler.order.sharding`).
+*c* of the chain runs micro-batch *m* in cycle ``c + period * m`` (`podrun.compiler.order.timetable`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn
 
 from podrun.compiler.export.pieces import TracedPiece, trace_piece
-from podrun.compiler.numbers.chunk import INPUT_PREFIX, KEYS, ChunkBuilder
-from podrun.compiler.order.meetings import Opened, opened
+from podrun.compiler.numbers.chunk import ChunkBuilder
+from podrun.compiler.order.collective_cuts import LevelledPiece, opened
 from podrun.compiler.program import RNG
-from podrun.compiler.state.arenas import gradient_buffer
-from podrun.compiler.tracing.placement import Placement
-from podrun.compiler.tracing.split import CROSSING_PREFIX, Segment, Spot, split
-from podrun.errors import UnsupportedError, UsageError
+from podrun.compiler.tracing.ipu_placement import Placement
+from podrun.compiler.tracing.segments import PieceSegment, split
+from podrun.core.buffer_names import CROSSING, INPUT, KEYS, gradient_buffer
+from podrun.core.errors import UnsupportedError, UsageError
+from podrun.costmodel.splitting import Spot
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class ChainUnit:
     """A segment at its place in the chain: on which IPU, and in which cycle after its micro-batch entered."""
 
     piece: TracedPiece
@@ -34,12 +35,10 @@ class Unit:
     @property
     def reads(self) -> tuple[str, ...]:
         """The temporaries it needs: streamed inputs, keys, and what other units made."""
-        return tuple(
-            n for n in self.piece.inputs if n.startswith((INPUT_PREFIX, CROSSING_PREFIX)) or n == KEYS
-        )
+        return tuple(n for n in self.piece.inputs if n.startswith((INPUT, CROSSING)) or n == KEYS)
 
 
-def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tuple[Unit, ...]:
+def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tuple[ChainUnit, ...]:
     """The segments of one micro-batch in order, the random keys first.
 
     Raises UsageError for stages that cannot be a pipeline.
@@ -52,18 +51,18 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
     segments = _segments(whole, cutting)
     cycles = _cycles(segments, placement, whole.depth) if pipelined else range(len(segments))
     found = [
-        Unit(segment.piece, cutting.ipu(segment.place // whole.depth), cycle)
+        ChainUnit(segment.piece, cutting.ipu(segment.place // whole.depth), cycle)
         for segment, cycle in zip(segments, cycles, strict=True)
     ]
     if builder.traced.uses_random:
-        found.insert(0, Unit(trace_piece(builder.keys_piece()), 0, 0))
+        found.insert(0, ChainUnit(trace_piece(builder.keys_piece()), 0, 0))
     found = _with_states(sorted(builder.program.state_updates), found, pipelined=pipelined)
     if builder.program.updates_each_micro_batch:
         _check_updates(builder, found)
     return tuple(found)
 
 
-def _segments(whole: Opened, placement: Placement) -> tuple[Segment, ...]:
+def _segments(whole: LevelledPiece, placement: Placement) -> tuple[PieceSegment, ...]:
     """The segments, also cut where machines meet: places and ranks are multiplied by the number of levels, and the
     level added."""
 
@@ -77,7 +76,7 @@ def _segments(whole: Opened, placement: Placement) -> tuple[Segment, ...]:
     return split(whole.piece, spot)
 
 
-def _check_updates(builder: ChunkBuilder, chain: Sequence[Unit]) -> None:
+def _check_updates(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> None:
     """Weights that change while micro-batches are in flight are read on the IPU that holds them only."""
     for name in builder.weights:
         ipus = {
@@ -93,7 +92,7 @@ def _check_updates(builder: ChunkBuilder, chain: Sequence[Unit]) -> None:
             )
 
 
-def turns_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
+def turns_of(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> dict[str, int]:
     """Where weights change while micro-batches are in flight: the unit after which each is updated, by its number."""
     if not builder.program.updates_each_micro_batch:
         return {}
@@ -110,7 +109,7 @@ def turns_at(builder: ChunkBuilder) -> dict[int, list[int]]:
     return found
 
 
-def homes_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
+def homes_of(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> dict[str, int]:
     """The IPU that holds each parameter: the one that makes its gradient or replaces it, else the first that
     reads it."""
     homes: dict[str, int] = {}
@@ -126,7 +125,7 @@ def homes_of(builder: ChunkBuilder, chain: Sequence[Unit]) -> dict[str, int]:
     return homes
 
 
-def _with_states(states: Sequence[str], chain: Sequence[Unit], *, pipelined: bool) -> list[Unit]:
+def _with_states(states: Sequence[str], chain: Sequence[ChainUnit], *, pipelined: bool) -> list[ChainUnit]:
     """The chain with parameters that a micro-batch replaces handed over, as they were before it, to those who read them
     and do not replace them: by units of their own, in front, on the IPUs that replace them.
 
@@ -146,10 +145,10 @@ def _with_states(states: Sequence[str], chain: Sequence[Unit], *, pipelined: boo
                 )
             aval = unit.piece.jaxpr.in_avals[unit.piece.inputs.index(name)]
             given.setdefault(writer.ipu, {})[name] = aval
-    units = [Unit(_giving(ipu, avals), ipu, 0) for ipu, avals in sorted(given.items())]
+    units = [ChainUnit(_giving(ipu, avals), ipu, 0) for ipu, avals in sorted(given.items())]
     for unit in chain:
         others = {name for avals in given.values() for name in avals} - {*unit.piece.outputs}
-        inputs = tuple(CROSSING_PREFIX + name if name in others else name for name in unit.piece.inputs)
+        inputs = tuple(CROSSING + name if name in others else name for name in unit.piece.inputs)
         units.append(replace(unit, piece=replace(unit.piece, inputs=inputs)))
     return units
 
@@ -158,10 +157,10 @@ def _giving(ipu: int, avals: Mapping[str, ShapedArray]) -> TracedPiece:
     """A piece that hands on parameters of an IPU."""
     names = tuple(avals)
     jaxpr = jax.make_jaxpr(lambda *values: values)(*avals.values())
-    return TracedPiece(f"states.{ipu}", jaxpr, names, tuple(CROSSING_PREFIX + name for name in names))
+    return TracedPiece(f"states.{ipu}", jaxpr, names, tuple(CROSSING + name for name in names))
 
 
-def _cycles(segments: Sequence[Segment], placement: Placement, depth: int) -> list[int]:
+def _cycles(segments: Sequence[PieceSegment], placement: Placement, depth: int) -> list[int]:
     """The cycle of each segment: its rank without the level, which must go up along the chain."""
     missing = sorted(set(range(max(placement.stages) + 1)) - set(placement.stages))
     if missing:

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from podrun.compiler.numbers.chunk import ChunkBuilder, anchor_buffer, input_buffer, updated_piece
-from podrun.compiler.numbers.fold import Chunk
+from podrun.compiler.numbers.chunk import ChunkBuilder, updated_piece
+from podrun.compiler.numbers.fold import MicroBatchChunk
 from podrun.compiler.numbers.update import JOINT_UPDATE
 from podrun.compiler.program import RNG, joint
 from podrun.compiler.state.arenas import WeightGroup
-from podrun.compiler.state.rounding import ADVANCE
-from podrun.compiler.state.scaling import STATISTICS
-from podrun.compiler.state.scaling import UPDATE as SCALING
-from podrun.executable import (
+from podrun.compiler.state.gradient_scaling import STATISTICS
+from podrun.compiler.state.gradient_scaling import UPDATE as SCALING
+from podrun.compiler.state.randomness import ADVANCE
+from podrun.core.buffer_names import anchor_buffer, input_buffer
+from podrun.core.executable import (
     AllGather,
     AllReduce,
     Compute,
@@ -33,7 +34,11 @@ from podrun.executable import (
 
 
 def schedule(
-    builder: ChunkBuilder, chunks: Sequence[Chunk], pieces: Sequence[Sequence[Instruction]], *, clear: bool
+    builder: ChunkBuilder,
+    chunks: Sequence[MicroBatchChunk],
+    pieces: Sequence[Sequence[Instruction]],
+    *,
+    clear: bool,
 ) -> tuple[tuple[Instruction, ...], ...]:
     """Instructions per IPU; ``pieces[i]`` is the work of ``chunks[i]``. ``clear``: accumulators start at zero.
 
@@ -63,7 +68,7 @@ def schedule(
     return (tuple(work), *([idle] * (builder.layout.ipus_per_replica - 1)))
 
 
-def _stores(builder: ChunkBuilder, chunk: Chunk, *, last: bool) -> list[Instruction]:
+def _stores(builder: ChunkBuilder, chunk: MicroBatchChunk, *, last: bool) -> list[Instruction]:
     retrievals = {spec.name: spec.retrieval for spec in builder.program.anchors}
     return [
         StoreStream(anchor.name, anchor_buffer(anchor.name), chunk.first, chunk.count)

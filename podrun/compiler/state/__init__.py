@@ -1,6 +1,6 @@
-"""What lasts from batch to batch, and where it lies.
+"""Variables that last from batch to batch, and the arenas they lie in.
 
-`arenas` lay weights, gradients and optimizer state end to end; `grouped` variables have a value for each group of
-replicas. Variables with a meaning of their own: `seeds` (random keys), `rounding` (the bits of stochastic rounding,
-and what an update stores), `scaling` (automatic loss scaling), `averaging` (gradients as a running mean).
+`arenas` lays weights, gradients and optimizer state end to end; `grouped` variables have a value for each group of
+replicas. The compiler's own variables: `randomness` (random keys, the bits of stochastic rounding) and
+`gradient_scaling` (gradients as a running mean, automatic loss scaling).
 """

@@ -14,15 +14,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from podrun.compiler.anchors import REDUCED_PREFIX
-from podrun.compiler.layout import holders, position_of
 from podrun.compiler.program import FACTOR, RNG, Program, UpdateRule
-from podrun.compiler.state.averaging import averaging_arenas
+from podrun.compiler.state.gradient_scaling import averaging_arenas, scaling_arenas, scaling_variables
 from podrun.compiler.state.grouped import GroupOf, group_count, grouped_names, state_of, stored
-from podrun.compiler.state.rounding import rounding_variables
-from podrun.compiler.state.scaling import scaling_arenas, scaling_variables
-from podrun.errors import UnimplementedError, UsageError
-from podrun.executable import Arena, ArenaMember, Layout, TensorSpec, Variable, VariableRole
+from podrun.compiler.state.randomness import rounding_variables
+from podrun.core.buffer_names import REDUCED_ANCHOR, gradient_buffer
+from podrun.core.errors import UnimplementedError, UsageError
+from podrun.core.executable import Arena, ArenaMember, TensorSpec, Variable, VariableRole
+from podrun.core.layout import Layout
 
 ALIGNMENT = 64
 """Elements. 64 bytes are what XLA:CPU wants to use host memory without a copy; elements have at least one
@@ -73,11 +72,6 @@ class Memory:
     variables: dict[str, Variable]
     group_of: dict[str, GroupOf] = field(default_factory=dict)
     """The groups of variables that have a value for each group of replicas, as a leading axis."""
-
-
-def gradient_buffer(weight: str) -> str:
-    """The gradient accumulator of a weight: a member of its group's gradient arena."""
-    return f"gradient:{weight}"
 
 
 def trained(program: Program) -> tuple[TensorSpec, ...]:
@@ -166,7 +160,7 @@ class _Planner:
         return self.homes.get(name, 0)
 
     def _position(self, home: int) -> int | None:
-        return position_of(self.layout, home)
+        return self.layout.position_of(home)
 
     def _grouped(self) -> list[list[TensorSpec]]:
         """Weights by what they must agree in to share a layout, in order of their first weight's name."""
@@ -205,7 +199,7 @@ class _Planner:
             size=self._padded(_members((weight.name, weight.shape) for weight in weights)),
             home=self._home(first.name),
             whole_gradient=any(
-                anchor.name == REDUCED_PREFIX + weight.name
+                anchor.name == REDUCED_ANCHOR + weight.name
                 for anchor in self.program.anchors
                 for weight in weights
             ),
@@ -280,7 +274,7 @@ class _Planner:
     def _padded(self, members: tuple[ArenaMember, ...]) -> int:
         """Elements of an arena with these members, so that every machine's slice is aligned."""
         last = members[-1]
-        return _round_up(last.offset + math.prod(last.shape), ALIGNMENT * holders(self.layout))
+        return _round_up(last.offset + math.prod(last.shape), ALIGNMENT * self.layout.machines_per_position)
 
 
 def _scalar_variables(program: Program, groups: Iterable[WeightGroup]) -> dict[str, Variable]:

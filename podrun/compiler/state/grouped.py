@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from podrun.compiler.program import ParameterSpec, Program, UpdateRule
-from podrun.errors import UsageError
-from podrun.executable import TensorSpec
+from podrun.core.errors import UsageError
+from podrun.core.executable import TensorSpec
 
 GroupOf = tuple[int, ...]
 """The group of each replica of the program, by its global index."""
@@ -91,7 +91,7 @@ def check_groups(program: Program) -> None:
         if len(sizes) != 1 or min(group_of) < 0 or 0 in sizes:
             raise UsageError(
                 f"the groups of {name!r} must be numbered from 0 and equally large; replicas are in {list(group_of)}",
-                hint="podrun.collectives.replica_groups makes such groups.",
+                hint="podrun.core.layout.replica_groups makes such groups.",
             )
 
 

@@ -12,7 +12,7 @@ inside has no float32 form here (scatters, custom derivatives) round to nearest 
 
 A result is rounded where its operator lies, and so is its gradient. What belongs to no operator (the states that bits
 come from, arguments in float32) is made anew by all that read it, wherever they are
-(`podrun.compiler.tracing.split.ANEW`).
+(`podrun.core.scopes.LOCAL`).
 
 Source: Graphcore's "AI-Float" white paper (stochastic rounding of every float16 result); hash: a 32-bit mixer of two
 multiplications (C. Wellons, "Prospecting for hash functions", 2018).
@@ -29,8 +29,8 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
-from podrun.compiler import jax_internals
-from podrun.compiler.tracing.split import ANEW
+from podrun.compiler import jaxprs
+from podrun.core.scopes import LOCAL
 
 Apply = Callable[[JaxprEqn, Sequence[Any]], Any]
 
@@ -44,8 +44,7 @@ _BACK = 0xB4
 def has_half(jaxpr: Jaxpr) -> bool:
     """True iff something in a jaxpr, or in the jaxprs that it runs, is float16."""
     return any(
-        any(_is_half(v) for v in (*e.invars, *e.outvars))
-        or any(has_half(j) for j in jax_internals.inner_jaxprs(e))
+        any(_is_half(v) for v in (*e.invars, *e.outvars)) or any(has_half(j) for j in jaxprs.inner_jaxprs(e))
         for e in jaxpr.eqns
     )
 
@@ -70,7 +69,7 @@ def start(key: Any) -> Any:
 
 def at(state: Any, place: Any) -> Any:
     """The state of a place below that of ``state``."""
-    with jax.named_scope(ANEW):
+    with jax.named_scope(LOCAL):
         return _below(state, place if isinstance(place, jax.Array) else np.uint32(place))
 
 
@@ -112,7 +111,7 @@ rounded.defvjp(_rounded_forward, _rounded_back)
 
 def entering(value: Any, state: Any) -> Any:
     """A half as float32; what comes back is rounded onto the halves."""
-    with jax.named_scope(ANEW):
+    with jax.named_scope(LOCAL):
         return _entering(value, state)
 
 
@@ -130,7 +129,7 @@ _entering.defvjp(lambda value, state: (value.astype(jnp.float32), state), _enter
 
 def entered(values: Mapping[str, Any], keys: Any) -> dict[str, Any]:
     """Tensors with their halves `entering`, each with bits of its own that follow from the first of the keys."""
-    with jax.named_scope(ANEW):
+    with jax.named_scope(LOCAL):
         state = start(keys[0])
     return {
         name: entering(value, at(state, index)) if value is not None and value.dtype == HALF else value
@@ -200,10 +199,10 @@ class _Evaluation:
             return self._equation(equation, operands, at(state, next(counter)))
 
         consts = [_wide(c) for c in self.closed.consts]
-        return jax_internals.evaluate(self.closed.jaxpr, consts, list(arguments), dict(self.taps), step)
+        return jaxprs.evaluate(self.closed.jaxpr, consts, list(arguments), dict(self.taps), step)
 
     def _equation(self, equation: JaxprEqn, operands: Sequence[Any], state: Any) -> Any:
-        inner = any(has_half(j) for j in jax_internals.inner_jaxprs(equation))
+        inner = any(has_half(j) for j in jaxprs.inner_jaxprs(equation))
         if not inner and not any(_is_half(v) for v in (*equation.invars, *equation.outvars)):
             return self.apply(equation, operands)
         name = equation.primitive.name

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from podrun.compiler import jax_internals
-from podrun.compiler.exchange import has_exchange
-from podrun.errors import UnsupportedError
+from podrun.compiler import jaxprs
+from podrun.compiler.model_collectives import has_exchange
+from podrun.core.errors import UnsupportedError
+from podrun.private_apis import jax as private_jax
 
 MOST_ITERATIONS = 1024
 """A loop with a collective inside is refused beyond this: each iteration is code of its own."""
@@ -36,16 +37,16 @@ def written_out(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _hides(equation: JaxprEqn) -> bool:
-    return any(has_exchange(inner) for inner in jax_internals.inner_jaxprs(equation))
+    return any(has_exchange(inner) for inner in jaxprs.inner_jaxprs(equation))
 
 
 def _run(closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
-    return jax_internals.evaluate(closed.jaxpr, closed.consts, arguments, {}, _apply)
+    return jaxprs.evaluate(closed.jaxpr, closed.consts, arguments, {}, _apply)
 
 
 def _apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
     if not _hides(equation):
-        return jax_internals.bind(equation, operands)
+        return private_jax.bind(equation, operands)
     kind = equation.primitive.name
     if kind not in _WRITERS:
         raise UnsupportedError(

@@ -12,36 +12,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.popart.building.contexts import Pushed
-from podrun.popart.enums import RecomputeType
-from podrun.popart.errors import popart_exception
-from podrun.popart.options.settings import TensorLocation
+from podrun.popart.building.builder_model import Pushed
+from podrun.session.attributes import (
+    AVAILABLE_MEMORY,
+    COMM_GROUP,
+    CONV_DITHERING,
+    EXCLUDE_PATTERNS,
+    EXECUTION_PHASE,
+    INPLACE_NAMES,
+    INPLACE_PRIORITIES,
+    OUTLINE,
+    OUTPUT_LOCATION,
+    PARTIALS_TYPE,
+    PIPELINE_STAGE,
+    RECOMPUTE,
+    SCHEDULE_PRIORITY,
+    SERIALIZE_FACTOR,
+    SERIALIZE_MODE,
+    SERIALIZE_PRECISION,
+    VIRTUAL_GRAPH,
+)
+from podrun.session.enums import RecomputeType
+from podrun.session.exceptions import popart_exception
+from podrun.session.options.settings import TensorLocation
 
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-    from podrun.popart.building.graph import Scope
-
-VIRTUAL_GRAPH = "__ipu_number"
-PIPELINE_STAGE = "__pipeline_stage"
-EXECUTION_PHASE = "__execution_phase"
-RECOMPUTE = "__recompute_output_in_backward_pass"
-AVAILABLE_MEMORY = "__available_memory"
-PARTIALS_TYPE = "__partials_type"
-INPLACE_NAMES = "__inplace_op_names"
-INPLACE_PRIORITIES = "__inplace_op_priorities"
-SCHEDULE_PRIORITY = "__schedule_priority"
-OUTLINE = "__outline"
-EXCLUDE_PATTERNS = "__exclude_patterns"
-CONV_DITHERING = "__enable_conv_dithering"
-SERIALIZE_MODE = "__serialize_matmul_mode"
-SERIALIZE_FACTOR = "__serialize_matmul_factor"
-SERIALIZE_PRECISION = "__serialize_matmul_precision"
-OUTPUT_LOCATION = "__output_tensor_location"
-COMM_GROUP = "__collectiveCommGroup"
-COLLECTIVE_OPERATOR = "__collectiveOperator"
-CUT = "__cut"
-"""podrun's own, in placed models that are not pipelined: the stage that a node would have."""
+    from podrun.popart.building.graph_builder import GraphScope
 
 _SCOPES = {
     VIRTUAL_GRAPH: "Virtual graph",
@@ -72,7 +70,7 @@ class NodeAttributes:
     outputs.
     """
 
-    _scope: Scope
+    _scope: GraphScope
 
     def __init__(self) -> None:
         self._name_scopes: list[str] = []

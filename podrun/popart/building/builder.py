@@ -19,27 +19,22 @@ from typing import Any
 
 import numpy as np
 
+from podrun.onnx_models.tensor_proto import check_initializer
 from podrun.popart.building.attributes import NodeAttributes
-from podrun.popart.building.builder_model import DEFAULT_OPSET, BuilderModel, load
-from podrun.popart.building.contexts import Pushed
-from podrun.popart.building.graph import GRAPHCORE_DOMAIN, Names, Scope
+from podrun.popart.building.builder_model import DEFAULT_OPSET, BuilderModel, Pushed, load
+from podrun.popart.building.graph_builder import GRAPHCORE_DOMAIN, GraphScope, Names
 from podrun.popart.building.graphcore_ops import GraphcoreOp
-from podrun.popart.building.node_inference import infer_custom, infer_graphcore
+from podrun.popart.building.node_inference import check_windows, infer_custom, infer_graphcore
 from podrun.popart.building.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name, takes_debug_prefix
-from podrun.popart.building.window_checks import check_windows
 from podrun.popart.debug import note
-from podrun.popart.enums import ReplicatedStreamMode
-from podrun.popart.errors import popart_exception
 from podrun.popart.logger import TRACE
-from podrun.popart.models.tensor_proto import check_initializer
-from podrun.popart.retired import FormerBuilder
-from podrun.popart.step_data.dataflow import InputSettings
-from podrun.popart.tensor_info import TensorInfo
-from podrun.popart.weights.variables import VariableSettings
-
-BROADCAST_KEY = "podrun.broadcast_inputs"
-VARIABLE_KEY = "podrun.variable_settings"
-"""Keys of ModelProto.metadata_props for what ONNX has no field for."""
+from podrun.session.attributes import BROADCAST_KEY, VARIABLE_KEY
+from podrun.session.enums import ReplicatedStreamMode
+from podrun.session.exceptions import popart_exception
+from podrun.session.retired import FormerBuilder
+from podrun.session.step_data.dataflow import InputSettings
+from podrun.session.tensor_info import TensorInfo
+from podrun.session.weights.variables import VariableSettings
 
 _log = logging.getLogger("podrun.popart.builder")
 
@@ -62,12 +57,12 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
         self._metadata: dict[str, Any] = {}
         self._replication: int | None = None
         if builderCore is not None:
-            self._scope = Scope(builderCore._scope.names, builderCore._scope.opsets, builderCore._scope)
+            self._scope = GraphScope(builderCore._scope.names, builderCore._scope.opsets, builderCore._scope)
             self._metadata = builderCore._metadata
         elif modelProtoOrFilename is not None:
             self._scope = load(modelProtoOrFilename)
         else:
-            self._scope = Scope(Names(), versions)
+            self._scope = GraphScope(Names(), versions)
         self._children: list[Builder] = []
         super().__init__()
 

@@ -1,4 +1,4 @@
-"""A builder's model: continued from a file or bytes, and written out."""
+"""A builder's model, continued from a file or bytes and written out, and the contexts that name its operators."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from podrun.popart.building.graph import Scope, scope_from_graph
-from podrun.popart.errors import popart_exception
-from podrun.popart.models.light_model import LightModel
-from podrun.popart.models.tensor_proto import info_from_type
-from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx
+from podrun.onnx_models.light_model import LightModel
+from podrun.onnx_models.tensor_proto import info_from_type
+from podrun.popart.building.graph_builder import GraphScope, scope_from_graph
+from podrun.session.exceptions import popart_exception
+from podrun.session.tensor_info import TensorInfo, data_type_from_onnx
 
 if TYPE_CHECKING:
     from onnx import GraphProto
+
+    from podrun.popart.building.builder import Builder
 
 DEFAULT_OPSET = 10
 OPSETS = range(6, 12)
@@ -26,7 +30,7 @@ OPSETS = range(6, 12)
 class BuilderModel:
     """The part of a builder that makes models."""
 
-    _scope: Scope
+    _scope: GraphScope
     _metadata: dict[str, Any]
 
     def _subgraph_proto(self, called: bool = False) -> GraphProto:
@@ -54,10 +58,11 @@ class BuilderModel:
         """Check the model with onnx.checker and write it. Data in other files lie beside it."""
         from onnx import checker
 
-        data = self._model().to_bytes()
+        model = self._model()
+        data = model.to_bytes()
         target = Path(filename)
         with tempfile.NamedTemporaryFile(prefix=f".{target.name}.", dir=target.resolve().parent) as draft:
-            draft.write(data)
+            draft.write(model.to_bytes(standard=True))  # The checker knows ONNX's form only.
             draft.flush()
             try:
                 checker.check_model(draft.name)
@@ -67,7 +72,7 @@ class BuilderModel:
 
     def saveInitializersExternally(self, ids: Sequence[str], filename: str) -> None:
         """Move values of variables out of the model into ``filename``, whose folder must exist."""
-        from podrun.popart.models.transformer import move_initializers
+        from podrun.onnx_models.transformer import move_initializers
 
         move_initializers(self._scope.initializers, self._scope.values, ids, filename)
 
@@ -82,11 +87,11 @@ def _ir_version(opset: int) -> int:
     return max(4, int(versions.get(opset, 4)))
 
 
-def load(source: str | bytes | os.PathLike[str]) -> Scope:
+def load(source: str | bytes | os.PathLike[str]) -> GraphScope:
     """A scope that continues the model in a file or in bytes."""
     from onnx import shape_inference
 
-    from podrun.popart.models.loader import read_light_model
+    from podrun.onnx_models.loader import read_light_model
 
     light = read_light_model(source)
     model = light.proto
@@ -102,3 +107,52 @@ def load(source: str | bytes | os.PathLike[str]) -> Scope:
     scope = scope_from_graph(model.graph, opsets, known)
     scope.values.update(light.values)
     return scope
+
+
+class Pushed:
+    """A context manager inside of which ``item`` lies on top of ``stack``."""
+
+    def __init__(self, stack: list[Any], item: Any) -> None:
+        self._stack, self._item = stack, item
+
+    def __enter__(self) -> None:
+        self._stack.append(self._item)
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.pop()
+
+
+class _Manager:
+    """A context manager around another that the builder gives."""
+
+    def __init__(self, inner: AbstractContextManager[Any]) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> Any:
+        return self._inner.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._inner.__exit__(kind, error, trace)
+
+
+class NameContextManager(_Manager):
+    """Prefixes the names of tensors that are added inside with ``name/``."""
+
+    def __init__(self, builder: Builder, name: str) -> None:
+        super().__init__(builder.nameScope(name))
+
+
+class AttributeContextManager(_Manager):
+    """Gives nodes that are added inside the attribute ``attribute``."""
+
+    def __init__(self, builder: Builder, attribute: str, value: Any) -> None:
+        super().__init__(builder._attribute_scope(attribute, value))
+
+
+class KeyValueContextManager(_Manager):
+    """Gives nodes that are added inside the outline attribute ``key`` with ``value``."""
+
+    def __init__(self, builder: Builder, key: str, value: str) -> None:
+        super().__init__(builder.outlineAttributes({key: value}))

@@ -1,6 +1,6 @@
 """The ai.graphcore operators as the builder sees them: method name, node type, attributes, outputs, shapes.
 
-One row per operator; `podrun.popart.ops` holds what they compute. Sources: AiGraphcoreOpset1 in the
+One row per operator; `podrun.onnx_models.ops` holds what they compute. Sources: AiGraphcoreOpset1 in the
 PopART Python API reference, and the PopART User Guide on operators.
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podrun.popart.building.attributes import COLLECTIVE_OPERATOR, COMM_GROUP
-from podrun.popart.enums import DataType, InitType, ReductionType, ScatterReduction, TensorRemapType
-from podrun.popart.errors import popart_exception
-from podrun.popart.tensor_info import TensorInfo, data_type_from_onnx, onnx_data_type, parse_data_type
+from podrun.session.attributes import COLLECTIVE_OPERATOR, COMM_GROUP
+from podrun.session.enums import DataType, InitType, ReductionType, ScatterReduction, TensorRemapType
+from podrun.session.exceptions import popart_exception
+from podrun.session.tensor_info import TensorInfo, data_type_from_onnx, onnx_data_type, parse_data_type
 
 Infos = Sequence[TensorInfo | None]
 Attributes = Mapping[str, Any]

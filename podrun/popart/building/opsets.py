@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 import numpy as np
 
 from podrun.popart.building.graphcore_ops import NODE_NAMES, OPS, REQUIRED, GraphcoreOp, attribute_value
-from podrun.popart.building.multi_convolution import multi_convolution
+from podrun.popart.building.node_inference import multi_convolution
 from podrun.popart.building.schemas import Unfit, onnx_methods, onnx_parameters, onnx_value
 from podrun.popart.debug import DebugContext, note
-from podrun.popart.errors import popart_exception
+from podrun.session.exceptions import popart_exception
 
 if TYPE_CHECKING:
     from podrun.popart.building.builder import Builder

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from podrun.onnx_models.tensor_proto import to_proto
 from podrun.popart.building.graphcore_ops import REQUIRED
-from podrun.popart.models.tensor_proto import to_proto
-from podrun.popart.tensor_info import onnx_data_type, parse_data_type
+from podrun.session.tensor_info import onnx_data_type, parse_data_type
 
 _LOGICAL = {
     "And": "logical_and",
@@ -160,3 +160,59 @@ def onnx_value(op_type: str, parameter: Parameter, value: Any) -> Any:
     if parameter.default is not REQUIRED and plain == parameter.default:
         return None
     return plain
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorIdentifier:
+    """Domain, type and version of an operator."""
+
+    domain: str
+    type: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpDefinition:
+    """What an operator takes and gives, as ONNX's schema says it."""
+
+    inputs: list[Any] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+def getSupportedOperations(includeInternal: bool) -> list[OperatorIdentifier]:
+    """Every operator and version that sessions run. There are no internal ones to include."""
+    from podrun.onnx_models.ops.registry import operators
+
+    return [OperatorIdentifier(item.domain, item.name, item.since) for item in operators()]
+
+
+def getUnsupportedOperations(opsetVersion: int) -> list[OperatorIdentifier]:
+    """Operators of an ai.onnx opset that sessions do not run."""
+    from onnx import defs
+
+    from podrun.onnx_models.ops.registry import find
+    from podrun.popart.building.schemas import onnx_methods
+
+    return [
+        OperatorIdentifier("ai.onnx", name, defs.get_schema(name, opsetVersion, "").since_version)
+        for name in sorted(onnx_methods(opsetVersion).values())
+        if find("ai.onnx", name, opsetVersion) is None
+    ]
+
+
+def getSupportedOperationsDefinition(includeInternal: bool) -> dict[OperatorIdentifier, OpDefinition]:
+    """What each supported ai.onnx operator takes and gives."""
+    from onnx import defs
+
+    found = {}
+    for identifier in getSupportedOperations(includeInternal):
+        if identifier.domain != "ai.onnx" or not defs.has(identifier.type, identifier.version, ""):
+            continue
+        schema = defs.get_schema(identifier.type, identifier.version, "")
+        found[identifier] = OpDefinition(
+            [item.name for item in schema.inputs],
+            [item.name for item in schema.outputs],
+            {name: str(item.type) for name, item in schema.attributes.items()},
+        )
+    return found

@@ -1,14 +1,52 @@
-"""What a report says about itself: what was measured (nothing), and its versions."""
+"""What a report says about itself (nothing was measured), and how its classes refuse what the tile model does not know.
+
+What the analysis library has and the tile model does not know is refused by name (`NotModelledError`, an
+AttributeError, so that ``hasattr`` says no). What the library does not have either is an ordinary AttributeError.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
 
-from podrun.report.library.partial import Partial, refusing
+from podrun.core.errors import UnsupportedError
+
+VERTICES = (
+    "the tile model plans operations, not vertices; tile.memory.category.vertexInstanceState has their bytes"
+)
+BY_TILE = "the tile model knows the fullest tile's cycles; see execution.steps[i].ipus[j].cycles"
+CODE = "code is modelled by IPU and category; see tile.memory.category"
+
+
+def refusing(*groups: tuple[str, str]) -> Mapping[str, str]:
+    """Reasons by attribute name, from pairs of names (separated by blanks) and a reason."""
+    return MappingProxyType({name: reason for names, reason in groups for name in names.split()})
+
+
+class NotModelledError(UnsupportedError, AttributeError):
+    """The analysis library has it; the tile model does not know it."""
+
+
+class Partial:
+    """A class of the analysis library, in part: ``refused`` maps missing attributes to the reason."""
+
+    __slots__ = ()
+    refused: ClassVar[Mapping[str, str]] = refusing()
+
+    def __getattr__(self, name: str) -> Any:
+        kind = type(self).__name__.removeprefix("Library")
+        if name in self.refused:
+            raise NotModelledError(
+                f"{kind}.{name} is not modelled: {self.refused[name]}", hint="docs/report.md"
+            )
+        raise AttributeError(f"{kind!r} has no attribute {name!r}")
+
 
 VERSION = (3, 3, 0)
-"""The SDK whose names are followed."""
+"""The SDK version whose names are used."""
 
 
 class ComputeInstrumentationLevel(enum.Enum):
@@ -40,7 +78,7 @@ class InstrumentationSettings:
 
 @dataclass(frozen=True, slots=True)
 class PoplarVersion(Partial):
-    """The SDK whose names are followed."""
+    """The SDK version whose names are used."""
 
     refused = refusing(("packageHash", "no Poplar compiled this"))
     major: int = VERSION[0]

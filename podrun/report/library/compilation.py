@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from podrun.report.library.partial import VERTICES, Partial, refusing
-from podrun.report.library.programs import ComputeSet, Program, ProgramType
+from podrun.report.library.about import VERTICES, Partial, refusing
+from podrun.report.library.execution import ComputeSet, LibraryProgram, ProgramType
 
 
 class IPU:
@@ -72,7 +72,7 @@ class Target(Partial):
 
 
 @dataclass(frozen=True, slots=True)
-class Graph(Partial):
+class LibraryGraph(Partial):
     """Sizes of the graph."""
 
     refused = refusing(
@@ -83,7 +83,7 @@ class Graph(Partial):
 
 
 @dataclass(frozen=True, slots=True)
-class Variable(Partial):
+class LibraryVariable(Partial):
     """What is always live on an IPU, summed up by what it is; ``size`` in bytes."""
 
     name: str
@@ -187,11 +187,11 @@ class Compilation(Partial):
         ("vertexTypes", VERTICES),
     )
     target: Target
-    graph: Graph
+    graph: LibraryGraph
     ipus: Sequence[Ipu]
     livenessProgramSteps: Sequence[LivenessStep]
-    programs: Sequence[Program]
-    alwaysLiveVariables: Sequence[Variable]
+    programs: Sequence[LibraryProgram]
+    alwaysLiveVariables: Sequence[LibraryVariable]
 
     @cached_property
     def tiles(self) -> list[Tile]:

@@ -1,12 +1,78 @@
-"""``report.execution``: the modelled run of one batch, step by step."""
+"""``report.execution``: one modelled run, step by step, and the programs that the steps execute."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar, overload
 
-from podrun.report.library.partial import BY_TILE, Partial, refusing
-from podrun.report.library.programs import Program
+from podrun.report.library.about import BY_TILE, CODE, VERTICES, Partial, refusing
+
+
+class ProgramType(enum.Enum):
+    """Kinds of programs. Steps of podrun are of the first three; the others are there to be compared with."""
+
+    OnTileExecute = "OnTileExecute"
+    DoExchange = "DoExchange"
+    Sync = "Sync"
+    GlobalExchange = "GlobalExchange"
+    StreamCopyBegin = "StreamCopyBegin"
+    StreamCopyMid = "StreamCopyMid"
+    StreamCopyEnd = "StreamCopyEnd"
+    OnEveryTileSwitch = "OnEveryTileSwitch"
+    Sequence = "Sequence"
+    Sans = "Sans"
+    SyncAns = "SyncAns"
+    Unknown = "Unknown"
+
+
+class ProgramVisitor:
+    """Derive from it, override what is of interest, and give it to a program's ``accept``."""
+
+    def visitOnTileExecute(self, program: LibraryProgram) -> None:
+        """A compute set that runs on the tiles."""
+
+    def visitDoExchange(self, program: LibraryProgram) -> None:
+        """An exchange between tiles."""
+
+    def visitSync(self, program: LibraryProgram) -> None:
+        """A barrier."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeSet(Partial):
+    """A compute set by its name."""
+
+    refused = refusing(("vertices numVertices", VERTICES), ("estimatedCyclesByTile cyclesByTile", BY_TILE))
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryProgram(Partial):
+    """What a step executes: one phase of neighbouring BSP steps of one operator family in one scope."""
+
+    Type: ClassVar[type[ProgramType]] = ProgramType
+    refused = refusing(("estimatedCyclesByTile", BY_TILE), ("codeBytesByTile controlCodeByTile", CODE))
+    name: str
+    type: ProgramType
+    _id: int
+
+    @property
+    def computeset(self) -> ComputeSet:
+        """What an OnTileExecute program runs."""
+        if self.type is not ProgramType.OnTileExecute:
+            raise AttributeError(f"a {self.type.value} program has no compute set")
+        return ComputeSet(self.name)
+
+    @property
+    def children(self) -> tuple[LibraryProgram, ...]:
+        """A step's program holds no others."""
+        return ()
+
+    def accept(self, visitor: ProgramVisitor) -> None:
+        """Call the visitor's method for this kind of program."""
+        getattr(visitor, f"visit{self.type.value}")(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +85,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class CycleInterval:
-    """From when to when, in cycles since the batch began."""
+    """From when to when, in cycles since the run began."""
 
     cyclesFrom: Bounds
     cyclesTo: Bounds
@@ -53,9 +119,9 @@ class StepOnIpu(Partial):
 
 @dataclass(frozen=True, slots=True)
 class ExecutionStep:
-    """One BSP phase of a micro-batch, on one of ``count`` IPUs of a replica; ``start`` in cycles since the batch's."""
+    """One BSP phase of a micro-batch, on one of ``count`` IPUs of a replica; ``start`` in cycles since the run's."""
 
-    program: Program
+    program: LibraryProgram
     ipu: int
     count: int
     start: int
@@ -68,16 +134,47 @@ class ExecutionStep:
 
 
 @dataclass(frozen=True, slots=True)
+class RepeatedSteps(Sequence[ExecutionStep]):
+    """The steps of ``passes`` passes that are alike, ``cycles`` after one another: made when they are asked for."""
+
+    once: tuple[ExecutionStep, ...]
+    passes: int
+    cycles: int
+
+    def __len__(self) -> int:
+        return len(self.once) * self.passes
+
+    @overload
+    def __getitem__(self, index: int) -> ExecutionStep: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[ExecutionStep]: ...
+
+    def __getitem__(self, index: int | slice) -> ExecutionStep | list[ExecutionStep]:
+        if isinstance(index, slice):
+            return [self._at(number) for number in range(*index.indices(len(self)))]
+        number = index + len(self) * (index < 0)
+        if not 0 <= number < len(self):
+            raise IndexError(f"there are {len(self)} steps, none with index {index}")
+        return self._at(number)
+
+    def _at(self, number: int) -> ExecutionStep:
+        which, place = divmod(number, len(self.once))
+        step = self.once[place]
+        return replace(step, start=step.start + which * self.cycles) if which else step
+
+
+@dataclass(frozen=True, slots=True)
 class Interval:
-    """Modelled microseconds from the start of the first batch."""
+    """Modelled microseconds from the start of the first run."""
 
     start: float
     end: float
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One batch."""
+class LibraryRun:
+    """One run of the session: all its batches."""
 
     name: str
     microseconds: Interval
@@ -86,15 +183,15 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class TotalCycles:
-    """Cycles of a whole execution."""
+    """Cycles of one whole run."""
 
     total: int
 
 
 @dataclass(frozen=True, slots=True)
 class Execution(Partial):
-    """The modelled run of one batch."""
+    """One modelled run."""
 
     steps: Sequence[ExecutionStep]
-    runs: Sequence[Run]
+    runs: Sequence[LibraryRun]
     totalCycles: TotalCycles

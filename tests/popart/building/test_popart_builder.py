@@ -289,13 +289,9 @@ def test_hints_and_their_checks(builder):
     ("dtype", "field"),
     [
         ("float32", "float_data"),
-        ("float16", "int32_data"),
         ("int64", "int64_data"),
         ("int32", "int32_data"),
         ("uint32", "uint64_data"),
-        ("int8", "int32_data"),
-        ("uint8", "int32_data"),
-        ("bool", "int32_data"),
     ],
 )
 def test_values_are_in_typed_fields_and_come_back(builder, dtype, field):

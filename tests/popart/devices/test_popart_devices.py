@@ -7,10 +7,11 @@ import pytest
 from popart_sessions import linear
 
 import podrun.popart as popart
-from podrun import errors
-from podrun.device.connection import IpuRange
-from podrun.popart.devices.device import device_ids
-from podrun.popart.errors import surfaced
+from podrun.core import errors
+from podrun.core.error_codec import error_from_dict, error_to_dict
+from podrun.core.layout import IpuRange
+from podrun.session.devices.device import device_ids
+from podrun.session.exceptions import surfaced
 
 
 @pytest.fixture
@@ -143,7 +144,9 @@ def test_recoverable_errors_keep_their_action():
     assert isinstance(error, (popart.poplar_runtime_error, popart.poplar_exception))
     assert isinstance(error, errors.RecoverableRuntimeError)
     assert (error.args[0], error.where, error.hint) == ("parity", "IPU 5", "reset")
-    assert errors.error_from_dict(error.to_dict()).to_dict() == error.to_dict()
+    again = error_from_dict(error_to_dict(error))
+    assert type(again) is type(error)
+    assert error_to_dict(again) == error_to_dict(error)
 
 
 def test_the_tree_is_the_sdk_s():
@@ -169,7 +172,7 @@ def one_weight(device):
 
 
 def test_the_environment_reaches_ipus_inside_of_the_process(tmp_path):
-    environ = {"PODRUN_FAULTS": "ipu:0@step=1:tile-parity", "PODRUN_CACHE_DIR": str(tmp_path)}
+    environ = {"PODRUN_FAULTS": "ipu:0@batch=1:tile-parity", "PODRUN_CACHE_DIR": str(tmp_path)}
     with popart.DeviceManager(environ).acquireAvailableDevice(1) as device:
         run = one_weight(device)
         run()

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from podrun.errors import PodrunError, UsageError
-from podrun.popart.lowering import lower
-from podrun.popart.models.model_loader import load_model
+from podrun.core.errors import PodrunError, UsageError
+from podrun.onnx_models.lowering import lower
+from podrun.onnx_models.model_loader import load_model
 
 W = np.arange(12, dtype=np.float32).reshape(3, 4)
 

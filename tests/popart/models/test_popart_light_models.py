@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import podrun.popart as popart
-from podrun.errors import UsageError
-from podrun.popart.errors import popart_exception
-from podrun.popart.models.light_model import LightModel
-from podrun.popart.models.model_loader import read_light_model, read_model
-from podrun.popart.models.tensor_proto import to_proto
-from podrun.popart.models.wire import set_apart
+from podrun.core.errors import UsageError
+from podrun.onnx_models.light_model import LightModel
+from podrun.onnx_models.model_loader import read_light_model, read_model
+from podrun.onnx_models.protobuf_fields import set_apart
+from podrun.onnx_models.tensor_proto import to_array, to_proto
+from podrun.session.exceptions import popart_exception
 
 KINDS = (np.float32, np.float16, np.float64, np.int32, np.int64)
 
@@ -106,7 +106,7 @@ def test_a_weight_comes_out_of_a_builder_as_it_was_given(dtype: type) -> None:
     weights[:] = 0  # What the program does with its array afterwards is its own business.
     data = builder.getModelProto()
     model = onnx.load_from_string(data)
-    assert np.array_equal(numpy_helper.to_array(model.graph.initializer[0]), given_then)
+    assert np.array_equal(to_array(model.graph.initializer[0]), given_then)
     assert not model.graph.initializer[0].HasField("raw_data")
     assert model.SerializeToString(deterministic=True) == data
     assert popart.Builder(data).getModelProto() == data
@@ -114,7 +114,7 @@ def test_a_weight_comes_out_of_a_builder_as_it_was_given(dtype: type) -> None:
 
 
 def test_a_model_beyond_what_protobuf_takes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("podrun.popart.models.light_model._MOST_BYTES", 20_000)
+    monkeypatch.setattr("podrun.onnx_models.light_model._MOST_BYTES", 20_000)
     builder = popart.Builder()
     builder.addInitializedInputTensor(np.zeros(5000, np.float32))
     with pytest.raises(popart_exception, match="at most 20000") as caught:

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from podrun.popart.models.tensor_proto import to_array, to_proto
+from podrun.onnx_models.tensor_proto import to_array, to_proto
 
 FIELDS = {
     np.float32: "float_data",

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from podrun.popart.ops.registry import GRAPHCORE, ONNX
+from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX
 
 
 @dataclass(frozen=True, slots=True)

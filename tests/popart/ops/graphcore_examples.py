@@ -7,7 +7,7 @@ import functools
 import numpy as np
 from example_models import Example, example, ints, random, subgraph
 
-from podrun.popart.ops.registry import GRAPHCORE
+from podrun.onnx_models.ops.registry import GRAPHCORE
 
 
 def elementwise() -> list[Example]:

@@ -16,7 +16,7 @@ from example_models import Example, example, model, random
 from onnx import helper
 from onnx_suite import cases, data_of
 
-from podrun.popart.ops.registry import ONNX, operators
+from podrun.onnx_models.ops.registry import ONNX, operators
 
 MOST = 2
 """Examples of one operator taken from ONNX's suite, the smallest ones."""

@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from podrun.errors import PodrunError, UnimplementedError, UnsupportedError, UsageError
-from podrun.popart.lowering import lower
+from podrun.core.errors import PodrunError, UnimplementedError, UnsupportedError, UsageError
+from podrun.onnx_models.lowering import lower
 
 node = helper.make_node
 

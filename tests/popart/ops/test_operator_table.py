@@ -12,9 +12,9 @@ import onnx
 import operator_table as table
 import pytest
 
-from podrun.errors import UnimplementedError, UnsupportedError
-from podrun.popart.lowering import Lowered, lower
-from podrun.popart.ops.registry import find, operators
+from podrun.core.errors import UnimplementedError, UnsupportedError
+from podrun.onnx_models.lowering import Lowered, lower
+from podrun.onnx_models.ops.registry import find, operators
 
 ALL = table.names()
 SMOOTH_STEP = 1e-6

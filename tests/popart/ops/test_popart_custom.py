@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import podrun.popart as popart
-from podrun.popart.custom import explain_libraries
-from podrun.popart.ops import registry
+from podrun.onnx_models.custom import explain_libraries
+from podrun.onnx_models.ops import registry
 
 DOMAIN = "test.ops"
 
@@ -21,7 +21,7 @@ DOMAIN = "test.ops"
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
     """Leave the operator tables as they were."""
-    from podrun.popart import custom
+    from podrun.onnx_models import custom
 
     registry.load()  # Families register when they are loaded, once: into the table that stays.
     monkeypatch.setattr(custom, "_registered", {})
@@ -156,7 +156,7 @@ print(anchors[y])
 """
 OPERATORS = """
 from podrun.popart import register_op
-from podrun.popart.patterns import register_pattern
+from podrun.popart import register_pattern
 register_op("our.ops", "Fused", 1, lambda x, *, factor: x * factor)
 register_pattern("OurRewrite")
 """

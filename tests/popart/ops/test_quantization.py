@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from podrun.popart.ops.quantization import dynamic_quantize_linear, quantize_linear
+from podrun.onnx_models.ops.quantization import dynamic_quantize_linear, quantize_linear
 
 VALUES = np.array([0, 2, -3, -2.5, 1.34, 0.5], np.float32)
 SCALE = np.float32(5) / np.float32(255)

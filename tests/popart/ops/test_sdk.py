@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from podrun.errors import UsageError
-from podrun.popart.lowering import Lowered, lower
-from podrun.popart.ops.sdk import Sdk
+from podrun.core.errors import UsageError
+from podrun.onnx_models.lowering import Lowered, lower
+from podrun.onnx_models.ops.sdk import Sdk
 
 GRAPHCORE = "ai.graphcore"
 SDK = Sdk()

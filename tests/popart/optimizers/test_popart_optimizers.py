@@ -11,8 +11,8 @@ import pytest
 from popart_sessions import INPUTS, MICRO_BATCH, gradient, linear, replicated, training, weights
 
 import podrun.popart as popart
-from podrun.executable import TensorSpec, numpy_dtype
-from podrun.popart.optimizers import UpdateContext
+from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.session.optimizers import UpdateContext
 
 STEPS = 40
 SHAPE = (5, 3)

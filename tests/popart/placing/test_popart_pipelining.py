@@ -9,7 +9,7 @@ import pytest
 from popart_sessions import options, weights
 
 import podrun.popart as popart
-from podrun.executable import LoadStream, StoreStream
+from podrun.core.executable import LoadStream, StoreStream
 
 WIDTH, MICRO_BATCH = 8, 4
 MANUAL = popart.VirtualGraphMode.Manual

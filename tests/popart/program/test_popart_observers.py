@@ -9,7 +9,7 @@ from popart_sessions import options, replicated
 
 import podrun.onnx_backend as backend
 import podrun.popart as popart
-from podrun.errors import UnsupportedError
+from podrun.core.errors import UnsupportedError
 
 
 def printing(**kwargs):

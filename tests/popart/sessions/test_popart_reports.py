@@ -9,7 +9,7 @@ import pytest
 from popart_sessions import MICRO_BATCH, linear, options, training
 
 import podrun.popart as popart
-from podrun.device.tiles import primitives
+from podrun.costmodel import primitives
 from podrun.report import Profile
 from podrun.report.document import load
 
@@ -183,7 +183,7 @@ def test_strict_mode_is_content_with_what_planners_know():
 
 def test_a_compiled_step_is_never_costed_again(tmp_path, monkeypatch, device_of):
     """Training after prepareDevice, and preparing from the executable cache, ask the tile model for nothing."""
-    from podrun.device.tiles import cost
+    from podrun.costmodel import cost
 
     opts = options(enableEngineCaching=True, cachePath=str(tmp_path / "cache"))
     costed = []

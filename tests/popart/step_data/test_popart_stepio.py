@@ -216,3 +216,18 @@ def test_arrays_that_are_not_contiguous_are_refused_where_they_are_given(device)
         )
         with pytest.raises(popart.popart_runtime_error, match="not C-contiguous"):
             session.run(io)
+
+
+def test_anchors_that_cannot_be_filled_are_refused():
+    fine = np.zeros(8, np.float32)
+    fixed = np.zeros(8, np.float32)
+    fixed.flags.writeable = False
+    with pytest.raises(popart.popart_exception, match=r"output 'y' is read-only: pass array.copy\(\)"):
+        popart.PyStepIO({}, {"y": fixed})
+    for first, second in ((fine, fine), (fine[:6], fine[4:]), (fine, fine.reshape(2, 4))):
+        with pytest.raises(
+            popart.popart_exception, match=r"'y' and 'z' share memory|'z' and 'y' share memory"
+        ):
+            popart.PyStepIO({}, {"y": first, "z": second})
+    popart.PyStepIO({}, {"y": fine[:4], "z": fine[4:], "none": np.zeros(0, np.float32)})
+    popart.PyStepIO({"x": fine, "same": fine}, {})

@@ -1,0 +1,170 @@
+"""What groups need of Linux: futexes to sleep on, whether a process is still alive, and shared memory within limits.
+
+A futex is a 32-bit word that processes share. ``wait`` sleeps while the word still has the value that the caller saw;
+``wake`` wakes the sleepers after the word was changed. Both release the GIL. Futexes were chosen over eventfd because a
+peer can open a memfd through /proc but not an eventfd, and because one wake reaches all sleepers. See futex(2).
+
+A process is identified by its PID and its start time, so that a PID that is used again is not taken for the same
+process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import platform
+import select
+from pathlib import Path
+from typing import Any
+
+from podrun.collectives.group_errors import HostLimitError, within_limits
+from podrun.core.errors import UnsupportedError
+from podrun.core.shared_region import RegionName, SharedRegion
+
+_FUTEX_WAIT = 0
+_FUTEX_WAKE = 1
+_EVERYONE = 0x7FFFFFFF
+_SYSCALL_NUMBER = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+
+
+def address_of(buffer: Any) -> int:
+    """The address of a writable buffer in this process; valid while the buffer exists."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+
+def _number() -> int:
+    machine = platform.machine()
+    if machine not in _SYSCALL_NUMBER:
+        raise UnsupportedError(f"collectives do not know the futex system call of {machine}")
+    return _SYSCALL_NUMBER[machine]
+
+
+class Futex:
+    """The futex at an address of a shared mapping, which the caller keeps alive."""
+
+    def __init__(self, address: int) -> None:
+        self._number = ctypes.c_long(_number())
+        self._address = ctypes.c_void_p(address)
+        self._word = ctypes.c_uint32.from_address(address)
+        self._wake_args = (self._number, self._address, ctypes.c_int(_FUTEX_WAKE), ctypes.c_int(_EVERYONE))
+
+    @property
+    def value(self) -> int:
+        """The current value of the word."""
+        return self._word.value
+
+    @value.setter
+    def value(self, new: int) -> None:
+        self._word.value = new
+
+    def wake(self) -> None:
+        """Wake every sleeper."""
+        _syscall(*self._wake_args, None, None, 0)
+
+    def wait(self, seen: int, seconds: float) -> None:
+        """Sleep until woken, at most ``seconds``. Returns at once if the word is not ``seen``; may return early."""
+        limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
+        result = _syscall(
+            self._number,
+            self._address,
+            ctypes.c_int(_FUTEX_WAIT),
+            ctypes.c_uint32(seen),
+            ctypes.byref(limit),
+            None,
+            0,
+        )
+        if result < 0 and (code := ctypes.get_errno()) not in (errno.EAGAIN, errno.ETIMEDOUT, errno.EINTR):
+            raise OSError(code, f"futex: {os.strerror(code)}")
+
+
+def start_time(pid: int) -> int:
+    """When the process started, in clock ticks since boot (field 22 of ``/proc/<pid>/stat``); 0 if there is no such
+    process. Raises HostLimitError if no file can be opened to read it.
+    """
+    with within_limits(f"file to look at process {pid} by"):
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
+        except (FileNotFoundError, ProcessLookupError):
+            return 0
+    return int(text.rpartition(")")[2].split()[19])
+
+
+def host_identity() -> str:
+    """A text that is equal for two processes iff they are on one host: same boot, PID namespace and network namespace.
+
+    Processes in different PID namespaces cannot share memory through /proc. Tests use network namespaces with addresses
+    of their own as several hosts.
+    """
+    with within_limits("file to know this host by"):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="latin-1").strip()
+    return "/".join([boot, os.readlink("/proc/self/ns/pid"), os.readlink("/proc/self/ns/net")])
+
+
+class ProcessWatch:
+    """Watches one process by a pidfd, which reports the end of the process even before its parent has noticed.
+
+    If this process may not open another file, only the PID is checked; a zombie then counts as alive.
+    """
+
+    def __init__(self, pid: int, started: int) -> None:
+        self.fd = -1
+        self._pid = pid
+        self._gone = False
+        try:
+            with within_limits("pidfd"):
+                self.fd = os.pidfd_open(pid)
+            self._gone = start_time(pid) != started
+        except ProcessLookupError:
+            self._gone = True
+        except HostLimitError:
+            pass
+
+    def alive(self) -> bool:
+        """Whether the watched process still runs."""
+        if self._gone:
+            return False
+        if self.fd < 0:
+            return Path(f"/proc/{self._pid}").exists()
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        """Close the pidfd. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def pages(nbytes: int) -> int:
+    """``nbytes`` rounded up to whole pages."""
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def create_region(label: str, nbytes: int) -> SharedRegion:
+    """A new region of whole pages. Raises HostLimitError if the host has no memory or file for it."""
+    with within_limits(f"shared memory of {pages(nbytes)} bytes for {label}"):
+        return SharedRegion.create(label, pages(nbytes))
+
+
+def open_region(pid: int, fd: int, inode: int = 0) -> SharedRegion:
+    """The region that process ``pid`` holds open as ``fd``; ``inode``: of its file, 0 where its content tells.
+
+    Raises OSError if it is gone or not ours to open, HostLimitError if the host has no memory or file for it.
+    """
+    with within_limits(f"room for shared memory of process {pid}"):
+        try:
+            return SharedRegion.open(RegionName(pid, fd, inode))
+        except ValueError as error:
+            raise OSError(errno.EBADF, str(error)) from error

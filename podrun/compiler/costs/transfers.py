@@ -1,0 +1,256 @@
+"""The modelled time of data that moves: collectives inside a model, sharded variables, streaming memory.
+
+**Collectives inside a model** take their time from the link model: forward, and backward where their values lead to
+the loss.
+
+**Replicated tensor sharding.** A weight, its optimizer state or its accumulator may be cut over the replicas of a
+sharding domain (`podrun.costmodel.tile_memory.Location.shards`). Numbers do not change. What changes is:
+
+* weights cut: each replica gathers a weight before a segment uses it, once for each micro-batch; gradients are
+  scattered to their shards and nothing is gathered after the update;
+* accumulators cut: gradients are scattered for each micro-batch, not once for each batch;
+* accumulators or state cut, weights whole: the new weights are gathered after the update, which with the scattering is
+  what an all-reduce does;
+* whatever is cut, each replica updates its shard only;
+* a domain of fewer than all replicas: shards are all-reduced between domains.
+
+Machines of the emulator keep one copy of weights and state on a host and update them by slices, cut or not.
+
+**Streaming memory.** Variables whose location is off chip move for every use: weights for each segment that reads them,
+accumulators there and back for each gradient, optimizer state there and back for the update. Activations that wait on
+their IPU go there when they are made and come back for each segment that reads them; between neighbouring execution
+phases they stay on chip. A variable cut over replicas moves its shard only. The rate is that of a machine, shared by
+what streams at the same time: the replicas of the machine, and in a pipeline their stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax.extend.core import JaxprEqn, Literal
+
+from podrun.collectives.timing import all_gather, reduce_scatter
+from podrun.compiler.costs.ipu_memory import SegmentWork
+from podrun.compiler.model_collectives import ExchangeKind, exchanges
+from podrun.compiler.program import Program, layout_of
+from podrun.compiler.state.arenas import Memory, WeightGroup
+from podrun.compiler.state.grouped import replicas_reduced
+from podrun.compiler.tracing.forward_trace import Trace
+from podrun.core.buffer_names import gradient_buffer
+from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.costmodel.batch import STREAMING_BYTES_PER_SECOND
+from podrun.costmodel.exchange import all_reduce_seconds, fabric_of
+from podrun.costmodel.target import IPUS_PER_MACHINE, Chip
+from podrun.costmodel.tile_memory import Location
+
+
+def collective_seconds(
+    program: Program, traced: Trace, chip: Chip
+) -> tuple[tuple[JaxprEqn, float, float], ...]:
+    """The collectives of a micro-batch, in order: the equation, and seconds forward and backward (0 for one whose
+    value does not lead to the loss)."""
+    found = exchanges(traced.jaxpr)
+    differentiated = _leading_to(traced, program.loss) if found and program.loss is not None else set()
+    return tuple(
+        (equation, *_exchange_seconds(equation, program, chip, backward=id(equation) in differentiated))
+        for equation in found
+    )
+
+
+def _exchange_seconds(
+    equation: JaxprEqn, program: Program, chip: Chip, *, backward: bool
+) -> tuple[float, float]:
+    """A collective and, with ``backward``, its transpose: of a sum the same, of a gathering a scattered sum."""
+    kind, ranks = equation.params["kind"], len(equation.params["groups"][0])
+    aval: Any = equation.invars[0].aval
+    nbytes, ipus = aval.size * aval.dtype.itemsize, program.ipus_per_replica
+    if kind is ExchangeKind.POSITION or ranks == 1:
+        return 0.0, 0.0
+    if kind is ExchangeKind.SUM:
+        each = all_reduce_seconds(chip, ranks, nbytes, ipus_per_replica=ipus)
+        return each, backward * each
+    fabric = fabric_of(chip)
+    return (
+        all_gather(nbytes * ranks, ranks, fabric, ipus_per_rank=ipus).seconds,
+        backward * reduce_scatter(nbytes * ranks, ranks, fabric, ipus_per_rank=ipus).seconds,
+    )
+
+
+def _leading_to(traced: Trace, loss: str) -> set[int]:
+    """Identities of the floating-point exchanges from which a chain of equations leads to the loss."""
+    wanted: set[Any] = {traced.variable(loss)}
+    found = set()
+    for equation in reversed(traced.jaxpr.jaxpr.eqns):
+        if wanted.isdisjoint(equation.outvars):
+            continue
+        wanted |= {v for v in equation.invars if not isinstance(v, Literal)}
+        if any(jnp.issubdtype(getattr(v.aval, "dtype", bool), jnp.floating) for v in equation.outvars):
+            found.add(id(equation))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """Into how many parts a weight, its state and its accumulator are cut; 1: not at all."""
+
+    weight: int
+    state: int
+    accumulator: int
+
+    @property
+    def update(self) -> int:
+        """Into how many parts the update of the weight falls."""
+        return max(self.weight, self.state, self.accumulator)
+
+
+def shards_of(program: Program, weight: str) -> Shards:
+    """The shards of a weight and what belongs to it, never more than the replicas that share the weight."""
+    where, rule, spec = program.locations, program.update, program.parameters[weight].spec
+    most = replicas_reduced(program, weight)
+
+    def parts(place: Location, elements: int) -> int:
+        return min(place.shards, most) if place.elements(elements) < elements else 1
+
+    states = [] if rule is None else [state for state, _ in rule.state(spec).values()]
+    return Shards(
+        parts(where.of(weight, where.weights), spec.size),
+        max((parts(where.of(s.name, where.optimizer_state), s.size) for s in states), default=1),
+        parts(where.of(gradient_buffer(weight), where.accumulators), spec.size) if program.accumulates else 1,
+    )
+
+
+def update_spec(program: Program, weight: str) -> TensorSpec:
+    """What one replica updates of a weight: all of it, or its shard, which is flat."""
+    spec, parts = program.parameters[weight].spec, shards_of(program, weight).update
+    return spec if parts == 1 else TensorSpec(spec.name, spec.dtype, (-(-spec.size // parts),))
+
+
+def reduction_seconds(program: Program, memory: Memory, chip: Chip) -> dict[int, float]:
+    """Seconds to reduce the gradients of a batch and to gather what the update made, by IPU of a replica.
+
+    IPUs do theirs side by side. What is cut alike travels together, padding of arenas included where nothing is cut.
+    """
+    found: dict[int, float] = {}
+    for group in memory.groups:
+        found.setdefault(group.home, 0.0)
+    for home in found:
+        groups = [group for group in memory.groups if group.home == home]
+        found[home] = sum(
+            _reduction(program, chip, replicas, shards, gradient, weight)
+            for (replicas, shards), (gradient, weight) in _sizes(program, groups).items()
+        )
+    return dict(sorted(found.items()))
+
+
+def gather_seconds(program: Program, work: SegmentWork, chip: Chip) -> float:
+    """Seconds of a micro-batch in which the sharded weights that a segment reads are gathered for it."""
+    fabric, ipus = fabric_of(chip), program.ipus_per_replica
+    sizes: dict[int, float] = {}
+    for name in sorted(work.reads & program.parameters.keys()):
+        parts = shards_of(program, name).weight
+        if parts > 1:
+            sizes[parts] = sizes.get(parts, 0.0) + program.parameters[name].spec.nbytes
+    return sum(all_gather(size, parts, fabric, ipus_per_rank=ipus).seconds for parts, size in sizes.items())
+
+
+def _sizes(
+    program: Program, groups: Sequence[WeightGroup]
+) -> Mapping[tuple[int, Shards], tuple[float, float]]:
+    """Bytes of gradients and of weights that are reduced over equally many replicas and cut alike."""
+    found: dict[tuple[int, Shards], tuple[float, float]] = {}
+    for group in groups:
+        wide = numpy_dtype(group.gradient_dtype).itemsize
+        stored = sum(weight.size for weight in group.weights)
+        for weight in group.weights:
+            replicas, spec = replicas_reduced(program, weight.name), program.parameters[weight.name].spec
+            shards = shards_of(program, weight.name)
+            shards = Shards(shards.weight, 1, shards.accumulator)  # State does not travel.
+            gradient, moved = found.get((replicas, shards), (0.0, 0.0))
+            padded = group.size / stored if shards.update == 1 else 1.0
+            found[replicas, shards] = (gradient + spec.size * wide * padded, moved + spec.nbytes)
+    return found
+
+
+def _reduction(
+    program: Program, chip: Chip, replicas: int, shards: Shards, gradient: float, weight: float
+) -> float:
+    ipus, fabric = program.ipus_per_replica, fabric_of(chip)
+    parts = max(shards.weight, shards.accumulator)
+    if parts == 1:
+        return all_reduce_seconds(chip, replicas, gradient, ipus_per_replica=ipus)
+    times = program.accumulation_factor if shards.accumulator > 1 else 1
+    seconds = times * reduce_scatter(gradient, parts, fabric, ipus_per_rank=ipus).seconds
+    if replicas > parts:
+        seconds += all_reduce_seconds(chip, replicas // parts, gradient / parts, ipus_per_replica=ipus)
+    if shards.weight == 1:
+        seconds += all_gather(weight, parts, fabric, ipus_per_rank=ipus).seconds
+    return seconds
+
+
+def streamed_segment_bytes(
+    program: Program, works: Sequence[SegmentWork], gradients: Sequence[Collection[str]]
+) -> tuple[int, ...]:
+    """Bytes that each segment moves for a micro-batch; ``gradients[i]``: weights whose gradients ``works[i]`` makes."""
+    found = [_streamed_variables(program, work, made) for work, made in zip(works, gradients, strict=True)]
+    activations = program.locations.activations
+    for maker, work in enumerate(works):
+        for name, size in work.crossing:
+            if not activations.streamed(size):
+                continue
+            readers = [
+                i
+                for i, other in enumerate(works)
+                if name in other.reads and _waits_off_chip(program, work, other)
+            ]
+            found[maker] += size * bool(readers)
+            for reader in readers:
+                found[reader] += size
+    return tuple(found)
+
+
+def streamed_update_bytes(program: Program, groups: Sequence[WeightGroup]) -> int:
+    """Bytes that the update of the groups of one IPU moves."""
+    where, rule = program.locations, program.update
+    total = 0
+    for group in groups:
+        assert rule is not None
+        for weight in (program.parameters[weight.name].spec for weight in group.weights):
+            total += 2 * _streamed_bytes(weight, where.of(weight.name, where.weights))
+            for spec, _ in rule.state(weight).values():
+                total += 2 * _streamed_bytes(spec, where.of(spec.name, where.optimizer_state))
+            if program.accumulates:
+                name = gradient_buffer(weight.name)
+                accumulator = TensorSpec(name, group.gradient_dtype, weight.shape)
+                total += _streamed_bytes(accumulator, where.of(name, where.accumulators))
+    return total
+
+
+def streaming_seconds(program: Program, nbytes: int, streams: int = 1) -> float:
+    """Seconds for ``nbytes`` on each of ``streams`` IPUs of a replica at once (at most those of a machine)."""
+    sharing = layout_of(program).replicas_per_machine * min(streams, IPUS_PER_MACHINE)
+    return nbytes * sharing / STREAMING_BYTES_PER_SECOND
+
+
+def _streamed_variables(program: Program, work: SegmentWork, made: Collection[str]) -> int:
+    where = program.locations
+    total = 0
+    for name, parameter in program.parameters.items():
+        if name in work.reads:
+            total += _streamed_bytes(parameter.spec, where.of(name, where.weights))
+        if name in made and program.accumulates:
+            total += 2 * _streamed_bytes(parameter.spec, where.of(gradient_buffer(name), where.accumulators))
+    return total
+
+
+def _waits_off_chip(program: Program, maker: SegmentWork, reader: SegmentWork) -> bool:
+    """True iff what ``maker`` makes goes off chip until ``reader`` wants it."""
+    if maker.ipu != reader.ipu or maker is reader:
+        return False
+    return program.phases is None or reader.cycle - maker.cycle > 1
+
+
+def _streamed_bytes(spec: TensorSpec, place: Location) -> int:
+    return place.elements(spec.size) * numpy_dtype(spec.dtype).itemsize if place.streamed(spec.size) else 0

@@ -1,0 +1,88 @@
+"""Jaxprs, JAX's form of a traced function: evaluated, pruned, and cut into parts.
+
+What this needs of JAX beyond its public API comes from `podrun.private_apis.jax`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var
+
+from podrun.private_apis.jax import bind, call_in_scope, without_unused
+
+
+def evaluate(
+    jaxpr: Jaxpr,
+    consts: Sequence[Any],
+    arguments: Sequence[Any],
+    taps: Mapping[Var, Any] | None = None,
+    apply: Callable[[JaxprEqn, Sequence[Any]], Any] = bind,
+) -> list[Any]:
+    """Evaluate a jaxpr in its own name scopes, as ``jax.core.eval_jaxpr`` does.
+
+    Where a variable is in ``taps``, its consumers read what the tap, a function, makes of its value.
+    ``apply(equation, operands)`` gives an equation's result, a list of them if its primitive has several.
+    """
+    taps = taps or {}
+    if not taps and apply is bind:
+        return list(jax.core.eval_jaxpr(jaxpr, consts, *arguments))
+    environment: dict[Var, Any] = {}
+
+    def write(variable: Var, value: Any) -> None:
+        environment[variable] = taps[variable](value) if variable in taps else value
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, Literal) else environment[atom]
+
+    for variable, value in zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True):
+        write(variable, value)
+    for equation in jaxpr.eqns:
+        answer = call_in_scope(apply, equation, [read(atom) for atom in equation.invars])
+        results = answer if equation.primitive.multiple_results else [answer]
+        for variable, value in zip(equation.outvars, results, strict=True):
+            write(variable, value)
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def pruned(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr without equations that no result needs; arguments stay as they are."""
+    return ClosedJaxpr(without_unused(closed.jaxpr), closed.consts)
+
+
+def sub_jaxpr(
+    whole: ClosedJaxpr, invars: Sequence[Var], equations: Sequence[JaxprEqn], outvars: Sequence[Any]
+) -> ClosedJaxpr:
+    """Some equations of a jaxpr as one of their own: arguments ``invars``, results ``outvars``."""
+    read = {v for e in equations for v in e.invars if not isinstance(v, Literal)}
+    read |= {v for v in outvars if not isinstance(v, Literal)}
+    pairs = zip(whole.jaxpr.constvars, whole.consts, strict=True)
+    consts = [(variable, value) for variable, value in pairs if variable in read]
+    effects = frozenset().union(*(e.effects for e in equations))
+    info = DebugInfo("podrun", "piece", ("",) * len(invars), ("",) * len(outvars))
+    jaxpr = Jaxpr([v for v, _ in consts], list(invars), list(outvars), list(equations), effects, info)
+    return pruned(ClosedJaxpr(jaxpr, [value for _, value in consts]))
+
+
+def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
+    """The jaxprs that an equation runs: a loop's body, a branch's sides, a call's function."""
+    for value in equation.params.values():
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, Jaxpr):
+                yield item
+
+
+def read_arguments(jaxpr: Jaxpr) -> set[Any]:
+    """The variables that some equation or result reads."""
+    read = {v for equation in jaxpr.eqns for v in equation.invars if not isinstance(v, Literal)}
+    return read | {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+
+
+def name_scopes(equation: JaxprEqn) -> tuple[str, ...]:
+    """The name scopes of an equation from the outside in, with ``jvp(...)`` and ``transpose(...)`` left
+    on."""
+    return tuple(part for part in str(equation.source_info.name_stack).split("/") if part)

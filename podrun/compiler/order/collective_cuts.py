@@ -1,0 +1,318 @@
+"""How a folded exchange between replicas is computed, on one machine and on several.
+
+On one machine all replicas of a group are on the folded axis, and an exchange is arithmetic on it. On several, each
+machine writes its replicas' operands to its slice of an arena, an AllGather gives every machine the whole arena, and
+each machine computes its replicas' results from it. So a piece is cut into Computations with AllGathers between them.
+Exchanges that do not depend on each other share a cut. Values that one Computation makes and a later one reads are
+temporaries. Buffers that the piece both reads and writes (accumulators, the seed) are written by the last Computation,
+so that all Computations read the same values.
+
+Sums go from replica to replica in order of the replicas of the whole program, so results do not depend on how replicas
+are spread over machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import ShapedArray
+from jax.extend.core import JaxprEqn, Literal, Primitive, Var
+
+from podrun.compiler import jaxprs
+from podrun.compiler.export.pieces import TracedPiece
+from podrun.compiler.model_collectives import (
+    ExchangeKind,
+    Groups,
+    check_groups,
+    exchange_p,
+    exchanges,
+    folded_p,
+)
+from podrun.compiler.program import tap
+from podrun.compiler.state.arenas import ALIGNMENT
+from podrun.compiler.tracing.segments import split
+from podrun.core.buffer_names import EXCHANGE, SLICE, WHOLE
+from podrun.core.errors import InternalError
+from podrun.core.executable import REPLICA_OFFSET, AllGather, Arena, Compute, Instruction
+from podrun.core.layout import Layout
+from podrun.costmodel.splitting import Spot
+from podrun.private_apis import jax as private_jax
+
+LONGEST_CHAIN = 16
+"""Replicas up to which a sum is written out; beyond, it is a loop, with the same order and bits."""
+
+gather_p: Any = Primitive("gather_parts")
+"""``gather_parts(part)``: the parts of all machines, end to end."""
+gather_p.def_abstract_eval(lambda part, *, machines: ShapedArray((part.shape[0] * machines,), part.dtype))
+_LAST = f"{EXCHANGE}last"
+
+
+@dataclass(frozen=True, slots=True)
+class CutPiece:
+    """A piece as Computations and AllGathers: ``pieces`` in order, the instructions that run them, the arenas."""
+
+    pieces: tuple[TracedPiece, ...]
+    instructions: tuple[Instruction, ...]
+    arenas: Mapping[str, Arena]
+
+
+def cut(piece: TracedPiece, layout: Layout) -> CutPiece:
+    """The piece with its exchanges as arithmetic and AllGathers. A piece without exchanges does not change."""
+    _check(piece, layout)
+    if not exchanges(piece.jaxpr):
+        return CutPiece((piece,), (Compute(piece.name),), {})
+    written = _with_arithmetic(piece, layout, late=True)
+    if layout.machines_per_position == 1:
+        return CutPiece((written,), (Compute(written.name),), {})
+    return _apart(written, layout)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelledPiece:
+    """A piece that writes slices of ``arena:exchange:...`` and reads the gathered arenas. The caller cuts it.
+
+    Equations of one level run before the AllGathers whose results the next level reads. ``levels``: the level of each
+    equation, by the equation's identity.
+    """
+
+    piece: TracedPiece
+    levels: Mapping[int, int]
+
+    @property
+    def depth(self) -> int:
+        """How many levels there are."""
+        return max(self.levels.values(), default=0) + 1
+
+    def level(self, equation: JaxprEqn) -> int:
+        """The number of AllGathers, one after the other, that an equation depends on."""
+        return self.levels.get(id(equation), 0)
+
+
+def opened(piece: TracedPiece, layout: Layout) -> LevelledPiece:
+    """The piece of a replica over several IPUs, with arithmetic in the place of its exchanges."""
+    _check(piece, layout)
+    if not exchanges(piece.jaxpr):
+        return LevelledPiece(piece, {})
+    written = _with_arithmetic(piece, layout, late=False)
+    if layout.machines_per_position == 1:
+        return LevelledPiece(written, {})
+    found, _, _ = _opened(written)
+    return LevelledPiece(found, _levels(found)[0])
+
+
+def gathered_arenas(pieces: Iterable[tuple[TracedPiece, int]], layout: Layout) -> dict[str, Arena]:
+    """The arenas that AllGathers fill for pieces cut from a `LevelledPiece`, by name. ``pieces``: each with its IPU."""
+    return {
+        arena: Arena(
+            arena,
+            str(aval.dtype),
+            aval.shape[0] * layout.machines_per_position,
+            (),
+            shared=False,
+            position=layout.position_of(ipu),
+        )
+        for piece, ipu in pieces
+        for name, aval in zip(piece.outputs, piece.jaxpr.out_avals, strict=True)
+        if (arena := gathered_arena(name)) is not None
+    }
+
+
+def gathered_arena(output: str) -> str | None:
+    """The arena that an output of a piece is a slice of and that an AllGather fills; None for any other output."""
+    return output.removeprefix(SLICE) if output.startswith(SLICE + EXCHANGE) else None
+
+
+def _check(piece: TracedPiece, layout: Layout) -> None:
+    """Raises InternalError for a collective that was not folded, UsageError for groups that are not of the layout."""
+    if any(e.primitive is exchange_p for e in exchanges(piece.jaxpr)):
+        raise InternalError(f"{piece.name} has a collective that was not folded")
+    for equation in exchanges(piece.jaxpr):
+        check_groups(equation.params["groups"], layout.replicas)
+
+
+def _with_arithmetic(piece: TracedPiece, layout: Layout, *, late: bool) -> TracedPiece:
+    """The piece with arithmetic and `gather_p` for its exchanges; on several machines it also reads its replica offset.
+
+    ``late``: outputs that the piece also reads are marked, so that they are written after all AllGathers.
+    """
+    several = layout.machines_per_position > 1
+    inputs = (*piece.inputs, *((REPLICA_OFFSET,) if several and REPLICA_OFFSET not in piece.inputs else ()))
+    closed = piece.jaxpr
+    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]  # type: ignore[no-untyped-call]
+    if len(inputs) > len(specs):
+        specs.append(jax.ShapeDtypeStruct((), jnp.int32))  # type: ignore[no-untyped-call]
+
+    def run(*arguments: Any) -> tuple[Any, ...]:
+        offset = dict(zip(inputs, arguments, strict=True))[REPLICA_OFFSET] if several else 0
+        here = _MachineExchange(layout, offset)
+
+        def apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
+            if equation.primitive is folded_p:
+                return here.exchanged(operands[0], **equation.params)
+            return private_jax.bind(equation, operands)
+
+        given = arguments[: len(piece.inputs)]
+        results = jaxprs.evaluate(closed.jaxpr, closed.consts, given, {}, apply)
+        both = {*piece.inputs} if several and late else set()
+        named = zip(piece.outputs, results, strict=True)
+        return tuple(tap(_LAST, jnp.asarray(v)) if n in both else v for n, v in named)
+
+    return TracedPiece(piece.name, jaxprs.pruned(jax.make_jaxpr(run)(*specs)), inputs, piece.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _MachineExchange:
+    """Arithmetic of exchanges on one machine of a layout; ``offset``: the global index of its first replica."""
+
+    layout: Layout
+    offset: Any
+
+    def exchanged(self, x: Any, *, kind: ExchangeKind, groups: Groups) -> Any:
+        """Results for this machine's replicas, on the folded axis of ``x`` ``[micro_batches * replicas, *shape]``."""
+        replicas = self.layout.replicas_per_machine
+        micro_batches = x.shape[0] // replicas
+        if kind is ExchangeKind.POSITION:
+            places = np.zeros(self.layout.replicas, np.int32)
+            for group in groups:
+                places[list(group)] = range(len(group))
+            return jnp.tile(self._mine(places), micro_batches)
+        logical = x.dtype == bool
+        whole = self._whole(x.astype(jnp.uint8) if logical else x, micro_batches)
+        found = self._summed(whole, groups) if kind is ExchangeKind.SUM else self._gathered(whole, groups)
+        found = jnp.moveaxis(found, 1, 0)
+        return found.reshape(x.shape[0], *found.shape[2:]).astype(x.dtype)
+
+    def _mine(self, table: np.ndarray) -> Any:
+        """The rows of a table over all replicas that belong to this machine's replicas."""
+        return lax.dynamic_slice_in_dim(jnp.asarray(table), self.offset, self.layout.replicas_per_machine)
+
+    def _whole(self, x: Any, micro_batches: int) -> Any:
+        """The operands of all replicas of the program: ``[replicas, micro_batches, *shape]``."""
+        machines, replicas, shape = (
+            self.layout.machines_per_position,
+            self.layout.replicas_per_machine,
+            x.shape[1:],
+        )
+        if machines > 1:
+            size = -(-x.size // ALIGNMENT) * ALIGNMENT
+            part = tap(EXCHANGE + "part", jnp.pad(x.reshape(-1), (0, size - x.size)))
+            x = gather_p.bind(part, machines=machines).reshape(machines, size)[:, : x.size]
+        parts = x.reshape(machines, micro_batches, replicas, *shape)
+        return jnp.moveaxis(parts, 1, 2).reshape(machines * replicas, micro_batches, *shape)
+
+    def _summed(self, whole: Any, groups: Groups) -> Any:
+        """``[replicas here, micro_batches, *shape]``: sums over groups, in order of replicas."""
+        half = jnp.issubdtype(whole.dtype, jnp.floating) and whole.dtype.itemsize < 4
+        wide = whole.astype(jnp.float32) if half else whole
+        if len(groups) == 1:
+            total = (
+                _in_order([wide[r] for r in groups[0]])
+                if len(groups[0]) <= LONGEST_CHAIN
+                else _looped(wide, jnp.asarray(groups[0], jnp.int32))
+            )
+            found = jnp.broadcast_to(total, (self.layout.replicas_per_machine, *total.shape))
+        else:
+            members = self._mine(_members(groups, self.layout.replicas))
+            size = len(groups[0])
+            found = (
+                _in_order([wide[members[:, s]] for s in range(size)])
+                if size <= LONGEST_CHAIN
+                else _looped(wide, members.T)
+            )
+        return found.astype(whole.dtype)
+
+    def _gathered(self, whole: Any, groups: Groups) -> Any:
+        """``[replicas here, micro_batches, group size, *shape]``."""
+        return jnp.moveaxis(whole[self._mine(_members(groups, self.layout.replicas))], 1, 2)
+
+
+def _members(groups: Groups, replicas: int) -> np.ndarray:
+    """For each replica the replicas of its group, in order."""
+    table = np.zeros((replicas, len(groups[0])), np.int32)
+    for group in groups:
+        table[list(group)] = group
+    return table
+
+
+def _in_order(parts: Sequence[Any]) -> Any:
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _looped(wide: Any, order: Any) -> Any:
+    """`_in_order` of ``wide[order[0]]``, ``wide[order[1]]`` ... as a loop."""
+    first = wide[order[0]]
+    return lax.fori_loop(1, order.shape[0], lambda i, total: total + wide[order[i]], first)
+
+
+def _apart(piece: TracedPiece, layout: Layout) -> CutPiece:
+    """A piece with `gather_p` as Computations with AllGathers between them."""
+    open_piece, names, arenas = _opened(piece)
+    levels, gathers = _levels(open_piece)
+    segments = split(open_piece, lambda equation: Spot(levels[id(equation)], levels[id(equation)]))
+    pieces = [segment.piece for segment in segments]
+    if len(pieces) != max(gathers, default=0) + 1:
+        raise InternalError(f"{piece.name} has {len(pieces)} parts around {max(gathers, default=0)} cuts")
+    work: list[Instruction] = []
+    for k, part in enumerate(pieces):
+        work.append(Compute(part.name))
+        work += [AllGather(name) for name, level in zip(names, gathers, strict=True) if level == k + 1]
+    return CutPiece(tuple(pieces), tuple(work), arenas)
+
+
+def _opened(piece: TracedPiece) -> tuple[TracedPiece, list[str], dict[str, Arena]]:
+    """The piece without `gather_p`: it reads gathered arenas and writes slices of them. Also the arenas, by name."""
+    closed = piece.jaxpr
+    gathers = [e for e in closed.jaxpr.eqns if e.primitive is gather_p]
+    names = [f"{EXCHANGE}{piece.name}:{k}" for k in range(len(gathers))]
+    arenas = {
+        name: Arena(name, str(m.outvars[0].aval.dtype), int(m.outvars[0].aval.shape[0]), (), shared=False)
+        for name, m in zip(names, gathers, strict=True)
+    }
+    rest = [e for e in closed.jaxpr.eqns if e.primitive is not gather_p]
+    wholes, parts = [m.outvars[0] for m in gathers], [m.invars[0] for m in gathers]
+    open_jaxpr = jaxprs.sub_jaxpr(
+        closed, [*closed.jaxpr.invars, *wholes], rest, [*closed.jaxpr.outvars, *parts]
+    )
+    open_piece = TracedPiece(
+        piece.name,
+        open_jaxpr,
+        (*piece.inputs, *(WHOLE + name for name in names)),
+        (*piece.outputs, *(SLICE + name for name in names)),
+    )
+    return open_piece, names, arenas
+
+
+def _levels(piece: TracedPiece) -> tuple[dict[int, int], list[int]]:
+    """The level of each equation, by its identity, and of each AllGather, from 1. See `LevelledPiece`."""
+    jaxpr, count = piece.jaxpr.jaxpr, sum(gathered_arena(name) is not None for name in piece.outputs)
+    first_whole, first_part = len(jaxpr.invars) - count, len(jaxpr.outvars) - count
+    source = dict(zip(jaxpr.invars[first_whole:], jaxpr.outvars[first_part:], strict=True))
+    reached: dict[Var, int] = {}
+
+    def level(atom: Any) -> int:
+        if isinstance(atom, Literal):
+            return 0
+        if atom in source:
+            return level(source[atom]) + 1
+        return reached.get(atom, 0)
+
+    found: dict[int, int] = {}
+    for equation in jaxpr.eqns:
+        here = max((level(v) for v in equation.invars), default=0)
+        found[id(equation)] = here
+        reached.update(dict.fromkeys(equation.outvars, here))
+    gathers = [level(whole) for whole in jaxpr.invars[first_whole:]]
+    last = max(gathers, default=0)
+    for equation in jaxpr.eqns:
+        if equation.params.get("name") == _LAST:
+            found[id(equation)] = last
+    return found, gathers

@@ -1,0 +1,236 @@
+"""The trace: the program's forward function as a jaxpr for one replica and one micro-batch.
+
+It is made once. Folding and differentiation evaluate this jaxpr under JAX's transformations, and the tile
+model reads it; the front end's Python runs no second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+from podrun.compiler import jaxprs
+from podrun.compiler.abstract import abstract, buffer
+from podrun.compiler.anchors import Anchor, AnchorKind, unknown_tensor
+from podrun.compiler.program import Program
+from podrun.compiler.tracing import stochastic
+from podrun.compiler.tracing.unroll import written_out
+from podrun.core.errors import UsageError
+from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.device.xla.clients import on_one_thread_device
+from podrun.private_apis import jax as private_jax
+from podrun.private_apis.jax import plain_errors
+
+
+@contextmanager
+def fixed_numerics() -> Iterator[None]:
+    """JAX settings that change what a trace means, at fixed values whatever the host process has set; what is evaluated
+    on the way is computed by podrun's own client."""
+    with ExitStack() as stack:
+        stack.enter_context(jax.enable_x64(False))
+        stack.enter_context(jax.default_prng_impl("threefry2x32"))
+        stack.enter_context(jax.threefry_partitionable(True))
+        stack.enter_context(jax.numpy_dtype_promotion("standard"))
+        stack.enter_context(jax.default_matmul_precision("highest"))
+        stack.enter_context(jax.debug_nans(False))
+        stack.enter_context(on_one_thread_device())
+        stack.enter_context(plain_errors())
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The forward jaxpr with names for what goes in and comes out.
+
+    Arguments are the parameters, then the inputs, then key data (uint32 ``[2]``); results are ``outputs`` in
+    order. Names are in alphabetical order. ``uses_random``: some result, or its rounding, needs the key. ``used``:
+    parameters and inputs that some result needs.
+    """
+
+    jaxpr: ClosedJaxpr
+    parameters: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    uses_random: bool
+    used: frozenset[str]
+    stochastic: bool = False
+    """Halves are rounded stochastically, with bits that follow from the key."""
+
+    def variable(self, name: str) -> Var | None:
+        """The jaxpr's variable for an argument or a result; None for a result that is a constant."""
+        arguments = (*self.parameters, *self.inputs)
+        if name in arguments:
+            argument: Var = self.jaxpr.jaxpr.invars[arguments.index(name)]
+            return argument
+        found = self.jaxpr.jaxpr.outvars[self.outputs.index(name)]
+        return found if isinstance(found, Var) else None
+
+    def spec(self, name: str) -> TensorSpec:
+        """Name, dtype and shape of a result."""
+        aval = self.jaxpr.out_avals[self.outputs.index(name)]
+        return TensorSpec(name, str(aval.dtype), tuple(aval.shape))
+
+    def depends(self, result: str, on: str) -> bool:
+        """True iff a chain of equations leads from ``on`` to ``result``."""
+        start = self.variable(on)
+        return start is not None and self.variable(result) in _reached(self.jaxpr.jaxpr, start)
+
+
+def trace(program: Program, anchors: Sequence[Anchor]) -> Trace:
+    """Trace ``program.forward``, pruned to what the loss, the anchors and the state updates need.
+
+    Raises UsageError for names that are no tensors of the program, a loss that is no scalar, a gradient of
+    what the loss does not depend on, and a state update of another shape or dtype.
+    """
+    parameters, inputs = tuple(sorted(program.parameters)), tuple(sorted(program.inputs))
+    outputs = _needed(program, anchors)
+    both = sorted(set(parameters) & set(inputs))
+    if both:
+        raise UsageError(
+            f"both a parameter and an input are called: {', '.join(both)}", hint="Rename the input."
+        )
+
+    def flat(*arguments: Any) -> tuple[Any, ...]:
+        *tensors, key_data = arguments
+        named = dict(zip((*parameters, *inputs), tensors, strict=True))
+        key = jax.random.wrap_key_data(key_data, impl="threefry2x32")
+        values = program.forward({n: named[n] for n in parameters}, {n: named[n] for n in inputs}, key)
+        for name in outputs:
+            if name not in values:
+                raise unknown_tensor(name, values)
+        return tuple(values[name] for name in outputs)
+
+    specs = [abstract(program.parameters[n].spec) for n in parameters]
+    specs += [abstract(program.inputs[n].spec) for n in inputs]
+    closed = jax.make_jaxpr(flat)(*specs, buffer((2,), "uint32"))
+    pruned = jaxprs.pruned(written_out(closed))
+    needed = jaxprs.read_arguments(pruned.jaxpr)
+    *variables, key_variable = pruned.jaxpr.invars
+    named = zip((*parameters, *inputs), variables, strict=True)
+    used = frozenset(name for name, variable in named if variable in needed)
+    rounds = program.rounds_stochastically and stochastic.has_half(pruned.jaxpr)
+    draws = key_variable in needed or rounds
+    traced = Trace(pruned, parameters, inputs, outputs, uses_random=draws, used=used, stochastic=rounds)
+    _check(traced, program, anchors)
+    return traced
+
+
+def evaluate(
+    traced: Trace,
+    arguments: Sequence[Any],
+    deltas: Mapping[str, Any],
+    apply: Callable[[JaxprEqn, Sequence[Any]], Any] = private_jax.bind,
+) -> dict[str, Any]:
+    """The results by name; ``deltas[name]`` is added, for differentiation only, to what consumers of it
+    read. ``apply(equation, operands)`` gives an equation's result."""
+    taps: dict[Var, partial[Any]] = {}
+    for name, delta in deltas.items():
+        variable = traced.variable(name)
+        if variable is not None:
+            taps[variable] = partial(_perturbed, delta)
+    closed = traced.jaxpr
+    if traced.stochastic:
+        state = stochastic.start(arguments[-1])
+        wide = {
+            variable: _wide_tap(tap, stochastic.at(state, _TAPS + index))
+            for index, (variable, tap) in enumerate(taps.items())
+        }
+        results = stochastic.evaluate(closed, arguments, state, wide, apply)
+        return dict(zip(traced.outputs, results, strict=True))
+    values = jaxprs.evaluate(closed.jaxpr, closed.consts, arguments, taps, apply)
+    return dict(zip(traced.outputs, values, strict=True))
+
+
+_TAPS = 1 << 24
+"""Where the places of gradients that are looked at begin, behind those of arguments."""
+
+
+def _wide_tap(tap: partial[Any], state: Any) -> Callable[[Any], Any]:
+    """The tap of a value that is held as float32 on the grid of the halves: its gradient is rounded onto it too."""
+    (delta,) = tap.args
+    if delta.dtype != stochastic.HALF:
+        return tap
+    return partial(_perturbed, stochastic.entering(delta, state))
+
+
+def _perturbed(delta: Any, value: Any) -> Any:
+    return _perturb(value, delta)
+
+
+@jax.custom_jvp
+def _perturb(value: Any, delta: Any) -> Any:
+    """``value`` itself, with the derivative of ``value + delta``: nothing is added, no bit can change."""
+    return value
+
+
+@_perturb.defjvp
+def _perturb_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    return primals[0], tangents[0] + tangents[1]
+
+
+def _needed(program: Program, anchors: Sequence[Anchor]) -> tuple[str, ...]:
+    names = set(program.state_updates.values())
+    if program.loss is not None:
+        names.add(program.loss)
+    if program.automatic_scaling is not None:
+        names |= set(program.automatic_scaling.tracked) - set(program.parameters) - set(program.inputs)
+    kinds = (AnchorKind.VALUE, AnchorKind.VALUE_GRADIENT)
+    names |= {a.subject for a in anchors if a.kind in kinds and a.subject not in program.inputs}
+    return tuple(sorted(names))
+
+
+def _reached(jaxpr: Jaxpr, start: Var) -> set[Any]:
+    """Every variable that depends on ``start``; an equation's results depend on all it reads."""
+    reached: set[Any] = {start}
+    for equation in jaxpr.eqns:
+        if any(not isinstance(v, Literal) and v in reached for v in equation.invars):
+            reached.update(equation.outvars)
+    return reached
+
+
+def _check(traced: Trace, program: Program, anchors: Sequence[Anchor]) -> None:
+    if program.loss is not None:
+        loss = traced.spec(program.loss)
+        if loss.size != 1 or not _is_float(loss.dtype):
+            raise UsageError(
+                f"the loss {program.loss!r} is {loss.dtype}{list(loss.shape)}; it must be "
+                f"a floating-point scalar",
+                hint="Reduce it, with identityloss for one, and cast it if it is of integers.",
+            )
+        for anchor in anchors:
+            if anchor.kind in (AnchorKind.PARAMETER_GRADIENT, AnchorKind.VALUE_GRADIENT):
+                _check_gradient(traced, program.loss, anchor.subject)
+    for parameter, value in program.state_updates.items():
+        old, new = program.parameters[parameter].spec, traced.spec(value)
+        if (old.dtype, old.shape) != (new.dtype, new.shape):
+            raise UsageError(
+                f"{value!r} ({new.dtype}{list(new.shape)}) cannot replace {parameter!r} "
+                f"({old.dtype}{list(old.shape)})",
+                hint="Give the new value the type and shape of the old one.",
+            )
+        if program.parameters[parameter].trainable:
+            raise UsageError(
+                f"{parameter!r} is both trained and replaced by {value!r}",
+                hint="Replace values of parameters that no optimizer updates only.",
+            )
+
+
+def _check_gradient(traced: Trace, loss: str, subject: str) -> None:
+    known = {*traced.parameters, *traced.inputs, *traced.outputs}
+    variable = traced.variable(subject)
+    if (
+        variable is None
+        or not _is_float(str(jax.numpy.result_type(variable.aval)))
+        or not traced.depends(loss, subject)
+    ):
+        raise unknown_tensor(subject, known - {subject}, gradient=True)
+
+
+def _is_float(dtype: str) -> bool:
+    return jax.numpy.issubdtype(numpy_dtype(dtype), jax.numpy.floating)

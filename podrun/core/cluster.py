@@ -1,0 +1,199 @@
+"""The description of a POD: which IPU-M2000s there are, how they are linked, and who may use them.
+
+A `Cluster` is read from one of ``cluster_configs/*.yaml`` (or a file of the user's own) by `load_cluster` and
+never changes afterwards. It describes the modelled machines, not processes: addresses and serial numbers here
+are what tools print, while the partition service knows where each emulated machine really listens.
+
+Order matters: agents stand in the order of their IPUs. Agent *a* holds IPUs ``4a .. 4a+3``; consecutive
+agents fill an IPU-Link domain (ILD) before the next one starts.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+IPUS_PER_MACHINE = 4
+"""IPUs of one IPU-M2000 or Bow-2000."""
+MAX_ILD_IPUS = 64
+"""Most IPUs that IPU-Links alone join: one POD64."""
+
+
+class LinkTopology(enum.Enum):
+    """How IPU-Links join the IPUs of an ILD: pairs are the rungs of a ladder, machines stack along it."""
+
+    MESH = "mesh"
+    """An open ladder."""
+    TORUS = "torus"
+    """A ladder whose ends are joined."""
+
+
+class GatewayTopology(enum.Enum):
+    """How GW-Links join ILDs."""
+
+    NONE = "none"
+    """One ILD: nothing to join."""
+    LOOPED = "looped"
+    """Machine *m* of each ILD to machine *m* of the next, the last to the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Links of the POD. ``ild_ipus``: IPUs in each ILD."""
+
+    ipu_links: LinkTopology
+    ild_ipus: int
+    gateway: GatewayTopology
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One IPU-M2000.
+
+    ``index`` counts agents of the POD, ``ild`` is its IPU-Link domain and ``position`` its place in it.
+    ``serial_pattern`` holds ``{board}`` where the number of the board stands: a machine has two boards of two
+    IPUs.
+    """
+
+    id: str
+    index: int
+    host: str
+    port: int
+    serial_pattern: str
+    ild: int
+    position: int
+
+    @property
+    def first_ipu(self) -> int:
+        """Index in the POD of its first IPU."""
+        return self.index * IPUS_PER_MACHINE
+
+    @property
+    def serial(self) -> str:
+        """Serial number of the machine: that of its first board."""
+        return self.board_serial(0)
+
+    def board_serial(self, ipu_number: int) -> str:
+        """Serial number, ``NNNN.BBBB.YYYYYYY``, of the board that holds IPU# ``ipu_number``.
+
+        The field in the middle is 0001 for IPU# 0 and 1, 0002 for IPU# 2 and 3, as gc-monitor shows it.
+        """
+        return self.serial_pattern.replace("{board}", f"{1 + ipu_number // 2:04d}")
+
+
+def ipu_number(slot: int) -> int:
+    """IPU# that tools print for IPU ``slot`` (0 to 3 in device order) of a machine: 3, 2, 1, 0."""
+    return IPUS_PER_MACHINE - 1 - slot
+
+
+@dataclass(frozen=True, slots=True)
+class Ild:
+    """An IPU-Link domain: consecutive agents."""
+
+    index: int
+    agents: tuple[Agent, ...]
+
+    @property
+    def ipu_count(self) -> int:
+        """Number of IPUs."""
+        return len(self.agents) * IPUS_PER_MACHINE
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Agents that users have access to, by id; partitions do not span allocations."""
+
+    name: str
+    agents: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A POD. ``target`` is the chip: "gc200" or "bow". ``gateway_memory_bytes``: streaming memory of each
+    machine."""
+
+    name: str
+    description: str
+    target: str
+    machine_model: str
+    gateway_memory_bytes: int
+    topology: Topology
+    agents: tuple[Agent, ...]
+    allocations: tuple[Allocation, ...]
+
+    @property
+    def ipu_count(self) -> int:
+        """Number of IPUs of the whole POD."""
+        return len(self.agents) * IPUS_PER_MACHINE
+
+    @cached_property
+    def ilds(self) -> tuple[Ild, ...]:
+        """IPU-Link domains in order."""
+        count = 1 + max(agent.ild for agent in self.agents)
+        return tuple(Ild(i, tuple(a for a in self.agents if a.ild == i)) for i in range(count))
+
+    @cached_property
+    def agents_by_id(self) -> dict[str, Agent]:
+        """Agents by id."""
+        return {agent.id: agent for agent in self.agents}
+
+    def agent_of(self, ipu: int) -> Agent:
+        """The agent that holds IPU ``ipu`` of the POD."""
+        return self.agents[ipu // IPUS_PER_MACHINE]
+
+    def ipu_links(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of IPUs of the POD joined by IPU-Links, each once, lower first.
+
+        The ladder: rung (2r, 2r+1), rails (2r, 2r+2) and (2r+1, 2r+3); a torus joins its ends.
+        """
+        links: list[tuple[int, int]] = []
+        for ild in self.ilds:
+            links += ladder_links(ild.ipu_count, self.topology.ipu_links, ild.agents[0].first_ipu)
+        return tuple(links)
+
+
+def ladder_links(ipus: int, topology: LinkTopology, first: int = 0) -> list[tuple[int, int]]:
+    """IPU-Links of ``ipus`` IPUs numbered from ``first``, as pairs, lower first (see `Cluster.ipu_links`)."""
+    rungs = ipus // 2
+    links = [(2 * r, 2 * r + 1) for r in range(rungs)]
+    links += [(2 * r + side, 2 * r + 2 + side) for r in range(rungs - 1) for side in (0, 1)]
+    if topology is LinkTopology.TORUS and rungs > 2:
+        links += [(side, 2 * rungs - 2 + side) for side in (0, 1)]
+    return [(first + a, first + b) for a, b in links]
+
+
+def config_directory() -> Path:
+    """Where the POD descriptions are: inside an installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "_cluster_configs"
+    return inside if inside.is_dir() else package.parent / "cluster_configs"
+
+
+def cluster_names() -> list[str]:
+    """Names that `load_cluster` knows, smallest POD first (by IPUs, then name)."""
+    return sorted((path.stem for path in config_directory().glob("*.yaml")), key=_natural)
+
+
+def smallest_holding(ipus: int, target: str) -> Cluster | None:
+    """The smallest POD with a name that has so many IPUs of that target (``gc200``, ``bow``); None if none has."""
+    pods = (load_cluster(name) for name in cluster_names())
+    return next((pod for pod in pods if pod.target == target and pod.ipu_count >= ipus), None)
+
+
+def _natural(name: str) -> tuple[bool, int, str]:
+    digits = "".join(c for c in name if c.isdigit())
+    number = int(digits or 0)
+    return (name.startswith("bow"), 4 if number >= 1000 else number, name)
+
+
+def load_cluster(name_or_path: str | Path) -> Cluster:
+    """The POD of that name (``pod16``) or in that file.
+
+    Raises NotFoundError, which lists the names there are, and ConfigError, which names file, line, key and
+    what was expected.
+    """
+    from podrun.core.cluster_file import find_cluster_file, read_cluster
+
+    return read_cluster(find_cluster_file(name_or_path))

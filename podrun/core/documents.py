@@ -1,0 +1,207 @@
+"""YAML and JSON files that people write: plain values, and the line on which each of them stands.
+
+`read_document` reads, `Document.check` holds the values against a JSON schema; both say file and line of what is
+wrong. JSON is read as YAML, of which it is a part. Values are what JSON knows; keys are text, given once; there are no
+tags and no aliases, so that a small file cannot become a large value.
+
+Everything that podrun reads from files of others goes through here, also where it is read further by other rules:
+`read_bytes` takes a regular file of bounded size and nothing else, `compose_yaml` and `parse_json` what is nested
+within bounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from podrun.core.errors import ConfigError, NotFoundError
+
+MAX_BYTES = 1 << 20
+"""The largest file that people write by hand."""
+DEEPEST = 64
+"""Most levels of lists and mappings."""
+Place = tuple[str | int, ...]
+"""Keys and indices that lead to a value, from the top."""
+_SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null"))
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """``where``: the file's name, for messages; ``value``: what it says; ``lines``: from 1, by place."""
+
+    where: str
+    value: Any
+    lines: Mapping[Place, int] = field(default_factory=dict)
+
+    def at(self, place: Sequence[str | int] = ()) -> str:
+        """``FILE:LINE`` of a value, or of the nearest one around it that has a line."""
+        known = tuple(place)
+        while known and known not in self.lines:
+            known = known[:-1]
+        line = self.lines.get(known)
+        return self.where if line is None else f"{self.where}:{line}"
+
+    def error(self, place: Sequence[str | int], problem: str, *, hint: str | None = None) -> ConfigError:
+        """An error about a value of this document."""
+        return ConfigError(f"{self.at(place)}: {problem}", hint=hint)
+
+    def check(self, schema: Mapping[str, Any], *, hint: str | None = None) -> None:
+        """Raises ConfigError that names file, line and key of the first value that is not as the schema says."""
+        from jsonschema import Draft202012Validator
+        from jsonschema.exceptions import best_match
+
+        problem = best_match(Draft202012Validator(schema).iter_errors(self.value))
+        if problem is not None:
+            place = tuple(problem.absolute_path)
+            key = ".".join(map(str, place))
+            raise self.error(place, f"{key}: {problem.message}" if key else str(problem.message), hint=hint)
+
+
+def read_document(path: Path, *, hint: str | None = None) -> Document:
+    """Read a file. Raises NotFoundError, or ConfigError that names file and line. ``hint``: what such a file says."""
+    return parse_document(read_text(path, hint=hint), str(path), hint=hint)
+
+
+def read_bytes(path: Path, most: int = MAX_BYTES, *, hint: str | None = None) -> bytes:
+    """What a regular file of at most ``most`` bytes holds. Raises NotFoundError, or ConfigError for a directory, a
+    device, a pipe or a larger file: they could block for ever, or fill the memory."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode):
+                raise ConfigError(f"{path} cannot be read: Is a directory", hint=hint)
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"{path} is not a regular file", hint=hint)
+            data = file.read(most + 1)
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no file {path}", hint=hint) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}", hint=hint
+        ) from error
+    if len(data) > most:
+        raise ConfigError(f"{path} has {max(status.st_size, len(data))} bytes; {most} is the most", hint=hint)
+    return data
+
+
+def read_text(path: Path, most: int = MAX_BYTES, *, hint: str | None = None) -> str:
+    """`read_bytes` as UTF-8 text."""
+    try:
+        return read_bytes(path, most, hint=hint).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: byte {error.start}", hint=hint) from error
+
+
+def parse_json(text: str, where: str, *, hint: str | None = None) -> Any:
+    """The value that JSON holds. Raises ConfigError."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}", hint=hint) from error
+    except RecursionError:
+        raise ConfigError(f"{where}: lists and objects are nested too deeply", hint=hint) from None
+
+
+def parse_document(text: str, where: str, *, hint: str | None = None) -> Document:
+    """The document that ``text`` holds; ``where``: its name in messages. Raises ConfigError."""
+    node = compose_yaml(text, where, hint=hint)
+    if node is None:
+        raise ConfigError(f"{where}: the file is empty", hint=hint)
+    reader = _Reader(where, hint)
+    return Document(where, reader.value(node, ()), reader.lines)
+
+
+def compose_yaml(text: str, where: str, *, hint: str | None = None) -> Any:
+    """YAML's node for a text, with neither aliases nor more than `DEEPEST` levels; None for an empty text. Raises
+    ConfigError."""
+    import yaml
+
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = mark.line + 1 if mark is not None else 1
+        raise ConfigError(f"{where}:{line}: not YAML: {error.problem}", hint=hint) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where}: not YAML: {error}", hint=hint) from error
+    except RecursionError:
+        raise ConfigError(f"{where}: lists and mappings are nested too deeply", hint=hint) from None
+    _check_nodes(node, where, hint)
+    return node
+
+
+def _check_nodes(root: Any, where: str, hint: str | None) -> None:
+    """Raise ConfigError for an alias, which could stand for a value of any size or for itself, and for many levels."""
+    import yaml
+
+    seen: set[int] = set()
+    waiting = [(root, 0)] if root is not None else []
+    while waiting:
+        node, depth = waiting.pop()
+        line = node.start_mark.line + 1
+        if id(node) in seen:
+            problem = "an alias (*name) is not understood here: write the value again"
+            raise ConfigError(f"{where}:{line}: {problem}", hint=hint)
+        seen.add(id(node))
+        if depth > DEEPEST:
+            raise ConfigError(f"{where}:{line}: lists and mappings are nested too deeply", hint=hint)
+        if isinstance(node, yaml.MappingNode):
+            waiting += [(part, depth + 1) for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += [(part, depth + 1) for part in node.value]
+
+
+def load_schema(package: str, name: str) -> dict[str, Any]:
+    """A JSON schema that is a file of a package."""
+    from importlib.resources import files
+
+    schema: dict[str, Any] = json.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
+    return schema
+
+
+class _Reader:
+    """Turns YAML's nodes into plain values, and notes their lines."""
+
+    def __init__(self, where: str, hint: str | None) -> None:
+        self.lines: dict[Place, int] = {}
+        self._where = where
+        self._hint = hint
+
+    def value(self, node: Any, place: Place) -> Any:
+        import yaml
+
+        line = node.start_mark.line + 1
+        self.lines[place] = line
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*place, index)) for index, item in enumerate(node.value)]
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, place)
+        if node.tag not in _SCALARS:
+            if node.tag.startswith("tag:yaml.org,2002:timestamp"):
+                return str(node.value)
+            raise self._error(line, f"a value of type {node.tag} is not understood here")
+        return yaml.SafeLoader("").construct_object(node)
+
+    def _mapping(self, node: Any, place: Place) -> dict[str, Any]:
+        import yaml
+
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._error(line, "a key is not text")
+            name = str(key.value)
+            if name in found:
+                raise self._error(line, f"{name} is given twice")
+            found[name] = self.value(value, (*place, name))
+            self.lines[(*place, name)] = line
+        return found
+
+    def _error(self, line: int, problem: str) -> ConfigError:
+        return ConfigError(f"{self._where}:{line}: {problem}", hint=self._hint)

@@ -1,0 +1,327 @@
+"""The file that holds an Executable: one file, self-checking, equal bytes for equal Executables.
+
+Layout, little-endian::
+
+    8 bytes   b"PODRUNEX"
+    u32       format version (`podrun.core.executable.EXECUTABLE_VERSION`)
+    u64       length of the header
+    header    UTF-8 JSON: everything but the StableHLO bytes, which it names by offset and length
+    blobs     the StableHLO of every Computation, one after the other
+    32 bytes  SHA-256 of all that comes before
+
+It is data only: reading it evaluates and unpickles nothing, every field is checked against the types of
+`podrun.core.executable`, and no more memory is taken than the file has. What its pieces compute is code all the same:
+`podrun.device.xla.custom_calls` says what they may call, and `podrun.device.xla.vetting` reads pieces that this user's
+podrun has not exported in a process of their own first. Reading raises `podrun.core.errors.ConfigError` that names what
+is wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from podrun.core.errors import ConfigError
+from podrun.core.executable import (
+    EXECUTABLE_VERSION,
+    INSTRUCTION_TYPES,
+    Arena,
+    ArenaMember,
+    Computation,
+    Executable,
+    Instruction,
+    Reduction,
+    Retrieval,
+    Stream,
+    StreamDirection,
+    SyncScope,
+    TensorSpec,
+    Variable,
+    VariableRole,
+)
+from podrun.core.layout import Layout
+
+MAGIC = b"PODRUNEX"
+_PREFIX = struct.Struct("<8sIQ")
+_DIGEST_BYTES = 32
+
+_ENUM_FIELDS: dict[str, type[Reduction] | type[SyncScope]] = {"reduction": Reduction, "scope": SyncScope}
+"""Fields of instructions that hold an enum."""
+
+T = TypeVar("T")
+
+
+def dumps(executable: Executable) -> bytes:
+    """The bytes of the file. Equal Executables give equal bytes, on any host."""
+    blobs: list[bytes] = []
+    offset = 0
+    computations = []
+    for item in executable.computations.values():
+        computations.append(
+            {
+                "name": item.name,
+                "inputs": item.inputs,
+                "outputs": item.outputs,
+                "donated": item.donated,
+                "offset": offset,
+                "bytes": len(item.stablehlo),
+            }
+        )
+        blobs.append(item.stablehlo)
+        offset += len(item.stablehlo)
+    header = {
+        "name": executable.name,
+        "target": executable.target,
+        "layout": _plain(executable.layout),
+        "accumulation_factor": executable.accumulation_factor,
+        "training": executable.training,
+        "streams": [_plain(stream) for stream in executable.streams.values()],
+        "variables": [_variable_to_plain(variable) for variable in executable.variables.values()],
+        "arenas": [_plain(arena) for arena in executable.arenas.values()],
+        "computations": computations,
+        "instructions": [[_instruction_to_plain(i) for i in ipu] for ipu in executable.instructions],
+        # What the front end and the tile model add is plain JSON with no order of its own.
+        "tile_report": _sorted(executable.tile_report),
+        "metadata": _sorted(executable.metadata),
+    }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    body = b"".join([_PREFIX.pack(MAGIC, EXECUTABLE_VERSION, len(text)), text, *blobs])
+    return body + hashlib.sha256(body).digest()
+
+
+def description(executable: Executable) -> dict[str, Any]:
+    """All of the file but the pieces' code, as plain JSON values."""
+    return _split(dumps(executable), "the executable")[0]
+
+
+def loads(data: bytes, *, where: str = "the received bytes") -> Executable:
+    """The Executable in ``data``; ``where`` names its origin in errors.
+
+    Raises ConfigError for bytes that are not an Executable, are damaged or cut short, or are of a newer
+    podrun.
+    """
+    try:
+        header, blobs = _split(data, where)
+        return _decode(header, blobs)
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"{where} is not an Executable podrun can read: {type(error).__name__}: {error}",
+            hint="Compile the program again; delete the file if it lies in an executable cache.",
+        ) from error
+
+
+def write(executable: Executable, path: str | os.PathLike[str]) -> None:
+    """Write the file so that a reader sees all of it or none (written beside its place, then renamed)."""
+    write_bytes(dumps(executable), path)
+
+
+def write_bytes(data: bytes, path: str | os.PathLike[str]) -> None:
+    """As `write`, for bytes that `dumps` gave."""
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read(path: str | os.PathLike[str]) -> Executable:
+    """The Executable in the file at ``path``. Raises ConfigError as `loads`, FileNotFoundError without a
+    file."""
+    return loads(Path(path).read_bytes(), where=os.fspath(path))
+
+
+# --- Writing ------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    """A dataclass as a dict in field order, enums as their values, tuples as lists."""
+    if isinstance(value, TensorSpec | Stream | Variable | Arena | ArenaMember | Layout):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, StreamDirection | Retrieval | VariableRole | Reduction | SyncScope):
+        return value.value
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _variable_to_plain(variable: Variable) -> dict[str, Any]:
+    initial = None if variable.initial is None else float(variable.initial)
+    plain = {**_plain(variable), "initial": initial}
+    if not variable.rows:
+        del plain["rows"]
+    return plain
+
+
+def _instruction_to_plain(instruction: Instruction) -> dict[str, Any]:
+    values = {f.name: _plain(getattr(instruction, f.name)) for f in fields(instruction)}
+    return {"op": type(instruction).__name__, **values}
+
+
+def _sorted(value: Any) -> Any:
+    """Plain JSON data with every mapping in key order; raises TypeError for anything else."""
+    if isinstance(value, Mapping):
+        return {str(key): _sorted(value[key]) for key in sorted(value, key=str)}
+    if isinstance(value, list | tuple):
+        return [_sorted(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"metadata and tile reports hold plain JSON values, not {type(value).__name__}")
+
+
+# --- Reading ------------------------------------------------------------------------------------------------
+
+
+def _split(data: bytes, where: str) -> tuple[dict[str, Any], memoryview]:
+    """The header and the blobs, once length, version and digest are right."""
+    if len(data) < _PREFIX.size + _DIGEST_BYTES or not data.startswith(MAGIC):
+        raise ConfigError(
+            f"{where} is not an Executable: it does not start with {MAGIC.decode()!r}",
+            hint="Name a compiled program, such as the executable.popef or profile.json of a report.",
+        )
+    _, version, length = _PREFIX.unpack_from(data)
+    if not 1 <= version <= EXECUTABLE_VERSION:
+        raise ConfigError(
+            f"{where} has Executable format {version}; this podrun reads 1 to {EXECUTABLE_VERSION}",
+            hint="Compile the program again with this version, or install the newer podrun.",
+        )
+    view = memoryview(data)
+    body, digest = view[:-_DIGEST_BYTES], bytes(view[-_DIGEST_BYTES:])
+    if hashlib.sha256(body).digest() != digest or _PREFIX.size + length > len(body):
+        raise ConfigError(
+            f"{where} is damaged or cut short: its checksum is wrong",
+            hint="Compile the program again; delete the file if it lies in an executable cache.",
+        )
+    header = json.loads(bytes(body[_PREFIX.size : _PREFIX.size + length]))
+    if not isinstance(header, dict):
+        raise TypeError("the header is not an object")
+    return header, body[_PREFIX.size + length :]
+
+
+def _decode(header: dict[str, Any], blobs: memoryview) -> Executable:
+    if sum(_typed(item["bytes"], int) for item in header["computations"]) > len(blobs):
+        raise ValueError("its Computations share bytes")
+    return Executable(
+        name=_typed(header["name"], str),
+        layout=Layout(**{f.name: _typed(header["layout"][f.name], int) for f in fields(Layout)}),
+        accumulation_factor=_typed(header["accumulation_factor"], int),
+        training=_typed(header["training"], bool),
+        streams=_by_name(header["streams"], _stream, lambda stream: stream.spec.name),
+        variables=_by_name(header["variables"], _variable, lambda variable: variable.spec.name),
+        arenas=_by_name(header["arenas"], _arena, lambda arena: arena.name),
+        computations=_by_name(
+            header["computations"],
+            lambda item: _computation(item, blobs),
+            lambda computation: computation.name,
+        ),
+        instructions=tuple(tuple(_instruction(item) for item in ipu) for ipu in header["instructions"]),
+        target=_typed(header["target"], str),
+        tile_report=_typed(header["tile_report"], dict),
+        metadata=_typed(header["metadata"], dict),
+    )
+
+
+def _typed(value: Any, kind: type[T]) -> T:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"expected {kind.__name__}, found {value!r}")
+    return value
+
+
+def _optional_int(value: Any) -> int | None:
+    return None if value is None else _typed(value, int)
+
+
+def _strings(value: Any) -> tuple[str, ...]:
+    return tuple(_typed(item, str) for item in value)
+
+
+def _by_name(items: list[Any], decode: Callable[[Any], T], name: Callable[[T], str]) -> dict[str, T]:
+    decoded = [decode(item) for item in items]
+    table = {name(item): item for item in decoded}
+    if len(table) != len(decoded):
+        raise ValueError("a name occurs twice in one table")
+    return table
+
+
+def _spec(item: Mapping[str, Any]) -> TensorSpec:
+    shape = tuple(_typed(size, int) for size in item["shape"])
+    return TensorSpec(_typed(item["name"], str), _typed(item["dtype"], str), shape)
+
+
+def _stream(item: Mapping[str, Any]) -> Stream:
+    return Stream(
+        spec=_spec(item["spec"]),
+        direction=StreamDirection(item["direction"]),
+        broadcast=_typed(item["broadcast"], bool),
+        retrieval=Retrieval(item["retrieval"]),
+        period=_typed(item["period"], int),
+    )
+
+
+def _variable(item: Mapping[str, Any]) -> Variable:
+    initial, arena = item["initial"], item["arena"]
+    return Variable(
+        spec=_spec(item["spec"]),
+        role=VariableRole(item["role"]),
+        initial=None if initial is None else _typed(initial, float),
+        arena=None if arena is None else _typed(arena, str),
+        per_replica=_typed(item["per_replica"], bool),
+        position=_optional_int(item["position"]),
+        rows=tuple(_typed(row, int) for row in item.get("rows", ())),
+    )
+
+
+def _arena(item: Mapping[str, Any]) -> Arena:
+    members = tuple(
+        ArenaMember(
+            _typed(member["name"], str),
+            _typed(member["offset"], int),
+            tuple(_typed(size, int) for size in member["shape"]),
+        )
+        for member in item["members"]
+    )
+    return Arena(
+        name=_typed(item["name"], str),
+        dtype=_typed(item["dtype"], str),
+        size=_typed(item["size"], int),
+        members=members,
+        shared=_typed(item["shared"], bool),
+        sliced=_typed(item["sliced"], bool),
+        position=_optional_int(item["position"]),
+    )
+
+
+def _computation(item: Mapping[str, Any], blobs: memoryview) -> Computation:
+    offset, count = _typed(item["offset"], int), _typed(item["bytes"], int)
+    if offset < 0 or count < 0 or offset + count > len(blobs):
+        raise ValueError(f"Computation {item['name']!r} lies outside the file")
+    return Computation(
+        name=_typed(item["name"], str),
+        stablehlo=bytes(blobs[offset : offset + count]),
+        inputs=_strings(item["inputs"]),
+        outputs=_strings(item["outputs"]),
+        donated=_strings(item["donated"]),
+    )
+
+
+def _instruction(item: Mapping[str, Any]) -> Instruction:
+    values = {key: value for key, value in item.items() if key != "op"}
+    for key, kind in _ENUM_FIELDS.items():
+        if key in values:
+            values[key] = kind(values[key])
+    for key, value in values.items():
+        if key not in _ENUM_FIELDS and (isinstance(value, bool) or not isinstance(value, int | str)):
+            raise TypeError(f"{item['op']}.{key} cannot be {value!r}")
+    return INSTRUCTION_TYPES[_typed(item["op"], str)](**values)

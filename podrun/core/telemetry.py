@@ -1,0 +1,227 @@
+"""What a machine reports: the one schema that machines write, the service passes on, and monitor tools read.
+
+A `MachineReport` is a snapshot of one IPU-M2000 as one partition sees it: who is attached, what state its
+IPUs are in, how busy they are. It crosses processes as a JSON object (`MachineReport.to_json_dict`) that
+carries `SCHEMA_VERSION`; keys end in their unit, numbers are numbers, and ``null`` means unknown, which is
+not the same as zero. Temperatures and power are ``null`` unless a model provides them: podrun does not invent
+sensor readings.
+
+`ATTRIBUTES` is the vocabulary of device attributes under the names that gc-info, gc-inventory and gcipuinfo
+print.
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from podrun.core.errors import ServiceError
+
+SCHEMA_VERSION = 1
+"""Version of the JSON form. Keys may be added within a version; a reader refuses a newer version."""
+
+NO_ERRORS = "no errors"
+"""Value of an IPU's error state when there is nothing to report (the real attribute's spelling)."""
+UNRECOVERABLE = "unrecoverable error"
+"""Error state of the IPUs of a machine that has to be replaced (podrun's own spelling)."""
+NO_ANSWER = "no answer"
+"""State of a machine, and error state of its IPUs, when its process does not answer in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedProcess:
+    """A host process that holds an IPU. ``start_time_s``: seconds since 1970, UTC, when the process
+    started."""
+
+    pid: int
+    user: str
+    command: str
+    start_time_s: float | None = None
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class IpuReport:
+    """One IPU.
+
+    ``partition_ipu`` is its index in the partition; ``ipu`` its index at the machine's endpoint, from 0 in
+    partition order (tools print the hardware's IPU# beside it, which runs the other way). ``error_state`` is
+    `NO_ERRORS` or a phrase such as "tile parity error"; ``recovery_action`` then names what clears it
+    (RecoveryAction value) or None. ``utilisation_percent`` is the share of the last second spent computing,
+    ``utilisation_session_percent`` the share since the process attached.
+    """
+
+    partition_ipu: int
+    ipu: int
+    error_state: str = NO_ERRORS
+    error_code: str = "NONE"
+    recovery_action: str | None = None
+    process: AttachedProcess | None = None
+    clock_mhz: float | None = None
+    die_temperature_c: float | None = None
+    power_w: float | None = None
+    utilisation_percent: float | None = None
+    utilisation_session_percent: float | None = None
+    batches_done: int = 0
+    links_down: tuple[int, ...] = ()
+    """Partition indices of the IPUs to which its IPU-Link is down."""
+    link_correctable_errors: int | None = None
+
+    @property
+    def has_error(self) -> bool:
+        """True iff the IPU or one of its links is not usable before a recovery action."""
+        return self.error_state != NO_ERRORS or bool(self.links_down)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """One IPU-M2000 as one partition sees it.
+
+    ``state``: "up" (its process answers), "standby" (no partition uses it, no process runs), NO_ANSWER or "lost" (its
+    process is gone). ``machine_index`` counts machines within the partition. ``versions`` maps software to
+    version; the known keys are "IPUoF server", "ICU firmware", "IPU-M software", "driver".
+
+    Work since the machine joined the partition, of training programs if any ran, else of inference:
+    ``batches_done`` weight updates (or inference batches),
+    ``samples_done`` samples on this machine's replicas (None if the program does not say how many a micro-batch
+    holds), ``modelled_s`` seconds the model gives for them on the IPUs, ``emulation_s`` seconds of wall clock in
+    runs. They outlive the process that attached.
+    """
+
+    agent_id: str
+    state: str = "up"
+    endpoint: str = ""
+    pid: int | None = None
+    partition: str = ""
+    machine_index: int = 0
+    serial: str = ""
+    target: str = "gc200"
+    board_temperature_c: float | None = None
+    board_power_w: float | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    ipus: tuple[IpuReport, ...] = ()
+    batches_done: int = 0
+    samples_done: int | None = None
+    modelled_s: float | None = None
+    emulation_s: float | None = None
+    planned_faults: tuple[str, ...] = ()
+    """Faults that have still to strike (`podrun.faults.parse_fault` reads them)."""
+    struck_faults: tuple[Mapping[str, Any], ...] = ()
+    """Faults that struck, oldest first: ``fault``, ``job``, ``batch``, ``time_s`` (since 1970)."""
+    stale_seconds: float | None = None
+    """Age of what the report says, if the machine does not answer: the rest is from its last answer. None: it is new,
+    or the machine never answered."""
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Plain JSON data, with ``schema_version``."""
+        return {"schema_version": SCHEMA_VERSION, **_plain(self)}
+
+    @classmethod
+    def from_json_dict(cls, data: Mapping[str, Any]) -> MachineReport:
+        """The report that `to_json_dict` described; unknown keys are ignored.
+
+        Raises ServiceError if the data are of a newer schema or no report at all.
+        """
+        version = data.get("schema_version")
+        if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+            raise ServiceError(
+                f"a machine report has schema version {version!r}; this podrun reads 1 to {SCHEMA_VERSION}",
+                hint="Run the same podrun release on both sides (vipu --server-version).",
+            )
+        try:
+            ipus = tuple(_ipu_from_json(entry) for entry in data.get("ipus", ()))
+            planned = tuple(map(str, data.get("planned_faults", ())))
+            versions = dict(data.get("versions", {}))
+            struck = tuple(dict(entry) for entry in data.get("struck_faults", ()))
+            known = {**_known(cls, data), "versions": versions, "ipus": ipus}
+            return cls(**known | {"planned_faults": planned, "struck_faults": struck})
+        except (TypeError, AttributeError) as error:
+            raise ServiceError(
+                f"a machine report is malformed: {error}",
+                hint="Run the same podrun release on both sides (vipu --server-version).",
+            ) from error
+
+
+def _plain(report: MachineReport) -> dict[str, Any]:
+    plain = asdict(report)
+    plain["versions"] = dict(report.versions)
+    plain["planned_faults"] = list(report.planned_faults)
+    plain["struck_faults"] = [dict(entry) for entry in report.struck_faults]
+    plain["ipus"] = [{**ipu, "links_down": list(ipu["links_down"])} for ipu in plain["ipus"]]
+    return plain
+
+
+def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    return {key: value for key, value in data.items() if key in names}
+
+
+def _ipu_from_json(data: Mapping[str, Any]) -> IpuReport:
+    process = data.get("process")
+    return IpuReport(
+        **{
+            **_known(IpuReport, data),
+            "process": None if process is None else AttachedProcess(**_known(AttachedProcess, process)),
+            "links_down": tuple(data.get("links_down", ())),
+        }
+    )
+
+
+def this_process(pid: int, command: str, start_time_s: float | None) -> AttachedProcess:
+    """An AttachedProcess for a process of the calling user on this host."""
+    return AttachedProcess(pid, getpass.getuser(), command, start_time_s, socket.gethostname())
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedAttribute:
+    """A device attribute: the key tools print, the unit behind its value ("" if none), and what it means."""
+
+    key: str
+    unit: str
+    meaning: str
+
+
+ATTRIBUTES: tuple[ReportedAttribute, ...] = (
+    ReportedAttribute("id", "", "unique id of the single or multi-IPU device"),
+    ReportedAttribute("target", "", "Fabric for one IPU, Multi IPU for several"),
+    ReportedAttribute("average board temp", "C", "mean of the board's sensors"),
+    ReportedAttribute("average die temp", "C", "mean of the IPU's sensors"),
+    ReportedAttribute("board ipu index", "", "IPU number on the machine (IPU#), 0 to 3"),
+    ReportedAttribute("board serial number", "", "serial number of the board"),
+    ReportedAttribute("board type", "", "M2000"),
+    ReportedAttribute("board variant", "", "M2000 or Bow-2000"),
+    ReportedAttribute("clock", "MHz", "tile clock now"),
+    ReportedAttribute("driver version", "", "version of the driver: podrun's release"),
+    ReportedAttribute("firmware version", "", "ICU firmware"),
+    ReportedAttribute("gateway software version", "", "software of the IPU-Machine"),
+    ReportedAttribute("graph streaming", "", "true: streaming memory is there"),
+    ReportedAttribute("hexoatt total size (bytes)", "", "remote-buffer window of one IPU"),
+    ReportedAttribute("hexopt total size (bytes)", "", "host-exchange stream window of one IPU"),
+    ReportedAttribute("ipu architecture", "", "ipu2 for GC200 and Bow"),
+    ReportedAttribute("ipu error state", "", "'no errors' or what is wrong"),
+    ReportedAttribute("ipu power", "W", "power of the IPU"),
+    ReportedAttribute("total board power", "W", "power of the board"),
+    ReportedAttribute("ipu utilisation", "%", "share of the last second spent computing"),
+    ReportedAttribute("ipu utilisation (session)", "%", "share spent computing since the process attached"),
+    ReportedAttribute("ipuof host", "", "address of the IPU-Machine"),
+    ReportedAttribute("ipuof partition id", "", "partition that holds the IPU"),
+    ReportedAttribute("ipuof routing id", "", "index of the IPU in the partition"),
+    ReportedAttribute("ipuof routing type", "", "routing between the IPUs of the partition"),
+    ReportedAttribute("ipuof server version", "", "version of the machine's IPUoF server"),
+    ReportedAttribute("link correctable error count", "", "correctable errors on IPU-Links"),
+    ReportedAttribute("link speed", "GT/s", "signalling rate of an IPU-Link lane"),
+    ReportedAttribute("link width", "", "lanes of an IPU-Link"),
+    ReportedAttribute("number of replicas", "", "property of the partition"),
+    ReportedAttribute("partition sync type", "", "c2-compatible or pod-native-default"),
+    ReportedAttribute("reconfigurable partition", "", "true or false"),
+    ReportedAttribute("pci id", "", "on an IPU-Machine the IPU#"),
+    ReportedAttribute("remote buffers supported", "", "1: yes"),
+    ReportedAttribute("process start time", "", "when the attached process started, ISO basic, UTC"),
+    ReportedAttribute("user executable", "", "program of the attached process"),
+    ReportedAttribute("user name", "", "user of the attached process"),
+    ReportedAttribute("user process id", "", "process id of the attached process"),
+)
+"""Device attributes in the order of the reference; text tools sort them after ``id`` and ``target``."""

@@ -1,0 +1,153 @@
+"""From one micro-batch to one batch: pipeline, accumulation, weight update, all-reduce, streamed state,
+host input.
+
+Every second of a batch has a named cause. A batch of G micro-batches on P IPUs per replica:
+
+* each IPU holds a forward and a backward stage, so the pipeline has 2P - 1 stages and runs G + 2P - 2 steps;
+* a step takes its slowest IPU, plus the copy of activations and gradients to the neighbours, or the host's
+input if
+  that is slower (it is prefetched);
+* then once per batch: gradients all-reduced, weights updated, optimizer state streamed if it lives off chip.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from podrun.core.cluster import IPUS_PER_MACHINE, MAX_ILD_IPUS
+from podrun.costmodel import exchange, vertices
+from podrun.costmodel.exchange import (
+    RELEASE_SECONDS,
+    STREAM_BYTES_PER_SECOND,
+    WAIT_SECONDS,
+    global_sync_cycles,
+    launch_cycles,
+)
+from podrun.costmodel.target import Chip
+
+STREAMING_BYTES_PER_SECOND = 20e9
+"""Streaming memory of a machine, shared by its IPUs. Recalled, no measurement was found; DDR peak is
+38.4e9."""
+DOMAIN_SECONDS = 2.5e-3
+"""Waiting of IPU-Link domains for each other, once a batch and per doubling of domains. Derived from two
+ResNet-50 rows, POD128 and POD256: GW-Link latency and the start of several hosts are not published apart."""
+UPDATE_PASSES = {"sgd": 2, "momentum": 3, "lars": 6, "adam": 10, "lamb": 14}
+"""Element-wise passes over the weights that an optimizer takes (its norms included)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWork:
+    """What the model needs to know of a batch.
+
+    ``stage_cycles``: cycles of one micro-batch on the slowest IPU, forward, backward and recomputation
+    together. ``boundary_bytes``: activations that cross to the next IPU. ``weights``: parameters on the
+    fullest IPU, with ``gradient_bytes`` and ``state_bytes`` each (state only if it is off chip).
+    ``input_bytes``: of one micro-batch. ``sharded``: each replica keeps and updates its part of the
+    optimizer state (replicated tensor sharding) and gathers the weights, of ``weight_bytes`` each.
+    """
+
+    stage_cycles: float
+    stages: int = 1
+    accumulation: int = 1
+    replicas: int = 1
+    boundary_bytes: float = 0.0
+    weights: float = 0.0
+    gradient_bytes: float = 4.0
+    state_bytes: float = 0.0
+    optimizer: str = "momentum"
+    input_bytes: float = 0.0
+    training: bool = True
+    weight_bytes: float = 2.0
+    sharded: bool = False
+
+
+def batch_seconds(chip: Chip, batch: BatchWork) -> dict[str, float]:
+    """Seconds of one batch by cause: compute, copies, ramp, host, update, all_reduce (or reduce_scatter and
+    all_gather), domains, state, sync."""
+    stage = batch.stage_cycles / chip.clock_hz
+    ipus = batch.stages * batch.replicas
+    copies = 0.0
+    if batch.stages > 1:
+        crossings = 2.0 if batch.training else 1.0
+        copies = crossings * exchange.neighbour_seconds(chip, batch.boundary_bytes)
+        copies += crossings * global_sync_cycles(chip, batch.stages) / chip.clock_hz
+    sharing = min(IPUS_PER_MACHINE, ipus) / min(IPUS_PER_MACHINE, batch.stages)
+    host = batch.input_bytes * sharing / STREAM_BYTES_PER_SECOND
+    steady = max(stage + copies, host)
+    ramp = (2 * batch.stages - 2) if batch.training else (batch.stages - 1)
+    causes = {
+        "compute": batch.accumulation * stage,
+        "copies": batch.accumulation * copies,
+        "ramp": ramp * steady,
+        "host": batch.accumulation * max(0.0, host - stage - copies),
+        "sync": global_sync_cycles(chip, ipus) / chip.clock_hz,
+    }
+    if not batch.training:
+        causes["host"] += WAIT_SECONDS + RELEASE_SECONDS
+        return causes
+    parts = batch.replicas if batch.sharded else 1
+    per_tile = math.ceil(batch.weights / parts / chip.tiles)
+    passes = UPDATE_PASSES[batch.optimizer]
+    each = vertices.scaled_add_cycles(per_tile, "float32") + launch_cycles(chip)
+    causes["update"] = passes * each / chip.clock_hz
+    causes |= _exchanged(chip, batch)
+    domains = math.ceil(ipus / MAX_ILD_IPUS)
+    causes["domains"] = DOMAIN_SECONDS * math.log2(domains) if domains > 1 else 0.0
+    streamed = 2.0 * batch.weights / parts * batch.state_bytes * min(IPUS_PER_MACHINE, ipus)
+    causes["state"] = streamed / STREAMING_BYTES_PER_SECOND
+    return causes
+
+
+def _exchanged(chip: Chip, batch: BatchWork) -> dict[str, float]:
+    """Seconds of what replicas exchange once a batch. With sharded state each updates its part of the
+    weights: the gradients' sum is scattered, and the new weights are gathered.
+    """
+    ranks, gradients = batch.replicas, batch.weights * batch.gradient_bytes
+    if not batch.sharded:
+        seconds = exchange.all_reduce_seconds(chip, ranks, gradients, ipus_per_replica=batch.stages)
+        return {"all_reduce": seconds}
+    weights = batch.weights * batch.weight_bytes
+    return {
+        "reduce_scatter": exchange.reduce_scatter_seconds(
+            chip, ranks, gradients, ipus_per_replica=batch.stages
+        ),
+        "all_gather": exchange.all_gather_seconds(chip, ranks, weights, ipus_per_replica=batch.stages),
+    }
+
+
+WEIGHT_SHARE = 0.4
+"""Share of a chip's SRAM that weights and their accumulated gradients may take beside activations and code.
+Assumed; it is what keeps published layouts of BERT-Large on four IPUs at seven layers per IPU."""
+
+
+def tied_pipeline(
+    chip: Chip,
+    layers: int,
+    layer: float,
+    ends: float,
+    stages: int,
+    layer_weights: float,
+    end_weights: float,
+    *,
+    pieces: int = 1,
+    first: float | None = None,
+) -> float:
+    """Cycles of the slowest IPU when embedding and head share a table and so stand on the first IPU.
+
+    The first IPU takes as many layers as its memory allows beside the table (two bytes for each weight and
+    two for its gradient); the rest are spread evenly over the others. ``ends``: cycles of embedding and
+    head. ``pieces``: equal parts of a layer that may stand on different IPUs. ``first``: layers on the first
+    IPU, where a layout says.
+    """
+    layers, layer, layer_weights = layers * pieces, layer / pieces, layer_weights / pieces
+    if stages <= 1:
+        return layers * layer + ends
+    room = chip.sram_bytes * WEIGHT_SHARE / 4.0
+    best = math.inf
+    for held in range(layers + 1) if first is None else (round(first * pieces),):
+        others = math.ceil((layers - held) / (stages - 1))
+        heaviest = max(end_weights + held * layer_weights, others * layer_weights)
+        if heaviest <= room or held == 0 or first is not None:
+            best = min(best, max(held * layer + ends, others * layer))
+    return best

@@ -1,0 +1,376 @@
+"""The cost of a traced step on one IPU, as plain data, and the checks of that report.
+
+`cost_jaxpr` takes the step of one replica on one IPU (not the folded emulation of many) and says how many
+cycles it takes, where they go and what the tiles hold. `StepParts` joins the pieces of a batch:
+micro-batches, update and all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple
+from typing import Any
+
+from podrun.core.errors import GraphMemoryAllocationError, UnimplementedError
+from podrun.costmodel import plan_cache
+from podrun.costmodel.flat_graph import FlatJaxpr
+from podrun.costmodel.flatten import flatten
+from podrun.costmodel.plan import Plan, code_bytes
+from podrun.costmodel.schedule import PlannedOperation, PlanOptions, make_schedule
+from podrun.costmodel.target import CHIPS, Chip
+from podrun.costmodel.target import chip as find_chip
+from podrun.costmodel.tile_memory import ARGUMENTS, TILE_IMBALANCE, Demand, LiveBytes, measure, section
+
+REPORT_VERSION = 1
+"""Version of the report's keys."""
+
+
+def cost_jaxpr(
+    closed_jaxpr: Any,
+    target: str | Chip,
+    *,
+    partials_type: str = "float32",
+    available_memory_proportion: float = 0.6,
+    strict: bool = False,
+    repeats: int = 1,
+    product_type: str | None = None,
+    results_stay: bool | Sequence[bool] = True,
+) -> dict[str, Any]:
+    """Cost a ``jax.core.ClosedJaxpr`` on one IPU of ``target`` (a chip's or system's name, or a Chip).
+
+    ``product_type``: cost products as if their operands had this type (``float8``). ``repeats``: how often
+    the jaxpr runs in one step (accumulated micro-batches). ``results_stay``: results are held to the end
+    (gradients that wait for the update), or used up as they are made; for all of them, or for each. The
+    report is JSON-able: ``step`` (cycles, seconds, and cycles by cause), ``by_operator`` and ``by_scope``
+    (cycles, largest first), ``memory`` (`podrun.costmodel.tile_memory.section`), ``bounds`` (primitives that
+    no planner knows: count, cycles, scopes), ``target``, ``version``.
+
+    Raises:
+        InvalidOptionError: unknown target, or an impossible proportion.
+        UnimplementedError: strict, and equations that no planner knows, all of them by name.
+    """
+    report = cost_flat(
+        flatten(closed_jaxpr),
+        target,
+        PlanOptions(partials_type, available_memory_proportion, product_type=product_type),
+        repeats=repeats,
+        results_stay=results_stay,
+    )
+    if strict:
+        check_planned([report["bounds"]])
+    return report
+
+
+def cost_flat(
+    flat: FlatJaxpr,
+    target: str | Chip,
+    options: PlanOptions | None = None,
+    *,
+    repeats: int = 1,
+    results_stay: bool | Sequence[bool] = True,
+) -> dict[str, Any]:
+    """Cost a flat jaxpr; see `cost_jaxpr`. Large ones are kept on disk (`podrun.costmodel.plan_cache`)."""
+    chip = target if isinstance(target, Chip) else find_chip(target)
+    chosen = options or PlanOptions()
+
+    def plan() -> dict[str, Any]:
+        steps = make_schedule(chip, flat, chosen)
+        return report_of(chip, steps, measure(flat, steps, results_stay=results_stay), repeats)
+
+    if len(flat.equations) < plan_cache.FEWEST_EQUATIONS:
+        return plan()
+    facts = {name: fact.value for name, fact in chip.facts.items()}
+    question = ("cost", flat, chip.name, facts, astuple(chosen), repeats, results_stay)
+    found: dict[str, Any] = plan_cache.remembered(question, plan)
+    return found
+
+
+def leaves(steps: Sequence[PlannedOperation]) -> Iterator[PlannedOperation]:
+    """Every planned step, loop bodies opened."""
+    for step in steps:
+        if step.body:
+            yield from leaves(step.body)
+        else:
+            yield step
+
+
+def report_of(
+    chip: Chip, steps: Sequence[PlannedOperation], liveness: LiveBytes, repeats: int = 1
+) -> dict[str, Any]:
+    """The report of a planned schedule; see `cost_jaxpr`."""
+    causes = dict.fromkeys(("compute", "exchange", "rearrange", "launch", "sync"), 0.0)
+    by_family: dict[str, list[float]] = {}
+    by_scope: dict[str, float] = {}
+    flops = 0.0
+    for step in leaves(steps):
+        plan = step.plan
+        launch, sync = plan.overhead(chip)
+        for cause, value in zip(
+            causes, (plan.compute, plan.exchange, plan.rearrange, launch, sync), strict=True
+        ):
+            causes[cause] += value * repeats
+        cycles = plan.cycles(chip) * repeats
+        if plan.family != "view":
+            entry = by_family.setdefault(plan.family, [0.0, 0.0])
+            entry[0] += cycles
+            entry[1] += 1
+            scope = step.scope or "(no scope)"
+            by_scope[scope] = by_scope.get(scope, 0.0) + cycles
+        flops += plan.flops * repeats
+    total = sum(causes.values())
+    return {
+        "version": REPORT_VERSION,
+        "target": chip.name,
+        "step": {
+            "cycles": round(total),
+            "seconds": total / chip.clock_hz,
+            "flops": round(flops),
+            "by_cause": {cause: round(value) for cause, value in causes.items()},
+        },
+        "by_operator": _ranked(
+            {name: {"cycles": round(c), "count": int(n)} for name, (c, n) in by_family.items()}
+        ),
+        "by_scope": dict(sorted(((s, round(c)) for s, c in by_scope.items()), key=lambda i: (-i[1], i[0]))),
+        "timeline": timeline(chip, steps),
+        "memory": memory_report(chip, steps, liveness),
+        "memory_by_scope": memory_by_scope(chip, steps, liveness),
+        "code_by_scope": code_by_scope(chip, steps),
+        "bounds": _bounds(chip, steps, repeats),
+    }
+
+
+def _bounds(chip: Chip, steps: Sequence[PlannedOperation], repeats: int) -> dict[str, dict[str, Any]]:
+    """What no planner knows, by primitive: cycles and how many, and the first scopes they stand in."""
+    found: dict[str, list[PlannedOperation]] = {}
+    for step in leaves(steps):
+        if step.plan.bound:
+            found.setdefault(step.primitive, []).append(step)
+    return {
+        name: {
+            "cycles": round(sum(step.plan.cycles(chip) * repeats for step in those)),
+            "count": len(those),
+            "scopes": list(dict.fromkeys(step.scope for step in those if step.scope))[:SCOPES],
+        }
+        for name, those in sorted(found.items())
+    }
+
+
+def timeline(chip: Chip, steps: Sequence[PlannedOperation]) -> list[dict[str, Any]]:
+    """BSP steps in order, neighbours of one scope and family joined: cycles of compute, exchange (copies
+    around it included) and sync (launches included), and how many steps are in it.
+    """
+    entries: list[dict[str, Any]] = []
+    for step in leaves(steps):
+        plan = step.plan
+        if plan.family == "view":
+            continue
+        launch, sync = plan.overhead(chip)
+        last = entries[-1] if entries else None
+        if last is None or last["scope"] != step.scope or last["operator"] != plan.family:
+            last = {"scope": step.scope, "operator": plan.family, "steps": 0}
+            last |= {"compute": 0, "exchange": 0, "sync": 0}
+            entries.append(last)
+        last["steps"] += 1
+        last["compute"] += round(plan.compute)
+        last["exchange"] += round(plan.exchange + plan.rearrange)
+        last["sync"] += round(launch + sync)
+    return entries
+
+
+def code_by_scope(chip: Chip, steps: Sequence[PlannedOperation]) -> dict[str, dict[str, int]]:
+    """Bytes of vertex state, exchange and control code on the chip, by named scope."""
+    grouped: dict[str, list[Plan]] = {}
+    for step in leaves(steps):
+        if step.plan.family != "view":
+            grouped.setdefault(step.scope or "(no scope)", []).append(step.plan)
+    return {
+        scope: {
+            part: round(value) for part, value in code_bytes(chip, plans).items() if part != "vertex_code"
+        }
+        for scope, plans in sorted(grouped.items())
+    }
+
+
+def _ranked(entries: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    return dict(sorted(entries.items(), key=lambda item: (-item[1]["cycles"], item[0])))
+
+
+def memory_by_scope(
+    chip: Chip, steps: Sequence[PlannedOperation], liveness: LiveBytes
+) -> dict[str, dict[str, int]]:
+    """Bytes on the chip: the most that is alive while a named scope works, arguments left out, and the most
+    temporary data of its steps.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for live, step in zip(liveness.curve, steps, strict=True):
+        if step.plan.family != "view":
+            entry = found.setdefault(step.scope or "(no scope)", {"live": 0, "temporary": 0})
+            entry["live"] = max(entry["live"], live)
+            entry["temporary"] = max(entry["temporary"], temporary_on_chip(chip, step.plan))
+    return dict(sorted(found.items()))
+
+
+def demand_of(chip: Chip, steps: Sequence[PlannedOperation], liveness: LiveBytes) -> tuple[Demand, int]:
+    """What a planned schedule needs by itself, and the step at which its fullest tile is fullest."""
+    plans = [step.plan for step in leaves(steps)]
+    code = code_bytes(chip, plans)
+    held = [
+        live + temporary_on_chip(chip, step.plan) for live, step in zip(liveness.curve, steps, strict=True)
+    ]
+    if not held:
+        return Demand({ARGUMENTS: liveness.always}, 0, code=code), 0
+    where = max(range(len(held)), key=held.__getitem__)
+    live = liveness.curve[where]
+    return Demand({ARGUMENTS: liveness.always}, live, held[where] - live, code), where
+
+
+def temporary_on_chip(chip: Chip, plan: Plan) -> int:
+    """Bytes of temporary data on the chip while a plan runs."""
+    return round(plan.temporary_bytes * min(plan.tiles or chip.tiles, chip.tiles))
+
+
+def memory_report(chip: Chip, steps: Sequence[PlannedOperation], liveness: LiveBytes) -> dict[str, Any]:
+    """Bytes by content on the chip and by category on tiles; see `podrun.costmodel.tile_memory.section`."""
+    demand, where = demand_of(chip, steps, liveness)
+    found = section(chip, demand, largest=liveness.contents, curve=liveness.curve, peak_step=where)
+    return found | {"activations_peak_bytes": liveness.peak}
+
+
+__all__ = ["CHIPS", "TILE_IMBALANCE", "cost_jaxpr", "leaves", "memory_report", "report_of"]
+
+
+_CODE = "use fewer, larger operations, or outline repeated layers"
+ADVICE = {
+    "weights": "pipeline over more IPUs, or keep weights off chip (weightTensorLocationSettings)",
+    "optimizer_state": "keep optimizer state off chip or shard it over replicas "
+    "(optimizerStateTensorLocationSettings), or pipeline over more IPUs",
+    "accumulators": "shard accumulators over replicas or keep them off chip (accumulatorTensorLocationSettings), "
+    "or pipeline over more IPUs",
+    "streams": "use a smaller micro-batch, or anchor fewer tensors",
+    "stash": "recompute activations (autoRecomputation), or use a smaller micro-batch",
+    "constants": "make large constants inputs or weights",
+    "arguments": "pipeline over more IPUs, or use a smaller micro-batch",
+    "activations": "recompute activations (autoRecomputation), use a smaller micro-batch, or pipeline over more IPUs",
+    "temporary": "split the operation that works then into smaller ones, or use a smaller micro-batch",
+    "exchange_code": _CODE,
+    "vertex_state": _CODE,
+    "control_code": "outline repeated layers",
+    "vertex_code": "use fewer kinds of operations",
+}
+"""What helps against each content (`podrun.costmodel.tile_memory`)."""
+MOST_REMEDIES = 4
+"""Changes that a hint names."""
+
+
+def check_fits(
+    memory: Mapping[str, Any], *, ipu: int = 0, tiles: int = 0, profile_path: str = "", hint: str = ""
+) -> None:
+    """Raise if the fullest tile of a report's ``memory`` holds too much.
+
+    ``ipu`` of ``tiles`` tiles each: tiles are numbered through all IPUs, as in the SDK's message. ``hint``: what makes
+    it fit, if that is known; else what could, by content.
+
+    Raises:
+        GraphMemoryAllocationError: the program does not fit; the message begins as the SDK's does.
+    """
+    if memory["fits"]:
+        return
+    fullest = max(memory["by_tile"], key=lambda interval: sum(interval["bytes"].values()))
+    tile = ipu * tiles + fullest["first"]
+    content = sorted(memory["by_content"].items(), key=lambda item: (-item[1], item[0]))
+    used, available = memory["max_tile_bytes"], memory["tile_bytes"]
+    named = ", ".join(f"{name} {size:,} B" for name, size in content[:3])
+    message = (
+        f"Out of memory on tile {tile}: {used} bytes used, {available} available ({used - available} too "
+        f"many), on IPU {ipu}. Largest contents: {named} on the IPU."
+    )
+    if memory["largest"]:
+        listed = "; ".join(f"{item['scope']} ({item['bytes']:,} B)" for item in memory["largest"][:3])
+        message += f" Largest values: {listed}."
+    if profile_path:
+        message += f" Profile saved to: {profile_path}"
+    raise GraphMemoryAllocationError(
+        message,
+        where=f"IPU {ipu} tile {tile}",
+        profile_path=profile_path,
+        hint=hint or _advice(content, used, available),
+    )
+
+
+def _advice(content: Sequence[tuple[str, int]], used: int, available: int) -> str:
+    """Advice about the largest contents, as many as are too much together."""
+    total, over = sum(size for _, size in content) or 1, used - available
+    about = []
+    for name, size in content:
+        about.append(ADVICE[name])
+        over -= round(used * size / total)
+        if over <= 0:
+            break
+    return f"To fit: {'; and '.join(dict.fromkeys(about))}."
+
+
+def remedy_hint(report: Mapping[str, Any]) -> str:
+    """The changes of a compiled program's report that the model found to help; empty where it tried none."""
+    if "remedies" not in report:
+        return ""
+    tried, bounded = [], []
+    for remedy in report["remedies"]:
+        how = f" ({remedy['setting']})" if remedy["setting"] else ""
+        most = remedy["max_tile_bytes"]
+        if most is None:
+            bounded.append(remedy["what"])
+        else:
+            tried.append(f"{remedy['what']}{how}: {most:,} B on the fullest tile")
+    said = f"To fit, by the model: {'; or '.join(tried[:MOST_REMEDIES])}." if tried else ""
+    if bounded:
+        said += f"{' It' if said else 'It'} may fit if you {' or '.join(bounded)}."
+    if said:
+        return said
+    need = report.get("largest_need", {})
+    named = (
+        f"{need['name']!r} with its gradient and optimizer state takes {need['bytes']:,} B. " if need else ""
+    )
+    return f"No setting makes it fit: {named}Cut the largest tensors into parts on several IPUs, or compute in FLOAT16."
+
+
+def check_program(report: Mapping[str, Any], *, profile_path: str = "") -> None:
+    """Raise for the first IPU of a compiled program's tile report that holds too much. See `check_fits`."""
+    for entry in report.get("ipus", ()):
+        tiles = find_chip(entry["target"]).tiles
+        hint = remedy_hint(report)
+        check_fits(entry["memory"], ipu=entry["ipu"], tiles=tiles, profile_path=profile_path, hint=hint)
+
+
+SCOPES = 8
+"""Places that a report names for each primitive."""
+
+
+def check_planned(bounds: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:
+    """Raise if any of several reports' ``bounds`` (by primitive: ``count``, ``cycles``, ``scopes``) is not
+    empty.
+
+    Raises:
+        UnimplementedError: it lists all such primitives, how often they occur and where.
+    """
+    counts: dict[str, int] = {}
+    places: dict[str, dict[str, None]] = {}
+    for report in bounds:
+        for name, entry in report.items():
+            counts[name] = counts.get(name, 0) + int(entry["count"])
+            places.setdefault(name, {}).update(dict.fromkeys(entry.get("scopes", ())))
+    if not counts:
+        return
+    listed = "; ".join(
+        f"{name} x {count} ({', '.join(list(places[name])[:SCOPES]) or 'at top level'})"
+        for name, count in sorted(counts.items())
+    )
+    raise UnimplementedError(
+        f"Strict mode: no tile planner knows {len(counts)} kind(s) of equations: {listed}.",
+        hint="Switch strict mode off (engine option podrun.strict, or --strict): a stated bound then costs them.",
+    )
+
+
+def bounds_of(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The bounds of all parts of a compiled program's tile report."""
+    parts = [*report.get("segments", ()), *report.get("update", ())]
+    return [part["report"]["bounds"] for part in parts]

@@ -1,0 +1,179 @@
+"""What moving data costs: between tiles of one IPU, with the barriers; between IPUs on IPU-Links; to and from the host.
+
+An exchange phase lasts as long as its busiest tile: words received or sent, one per cycle, plus a latency;
+many fragments cost more than their words. All functions return cycles.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from podrun.collectives.links import FABRICS, LINK_LATENCY, RAIL_LINKS, LinkModel, fabric
+from podrun.collectives.timing import Method, all_gather, all_reduce, reduce_scatter
+from podrun.costmodel.target import GC2, Chip
+
+PHASE_CYCLES = 100.0
+"""Fixed part of an exchange phase: multiplexer set-up and flight. Derived: halo exchanges of published
+stencils (`benchmarks/data/measurements.json`)."""
+DELIVERED = 0.82
+"""Share of the nominal rate that the exchange of a product's operands reaches: gaps of its schedule.
+Published: 0.819 over all of ResNet-50's inference."""
+FRAGMENTED = 1.5
+"""Schedule length over word bound when a pattern breaks into many fragments. Published: 1.35 to 1.6."""
+
+
+def exchange_cycles(
+    chip: Chip, nbytes: float, *, fragmented: bool = False, double_width: bool = False
+) -> float:
+    """One exchange phase in which the busiest tile receives (or sends) ``nbytes``. Zero bytes: no phase.
+
+    ``double_width``: a pair of neighbouring tiles receives the same data, 64 bits per cycle.
+    """
+    if nbytes <= 0:
+        return 0.0
+    rate = chip.exchange_bytes * (2.0 if double_width else 1.0)
+    return PHASE_CYCLES + math.ceil(nbytes / rate) * (FRAGMENTED if fragmented else 1.0)
+
+
+def rearrange_cycles(nbytes: float, *, small_groups: bool = False) -> float:
+    """On-tile copy before or after an exchange when layouts differ. Source: poplin's planner
+    (graphcore/poplibs, lib/poplin/ConvModel.cpp)."""
+    if nbytes <= 0:
+        return 0.0
+    return 25.0 + nbytes * (5.0 / 3.0 if small_groups else 5.0 / 4.0) / 8.0
+
+
+def sync_cycles(chip: Chip) -> float:
+    """One barrier between all tiles of a chip."""
+    return chip.facts["sync_cycles"].value
+
+
+def launch_cycles(chip: Chip) -> float:
+    """Starting the workers of a compute set and collecting them."""
+    return chip.facts["compute_set_cycles"].value
+
+
+def global_sync_cycles(chip: Chip, ipus: int) -> float:
+    """A barrier between IPUs: ceil(15 ns x clock x hops x 2), hops = 1 + ipus / 4, on top of the on-chip one.
+
+    Source: the model that poplibs tests several IPUs with (graphcore/poplibs, lib/poplibs_test/Util.cpp).
+    """
+    if ipus <= 1:
+        return sync_cycles(chip)
+    hops = 1.0 + ipus / 4.0
+    return sync_cycles(chip) + math.ceil(15e-9 * chip.clock_hz * hops * 2.0)
+
+
+HALO_FRAGMENTS = 1.2
+"""Schedule length over word bound of a halo swap with rows and columns. Derived: 1.17 to 1.3."""
+LOADED_LATENCY = 0.24
+"""Growth of tile-to-tile latency under full load. Published for GC2."""
+COUNTER_READ = 14.0
+"""Cycles between two counter reads beside the barrier itself. Derived: mean gap 90 against a barrier of
+76."""
+ARRANGE_PER_BYTE = 2.1
+"""Cycles per byte of element-wise rearrangement on a tile. Derived: GC2 stencil's pre- and post-arrange
+phases."""
+PHASES = {"implicit": 1, "two_wave_copies": 2, "grouped_directions": 4, "many_tensors": 1}
+"""Exchange phases that a halo swap becomes, by how its copies are written."""
+
+
+def halo_cycles(chip: Chip, height: int, width: int, item: int, implementation: str = "implicit") -> float:
+    """Receive a rim of one element from all eight neighbours of a ``height`` x ``width`` block."""
+    rim = (2 * (height + width) + 4) * item
+    phases = PHASES.get(implementation, 1)
+    return phases * PHASE_CYCLES + math.ceil(rim / chip.exchange_bytes) * HALO_FRAGMENTS
+
+
+GC2_NEIGHBOUR_BYTES = 8.9 * 1.6e9
+"""Payload that one direction of a neighbour exchange reaches. Derived: 8.9 B per cycle on GC2."""
+METHODS = {"meet_in_middle": Method.MEET_IN_MIDDLE, "ring": Method.RING, "pair": Method.BIDIRECTIONAL}
+"""Algorithms by the names that measurements use."""
+
+
+def fabric_of(chip: Chip, *, ild_ipus: int | None = None) -> LinkModel:
+    """The links of ``chip``'s systems; a C600's are taken as GC200's. A supposed chip's have its clock and its rate."""
+    found = fabric(chip.base if chip.base in FABRICS else "gc200", ild_ipus=ild_ipus)
+    if chip.name == chip.base:
+        return found
+    rate = chip.facts.get("link_rate")
+    return replace(found, clock_hz=chip.clock_hz, link_rate=found.link_rate if rate is None else rate.value)
+
+
+def neighbour_seconds(chip: Chip, nbytes: float) -> float:
+    """A copy of ``nbytes`` to a neighbouring chip."""
+    if nbytes <= 0:
+        return 0.0
+    measured = chip.base == GC2.name and "link_rate" not in chip.facts
+    rate = GC2_NEIGHBOUR_BYTES if measured else fabric_of(chip).rail
+    return LINK_LATENCY + nbytes / rate
+
+
+def all_reduce_seconds(
+    chip: Chip, ranks: int, nbytes: float, *, ipus_per_replica: int = 1, method: str | None = None
+) -> float:
+    """All-reduce of ``nbytes`` on each of ``ranks`` replicas, by the algorithm the library would choose."""
+    if ranks <= 1 or nbytes <= 0:
+        return 0.0
+    chosen = METHODS.get(method) if method else None
+    return all_reduce(nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica, method=chosen).seconds
+
+
+def reduce_scatter_seconds(chip: Chip, ranks: int, nbytes: float, *, ipus_per_replica: int = 1) -> float:
+    """Reduce-scatter of ``nbytes`` on each of ``ranks`` replicas: each keeps its part of the sum."""
+    if ranks <= 1 or nbytes <= 0:
+        return 0.0
+    return reduce_scatter(nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica).seconds
+
+
+def all_gather_seconds(chip: Chip, ranks: int, nbytes: float, *, ipus_per_replica: int = 1) -> float:
+    """All-gather to ``nbytes`` on each of ``ranks`` replicas, of which each had its part."""
+    if ranks <= 1 or nbytes <= 0:
+        return 0.0
+    return all_gather(nbytes, ranks, fabric_of(chip), ipus_per_rank=ipus_per_replica).seconds
+
+
+__all__ = [
+    "RAIL_LINKS",
+    "all_gather_seconds",
+    "all_reduce_seconds",
+    "fabric_of",
+    "neighbour_seconds",
+    "reduce_scatter_seconds",
+]
+
+
+WAIT_SECONDS = 61e-6
+"""Waiting for the host before a synchronous copy. Derived: 77 to 88 k cycles at 1.33 GHz, median 81 k."""
+RELEASE_SECONDS = 62.5e-6
+"""Host acknowledges after the copy. Derived: 80 to 84 k cycles at 1.33 GHz."""
+TRANSFER_CYCLES = 1500.0
+"""Set-up of one transfer. Published: 1.5 k cycles for one word."""
+STREAM_BYTES_PER_SECOND = 8.0e9
+"""Host link per machine in use. Published: the SDK's IPU model, 40 MB in 5.01 ms."""
+PCIE_BYTES_PER_SECOND = 20e9
+"""Host link of one IPU when a program reads its data at once. Derived: the matrix-vector tutorial on
+hardware moves 40 MB in 2.64 M cycles of 1.33 GHz; PCIe 4 x16 peaks at 32e9.
+"""
+CALL_SECONDS = 0.8e-3
+"""Fixed cost of one session call seen from the host. Published: two notebooks with a trivial model."""
+REMOTE_ROUNDS = 5
+"""Gateway rounds per micro-batch of a program with remote variables: data in, weights in twice, state in
+and out.
+Assumed."""
+
+
+def stream_copy(chip: Chip, nbytes: float) -> dict[str, float]:
+    """Cycles of a synchronous host copy: ``begin`` (wait), ``mid`` (transfer), ``end`` (release)."""
+    return {
+        "begin": WAIT_SECONDS * chip.clock_hz,
+        "mid": TRANSFER_CYCLES + nbytes / STREAM_BYTES_PER_SECOND * chip.clock_hz,
+        "end": RELEASE_SECONDS * chip.clock_hz,
+    }
+
+
+def session_call_seconds(chip: Chip, rounds: int = 0, nbytes: float = 0.0) -> float:
+    """One session call: its fixed cost and ``rounds`` host rounds that nothing hides."""
+    each = sum(stream_copy(chip, 0.0).values()) / chip.clock_hz
+    return CALL_SECONDS + rounds * each + nbytes / STREAM_BYTES_PER_SECOND

@@ -1,0 +1,145 @@
+"""Planner for rows by index: gather and scatter, slices and updates at run-time offsets.
+
+The library cuts a table three ways: its columns, its rows, and the indices. Cut columns cost nothing but
+start-up. Where rows are cut, every tile sees all its indices and skips those of others, and what the row
+parts found is brought together. Where indices are cut, the table (or what is added to it) is there once for
+each part. All cuts are priced and the cheapest that has room is taken. Cycles per index: poplibs'
+estimators (`podrun.costmodel.vertices`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from podrun.costmodel import vertices
+from podrun.costmodel.elementwise import spread
+from podrun.costmodel.exchange import PHASE_CYCLES
+from podrun.costmodel.flat_graph import Equation
+from podrun.costmodel.plan import Plan
+from podrun.costmodel.target import Chip
+
+Cuts = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+INDEX_BYTES = 4.0
+PROPORTION = 0.6
+"""Share of a tile's memory for what a cut holds beside its part of the table. Published: the default of the
+library's embedding planner."""
+_WAYS: dict[int, NDArray[np.float64]] = {}
+
+
+def _ways(most: int) -> NDArray[np.float64]:
+    """Numbers of parts to try, up to ``most``: powers of two, and ``most`` itself."""
+    if most not in _WAYS:
+        powers = 2.0 ** np.arange(max(1, most).bit_length())
+        _WAYS[most] = np.unique(np.append(powers[powers <= most], float(most)))
+    return _WAYS[most]
+
+
+def _cuts(chip: Chip, rows: int, vectors: int, slices: int) -> Cuts:
+    """Candidate (column parts, row parts, index parts) as flat arrays.
+
+    The most parts of one axis beside the parts of the others are among them, so that no tile stays idle for
+    being no power of two.
+    """
+    columns, indices = _ways(min(vectors, chip.tiles)), _ways(min(slices, chip.tiles))
+    across, apart = (axis.ravel() for axis in np.meshgrid(columns, indices, indexing="ij"))
+    fits = across * apart <= chip.tiles
+    across, apart = across[fits], apart[fits]
+    most = np.minimum(np.floor(chip.tiles / (across * apart)), float(rows))
+    factors = 2.0 ** -np.arange(12.0)
+    down = np.maximum(1.0, np.floor(most[:, None] * factors[None, :]))
+    down = np.concatenate([down, np.ones_like(most)[:, None]], axis=1)
+    count = down.shape[1]
+    return np.repeat(across, count), down.ravel(), np.repeat(apart, count)
+
+
+def _moved(chip: Chip, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Cycles of a phase in which the busiest tile receives so much; nothing to move is no phase."""
+    return np.where(nbytes > 0, PHASE_CYCLES + np.ceil(nbytes / chip.exchange_bytes), 0.0)
+
+
+def plan_gather(chip: Chip, equation: Equation) -> Plan:
+    """Gather and slices at run-time offsets: rows are looked up on the tiles that hold them, then joined."""
+    table, result = equation.operands[0], equation.results[0]
+    row = max(1, math.prod(equation.params.get("slice_sizes", (1,))))
+    slices = max(1, result.size // row) if equation.primitive == "gather" else 1
+    item, rows = table.nbytes / max(1, table.size), max(1, math.ceil(table.size / row))
+    across, down, apart = _cuts(chip, rows, math.ceil(row / vertices.vector_width(table.dtype)), slices)
+    here, width, held = np.ceil(slices / apart), np.ceil(row / across), np.ceil(rows / down)
+    copied = np.where(apart > 1, held * width * item * (1.0 - 1.0 / apart), 0.0)
+    # Of each row part a tile has a place for all its indices; another look finds the part that knows.
+    found = np.where(down > 1, here * width * item, 0.0)
+    _, share = spread(chip, result.size)
+    settled = np.where(down > 1, found, share * item)
+    compute = vertices.multi_slice_cycles(here, width, table.dtype, in_range=1.0 / down) + np.where(
+        down > 1, vertices.multi_slice_cycles(np.ceil(here / down), width, table.dtype), 0.0
+    )
+    exchange = _moved(chip, here * INDEX_BYTES) + _moved(chip, copied) + _moved(chip, settled)
+    temporary = here * INDEX_BYTES + copied + found + here * width * item
+    best = _best(chip, compute + exchange, temporary)
+    return Plan(
+        "gather",
+        compute=float(compute[best]),
+        exchange=float(exchange[best]),
+        compute_sets=2,
+        exchanges=2,
+        temporary_bytes=float(temporary[best]),
+        tiles=int(across[best] * down[best] * apart[best]),
+        vertices=2.0,
+        fragments=16.0,
+        detail=f"{slices} rows of {row}",
+    )
+
+
+def plan_scatter(chip: Chip, equation: Equation) -> Plan:
+    """Scatter, scatter-add and run-time updates: rows go to the tiles that hold the table."""
+    table = equation.operands[0]
+    update = equation.operands[-1] if equation.primitive.startswith("scatter") else equation.operands[1]
+    window = getattr(equation.params.get("dimension_numbers"), "update_window_dims", ())
+    row = max(1, math.prod(update.shape[d] for d in window)) if window else 1
+    if equation.primitive == "dynamic_update_slice":
+        row = max(1, update.size)
+    slices, rows = max(1, update.size // row), max(1, math.ceil(table.size / row))
+    item = table.nbytes / max(1, table.size)
+    across, down, apart = _cuts(chip, rows, math.ceil(row / vertices.vector_width(table.dtype)), slices)
+    here, width, held = np.ceil(slices / apart), np.ceil(row / across), np.ceil(rows / down)
+    brought = here * (INDEX_BYTES + width * item)
+    # Parts of the indices each add to a table of their own; the tables are summed where the table is.
+    own = np.where(apart > 1, held * width, 0.0)
+    compute = vertices.multi_update_cycles(here, width, in_range=1.0 / down) + np.where(
+        apart > 1, _sum_cycles(own, apart, table.dtype), 0.0
+    )
+    exchange = np.where(down > 1, _moved(chip, brought / 2.0), _moved(chip, brought)) + _moved(
+        chip, own * 4.0
+    )
+    temporary = brought + own * 8.0
+    best = _best(chip, compute + exchange, temporary)
+    stages = 1 if apart[best] == 1 else 2
+    return Plan(
+        "scatter",
+        compute=float(compute[best]),
+        exchange=float(exchange[best]),
+        compute_sets=2 * stages - 1,
+        exchanges=stages,
+        temporary_bytes=float(temporary[best]),
+        tiles=int(across[best] * down[best] * apart[best]),
+        vertices=1.0,
+        fragments=16.0,
+        detail=f"{slices} rows of {row}",
+    )
+
+
+def _sum_cycles(own: NDArray[np.float64], apart: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
+    """Clear a table of ``own`` elements, and sum a tile's share of ``apart`` of them."""
+    wide, narrow = vertices.vector_width("float32"), vertices.vector_width(dtype)
+    clear = vertices.SUPERVISOR + 26.0 + np.ceil(own / narrow)
+    each = np.ceil(np.ceil(own / apart) / wide / vertices.WORKERS)
+    return clear + 33.0 + vertices.WORKERS * (20.0 + each * (apart + 9.0))
+
+
+def _best(chip: Chip, cycles: NDArray[np.float64], temporary: NDArray[np.float64]) -> int:
+    """The cheapest cut with room; where none has any, the smallest."""
+    fits = temporary <= PROPORTION * chip.tile_bytes
+    return int(np.argmin(np.where(fits, cycles, np.inf))) if fits.any() else int(np.argmin(temporary))

@@ -1,0 +1,228 @@
+"""Plans on disk: what was costed once is read in every later process, by what was asked and nothing else.
+
+An entry is one JSON file named by a digest of its question (a flat jaxpr, options and chip, or a request in
+words of its own such as a model file's digest and a layout) and of podrun's version and the text of the
+tile model itself, so that no other version's answer is ever read. Nothing is unpickled. A file that is
+damaged is ignored and written anew; the oldest files go when the folder is found to be beyond `MOST_BYTES`.
+
+The folder is ``$PODRUN_PLAN_CACHE`` (``off`` or empty: no cache), else ``plans`` in ``$PODRUN_CACHE_DIR``,
+else ``podrun/plans`` under ``$XDG_CACHE_HOME`` or ``~/.cache``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import podrun
+from podrun.core.environment import cache_directory, environment
+from podrun.costmodel.flat_graph import FlatJaxpr
+
+VARIABLE = "PODRUN_PLAN_CACHE"
+MOST_BYTES = 256 << 20
+"""Size to which the folder is cut back when an entry is written."""
+FEWEST_EQUATIONS = 64
+"""Steps with fewer equations are planned faster than read."""
+SUFFIX = ".plan.json"
+_log = logging.getLogger(__name__)
+
+
+class Unkeyed(Exception):
+    """A question holds something that has no name of its own; it is answered anew each time."""
+
+
+def folder(environ: Mapping[str, str]) -> Path | None:
+    """Where plans are kept; None: nowhere."""
+    named = environ.get(VARIABLE)
+    if named is not None:
+        return Path(named).expanduser() if named not in ("", "off") else None
+    directory = cache_directory(environ)
+    return None if directory is None else directory / "plans"
+
+
+@cache
+def version() -> str:
+    """podrun's version and a digest of the tile model's own text."""
+    found = hashlib.sha256(podrun.__version__.encode())
+    here = Path(__file__).resolve().parent
+    for path in sorted(here.glob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+@cache
+def sources(*rooms: str) -> str:
+    """A digest of the text of rooms of podrun (``"models"``), for questions whose answers they decide too."""
+    found = hashlib.sha256()
+    root = Path(podrun.__file__).resolve().parent
+    for room in rooms:
+        for path in sorted((root / room).rglob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def remembered(question: Any, answer: Callable[[], Any], environ: Mapping[str, str] | None = None) -> Any:
+    """``answer()``, or what it gave for an equal ``question`` before. Answers are plain data.
+
+    ``question``: tuples, lists, mappings, text, numbers, enums, dtypes and `FlatJaxpr`; anything else is no
+    key, and ``answer()`` is asked anew.
+    """
+    directory = folder(environment(environ))
+    if directory is None:
+        return answer()
+    try:
+        key = digest(question)
+    except Unkeyed as error:
+        _log.debug("not kept: %s", error)
+        return answer()
+    path = directory / f"{key}{SUFFIX}"
+    found = _read(path)
+    if found is None:
+        found = answer()
+        _write(path, found)
+    return found
+
+
+def digest(question: Any) -> str:
+    """The name of a question. Raises Unkeyed."""
+    found = hashlib.sha256(version().encode())
+    for part in _words(question):
+        found.update(part.encode())
+        found.update(b"\0")
+    return found.hexdigest()
+
+
+def _words(value: Any) -> Any:
+    """A value as words that differ if it does."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        yield f"{type(value).__name__}={value!r}"
+    elif isinstance(value, enum.Enum):
+        yield f"enum={type(value).__name__}.{value.name}"
+    elif isinstance(value, FlatJaxpr):
+        yield from _flat_words(value)
+    elif isinstance(value, Mapping):
+        yield f"mapping={len(value)}"
+        for name in sorted(value, key=str):
+            yield str(name)
+            yield from _words(value[name])
+    elif isinstance(value, (tuple, list, set, frozenset)):
+        fields = getattr(value, "_fields", ())
+        yield f"sequence={len(value)} {','.join(fields)}"
+        for item in sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value:
+            yield from _words(item)
+    else:
+        yield from _other_words(value)
+
+
+_NAMED = ("dtype", "ShapeDtypeStruct", "_ScalarMeta", "GatherScatterMode", "ConvDimensionNumbers")
+"""Types of parameters of equations whose text says all of them."""
+
+
+def _other_words(value: Any) -> Any:
+    kind = type(value).__name__
+    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        yield f"jaxpr={kind}"  # A loop's body: it stands, flat, in the equation's bodies.
+        return
+    text = repr(value)
+    if " at 0x" in text or (callable(value) and kind not in _NAMED):
+        raise Unkeyed(f"{kind} {text[:80]}")
+    yield f"{kind}={text}"
+
+
+def _flat_words(flat: FlatJaxpr) -> Any:
+    yield f"flat={len(flat.equations)}"
+    yield repr((flat.arguments, flat.constants, flat.outputs))
+    used = {*flat.arguments, *flat.constants}
+    for equation in flat.equations:
+        used.update(equation.outputs)
+        yield repr((equation.primitive, equation.inputs, equation.outputs, equation.scope))
+        yield repr([(t.shape, t.dtype) for t in (*equation.operands, *equation.results)])
+        yield from _words(equation.params)
+        for body in equation.bodies:
+            yield from _flat_words(body)
+    yield repr([(n, flat.tensors[n].shape, flat.tensors[n].dtype) for n in sorted(used)])
+
+
+def _read(path: Path) -> Any:
+    """The answer in a file; None if there is none, or none that can be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError:
+        return None
+    except UnicodeDecodeError:
+        text = ""
+    try:
+        # The first line is a digest of the rest: a file that was cut short or changed is no answer.
+        check, _, body = text.partition("\n")
+        if check != hashlib.sha256(body.encode()).hexdigest():
+            raise ValueError("its digest is another")
+        found = json.loads(body)
+    except ValueError as error:
+        _log.warning("the kept plan %s is damaged (%s); planning anew", path.name, error)
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return found
+
+
+def _write(path: Path, answer: Any) -> None:
+    """Put an answer beside the others; a folder that cannot be written keeps nothing, which is no error."""
+    body = json.dumps(answer, separators=(",", ":"))
+    if len(body) > MOST_BYTES:
+        return
+    text = f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=SUFFIX)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        _note_written(path.parent, len(text))
+    except OSError as error:
+        _say_once(path.parent, str(error.strerror or error))
+
+
+@cache
+def _say_once(folder: Path, reason: str) -> None:
+    """A program may compile many steps; that they are not kept is worth one line."""
+    _log.warning("plans cannot be kept in %s: %s (export PODRUN_CACHE_DIR=DIRECTORY)", folder, reason)
+
+
+_written: dict[Path, int] = {}
+"""Bytes that this process put into a folder since it last looked through all of it."""
+
+
+def _note_written(directory: Path, size: int) -> None:
+    """Cut the folder back once in a while: it may hold ten thousand files, and a large model writes dozens."""
+    _written[directory] = _written.get(directory, MOST_BYTES) + size
+    if _written[directory] >= MOST_BYTES // 16:
+        _written[directory] = 0
+        _cut_back(directory)
+
+
+def _cut_back(directory: Path) -> None:
+    """Drop the files that were used least recently, until the rest is small enough."""
+    entries = []
+    for path in directory.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(FileNotFoundError):
+            about = path.stat()
+            entries.append((about.st_mtime_ns, about.st_size, path))
+    total = sum(size for _, size, _ in entries)
+    for _, size, path in sorted(entries):
+        if total <= MOST_BYTES:
+            return
+        path.unlink(missing_ok=True)
+        total -= size

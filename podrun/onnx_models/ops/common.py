@@ -1,0 +1,168 @@
+"""Small things that operators share: axes, dtypes, rounding once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podrun.core.errors import UnsupportedError
+
+Array = Any
+"""A ``jax.Array`` (or tracer), or a ``numpy.ndarray`` while folding."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+HALVES = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
+"""Types that are computed in float32 and rounded once."""
+
+
+def is_half(x: Array) -> bool:
+    """True for float16 and bfloat16 arrays (and the 8-bit floats, which follow the same rule)."""
+    return jnp.issubdtype(x.dtype, jnp.floating) and np.dtype(x.dtype).itemsize < 4
+
+
+def is_float(x: Array) -> bool:
+    """True for arrays of any floating type."""
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def widen(x: Array) -> Array:
+    """Float32 of a half array; any other unchanged."""
+    return x.astype(jnp.float32) if x is not None and is_half(x) else x
+
+
+@jax.custom_jvp
+def absolute(x: Array) -> Array:
+    """abs(x), whose gradient at 0 is 0, as PopART's is (JAX's own is 1)."""
+    return jnp.abs(x)
+
+
+absolute.defjvp(lambda x, tangent: (jnp.abs(x[0]), jnp.sign(x[0]) * tangent[0]))
+
+
+def rounds_once(function: F) -> F:
+    """Compute in float32 what comes in float16 or bfloat16, and round each result once to the first
+    input's type.
+
+    This is how the hardware computes composite functions: float32 inside, one rounding at the end. Float32
+    results become the half type of the first half input; results of other types (masks, indices) stay.
+    """
+
+    @functools.wraps(function)
+    def wrapped(ctx: Any, node: Any, *inputs: Array) -> Any:
+        half = next(
+            (x.dtype for x in inputs if x is not None and not isinstance(x, tuple) and is_half(x)), None
+        )
+        if half is None:
+            return function(ctx, node, *inputs)
+        results = function(ctx, node, *[x if isinstance(x, tuple) else widen(x) for x in inputs])
+        one = not isinstance(results, tuple)
+        rounded = tuple(
+            r.astype(half) if r is not None and r.dtype == jnp.float32 else r
+            for r in ((results,) if one else results)
+        )
+        return rounded[0] if one else rounded
+
+    return wrapped  # type: ignore[return-value]
+
+
+@jax.custom_jvp
+def with_gradient(value: Array, carrier: Array) -> Array:
+    """``value``, whose gradient is that of ``carrier`` (of the same shape and type), whatever that is worth."""
+    return value
+
+
+@with_gradient.defjvp
+def _with_gradient_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    return with_gradient(*primals), tangents[1]
+
+
+def axis_in(axis: int, rank: int, what: str = "axis") -> int:
+    """``axis`` counted from the front. Raises ValueError if it is outside ``[-rank, rank)``."""
+    if not -rank <= axis < max(rank, 1):
+        raise ValueError(f"{what} {axis} is outside [-{rank}, {rank})")
+    return axis % rank if rank else 0
+
+
+def axes_in(axes: Iterable[int], rank: int) -> tuple[int, ...]:
+    """Axes counted from the front, sorted; ValueError if one is out of range or there twice."""
+    found = sorted(axis_in(int(a), rank) for a in axes)
+    if len(set(found)) != len(found):
+        raise ValueError(f"axes {tuple(axes)} name one axis twice")
+    return tuple(found)
+
+
+def ints(values: np.ndarray | Iterable[int]) -> tuple[int, ...]:
+    """A tuple of Python ints from a shape-like tensor."""
+    return tuple(int(v) for v in np.asarray(values).reshape(-1))
+
+
+def index_dtype(ctx: Any) -> np.dtype[Any]:
+    """ONNX's int64 as the device has it: int32, or int64 where 64-bit types are computed as such."""
+    return np.dtype(np.int64 if ctx.x64 else np.int32)
+
+
+def same_dtype(*inputs: Array) -> None:
+    """Refuse inputs of different types: ONNX has no implicit casts. Raises TypeError naming them."""
+    kinds = {np.dtype(x.dtype).name for x in inputs}
+    if len(kinds) > 1:
+        raise TypeError(
+            f"inputs have different types ({', '.join(sorted(kinds))}); ONNX has no implicit casts"
+        )
+
+
+def onnx_dtype(element_type: int, ctx: Any) -> np.dtype[Any]:
+    """The NumPy dtype of an ONNX element type as it is computed here. Refuses strings and, on the device,
+    DOUBLE.
+    """
+    import onnx
+
+    if element_type == onnx.TensorProto.STRING:
+        raise UnsupportedError("strings are not computed on IPUs")
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element_type))
+    return dtype if ctx.xp is np else device_dtype(dtype, ctx.x64)
+
+
+def device_dtype(dtype: np.dtype[Any], x64: bool) -> np.dtype[Any]:
+    """What a host type becomes on the device: 64-bit integers narrow to 32 bits; float64 and complex128
+    are refused.
+    """
+    if x64:
+        return dtype
+    if dtype in (np.dtype(np.float64), np.dtype(np.complex128)):
+        raise UnsupportedError(
+            "The data type DOUBLE is not supported in Poplar: IPUs have no 64-bit floating point"
+        )
+    return {np.dtype(np.int64): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.uint32)}.get(
+        dtype, dtype
+    )
+
+
+def scalar(value: float, like: Array) -> Array:
+    """``value`` as a scalar of ``like``'s dtype."""
+    return jax.lax.convert_element_type(value, like.dtype)
+
+
+MOST_FOLDED = 1 << 20
+"""Elements of the largest tensor that is worked out while tracing, unless an operator needs its value."""
+
+
+def fold_module(ctx: Any, shape: Iterable[int]) -> Any:
+    """``ctx.xp``, but ``jax.numpy`` for a result too large to be worked out while tracing.
+
+    For operators that make large tensors of small ones. Raises ValueError for a shape that no array can have.
+    """
+    sizes = [int(d) for d in shape]
+    if any(d < 0 for d in sizes):
+        raise ValueError(f"shape {sizes} has a negative dimension")
+    count = 1
+    for d in sizes:
+        count *= d
+    if count > 2**62:
+        raise ValueError(f"shape {sizes} has more elements than can be counted")
+    return ctx.xp if count <= MOST_FOLDED else jnp

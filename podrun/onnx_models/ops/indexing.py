@@ -1,0 +1,230 @@
+"""Gathering by index, and slices at places found while running."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podrun.onnx_models.ops.common import Array, axis_in, ints
+from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+
+
+def from_front(indices: Array, size: int) -> Array:
+    """Indices with negative ones counted from the end."""
+    return jnp.where(indices < 0, indices + size, indices)
+
+
+@operator(ONNX, "Gather", since=(1, 11, 13), folds=True)
+def gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
+    """Slices of x along ``axis`` at the indices: ``x.shape[:axis] + indices.shape + x.shape[axis+1:]``
+    (ONNX Gather).
+    """
+    axis = axis_in(node.get("axis", 0), x.ndim)
+    if ctx.xp is np:
+        return np.take(x, indices, axis=axis)
+    return jnp.take(x, from_front(indices, x.shape[axis]), axis=axis, mode="clip")
+
+
+def grid(indices: Array, axis: int) -> tuple[Any, ...]:
+    """For each axis the index of every element of ``indices``; along ``axis`` the indices themselves."""
+    places: list[Any] = [
+        jax.lax.broadcasted_iota(indices.dtype, indices.shape, a) for a in range(indices.ndim)
+    ]
+    places[axis] = indices
+    return tuple(places)
+
+
+@operator(ONNX, "GatherElements", since=(11, 13))
+def gather_elements(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
+    """For each place, the element of x at that place but for ``axis``, where indices say (ONNX
+    GatherElements).
+    """
+    axis = axis_in(node.get("axis", 0), x.ndim)
+    return x[grid(from_front(indices, x.shape[axis]), axis)]
+
+
+def nd(indices: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """Index tuples from the last axis of ``indices``, negative ones counted from the end."""
+    return tuple(from_front(indices[..., i], shape[i]) for i in range(indices.shape[-1]))
+
+
+@operator(ONNX, "GatherND", since=(11, 12, 13))
+def gather_nd(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
+    """Slices of x at the index tuples in the last axis of indices, within ``batch_dims`` leading axes
+    (ONNX GatherND).
+    """
+
+    def pick(data: Array, at: Array) -> Array:
+        return data[nd(at, data.shape)]
+
+    for _ in range(node.get("batch_dims", 0)):
+        pick = jax.vmap(pick)
+    return pick(x, indices)
+
+
+@operator(ONNX, "TensorScatter", since=(24,))
+def tensor_scatter(ctx: Context, node: Node, past: Array, update: Array, write: Array = None) -> Array:
+    """A cache with new entries written along ``axis`` at each batch's write index, wrapping if
+    ``circular``.
+    """
+    axis = axis_in(node.get("axis", -2), past.ndim)
+    size, count = past.shape[axis], update.shape[axis]
+    start = jnp.zeros(past.shape[0], jnp.int32) if write is None else write
+    places = start[:, None] + jnp.arange(count, dtype=start.dtype)[None, :]
+    if node.get("mode", "linear") == "circular":
+        places = places % size
+    moved, new = jnp.moveaxis(past, axis, 1), jnp.moveaxis(update, axis, 1)
+    written = jax.vmap(lambda cache, at, values: cache.at[at].set(values, mode="drop"))(moved, places, new)
+    return jnp.moveaxis(written, 1, axis)
+
+
+@operator(ONNX, "OneHot", since=(9, 11, 28))
+def one_hot(ctx: Context, node: Node, indices: Array, depth: Array, values: Array) -> Array:
+    """values[1] at the index along a new ``axis`` of size depth, values[0] elsewhere (ONNX OneHot)."""
+    size = int(ctx.constant(1).reshape(()))
+    axis = axis_in(node.get("axis", -1), indices.ndim + 1)
+    whole = indices.astype(jnp.int32) if jnp.issubdtype(indices.dtype, jnp.floating) else indices
+    hot = jnp.expand_dims(from_front(whole, size), axis)
+    counter = jax.lax.broadcasted_iota(
+        hot.dtype, tuple(size if a == axis else 1 for a in range(hot.ndim)), axis
+    )
+    return jnp.where(hot == counter, values[1], values[0])
+
+
+@operator(ONNX, "Compress", since=(9, 11, 28))
+def compress(ctx: Context, node: Node, x: Array, condition: Array) -> Array:
+    """Slices of x along ``axis`` (or elements of x flattened) where the condition, known while tracing,
+    holds.
+    """
+    keep = np.nonzero(ctx.constant(1))[0]
+    if "axis" not in node.attributes:
+        return x.reshape(-1)[keep]
+    return jnp.take(x, keep, axis=axis_in(node["axis"], x.ndim))
+
+
+def reversed_within(x: Array, lengths: Array, batch_axis: int, time_axis: int) -> Array:
+    """x with the first ``lengths[b]`` steps of batch b back to front and the others in place."""
+    steps = jax.lax.broadcasted_iota(lengths.dtype, x.shape, time_axis)
+    shape = [1] * x.ndim
+    shape[batch_axis] = x.shape[batch_axis]
+    length = lengths.reshape(shape)
+    source = jnp.where(steps < length, length - 1 - steps, steps)
+    return jnp.take_along_axis(x, source, axis=time_axis)
+
+
+@operator(ONNX, "ReverseSequence", since=(10, 28))
+def reverse_sequence(ctx: Context, node: Node, x: Array, lengths: Array) -> Array:
+    """The first ``lengths[b]`` steps of each batch back to front (ONNX ReverseSequence)."""
+    return reversed_within(x, lengths, node.get("batch_axis", 1), node.get("time_axis", 0))
+
+
+# --- ai.graphcore
+# -----------------------------------------------------------------------------------------------------
+
+
+@operator(GRAPHCORE, "GroupedGather")
+def grouped_gather(ctx: Context, node: Node, x: Array, indices: Array) -> Array:
+    """Gather in each of ``group_size`` groups, which the leading axis of both inputs counts (PopART
+    GroupedGather).
+    """
+    axis = axis_in(node.get("axis", 0), x.ndim)
+    axis = max(axis - 1, 0)
+    return jax.vmap(lambda d, i: jnp.take(d, from_front(i, d.shape[axis]), axis=axis, mode="clip"))(
+        x, indices
+    )
+
+
+def _offsets(offset: Array, axes: tuple[int, ...], rank: int) -> list[Any]:
+    starts: list[Any] = [jnp.zeros((), jnp.int32)] * rank
+    flat = offset.reshape(-1)
+    for i, axis in enumerate(axes):
+        starts[axis] = flat[i].astype(jnp.int32)
+    return starts
+
+
+def _dynamic(node: Node, x: Array) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    axes = tuple(axis_in(a, x.ndim) for a in ints(node["axes"]))
+    sizes = ints(node["sizes"])
+    if len(axes) != len(sizes):
+        raise ValueError(f"axes and sizes have {len(axes)} and {len(sizes)} elements")
+    return axes, sizes
+
+
+def _part(x: Array, part: Array, axes: tuple[int, ...], sizes: tuple[int, ...]) -> Array:
+    """What is written into x, with the axes of size 1 that it may leave out."""
+    shape = tuple(dict(zip(axes, sizes, strict=True)).get(a, d) for a, d in enumerate(x.shape))
+    if part.shape == shape or [d for d in part.shape if d != 1] != [d for d in shape if d != 1]:
+        return part
+    return part.reshape(shape)
+
+
+@operator(GRAPHCORE, "DynamicSlice")
+def dynamic_slice(ctx: Context, node: Node, x: Array, offset: Array, into: Array = None) -> Array:
+    """A slice of ``sizes`` along ``axes`` at offsets found while running (PopART DynamicSlice).
+
+    A third input is where the SDK writes the slice; what it holds has no part in the result.
+    """
+    axes, sizes = _dynamic(node, x)
+    shape = list(x.shape)
+    for axis, size in zip(axes, sizes, strict=True):
+        shape[axis] = size
+    return jax.lax.dynamic_slice(x, _offsets(offset, axes, x.ndim), shape)
+
+
+@operator(GRAPHCORE, "DynamicUpdate")
+def dynamic_update(ctx: Context, node: Node, x: Array, offset: Array, part: Array) -> Array:
+    """x with ``part`` written at offsets found while running (PopART DynamicUpdate)."""
+    axes, sizes = _dynamic(node, x)
+    whole = _part(x, part, axes, sizes).astype(x.dtype)
+    return jax.lax.dynamic_update_slice(x, whole, _offsets(offset, axes, x.ndim))
+
+
+@operator(GRAPHCORE, "DynamicAdd")
+def dynamic_add(ctx: Context, node: Node, x: Array, offset: Array, part: Array) -> Array:
+    """x with ``part`` added at offsets found while running (PopART DynamicAdd)."""
+    axes, sizes = _dynamic(node, x)
+    starts, part = _offsets(offset, axes, x.ndim), _part(x, part, axes, sizes)
+    old = jax.lax.dynamic_slice(x, starts, part.shape)
+    return jax.lax.dynamic_update_slice(x, old + part, starts)
+
+
+@operator(GRAPHCORE, "DynamicZero")
+def dynamic_zero(ctx: Context, node: Node, x: Array, offset: Array) -> Array:
+    """x with a slice of ``sizes`` at offsets found while running set to 0 (PopART DynamicZero)."""
+    axes, sizes = _dynamic(node, x)
+    shape = list(x.shape)
+    for axis, size in zip(axes, sizes, strict=True):
+        shape[axis] = size
+    return jax.lax.dynamic_update_slice(x, jnp.zeros(shape, x.dtype), _offsets(offset, axes, x.ndim))
+
+
+@operator(GRAPHCORE, "SequenceSlice")
+def sequence_slice(
+    ctx: Context,
+    node: Node,
+    source: Array,
+    destination: Array,
+    counts: Array,
+    source_at: Array,
+    destination_at: Array,
+) -> Array:
+    """destination with, for each i, ``counts[i]`` rows copied from ``source_at[i]`` to ``destination_at[i]``.
+
+    With ``zeroUnused`` rows that nothing is copied to are 0 (PopART SequenceSlice).
+    """
+    rows = jnp.arange(destination.shape[0], dtype=jnp.int32)
+    result = jnp.zeros_like(destination) if node.get("zeroUnused", 0) else destination
+
+    def copy(result: Array, each: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        count, first, to = (e.astype(jnp.int32) for e in each)
+        here = (rows >= to) & (rows < to + count)
+        moved = jnp.take(source, jnp.clip(rows - to + first, 0, source.shape[0] - 1), axis=0)
+        return jnp.where(here.reshape((-1,) + (1,) * (destination.ndim - 1)), moved, result), None
+
+    result, _ = jax.lax.scan(
+        copy, result, (counts.reshape(-1), source_at.reshape(-1), destination_at.reshape(-1))
+    )
+    return result

@@ -1,0 +1,147 @@
+"""Random operators. Every number comes from the node's own key, so a seed gives the same numbers on every
+machine.
+
+Values are not those of torch, NumPy or an IPU. The attribute ``seed`` is refused, as PopART does: the
+session's seed decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podrun.core.errors import UnsupportedError
+from podrun.onnx_models.ops.common import Array, ints, onnx_dtype
+from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
+
+
+def _key(ctx: Context, node: Node) -> Any:
+    if "seed" in node.attributes:
+        raise UnsupportedError(
+            f"{node.describe()}: Optional seed attribute is not supported. Use session::setRandomSeed instead.",
+            hint="leave it out, and set the seed with session.setRandomSeed (or run(..., seed=...) of the backend)",
+        )
+    return ctx.key()
+
+
+def _dtype(ctx: Context, node: Node, like: Array = None) -> np.dtype[Any]:
+    if "dtype" in node.attributes and (like is None or node["dtype"]):
+        return onnx_dtype(node["dtype"], ctx)
+    return np.dtype(np.float32) if like is None else np.dtype(like.dtype)
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
+
+
+def _normal(ctx: Context, node: Node, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    made = jax.random.normal(_key(ctx, node), shape, _wide(dtype))
+    return (made * node.get("scale", 1.0) + node.get("mean", 0.0)).astype(dtype)
+
+
+def _uniform(ctx: Context, node: Node, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    low, high = node.get("low", 0.0), node.get("high", 1.0)
+    return jax.random.uniform(_key(ctx, node), shape, _wide(dtype), low, high).astype(dtype)
+
+
+@operator(ONNX, "RandomNormal", since=(1, 22))
+def random_normal(ctx: Context, node: Node) -> Array:
+    """Normal numbers of ``mean`` and deviation ``scale`` in ``shape`` (ONNX RandomNormal)."""
+    return _normal(ctx, node, ints(node["shape"]), _dtype(ctx, node))
+
+
+@operator(ONNX, "RandomNormalLike", since=(1, 22))
+def random_normal_like(ctx: Context, node: Node, x: Array) -> Array:
+    """Normal numbers in the shape (and, without ``dtype``, type) of x (ONNX RandomNormalLike)."""
+    return _normal(ctx, node, x.shape, _dtype(ctx, node, x))
+
+
+@operator(ONNX, "RandomUniform", since=(1, 22))
+def random_uniform(ctx: Context, node: Node) -> Array:
+    """Uniform numbers from ``low`` up to ``high`` in ``shape`` (ONNX RandomUniform)."""
+    return _uniform(ctx, node, ints(node["shape"]), _dtype(ctx, node))
+
+
+@operator(ONNX, "RandomUniformLike", since=(1, 22))
+def random_uniform_like(ctx: Context, node: Node, x: Array) -> Array:
+    """Uniform numbers in the shape (and, without ``dtype``, type) of x (ONNX RandomUniformLike)."""
+    return _uniform(ctx, node, x.shape, _dtype(ctx, node, x))
+
+
+@operator(ONNX, "Bernoulli", since=(15, 22))
+def bernoulli(ctx: Context, node: Node, p: Array) -> Array:
+    """1 with the probability in each element, else 0 (ONNX Bernoulli)."""
+    made = jax.random.uniform(_key(ctx, node), p.shape, jnp.float32) < p.astype(jnp.float32)
+    return made.astype(_dtype(ctx, node, p))
+
+
+@operator(ONNX, "Multinomial", since=(7, 22))
+def multinomial(ctx: Context, node: Node, logits: Array) -> Array:
+    """``sample_size`` classes drawn for each row of unnormalised log-probabilities (ONNX Multinomial)."""
+    count = node.get("sample_size", 1)
+    drawn = jax.random.categorical(
+        _key(ctx, node), logits.astype(jnp.float32), axis=-1, shape=(count, logits.shape[0])
+    )
+    return drawn.T.astype(_dtype(ctx, node))
+
+
+def _drop(
+    ctx: Context, node: Node, x: Array, ratio: Array | float, mask_shape: tuple[int, ...]
+) -> tuple[Array, Array]:
+    """x with elements zeroed with probability ``ratio`` and the others scaled by 1 / (1 - ratio); and what
+    was kept.
+    """
+    wide = x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+    rate = jnp.asarray(ratio, jnp.float32)
+    keep = jax.random.uniform(_key(ctx, node), mask_shape, jnp.float32) >= rate
+    scale = jnp.where(rate < 1, 1 / (1 - jnp.where(rate < 1, rate, 0)), 0).astype(wide.dtype)
+    y = jnp.where(keep, wide * scale, jnp.zeros((), wide.dtype)).astype(x.dtype)
+    return y, jnp.broadcast_to(keep, x.shape)
+
+
+def _ratio(node: Node) -> float:
+    ratio = float(node.get("ratio", 0.5))
+    if not 0 <= ratio < 1:
+        raise ValueError(f"ratio {ratio} is outside [0, 1)")
+    return ratio
+
+
+@operator(ONNX, "Dropout", since=(1, 6, 7, 10))
+def dropout(ctx: Context, node: Node, x: Array) -> tuple[Array, Array]:
+    """In training, elements dropped with probability ``ratio``; in inference x itself (ONNX Dropout before
+    12).
+    """
+    ratio = _ratio(node)
+    training = ctx.training and not node.get("is_test", 0)
+    if not training or ratio == 0:
+        mask = jnp.ones(x.shape, bool if node.opset >= 10 else x.dtype)
+        return x, mask
+    y, mask = _drop(ctx, node, x, ratio, x.shape)
+    return y, mask if node.opset >= 10 else mask.astype(x.dtype)
+
+
+@operator(ONNX, "Dropout", since=(12, 13, 22))
+def dropout_inputs(
+    ctx: Context, node: Node, x: Array, ratio: Array = None, training: Array = None
+) -> tuple[Array, Array]:
+    """`dropout` whose ratio and training mode are inputs, both known while tracing (ONNX Dropout 12)."""
+    wanted = ctx.training if training is None else bool(ctx.constant(2).reshape(()))
+    rate = 0.5 if ratio is None else float(ctx.constant(1).reshape(()))
+    if not wanted or rate == 0:
+        return x, jnp.ones(x.shape, bool)
+    return _drop(ctx, node, x, rate, x.shape)
+
+
+@operator(GRAPHCORE, "ShapedDropout")
+def shaped_dropout(ctx: Context, node: Node, x: Array) -> Array:
+    """Dropout whose mask has ``shape`` and is broadcast over x (PopART ShapedDropout)."""
+    ratio = _ratio(node)
+    shape = ints(node["shape"])
+    if np.broadcast_shapes(shape, x.shape) != x.shape:
+        raise ValueError(f"shape {shape} does not broadcast to {x.shape}")
+    if not ctx.training or ratio == 0:
+        return x
+    return _drop(ctx, node, x, ratio, shape)[0]

@@ -1,0 +1,304 @@
+"""The graph under a Builder: nodes, tensors and names, with shapes inferred as it grows.
+
+Source of names and rules: graphcore/popart, willow/src/builder_impl.cpp.
+
+A *scope* is one graph; subgraphs are child scopes that see their parents' tensors and share their parents'
+names, so that a name is unique over all of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podrun.onnx_models.light_model import put_beside
+from podrun.onnx_models.tensor_proto import info_from_type, to_array, to_proto, type_proto
+from podrun.session.attributes import UNNAMED
+from podrun.session.exceptions import popart_exception
+from podrun.session.tensor_info import TensorInfo
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto, TensorProto, TypeProto
+    from onnx.defs import OpSchema
+
+
+_log = logging.getLogger("podrun.popart.builder")
+
+ONNX_DOMAINS = ("", "ai.onnx")
+GRAPHCORE_DOMAIN = "ai.graphcore"
+
+_DATA_LIMIT = 4096
+"""Largest constant (elements) whose value is handed to shape inference: shapes, axes and the like are
+small.
+"""
+
+
+class Names:
+    """Names that are taken, and how the next free one is formed: ``Add:0``, ``Add:0/1``, ``Add:0/2``."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._counts: dict[str, int] = {}
+
+    def reserve(self, name: str) -> None:
+        """Take a name as it is."""
+        self._taken.add(name)
+
+    def unique(self, base: str) -> str:
+        """``base`` if it is free, else ``base/1`` and so on; taken from now on."""
+        name = base
+        while name in self._taken:
+            self._counts[base] = self._counts.get(base, 0) + 1
+            name = f"{base}/{self._counts[base]}"
+        self._taken.add(name)
+        return name
+
+
+@dataclass
+class GraphScope:
+    """One graph being built. ``opsets`` and ``names`` are shared over a model's scopes."""
+
+    names: Names
+    opsets: dict[str, int]
+    parent: GraphScope | None = None
+    name: str = UNNAMED
+    nodes: list[NodeProto] = field(default_factory=list)
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+    """The inputs, and among them the tensors of outer graphs that the program named as inputs."""
+    initializers: dict[str, TensorProto] = field(default_factory=dict)
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    """Those of the main graph's initializers that lie beside the model (`LightModel`)."""
+    infos: dict[str, TensorInfo | None] = field(default_factory=dict)
+    constants: dict[str, TensorProto] = field(default_factory=dict)
+    producers: dict[str, NodeProto] = field(default_factory=dict)
+
+    # -- looking things up ------------------------------------------------------------------------
+
+    def find(self, tensor: str) -> GraphScope | None:
+        """The scope that holds ``tensor``: this one or a parent."""
+        if tensor in self.infos:
+            return self
+        return None if self.parent is None else self.parent.find(tensor)
+
+    def info(self, tensor: str) -> TensorInfo | None:
+        """What is known of ``tensor``. popart_exception naming likely ones if there is none of that name."""
+        scope = self.find(tensor)
+        if scope is None:
+            raise popart_exception(
+                f"{tensor!r} is not an input or output tensor. Must be one that the graph has.{self.suggestion(tensor)}"
+            )
+        return scope.infos[tensor]
+
+    def suggestion(self, tensor: str) -> str:
+        """The nearest names, for an error about one that is not there."""
+        near = difflib.get_close_matches(tensor, self.visible(), n=3, cutoff=0.4)
+        listed = near or self.visible()[-5:]
+        return f" Candidates: {', '.join(repr(name) for name in listed)}." if listed else ""
+
+    def visible(self) -> list[str]:
+        """Tensors that operators of this graph may use."""
+        return [*(self.parent.visible() if self.parent else ()), *self.infos]
+
+    def constant(self, tensor: str) -> TensorProto | None:
+        """The value of ``tensor`` if it is a small constant."""
+        if tensor in self.constants:
+            return self.constants[tensor]
+        return None if self.parent is None else self.parent.constant(tensor)
+
+    # -- adding -----------------------------------------------------------------------------------
+
+    def add_input(self, name: str, info: TensorInfo | None) -> None:
+        """A graph input (``info`` None: untyped, in a subgraph)."""
+        self.inputs.append(name)
+        self.arguments.append(name)
+        self.infos[name] = info
+
+    def add_initializer(self, name: str, array: np.ndarray, info: TensorInfo) -> None:
+        """An input with a value; ``info`` is what one replica sees."""
+        proto = (
+            to_proto(name, array)
+            if self.parent
+            else put_beside(self.values, name, np.array(array, order="C"))
+        )
+        self.add_input(name, info)
+        self.initializers[name] = proto
+        if array.size <= _DATA_LIMIT and array.dtype.kind in "iub":
+            self.constants[name] = proto
+
+    def add_node(self, node: NodeProto, infos: Sequence[TensorInfo | None]) -> None:
+        """A node with what is known of its outputs."""
+        self.nodes.append(node)
+        for output, info in zip(node.output, infos, strict=True):
+            if output:
+                self.infos[output] = info
+                self.producers[output] = node
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            value = node.attribute[0].t
+            if np.prod(value.dims, dtype=np.int64) <= _DATA_LIMIT:
+                self.constants[node.output[0]] = value
+
+    # -- inference --------------------------------------------------------------------------------
+
+    def infer_onnx(self, node: NodeProto, version: int) -> list[TensorInfo | None]:
+        """Types and shapes of an ai.onnx node's outputs by ONNX's own inference; None where it does not know, or where
+        the inputs do not fit together.
+        """
+        from onnx import TypeProto, shape_inference
+
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            return [TensorInfo(to_array(node.attribute[0].t))]
+        types: dict[str, TypeProto] = {}
+        data: dict[str, TensorProto] = {}
+        for tensor in node.input:
+            info = self.info(tensor) if tensor else None
+            types[tensor] = TypeProto() if info is None else type_proto(info)
+            constant = self.constant(tensor)
+            if info is not None and constant is not None:
+                data[tensor] = constant
+        if any(attribute.HasField("g") for attribute in node.attribute):
+            return self._infer_control(node)
+        try:
+            found = _infer(node, version, types, data)
+        except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
+            # PopART takes more than ONNX's inference does (negative pads, say); what it refuses, it refuses when a
+            # session is made, and so do we, in its words.
+            _log.debug("Nothing is known of what %s '%s' makes: %s", node.op_type, node.name, error)
+            return [None] * len(node.output)
+        return [info_from_type(found[name]) if name in found else None for name in node.output]
+
+    def _infer_control(self, node: NodeProto) -> list[TensorInfo | None]:
+        """Outputs of If are its branches' outputs; of Loop, its loop-carried values' then stacked scan
+        outputs'.
+        """
+        bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+        results = [info_from_type(output.type) for output in bodies[0].output]
+        if node.op_type == "If":
+            return results[: len(node.output)]
+        if node.op_type == "Loop":
+            carried = len(node.input) - 2
+            kept = [info or None for info in results[1 : 1 + carried]]
+            return [*kept, *[None] * (len(node.output) - len(kept))]
+        return [None] * len(node.output)
+
+    # -- out --------------------------------------------------------------------------------------
+
+    def to_proto(self, inputs: Sequence[str] | None = None) -> GraphProto:
+        """The graph as ONNX has it, with other ``inputs`` than its own if given. Subgraphs list their outputs with
+        types where these are known.
+        """
+        from onnx import GraphProto
+
+        graph = GraphProto()
+        self.into_proto(graph, inputs)
+        return graph
+
+    def into_proto(self, graph: GraphProto, inputs: Sequence[str] | None = None) -> None:
+        """`to_proto` into an empty graph that is part of something greater: another copy of all weights less."""
+        from onnx import helper
+
+        graph.name = self.name
+        graph.node.extend(self.nodes)
+        graph.initializer.extend(self.initializers.values())
+        given = self.inputs if inputs is None else inputs
+        for names, field_ in ((given, graph.input), (self.outputs, graph.output)):
+            for name in names:
+                scope = self.find(name)
+                info = scope.infos[name] if scope else None
+                value = helper.make_empty_tensor_value_info(name)
+                if info is not None:
+                    value.type.CopyFrom(type_proto(info))
+                field_.append(value)
+
+
+def _infer(
+    node: NodeProto, version: int, types: dict[str, TypeProto], data: dict[str, TensorProto]
+) -> dict[str, TypeProto]:
+    """ONNX's inference for one node, without its limits on element types, which are narrower than PopART's.
+
+    PopART takes UINT32 indices, for example: they are taken for INT32 where ONNX does not know them. So are INT64
+    ones that meet INT32: what ONNX calls INT64 (ArgMax) is INT32 on the IPU. Any other type that the operator does
+    not list is left to the session: the shape is inferred with one that it does.
+    """
+    from onnx import TensorProto, checker, defs, helper, shape_inference
+
+    schema = defs.get_schema(node.op_type, version, "")
+    opsets = [helper.make_opsetid("", version)]
+    unsigned: dict[int, int] = {TensorProto.UINT32: TensorProto.INT32}
+    wide: dict[int, int] = {**unsigned, TensorProto.INT64: TensorProto.INT32}
+    listed = _listed_types(schema, node)
+    for instead in ({}, dict.fromkeys(types, unsigned), dict.fromkeys(types, wide), listed):
+        known = {}
+        for name, kind in types.items():
+            known[name] = type(kind)()
+            known[name].CopyFrom(kind)
+            element = kind.tensor_type.elem_type
+            if element:
+                known[name].tensor_type.elem_type = instead.get(name, {}).get(element, element)
+        try:
+            found: dict[str, TypeProto] = shape_inference.infer_node_outputs(
+                schema, node, known, data, opset_imports=opsets, ir_version=4
+            )
+        except checker.ValidationError:
+            continue
+        if instead is listed:
+            _restore(schema, node, types, found)
+        return found
+    return {}
+
+
+def _listed_types(schema: OpSchema, node: NodeProto) -> dict[str, dict[int, int]]:
+    """For each input, what stands for element types that the operator does not list: the first that it does."""
+    from onnx import TensorProto
+
+    kinds = {f"tensor({n.lower()})": value for n, value in TensorProto.DataType.items()}
+    found: dict[str, dict[int, int]] = {}
+    for index, name in enumerate(node.input):
+        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+        allowed = sorted(kinds[text] for text in formal.types if text in kinds)
+        if name and allowed:
+            found[name] = {kind: allowed[0] for kind in kinds.values() if kind not in allowed}
+    return found
+
+
+def _restore(
+    schema: OpSchema, node: NodeProto, types: Mapping[str, TypeProto], found: Mapping[str, TypeProto]
+) -> None:
+    """Give outputs whose type is an input's the type that this input has, where the operator lists more than one."""
+    given = {}
+    for index, name in enumerate(node.input):
+        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+        if name and len(formal.types) > 1:
+            given[formal.type_str] = types[name]
+    for index, name in enumerate(node.output):
+        source = given.get(schema.outputs[min(index, len(schema.outputs) - 1)].type_str)
+        if name in found and source is not None:
+            found[name].tensor_type.elem_type = source.tensor_type.elem_type
+
+
+def scope_from_graph(graph: GraphProto, opsets: dict[str, int], known: Mapping[str, Any]) -> GraphScope:
+    """A scope that continues a loaded graph; ``known`` are inferred infos of its tensors."""
+    scope = GraphScope(Names(), opsets, name=graph.name or UNNAMED)
+    for value in graph.input:
+        scope.add_input(value.name, info_from_type(value.type))
+    for initializer in graph.initializer:
+        scope.initializers[initializer.name] = initializer
+        if initializer.name not in scope.infos:
+            scope.infos[initializer.name] = known.get(initializer.name)
+        if np.prod(initializer.dims, dtype=np.int64) <= _DATA_LIMIT and not initializer.external_data:
+            scope.constants[initializer.name] = initializer
+    for node in graph.node:
+        scope.add_node(node, [known.get(output) for output in node.output])
+    scope.outputs = [value.name for value in graph.output]
+    for value in graph.output:
+        if scope.infos.get(value.name) is None:
+            scope.infos[value.name] = info_from_type(value.type)
+    for name in scope.infos:
+        scope.names.reserve(name)
+    return scope

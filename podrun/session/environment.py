@@ -1,0 +1,93 @@
+"""The user's process: the environment variables that front ends read, and JAX imported without a trace in it.
+
+Variables are read here, at the moment that they count. Everything else is handed a mapping: a device keeps the one it
+was made with, and `ours` stands for the process's own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import warnings
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from podrun.core.environment import environment
+from podrun.core.progress import reporting
+from podrun.session.exceptions import popart_exception
+
+CACHE_DIRECTORIES = ("POPART_CACHE_DIR", "POPXL_CACHE_DIR")
+"""They name a cache directory and so switch the executable cache on."""
+
+SHARED_CACHE = "POPDIST_EXECUTABLE_CACHE_PATH"
+"""Names the executable cache that all instances of a run share."""
+
+CHECK_REPLICAS = "PODRUN_CHECK_REPLICAS"
+"""After how many batches replicas compare digests of their weights."""
+
+LOG_LEVEL, LOG_DESTINATION = "POPART_LOG_LEVEL", "POPART_LOG_DEST"
+
+
+def ours(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
+    """``environ``, or the environment of this process if it is None."""
+    return environment(environ)
+
+
+def cache_directory(environ: Mapping[str, str] | None = None) -> str:
+    """The directory of the executable cache that a user has asked for, or empty."""
+    found = ours(environ)
+    return next((found[name] for name in CACHE_DIRECTORIES if found.get(name)), "")
+
+
+def shared_cache(environ: Mapping[str, str] | None = None) -> str:
+    """The directory that ``podrun`` gives all instances of a run, or empty."""
+    return ours(environ).get(SHARED_CACHE, "")
+
+
+def dot_checks(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The points at which the graph is to be drawn: POPART_DOT_CHECKS, with colons between them."""
+    return [name for name in ours(environ).get("POPART_DOT_CHECKS", "").split(":") if name]
+
+
+def check_replicas(environ: Mapping[str, str] | None = None) -> int:
+    """After how many batches replicas compare their weights: PODRUN_CHECK_REPLICAS; 0 for never. popart_exception for
+    what is no such number.
+    """
+    text = ours(environ).get(CHECK_REPLICAS, "") or "0"
+    if not text.isdecimal() or len(text) > 12:
+        raise popart_exception(f"{CHECK_REPLICAS} must be a number of batches, not {text!r}.")
+    return int(text)
+
+
+def progress(what: str, environ: Mapping[str, str] | None = None) -> AbstractContextManager[None]:
+    """Report on standard error how far ``what`` is, if it takes long (`podrun.core.progress`): in the first instance
+    of a program only, and not at all if PODRUN_PROGRESS is ``off``.
+    """
+    found = ours(environ)
+    first = found.get("POPDIST_REPLICA_INDEX_OFFSET", "0") == "0"
+    if not first or found.get("PODRUN_PROGRESS") == "off" or sys.stderr is None:
+        return nullcontext()
+    return reporting(what, sys.stderr)
+
+
+def import_jax() -> None:
+    """Import JAX as podrun needs it, without a trace in the program that podrun is imported into.
+
+    The import draws from NumPy's global generator, often between a program's ``np.random.seed`` and its data: the
+    generator is put back to where it was. From then on JAX warns of every fork; those of ``multiprocessing`` and of
+    loaders of data are harmless, since what they start computes nothing with JAX. Does nothing if JAX is imported.
+    """
+    if "jax" in sys.modules:
+        return
+    import numpy as np
+
+    state = np.random.get_state()
+    try:
+        importlib.import_module("jax")
+    finally:
+        np.random.set_state(state)
+        log = logging.getLogger("jax")
+        if log.level == logging.NOTSET:  # What JAX does is no news for a program that logs at INFO.
+            log.setLevel(logging.WARNING)
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)

@@ -1,0 +1,25 @@
+"""Optimizers: PopART's classes (values with const flags, specifics per weight) and the update rules behind
+them.
+
+``values`` holds hyper-parameters, ``base`` what all optimizers share, ``rules`` the arithmetic common to
+update rules, and one file per family the class and its rule. The formulas are those that
+graphcore/popart documents in willow/include/popart/sgd.hpp, adam.hpp and adaptive.hpp.
+"""
+
+from podrun.session.optimizers.adam import Adam
+from podrun.session.optimizers.adaptive import Adaptive
+from podrun.session.optimizers.base import Optimizer, UpdateContext
+from podrun.session.optimizers.sgd import SGD, ConstSGD
+from podrun.session.optimizers.values import ClipNormSettings, OptimizerValue, OptimizerValueMap
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "Adaptive",
+    "ClipNormSettings",
+    "ConstSGD",
+    "Optimizer",
+    "OptimizerValue",
+    "OptimizerValueMap",
+    "UpdateContext",
+]

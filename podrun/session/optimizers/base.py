@@ -1,0 +1,206 @@
+"""What all optimizers share: parsing and checking hyper-parameters, comparing, and making an update rule."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from podrun.session.exceptions import popart_exception
+from podrun.session.optimizers.values import ClipNormSettings, OptimizerValue, OptimizerValueMap, parse_value
+
+if TYPE_CHECKING:
+    from podrun.session.optimizers.rules import Rule
+
+
+def _spoken(name: str) -> str:
+    """A hyper-parameter in a sentence: ``velocityScaling`` -> ``velocity scaling``."""
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateContext:
+    """What an update rule must know of the session: replicas over all instances, accumulation, and whether
+    gradients are averaged over both (Mean) or summed.
+    """
+
+    replicas: int = 1
+    accumulation: int = 1
+    mean: bool = False
+    running: bool = False
+    """The mean is a running one: gradients come averaged."""
+    automatic: bool = False
+    """Automatic loss scaling: the loss scaling is the optimizer's times `podrun.compiler.program.FACTOR`."""
+
+    stochastic: bool = False
+    """Halves that an update stores are rounded stochastically."""
+
+    own_copies: bool = False
+    """Each machine keeps and updates all weights by itself, so that one that differs shows."""
+
+    @property
+    def divisor(self) -> int:
+        """What the gradient that comes is divided by, apart from the loss scaling."""
+        return self.replicas * self.accumulation if self.mean and not self.running else 1
+
+
+class Optimizer(abc.ABC):
+    """Base of SGD, Adam and Adaptive.
+
+    ``NAME`` heads messages, ``DEFAULTS`` are the hyper-parameters by the names of insertSpecific.
+    """
+
+    NAME: ClassVar[str]
+    DEFAULTS: ClassVar[Mapping[str, float]]
+    NOT_NEGATIVE: ClassVar[Sequence[str]] = ("learningRate", "weightDecay")
+    POSITIVE: ClassVar[Sequence[str]] = ()
+    ALIASES: ClassVar[Mapping[str, str]] = {}
+    GLOBAL: ClassVar[Sequence[str]] = ()
+    """Hyper-parameters named without ``default`` in the constructor that weights may still set for
+    themselves.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], clip_norm_settings: Sequence[ClipNormSettings] = ()
+    ) -> None:
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                f"__init__(): incompatible function arguments. {self.NAME} takes a dict, not {values!r}: "
+                f'popart.{self.NAME}({{"defaultLearningRate": (0.01, False)}}).'
+            )
+        keys = self._constructor_keys()
+        given = {}
+        for key, value in values.items():
+            if key not in keys:
+                raise popart_exception(
+                    f"Invalid {self.NAME} key, {key}, the allowed keys are {', '.join(sorted(keys))}."
+                )
+            given[keys[key]] = parse_value(self.NAME, key, value)
+        self.lossScaling = given.pop("lossScaling", OptimizerValue(1.0, True))
+        self._maps = {
+            name: OptimizerValueMap(given.get(name, OptimizerValue(default, True)))
+            for name, default in self.DEFAULTS.items()
+        }
+        self.clip_norm_settings = list(clip_norm_settings)
+        self._check("the defaults", {name: values.default for name, values in self._maps.items()})
+        if self.lossScaling.val() == 0:
+            raise popart_exception(f"Loss scaling cannot be 0 ({self.NAME}: lossScaling).")
+        self._check_clipping()
+
+    def _constructor_keys(self) -> dict[str, str]:
+        keys = {}
+        for name in self.DEFAULTS:
+            key = name if name in self.GLOBAL else f"default{name[0].upper()}{name[1:]}"
+            keys[key] = name
+        return {**keys, **self.ALIASES, "lossScaling": "lossScaling"}
+
+    def insertSpecific(self, tensorId: str, values: Mapping[str, Any]) -> None:
+        """Hyper-parameters of one weight; those left out keep the optimizer's defaults of now."""
+        unknown = [key for key in values if key not in self.DEFAULTS]
+        if unknown:
+            raise popart_exception(
+                f"Invalid key {unknown[0]} in {self.NAME}::insertSpecific for weight {tensorId!r}. Permitted keys "
+                f"are {', '.join(sorted(self.DEFAULTS))}."
+            )
+        specific = {
+            name: parse_value(self.NAME, name, values[name]) if name in values else values_map.default
+            for name, values_map in self._maps.items()
+        }
+        self._check(f"weight {tensorId!r}", specific)
+        for name, value in specific.items():
+            self._maps[name].specific[tensorId] = value
+
+    def hasSpecific(self, tensorId: str | None = None) -> bool:
+        """True iff a weight has values of its own."""
+        return any(values.hasSpecific(tensorId) for values in self._maps.values())
+
+    def getLossScalingVal(self) -> float:
+        """The loss scaling."""
+        return self.lossScaling.val()
+
+    def _check(self, where: str, values: Mapping[str, OptimizerValue]) -> None:
+        for name in self.NOT_NEGATIVE:
+            if values[name].val() < 0:
+                raise popart_exception(
+                    f"Negative {_spoken(name)} ({values[name].val():g}) in {self.NAME}, {where}: {name} must be at "
+                    "least 0."
+                )
+        for name in self.POSITIVE:
+            if values[name].val() <= 0:
+                raise popart_exception(
+                    f"Non-positive {_spoken(name)} ({values[name].val():g}) in {self.NAME} is not supported ({where}: "
+                    f"{name})."
+                )
+        rate = values["learningRate"]
+        if rate.isConst() and rate.val() == 0:
+            raise popart_exception(
+                f"Constant, zero learning rate in {self.NAME}, {where}: it would train nothing."
+            )
+
+    def _check_clipping(self) -> None:
+        groups = self.clip_norm_settings
+        if any(not isinstance(group, ClipNormSettings) for group in groups):
+            raise TypeError(
+                "__init__(): incompatible function arguments. clip_norm_settings is a list of "
+                "ClipNormSettings."
+            )
+        if len(groups) > 1 and any(group.all_weights for group in groups):
+            raise popart_exception(
+                "ClipNormSettings.clipAllWeights covers all weights, so it must be the only group."
+            )
+        if any(group.maxNorm <= 0 for group in groups):
+            raise popart_exception("The maxNorm of ClipNormSettings must be positive.")
+
+    # -- for the session --------------------------------------------------------------------------
+
+    def value(self, name: str, weight: str) -> OptimizerValue:
+        """A hyper-parameter of a weight."""
+        return self._maps[name].get(weight)
+
+    def specific_to(self, names: Sequence[str], weight: str) -> bool:
+        """True iff one of the hyper-parameters has a value of its own for the weight."""
+        return any(self._maps[name].hasSpecific(weight) for name in names)
+
+    @abc.abstractmethod
+    def rule(self, context: UpdateContext) -> Rule:
+        """The update rule with this optimizer's values, for a session."""
+
+    def _modes(self) -> tuple[Any, ...]:
+        """What besides values must agree for one optimizer to replace another in a session."""
+        return (tuple(self.clip_norm_settings),)
+
+    def check_replaces(self, other: Optimizer) -> None:
+        """popart_exception unless this optimizer may take ``other``'s place in a running session."""
+        if type(self).NAME != type(other).NAME:
+            raise popart_exception(
+                f"Optimizer update not valid: the session was made with {other.NAME}, which {self.NAME} "
+                "cannot replace."
+            )
+        if self._modes() != other._modes():
+            raise popart_exception(
+                "Optimizer update not valid: clip norm settings, modes and types must be those the session "
+                "was made with."
+            )
+        pairs = [("lossScaling", "", other.lossScaling, self.lossScaling)]
+        for name, values in self._maps.items():
+            before = other._maps[name]
+            if set(values.specific) != set(before.specific):
+                raise popart_exception(
+                    "Optimizer update not valid: weights with values of their own were "
+                    f"{sorted(before.specific)}, now {sorted(values.specific)}."
+                )
+            pairs.append((name, "", before.default, values.default))
+            pairs += [(name, w, before.specific[w], new) for w, new in values.specific.items()]
+        for name, weight, old, new in pairs:
+            what = f"{name} of weight {weight!r}" if weight else name
+            if old.isConst() != new.isConst():
+                raise popart_exception(
+                    f"Can not replace a {'' if old.isConst() else 'non '}constant value with a "
+                    f"{'' if new.isConst() else 'non '}constant value. Optimizer update not valid: {what}."
+                )
+            if old.isConst() and old.val() != new.val():
+                raise popart_exception(
+                    f"Values are constant but do not match. Optimizer update not valid: {what} is constant at "
+                    f"{old.val():g}, so it cannot become {new.val():g}."
+                )

@@ -1,0 +1,113 @@
+"""Files of a session: executables out and in, variables out, and weights that live beside the model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from podrun.compiler.state.grouped import stored
+from podrun.core.executable import Executable, StreamDirection
+from podrun.session.enums import DeviceType
+from podrun.session.exceptions import popart_exception, surfaced
+from podrun.session.parts.device_program import DeviceProgram
+from podrun.session.program.build import BuiltModel
+from podrun.session.weights.host_weights import HostWeights
+
+_log = logging.getLogger("podrun.popart.devicex")
+
+
+class ExecutableFiles:
+    """Writes and reads the compiled program and the variables of a session."""
+
+    def __init__(self, program: DeviceProgram, built: BuiltModel, weights: HostWeights) -> None:
+        self._program, self._built, self._weights = program, built, weights
+
+    def save(self, path: str, *, variables: bool) -> None:
+        """`Session.saveExecutable`. ``variables``: write the weights as an ONNX model beside it."""
+        from podrun.core import executable_file
+
+        self._check_can_save()
+        target = _in_folder(path, "executable.popef")
+        with surfaced():
+            executable_file.write(self._program.prepared("saveExecutable"), target)
+        if variables and self._weights.get_all():
+            self.save_variables(str(Path(target).with_name("variables.popef")))
+
+    def save_variables(self, path: str) -> None:
+        """`Session.saveVariables`. Write weights and optimizer state: an ONNX model whose initializers they are."""
+        self._check_can_save()
+        target = _in_folder(path, "variables.popef")
+        with open(target, "wb") as file:
+            file.write(self._weights.model(with_state=True).to_bytes())
+
+    def _check_can_save(self) -> None:
+        if self._program.device.type not in (DeviceType.Ipu, DeviceType.OfflineIpu):
+            raise popart_exception(
+                f"Executables for device type {self._program.device.type} cannot be saved: use an IPU or an offline "
+                "IPU."
+            )
+
+    def load(self, filename: str) -> None:
+        """`Session.loadExecutable`. Take a program that compileAndExport wrote, in place of compiling; before
+        prepareDevice.
+
+        popart_exception if it is damaged or not the program of this session's model.
+        """
+        from podrun.core import executable_file
+
+        if self._program.executable is not None:
+            raise popart_exception("loadExecutable comes before prepareDevice.")
+        path = _in_folder(filename, "executable.popef")
+        if not os.path.isfile(path):
+            raise popart_exception(f"There is no executable {filename!r}.")
+        _log.debug("Loading serialized PopART executable %s", path)
+        with surfaced():
+            executable = executable_file.read(path)
+        self._check_fits(executable, filename)
+        self._program.executable = executable
+
+    def _check_fits(self, executable: Executable, filename: str) -> None:
+        """popart_exception unless inputs, anchors, weights and replication are those of this session."""
+        program = self._built.program
+        found = {
+            "inputs": {
+                n: s.spec for n, s in executable.streams.items() if s.direction is StreamDirection.TO_DEVICE
+            },
+            "anchors": sorted(
+                n for n, s in executable.streams.items() if s.direction is StreamDirection.TO_HOST
+            ),
+            "weights": {n: v.host_spec for n, v in executable.variables.items() if n in program.parameters},
+            "replication": (executable.layout.replicas, executable.layout.ipus_per_replica),
+            "accumulation": executable.accumulation_factor,
+            "training": executable.training,
+        }
+        wanted = {
+            "inputs": {name: item.spec for name, item in program.inputs.items()},
+            "anchors": sorted(anchor.name for anchor in program.anchors),
+            "weights": {name: stored(item) for name, item in program.parameters.items()},
+            "replication": (program.replicas, program.ipus_per_replica),
+            "accumulation": program.accumulation_factor,
+            "training": program.training,
+        }
+        for what, value in wanted.items():
+            if found[what] != value:
+                raise popart_exception(
+                    f"The executable {filename!r} is not the program of this session: its {what} are "
+                    f"{found[what]}, the session's {value}."
+                )
+
+
+def check_writable(filename: str) -> str:
+    """The path of a file that is to be written, whose folder is made. Raises OSError if it cannot be written."""
+    path = os.path.expanduser(filename)
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    os.makedirs(folder or ".", exist_ok=True)
+    if not os.access(folder or ".", os.W_OK):
+        raise OSError(f"Unable to write to {folder or '.'}")
+    return path
+
+
+def _in_folder(path: str, name: str) -> str:
+    expanded = os.path.expanduser(path)
+    return os.path.join(expanded, name) if os.path.isdir(expanded) else expanded

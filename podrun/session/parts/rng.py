@@ -1,0 +1,111 @@
+"""The random seed, and the state of the generator that rounds stochastically: read, written, started from a seed.
+
+On an IPU every worker context of every tile has 128 bits of it. Here it is one 64-bit number for the whole program,
+because all replicas round alike; so the state is two words.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import numpy as np
+
+from podrun.compiler.program import RNG
+from podrun.core.executable import Executable, VariableRole
+from podrun.session.exceptions import popart_exception, popart_runtime_error
+from podrun.session.options.session_options import SessionOptions
+from podrun.session.parts.device_program import DeviceProgram
+
+WORDS = 2
+
+_log = logging.getLogger("podrun.popart.session")
+
+
+class RandomState:
+    """The seed and the RNG state of a session, on the host and on its device."""
+
+    def __init__(self, program: DeviceProgram, options: SessionOptions) -> None:
+        self._program, self._options = program, options
+        self._seed: int | None = None
+        self._rng = [0] * WORDS
+
+    def rng_state(self) -> list[int]:
+        """`Session.getRNGState`."""
+        self._check_rng("getRNGState")
+        return self.read_rng()
+
+    def read_rng(self) -> list[int]:
+        """The RNG state as it stands now, 32-bit words."""
+        executable = self._program.prepared("getRNGState")
+        if RNG in executable.variables and self._program.on_device:
+            self._rng = [int(word) for word in self._program.read([RNG])[RNG]]
+        return list(self._rng)
+
+    def set_rng_state(self, words: Iterable[int]) -> None:
+        """`Session.setRNGState`."""
+        self._check_rng("setRNGState")
+        words = [int(word) for word in words]
+        if len(words) != WORDS or any(not 0 <= word < 1 << 32 for word in words):
+            raise popart_runtime_error(
+                f"Devicex::setRngStateValue received rngState of size {len(words)}; was expecting size {WORDS} "
+                "(32-bit words)."
+            )
+        self._rng = words
+        if self._program.on_device:
+            self._program.write(self._rng_value())
+
+    def set_seed(self, seed: int) -> None:
+        """`Session.setRandomSeed`."""
+        executable = self._program.prepared("Devicex::setRandomSeedFromHost(uint64_t)")
+        self._rng = [seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF]
+        if self._program.on_device:
+            self._program.write(self._rng_value())
+        if _seed_variable(executable) is None:
+            if self._options.enableStochasticRounding:
+                return
+            _log.info("The program draws no random numbers: setRandomSeed does nothing.")
+            return
+        self._seed = seed
+        if self._program.on_device:
+            self._program.write(self._seed_value())
+
+    def seed(self) -> int:
+        """`Session.getRandomSeed`."""
+        name = _seed_variable(self._program.prepared("getRandomSeed"))
+        if name is None:
+            return 0
+        if not self._program.on_device:
+            return self._seed or 0
+        high, low = (int(word) for word in self._program.read([name])[name])
+        return high << 32 | low
+
+    def restore(self, seed: int, rng: Iterable[int]) -> None:
+        """Continue from a seed and an RNG state; `values` has what the device needs."""
+        self._seed, self._rng = seed, [int(word) for word in rng]
+
+    def values(self) -> dict[str, np.ndarray]:
+        """The variables that a program on the device starts with, if it draws numbers or rounds stochastically."""
+        return self._seed_value() | self._rng_value()
+
+    def _check_rng(self, call: str) -> None:
+        self._program.prepared(call)
+        if not self._options.enableLoadAndOffloadRNGState:
+            raise popart_exception(f"{call} needs SessionOptions.enableLoadAndOffloadRNGState.")
+
+    def _rng_value(self) -> dict[str, np.ndarray]:
+        if RNG not in self._program.prepared("setRNGState").variables:
+            return {}
+        return {RNG: np.array(self._rng, np.uint32)}
+
+    def _seed_value(self) -> dict[str, np.ndarray]:
+        name = _seed_variable(self._program.prepared("setRandomSeed"))
+        if name is None or self._seed is None:
+            return {}
+        words = self._seed & (1 << 64) - 1
+        return {name: np.array([words >> 32, words & 0xFFFFFFFF], np.uint32)}
+
+
+def _seed_variable(executable: Executable) -> str | None:
+    roles = {v.role: name for name, v in executable.variables.items()}
+    return roles.get(VariableRole.RANDOM_SEED)

@@ -1,0 +1,299 @@
+"""Running a session: step data in, a run on the device, anchors out.
+
+`StepRunner` moves the data of runs between a stepIO and a device; `SessionRun` decides when a session may run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podrun.compiler.program import InputSpec
+from podrun.core.errors import PoplarError
+from podrun.core.executable import Retrieval
+from podrun.session.enums import ReplicatedStreamMode, SyntheticDataMode
+from podrun.session.exceptions import popart_runtime_error, poplar_application_runtime_error, surfaced
+from podrun.session.options.session_options import SessionOptions
+from podrun.session.parts.device import SessionDevice
+from podrun.session.program.build import BuiltModel
+from podrun.session.program.observers import observe
+from podrun.session.program.reserved_tensors import info_of
+from podrun.session.step_data.dataflow import AnchorReturnType, DataFlow
+from podrun.session.step_data.labels import label_ranges, warn_of_strange_labels
+from podrun.session.step_data.stepio import IStepIO, PyStepIO, StepTensor
+from podrun.session.step_data.streams import TO_DEVICE, TO_HOST, StreamCallbacks
+from podrun.session.tensor_info import TensorInfo
+
+if TYPE_CHECKING:
+    from podrun.device.connection import Connection, RunResult
+
+_log = logging.getLogger("podrun.popart.session")
+
+
+class StepRunner:
+    """Moves the data of runs between a stepIO and the device. ``model_inputs``: names of the model's inputs.
+
+    What is the same for every run is worked out once for each number of batches.
+    """
+
+    def __init__(
+        self, built: BuiltModel, flow: DataFlow, options: SessionOptions, model_inputs: Iterable[str]
+    ) -> None:
+        self._built, self._flow, self._options = built, flow, options
+        self._model_inputs = frozenset(model_inputs) - set(built.weights)
+        lowered = built.lowered
+        self._labels = label_ranges(lowered.graph.nodes, lowered.tensors, lowered.inputs)
+        self._streams = StreamCallbacks()
+        self._made_for: tuple[object, ...] = ()
+        self._inputs: dict[str, StepTensor] = {}
+        self._outputs: dict[str, StepTensor] = {}
+
+    def check(self, io: IStepIO) -> None:
+        """Raise before anything runs if a stepIO's data cannot be right."""
+        self._lay_out()
+        if self._options.syntheticDataMode is not SyntheticDataMode.Off:
+            return
+        io.check({n: t for n, t in self._inputs.items() if not self._is_replaced(n)}, self._outputs)
+        if isinstance(io, PyStepIO):
+            self._check_names(io.input_names())
+
+    def run(self, io: IStepIO, connection: Connection) -> RunResult:
+        """A run with a stepIO's data. The anchors that `store` has to hand over are in the result."""
+        self._lay_out()
+        data = {name: self._input_data(io, tensor) for name, tensor in self._inputs.items()}
+        warn_of_strange_labels(self._labels, data)
+        batches = self._flow.batchesPerStep()
+        if self._options.overlaps_batches:
+            data = {name: value.reshape(1, batches, *value.shape[2:]) for name, value in data.items()}
+            batches = 1
+        targets = self._targets(io)
+        with surfaced():
+            if targets:
+                return connection.run(batches, data, targets)
+            return connection.run(batches, data)
+
+    @property
+    def passes(self) -> int:
+        """How often the program runs in one run of the session."""
+        return 1 if self._options.overlaps_batches else self._flow.batchesPerStep()
+
+    def store(self, io: IStepIO, result: RunResult) -> None:
+        """Hand the anchors of a run over to a stepIO, and to the functions that are connected to them."""
+        if self._options.syntheticDataMode is not SyntheticDataMode.Off:
+            return
+        given = self._by_batch(result.anchors)
+        for name, tensor in self._outputs.items():
+            value = self._built.anchor(name, given)
+            target = io.target(tensor)
+            if target is None or not _same_memory(value, target):
+                io.store(tensor, value)
+            self._streams.show(tensor, value, self._options.local_replicas)
+
+    def observed(self, result: RunResult) -> dict[str, np.ndarray]:
+        """The tensors that the program's observers look at."""
+        return self._built.observed(self._by_batch(result.anchors))
+
+    def connect(self, handle: str, callback: Callable[[object], None], index: int) -> None:
+        """See `SessionRun.connectStreamToCallback`."""
+        streams = {TO_DEVICE + name: self._rows(name) for name in self._built.program.inputs}
+        streams |= {TO_HOST + name: self._options.local_replicas for name in self._flow.anchors()}
+        self._streams.connect(handle, callback, index, streams)
+
+    def _targets(self, io: IStepIO) -> dict[str, np.ndarray]:
+        """Arrays of the stepIO that the device may write anchors to: those that are returned as the program gives
+        them. None if an observer can end the run: that run gives no anchors."""
+        if self._options.syntheticDataMode is not SyntheticDataMode.Off or self._options.overlaps_batches:
+            return {}
+        if self._built.observers:
+            return {}
+        given = {spec.name: spec for spec in self._built.program.anchors}
+        found: dict[str, np.ndarray] = {}
+        for name, tensor in self._outputs.items():
+            spec = self._built.wanted[name]
+            if name in self._built.derived or given.get(spec.name) != spec or spec.name in found:
+                continue
+            target = io.target(tensor)
+            if target is not None:
+                found[spec.name] = target.reshape(self._device_layout(spec.retrieval, tensor.layout))
+        return found
+
+    def _device_layout(self, retrieval: Retrieval, layout: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of an anchor's array at the connection, which begins with (crossings, replicas) here."""
+        if retrieval is Retrieval.ALL:
+            return (self._flow.batchesPerStep(), self._options.micro_batches, *layout[1:])
+        return layout if retrieval is Retrieval.EVERY_N else layout[1:]
+
+    def _rows(self, name: str) -> int:
+        """Replicas of this process that have step data of their own."""
+        return 1 if self._built.program.inputs[name].broadcast else self._options.local_replicas
+
+    def _by_batch(self, anchors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Anchors by batch and micro-batch, where the program took a step's batches for micro-batches."""
+        if not self._options.overlaps_batches:
+            return anchors
+        every = {spec.name for spec in self._built.program.anchors if spec.retrieval is Retrieval.ALL}
+        return {n: v.swapaxes(0, 1) if n in every else v for n, v in anchors.items()}
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._inputs:
+                continue
+            if name in self._built.weights:
+                # PopART's builder makes a weight an input of the model too: data for it pass, and are not used.
+                _log.warning("%r is a variable: its data come from the model, not from the stepIO.", name)
+                continue
+            if name not in self._model_inputs:
+                what = "not an input of" if name in self._built.infos else "not in"
+                raise popart_runtime_error(
+                    f"The tensor '{name}' has been provided as one of the inputs to the stepIO, but it is {what} "
+                    f"the model; its inputs are {sorted(self._model_inputs)}."
+                )
+            _log.warning("Input %r is not used by the model; its data are ignored.", name)
+
+    def _input_data(self, io: IStepIO, tensor: StepTensor) -> np.ndarray:
+        mode = self._options.syntheticDataMode
+        dtype = tensor.info.numpy_dtype()
+        if mode is SyntheticDataMode.Off:
+            replaced = self._is_replaced(tensor.name)
+            data = np.zeros(tensor.layout, dtype) if replaced else io.fetch(tensor)
+            return self._streams.fill(tensor, data, self._rows(tensor.name))
+        if mode is SyntheticDataMode.Zeros or dtype.kind in "iub":
+            return np.zeros(tensor.layout, dtype)
+        random = np.random.default_rng(0)
+        draw = random.standard_normal if mode is SyntheticDataMode.RandomNormal else random.random
+        return draw(tensor.layout, np.float32).astype(dtype)
+
+    def _is_replaced(self, name: str) -> bool:
+        """True iff functions fill all of an input's streams."""
+        return self._streams.replaces(TO_DEVICE + name, self._rows(name))
+
+    def _lay_out(self) -> None:
+        """Work out the tensors of a run, unless that was done for this number of batches and these anchors."""
+        made_for = (self._flow.batchesPerStep(), tuple(self._flow.anchors()))
+        if made_for != self._made_for:
+            self._inputs, self._outputs = dict(self._step_inputs()), dict(self._step_outputs())
+            self._made_for = made_for
+
+    def _step_inputs(self) -> Iterable[tuple[str, StepTensor]]:
+        batches, accumulation = self._flow.batchesPerStep(), self._options.micro_batches
+        local = self._options.local_replicas
+        for name, item in self._built.program.inputs.items():
+            info = self._built.infos.get(name) or info_of(item.spec)
+            replicas = () if item.broadcast else (local,)
+
+            def explain(item: InputSpec = item, info: TensorInfo = info) -> str:
+                mode = ReplicatedStreamMode.Broadcast if item.broadcast else ReplicatedStreamMode.Replicate
+                return (
+                    f"{int(np.prod(item.spec.shape))} elements of {info}, times {batches} batches per step, "
+                    f"accumulation factor {accumulation}, replication factor {local} ({mode.name})"
+                )
+
+            yield name, StepTensor(name, info, (batches, accumulation, *replicas, *item.spec.shape), explain)
+
+    def _step_outputs(self) -> Iterable[tuple[str, StepTensor]]:
+        batches, accumulation = self._flow.batchesPerStep(), self._options.micro_batches
+        replicas = self._options.local_replicas
+        for name in self._flow.anchors():
+            info, kind = self._built.info(name), self._flow.art(name)
+            crossings = kind.fetches(batches, accumulation)
+
+            def explain(
+                info: TensorInfo = info, kind: AnchorReturnType = kind, crossings: int = crossings
+            ) -> str:
+                return (
+                    f"{info.nelms()} elements of {info}, {kind!r} of {batches} batches per step with "
+                    f"accumulation factor {accumulation} is {crossings} per replica, replication factor {replicas}"
+                )
+
+            yield name, StepTensor(name, info, (crossings, replicas, *info.shape()), explain)
+
+
+def _same_memory(value: np.ndarray, target: np.ndarray) -> bool:
+    """Whether a value is a target that was filled in place."""
+    return value.nbytes == target.nbytes and value.ctypes.data == target.ctypes.data
+
+
+class SessionRun(SessionDevice):
+    """The part of a session that runs batches."""
+
+    _runner: StepRunner
+
+    def run(self, *args: Any, stepio: IStepIO | None = None, debugName: str = "") -> None:
+        """``run(stepio, debugName="")``: one step. Anchors are in the stepio's arrays afterwards.
+
+        ``run(programHandle, stepio, debugName="")``: a program of the session by name. If a run fails, the stepio's
+        arrays may hold anchors of some of its batches.
+        """
+        rest = list(args)
+        handle = rest.pop(0) if rest and isinstance(rest[0], str) else None
+        io = rest.pop(0) if rest else stepio
+        debugName = rest.pop(0) if rest else debugName
+        if not isinstance(io, IStepIO):
+            raise TypeError(f"run(): incompatible function arguments. run takes a PyStepIO, not {io!r}.")
+        self._ensure_ready()
+        self._reports.name_run(debugName)
+        if handle is None:
+            self._run_training_or_inference(io)
+        else:
+            self._run_program(handle, io)
+
+    def connectStreamToCallback(
+        self, streamHandle: str, callback: Callable[[object], None], index: int = 0
+    ) -> None:
+        """Let a function fill an input's stream (``h2d_<input>``) or see an anchor's (``anchor_d2h_<anchor>``).
+
+        ``index``: the replica of this process (`popart.step_data.streams`). popart_runtime_error for a stream that is
+        not there.
+        """
+        self._prepared("connectStreamToCallback")
+        self._runner.connect(streamHandle, callback, index)
+
+    def _run_program(self, handle: str, io: IStepIO) -> None:
+        raise popart_runtime_error(f"The session has no custom program {handle!r}.")
+
+    def _ensure_ready(self) -> None:
+        """The program is loaded and has its weights. popart_runtime_error if they were not sent."""
+        self._ensure_loaded()
+        if self._built.weights and not self._weights_sent and not self._constant_weights:
+            raise popart_runtime_error(
+                "Must call weightsFromHost before run as the model has initializers: they have not been sent to the "
+                "device since the program was loaded or the host's weights changed."
+            )
+
+    def _run_training_or_inference(self, io: IStepIO) -> None:
+        self._runner.check(io)
+        if self._pending_scalars:
+            self._write(self._scalars())
+            self._pending_scalars = False
+        try:
+            result = self._runner.run(io, self._device.connection)
+            with surfaced():
+                self._check.after_run(
+                    self._prepared("run"), self._device, result.batches_done, self._built.program.replicas
+                )
+        except PoplarError:
+            self._program.on_device = (
+                False  # What was on the IPUs cannot be trusted: the next call loads anew.
+            )
+            raise
+        step = self._prepared("run").tile_report.get("step", {})
+        self._reports.cycles = int(step.get("cycles") or 0) * self._runner.passes
+        self._weights.device_is_ahead = True
+        self._observe(result)
+        self._runner.store(io, result)
+
+    def _observe(self, result: RunResult) -> None:
+        """Print and abort as the program says."""
+        if not self._built.observers:
+            return
+        first = self._options.globalReplicaOffset if self._options.enableDistributedReplicatedGraphs else 0
+        try:
+            observe(
+                self._built.observers, self._runner.observed(result), first, self._built.program.replicas > 1
+            )
+        except poplar_application_runtime_error:
+            self._program.on_device = False
+            raise

@@ -1,0 +1,358 @@
+"""From a model and a session's options to a Program for the compiler, with the TensorInfo of every tensor.
+
+This is the front end's only place that knows both sides: reserved names, trainable weights and the
+optimizer's rule on PopART's, `podrun.compiler.program.Program` on the compiler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podrun.compiler.program import AnchorSpec, AutomaticScaling, Forward, InputSpec, ParameterSpec, Program
+from podrun.compiler.program import PipelineOrder as Order
+from podrun.core.executable import BATCHES_PER_PASS, Reduction
+from podrun.costmodel.recompute import NOTHING
+from podrun.session import names
+from podrun.session.attributes import BROADCAST_KEY, TRAINED_KEY, UPDATES_KEY
+from podrun.session.enums import (
+    AccumulateOuterFragmentSchedule,
+    MeanReductionStrategy,
+    PipelineSchedule,
+    ReductionType,
+)
+from podrun.session.environment import import_jax
+from podrun.session.exceptions import popart_exception
+from podrun.session.optimizers.base import Optimizer, UpdateContext
+from podrun.session.options.memory_options import locations_of, recompute_of
+from podrun.session.options.session_options import SessionOptions
+from podrun.session.placing.phases import phases_of
+from podrun.session.placing.pipelining import RESTORED, restoring, stage_count, stashed
+from podrun.session.program.derived import Derived, derived_anchors, program_anchors, returned
+from podrun.session.program.gradient_paths import differentiable, trainable
+from podrun.session.program.loss_scaling import automatic_scaling, returning, scaling_type, widening
+from podrun.session.program.lowering_models import lower_model, metadata, take_state
+from podrun.session.program.observers import Observer, observers_of, seen
+from podrun.session.program.observers import tensors as observed_tensors
+from podrun.session.program.request import Request
+from podrun.session.program.reserved_tensors import (
+    UPDATED,
+    aliasing,
+    anchor_alias,
+    check_anchors,
+    tensor_infos,
+    updated_when_copied,
+)
+from podrun.session.program.update_steps import update_anchors
+from podrun.session.step_data.dataflow import DataFlow
+from podrun.session.tensor_info import TensorInfo
+from podrun.session.weights.variable_settings import (
+    Kept,
+    check_variables,
+    for_one_replica,
+    group_of,
+    host_values,
+    kept_by_replicas,
+    settings_of,
+)
+from podrun.session.weights.variables import VariableSettings
+
+if TYPE_CHECKING:
+    from podrun.onnx_models.light_model import LightModel
+    from podrun.onnx_models.lowering import Lowered
+    from podrun.session.optimizers.rules import Rule
+
+SCHEDULES = {
+    PipelineSchedule.Grouped: Order.GROUPED,
+    PipelineSchedule.Interleaved: Order.INTERLEAVED,
+    PipelineSchedule.Sequential: Order.GROUPED,  # Not pipelined at all.
+}
+
+
+@dataclass
+class BuiltModel:
+    """What a session works with: the program, its tensors, and the values that weights and state start
+    from.
+    """
+
+    program: Program
+    lowered: Lowered
+    rule: Rule | None
+    infos: dict[str, TensorInfo]
+    weights: dict[str, np.ndarray]
+    state: dict[str, np.ndarray]
+    """Optimizer state that starts from something else than its initial constant, by name."""
+    wanted: dict[str, AnchorSpec]
+    """The session's anchors, as they are to be returned."""
+    derived: dict[str, Derived]
+    """Those of them that are worked out on the host."""
+    settings: dict[str, VariableSettings] = field(default_factory=dict)
+    observers: tuple[Observer, ...] = ()
+    """What prints or aborts."""
+    kept: dict[str, Kept] = field(default_factory=dict)
+    """Variables of which replicas have values of their own."""
+
+    def info(self, name: str) -> TensorInfo:
+        """Type and shape of a tensor on the device. popart_exception for an unknown one."""
+        if name not in self.infos:
+            raise popart_exception(f"The session has no tensor {name!r}.")
+        return self.infos[name]
+
+    def observed(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The tensors that observers look at, from what the program gave."""
+        inputs = self.program.inputs
+        return {
+            o.tensor: given[anchor_alias(o.tensor, inputs)] for o in self.observers if o.tensor is not None
+        }
+
+    def anchor(self, name: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
+        """An anchor's values of one run, from those that the program gave."""
+        spec = self.wanted[name]
+        if name in self.derived:
+            assert self.rule is not None
+            return returned(self.derived[name].value(given, self.rule), spec)
+        value = given[spec.name]
+        program = next(item for item in self.program.anchors if item.name == spec.name)
+        return value if program == spec else returned(value, spec)
+
+    @property
+    def trained(self) -> list[str]:
+        """Weights that the optimizer changes."""
+        return [name for name, parameter in self.program.parameters.items() if parameter.trainable]
+
+
+def _samples_per_micro_batch(lowered: Lowered, broadcast: Collection[str]) -> int | None:
+    """The leading dimension that all inputs share: PopART models use it for samples. None if they differ."""
+    leading = {spec.shape[0] for name, spec in lowered.inputs.items() if spec.shape and name not in broadcast}
+    return leading.pop() if len(leading) == 1 else None
+
+
+def build(model: LightModel, asked: Request) -> BuiltModel:
+    """Lower and check a placed model. popart_exception for what the model or its anchors cannot be."""
+    from podrun.device.xla.clients import on_one_thread_device
+
+    import_jax()
+    with on_one_thread_device():
+        return _built(model, asked)
+
+
+def _built(model: LightModel, asked: Request) -> BuiltModel:
+    flow, options, loss, optimizer = asked.flow, asked.options, asked.loss, asked.optimizer
+    found = _read(model, asked)
+    lowered = found.lowered
+    trained = trainable(lowered, loss, found.trained) if loss is not None else set()
+    _check_clipping(optimizer, trained, options)
+    rule = optimizer.rule(_update_context(options, loss, asked.own_copies)) if optimizer is not None else None
+    scale = _loss_scaling(optimizer)
+    kept = stashed(model.proto, options, training=loss is not None)
+    infos = tensor_infos(lowered, trained, rule, loss, scale, options.enableGradientAccumulation)
+    infos |= {RESTORED + n: infos[n] for n in kept if n in infos}
+    check_anchors(flow, infos)
+    watching = seen(found.watching, infos)
+    derived = _derived(lowered, asked, trained, rule, found.grouped)
+    scaling = _automatic_scaling(lowered, asked, trained)
+    lowered = returning(lowered, scaling)
+    wanted = _wanted(flow, lowered, updated_when_copied(flow, trained, options))
+    program = Program(
+        name=asked.name,
+        forward=_forward(lowered, flow, watching, kept),
+        parameters=found.parameters(trained),
+        inputs={n: InputSpec(spec, n in found.broadcast) for n, spec in lowered.inputs.items()},
+        anchors=program_anchors(wanted, derived, _hidden(watching, lowered)),
+        loss=names.in_float32(loss) if loss is not None and lowered.wide else loss,
+        update=rule,
+        loss_scaling=scale,
+        automatic_scaling=scaling,
+        state_updates=lowered.state_updates,
+        uses_random=lowered.uses_random,
+        rounds_stochastically=options.enableStochasticRounding,
+        recompute=recompute_of(lowered.graph.nodes, options) if loss is not None else NOTHING,
+        ipus_per_replica=_filled(asked.ipus_per_replica),
+        updates_each_micro_batch=options.overlaps_batches and bool(trained),
+        metadata=_step_metadata(flow, lowered, found.broadcast, options),
+        **_arrangement(options, flow, stage_count(model.proto)),
+    )
+    return BuiltModel(
+        program=program,
+        lowered=lowered,
+        rule=rule,
+        infos=infos,
+        weights=host_values(lowered.initial, found.grouped),
+        state=found.state,
+        wanted=wanted,
+        derived=derived,
+        settings=found.settings,
+        observers=watching,
+        kept=found.own,
+    )
+
+
+def _forward(
+    lowered: Lowered, flow: DataFlow, watching: Sequence[Observer], stash: Mapping[str, tuple[int, int]]
+) -> Forward:
+    """The function of a micro-batch, which also gives what is anchored, watched or restored, by names of its own."""
+    restored = {name: place for name, place in stash.items() if RESTORED + name in flow.anchors()}
+    return restoring(aliasing(lowered, [*flow.anchors(), *observed_tensors(watching)]), restored)
+
+
+def _automatic_scaling(lowered: Lowered, asked: Request, trained: set[str]) -> AutomaticScaling | None:
+    if asked.loss is None or asked.optimizer is None:
+        return None
+    able = differentiable(lowered, asked.loss)
+    return automatic_scaling(lowered, able, trained, asked.loss, asked.optimizer, asked.options)
+
+
+def _derived(
+    lowered: Lowered,
+    asked: Request,
+    trained: set[str],
+    rule: Rule | None,
+    grouped: Mapping[str, np.ndarray],
+) -> dict[str, Derived]:
+    """Anchors that are worked out on the host."""
+    weights = {n: lowered.parameters[n] for n in sorted(trained)}
+    loss_type = scaling_type(lowered, asked.loss) if asked.loss is not None else "float32"
+    derived = derived_anchors(asked.flow.anchors(), weights, rule, grouped, loss_type)
+    return derived | update_anchors(asked.flow, weights, rule, asked.options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A model as one replica sees it, lowered, and what was taken out of it or is kept beside it."""
+
+    lowered: Lowered
+    state: dict[str, np.ndarray]
+    settings: dict[str, VariableSettings]
+    grouped: dict[str, np.ndarray]
+    own: dict[str, Kept]
+    group_of: dict[str, tuple[int, ...]]
+    watching: tuple[Observer, ...]
+    broadcast: frozenset[str]
+    trained: frozenset[str] | None
+    """The only parameters that are trained, if the model says which."""
+
+    def parameters(self, trained: Collection[str]) -> dict[str, ParameterSpec]:
+        """The program's parameters: which are trained, and which replicas share them."""
+        specs = self.lowered.parameters
+        return {n: ParameterSpec(spec, n in trained, self.group_of[n]) for n, spec in specs.items()}
+
+
+def _read(model: LightModel, asked: Request) -> _Read:
+    options, loss = asked.options, asked.loss
+    replicas, settings = options.getGlobalReplicationFactor(), settings_of(model.proto)
+    state, pruned = take_state(model)
+    pruned, grouped = for_one_replica(pruned, settings, replicas)
+    watching = observers_of(pruned.proto)
+    updates = metadata(model.proto, UPDATES_KEY, [])
+    lowered = lower_model(pruned, asked, [*observed_tensors(watching), *updates])
+    if loss is not None and options.ensureFp32LossScaleTensor:
+        lowered = widening(lowered, loss, asked.flow.anchors())
+    needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
+    check_variables(grouped, lowered.parameters, needed)
+    forward_only = asked.as_in_training or options.createImplicitPipeliningFwdOnlyProgram
+    own = kept_by_replicas(settings, lowered.state_updates, replicas, all_needed=forward_only)
+    groups = {n: own[n].program if n in own else group_of(settings, n, replicas) for n in lowered.parameters}
+    broadcast = frozenset(metadata(model.proto, BROADCAST_KEY, []))
+    trained = metadata(model.proto, TRAINED_KEY, None)
+    only = None if trained is None else frozenset(trained)
+    return _Read(lowered, state, settings, grouped, own, groups, watching, broadcast, only)
+
+
+def _wanted(flow: DataFlow, lowered: Lowered, updated: Collection[str]) -> dict[str, AnchorSpec]:
+    """What each anchor is in the program. ``updated``: weights that are copied after their update."""
+    return {
+        a: flow.art(a).spec(UPDATED + a if a in updated else anchor_alias(a, lowered.inputs))
+        for a in flow.anchors()
+    }
+
+
+def _step_metadata(
+    flow: DataFlow, lowered: Lowered, broadcast: Collection[str], options: SessionOptions
+) -> dict[str, Any]:
+    """What summaries and tools want to know of a step."""
+    overlapped = {BATCHES_PER_PASS: flow.batchesPerStep()} if options.overlaps_batches else {}
+    return overlapped | {
+        "anchors": flow.anchors(),
+        "batches_per_step": flow.batchesPerStep(),
+        "samples_per_micro_batch": _samples_per_micro_batch(lowered, broadcast),
+    }
+
+
+def _filled(ipus_per_replica: int) -> int:
+    """Machines are filled with powers of two: a model of three IPUs is one of four with an idle one."""
+    return 1 << (ipus_per_replica - 1).bit_length()
+
+
+def _arrangement(options: SessionOptions, flow: DataFlow, stages: int) -> dict[str, Any]:
+    """The parts of a Program that options decide: replicas, micro-batches, their order, places of memory."""
+    return {
+        "replicas": options.getGlobalReplicationFactor(),
+        # The batches of a step that are in a pipeline together are the micro-batches of one run.
+        "accumulation_factor": flow.batchesPerStep() if options.overlaps_batches else options.micro_batches,
+        # In one stage micro-batches of a batch follow each other, pipelined or not: then it is not, to the last bit.
+        "pipelined": options.overlaps and (stages > 1 or options.overlaps_batches),
+        "pipeline_schedule": SCHEDULES[options.pipelineSchedule],
+        "phases": phases_of(options),
+        "reduction": Reduction.MEAN if _running_mean(options) else Reduction.SUM,
+        "locations": locations_of(options),
+    }
+
+
+def _update_context(options: SessionOptions, loss: str | None, own_copies: bool) -> UpdateContext:
+    return UpdateContext(
+        replicas=options.getGlobalReplicationFactor(),
+        accumulation=options.micro_batches,
+        mean=options.accumulationAndReplicationReductionType is ReductionType.Mean,
+        running=_running_mean(options),
+        stochastic=options.enableStochasticRounding and loss is not None,
+        automatic=options.automaticLossScalingSettings.enabled and loss is not None,
+        own_copies=own_copies,
+    )
+
+
+def _running_mean(options: SessionOptions) -> bool:
+    strategy = options.meanAccumulationAndReplicationReductionStrategy
+    mean = options.accumulationAndReplicationReductionType is ReductionType.Mean
+    return mean and strategy is MeanReductionStrategy.Running
+
+
+def _hidden(watching: Sequence[Observer], lowered: Lowered) -> list[str]:
+    """The anchors that printing and aborting need."""
+    return [anchor_alias(item.tensor, lowered.inputs) for item in watching if item.tensor is not None]
+
+
+def _check_clipping(optimizer: Optimizer | None, trainable: set[str], options: SessionOptions) -> None:
+    """popart_exception for clipping of weights that are not trained, or with a schedule that has no place
+    for it.
+    """
+    if optimizer is None or not optimizer.clip_norm_settings:
+        return
+    for settings in optimizer.clip_norm_settings:
+        for name in settings.weightIds:
+            if name not in trainable:
+                raise popart_exception(
+                    f"ClipNormSettings: could not find a varupdate for {name!r}; the weights that are "
+                    f"trained are {sorted(trainable)}."
+                )
+    schedule = options.accumulateOuterFragmentSettings.schedule
+    if options.enablePipelining and schedule is AccumulateOuterFragmentSchedule.Serial:
+        raise popart_exception(
+            "Gradient clipping of a pipelined program needs another accumulateOuterFragmentSettings.schedule "
+            "than Serial."
+        )
+    if options.overlaps_batches:
+        raise popart_exception(
+            "Gradient clipping of a pipelined program needs gradient accumulation: without, stages update their "
+            "weights at different times, and there is no norm over all of them.",
+            hint="Set enableGradientAccumulation and accumulationFactor.",
+        )
+
+
+def _loss_scaling(optimizer: Optimizer | None) -> float | str:
+    if optimizer is None:
+        return 1.0
+    value = optimizer.lossScaling
+    return value.val() if value.isConst() else names.default_scalar("lossScaling")

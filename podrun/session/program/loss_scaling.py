@@ -1,0 +1,182 @@
+"""Automatic loss scaling: which gradients are watched, and the checks.
+
+What is counted and how the factor moves is `podrun.compiler.state.gradient_scaling`. Tracked are float16 gradients
+only, as in PopART: of all tensors between the weights and the loss but those that only view-changing operators read, or
+of what convolutions and matrix products read, or of tensors that the program names. Where several operators read a
+tensor, their gradients are counted as the sum they become.
+
+Names to anchor: ``lossScaleUpdateFactor`` (the factor a micro-batch was run with) and ``finalLossScale`` (the
+optimizer's loss scaling times that factor).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from podrun.compiler.program import AutomaticScaling
+from podrun.session import names
+from podrun.session.enums import GradientTensorTrackingMethod
+from podrun.session.exceptions import popart_exception, popart_unimplemented
+from podrun.session.optimizers.adam import Adam
+from podrun.session.optimizers.base import Optimizer
+from podrun.session.options.checks import TRANSFORM
+from podrun.session.options.session_options import SessionOptions
+from podrun.session.options.settings import AutomaticLossScalingSettings
+
+if TYPE_CHECKING:
+    from podrun.onnx_models.lowering import Lowered
+    from podrun.onnx_models.ops.registry import Node
+
+FINAL = "finalLossScale"
+"""Anchor: the loss scaling that a micro-batch was run with."""
+LARGEST_HALF = 65504.0
+LARGEST_SCALE = 2.0**15
+"""The greatest power of two that a half holds: the loss scale goes no higher where halves are involved."""
+
+VIEWS = frozenset(
+    (
+        *("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Concat"),
+        *("Expand", "Detach", "DynamicSlice", "DynamicUpdate", "Reverse"),
+    )
+)
+"""Operators whose gradients only move or repeat elements."""
+PRODUCTS = frozenset(
+    ("Conv", "ConvTranspose", "MultiConv", "MatMul", "Gemm", "LSTM", "GRU", "RNN", "Attention")
+)
+
+
+def automatic_scaling(
+    lowered: Lowered,
+    differentiable: Collection[str],
+    trainable: Collection[str],
+    loss: str,
+    optimizer: Optimizer,
+    options: SessionOptions,
+) -> AutomaticScaling | None:
+    """What the compiler needs, or None if it is off. popart_exception for what cannot be."""
+    settings = options.automaticLossScalingSettings
+    if not settings.enabled:
+        return None
+    _check(settings, optimizer)
+    able = set(differentiable) - {loss} - set(lowered.inputs) - made_wide(lowered)
+    able -= set(lowered.parameters) - set(trainable)
+    chosen = _chosen(settings, lowered, able)
+    halves = tuple(sorted(name for name in chosen if lowered.tensors[name].dtype == "float16"))
+    if not halves:
+        raise popart_exception(
+            f"{TRANSFORM} No tracked gradient tensors of type fp16 were found.",
+            hint="Of the gradients that gradientTensorTrackingMethod "
+            f"{settings.gradientTensorTrackingMethod.name} chooses none is FLOAT16.",
+        )
+    involved = {scaling_type(lowered, loss), *(lowered.parameters[name].dtype for name in trainable)}
+    return AutomaticScaling(
+        tracked=halves,
+        edge=float(np.float32(LARGEST_HALF) * np.float32(settings.binEdgeLocation)),
+        threshold=settings.thresholdUpperCountProportion,
+        period=settings.updatePeriod,
+        most=LARGEST_SCALE if "float16" in involved else None,
+    )
+
+
+def widening(lowered: Lowered, loss: str, anchors: Iterable[str]) -> Lowered:
+    """The lowered model, whose loss of halves is differentiated in float32 (``ensureFp32LossScaleTensor``).
+
+    popart_exception where that cannot be, popart_unimplemented for an anchored gradient that is of float32 then.
+    """
+    from podrun.onnx_models.lowering.wide import wide_nodes
+
+    try:
+        lowered = replace(lowered, wide=wide_nodes(lowered.graph.nodes, lowered.tensors, loss))
+    except ValueError as error:
+        raise popart_exception(
+            str(error), hint="Leave out ensureFp32LossScaleTensor, or cast the loss to FLOAT."
+        ) from None
+    for anchor in anchors:
+        subject = anchor.removeprefix(names.PREFIXES["Gradient"])
+        if subject != anchor and subject in made_wide(lowered):
+            raise popart_unimplemented(
+                f"Anchor {anchor!r}: with ensureFp32LossScaleTensor the gradient of {subject!r} is on the way of the "
+                "loss scaling, and not there to be anchored.",
+                hint="Leave out that anchor.",
+            )
+    return lowered
+
+
+def made_wide(lowered: Lowered) -> set[str]:
+    """The tensors whose gradients are float32 although they are halves."""
+    return {name for node in lowered.wide for name in node.outputs if name}
+
+
+def scaling_type(lowered: Lowered, loss: str) -> str:
+    """The type in which the loss scaling enters the backward pass: the loss's, if that is not made wide."""
+    return "float32" if lowered.wide else lowered.tensors[loss].dtype
+
+
+def returning(lowered: Lowered, scaling: AutomaticScaling | None) -> Lowered:
+    """The lowered model, which also returns the tensors whose gradients are counted."""
+    if scaling is None:
+        return lowered
+    more = {n: lowered.tensors[n] for n in scaling.tracked if n not in lowered.parameters}
+    returns = tuple(dict.fromkeys((*lowered.returns, *more)))
+    return replace(lowered, returns=returns, outputs={**lowered.outputs, **more})
+
+
+def _check(settings: AutomaticLossScalingSettings, optimizer: Optimizer) -> None:
+    if optimizer.lossScaling.isConst():
+        raise popart_exception(
+            f"{TRANSFORM} The optimizer must have non-const loss scaling",
+            hint=f'Give {optimizer.NAME} "lossScaling": ({optimizer.lossScaling.val():g}, False).',
+        )
+    if isinstance(optimizer, Adam) and optimizer.scaled_optimizer_state:
+        raise popart_exception(
+            f"{TRANSFORM} scaledOptimizerState does not go with automatic loss scaling: the state "
+            "would be scaled by a loss scaling that changes."
+        )
+    if settings.updatePeriod < 1:
+        raise popart_exception(f"updatePeriod must be at least 1, not {settings.updatePeriod}.")
+
+
+def _chosen(settings: AutomaticLossScalingSettings, lowered: Lowered, able: set[str]) -> Iterable[str]:
+    method, given = settings.gradientTensorTrackingMethod, settings.toTrackTensors
+    by_name = method is GradientTensorTrackingMethod.GradientsOfUserSpecifiedTensors
+    if given is not None and not by_name:
+        raise popart_exception(
+            "toTrackTensors goes with gradientTensorTrackingMethod GradientsOfUserSpecifiedTensors, not "
+            f"{method.name}."
+        )
+    if by_name:
+        if not given:
+            raise popart_exception("GradientsOfUserSpecifiedTensors needs toTrackTensors.")
+        for name in given:
+            _check_named(name, lowered, able)
+        return given
+    readers: dict[str, set[str]] = {}
+    for node in lowered.graph.nodes:
+        for name in node.inputs:
+            readers.setdefault(name, set()).add(_kind(node, lowered))
+    if method is GradientTensorTrackingMethod.ConvAndMatmulGradients:
+        return [name for name in able if readers.get(name, set()) & PRODUCTS]
+    return [name for name in able if not readers.get(name, set()) <= VIEWS]
+
+
+def _kind(node: Node, lowered: Lowered) -> str:
+    """An operator's type; a Cast to the type that is there already is an Identity."""
+    ends = [lowered.tensors.get(name) for name in (*node.inputs, *node.outputs)]
+    if node.op_type == "Cast" and len({end.dtype for end in ends if end is not None}) == 1:
+        return "Identity"
+    return node.op_type
+
+
+def _check_named(name: str, lowered: Lowered, able: set[str]) -> None:
+    if name in able:
+        return
+    if name in lowered.tensors:
+        raise popart_exception(f"toTrackTensors: no gradient of tensor {name!r} is computed.")
+    near = difflib.get_close_matches(name, sorted(lowered.tensors), n=1)
+    guess = f" Did you mean {near[0]!r}?" if near else ""
+    raise popart_exception(f"toTrackTensors: the model has no tensor {name!r}.{guess}")

@@ -1,0 +1,173 @@
+"""What a program does beside computing: PrintTensor prints values, Abort ends the run.
+
+The machines fold replicas and micro-batches, so nothing prints while they compute. Instead the tensors are anchored
+behind the scenes, and when a step is done its values are printed to standard error in the order in which an IPU would
+have: batch by batch, micro-batch by micro-batch, the forward pass in the graph's order, gradients the other way round.
+An Abort whose condition was true raises then; the step's anchors are not handed over.
+
+The layout of a printed tensor is Poplar's ``PrintTensor``: a title, then values in brackets, cut in the middle beyond
+``summariseThreshold`` elements to ``edgeItems`` at each end, ``digits`` digits (before and behind the point together),
+lines of ``maxLineWidth`` characters. Gradients are titled ``<title>_gradient``, or by their own name where the operator
+has no title (source: graphcore/popart, tests/integration/print_tensor_test.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from podrun.session import names
+from podrun.session.exceptions import poplar_application_runtime_error
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+DOMAIN = "ai.graphcore"
+_FLOATS = {0: "g", 1: "f", 2: "e"}
+"""floatFormat: automatic, fixed, scientific (PrintTensorFmt.FloatFormat; 3 is none)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrintLayout:
+    """How a tensor is printed: the attributes of PrintTensor."""
+
+    summariseThreshold: int = 1000
+    edgeItems: int = 3
+    maxLineWidth: int = 75
+    digits: int = 8
+    floatFormat: int = 0
+    separator: str = " "
+    openBracket: str = "["
+    closeBracket: str = "]"
+
+    def text(self, title: str, value: np.ndarray) -> str:
+        """``title: [...]``, over several lines where the value has several axes or does not fit one."""
+        style = _FLOATS.get(self.floatFormat, "g")
+        wide = value.astype(np.float64) if value.dtype.kind not in "biu" else value
+        formatter: dict[str, Any] = {}
+        if style != "g" and wide.dtype.kind == "f":
+            formatter["float_kind"] = lambda number: f"{number:.{self.digits}{style}}"
+        body = np.array2string(
+            wide,
+            max_line_width=self.maxLineWidth,
+            precision=self._decimals(wide) if style == "g" else self.digits,
+            separator=self.separator,
+            threshold=self.summariseThreshold,
+            edgeitems=self.edgeItems,
+            floatmode="fixed",
+            formatter=formatter or None,  # type: ignore[arg-type]
+        )
+        swapped = str.maketrans({"[": self.openBracket, "]": self.closeBracket})
+        return f"{title}: {body.translate(swapped)}"
+
+    def _decimals(self, value: np.ndarray) -> int:
+        """Decimals that leave the greatest value ``digits`` digits in all: 1.0000000, 10.000000."""
+        finite = np.abs(value[np.isfinite(value)]) if value.dtype.kind == "f" else np.zeros(0)
+        whole = len(str(int(finite.max()))) if finite.size else 1
+        return max(self.digits - whole, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Print:
+    """A tensor that is printed with each micro-batch."""
+
+    tensor: str
+    title: str
+    layout: PrintLayout
+    gradient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """A run that ends if ``tensor`` is anywhere not 0 (None: always)."""
+
+    tensor: str | None
+    node: str
+
+
+Observer = Print | Abort
+
+
+def observers_of(model: ModelProto) -> tuple[Observer, ...]:
+    """The PrintTensor and Abort operators of the main graph, in its order."""
+    found: list[Observer] = []
+    for node in model.graph.node:
+        if node.domain != DOMAIN:
+            continue
+        if node.op_type == "Abort":
+            found.append(Abort(node.input[0] if node.input else None, node.name or "Abort"))
+        if node.op_type == "PrintTensor":
+            given = {attribute.name: _value(attribute) for attribute in node.attribute}
+            wanted = {name: given[name] for name in PrintLayout.__dataclass_fields__ if name in given}
+            layout = PrintLayout(**wanted)
+            title = given.get("title", "")
+            found.append(Print(node.output[0], title or node.input[0], layout))
+            if given.get("print_gradient", 1):
+                behind = f"{title}_gradient" if title else names.gradient(node.input[0])
+                found.append(Print(names.gradient(node.output[0]), behind, layout, gradient=True))
+    return tuple(found)
+
+
+def _value(attribute: Any) -> Any:
+    from onnx import helper
+
+    value = helper.get_attribute_value(attribute)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def seen(observers: Sequence[Observer], gradients: Collection[str]) -> tuple[Observer, ...]:
+    """Those of them that have something to see: gradients only where there are some."""
+    return tuple(
+        item
+        for item in observers
+        if not (isinstance(item, Print) and item.gradient) or item.tensor in gradients
+    )
+
+
+def tensors(observers: Sequence[Observer]) -> list[str]:
+    """The tensors, without those gradients, that have to be computed for them."""
+    return [
+        item.tensor for item in observers if item.tensor and not (isinstance(item, Print) and item.gradient)
+    ]
+
+
+def observe(
+    observers: Sequence[Observer], values: Mapping[str, np.ndarray], first_replica: int, many: bool
+) -> None:
+    """Print what a step printed; poplar_application_runtime_error if it aborted.
+
+    ``values``: ``[batches, micro-batches, replicas, *shape]`` for each tensor. ``many``: say which replica it was.
+    """
+    lines = []
+    forward = [item for item in observers if not (isinstance(item, Print) and item.gradient)]
+    backward = [item for item in observers if isinstance(item, Print) and item.gradient]
+    order = [*forward, *reversed(backward)]
+    stop: poplar_application_runtime_error | None = None
+    for place in _places(values):
+        for item in order:
+            batch, micro_batch, replica = place
+            if isinstance(item, Abort):
+                if stop is None and (item.tensor is None or np.any(values[item.tensor][place] != 0)):
+                    stop = poplar_application_runtime_error(
+                        f"Abort Program: {item.node!r} in batch {batch}, micro-batch {micro_batch}, replica "
+                        f"{first_replica + replica}.",
+                    )
+            elif stop is None:
+                title = f"{item.title} (replica {first_replica + replica})" if many else item.title
+                lines.append(item.layout.text(title, values[item.tensor][place]))
+    if lines:
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
+    if stop is not None:
+        raise stop
+
+
+def _places(values: Mapping[str, np.ndarray]) -> Iterator[tuple[int, int, int]]:
+    shape = next((value.shape[:3] for value in values.values()), (1, 1, 1))
+    batches, micro_batches, replicas = (range(length) for length in shape)
+    yield from itertools.product(batches, micro_batches, replicas)

@@ -1,0 +1,321 @@
+"""PyStepIO, PyStepIOCallback, PyWeightsIO: step data and weights as NumPy arrays, and the checks on them.
+
+Arrays are referenced, not copied: anchors are filled in place. Source of the checks: graphcore/popart,
+willow/include/popart/stepio_generic.hpp and stepio_size_assertion.hpp.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from podrun.session.enums import DataType
+from podrun.session.exceptions import popart_exception, popart_runtime_error
+from podrun.session.tensor_info import TensorInfo
+
+_log = logging.getLogger("podrun.popart.session")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensor:
+    """A tensor that crosses in a step: its information for one micro-batch, how often it crosses on this
+    process.
+
+    ``layout`` is the logical shape of the step's data. ``explain`` gives text that says where its size comes from, for
+    error messages.
+    """
+
+    name: str
+    info: TensorInfo
+    layout: tuple[int, ...]
+    explain: Callable[[], str]
+
+    @property
+    def elements(self) -> int:
+        """Elements in one step."""
+        return int(np.prod(self.layout, dtype=np.int64))
+
+
+class IStepIO:
+    """What `session.run` takes: hands over one tensor's data of a whole step, and takes one tensor's
+    results.
+    """
+
+    def check(self, inputs: Mapping[str, StepTensor], outputs: Mapping[str, StepTensor]) -> None:
+        """Raise before anything runs if the data cannot be right."""
+
+    def fetch(self, tensor: StepTensor) -> np.ndarray:
+        """The data of input ``tensor``, with its layout and device type."""
+        raise NotImplementedError
+
+    def target(self, tensor: StepTensor) -> np.ndarray | None:
+        """An array that the device may write the results of anchor ``tensor`` to, in its layout; None: use `store`."""
+        return None
+
+    def store(self, tensor: StepTensor, value: np.ndarray) -> None:
+        """Take the results of anchor ``tensor``."""
+        raise NotImplementedError
+
+
+def _contiguous(arrays: Mapping[str, Any], what: str) -> dict[str, np.ndarray]:
+    checked = {}
+    for name, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise TypeError(
+                f"__init__(): incompatible function arguments. {what} {name!r} must be a numpy.ndarray, not "
+                f"{type(array).__name__}."
+            )
+        if not array.flags["C_CONTIGUOUS"]:
+            raise popart_exception(
+                f"PyStepIO {what} {name!r} is not C-contiguous: pass numpy.ascontiguousarray(array)."
+            )
+        checked[name] = array
+    return checked
+
+
+def _check_writable(outputs: Mapping[str, np.ndarray]) -> None:
+    """Raise popart_exception for an anchor's array that cannot be written, or whose memory another anchor has too."""
+    for name, array in outputs.items():
+        if not array.flags["WRITEABLE"]:
+            raise popart_exception(f"PyStepIO output {name!r} is read-only: pass array.copy().")
+    names = sorted(outputs, key=lambda name: _extent(outputs[name])[0])
+    for first, second in itertools.pairwise(names):
+        if _extent(outputs[second])[0] < _extent(outputs[first])[1]:
+            raise popart_exception(
+                f"PyStepIO outputs {first!r} and {second!r} share memory, so one would overwrite the other: "
+                "pass an array of its own for each."
+            )
+
+
+def _extent(array: np.ndarray) -> tuple[int, int]:
+    """First address of a contiguous array, and the one after its last."""
+    return array.ctypes.data, array.ctypes.data + array.nbytes
+
+
+def _separate(inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> frozenset[str]:
+    """The outputs that share no memory with an input or another output: the device may write to them during a run."""
+    arrays = [*inputs.items(), *outputs.items()]
+    spans = sorted((a.ctypes.data, a.ctypes.data + a.nbytes, at) for at, (_, a) in enumerate(arrays))
+    shared: set[int] = set()
+    end, last = 0, -1
+    for start, stop, at in spans:
+        if start < end:
+            shared |= {at, last}
+        if stop > end:
+            end, last = stop, at
+    return frozenset(name for at, (name, _) in enumerate(arrays) if at >= len(inputs) and at not in shared)
+
+
+_WARNED: set[str] = set()
+
+
+def as_device_type(array: np.ndarray, tensor: StepTensor) -> np.ndarray:
+    """``array`` in the type the device has, or popart_runtime_error.
+
+    Equal types pass; int64 becomes int32 with a warning, once per tensor; uint8 bytes stand for float8.
+    """
+    wanted = tensor.info.numpy_dtype()
+    if array.dtype == wanted:
+        return array
+    kind = tensor.info.dataType()
+    if array.dtype in (np.int64, np.uint64) and kind in (DataType.INT32, DataType.UINT32):
+        if tensor.name not in _WARNED:
+            _WARNED.add(tensor.name)
+            _log.warning(
+                "Input %r is %s; the device takes %s, so it is converted.", tensor.name, array.dtype, wanted
+            )
+        limits = np.iinfo(wanted)
+        if array.size and (array.min() < limits.min or array.max() > limits.max):
+            raise popart_runtime_error(
+                f"Input {tensor.name!r} is {array.dtype} with values that do not fit the device's {wanted}."
+            )
+        return array.astype(wanted)
+    if array.dtype == np.uint8 and kind in (DataType.FLOAT8_143, DataType.FLOAT8_152):
+        return array.view(wanted)
+    raise popart_runtime_error(
+        f"Type discrepancy for tensor {tensor.name!r}: the model has {kind.name} ({wanted}), the array given "
+        f"is {array.dtype}. Pass array.astype({str(wanted)!r})."
+    )
+
+
+class PyStepIO(IStepIO):
+    """Step data in arrays: ``PyStepIO({input: array}, anchors)``; the anchor arrays are filled in place.
+
+    Any shape with the right number of elements will do; the logical order is batch, micro-batch, replica,
+    tensor.
+    """
+
+    def __init__(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> None:
+        self._inputs = _contiguous(inputs, "input")
+        self._outputs = _contiguous(outputs, "output")
+        _check_writable(self._outputs)
+        self._separate = _separate(self._inputs, self._outputs)
+        self._asserts = True
+        self._checked = False
+
+    def enableRuntimeAsserts(self, enable: bool = True) -> None:
+        """Switch the check of element counts on or off."""
+        self._asserts = enable
+
+    def check(self, inputs: Mapping[str, StepTensor], outputs: Mapping[str, StepTensor]) -> None:
+        """Names and element counts; counts on the first run only (as PopART does)."""
+        for name, tensor in inputs.items():
+            if name not in self._inputs:
+                raise popart_runtime_error(
+                    f"No data for input {name!r} ({tensor.info}) in the PyStepIO; it has inputs "
+                    f"{sorted(self._inputs)}."
+                )
+        for name, tensor in outputs.items():
+            if name not in self._outputs:
+                raise popart_runtime_error(
+                    f"No array for anchor {name!r} ({tensor.info}) in the PyStepIO; it has outputs "
+                    f"{sorted(self._outputs)}. session.initAnchorArrays() makes them all."
+                )
+        for name in self._outputs:
+            if name not in outputs:
+                raise popart_runtime_error(
+                    f"PyStepIO output {name!r} is not an anchor of this session; the anchors are "
+                    f"{sorted(outputs)}."
+                )
+        if self._asserts and not self._checked:
+            for tensors, arrays, what in (
+                (inputs, self._inputs, "input"),
+                (outputs, self._outputs, "output"),
+            ):
+                for name, tensor in tensors.items():
+                    _check_count(tensor, arrays[name], what)
+            self._checked = True
+
+    def input_names(self) -> list[str]:
+        """Names of the inputs given."""
+        return list(self._inputs)
+
+    def fetch(self, tensor: StepTensor) -> np.ndarray:
+        array = self._inputs[tensor.name]
+        if array.size != tensor.elements:
+            array = _wrapped(array, tensor)
+        return as_device_type(array, tensor).reshape(tensor.layout)
+
+    def target(self, tensor: StepTensor) -> np.ndarray | None:
+        array = self._outputs[tensor.name]
+        fits = array.size == tensor.elements and array.dtype == tensor.info.numpy_dtype()
+        usable = fits and array.flags.writeable and tensor.name in self._separate
+        return array.reshape(tensor.layout) if usable else None
+
+    def store(self, tensor: StepTensor, value: np.ndarray) -> None:
+        array = self._outputs[tensor.name]
+        if array.size != tensor.elements:
+            _check_count(tensor, array, "output")
+        if array.dtype != value.dtype:
+            raise popart_runtime_error(
+                f"Type discrepancy for anchor {tensor.name!r}: the device gives {value.dtype}, the array is "
+                f"{array.dtype}."
+            )
+        array.reshape(-1)[...] = value.reshape(-1)
+
+
+def _check_count(tensor: StepTensor, array: np.ndarray, what: str) -> None:
+    if array.size != tensor.elements:
+        raise popart_runtime_error(
+            f"PyStepIO {what} {tensor.name!r} has the wrong number of elements: expected {tensor.elements}, "
+            f"received {array.size} (array of shape {list(array.shape)}). {tensor.explain()}."
+        )
+
+
+def _wrapped(array: np.ndarray, tensor: StepTensor) -> np.ndarray:
+    """Data of another size with the runtime asserts off: read from the start again when it is used up."""
+    if not array.size or tensor.elements % array.size:
+        _check_count(tensor, array, "input")
+    return np.tile(array.reshape(-1), tensor.elements // array.size)
+
+
+class PyStepIOCallback(IStepIO):
+    """Step data from functions, called once per micro-batch and replica.
+
+    ``input_callback(id, prefetch) -> array | None``, ``input_complete_callback(id)``, ``output_callback(id)
+    -> array``, ``output_complete_callback(id)``. podrun never prefetches, so ``prefetch`` is always False
+    and None is an error.
+    """
+
+    def __init__(
+        self,
+        input_callback: Callable[[str, bool], np.ndarray | None],
+        input_complete_callback: Callable[[str], None],
+        output_callback: Callable[[str], np.ndarray],
+        output_complete_callback: Callable[[str], None],
+    ) -> None:
+        self._input = input_callback
+        self._input_complete = input_complete_callback
+        self._output = output_callback
+        self._output_complete = output_complete_callback
+
+    def fetch(self, tensor: StepTensor) -> np.ndarray:
+        shape = tuple(tensor.info.shape())
+        crossings = tensor.layout[: len(tensor.layout) - len(shape)]
+        data = np.empty((int(np.prod(crossings, dtype=np.int64)), *shape), tensor.info.numpy_dtype())
+        for index in range(len(data)):
+            array = self._input(tensor.name, False)
+            if array is None:
+                raise popart_runtime_error(
+                    f"The input callback gave None for {tensor.name!r}; None is allowed only when "
+                    "prefetching."
+                )
+            array = np.asarray(array)
+            if not array.flags["C_CONTIGUOUS"]:
+                raise popart_runtime_error(
+                    f"The input callback's array for {tensor.name!r} is not C-contiguous: give "
+                    "numpy.ascontiguousarray(array)."
+                )
+            if array.size != data[index].size:
+                raise popart_runtime_error(
+                    f"The input callback gave {array.size} elements for {tensor.name!r}; one micro-batch of "
+                    f"one replica has {data[index].size} ({tensor.info})."
+                )
+            data[index] = as_device_type(array, tensor).reshape(shape)
+            self._input_complete(tensor.name)
+        return data.reshape(tensor.layout)
+
+    def store(self, tensor: StepTensor, value: np.ndarray) -> None:
+        shape = tuple(tensor.info.shape())
+        for piece in value.reshape(-1, *shape):
+            array = self._output(tensor.name)
+            if array.size != piece.size or array.dtype != piece.dtype:
+                raise popart_runtime_error(
+                    f"The output callback gave an array of {array.size} {array.dtype} for {tensor.name!r}; "
+                    f"one result has {piece.size} {piece.dtype}."
+                )
+            if not (array.flags["C_CONTIGUOUS"] and array.flags["WRITEABLE"]):
+                raise popart_runtime_error(
+                    f"The output callback's array for {tensor.name!r} is not C-contiguous, or is read-only."
+                )
+            array.reshape(-1)[...] = piece.reshape(-1)
+            self._output_complete(tensor.name)
+
+
+class IWeightsIO:
+    """What readWeights and writeWeights take."""
+
+    weights: dict[str, np.ndarray]
+
+
+class PyWeightsIO(IWeightsIO):
+    """Weights by name, for `session.readWeights` (filled in place) and `session.writeWeights`."""
+
+    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+        for name, array in weights.items():
+            if not isinstance(array, np.ndarray):
+                raise TypeError(
+                    f"__init__(): incompatible function arguments. Weight {name!r} must be a numpy.ndarray, "
+                    f"not {type(array).__name__}."
+                )
+            if not array.flags["C_CONTIGUOUS"]:
+                raise popart_exception(
+                    f"Weight {name!r} cannot be in a PyWeightsIO, because it is not c-contiguous.",
+                    hint="numpy.ascontiguousarray(array), or numpy.empty_like(array, order='C')",
+                )
+        self.weights = dict(weights)

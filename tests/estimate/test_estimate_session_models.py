@@ -1,0 +1,88 @@
+"""Estimates of what a session saved: no outputs, optimizer state beside weights, halves as PopART packs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import podrun.popart as popart
+from podrun.estimate.command import main
+from podrun.estimate.reading import completed
+
+
+def saved(path: Path, *, output: bool, dtype: type = np.float32, momentum: float = 0.9) -> Path:
+    """A classifier whose labels are compared beside its loss, saved by modelToHost after training was set up."""
+    builder = popart.Builder()
+    kind = "FLOAT16" if dtype is np.float16 else "FLOAT"
+    x, label = builder.addInputTensor(kind, [4, 32]), builder.addInputTensor("INT32", [4])
+    y = builder.aiOnnx.matmul([x, builder.addInitializedInputTensor(np.ones((32, 8), dtype), "w")])
+    p = builder.aiOnnx.softmax([y])
+    best = builder.aiOnnx.argmax([p], 1, 0)
+    loss = builder.aiGraphcore.nllloss([p, label])
+    if output:
+        builder.addOutputTensor(loss)
+    session = popart.TrainingSession(
+        builder.getModelProto(),
+        popart.DataFlow(1, [loss, best]),
+        loss,
+        popart.SGD({"defaultLearningRate": (0.1, False), "defaultMomentum": (momentum, True)}),
+        deviceInfo=popart.DeviceManager().createIpuModelDevice({}),
+    )
+    session.prepareDevice()
+    session.weightsFromHost()
+    session.modelToHost(str(path))
+    return path
+
+
+def answer(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, object]:
+    assert main([str(path), "--target", "pod4", "--format", "json", *options]) == 0, capsys.readouterr().err
+    found: dict[str, object] = json.loads(capsys.readouterr().out)["estimates"][0]
+    return found
+
+
+@pytest.mark.parametrize("options", [(), ("--train",)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_model_without_outputs_is_estimated_as_one_with_its_loss_as_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: type, options: tuple[str, ...]
+) -> None:
+    bare = answer(saved(tmp_path / "bare.onnx", output=False, dtype=dtype), capsys, *options)
+    marked = answer(saved(tmp_path / "marked.onnx", output=True, dtype=dtype), capsys, *options)
+    assert bare == marked
+
+
+def test_saved_optimizer_state_is_no_weight(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held = onnx.load(saved(tmp_path / "state.onnx", output=False))
+    assert any(tensor.name.startswith("Accl___") for tensor in held.graph.initializer)
+    assert [tensor.name for tensor in completed(held).graph.initializer] == ["w"]
+    builder = popart.Builder(str(tmp_path / "state.onnx"))
+    assert "w" in builder.getTrainableTensorIds()
+
+
+def test_training_without_anything_to_differentiate_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [helper.make_node("ArgMax", ["x"], ["y"], axis=1)]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 8])], [])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)]), tmp_path / "m.onnx")
+    assert main([str(tmp_path / "m.onnx"), "--train"]) == 2
+    said = capsys.readouterr().err
+    assert "nothing to train" in said
+    assert "addOutputTensor" in said
+
+
+def test_the_answer_says_its_kind_and_lists_a_layout_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(saved(tmp_path / "m.onnx", output=True))
+    assert main([path, "--target", "pod4"]) == 0
+    assert capsys.readouterr().out.startswith("Inference: ")
+    assert main([path, "--target", "pod4", "--train", "--scan", "--accumulation", "1", "--top", "50"]) == 0
+    said = capsys.readouterr().out
+    assert "\nTraining: " in said
+    rows = [line.split()[:3] for line in said.splitlines()[1:] if line[:6].strip().isdigit()]
+    assert len(rows) == len({tuple(row) for row in rows}) > 1
