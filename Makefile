@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-rooms test-front test-processes test-all check format proto clean
+.PHONY: docs pictures demo test test-rooms test-front test-processes test-all stress check format proto clean
 
 demo: $(STAMP)
 	$(BIN)/podrun --num-replicas 16 examples/digits/train.py
@@ -13,7 +13,9 @@ demo: $(STAMP)
 # Three lanes side by side on two cores: two of tests that compute in their own process, and the checks of the code with the tests
 # that mostly wait for other processes, which go first whenever they have something to do. Lanes but the first show their output
 # when they are done.
-FRONT := tests/popart tests/models tests/estimate tests/device_tiles tests/conformance
+# Only files with such tests: collecting them all takes the lane seven seconds.
+SYSTEM = $(shell grep -rl "mark\.system" tests --include="test_*.py")
+FRONT := tests/popart tests/models tests/estimate tests/costmodel tests/conformance
 
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j3 test-rooms test-front test-processes
@@ -26,7 +28,7 @@ test-front: $(STAMP)
 		> $(VENV)/test-front.log 2>&1; code=$$?; cat $(VENV)/test-front.log; exit $$code
 
 test-processes: $(STAMP)
-	@($(MAKE) --no-print-directory check && $(BIN)/pytest -m "system and not slow" -p no:cacheprovider) \
+	@($(MAKE) --no-print-directory check && $(BIN)/pytest -m "system and not slow" -p no:cacheprovider $(SYSTEM)) \
 		> $(VENV)/test-processes.log 2>&1; code=$$?; cat $(VENV)/test-processes.log; exit $$code
 
 check: $(STAMP)
@@ -34,8 +36,22 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Random convolutions in fresh processes against XLA's own, for so long.
+MINUTES ?= 10
+
+stress: $(STAMP)
+	$(BIN)/python -m tests.stress.convolutions --minutes $(MINUTES)
+
 test-all: $(STAMP)
 	$(BIN)/pytest -m ""
+
+# The site, in build/site. Fails on a link that leads nowhere.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet -f website/mkdocs.yml
+
+# The site's pictures, from runs and reports of the examples.
+pictures: $(STAMP)
+	$(BIN)/python website/pictures.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -45,11 +61,16 @@ format: $(STAMP)
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $$(find podrun -name '*.proto')
 
-$(STAMP): pyproject.toml constraints.txt build_extension.py podrun/collectives/_meeting.c
+$(STAMP): pyproject.toml constraints.txt build_extension.py podrun/collectives/_collectives.c podrun/device/_last_words.c \
+		$(wildcard podrun/device/xla/native/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || (echo "podrun needs Python 3.11 or later; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11" >&2; exit 2)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,examples]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,examples,torch]'
 	touch $(STAMP)
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
 
 clean:
 	rm -rf $(VENV)

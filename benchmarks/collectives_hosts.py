@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import create, join
-from podrun.collectives.wire import CACHED_BUFFER
+from podrun.collectives.tcp_link import CACHED_BUFFER
 
 ADDRESSES = ("10.213.0.1", "10.213.0.2")
 BYTES = 64 * 1024 * 1024

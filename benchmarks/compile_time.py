@@ -28,12 +28,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from descent import Descent
+from mlp import Descent
 
-from podrun import executable_file
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program
-from podrun.executable import TensorSpec
+from podrun.core import executable_file
+from podrun.core.executable import TensorSpec
 
 
 def _program(

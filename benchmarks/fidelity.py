@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from fidelity_kinds import applications, estimators, footprints, grids, kernels, machine, products, schema  # noqa: E402
 from fidelity_kinds.record import DEFAULTS, NotPredicted, Record, make_record  # noqa: E402
 
-from podrun.errors import PodrunError  # noqa: E402
+from podrun.core.errors import PodrunError  # noqa: E402
 
 Predictor = Callable[[Record], float]
 OWN = HERE / "data" / "measurements.json"

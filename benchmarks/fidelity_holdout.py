@@ -30,8 +30,8 @@ import numpy as np  # noqa: E402
 from fidelity_kinds import applications, footprints, products  # noqa: E402
 from fidelity_kinds.support import elasticities, left_out, support  # noqa: E402
 
-from podrun.collectives import links  # noqa: E402
-from podrun.device.tiles import bandwidth, batch, ctc, exchange, host, stencil  # noqa: E402
+from podrun.collectives import links as ipu_links  # noqa: E402
+from podrun.costmodel import batch, ctc, exchange, stencil, vertices  # noqa: E402
 
 FITTED: tuple[tuple[ModuleType, str, str], ...] = (
     (applications, "LIBRARY_2018", "network"),
@@ -42,16 +42,16 @@ FITTED: tuple[tuple[ModuleType, str, str], ...] = (
     (footprints, "VERTEX_DATA_2018", "memory"),
     (footprints, "IMBALANCE_2018", "memory"),
     (footprints, "TILE_IMBALANCE", "memory"),
-    (bandwidth, "LOOP_SLOTS", "memory_bandwidth"),
+    (vertices, "LOOP_SLOTS", "memory_bandwidth"),
     (exchange, "HALO_FRAGMENTS", "exchange"),
     (stencil, "SWEEP_CYCLES", "stencil"),
     (stencil, "ROW_CYCLES", "stencil"),
     (stencil, "GATHER_START", "stencil"),
     (stencil, "SCATTER_START", "stencil"),
     (stencil, "CELL_PACKETS", "stencil"),
-    (host, "WAIT_SECONDS", "host_stream"),
-    (host, "RELEASE_SECONDS", "host_stream"),
-    (host, "CALL_SECONDS", "session_call"),
+    (exchange, "WAIT_SECONDS", "host_stream"),
+    (exchange, "RELEASE_SECONDS", "host_stream"),
+    (exchange, "CALL_SECONDS", "session_call"),
     (products, "CPP_MAC", "gemm"),
     (products, "LINEAR_FRAGMENTS", "gemm"),
 )
@@ -61,17 +61,17 @@ cached.
 ONE_STEP: tuple[tuple[ModuleType, str], ...] = (
     (applications, "LIBRARY_2018"),
     (footprints, "VARIABLES_2018"),
-    (bandwidth, "COISSUE_EFFICIENCY"),
+    (vertices, "COISSUE_EFFICIENCY"),
     (exchange, "ARRANGE_PER_BYTE"),
     (exchange, "COUNTER_READ"),
     (stencil, "GLOBAL_SKEW"),
-    (host, "TRANSFER_CYCLES"),
-    (host, "STREAM_BYTES_PER_SECOND"),
+    (exchange, "TRANSFER_CYCLES"),
+    (exchange, "STREAM_BYTES_PER_SECOND"),
     (ctc, "CELL_CYCLES"),
     (ctc, "CANDIDATE_CYCLES"),
     (ctc, "BEAM_CYCLES"),
-    (links, "EFFICIENCY"),
-    (links, "STEP_CYCLES"),
+    (ipu_links, "EFFICIENCY"),
+    (ipu_links, "STEP_CYCLES"),
 )
 """Constants that the first-order study adds to the fitted ones."""
 BESIDE = HERE / "data" / "beside.json"

@@ -32,9 +32,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from podrun.errors import PodrunError
-from podrun.partition.client import VipuClient
-from podrun.partition.discovery import Registry
+from podrun.core.errors import PodrunError
+from podrun.vipu.client import VipuClient
+from podrun.vipu.discovery import Registry
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -97,6 +97,9 @@ def _home() -> Iterator[dict[str, str]]:
     environment = {**kept, "PODRUN_RUNTIME_DIR": str(home / "run"), "PYTHONDONTWRITEBYTECODE": "1"}
     # Nobody listens at port 1: a server that happens to run at the usual port is not part of the measurement.
     environment["IPUOF_VIPU_API_PORT"] = "1"
+    os.environ["PODRUN_RUNTIME_DIR"] = environment[
+        "PODRUN_RUNTIME_DIR"
+    ]  # This process asks these servers too.
     try:
         yield environment
     finally:

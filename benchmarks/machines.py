@@ -9,10 +9,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from podrun.device.connection import AttachRequest, IpuRange
+from podrun.core.layout import IpuRange
+from podrun.device.connection import AttachRequest
 from podrun.device.host.client import PortConnection
+from podrun.device.host.ports import Site
 from podrun.device.host.remote import RemotePort
-from podrun.device.host.split import Site
 from podrun.device.service.control import MachineControl
 
 _SERVER = """

@@ -9,15 +9,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from descent import Descent
 
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program
-from podrun.executable import Executable, TensorSpec
+from podrun.core.executable import Executable, TensorSpec
 
 SIZES = (784, 512, 512, 10)
 BATCH = 32
 RATE = 0.1
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Gradient descent as a Program's update: w - rate * g. For benchmarks that are not about optimizers."""
+
+    rate: float
+    elementwise: bool = True
+
+    def group_key(self, weight: str) -> tuple[Any, ...]:
+        return ()
+
+    def state(self, weight: TensorSpec) -> dict[str, tuple[TensorSpec, float]]:
+        return {}
+
+    def scalars(self, weight: str) -> dict[str, float]:
+        return {}
+
+    def apply(self, name: str, w: Any, g: Any, state: Mapping[str, Any], scalars: Mapping[str, Any]) -> Any:
+        return w - self.rate * g, {}
 
 
 @dataclass(frozen=True)

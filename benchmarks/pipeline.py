@@ -28,13 +28,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from descent import Descent
 from machines import machines
+from mlp import Descent
 
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
-from podrun.device.connection import IpuRange
-from podrun.executable import TensorSpec
+from podrun.core.executable import TensorSpec
+from podrun.core.layout import IpuRange
 
 STAGES, LAYERS, BATCH = 4, 4, 64
 TARGET, LEAST_MS = 1.2, 5.0

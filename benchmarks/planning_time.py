@@ -25,7 +25,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from networks import trace  # noqa: E402
 
-from podrun.device.tiles import matmul, plan_cache  # noqa: E402
+from podrun.costmodel import matmul, plan_cache  # noqa: E402
 
 
 def resnet() -> float:

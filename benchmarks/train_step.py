@@ -99,7 +99,7 @@ class Ours:
         self.loss, self.io = loss, popart.PyStepIO({image: x, target: labels}, self.anchors)
 
     def steps(self, count: int) -> tuple[list[float], list[float]]:
-        """Losses and seconds of so many steps."""
+        """Losses and seconds of ``count`` steps."""
         losses, seconds = [], []
         for _ in range(count):
             begin = time.perf_counter()

@@ -15,10 +15,9 @@ import time
 import mlp
 import psutil
 
-from podrun.device.connection import AttachRequest
-from podrun.device.ipuof import connect
-from podrun.partition.client import VipuClient
+from podrun.device.connection import AttachRequest, connect
 from podrun.popdist.core import layout
+from podrun.vipu.client import VipuClient
 
 NETWORKS = {"digits": ((64, 128, 10), 32), "784-512-512-10": ((784, 512, 512, 10), 32)}
 LEAST, MOST = 12, 100

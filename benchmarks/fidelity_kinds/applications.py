@@ -1,7 +1,7 @@
 """Records about whole networks: rates and step times.
 
 A network is traced as a JAX function, costed on tiles, and put on the system by
-`podrun.device.tiles.batch`. What a record leaves open is filled from the tables here: one layout per
+`podrun.costmodel.batch`. What a record leaves open is filled from the tables here: one layout per
 network, one length per task.
 """
 
@@ -15,10 +15,10 @@ from networks import trace
 
 from fidelity_kinds.layouts import Layout, layout_of, proportion
 from fidelity_kinds.record import TYPES, NotPredicted, Record
-from podrun.device.target import GC2
-from podrun.device.tiles import vertices
-from podrun.device.tiles.batch import Batch, batch_seconds, tied_pipeline
-from podrun.device.tiles.links import all_reduce_seconds
+from podrun.costmodel import vertices
+from podrun.costmodel.batch import BatchWork, batch_seconds, tied_pipeline
+from podrun.costmodel.exchange import all_reduce_seconds
+from podrun.costmodel.target import GC2
 from podrun.models import CATALOGUE, TRANSFORMERS
 
 ASSUMED_VARIANT = {
@@ -74,7 +74,7 @@ class Workload:
     """A network on a system: cycles of a micro-batch per layer, and what the batch needs beside."""
 
     samples_per_micro_batch: float
-    batch: Batch
+    batch: BatchWork
     causes: Mapping[str, float] | None = None
     """Cycles of a micro-batch by cause, where one IPU runs all of it."""
 
@@ -225,7 +225,7 @@ def _image(record: Record, name: str) -> Workload:
     if per > 1:
         # Whole blocks never split evenly. (Stages of a pipeline recompute their forward pass, as above.)
         cycles *= PIPELINE_IMBALANCE
-    batch = Batch(
+    batch = BatchWork(
         cycles / per,
         per,
         _accumulation(record, micro, replicas),
@@ -339,7 +339,7 @@ def _transformer(record: Record, name: str) -> Workload:
     weights = costs["layer"][1] * layers + costs["embedding"][1]
     task = str(params.get("task"))
     streamed = name == "bert_large" and task.startswith(("pretrain", "mlperf"))
-    batch = Batch(
+    batch = BatchWork(
         slowest,
         per,
         _accumulation(record, micro * packs, replicas),
@@ -370,5 +370,5 @@ def _lstm(record: Record) -> Workload:
         operand_type(record),
     )
     optimizer = record.params.get("optimizer") or "sgd"
-    batch = Batch(report["step"]["cycles"], weights=weights, optimizer=optimizer, training=train)
+    batch = BatchWork(report["step"]["cycles"], weights=weights, optimizer=optimizer, training=train)
     return Workload(micro, batch, report["step"]["by_cause"])

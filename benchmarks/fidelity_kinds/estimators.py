@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fidelity_kinds.record import TYPES, NotPredicted, Record, make_record
-from podrun.device.tiles import amp
+from podrun.costmodel import amp
 
 LOAD_BITS = 64
 """Width of a weight load where the record does not say: what matches hardware points."""

@@ -8,9 +8,9 @@ from networks import trace
 
 from fidelity_kinds.applications import is_training, network_name, operand_type, sequence_length
 from fidelity_kinds.record import NotPredicted, Record
-from podrun.device.target import GC2
-from podrun.device.tiles.code import REPEATED
-from podrun.device.tiles.cost import TILE_IMBALANCE
+from podrun.costmodel.cost import TILE_IMBALANCE
+from podrun.costmodel.plan import REPEATED
+from podrun.costmodel.target import GC2
 from podrun.models import CATALOGUE, TRANSFORMERS
 
 VERTEX_SHARES = {

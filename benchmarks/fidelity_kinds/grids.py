@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
-from podrun.device.tiles import exchange, links, stencil
-from podrun.device.tiles.matmul import Product, plan_product
+from podrun.costmodel import exchange, stencil
+from podrun.costmodel.matmul import Product, plan_product
 
 STENCILS: dict[str, dict[str, Any]] = {
     "gaussian_blur_3x3": {"taps": 9, "flops": 18, "values": 4, "code": None},
@@ -41,7 +41,7 @@ def grid_kernel(record: Record) -> float:
     if params["implementation"] == "poplin_conv":
         return _convolution(record, width, height, params["channels"], ipus)
     radius = max(1, params["space_order"] // 2)
-    grid = stencil.Grid(
+    grid = stencil.StencilGrid(
         width,
         height,
         depth,
@@ -106,7 +106,7 @@ def _convolution(record: Record, width: int, height: int, channels: int, ipus: i
     phases["sync"] = sync
     if ipus > 1:
         rim = height * channels * BYTES[record.params["data_type"]]
-        phases["global_exchange"] = links.neighbour_seconds(chip, rim) * chip.clock_hz
+        phases["global_exchange"] = exchange.neighbour_seconds(chip, rim) * chip.clock_hz
         phases["sync"] += exchange.global_sync_cycles(chip, ipus) + stencil.GLOBAL_SKEW
     phase = record.params["phase"]
     if phase != "total" and phase not in phases:

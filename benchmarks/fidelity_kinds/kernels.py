@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from fidelity_kinds.record import TYPES, NotPredicted, Record
-from podrun.device.tiles import amp, bandwidth, ctc, exchange, vertices
-from podrun.device.tiles.matmul import Product, plan_product
+from podrun.costmodel import amp, ctc, exchange, vertices
+from podrun.costmodel.matmul import Product, plan_product
 
 
 def vertex(record: Record) -> float:
@@ -133,7 +133,7 @@ def _vector_arithmetic(record: Record) -> float:
         return record.rate(vertices.elementwise_cycles(_elements(record), dtype, ("add",), 2))
     # A compiled loop takes its issue slots for every element.
     each = math.ceil(_elements(record) / vertices.WORKERS)
-    return record.rate(vertices.SUPERVISOR + vertices.WORKERS * (27.0 + bandwidth.LOOP_SLOTS * each))
+    return record.rate(vertices.SUPERVISOR + vertices.WORKERS * (27.0 + vertices.LOOP_SLOTS * each))
 
 
 def _qr(record: Record) -> float:

@@ -20,9 +20,9 @@ DEFAULT_PROPORTION = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``ipus`` of a replica, of which the ``first`` holds so many encoder layers (None: as many as balance).
+    """``ipus``: IPUs of a replica; ``first``: encoder layers on the first of them (None: as many as balance).
 
-    A micro-batch is of so many ``samples``, or, of text, of as many whole sequences (a power of two) as
+    ``samples``: samples of a micro-batch, or, for text, as many whole sequences (a power of two) as
     ``tokens`` hold. ``halves``: stages may end between attention and feed-forward. ``attention_dropout``:
     attention's shares are dropped too. ``norm``: how channels are normalised; batch statistics are those of
     ``norm_span`` replicas together. ``length``: tokens of a served sequence (0: as the task says), which are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
-from podrun.device.tiles import amp, bandwidth, exchange, host, links
+from podrun.costmodel import amp, exchange, vertices
 
 
 def amp_tile(record: Record) -> float:
@@ -21,8 +21,8 @@ def memory_bandwidth(record: Record) -> float:
     """Streaming kernels and latency."""
     pattern, how = record.need("pattern", "implementation")
     if pattern == "load_latency":
-        return record.rate(bandwidth.LOAD_LATENCY)
-    per_cycle = bandwidth.bytes_per_cycle(record.chip, pattern, how, TYPES[record.params["data_type"]])
+        return record.rate(vertices.LOAD_LATENCY)
+    per_cycle = vertices.bytes_per_cycle(record.chip, pattern, how, TYPES[record.params["data_type"]])
     if record.metric == "fraction":
         return per_cycle / record.chip.load_bytes
     # A triad moves three elements for each multiply-add.
@@ -71,7 +71,7 @@ def host_stream(record: Record) -> float:
     stated = {way: record.params.get(f"bytes_{way}") for way in ("to_device", "from_device")}
     # Where no size is stated, one word: such rows are about the waits.
     moved = sum(stated[one] or 0 for one in stated if way in (one, "both")) or WORD
-    parts = host.stream_copy(chip, moved)
+    parts = exchange.stream_copy(chip, moved)
     if record.params.get("occurrence") == 1:
         # The first copy of a program finds the host waiting: two barriers before, one after.
         parts = {**parts, "begin": 2.0 * exchange.sync_cycles(chip), "end": exchange.sync_cycles(chip)}
@@ -85,10 +85,10 @@ WORD = 4
 
 
 def session_call(record: Record) -> float:
-    """One call of a session from the host."""
+    """One call of a session from the links."""
     train = record.params.get("mode") == "train"
-    rounds = record.params["gradient_accumulation"] * host.REMOTE_ROUNDS if train else 0
-    seconds = host.session_call_seconds(record.chip, rounds)
+    rounds = record.params["gradient_accumulation"] * exchange.REMOTE_ROUNDS if train else 0
+    seconds = exchange.session_call_seconds(record.chip, rounds)
     if record.metric == "samples_per_s":
         return float(record.params["samples"]) / seconds
     return record.rate(seconds * record.chip.clock_hz)
@@ -105,11 +105,11 @@ def all_reduce(record: Record) -> float:
     method = None if record.params["method"] == "default" else record.params["method"]
     if ipus < 2:
         raise NotPredicted("one rank has nothing to reduce")
-    seconds = links.all_reduce_seconds(record.chip, ipus, nbytes, method=method)
+    seconds = exchange.all_reduce_seconds(record.chip, ipus, nbytes, method=method)
     if record.metric == "ratio":
         # Against the default for a large tensor over many ranks: two rings in opposite directions
         # (`podrun.collectives.timing.Method`).
-        return seconds / links.all_reduce_seconds(record.chip, ipus, nbytes, method="pair")
+        return seconds / exchange.all_reduce_seconds(record.chip, ipus, nbytes, method="pair")
     return record.rate(seconds * record.chip.clock_hz, nbytes=float(nbytes))
 
 
@@ -119,4 +119,4 @@ def ipu_link(record: Record) -> float:
     nbytes = record.params.get("bytes")
     if nbytes is None:
         raise NotPredicted(f"{pattern!r}: the bytes that cross the links are not stated")
-    return record.rate(links.neighbour_seconds(record.chip, nbytes) * record.chip.clock_hz)
+    return record.rate(exchange.neighbour_seconds(record.chip, nbytes) * record.chip.clock_hz)

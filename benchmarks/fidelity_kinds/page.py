@@ -36,7 +36,7 @@ Errors are predicted over published, less one. The table takes one vote per row 
 are one piece of evidence): a row's vote is the median of its records; *worst* is the worst single record.
 
 Constants fitted to measurements are few; each stands beside its name in the code with what it was derived from:
-`podrun/device/target.py`, `podrun/device/tiles/*.py`, and for what belongs to a benchmark's set-up (layouts,
+`podrun/costmodel/target.py`, `podrun/costmodel/*.py`, and for what belongs to a benchmark's set-up (layouts,
 library version) `benchmarks/fidelity_kinds/`. Networks are those of `podrun/models/`, written with the front end and
 lowered as a session lowers them. They were derived with the open records in view, so the errors below
 are those of a fit as much as of a prediction. Of the terms nothing is published about, GW-Link latency matters
@@ -147,7 +147,7 @@ Errors above 25 % that no general mechanism was found for; nothing was fitted to
 TERMS = """## The matrix-vector tutorial, term by term
 
 10,000 x 1,000 in FP32 with one hand-written vertex per output, tile cycles measured on hardware
-(`tests/device_tiles/test_kernels.py` holds each term):
+(`tests/costmodel/test_kernels.py` holds each term):
 
 | term | predicted | published | error | where it comes from |
 |---|---|---|---|---|

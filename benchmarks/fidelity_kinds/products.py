@@ -7,9 +7,9 @@ from typing import Any
 
 from fidelity_kinds import sparse
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
-from podrun.device.target import GC2, Chip
-from podrun.device.tiles import amp, exchange, host, vertices
-from podrun.device.tiles.matmul import Product, plan_product
+from podrun.costmodel import amp, exchange, vertices
+from podrun.costmodel.matmul import Product, plan_product
+from podrun.costmodel.target import GC2, Chip
 
 TRAINING_PASSES = 3.0
 """Products of a layer's training step: forward, gradient of the data, gradient of the weights."""
@@ -63,13 +63,13 @@ def _matrix_vector(record: Record, m: int, k: int, n: int) -> float:
     rounds = math.ceil(per_tile / vertices.WORKERS)
     moved = (m * k / chip.tiles + k * n) * item / chip.exchange_bytes
     nbytes = (m * k + k * n + m * n) * item
-    streams = host.stream_copy(chip, nbytes)
+    streams = exchange.stream_copy(chip, nbytes)
     phases = {
         "compute": vertices.WORKERS * rounds * (30.0 + k * CPP_MAC),
         "exchange": exchange.PHASE_CYCLES + moved * LINEAR_FRAGMENTS,
         # Waiting for the host at both ends of the program shows as sync.
         "sync": 3.0 * exchange.sync_cycles(chip) + streams["begin"] + streams["end"],
-        "host": host.TRANSFER_CYCLES + nbytes / host.PCIE_BYTES_PER_SECOND * chip.clock_hz,
+        "host": exchange.TRANSFER_CYCLES + nbytes / exchange.PCIE_BYTES_PER_SECOND * chip.clock_hz,
     }
     phase = record.params["phase"]
     if phase == "total":

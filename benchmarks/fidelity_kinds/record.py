@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from podrun.device.target import BOW, CHIPS, GC200, SYSTEMS, Chip
+from podrun.costmodel.target import BOW, CHIPS, GC200, SYSTEMS, Chip
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "amp_tile": {

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 
-from podrun.device.target import Chip
-from podrun.device.tiles.exchange import PHASE_CYCLES, launch_cycles, sync_cycles
-from podrun.device.tiles.plan import Plan
-from podrun.device.tiles.vertices import SUPERVISOR, WORKERS, vector_width
+from podrun.costmodel.exchange import PHASE_CYCLES, launch_cycles, sync_cycles
+from podrun.costmodel.plan import Plan
+from podrun.costmodel.target import Chip
+from podrun.costmodel.vertices import SUPERVISOR, WORKERS, vector_width
 
 BLOCK_ROW = {4: 2.0, 8: 4.0, 16: 4.0}
 """Worker cycles of one dense column on one FP16 block, by the block's side; FP32 takes twice."""

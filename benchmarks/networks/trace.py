@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from podrun import models
-from podrun.device.tiles import plan_cache
-from podrun.device.tiles.cost import cost_jaxpr
-from podrun.models import attention
+from podrun.costmodel import plan_cache
+from podrun.costmodel.cost import cost_jaxpr
+from podrun.models import sequences
 from podrun.models.catalogue import Built, finished
 from podrun.models.catalogue import lstm as lstm_stack
 from podrun.models.network import Declared, Network
@@ -45,8 +45,8 @@ def costed(
     import jax.numpy as jnp
     import onnx
 
-    from podrun.executable import numpy_dtype
-    from podrun.popart.lowering import lower
+    from podrun.core.executable import numpy_dtype
+    from podrun.onnx_models.lowering import lower
 
     model = onnx.load_from_string(built.model)
     lowered = lower(model, training=train)
@@ -166,21 +166,21 @@ def transformer_parts(
 
     net = network()
     x = net.input("x", (batch, tokens, size.hidden))
-    mask = attention.causal_mask(net, tokens) if size.causal else net.input("mask", (batch, 1, 1, tokens))
-    y = attention.encoder_layer(
+    mask = sequences.causal_mask(net, tokens) if size.causal else net.input("mask", (batch, 1, 1, tokens))
+    y = sequences.encoder_layer(
         net, x, "layer", size.heads, size.feed_forward, mask, attention_dropout=attention_dropout
     )
     layer = costed(finished(net, (x,), y), input_gradient=True, **common)
     net = network()
     words = net.input("words", (batch, tokens), "INT32")
     embedding = costed(
-        finished(net, (words,), attention.embedding(net, words, size.vocabulary, size.hidden)), **common
+        finished(net, (words,), sequences.embedding(net, words, size.vocabulary, size.hidden)), **common
     )
     net = network()
     x = net.input("x", (batch, tokens, size.hidden))
     predictions = max(1, round(tokens * predicted)) if train else 1
     head = costed(
-        finished(net, (x,), attention.prediction_head(net, x, size.vocabulary, predictions)),
+        finished(net, (x,), sequences.prediction_head(net, x, size.vocabulary, predictions)),
         input_gradient=True,
         **common,
     )
