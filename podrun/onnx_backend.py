@@ -20,7 +20,7 @@ import onnx
 from onnx.backend.base import Backend, BackendRep
 
 from podrun.core.errors import PodrunError, UnsupportedError, UsageError
-from podrun.device.xla.clients import device_for, on_one_thread_device
+from podrun.device.xla.clients import SHARED_BY, device_for, on_one_thread_device
 from podrun.device.xla.rewrite import available, rewrite
 from podrun.onnx_models.lowering import lower
 from podrun.onnx_models.lowering.folding import hoist
@@ -31,6 +31,9 @@ from podrun.onnx_models.ops.registry import GRAPHCORE, find
 _ANY_SEED = 0
 """The seed used for tracing; random numbers come from the seed given to ``run``."""
 
+WORTH_DIVIDING = 1 << 29
+"""Floating point operations of a model from which on two threads compute its large convolutions. Other operators are
+divided from `podrun.device.xla.clients.WORTH_SHARING` on only: waking a thread for each of them takes longer."""
 COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
 """Round float16 values between operators, as memory does; XLA skips that by default where it can."""
 
@@ -144,7 +147,7 @@ class PodrunBackendRep(BackendRep):
                 there: dict[str, Any] = {"in_shardings": one, "out_shardings": one}
                 kept = jax.jit(split.prepare, compiler_options=COMPILER_OPTIONS, **there)(lowered.initial)
                 traced = jax.jit(split.run, **there).lower(kept, free, key)
-                rewrite(traced)
+                rewrite(traced, parts=SHARED_BY if split.operations >= WORTH_DIVIDING else 1)
                 run = traced.compile(compiler_options=dict(COMPILER_OPTIONS))
             made = _Compiled(fixed, kept, run, lowered.uses_random, device, key)
             known.append(made)
