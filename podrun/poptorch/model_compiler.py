@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import time
@@ -330,6 +331,11 @@ def acquire(options: Any, ipus: int, sleep: Callable[[float], None] = time.sleep
     with translated("acquiring a device"):
         while True:
             found = _acquired(manager, options, ipus)
+            if found is None:
+                # A wrapped model and its executor hold each other: what the program has dropped keeps its IPUs until
+                # it is collected.
+                gc.collect()
+                found = _acquired(manager, options, ipus)
             if found is not None:
                 return found
             if not _is_set(WAIT_FOR_IPU) or ipus > manager.total_ipus:

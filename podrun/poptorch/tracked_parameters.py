@@ -10,24 +10,37 @@ from __future__ import annotations
 import copyreg
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from podrun.private_apis.torch import without_subclass_hooks
 
-_pulls: dict[int, Callable[[], Any]] = {}
-"""What brings a tensor up to date, by its ``id``."""
-_groupers: dict[int, Callable[..., Any]] = {}
-"""What takes the replica grouping of a parameter, by its ``id``."""
+_TRACKER = "_podrun_tracker"
+"""Name under which a tensor holds its `_Tracker`. The tensor, the wrapped module and its executor form a cycle that the
+garbage collector frees once the program has dropped all three."""
 _paused = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Tracker:
+    """What belongs to a tracked tensor: what brings it up to date, and what takes a parameter's replica grouping."""
+
+    pull: Callable[[], Any]
+    group: Callable[..., Any]
+
+
+def _tracker(tensor: Any) -> _Tracker | None:
+    found: _Tracker | None = object.__getattribute__(tensor, "__dict__").get(_TRACKER)
+    return found
 
 
 def _pull(tensor: Any) -> None:
     if not _paused:
-        pull = _pulls.get(id(tensor))
-        if pull is not None:
-            pull()
+        tracker = _tracker(tensor)
+        if tracker is not None:
+            tracker.pull()
 
 
 @contextmanager
@@ -46,7 +59,9 @@ class TrackedParameter(torch.nn.Parameter):
 
     def replicaGrouping(self, comm_group_type: Any, shards: int, variable_retrieval_mode: Any) -> None:
         """See `parameter_groups.ParameterHandle`."""
-        _groupers[id(self)](self, comm_group_type, shards, variable_retrieval_mode)
+        tracker = _tracker(self)
+        assert tracker is not None, "a parameter has a tracker as long as it has this class"
+        tracker.group(self, comm_group_type, shards, variable_retrieval_mode)
 
     def __getattribute__(self, name: str) -> Any:
         if name != "__class__":
@@ -123,26 +138,24 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 def track(module: torch.nn.Module, pull: Callable[[], Any], group: Callable[..., Any]) -> None:
     """Let reads of a module's parameters and buffers call ``pull`` first, and ``replicaGrouping`` call ``group``."""
-    for parameter in module.parameters():
-        if type(parameter) is torch.nn.Parameter:
-            _pulls[id(parameter)], _groupers[id(parameter)] = pull, group
-            parameter.__class__ = TrackedParameter
-    for buffer in module.buffers():
-        if type(buffer) is torch.Tensor:
-            _pulls[id(buffer)] = pull
-            buffer.__class__ = TrackedBuffer
+    tracker = _Tracker(pull, group)
+    for tensor in (*module.parameters(), *module.buffers()):
+        tracked = _TRACKED.get(type(tensor))
+        if tracked is not None:
+            tensor.__dict__[_TRACKER] = tracker
+            _set_class(tensor, tracked)
 
 
 def untrack(module: torch.nn.Module) -> None:
     """Give a module's parameters and buffers torch's own classes back."""
     with untracked():
         for tensor in (*module.parameters(), *module.buffers()):
-            _pulls.pop(id(tensor), None)
-            _groupers.pop(id(tensor), None)
-            if type(tensor) is TrackedParameter:
-                _set_class(tensor, torch.nn.Parameter)
-            elif type(tensor) is TrackedBuffer:
-                _set_class(tensor, torch.Tensor)
+            for plain, tracked in _TRACKED.items():
+                if type(tensor) is tracked:
+                    _set_class(tensor, plain)
+                    tensor.__dict__.pop(_TRACKER, None)
 
+
+_TRACKED: dict[type, type] = {torch.nn.Parameter: TrackedParameter, torch.Tensor: TrackedBuffer}
 
 copyreg.pickle(TrackedParameter, lambda p: p.__reduce_ex__(2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import logging
 from pathlib import Path
 from typing import Any
@@ -274,7 +273,6 @@ def test_ipus_that_a_model_needs(monkeypatch: Any) -> None:
     def options() -> Any:
         return O().setExecutionStrategy(poptorch.ShardedExecution())
 
-    gc.collect()  # Models of earlier tests hold IPUs until they are collected.
     x = torch.ones(1)
     with pytest.raises(poptorch.Error, match="power of two"):
         poptorch.inferenceModel(Three(), options())(x)
@@ -282,7 +280,6 @@ def test_ipus_that_a_model_needs(monkeypatch: Any) -> None:
         assert poptorch.inferenceModel(Three(), options().autoRoundNumIPUs(True))(x).tolist() == [4]
     with pytest.raises(poptorch.Error, match="64"):
         poptorch.inferenceModel(Three(), options().replicationFactor(32))(torch.ones(32))
-    gc.collect()  # The models above, too.
     with pytest.raises(poptorch.Error, match="device 0 has 1 IPU"):
         poptorch.inferenceModel(Three(), options().useIpuId(0).autoRoundNumIPUs(True))(x)
     distributed = O()
@@ -297,8 +294,27 @@ def test_ipus_that_a_model_needs(monkeypatch: Any) -> None:
         poptorch.inferenceModel(Three(), options())(x)
 
 
+def test_a_dropped_training_model_gives_its_ipus_back() -> None:
+    class Squared(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Any) -> Any:
+            return poptorch.identity_loss((self.weight * x) ** 2, reduction="sum")
+
+    for _ in range(2):
+        model = Squared()
+        training = poptorch.trainingModel(model, O().useIpuId(7))
+        training(torch.ones(1))
+        assert model.weight < 1
+        del model, training
+
+
 def test_waiting_for_ipus_that_others_have(monkeypatch: Any) -> None:
-    answers = [None, None, "device"]
+    answers = [None] * 5 + [
+        "device"
+    ]  # Two for each attempt: it collects what the program has dropped in between.
     slept: list[float] = []
     monkeypatch.setattr(model_compiler, "_acquired", lambda *_: answers.pop(0))
     with pytest.raises(poptorch.Error, match="Failed to acquire 1"):
