@@ -59,7 +59,7 @@ def job_at(job: str, host: str | None, port: int | None) -> Iterator[tuple[VipuC
 
 def _servers(host: str | None, port: int | None) -> list[tuple[str, int, bool, str]]:
     """Servers to look at: address, whether it has to prove to be this user's, and the process id of its owner."""
-    from podrun.vipu.cli_connection import find_server
+    from podrun.vipu.cli_common import find_server
     from podrun.vipu.discovery import Registry
 
     if host is None and port is None:

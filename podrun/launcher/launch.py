@@ -33,7 +33,7 @@ from podrun.launcher.spec import InstanceSpec, LaunchSpec
 from podrun.launcher.stopping import Interrupted, Stopping
 from podrun.launcher.summary import counted, describe, summary, topology_table
 from podrun.launcher.supervise import LaunchOutcome, Runner, Supervisor
-from podrun.vipu.ray_address import AUTO
+from podrun.vipu.ray_starts import AUTO
 
 if TYPE_CHECKING:
     from podrun.launcher.recording import LaunchRecording

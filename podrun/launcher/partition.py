@@ -152,7 +152,7 @@ class PartitionSession:
             return self.pod  # Too small: the caller refuses it, and nothing is started.
         ray = self.spec.server.ray
         if ray is not None:
-            from podrun.vipu.ray_address import resolve
+            from podrun.vipu.ray_starts import resolve
 
             ray = resolve(ray, self.environ)
         self.token = make_token(self.environ, runtime_directory())

@@ -28,7 +28,7 @@ from podrun.launcher.spec import (
     PodFacts,
     ServerSpec,
 )
-from podrun.vipu.ray_address import check_form
+from podrun.vipu.ray_starts import check_form
 
 if TYPE_CHECKING:
     from podrun.faults import FaultSpec

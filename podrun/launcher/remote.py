@@ -181,14 +181,14 @@ def connect_hosts(
     environ: Mapping[str, str],
     scratch: str,
 ) -> list[RemoteRunner]:
-    """A runner for each host, a node of the Ray cluster at ``address`` (see `podrun.vipu.ray_address`).
+    """A runner for each host, a node of the Ray cluster at ``address`` (see `podrun.vipu.ray_starts`).
 
     ``scratch``: what instances make there as on this host, and what goes with the launch (`HostActor`).
 
     Raises NotFoundError naming hosts that are no nodes of the Ray cluster,
     ServiceError if there is no such cluster or a host's actor dies, DeadlineError if it does not start."""
-    from podrun.vipu.ray_address import resolve
     from podrun.vipu.ray_session import RaySession
+    from podrun.vipu.ray_starts import resolve
 
     try:
         ray = RaySession(resolve(address, environ)).ray

@@ -19,8 +19,7 @@ import click
 
 from podrun import commands
 from podrun.core.telemetry import IpuReport, MachineReport
-from podrun.vipu.cli_common import HELP_OPTIONS, run
-from podrun.vipu.cli_connection import server_options
+from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
 
 if TYPE_CHECKING:
     from podrun.vipu.client import VipuClient

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from podrun.vipu.cli_common import HELP_OPTIONS, run
-from podrun.vipu.cli_connection import server_options
+from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
 
 TYPES = {"FP16": "float16", "FP32": "float32"}
 

@@ -7,8 +7,7 @@ import sys
 
 import click
 
-from podrun.vipu.cli_common import HELP_OPTIONS, run
-from podrun.vipu.cli_connection import server_options
+from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
 
 
 @click.command(context_settings=HELP_OPTIONS)

@@ -2,7 +2,7 @@
 
 `Allocator.propose(event)` decides: it returns the change of state and the instructions that follow, or raises a
 UsageError. It changes nothing. `service` stores the change, then calls `Allocator.apply`, then carries out the
-instructions and reports back with events. No I/O, no clock, no threads. `podrun.vipu.invariants` says what always
+instructions and reports back with events. No I/O, no clock, no threads. `podrun.vipu.requirements` says what always
 holds.
 
 States of a partition::
@@ -32,10 +32,14 @@ from podrun.vipu.events import (
     Reservation,
     StateChange,
 )
-from podrun.vipu.free_ipus import IpuTable
-from podrun.vipu.invariants import validate_plans, validate_state
-from podrun.vipu.ipu_placement import slices_of
-from podrun.vipu.requirements import check_name, complete_requirements, unknown_name
+from podrun.vipu.ipu_placement import IpuTable, slices_of
+from podrun.vipu.requirements import (
+    check_name,
+    complete_requirements,
+    unknown_name,
+    validate_plans,
+    validate_state,
+)
 from podrun.vipu.types import PartitionState, Requirements, SyncType
 
 S = PartitionState

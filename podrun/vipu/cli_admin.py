@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.vipu.cli_common import HELP_OPTIONS, SuggestingGroup, fields, run, table
-from podrun.vipu.cli_connection import CliContext, global_options, open_context
-from podrun.vipu.cli_queue import cordon_agent, create_reservation, drain_agent, moment
-from podrun.vipu.cli_user import add_user_commands
+from podrun.vipu.cli_common import (
+    HELP_OPTIONS,
+    CliContext,
+    SuggestingGroup,
+    fields,
+    global_options,
+    open_context,
+    run,
+    table,
+)
+from podrun.vipu.cli_user import add_user_commands, cordon_agent, create_reservation, drain_agent, moment
 
 if TYPE_CHECKING:
     from podrun.vipu.client import VipuClient

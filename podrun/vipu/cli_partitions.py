@@ -15,8 +15,7 @@ from podrun.core.environment import environment
 from podrun.core.errors import ConflictError, NotFoundError, PodrunError, UnsupportedError, UsageError
 from podrun.core.telemetry import NO_ANSWER
 from podrun.faults import parse_fault
-from podrun.vipu.cli_common import fields, table
-from podrun.vipu.cli_connection import CliContext
+from podrun.vipu.cli_common import CliContext, fields, table
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport

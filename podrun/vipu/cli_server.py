@@ -220,7 +220,7 @@ def _pool(
 
     address = options["ray_address"]
     if address is not None:
-        from podrun.vipu.ray_address import resolve
+        from podrun.vipu.ray_starts import resolve
 
         address = resolve(address, environment())
     return RayMachinePool(

@@ -1,17 +1,162 @@
-"""`vipu`: partitions, for users."""
+"""`vipu`: partitions, queue and reservations, for users; and the verbs of `vipu-admin` about agents out of service."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from podrun.vipu import cli_partitions as partitions
-from podrun.vipu import cli_queue as queue
-from podrun.vipu.cli_common import HELP_OPTIONS, SuggestingGroup, run
-from podrun.vipu.cli_connection import global_options, open_context
+from podrun.vipu.cli_common import (
+    HELP_OPTIONS,
+    CliContext,
+    SuggestingGroup,
+    fields,
+    global_options,
+    open_context,
+    run,
+    table,
+)
+
+if TYPE_CHECKING:
+    from podrun.vipu.types import QueueInfo, ReservationInfo
+
+NOT_KNOWN = "not known: what is in the way has no time limit"
+
+
+@click.command("queue")
+@click.pass_obj
+def list_queue(cli: CliContext) -> None:
+    """List requests that wait for IPUs, in the order in which they are served."""
+    with cli.client() as client:
+        found = client.list_queue()
+    rows = (
+        (
+            str(info.position),
+            info.name,
+            str(info.size),
+            str(info.priority),
+            info.owner,
+            moment(info.since),
+            "-" if info.latest is None else moment(info.latest),
+            " ".join(info.blockers) or "-",
+        )
+        for info in found
+    )
+    header = ("Position", "Partition", "Size", "Priority", "User", "Since", "Starts by", "Waits for")
+    cli.show("queue", [queue_json(info) for info in found], lambda: table(header, rows))
+
+
+@click.command("explain")
+@click.argument("name")
+@click.pass_obj
+def explain(cli: CliContext, name: str) -> None:
+    """Say what a request waits for and when it starts at the latest, or what a partition is doing."""
+    with cli.client() as client:
+        waiting = {info.name: info for info in client.list_queue()}
+        partition = None if name in waiting else client.get_partition(name)
+    if partition is not None:
+        from podrun.vipu.cli_partitions import partition_fields, partition_json
+
+        cli.show("partition", partition_json(partition), lambda: fields(partition_fields(partition)))
+        return
+    info = waiting[name]
+    rows = [
+        ("Partition", f"{info.name} ({info.size} IPUs), not there yet"),
+        ("Waits since", moment(info.since)),
+        ("Position", f"{info.position} of {len(waiting)} (priority {info.priority})"),
+        ("Behind", " ".join(info.ahead) or "-"),
+        ("Waits for", " ".join(info.blockers) or "-"),
+        ("Starts by", NOT_KNOWN if info.latest is None else moment(info.latest)),
+    ]
+    cli.show("request", queue_json(info), lambda: fields(rows))
+
+
+@click.command("reservations")
+@click.pass_obj
+def list_reservations(cli: CliContext) -> None:
+    """List reservations of agents."""
+    with cli.client() as client:
+        found = client.list_reservations()
+    rows = ((r.name, " ".join(r.agents), moment(r.start), moment(r.end)) for r in found)
+    cli.show(
+        "reservations",
+        [reservation_json(entry) for entry in found],
+        lambda: table(("Reservation", "Agents", "From", "To"), rows),
+    )
+
+
+@click.command("reservation")
+@click.argument("name")
+@click.option("--agents", required=True, metavar="A,B,...", help="Agents, separated by commas.")
+@click.option("--begin-in", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="From now [0].")
+@click.option(
+    "--for", "seconds", type=click.FloatRange(1), required=True, metavar="SECONDS", help="How long."
+)
+@click.pass_obj
+def create_reservation(cli: CliContext, name: str, agents: str, begin_in: float, seconds: float) -> None:
+    """Keep agents for partitions created with --reservation NAME."""
+    with cli.client() as client:
+        names = [agent.strip() for agent in agents.split(",") if agent.strip()]
+        client.create_reservation(name, names, begin_in_s=begin_in, for_s=seconds)
+    cli.show("created", name, lambda: f"create reservation ({name}): success.")
+
+
+@click.command("agent")
+@click.argument("name")
+@click.option("--reason", default="", help="Shown in the list of agents.")
+@click.pass_obj
+def cordon_agent(cli: CliContext, name: str, reason: str) -> None:
+    """Make no new partitions on an agent; those on it stay."""
+    with cli.client() as client:
+        client.set_maintenance(name, reason=reason)
+    cli.show("cordoned", name, lambda: f"cordon agent ({name}): success.")
+
+
+@click.command("agent")
+@click.argument("name")
+@click.option(
+    "--deadline",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Then remove the partitions on it, or move them if they are relocatable [never].",
+)
+@click.option("--reason", default="", help="Shown in the list of agents.")
+@click.pass_obj
+def drain_agent(cli: CliContext, name: str, deadline: float, reason: str) -> None:
+    """Make no new partitions on an agent, and end those on it at the deadline."""
+    with cli.client() as client:
+        client.set_maintenance(name, drain=True, deadline_s=deadline, reason=reason)
+    cli.show("draining", name, lambda: f"drain agent ({name}): success.")
+
+
+def moment(seconds: float) -> str:
+    """A time as people read it, UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def queue_json(info: QueueInfo) -> dict[str, Any]:
+    """A queued request for --format json."""
+    return {
+        "id": info.name,
+        "size": info.size,
+        "priority": info.priority,
+        "owner": info.owner,
+        "since_s": info.since,
+        "position": info.position,
+        "ahead": list(info.ahead),
+        "blockers": list(info.blockers),
+        "starts_by_s": info.latest,
+    }
+
+
+def reservation_json(info: ReservationInfo) -> dict[str, Any]:
+    """A reservation for --format json."""
+    return {"id": info.name, "agents": list(info.agents), "start_s": info.start, "end_s": info.end}
 
 
 def add_user_commands(root: click.Group, refused: Mapping[str, str] | None = None) -> dict[str, click.Group]:
@@ -40,12 +185,12 @@ def add_user_commands(root: click.Group, refused: Mapping[str, str] | None = Non
     verbs["list"].add_command(partitions.list_partitions)
     verbs["list"].add_command(partitions.list_allocations)
     verbs["list"].add_command(partitions.list_ipu_attrs)
-    verbs["list"].add_command(queue.list_queue)
-    verbs["list"].add_command(queue.list_reservations)
+    verbs["list"].add_command(list_queue)
+    verbs["list"].add_command(list_reservations)
     verbs["get"].add_command(partitions.get_partition)
     verbs["reset"].add_command(partitions.reset_partition)
     verbs["remove"].add_command(partitions.remove_partition)
-    root.add_command(queue.explain)
+    root.add_command(explain)
     return dict(verbs)
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from podrun.core.errors import ConflictError, UsageError
 from podrun.vipu import events as ev
 from podrun.vipu.events import Instruction, Maintenance, Partition
-from podrun.vipu.free_ipus import find_place
-from podrun.vipu.ipu_placement import slices_of
+from podrun.vipu.ipu_placement import find_place, slices_of
 from podrun.vipu.queueing import end_reservation
 from podrun.vipu.types import PartitionState
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from podrun.core.cluster import Cluster
-from podrun.vipu.free_ipus import Flags, find_place, place_at
+from podrun.vipu.ipu_placement import Flags, find_place, place_at
 
 Times = NDArray[np.float64]
 """A time for each IPU of the POD, seconds since 1970."""

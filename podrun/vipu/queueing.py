@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from podrun.core.errors import ConflictError, ExhaustedError, ExistsError, UsageError
 from podrun.vipu import events as ev
 from podrun.vipu.events import Instruction, Partition, Queued
-from podrun.vipu.free_ipus import Flags, find_place, largest_place
-from podrun.vipu.ipu_placement import ipus_of
+from podrun.vipu.ipu_placement import Flags, find_place, ipus_of, largest_place
 from podrun.vipu.queue_plan import Planned, Timeline, Wish, plan
 from podrun.vipu.requirements import check_name, unknown_name
 from podrun.vipu.types import Requirements

@@ -1,7 +1,7 @@
 """Machines as Ray actors: one for each IPU-M2000, or one for several if the host cannot hold a process for each.
 
 Actors of one start are created together. On one host, the actors of an IPU-Link domain share a placement group; over
-the nodes of a Ray cluster `podrun.vipu.machine_placement` chooses the node, and machines listen on their node's address
+the nodes of a Ray cluster `podrun.vipu.ray_starts` chooses the node, and machines listen on their node's address
 and require podrun's token. Ray places and supervises; commands to machines go over gRPC.
 """
 
@@ -20,18 +20,19 @@ from podrun.core.access import make_token
 from podrun.core.cluster import IPUS_PER_MACHINE, Cluster
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import ServiceError
-from podrun.vipu.host_memory import available_bytes
 from podrun.vipu.keeper import Keeper
-from podrun.vipu.machine_placement import (
+from podrun.vipu.machine_pool import ADOPT_SECONDS, NO_LEASE, BasePool, Control, Lease, OnLost, _Machine
+from podrun.vipu.ray_session import RaySession
+from podrun.vipu.ray_starts import (
     PER_PROCESS_VARIABLE,
+    ActorStart,
     Host,
+    available_bytes,
     host_of_agents,
     in_processes,
     machines_per_process,
+    start_together,
 )
-from podrun.vipu.machine_pool import ADOPT_SECONDS, NO_LEASE, BasePool, Control, Lease, OnLost, _Machine
-from podrun.vipu.ray_session import RaySession
-from podrun.vipu.ray_starts import ActorStart, start_together
 
 log = logging.getLogger("podrun.vipu")
 

@@ -35,6 +35,7 @@ from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec, parse_fault, partition_links, validate
 from podrun.vipu import events as ev
 from podrun.vipu.allocator import Allocator
+from podrun.vipu.endpoint_watch import HEARTBEAT_S, ROUND_S, Rounds, SignsOfLife, steady_clock
 from podrun.vipu.events import Partition
 from podrun.vipu.ipu_placement import routing_of
 from podrun.vipu.machine_pool import MachinePool, MachineUse
@@ -43,7 +44,6 @@ from podrun.vipu.reports import Reporter, refuse_in_use
 from podrun.vipu.request_faults import RequestFaults, of_service
 from podrun.vipu.requirements import complete_requirements
 from podrun.vipu.rights import Sharing
-from podrun.vipu.rounds import HEARTBEAT_S, ROUND_S, Rounds, SignsOfLife, steady_clock
 from podrun.vipu.store import Store, Superseded
 from podrun.vipu.types import (
     AgentInfo,

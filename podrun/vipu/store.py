@@ -27,9 +27,9 @@ from podrun.core.errors import ConfigError, ConflictError, InternalError, Servic
 from podrun.faults import parse_fault
 from podrun.vipu.allocator import NO_PLANS, Allocator, Plans
 from podrun.vipu.events import Maintenance, Partition, Queued, Reservation, StateChange
-from podrun.vipu.invariants import validate_state
 from podrun.vipu.ipu_placement import MachineSlice
 from podrun.vipu.machine_pool import Lease
+from podrun.vipu.requirements import validate_state
 from podrun.vipu.types import PartitionState, Requirements, SyncType
 
 SCHEMA_VERSION = 4

@@ -15,7 +15,7 @@ from podrun.core.errors import ConfigError, NotFoundError, UsageError
 from podrun.launcher.config import read_config
 from podrun.launcher.hosts import read_hostfile
 from podrun.report.document import load as load_profile
-from podrun.vipu.cli_connection import read_hcl
+from podrun.vipu.cli_common import read_hcl
 
 SCHEMA = {
     "type": "object",

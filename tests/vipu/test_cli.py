@@ -14,8 +14,7 @@ import pytest
 from podrun.core.errors import ConfigError, UsageError
 from podrun.core.telemetry import AttachedProcess
 from podrun.vipu.cli_admin import vipu_admin
-from podrun.vipu.cli_common import run
-from podrun.vipu.cli_connection import find_server, read_hcl
+from podrun.vipu.cli_common import find_server, read_hcl, run
 from podrun.vipu.cli_server import vipu_server
 from podrun.vipu.cli_user import vipu
 from podrun.vipu.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process

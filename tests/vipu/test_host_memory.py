@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from podrun.vipu.host_memory import available_bytes
+from podrun.vipu.ray_starts import available_bytes
 
 MIB = 1 << 20
 NEW = ("memory.max", "memory.current", "inactive_file")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from podrun.core.cluster import load_cluster
 from podrun.core.errors import UsageError
-from podrun.vipu.machine_placement import (
+from podrun.vipu.ray_starts import (
     MACHINE_BYTES,
     MOST_TOGETHER,
     PROCESSES_PER_CORE,

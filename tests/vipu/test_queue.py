@@ -17,9 +17,9 @@ from podrun.vipu.allocator import Allocator
 from podrun.vipu.cli_admin import vipu_admin
 from podrun.vipu.cli_common import run
 from podrun.vipu.cli_user import vipu
+from podrun.vipu.endpoint_watch import QUEUE_LEASE_S, SignsOfLife, steady_clock
 from podrun.vipu.ipu_placement import ipus_of
 from podrun.vipu.queueing import explain
-from podrun.vipu.rounds import QUEUE_LEASE_S, SignsOfLife, steady_clock
 from podrun.vipu.types import PartitionState, Requirements
 from podrun.vipu.views import SUSPECT_SECONDS, agent_health
 

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from podrun.core.errors import ServiceError, UsageError
-from podrun.vipu import ray_address
-from podrun.vipu.ray_address import check_form, resolve
+from podrun.vipu import ray_starts
+from podrun.vipu.ray_starts import check_form, resolve
 
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.1:6379", "head.rack-1:6379", "[fe80::1]:6379"])
@@ -31,7 +31,7 @@ def test_auto_is_the_environments_cluster_or_the_one_last_started_here(
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = f"127.0.0.1:{server.getsockname()[1]}"
         assert resolve("auto", {"RAY_ADDRESS": here}) == here
-        monkeypatch.setattr(ray_address, "_last_started", lambda: here)
+        monkeypatch.setattr(ray_starts, "_last_started", lambda: here)
         assert resolve("auto", {}) == here
         assert resolve("auto", {"RAY_ADDRESS": "auto"}) == here
     with pytest.raises(ServiceError, match=f"nobody answers at {here}"):
