@@ -11,6 +11,7 @@ agents fill an IPU-Link domain (ILD) before the next one starts.
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -176,6 +177,7 @@ def cluster_names() -> list[str]:
     return sorted((path.stem for path in config_directory().glob("*.yaml")), key=_natural)
 
 
+@functools.cache
 def smallest_holding(ipus: int, target: str) -> Cluster | None:
     """The smallest POD with a name that has so many IPUs of that target (``gc200``, ``bow``); None if none has."""
     pods = (load_cluster(name) for name in cluster_names())

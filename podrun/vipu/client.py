@@ -339,21 +339,23 @@ class VipuClient:
     def list_agents(self) -> list[AgentInfo]:
         """Agents of the POD in its order, one for each IPU-M2000."""
         reply = self._call(self._admin.ListAgents, self._pb.ListAgentsRequest())
+        states = {self._pb.AgentState.Value(f"AS_{state.name}"): state for state in AgentState}
+        # Fields in the order of `AgentInfo`: names would double the time, and a POD may have 16,384 agents.
         return [
             AgentInfo(
-                agent_id=agent.agent_id,
-                host=agent.host,
-                port=agent.port,
-                serial=agent.serial,
-                state=AgentState[self._pb.AgentState.Name(agent.state).removeprefix("AS_")],
-                ild=agent.ild,
-                num_ipus=agent.num_ipus,
-                partitions=tuple(agent.partition_ids),
-                endpoints=tuple(agent.endpoints),
-                health=agent.health,
-                stale_seconds=None if agent.stale_seconds < 0 else agent.stale_seconds,
-                reason=agent.reason,
-                deadline=agent.deadline,
+                agent.agent_id,
+                agent.host,
+                agent.port,
+                agent.serial,
+                states[agent.state],
+                agent.ild,
+                agent.num_ipus,
+                tuple(agent.partition_ids),
+                tuple(agent.endpoints),
+                agent.health,
+                None if (stale := agent.stale_seconds) < 0 else stale,
+                agent.reason,
+                agent.deadline,
             )
             for agent in reply.agents
         ]

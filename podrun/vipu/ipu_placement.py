@@ -131,6 +131,10 @@ class IpuTable:
         """Names of the partitions that hold IPUs of an agent."""
         return self._holders.get(agent, ())
 
+    def all_holders(self) -> dict[str, tuple[str, ...]]:
+        """The same for every agent that any partition holds."""
+        return dict(self._holders)
+
     def of_allocation(self, allocation: Allocation, without: Collection[str] = ()) -> Flags:
         """The IPUs of an allocation, except those of some agents. The caller may change the array."""
         known = self._masks.get(allocation.name)

@@ -31,6 +31,8 @@ log = logging.getLogger("podrun.vipu")
 
 ADOPT_SECONDS = 2.0
 """Longest wait for the answer of a machine that an earlier server left."""
+SILENT = -1
+"""In place of the operation that configured a machine: it listens and does not answer, so nobody knows."""
 OnLost = Callable[[str, str], None]
 """Called with (agent id, reason) from a thread of the pool when a machine's process ends by itself."""
 
@@ -107,7 +109,11 @@ class MachinePool(Protocol):
 
     def adopt(self, wanted: Collection[MachineUse]) -> dict[MachineUse, int] | None:
         """Take over what an earlier server of the lease's POD left. Machines of ``wanted`` uses go on as they are; the
-        others become spares or end. Returns the operation that configured each; None if no machine was left."""
+        others become spares or end. Returns the operation that configured each, `SILENT` for one that listens but does
+        not answer; None if no machine was left."""
+
+    def settle(self) -> None:
+        """Finish what `adopt` left to be done while the service already answers. Returns at once."""
 
     def prestart(self, agents: Sequence[str]) -> None:
         """Start a spare machine for each agent, all together, for later partitions."""
@@ -148,6 +154,17 @@ class _Machine:
     stop_watching: Callable[[], None] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _LeftMachine:
+    """A machine that an earlier server left. ``partition``: for which it worked, as far as that is known without asking
+    it."""
+
+    agent_id: str
+    endpoint: str
+    handle: Any
+    partition: str = ""
+
+
 class BasePool:
     """The common part of pools: uses, spares, watching. A subclass starts and ends machines."""
 
@@ -180,9 +197,15 @@ class BasePool:
         """A connection to the machine at an endpoint."""
         raise NotImplementedError
 
-    def _find_left(self) -> list[tuple[str, str, Any]] | None:
-        """Machines that an earlier server left: agent, endpoint, handle. None if nothing of it is left."""
+    def _find_left(self) -> list[_LeftMachine] | None:
+        """Machines that an earlier server left. None if nothing of it is left."""
         return None
+
+    def _note_machines(self) -> None:
+        """Machines have been taken into use or given back; called with the lock."""
+
+    def settle(self) -> None:
+        """See MachinePool."""
 
     def _watch(self, machine: _Machine) -> Callable[[], None]:
         """Call `_gone` when the machine ends; returns a function that stops watching."""
@@ -198,22 +221,29 @@ class BasePool:
         if left is None:
             return None
         machines = [
-            _Machine(agent, endpoint, handle, self._connect(endpoint)) for agent, endpoint, handle in left
+            _Machine(entry.agent_id, entry.endpoint, entry.handle, self._connect(entry.endpoint))
+            for entry in left
         ]
         if not machines:
             return {}
         with ThreadPoolExecutor(min(len(machines), 16), thread_name_prefix="podrun-adopt") as threads:
             orders = list(threads.map(_lead, machines))
         adopted: dict[MachineUse, int] = {}
-        for machine, order in zip(machines, orders, strict=True):
-            use = MachineUse(machine.agent_id, order[0] if order else "")
-            if order is not None and use in wanted and use not in adopted:
+        for machine, order, entry in zip(machines, orders, left, strict=True):
+            use = MachineUse(machine.agent_id, entry.partition if order is None else order[0])
+            stays = use in wanted and use not in adopted
+            if order is None and stays and self._listens(machine):
+                log.warning("machine %s listens and does not answer; it is left as it is", machine.agent_id)
+                order = (use.partition, SILENT)
+            if order is not None and stays:
                 adopted[use] = order[1]
                 self._keep(machine, use)
             elif order is not None and self._is_spare(machine.agent_id) and _clear(machine.control):
                 self._keep(machine, None)
             else:
                 self._end(machine)
+        with self._lock:
+            self._note_machines()
         return adopted
 
     def _is_spare(self, agent: str) -> bool:
@@ -239,6 +269,7 @@ class BasePool:
                     self._spares[machine.agent_id] = machine
         finally:
             with self._lock:
+                self._note_machines()
                 self._starting.difference_update(missing)
                 self._start_ended.notify_all()
 
@@ -259,6 +290,7 @@ class BasePool:
         machines = self._launch([use.agent_id for use in missing])
         with self._lock:
             self._in_use.update(zip(missing, machines, strict=True))
+            self._note_machines()
             return {use: self._in_use[use].endpoint for use in uses}
 
     def endpoints(self) -> dict[MachineUse, str]:
@@ -290,6 +322,8 @@ class BasePool:
                     self._spares[use.agent_id] = machine
             else:
                 self._end(machine)
+        with self._lock:
+            self._note_machines()
 
     def stop_agent(self, agent: str) -> None:
         """See MachinePool."""
@@ -297,6 +331,7 @@ class BasePool:
             gone = [use for use in self._in_use if use.agent_id == agent]
             machines = [self._in_use.pop(use) for use in gone]
             spare = self._spares.pop(agent, None)
+            self._note_machines()
         for machine in machines + ([spare] if spare else []):
             self._end(machine)
 

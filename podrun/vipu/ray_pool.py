@@ -21,7 +21,17 @@ from podrun.core.cluster import IPUS_PER_MACHINE, Cluster
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import ServiceError
 from podrun.vipu.keeper import Keeper
-from podrun.vipu.machine_pool import ADOPT_SECONDS, NO_LEASE, BasePool, Control, Lease, OnLost, _Machine
+from podrun.vipu.machine_list import ListedMachine, MachineList
+from podrun.vipu.machine_pool import (
+    ADOPT_SECONDS,
+    NO_LEASE,
+    BasePool,
+    Control,
+    Lease,
+    OnLost,
+    _LeftMachine,
+    _Machine,
+)
 from podrun.vipu.ray_session import RaySession
 from podrun.vipu.ray_starts import (
     PER_PROCESS_VARIABLE,
@@ -79,10 +89,13 @@ class RayMachinePool(BasePool):
         self._numbers = itertools.count(1)
         self._idle = threading.Condition()
         self._starts = 0
+        self._list = MachineList(runtime_directory(), "")
+        self._watches_keeper, self._settling = False, False
 
     def open(self, on_lost: OnLost, lease: Lease = NO_LEASE) -> None:
         """See MachinePool. Ray itself starts with the first machine."""
         super().open(on_lost, lease)
+        self._list = MachineList(runtime_directory(), lease.pod)
 
     @property
     def session(self) -> RaySession:
@@ -97,7 +110,7 @@ class RayMachinePool(BasePool):
                 kept = None
                 if self.keeper is not None and self.lease.epoch:
                     kept = self.keeper.ensure()
-                    self.keeper.watch(self._keeper_ended)
+                    self._watch_keeper(self.keeper)
                 self._session = RaySession(self._address, keeper=kept, wanted=lambda: not self._closed)
                 self._on_session(self._session)
             return self._session
@@ -120,24 +133,91 @@ class RayMachinePool(BasePool):
                     log.debug("a placement group was not removed: %s", error)
             self._groups.clear()
             session.close()
+        if not leave:
+            self._list.remove()
         if self.keeper is not None and self.lease.epoch and not leave:
             self.keeper.end()
 
-    def _find_left(self) -> list[tuple[str, str, Any]] | None:
-        if self.keeper is not None and self.keeper.running() is None:
-            return None
+    def _watch_keeper(self, keeper: Keeper) -> None:
+        if not self._watches_keeper:
+            self._watches_keeper = True
+            keeper.watch(self._keeper_ended)
+
+    def _find_left(self) -> list[_LeftMachine] | None:
+        if self.keeper is not None:
+            if self.keeper.running() is None:
+                return None
+            self._watch_keeper(self.keeper)
+        listed = self._list.read()
+        if listed is None:
+            return self._ask_ray()
+        self._settling = True
+        return [
+            _LeftMachine(
+                entry.agent,
+                entry.endpoint,
+                _ActorMachine(entry.actor, self._namespace, entry.agent, entry.alone),
+                entry.partition,
+            )
+            for entry in listed
+        ]
+
+    def settle(self) -> None:
+        """See MachinePool. Joins Ray, and compares its actors with the list by which machines were taken over."""
+        if self._settling:
+            threading.Thread(target=self._compare_with_ray, name="podrun-settle", daemon=True).start()
+
+    def _compare_with_ray(self) -> None:
+        try:
+            ray = self.session.ray
+            there = {
+                entry["name"]
+                for entry in ray.util.list_named_actors(all_namespaces=True)
+                if entry["namespace"] == self._namespace
+            }
+            with self._lock:
+                machines = [*self._in_use.values(), *self._spares.values()]
+            for machine in machines:
+                if machine.handle.name not in there:
+                    self._gone(machine)
+            known = {machine.handle.name for machine in machines}
+            for name in there - known:
+                if name.split("-")[-2:-1] != [
+                    str(self.lease.epoch)
+                ]:  # Those are this server's own, and may be starting.
+                    log.info("actor %s of an earlier server is in no list: it is ended", name)
+                    ray.kill(ray.get_actor(name, self._namespace))
+        except Exception as error:
+            if not self._closed:
+                log.warning("machines could not be compared with Ray's: %s", error)
+
+    def _note_machines(self) -> None:
+        if not self.lease.epoch or self._closed:
+            return
+        uses = [(use.partition, machine) for use, machine in self._in_use.items()]
+        uses += [("", machine) for machine in self._spares.values()]
+        self._list.write(
+            ListedMachine(
+                machine.agent_id, machine.endpoint, partition, machine.handle.name, machine.handle.alone
+            )
+            for partition, machine in uses
+        )
+
+    def _ask_ray(self) -> list[_LeftMachine] | None:
+        """What Ray knows of machines that an earlier server left; those that do not answer end."""
         ray = self.session.ray
-        actors = [
-            ray.get_actor(entry["name"], entry["namespace"])
+        names = [
+            entry["name"]
             for entry in ray.util.list_named_actors(all_namespaces=True)
             if entry["namespace"] == self._namespace
         ]
+        actors = [ray.get_actor(name, self._namespace) for name in names]
         if not actors and self.keeper is None:
             return None
         asked = [actor.endpoints.remote() for actor in actors]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ADOPT_SECONDS) if asked else ([], [])
-        found: list[tuple[str, str, Any]] = []
-        for actor, answer in zip(actors, asked, strict=True):
+        found: list[_LeftMachine] = []
+        for name, actor, answer in zip(names, actors, asked, strict=True):
             try:
                 machines = ray.get(answer) if answer in answered else {}
             except ray.exceptions.RayError as error:  # Its process ended.
@@ -146,7 +226,9 @@ class RayMachinePool(BasePool):
             if not machines:
                 ray.kill(actor)
             found += [
-                (agent, endpoint, _ActorMachine(actor, agent, len(machines) == 1))
+                _LeftMachine(
+                    agent, endpoint, _ActorMachine(name, self._namespace, agent, len(machines) == 1, actor)
+                )
                 for agent, endpoint in machines.items()
             ]
         return found
@@ -159,11 +241,10 @@ class RayMachinePool(BasePool):
     def _namespace(self) -> str:
         return f"podrun-{self.lease.pod}"
 
-    def _lasting(self, agent: str) -> dict[str, Any]:
+    def _lasting(self, name: str) -> dict[str, Any]:
         """Options of an actor that outlives this process, if the pool has a lease."""
         if not self.lease.epoch:
             return {}
-        name = f"{agent}-{self.lease.epoch}-{next(self._numbers)}"
         return {"name": name, "namespace": self._namespace, "lifetime": "detached"}
 
     def _start(self, agents: Sequence[str]) -> list[tuple[str, Any]]:
@@ -180,8 +261,12 @@ class RayMachinePool(BasePool):
         ray = self.session.ray
         self._check_open()
         groups = self._groups_of(agents)
+        names = [f"{group[0]}-{self.lease.epoch}-{next(self._numbers)}" for group in groups]
         running = start_together(
-            [(f"machine {', '.join(group)}", partial(self._begin, group)) for group in groups],
+            [
+                (f"machine {', '.join(group)}", partial(self._begin, group, name))
+                for group, name in zip(groups, names, strict=True)
+            ],
             ray,
             timeout=self._start_timeout,
             hint=_SHORT,
@@ -189,16 +274,17 @@ class RayMachinePool(BasePool):
         )
         # In the order requested; an agent may occur more than once.
         started: dict[str, list[tuple[str, Any]]] = {}
-        for group, (actor, endpoints) in zip(groups, running, strict=True):
+        for group, name, (actor, endpoints) in zip(groups, names, running, strict=True):
             for agent, endpoint in zip(group, endpoints, strict=True):
-                started.setdefault(agent, []).append((endpoint, _ActorMachine(actor, agent, len(group) == 1)))
+                machine = _ActorMachine(name, self._namespace, agent, len(group) == 1, actor)
+                started.setdefault(agent, []).append((endpoint, machine))
         return [started[agent].pop(0) for agent in agents]
 
-    def _begin(self, group: list[str]) -> ActorStart:
+    def _begin(self, group: list[str], name: str) -> ActorStart:
         """Make Ray start the machines of a group in an actor, without waiting."""
         from podrun.device.service.server import machine_actor
 
-        actor = machine_actor().options(**self._place(group[0]), **self._lasting(group[0])).remote()
+        actor = machine_actor().options(**self._place(group[0]), **self._lasting(name)).remote()
         listen = self._listen(group[0])
         return ActorStart(actor, actor.start.remote(agent_ids=group, target=self.cluster.target, **listen))
 
@@ -297,17 +383,21 @@ class RayMachinePool(BasePool):
         }
 
     def _kill(self, machine: _Machine) -> None:
-        session = self._session
-        if session is None or not session.alive or (self._closed and self._address is None):
+        if self._closed and self._address is None:
             return  # A private Ray ends with everything in it, a kept one with its keeper.
-        machine_of_actor = machine.handle
+        machine_of_actor: _ActorMachine = machine.handle
+        session = self._session
+        if session is None and machine_of_actor.actor is None:
+            session = self.session  # It was taken over before Ray was joined.
+        if session is None or not session.alive:
+            return
         try:
+            actor = machine_of_actor.find(session.ray)
             if (
                 machine_of_actor.alone
-                or session.ray.get(machine_of_actor.actor.stop.remote(machine_of_actor.agent), timeout=5.0)
-                == 0
+                or session.ray.get(actor.stop.remote(machine_of_actor.agent), timeout=5.0) == 0
             ):
-                session.ray.kill(machine_of_actor.actor)
+                session.ray.kill(actor)
         except Exception as error:  # The actor may have ended already; Ray then raises.
             log.debug("the machine of %s was not ended: %s", machine_of_actor.agent, error)
 
@@ -320,8 +410,15 @@ class RayMachinePool(BasePool):
 
 @dataclass(frozen=True, slots=True)
 class _ActorMachine:
-    """One agent's machine in an actor. ``alone``: the actor runs no other."""
+    """One agent's machine in an actor. ``name``: the actor's, in its namespace; ``alone``: it runs no other machine;
+    ``actor``: Ray's handle, None if Ray has not been asked for it."""
 
-    actor: Any
+    name: str
+    namespace: str
     agent: str
     alone: bool
+    actor: Any = None
+
+    def find(self, ray: Any) -> Any:
+        """Ray's handle of the actor."""
+        return self.actor if self.actor is not None else ray.get_actor(self.name, self.namespace)

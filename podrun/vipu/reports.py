@@ -116,6 +116,10 @@ class Reporter:
         ipus = tuple(replace(ipu, error_state=NO_ANSWER) for ipu in last.ipus)
         return replace(last, state=NO_ANSWER, ipus=ipus, stale_seconds=self._clock() - at)
 
+    def note_silent(self, uses: Iterable[MachineUse]) -> None:
+        """These machines, which an earlier server left, did not answer when they were taken over."""
+        self._silent.update(uses)
+
     def silent_agents(self) -> dict[str, float]:
         """Agents with a machine that does not answer, and for how many seconds."""
         now = self._clock()
@@ -128,8 +132,8 @@ class Reporter:
     def forget(self, in_use: Collection[MachineUse]) -> None:
         """Forget machines that are no longer in use."""
         for use in [use for use in self._answers if use not in in_use]:
-            self._silent.discard(use)
             self._answers.pop(use, None)
+        self._silent.intersection_update(in_use)
 
     def whole_pod(self, reports: Sequence[MachineReport], lost: set[str]) -> list[MachineReport]:
         """Reports in the order of agents; an agent that no partition uses gets one without IPUs."""

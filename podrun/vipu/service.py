@@ -39,6 +39,7 @@ from podrun.vipu.endpoint_watch import HEARTBEAT_S, ROUND_S, Rounds, SignsOfLife
 from podrun.vipu.events import Partition
 from podrun.vipu.ipu_placement import routing_of
 from podrun.vipu.machine_pool import MachinePool, MachineUse
+from podrun.vipu.operations import bring_up, on_machines, take_over, work_on_agent
 from podrun.vipu.queueing import explain
 from podrun.vipu.reports import Reporter, refuse_in_use
 from podrun.vipu.request_faults import RequestFaults, of_service
@@ -57,6 +58,7 @@ from podrun.vipu.types import (
     ServerVersion,
 )
 from podrun.vipu.views import (
+    IDLE_AGENT,
     AgentStatus,
     ViewCache,
     agent_info,
@@ -139,31 +141,24 @@ class Service:
             self.pool.open(self._machine_lost, self._lease)
             instructions = self._take_over()
         for instruction in instructions:
-            self._carry_out_on_agent(instruction)
+            work_on_agent(self.pool, instruction)
         for rounds in self._rounds:
             rounds.start()
         self.serving = True
+        self.pool.settle()
         return bound
 
     def _take_over(self) -> list[ev.Instruction]:
         """Go on with the machines that an earlier server left, and bring up what is missing. Returns instructions on
         agents, which are to be carried out without the lock."""
-        partitions = list(self._allocator.partitions.values())
-        machines = self.pool.adopt([use for partition in partitions for use in _uses(partition)])
-        adopted: set[str] = set()
+        left = take_over(self.pool, list(self._allocator.partitions.values()))
+        self._reporter.note_silent(left.silent)
         instructions: list[ev.Instruction] = []
-        for partition in partitions if machines is not None else ():
-            if partition.state is not PartitionState.ACTIVE:
-                continue
-            found = {use: (machines or {}).get(use) for use in _uses(partition)}
-            if all(operation == partition.operation for operation in found.values()):
-                adopted.add(partition.name)
-            for use in (use for use, operation in found.items() if operation is None):
-                lost = ev.AgentLost(use.agent_id, "its process ended while no server ran")
-                instructions += self._decide(lost)
-        self._decide(ev.ServerStarted(frozenset(adopted)))
-        if adopted:
-            log.info("machines of the last server go on: %s", ", ".join(sorted(adopted)))
+        for agent in left.lost:
+            instructions += self._decide(ev.AgentLost(agent, "its process ended while no server ran"))
+        self._decide(ev.ServerStarted(left.adopted))
+        if left.adopted:
+            log.info("machines of the last server go on: %s", ", ".join(sorted(left.adopted)))
         return instructions
 
     def stop(self, grace: float = 1.0, *, leave_machines: bool = False) -> None:
@@ -310,7 +305,7 @@ class Service:
         self._check_faults(faults, partition.size, partition.num_ilds)
         self.request_faults.plan(name, faults)
         if len(faults) > len(of_service(faults)):
-            self._on_machines(partition, lambda i, use: self.pool.control(use).inject(faults))
+            on_machines(self.pool, partition, lambda i, use: self.pool.control(use).inject(faults))
 
     def partitions_on(self, agent: str) -> tuple[str, ...]:
         """Names of the partitions that hold IPUs of an agent."""
@@ -391,24 +386,28 @@ class Service:
         with self._lock:
             lost = set(self._allocator.lost)
             maintenance = dict(self._allocator.maintenance)
-            holders = {agent.id: self._allocator.partitions_on(agent.id) for agent in self.cluster.agents}
+            holders = self._allocator.table.all_holders()
         running, silent = self.pool.running_agents(), self._reporter.silent_agents()
         endpoints: dict[str, tuple[str, ...]] = {}
         for use, where in self.pool.endpoints().items():
             endpoints[use.agent_id] = (*endpoints.get(use.agent_id, ()), where)
+        # Most agents of a large POD are idle: what is said about these is said once.
+        busy = lost.union(maintenance, holders, running, silent, endpoints)
 
         def status(agent: str) -> AgentStatus:
             return AgentStatus(
                 agent_state(agent, lost, running),
-                holders[agent],
+                holders.get(agent, ()),
                 endpoints.get(agent, ()),
                 maintenance.get(agent),
                 silent.get(agent),
             )
 
-        statuses = ((agent, status(agent.id)) for agent in self.cluster.agents)
+        agents = (
+            (agent, status(agent.id) if agent.id in busy else IDLE_AGENT) for agent in self.cluster.agents
+        )
         return self._agent_infos.all(
-            (agent.id, told, partial(agent_info, agent, told)) for agent, told in statuses
+            (agent.id, told, partial(agent_info, agent, told)) for agent, told in agents
         )
 
     def handle(self, event: ev.Event) -> None:
@@ -421,7 +420,7 @@ class Service:
             # request needs.
             with self._agents_lock:
                 for instruction in self._decide(event):
-                    self._carry_out_on_agent(instruction)
+                    work_on_agent(self.pool, instruction)
         else:
             self._decide(event)
 
@@ -476,20 +475,7 @@ class Service:
             case ev.ProvisionMachines() | ev.ResetMachines() | ev.ReleaseMachines():
                 self._submit(self._run_operation, instruction)
             case ev.StopAgentMachines() | ev.ReplaceAgentMachines() | ev.PowerCycleMachines():
-                pass  # See _carry_out_on_agent.
-
-    def _carry_out_on_agent(self, instruction: ev.Instruction) -> None:
-        """Start and end machines while the request waits: when it returns, the fresh machine is up."""
-        match instruction:
-            case ev.StopAgentMachines(agent):
-                self.pool.stop_agent(agent)
-            case ev.ReplaceAgentMachines(agent, partitions):
-                self.pool.stop_agent(agent)
-                self.pool.acquire([MachineUse(agent, name) for name in partitions])
-            case ev.PowerCycleMachines(agent):
-                for use in self.pool.endpoints():
-                    if use.agent_id == agent:
-                        self.pool.control(use).power_cycle()
+                pass  # See `handle`.
 
     def _submit(self, work: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # The service is stopping.
@@ -518,7 +504,7 @@ class Service:
                 if isinstance(operation, ev.ReleaseMachines):
                     self.pool.release([MachineUse(part.agent_id, name) for part in operation.slices])
                 else:
-                    self._bring_up(partition)
+                    bring_up(self.pool, partition)
             except PodrunError as error:
                 if self._stopping.is_set():
                     return  # The partition is as it should be: it is brought up when the service starts again.
@@ -529,49 +515,6 @@ class Service:
                 self._report(ev.OperationFailed(name, number, f"{type(error).__name__}: {error}"))
             else:
                 self._report(ev.OperationSucceeded(name, number))
-
-    def _bring_up(self, partition: Partition) -> None:
-        """Provision or reset: all machines of the partition, cleared and configured with each other's endpoints."""
-        uses = _uses(partition)
-        where = self.pool.acquire(uses)
-        self.pool.release(  # Of the place from which it was moved.
-            use for use in self.pool.endpoints() if use.partition == partition.name and use not in uses
-        )
-        endpoints = [where[use] for use in uses]
-        fresh = partition.generation == 0
-        firsts = [first for first, _ in partition.machines()]
-
-        def bring_up(index: int, use: MachineUse) -> None:
-            control = self.pool.control(use)
-            control.configure(
-                partition=partition.name,
-                first_ipu=firsts[index],
-                machine_index=index,
-                endpoints=endpoints,
-                ipus=partition.slices[index].count,
-                owner=partition.owner,
-                operation=partition.operation,
-            )
-            control.reset_links()
-            control.reset_ipus(range(partition.slices[index].count))
-            if fresh and partition.faults:
-                control.inject(partition.faults)
-
-        self._on_machines(partition, bring_up)
-
-    def _on_machines(self, partition: Partition, work: Callable[[int, MachineUse], None]) -> None:
-        """Call ``work`` for all machines of a partition at once. Raises the first error, with the machine's name."""
-        uses = _uses(partition)
-        with ThreadPoolExecutor(min(len(uses), 16), thread_name_prefix="podrun-machines") as threads:
-            results = [threads.submit(work, index, use) for index, use in enumerate(uses)]
-        for use, result in zip(uses, results, strict=True):
-            try:
-                result.result()
-            except PodrunError as error:
-                if isinstance(error, UsageError):
-                    raise
-                self.pool.check(use)
-                raise ServiceError(f"machine {use.agent_id}: {error.message}", hint=error.hint) from error
 
     def _machine_lost(self, agent: str, reason: str) -> None:
         log.warning("machine %s is lost: %s", agent, reason)
@@ -593,8 +536,3 @@ class Service:
                 hint=f"Look at it: vipu get partition {name}",
             )
         return partition
-
-
-def _uses(partition: Partition) -> list[MachineUse]:
-    """The machines of a partition in its order."""
-    return [MachineUse(part.agent_id, partition.name) for part in partition.slices]

@@ -59,6 +59,10 @@ class AgentStatus(NamedTuple):
     stale: float | None
 
 
+IDLE_AGENT = AgentStatus(AgentState.STANDBY, (), (), None, None)
+"""No machine, no partition, nothing wrong."""
+
+
 def agent_info(agent: Agent, status: AgentStatus) -> AgentInfo:
     """An agent as `vipu-admin list agents` describes it."""
     wanted = status.maintenance

@@ -15,7 +15,7 @@ from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.faults import FaultSpec
 from podrun.vipu import events as ev
 from podrun.vipu.client import VipuClient
-from podrun.vipu.machine_pool import BasePool
+from podrun.vipu.machine_pool import BasePool, _LeftMachine
 from podrun.vipu.service import Service
 from podrun.vipu.store import Store
 from podrun.vipu.types import Requirements
@@ -116,12 +116,12 @@ class FakePool(BasePool):
         self.started += machines
         return [(machine.endpoint, machine) for machine in machines]
 
-    def _find_left(self) -> list[tuple[str, str, Any]] | None:
+    def _find_left(self) -> list[_LeftMachine] | None:
         if self._left is None:
             return None
         found = [machine for machine in self._left if machine.alive]
         self.started += found
-        return [(machine.agent, machine.endpoint, machine) for machine in found]
+        return [_LeftMachine(m.agent, m.endpoint, m, m.configured.get("partition", "")) for m in found]
 
     def _kill(self, machine: Any) -> None:
         machine.handle.stop()

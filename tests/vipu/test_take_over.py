@@ -13,6 +13,7 @@ from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
 from podrun.vipu.cli_server_verbs import choose
 from podrun.vipu.discovery import POD, VIPU_SERVER, ServiceEntry, this_process
+from podrun.vipu.machine_list import ListedMachine, MachineList
 from podrun.vipu.store import Superseded
 from podrun.vipu.types import AgentState, PartitionState
 
@@ -155,3 +156,38 @@ def test_stop_asks_which_server_is_meant() -> None:
     ]:
         with pytest.raises(UsageError, match=message):
             choose(entries, port, cluster)
+
+
+def test_a_stopped_machine_is_left_as_it_is(make_pod: MakePod, tmp_path: Path) -> None:
+    first = make_pod("pod16", tmp_path / "state")
+    first.active("p", 8)
+    left = left_by(first)
+    left[1].fail = "lead"  # It listens, but its process is stopped.
+    second = make_pod("pod16", tmp_path / "state", left=left)
+    assert second.client.partition_state("p") == (S.ACTIVE, "")
+    assert {agent.agent_id: agent.health for agent in second.client.list_agents()}["ipum2"] == "suspect"
+    left[1].fail = ""
+    second.client.machine_reports("p")
+    assert {agent.health for agent in second.client.list_agents()} == {"up"}
+
+
+def test_the_list_of_machines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known, machine = (
+        MachineList(tmp_path, "pod"),
+        ListedMachine("ipum1", "127.0.0.1:1", "p", "ipum1-1-1", True),
+    )
+    assert known.read() is None
+    known.write([machine])
+    assert known.read() == [machine]
+    assert [path.name for path in tmp_path.iterdir()] == ["pod.machines"]
+    for damaged in ("", "[]", '{"version": 2, "machines": []}', '{"version": 1, "machines": [{"agent": 1}]}'):
+        (tmp_path / "pod.machines").write_text(damaged)
+        assert known.read() is None
+    known.remove()
+    known.remove()
+    assert list(tmp_path.iterdir()) == []
+    nowhere = MachineList(tmp_path / "missing", "pod")
+    nowhere.write([machine])
+    assert "cannot be written" in caplog.text
+    MachineList(tmp_path, "").write([machine])
+    assert list(tmp_path.iterdir()) == []
