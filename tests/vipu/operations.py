@@ -1,15 +1,21 @@
 """Random operations on the partition service's core and store, in model time: seeded, and replayable by seed and count.
 
-    python -m tests.vipu.operations --seed 7 --count 100000
+    python -m tests.vipu.operations --cluster pod16 --seed 7 --count 100000
+    python -m tests.vipu.operations --cluster pod16,pod64 --seed 7 --count 100000 --runs 10
+
+With ``--runs`` the operations are shared out to runs of seeds that follow one another, on the clusters in turn: each
+starts with an empty POD.
 
 The core decides, a real SQLite file commits, then the decision is applied; machines are a dictionary. Servers are
-killed before a commit and between commit and apply, machines are killed, the disk is full, the clock jumps. After each
-operation the state must hold together, and the store must hold the same.
+killed before a commit and between commit and apply, machines are killed, the disk is full, the clock jumps, clients
+that wait in the queue vanish. After each operation the state must hold together, and the store must hold the same, row
+by row; every `RELOAD`th operation, and whenever a server starts, the store is also read anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sqlite3
 import tempfile
@@ -17,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from podrun.core.cluster import load_cluster
 from podrun.core.errors import InternalError, ServiceError, UsageError
@@ -24,10 +31,15 @@ from podrun.vipu import events as ev
 from podrun.vipu.allocator import Allocator
 from podrun.vipu.machine_pool import MachineUse
 from podrun.vipu.queueing import planned_queue
-from podrun.vipu.store import Store
+from podrun.vipu.store import PLAN_KINDS, Store, _plain, _plain_entry
 from podrun.vipu.types import PartitionState, Requirements
 
 S = PartitionState
+
+RELOAD = 50
+"""Operations between two readings of the whole store."""
+PATIENT = 80
+"""Requests that wait at most: one that comes to so many gives up. More than the queue plans at a time."""
 
 
 class World:
@@ -43,6 +55,8 @@ class World:
         self.done: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.names = 0
+        self.kills = 0
+        self._rows: dict[tuple[str, str], tuple[object, str]] = {}
         self.store = self._open()
         self.core = self._load()
         self.start_server(None)
@@ -96,6 +110,7 @@ class World:
     def restart(self, lose: tuple[MachineUse, ...]) -> None:
         """The server is killed and starts again; its instructions that were under way are gone."""
         self.pending.clear()
+        self.kills += 1
         self.store.close()
         for use in lose:
             self.machines.pop(use, None)
@@ -166,14 +181,33 @@ class World:
     def check(self) -> None:
         """What always holds."""
         self.core.validate_state()
-        stored = self.store.load(self.cluster)
-        assert {p.name: p for p in stored.partitions} == self.core.partitions
-        assert stored.lost == self.core.lost
-        assert {q.needs.name: q for q in stored.plans.queue} == self.core.queue
-        assert {m.agent: m for m in stored.plans.maintenance} == self.core.maintenance
-        assert {r.name: r for r in stored.plans.reservations} == self.core.reservations
+        self._check_rows()
+        if sum(self.done.values()) % RELOAD == 0:
+            stored = self.store.load(self.cluster)
+            assert {p.name: p for p in stored.partitions} == self.core.partitions
+            assert stored.lost == self.core.lost
+            assert {q.needs.name: q for q in stored.plans.queue} == self.core.queue
+            assert {m.agent: m for m in stored.plans.maintenance} == self.core.maintenance
+            assert {r.name: r for r in stored.plans.reservations} == self.core.reservations
         held = sum(partition.size for partition in self.core.partitions.values())
         assert int(self.core.table.taken.sum()) == held
+
+    def _check_rows(self) -> None:
+        """The store's rows are those of the state; the text of an entry is made once."""
+        db, core = self.store._db, self.core
+        entries: dict[tuple[str, str], Any] = {("partitions", n): p for n, p in core.partitions.items()}
+        for kind, _ in PLAN_KINDS:
+            entries |= {(kind, name): entry for name, entry in getattr(core, kind).items()}
+        known, self._rows = self._rows, {}
+        for key, entry in entries.items():
+            row = known.get(key)
+            if row is None or row[0] is not entry:
+                row = (entry, json.dumps(_plain(entry) if key[0] == "partitions" else _plain_entry(entry)))
+            self._rows[key] = row
+        stored = {("partitions", n): data for n, data in db.execute("SELECT name, data FROM partitions")}
+        stored |= {(kind, n): data for kind, n, data in db.execute("SELECT kind, name, data FROM plans")}
+        assert stored == {key: text for key, (_, text) in self._rows.items()}
+        assert {row[0] for row in db.execute("SELECT agent FROM lost")} == core.lost
 
     def new_name(self) -> str:
         self.names += 1
@@ -206,6 +240,8 @@ def _create(world: World) -> None:
 
 
 def _enqueue(world: World) -> None:
+    if len(world.core.queue) >= PATIENT:
+        _leave(world)
     world.handle(ev.Enqueue(world.needs(), world.random.randrange(-1, 3), world.now), killed=world.killed())
 
 
@@ -236,6 +272,7 @@ def _kill_server(world: World) -> None:
 def _full_disk(world: World) -> None:
     """A few operations on a disk that has no room left: each is refused whole, or needed none."""
     db = world.store._db
+    db.execute("VACUUM")  # Pages that the file has free would be room.
     pages = db.execute("PRAGMA page_count").fetchone()[0]
     db.execute(f"PRAGMA max_page_count = {pages}")
     try:
@@ -247,7 +284,7 @@ def _full_disk(world: World) -> None:
 
 
 def _reserve(world: World) -> None:
-    agents = tuple(agent.id for agent in world.random.sample(world.cluster.agents, 2))
+    agents = tuple(a.id for a in world.random.sample(world.cluster.agents, world.random.choice([1, 1, 2])))
     start = world.now + world.random.choice([0.0, 300.0, 3000.0])
     reservation = ev.Reservation(world.new_name(), agents, start, start + 600.0)
     world.handle(ev.CreateReservation(reservation, world.now))
@@ -324,15 +361,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Random operations on the V-IPU core, in model time.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--cluster", default="pod64")
+    parser.add_argument("--cluster", default="pod64", help="names, separated by commas, taken in turn")
+    parser.add_argument("--runs", type=int, default=1, help="share the operations out to so many seeds")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        begin = time.monotonic()
-        world = run(options.seed, options.count, Path(directory), options.cluster)
+    clusters = options.cluster.split(",")
+    done: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    kills = 0
+    for number in range(options.runs):
+        with tempfile.TemporaryDirectory() as directory:
+            begin, seed, cluster = time.monotonic(), options.seed + number, clusters[number % len(clusters)]
+            count = options.count // options.runs
+            world = run(seed, count, Path(directory), cluster)
         took = time.monotonic() - begin
-        print(f"{options.count} operations on {options.cluster}, seed {options.seed}, in {took:.0f} s")
-        print("done:", dict(world.done.most_common()))
-        print("refused:", dict(world.refused.most_common()), "SQLite", sqlite3.sqlite_version)
+        print(f"{count} operations on {cluster}, seed {seed}: all held, in {took:.0f} s", flush=True)
+        done, refused, kills = done + world.done, refused + world.refused, kills + world.kills
+    print(f"{done.total()} operations, {kills} servers killed; SQLite {sqlite3.sqlite_version}")
+    print("done:", dict(done.most_common()))
+    print("refused:", dict(refused.most_common()))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from . import real_operations
 from .operations import run
 
 
@@ -22,3 +23,12 @@ def test_a_seed_gives_the_same_operations_again(tmp_path: Path) -> None:
         directory.mkdir()
     first, second = (run(5, 60, directory) for directory in directories)
     assert (first.done, first.refused, first.now) == (second.done, second.refused, second.now)
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_with_real_processes_and_real_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PODRUN_RUNTIME_DIR", str(tmp_path / "run"))
+    pod = real_operations.run(seed=7, count=80, directory=tmp_path)
+    assert sum(pod.done.values()) == 80
+    assert pod.done["kill server"] > 0
