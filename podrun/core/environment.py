@@ -23,6 +23,7 @@ VARIABLES: Mapping[str, str] = {
     "PODRUN_CONVOLUTIONS": "`xla` computes convolutions with XLA alone, slower, instead of oneDNN.",
     "PODRUN_CUSTOM_OPS": "Python files, separated by colons, that register operators of your own.",
     "PODRUN_FAULTS": "Faults of the emulated machines of a script that runs without `podrun`, as `--fault` takes them.",
+    "PODRUN_FIRST_IPU": "Set by `podrun`: the first IPU of the launch in a partition that it shares with others.",
     "PODRUN_HOST_COLLECTIVES": "Set by `podrun`: address, port and key at which the instances find each other.",
     "PODRUN_HOST_COLLECTIVES_TIMEOUT": "Seconds that an instance waits for others in a popdist collective; 300.",
     "PODRUN_HOST_MARK": "Set by `podrun` on remote hosts: marks the processes of one launch, so that all can be ended.",

@@ -39,6 +39,9 @@ from podrun.device.usage import Usage, WorkDone
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import FaultPoint, FaultSpec, FaultTarget, Struck, check_places, recovery_hint
 
+REMOVED = "was removed"
+"""How the reason ends that a process loses its IPUs for with its partition."""
+
 
 class Machine:
     """See the module docstring. Every public call may come from any thread.
@@ -303,11 +306,12 @@ class Machine:
             self._context.health.reset_links()
             self._evict("the partition was reset")
 
-    def power_cycle(self) -> None:
-        """FULL_RESET; attached processes lose their IPUs."""
+    def power_cycle(self, *, removed: bool = False) -> None:
+        """FULL_RESET; attached processes lose their IPUs. ``removed``: because the partition was removed."""
         with self._context.changed:
             self._context.health.power_cycle()
-            self._evict("the machine was power-cycled")
+            gone = f"partition {self.place.partition} {REMOVED}"
+            self._evict(gone if removed else "the machine was power-cycled")
 
     def abort(self, reason: PoplarError) -> None:
         """End every run and load with an error, now: the machine is about to stop."""
@@ -358,6 +362,11 @@ class Machine:
 
 def _taken_away(reason: str) -> IpusTakenError:
     """The error of a process whose IPUs were taken away; ``reason``: a clause that says by what."""
+    if reason.endswith(REMOVED):
+        return IpusTakenError(
+            f"this process holds no IPUs any more: {reason}",
+            hint="Start the program again on another partition: vipu create partition NAME --size N.",
+        )
     return IpusTakenError(
         f"this process holds no IPUs any more: {reason}",
         hint="Attach to the device again, and load the program (prepareDevice).",

@@ -21,6 +21,8 @@ OFFLINE = "PODRUN_OFFLINE_MODE"
 EXCHANGE_POINT = "PODRUN_HOST_COLLECTIVES"
 """``ADDRESS:PORT:KEY`` of the exchange point: instance 0 listens there for host collectives
 (`podrun.popdist.collectives`)."""
+FIRST_IPU = "PODRUN_FIRST_IPU"
+"""The launch's first IPU in a reconfigurable partition that others use too; not set: 0."""
 REMOTE_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 """Variables that podrun passes to other hosts without -x."""
 
@@ -40,6 +42,8 @@ class PartitionAddress:
     """The runtime directory, in which instances on this host find that secret."""
     own: bool = False
     """The service has to prove to be this user's."""
+    first_ipu: int = 0
+    """The launch's first IPU in the partition; not 0 only where several launches share one."""
 
 
 def compat_directory() -> Path:
@@ -106,6 +110,8 @@ def partition_variables(
     in a variable."""
     secret = {"PODRUN_RUNTIME_DIR": address.directory} if local else {VARIABLE: address.token}
     own = {OWN_SERVER: "1"} if address.own else {}
+    if address.first_ipu:
+        own[FIRST_IPU] = str(address.first_ipu)
     return (
         {name: value for name, value in secret.items() if value}
         | own

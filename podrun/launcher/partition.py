@@ -5,12 +5,14 @@ PopRun does.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from podrun.core.access import is_loopback, make_token
@@ -77,6 +79,9 @@ class PartitionSession:
     others: Sequence[str] = ()
     """Other hosts that run instances: they must reach the server."""
     token: str = field(default="", repr=False)
+    first_ipu: int = 0
+    """Where the launch's IPUs begin in a reconfigurable partition that it shares with others."""
+    _place: PlaceInPartition | None = None
     _client: Any = None
     _service: Any = None
     _info: Any = None
@@ -189,7 +194,10 @@ class PartitionSession:
             return True
         info = existing[self.name]
         self.log.info(f"partition {self.name} already exists and is in state {info.state.wire_name}")
-        self._check_free(info)
+        if self._shares(info):
+            self._take_place(info)
+        else:
+            self._check_free(info)
         if not self._fits(info):
             if not self.wanted.update:
                 raise ConflictError(
@@ -297,6 +305,7 @@ class PartitionSession:
             self.token,
             str(runtime_directory()),
             self.address.own,
+            self.first_ipu,
         )
 
     @property
@@ -346,6 +355,8 @@ class PartitionSession:
             self._waiting.release()
 
     def _close(self) -> None:
+        if self._place is not None:
+            self._place.release()
         try:
             if self.wanted.faults and not self.own_service and self.name:
                 self._disarm()
@@ -453,6 +464,37 @@ class PartitionSession:
             return f"has {info.size} IPUs; the run needs {self.wanted.size}"
         return f"has {info.num_gcds} GCDs; the run needs 1 or {self.wanted.num_gcds}"
 
+    def _shares(self, info: PartitionInfo) -> bool:
+        """Whether the launch takes a part of the partition and leaves the rest to others."""
+        return info.reconfigurable and info.size > self.wanted.size and not self.wanted.reset
+
+    def _take_place(self, info: PartitionInfo) -> None:
+        """Choose aligned IPUs that no process holds and no other launch has chosen. Raises ExhaustedError."""
+        size = self.wanted.size
+        held = {
+            ipu.partition_ipu: f"process {ipu.process.pid} ({ipu.process.command})"
+            for report in self.client.machine_reports(info.name)
+            for ipu in report.ipus
+            if ipu.process is not None
+        }
+        assert self.address is not None
+        name = f"{self.address.host}-{self.address.port}-{info.name}"
+        for first in range(0, info.size - size + 1, size):
+            if held.keys().isdisjoint(range(first, first + size)):
+                self._place = PlaceInPartition.take(runtime_directory(self.environ), name, first, size)
+                if self._place is not None:
+                    self.first_ipu = first
+                    self.log.info(
+                        f"IPUs {first} to {first + size - 1} of partition {info.name} are this run's"
+                    )
+                    return
+        users = ", ".join(dict.fromkeys(held.values())) or "launches that are starting"
+        raise ExhaustedError(
+            f"partition {info.name} has no {size} aligned IPUs of its {info.size} free; it is in use by {users}",
+            hint="Wait until they are done (gc-monitor), use another (--vipu-partition NAME), or a POD of the run's "
+            "own: --private",
+        )
+
     def _check_free(self, info: PartitionInfo) -> None:
         """Refuse a partition that somebody else's processes are using: a reset would take their IPUs away."""
         try:
@@ -468,6 +510,32 @@ class PartitionSession:
                         hint="Wait until it is done (gc-monitor), use another (--vipu-partition NAME), or a POD of the "
                         "run's own: --private",
                     )
+
+
+class PlaceInPartition:
+    """A launch's choice of IPUs in a partition that several launches share: a lock on a range of a file's bytes, one
+    for each IPU, that the kernel gives up when the launch ends, however it ends. Launches that start at the same
+    moment so choose different IPUs; machines refuse a second process in any case."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    @classmethod
+    def take(cls, directory: Path, name: str, first: int, size: int) -> PlaceInPartition | None:
+        """The place, or None if another launch of this user on this host has a part of it."""
+        file = os.open(directory / f"{name}.ipus", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, size, first)
+        except (BlockingIOError, PermissionError):
+            os.close(file)
+            return None
+        return cls(file)
+
+    def release(self) -> None:
+        """Give it up. Idempotent."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
 
 def answers(

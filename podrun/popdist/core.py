@@ -17,6 +17,7 @@ LOCAL = "POPDIST_NUM_LOCAL_REPLICAS"
 IPUS = "POPDIST_NUM_IPUS_PER_REPLICA"
 OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
 LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
+FIRST_IPU = "PODRUN_FIRST_IPU"
 UNIFORM = "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
 _BY_HAND = (
     "podrun sets these variables: launch with podrun --num-replicas N, or unset POPDIST_NUM_TOTAL_REPLICAS."
@@ -31,18 +32,28 @@ class popdist_error(UsageError):
 class InstanceLayout:
     """What the environment says about this instance.
 
-    ``part``: its replicas. ``uniform``: whether all instances own equally many.
+    ``part``: its replicas. ``uniform``: whether all instances own equally many. ``first_ipu``: where the program's IPUs
+    begin in the partition; not 0 only if several programs share it.
     """
 
     total_replicas: int
     part: InstancePart
     local_instance: int = 0
     uniform: bool = True
+    first_ipu: int = 0
 
     @property
     def job(self) -> IpuRange:
-        """IPUs of the whole program."""
-        return InstancePart(0, self.total_replicas, self.part.ipus_per_replica).ipus
+        """IPUs of the whole program in the partition."""
+        return self._moved(InstancePart(0, self.total_replicas, self.part.ipus_per_replica).ipus)
+
+    @property
+    def ipus(self) -> IpuRange:
+        """IPUs of this instance in the partition."""
+        return self._moved(self.part.ipus)
+
+    def _moved(self, ipus: IpuRange) -> IpuRange:
+        return IpuRange(self.first_ipu + ipus.first, ipus.count)
 
 
 def layout(environ: Mapping[str, str] | None = None) -> InstanceLayout | None:
@@ -57,6 +68,7 @@ def layout(environ: Mapping[str, str] | None = None) -> InstanceLayout | None:
         ),
         _number(environ, LOCAL_INSTANCE, 0, least=0),
         environ.get(UNIFORM, "1") not in ("0", "false", "no"),
+        _number(environ, FIRST_IPU, 0, least=0),
     )
     part = found.part
     if not part.fits(found.total_replicas):

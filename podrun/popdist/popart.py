@@ -49,4 +49,4 @@ def getDevice(ipus_per_replica: int | None = None, connectionType: Any = None, *
             f"{layout.part.ipus_per_replica}.",
             hint=f"podrun --ipus-per-replica {ipus_per_replica}",
         )
-    return DeviceManager(environment()).acquireRange(layout.part.ipus, connectionType=kind)
+    return DeviceManager(environment()).acquireRange(layout.ipus, connectionType=kind)

@@ -384,7 +384,7 @@ def _acquired(manager: DeviceManager, options: Any, ipus: int) -> Any:
                 f"the model needs {ipus} IPUs, but this instance has {layout.part.ipus.count}",
                 hint=f"podrun --ipus-per-replica {ipus // options.replication_factor}",
             )
-        return manager.acquireRange(layout.part.ipus, connectionType=kind)
+        return manager.acquireRange(layout.ipus, connectionType=kind)
     return manager.tryAcquireAvailableDevice(_rounded(ipus, options), connectionType=kind)
 
 

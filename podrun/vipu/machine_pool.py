@@ -82,8 +82,8 @@ class Control(Protocol):
     def reset_links(self) -> None:
         """Retrain the machine's IPU-Links."""
 
-    def power_cycle(self) -> None:
-        """Forget everything, as if the power had been off."""
+    def power_cycle(self, *, removed: bool = False) -> None:
+        """Forget everything, as if the power had been off. ``removed``: because the partition was removed."""
 
     def inject(self, faults: Iterable[FaultSpec]) -> None:
         """Plan faults."""
@@ -317,7 +317,9 @@ class BasePool:
                 wanted = self._is_spare(use.agent_id)
             if machine is None:
                 continue
-            if wanted and _clear(machine.control):
+            # Also one that ends: attached processes read why they lose their IPUs.
+            cleared = _clear(machine.control, removed=True)
+            if wanted and cleared:
                 with self._lock:
                     self._spares[use.agent_id] = machine
             else:
@@ -405,10 +407,10 @@ def _lead(machine: _Machine) -> tuple[str, int] | None:
         return None
 
 
-def _clear(control: Control) -> bool:
+def _clear(control: Control, *, removed: bool = False) -> bool:
     """Clear a machine's state. False if it does not answer."""
     try:
-        control.power_cycle()
+        control.power_cycle(removed=removed)
     except PodrunError:
         return False
     return True

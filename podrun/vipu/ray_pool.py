@@ -47,6 +47,8 @@ from podrun.vipu.ray_starts import (
 log = logging.getLogger("podrun.vipu")
 
 LOOPBACK = "127.0.0.1"
+SETTLE_SECONDS = 1.0
+"""From the start of a server until it joins Ray: those who wait for its answer come first."""
 CPU_SHARE = 0.001
 """CPUs that an actor reserves: little, since machines mostly wait and share the CPUs of the host."""
 _SHORT = (
@@ -91,6 +93,7 @@ class RayMachinePool(BasePool):
         self._starts = 0
         self._list = MachineList(runtime_directory(), "")
         self._watches_keeper, self._settling = False, False
+        self._closing = threading.Event()
 
     def open(self, on_lost: OnLost, lease: Lease = NO_LEASE) -> None:
         """See MachinePool. Ray itself starts with the first machine."""
@@ -117,6 +120,7 @@ class RayMachinePool(BasePool):
 
     def close(self, *, leave: bool = False) -> None:
         """See MachinePool."""
+        self._closing.set()
         super().close(leave=leave)
         with self._idle:
             # Ray must not end during a start; the start soon notices that the pool is closed.
@@ -168,6 +172,8 @@ class RayMachinePool(BasePool):
             threading.Thread(target=self._compare_with_ray, name="podrun-settle", daemon=True).start()
 
     def _compare_with_ray(self) -> None:
+        if self._closing.wait(SETTLE_SECONDS):
+            return
         try:
             ray = self.session.ray
             there = {

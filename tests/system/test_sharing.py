@@ -82,3 +82,34 @@ def test_instances_of_a_pod128_have_a_gcd_each_and_see_all_machines(commands: Co
     )
     assert done.returncode == 0, done.stderr
     assert [tagged(done.stdout, i) for i in range(4)] == [[f"{i} 128"] for i in range(4)]
+
+
+def test_two_launches_share_a_reconfigurable_partition(commands: Commands, tmp_path: Path) -> None:
+    """They start at the same moment, train on disjoint IPUs, and reach what one alone reaches; a third has no room.
+    Then the partition is removed under one of them, which reads that."""
+    server = commands.start("vipu-server", "--cluster=pod16", "--port=0", "--no-state")
+    assert server.stdout is not None
+    assert "listens on" in server.stdout.readline()
+    create = commands.run("vipu", "create", "partition", "p", "--size=8", "--reconfigurable", timeout=90)
+    assert create.returncode == 0, create.stderr
+    run = ("podrun", "--vipu-partition=p", "--num-replicas=4")
+    programs = [commands.start(*run, PROGRAMS / "small.py", "4000") for _ in range(2)]
+    out = [program.stdout for program in programs]
+    for stream in out:
+        assert stream is not None
+        while "stepping" not in (line := stream.readline()):
+            assert line, "a launch ended before it had trained"
+    listed = commands.run("gc-monitor", "-j", env={"IPUOF_VIPU_API_PARTITION_ID": "p"}).stdout
+    assert listed.count('"user process id"') == 8 or "small.py" in listed
+    third = commands.run(*run, PROGRAMS / "small.py", timeout=60)
+    assert third.returncode != 0
+    assert "has no 4 aligned IPUs of its 8 free" in third.stderr
+    refused = commands.run("vipu", "remove", "partition", "p")
+    assert refused.returncode != 0
+    assert "is in use by process" in refused.stderr
+    forced = commands.run("vipu", "remove", "partition", "p", "--force")
+    assert forced.returncode == 0, forced.stderr
+    for program in programs:
+        _, err = program.communicate(timeout=60)
+        assert program.returncode != 0
+        assert "partition p was removed" in err, err

@@ -58,7 +58,7 @@ class FakeMachine:
         self._note("reset_links")
         self.links_down.clear()
 
-    def power_cycle(self) -> None:
+    def power_cycle(self, *, removed: bool = False) -> None:
         self._note("power_cycle")
         self.configured = {}
         self.ipu_errors.clear()

@@ -77,9 +77,11 @@ class MachineControl:
         """PARTITION_RESET: retrain links, reset all IPUs; attached processes lose theirs."""
         self._ask(self._stub.ResetLinks, pb.Empty())
 
-    def power_cycle(self) -> None:
-        """FULL_RESET; attached processes lose their IPUs."""
-        self._ask(self._stub.PowerCycle, pb.Empty())
+    def power_cycle(self, *, removed: bool = False) -> None:
+        """FULL_RESET; attached processes lose their IPUs. ``removed``: because the partition was removed, which they
+        read."""
+        why = ((wire.REMOVED_KEY, "1"),) if removed else ()
+        self._ask(self._stub.PowerCycle, pb.Empty(), why)
 
     def inject(self, faults: Iterable[FaultSpec | str]) -> None:
         """Plan faults, or their texts; those of other machines are ignored."""
@@ -106,12 +108,18 @@ class MachineControl:
         """End the connection."""
         self._channel.close()
 
-    def _ask(self, method: Callable[..., Any], request: Any) -> None:
-        wire.raise_error(self._call(method, request).error_json)
+    def _ask(self, method: Callable[..., Any], request: Any, more: tuple[tuple[str, str], ...] = ()) -> None:
+        wire.raise_error(self._call(method, request, more=more).error_json)
 
-    def _call(self, method: Callable[..., Any], request: Any, timeout: float | None = None) -> Any:
+    def _call(
+        self,
+        method: Callable[..., Any],
+        request: Any,
+        timeout: float | None = None,
+        more: tuple[tuple[str, str], ...] = (),
+    ) -> Any:
         try:
-            return method(request, timeout=timeout or self._timeout, metadata=self._metadata)
+            return method(request, timeout=timeout or self._timeout, metadata=(*self._metadata, *more))
         except grpc.RpcError as error:
             code, _ = wire.status_of(error)
             raise ServiceError(

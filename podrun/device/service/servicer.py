@@ -191,11 +191,12 @@ class ControlServicer(stubs.MachineControlServicer):
     def PowerCycle(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ControlReply:
         _refuse_others(context)
         machine = self._holder.known
+        removed = any(key == wire.REMOVED_KEY for key, _ in context.invocation_metadata() or ())
 
         def power_cycle() -> None:
             self._command.partition, self._command.operation = "", 0
             if machine is not None:
-                machine.power_cycle()
+                machine.power_cycle(removed=removed)
 
         return self._control(context, power_cycle)
 

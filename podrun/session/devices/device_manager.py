@@ -147,7 +147,7 @@ class DeviceManager:
         layout = core.layout(self._environ)
         if layout is None:
             return candidates
-        first = layout.part.ipus.first
+        first = layout.ipus.first
         return sorted(candidates, key=lambda pair: pair[1].first != first)
 
     def _device(
@@ -178,7 +178,7 @@ class DeviceManager:
         from podrun.popdist import core
 
         layout = core.layout(self._environ)
-        if layout is None or ipus != layout.part.ipus:
+        if layout is None or ipus != layout.ipus:
             return ipus
         return layout.job
 
