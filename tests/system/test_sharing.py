@@ -113,3 +113,5 @@ def test_two_launches_share_a_reconfigurable_partition(commands: Commands, tmp_p
         _, err = program.communicate(timeout=60)
         assert program.returncode != 0
         assert "partition p was removed" in err, err
+    server.terminate()
+    server.communicate(timeout=30)

@@ -29,6 +29,7 @@ from podrun.core.cluster import load_cluster
 from podrun.core.errors import (
     ConflictError,
     DeadlineError,
+    NotFoundError,
     PodrunError,
     ServiceError,
     UsageError,
@@ -56,7 +57,7 @@ class RealPod:
             self.run
         )  # The secret is there, for the clients in this process too.
         self.environ = {**os.environ, "PODRUN_MACHINES_PER_PROCESS": "1"}
-        self.names = 0
+        self.names, self.last = 0, ""
         self.expected: set[str] = set()
         """Partitions and queued requests that there must be."""
         self.held: dict[str, Connection] = {}
@@ -107,7 +108,9 @@ class RealPod:
 
     def step(self) -> None:
         """One random operation, and what holds after it."""
-        kind = self.random.choices(list(OPERATIONS), [weight for weight, _ in OPERATIONS.values()])[0]
+        kind = self.last = self.random.choices(
+            list(OPERATIONS), [weight for weight, _ in OPERATIONS.values()]
+        )[0]
         try:
             OPERATIONS[kind][1](self)
         except (UsageError, DeadlineError) as error:
@@ -117,8 +120,8 @@ class RealPod:
 
     def check(self) -> None:
         """What always holds."""
-        infos = self.client.list_partitions()
         queue = {info.name for info in self.client.list_queue()}
+        infos = self.client.list_partitions()
         there = {info.name for info in infos} | queue
         assert self.expected <= there, f"lost: {self.expected - there}"
         assert {i.name for i in infos if i.state is not S.REMOVING} | queue == self.expected, "not asked for"
@@ -202,8 +205,10 @@ def _remove(pod: RealPod) -> None:
         except ConflictError:
             pod.refused["in use"] += 1
         else:
-            state = pod.client.partition_state(name)[0]
-            assert state is not S.ACTIVE, "a partition was removed under its process"
+            pod.expected.discard(name)
+            with contextlib.suppress(NotFoundError):
+                state = pod.client.partition_state(name)[0]
+                assert state is not S.ACTIVE, "a partition was removed under its process"
         pod.held.pop(name).close()
     with contextlib.suppress(ConflictError):
         pod.client.remove_partition(name)
@@ -346,7 +351,7 @@ def run(seed: int, count: int, directory: Path, report_every: int = 0) -> RealPo
             try:
                 pod.step()
             except Exception as error:
-                error.add_note(f"operation {number + 1} of seed {seed}, done: {dict(pod.done)}")
+                error.add_note(f"operation {number + 1} ({pod.last}) of seed {seed}, done: {dict(pod.done)}")
                 raise
             if report_every and (number + 1) % report_every == 0:
                 print(f"{number + 1} operations in {time.monotonic() - begin:.0f} s", flush=True)
