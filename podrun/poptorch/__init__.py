@@ -21,24 +21,18 @@ from podrun.poptorch.annotations import (
     module_repr,
     removeBlocks,
 )
-from podrun.poptorch.capture.structure import StructureParser as ICustomArgParser
-from podrun.poptorch.capture.structure import register_parser as registerCustomArgParser
-from podrun.poptorch.compile_hooks import registerPostCompileHook, registerPreCompileHook
+from podrun.poptorch.capture.graph import StructureParser as ICustomArgParser
+from podrun.poptorch.capture.graph import register_parser as registerCustomArgParser
 from podrun.poptorch.data.data_accessor import AsynchronousDataAccessor
 from podrun.poptorch.data.data_loader import DataLoader
+from podrun.poptorch.devices import ipuHardwareIsAvailable, ipuHardwareVersion
 from podrun.poptorch.enums import *  # noqa: F403
 from podrun.poptorch.enums import __all__ as _ENUMS
 from podrun.poptorch.errors import Error, RecoverableError, UnrecoverableError, createPoptorchError
 from podrun.poptorch.executor import PoplarExecutor
-from podrun.poptorch.hardware import ipuHardwareIsAvailable, ipuHardwareVersion
-from podrun.poptorch.host_tools import (
-    BlockId,
-    importPoptorchMetadataFromFile,
-    registerGeometricCustomArgParsers,
-)
-from podrun.poptorch.multi_conv import MultiConv
 from podrun.poptorch.ops import (
     CPU,
+    MultiConv,
     cond,
     ctc_beam_search_decoder,
     custom_op,
@@ -56,8 +50,8 @@ from podrun.poptorch.ops import (
     set_overlap_for_input,
     set_overlap_for_output,
 )
+from podrun.poptorch.option_group import TensorLocationSettings
 from podrun.poptorch.options import ConfigFileError, Options
-from podrun.poptorch.poptorch_log import logger, setLogLevel
 from podrun.poptorch.strategies import (
     ParallelPhasedExecution,
     Phase,
@@ -66,8 +60,15 @@ from podrun.poptorch.strategies import (
     ShardedExecution,
     Stage,
 )
-from podrun.poptorch.tensor_locations import TensorLocationSettings
-from podrun.poptorch.wrappers import inferenceModel, load, trainingModel
+from podrun.poptorch.watching import logger, registerPostCompileHook, registerPreCompileHook, setLogLevel
+from podrun.poptorch.wrappers import (
+    BlockId,
+    importPoptorchMetadataFromFile,
+    inferenceModel,
+    load,
+    registerGeometricCustomArgParsers,
+    trainingModel,
+)
 
 __all__ = [
     "setLogLevel",

@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from podrun.poptorch.batches import BatchDimensions
+from podrun.poptorch.calls import BatchDimensions
 from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import GraphValue
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.enums import OutputMode
-from podrun.poptorch.errors import Error
-from podrun.poptorch.perf_counters import CallStamps
-from podrun.poptorch.session_errors import translated
+from podrun.poptorch.errors import Error, translated
 from podrun.poptorch.session_model import SessionModel
 from podrun.poptorch.session_optimizers import session_optimizer, shown_scalars
+from podrun.poptorch.watching import CallStamps
 from podrun.session.enums import VariableRetrievalMode
 from podrun.session.step_data.stepio import PyStepIO, PyWeightsIO
 

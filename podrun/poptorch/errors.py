@@ -1,12 +1,15 @@
-"""PopTorch's exceptions: ``poptorch.Error`` and what an IPU system reports."""
+"""PopTorch's exceptions: ``poptorch.Error`` and what an IPU system reports; what a session raises, as these."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from podrun.core.errors import Fault, PodrunError
+from podrun.core.errors import Fault, PodrunError, PoplarError
+from podrun.session.exceptions import popart_internal_exception
 
 LONGEST_MESSAGE = 80
 """Lines of a message; a longer one goes to a file."""
@@ -112,3 +115,45 @@ def throw_test_error(kind: TestErrorType) -> None:
     if kind in (TestErrorType.PoplarUnrecoverable, TestErrorType.PoplarUnknown):
         raise UnrecoverableError(message, type=kind.value)
     raise Error(message, type=kind.value)
+
+
+_doing: list[str] = []
+"""What the program is doing, outermost first."""
+
+
+@contextmanager
+def translated(doing: str = "") -> Iterator[None]:
+    """Raise Error, RecoverableError or UnrecoverableError for what a session raises inside. ``doing``: what is done,
+    for the error's ``location``."""
+    if doing:
+        _doing.append(doing)
+    try:
+        yield
+    except Error:
+        raise
+    except PodrunError as error:
+        if error.fault is Fault.INTERNAL and not isinstance(error, popart_internal_exception):
+            raise
+        raise _error_of(error) from error
+    finally:
+        if doing:
+            _doing.pop()
+
+
+def _error_of(error: PodrunError) -> Error:
+    where, hint = "\n".join(reversed(_doing)), error.hint or ""
+    if not isinstance(error, PoplarError):
+        kind = "popart_internal_exception" if error.fault is Fault.INTERNAL else "popart_exception"
+        return Error(error.message, hint=hint, location=where, type=kind)
+    name = type(error).__name__
+    action = getattr(error, "recovery_action", None)
+    if action is not None:
+        return RecoverableError(
+            error.message, recovery_action=getattr(action, "value", str(action)), hint=hint, location=where
+        )
+    kind = f"poplar_{error.type_name}"
+    if error.type_name in ("unrecoverable_runtime_error", "unknown_runtime_error"):
+        return UnrecoverableError(error.message, hint=hint, location=where, type=kind)
+    if name == "OutOfMemoryException":
+        kind = "poplar_graph_memory_allocation_error"
+    return Error(error.message, hint=hint, location=where, type=kind)

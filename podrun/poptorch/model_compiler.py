@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import tempfile
-import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from podrun.core.environment import environment
 from podrun.poptorch.annotations import BlockPlacement, CaptureAnnotations, following
-from podrun.poptorch.batches import BatchDimensions
+from podrun.poptorch.calls import BatchDimensions
 from podrun.poptorch.capture.capture import Capture, capture
 from podrun.poptorch.capture.graph import GraphNode, GraphValue, Origin
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compiled_model import CompiledModel
+from podrun.poptorch.devices import acquire
 from podrun.poptorch.enums import CommGroupType, ConnectionType, OutputMode, VariableRetrievalMode
-from podrun.poptorch.errors import Error
-from podrun.poptorch.loss import find_loss
+from podrun.poptorch.errors import Error, translated
+from podrun.poptorch.graph_checks import check_overlap, find_loss
 from podrun.poptorch.operators.table import supported
-from podrun.poptorch.overlap import check_overlap
-from podrun.poptorch.session_errors import translated
 from podrun.poptorch.session_model import PlacedGraph, session_model
 from podrun.poptorch.session_optimizers import session_optimizer
 from podrun.poptorch.session_options import anchor_type, session_options, session_patterns
 from podrun.poptorch.strategies import PHASED, PIPELINED, PipelinedExecution
-from podrun.session.devices.device_manager import DeviceManager
-from podrun.session.enums import DeviceConnectionType
 from podrun.session.session import InferenceSession, TrainingSession
 from podrun.session.step_data.dataflow import DataFlow
 
 DEFAULT_SEED = 42
 """Seed of the IPU's random numbers if none is set."""
-MOST_IPUS = 64
-"""IPUs that one process can use."""
-WAIT_FOR_IPU = "POPTORCH_WAIT_FOR_IPU"
-"""Environment variable: not 0 to wait until IPUs are free."""
-SECONDS_BETWEEN_ATTEMPTS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,123 +284,3 @@ def _summed(captured: Capture, loss: GraphValue) -> GraphValue:
     origin = next(node.origin for node in captured.graph.nodes if loss in node.results)
     captured.graph.nodes.append(GraphNode("aten.sum.default", (loss,), {}, (total,), origin))
     return total
-
-
-# --- Devices ----------------------------------------------------------------------------------------------------------
-
-
-def uses_ipu_model(options: Any) -> bool:
-    """Whether the model runs on a model of an IPU: as the options say, else as the environment does."""
-    chosen = options.extra("use_model")
-    if chosen is not None:
-        return bool(chosen)
-    return any(_is_set(name) for name in ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL"))
-
-
-def _is_set(name: str) -> bool:
-    return environment().get(name, "0") not in ("", "0")
-
-
-def acquire(options: Any, ipus: int, sleep: Callable[[float], None] = time.sleep) -> Any:
-    """The device that options ask for. Error if it cannot be had; with POPTORCH_WAIT_FOR_IPU it waits while others have
-    the IPUs."""
-    if ipus > MOST_IPUS:
-        raise Error(
-            f"the model needs {ipus} IPUs; a process can use {MOST_IPUS}",
-            hint="Divide the replicas over instances: podrun --num-instances N.",
-        )
-    manager = DeviceManager(environment())
-    if options.connection_type == ConnectionType.Never:
-        assert not options.extra("use_model"), "useOfflineIpuTarget cannot be used with an IPU model"
-        version = {1: "ipu1", 2: "ipu2", 21: "ipu21"}[options.extra("ipu_version", 2)]
-        return manager.createOfflineIPUDevice({"numIPUs": _rounded(ipus, options), "ipuVersion": version})
-    if uses_ipu_model(options):
-        return manager.createIpuModelDevice(_model_settings(ipus, options))
-    with translated("acquiring a device"):
-        while True:
-            found = _acquired(manager, options, ipus)
-            if found is None:
-                # A wrapped model and its executor hold each other: what the program has dropped keeps its IPUs until
-                # it is collected.
-                gc.collect()
-                found = _acquired(manager, options, ipus)
-            if found is not None:
-                return found
-            if not _is_set(WAIT_FOR_IPU) or ipus > manager.total_ipus:
-                raise Error(
-                    f"Failed to acquire {ipus} IPU(s): they are not there, or others have them",
-                    hint=f"gc-monitor shows who uses them; {WAIT_FOR_IPU}=1 waits until they are free.",
-                )
-            sleep(SECONDS_BETWEEN_ATTEMPTS)
-
-
-def _model_settings(ipus: int, options: Any) -> dict[str, Any]:
-    version = environment().get("POPTORCH_IPU_MODEL_VERSION", "ipu2")
-    if version not in ("ipu1", "ipu2", "ipu21") and not version.startswith("ipu:"):
-        raise Error(f"POPTORCH_IPU_MODEL_VERSION is {version!r}", hint="It is ipu1, ipu2 or ipu21.")
-    settings: dict[str, Any] = {"numIPUs": ipus}
-    if not version.startswith("ipu:"):
-        settings["ipuVersion"] = version
-    if (
-        options.extra("use_model") is None
-        and _is_set("POPTORCH_SMALL_IPU_MODEL")
-        and not _is_set("POPTORCH_IPU_MODEL")
-    ):
-        settings["tilesPerIPU"] = 4
-    return settings
-
-
-def _acquired(manager: DeviceManager, options: Any, ipus: int) -> Any:
-    """A device, or None if others have it."""
-    kind = DeviceConnectionType.Always
-    if options.connection_type == ConnectionType.OnDemand:
-        kind = DeviceConnectionType.OnDemand
-    if options.extra("ipu_id") is not None:
-        return _of_id(manager, options.extra("ipu_id"), ipus, kind)
-    from podrun.popdist import core
-
-    layout = core.layout(environment())
-    processes = options.Distributed.numProcesses
-    if layout is None and processes > 1:
-        raise Error(
-            f"options.Distributed says that there are {processes} processes, but podrun has not launched them",
-            hint=f"Launch with podrun --num-instances {processes}, or call options.Distributed.disable().",
-        )
-    if layout is not None and options.Distributed.numProcesses > 1:
-        if layout.part.ipus.count < ipus:
-            raise Error(
-                f"the model needs {ipus} IPUs, but this instance has {layout.part.ipus.count}",
-                hint=f"podrun --ipus-per-replica {ipus // options.replication_factor}",
-            )
-        return manager.acquireRange(layout.ipus, connectionType=kind)
-    return manager.tryAcquireAvailableDevice(_rounded(ipus, options), connectionType=kind)
-
-
-def _of_id(manager: DeviceManager, identifier: int, ipus: int, kind: DeviceConnectionType) -> Any:
-    device = manager.tryAcquireDeviceById(identifier, connectionType=kind)
-    if device is None:
-        return None
-    if device.numIpus < ipus:
-        device.detach()
-        raise Error(f"device {identifier} has {device.numIpus} IPU(s), but the model needs {ipus}")
-    if device.numIpus > ipus:
-        warnings.warn(
-            f"device {identifier} has {device.numIpus} IPUs, but the model uses {ipus}: the others are idle",
-            stacklevel=2,
-        )
-    return device
-
-
-def _rounded(ipus: int, options: Any) -> int:
-    """A power of two of IPUs. Error if the model does not use one and may not be given more."""
-    rounded = 1 << (ipus - 1).bit_length()
-    if rounded != ipus:
-        if not options.auto_round_num_ipus:
-            raise Error(
-                f"the model uses {ipus} IPUs, which is no power of two",
-                hint="Use options.autoRoundNumIPUs(True) to take the next one; some IPUs are idle then.",
-            )
-        warnings.warn(
-            f"the model uses {ipus} IPUs and gets {rounded}: {rounded - ipus} are idle", stacklevel=2
-        )
-    return rounded

@@ -1,9 +1,15 @@
-"""What `Options` and its parts share: values with a type, freezing, copies."""
+"""What `Options` and its parts share: values with a type, freezing, copies; where tensors are kept; options from text.
+
+A line of text is a call, ``Training.gradientAccumulation(4)``. Nothing of it is evaluated.
+"""
 
 from __future__ import annotations
 
+import ast
 import copy
 from typing import Any, ClassVar, TypeVar
+
+from podrun.poptorch import enums
 
 G = TypeVar("G", bound="OptionGroup")
 
@@ -117,3 +123,108 @@ class OptionGroup:
 
 def _bool_for_int(value: Any, kinds: tuple[type, ...]) -> bool:
     return isinstance(value, bool) and bool not in kinds and int in kinds
+
+
+def apply_line(options: Any, text: str) -> None:
+    """Make the call that a line describes on ``options``. SyntaxError for a line that is no call with plain values."""
+    tree = ast.parse(text.removeprefix("options.").removeprefix("opts."), mode="eval").body
+    if not isinstance(tree, ast.Call):
+        raise SyntaxError("a call of an option was expected")
+    arguments = [_value(each) for each in tree.args]
+    keywords = {each.arg: _value(each.value) for each in tree.keywords if each.arg is not None}
+    _target(options, tree.func)(*arguments, **keywords)
+
+
+def _target(options: Any, node: ast.expr) -> Any:
+    if isinstance(node, ast.Name):
+        return _option(options, node.id)
+    if isinstance(node, ast.Attribute):
+        return _option(_target(options, node.value), node.attr)
+    raise SyntaxError("the name of an option was expected")
+
+
+def _option(owner: Any, name: str) -> Any:
+    if name.startswith("__") or not hasattr(owner, name):
+        raise SyntaxError(f"there is no option {name}")
+    return getattr(owner, name)
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Attribute):
+        return _named(ast.unparse(node))
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_value(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        return {_value(k): _value(v) for k, v in zip(node.keys, node.values, strict=True) if k is not None}
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise SyntaxError(f"{ast.unparse(node)} is no plain value") from error
+
+
+def _named(text: str) -> Any:
+    parts = text.removeprefix("poptorch.").split(".")
+    if parts[0] == "torch" and len(parts) == 2:
+        import torch
+
+        found = getattr(torch, parts[1], None)
+        if isinstance(found, torch.dtype):
+            return found
+    kind = getattr(enums, parts[0], None)
+    if kind is not None and len(parts) == 2 and parts[1] in getattr(kind, "__members__", {}):
+        return kind[parts[1]]
+    raise SyntaxError(f"{text} is no value that options have")
+
+
+class TensorLocationSettings:
+    """Where one kind of tensor is kept and how it gets there. Every setter returns the settings themselves.
+
+    AssertionError for a value of another type.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def _set(self, key: str, value: Any, kind: type) -> TensorLocationSettings:
+        assert isinstance(value, kind), f"{key} takes {kind.__name__}, not {value!r}"
+        self._values[key] = value
+        return self
+
+    def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:
+        """Keep smaller tensors on the chip."""
+        return self._set("minElementsForOffChip", min_elements, int)
+
+    def minElementsForReplicatedTensorSharding(self, min_elements: int) -> TensorLocationSettings:
+        """Do not shard smaller tensors."""
+        return self._set("minElementsForReplicatedTensorSharding", min_elements, int)
+
+    def useOnChipStorage(self, use: bool | None = True) -> TensorLocationSettings:
+        """Keep tensors on the tiles (True) or in streaming memory (False); None: as PopART decides."""
+        if use is None:
+            self._values.pop("onChip", None)
+            return self
+        return self._set("onChip", use, bool)
+
+    def useReplicatedTensorSharding(self, use: bool = True) -> TensorLocationSettings:
+        """Give every replica a part of each tensor."""
+        return self._set("useReplicatedTensorSharding", use, bool)
+
+    def useIOTilesToLoad(self, use: bool = True) -> TensorLocationSettings:
+        """Load through I/O tiles."""
+        return self._set("useIOTilesToLoad", use, bool)
+
+    def useIOTilesToStore(self, use: bool = True) -> TensorLocationSettings:
+        """Store through I/O tiles."""
+        return self._set("useIOTilesToStore", use, bool)
+
+    def toDict(self) -> dict[str, Any]:
+        """All settings that were made."""
+        return dict(self._values)
+
+    def __repr__(self) -> str:
+        return f"TensorLocationSettings({self._values})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorLocationSettings) and self._values == other._values
+
+    __hash__ = None  # type: ignore[assignment]

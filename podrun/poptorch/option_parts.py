@@ -10,8 +10,7 @@ import torch
 from podrun.core.environment import environment
 from podrun.poptorch.enums import MeanReductionStrategy, ReductionType
 from podrun.poptorch.errors import Error
-from podrun.poptorch.option_group import OptionGroup
-from podrun.poptorch.tensor_locations import TensorLocationSettings
+from podrun.poptorch.option_group import OptionGroup, TensorLocationSettings
 
 
 class JitOptions(OptionGroup):

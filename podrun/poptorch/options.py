@@ -21,8 +21,8 @@ from podrun.poptorch.option_parts import (
     TensorLocationOptions,
     TrainingOptions,
 )
-from podrun.poptorch.poptorch_log import logger
 from podrun.poptorch.strategies import ExecutionStrategy, PipelinedExecution
+from podrun.poptorch.watching import logger
 
 DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
 """Environment variable: a JSON object of options that every `Options` starts with."""
@@ -369,7 +369,7 @@ class Options(OptionGroup):
     def loadFromFile(self, filepath: str) -> None:
         """Set options from a file: one call a line, as ``deviceIterations(1)``; ``#`` begins a comment.
         ConfigFileError for a line that is none."""
-        from podrun.poptorch.option_files import apply_line
+        from podrun.poptorch.option_group import apply_line
 
         with open(filepath, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):

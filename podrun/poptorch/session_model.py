@@ -26,8 +26,7 @@ from podrun.poptorch.capture.graph import (
     Origin,
     Subgraph,
 )
-from podrun.poptorch.operators.replay import run_node
-from podrun.poptorch.operators.table import find
+from podrun.poptorch.operators.table import find, run_node
 from podrun.session.attributes import (
     EXECUTION_PHASE,
     KIND,

@@ -1,15 +1,22 @@
-"""Making wrappers: ``poptorch.trainingModel``, ``inferenceModel`` and ``load``."""
+"""Functions of ``poptorch`` itself: wrappers (``trainingModel``, ``inferenceModel``, ``load``), printing annotated
+modules, comparing results, reading exported files.
+"""
 
 from __future__ import annotations
 
+import builtins
+import importlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from podrun.poptorch.annotations import module_repr
 from podrun.poptorch.enums import ConnectionType
 from podrun.poptorch.errors import Error
 from podrun.poptorch.executor import PoplarExecutor
-from podrun.poptorch.export_file import EXPORT_VERSION, read_export
 from podrun.poptorch.options import Options
+from podrun.poptorch.saved_models import EXPORT_VERSION, read_export, read_metadata
 from podrun.poptorch.strategies import PIPELINED
 
 
@@ -63,3 +70,37 @@ def load(filename: str, edit_opts_fn: Callable[[Options], Any] | None = None) ->
 
 def _unwrapped(model: Any) -> Any:
     return model._user_model if isinstance(model, PoplarExecutor) else model
+
+
+BlockId = str
+"""What identifies a block in stages and phases."""
+
+
+def print(m: Any) -> None:
+    """Print a module with the blocks that its parts begin, then the object itself."""
+    if isinstance(m, torch.nn.Module):
+        builtins.print(module_repr(m))
+    builtins.print(m)
+
+
+def allclose(ref: Any, other: Any) -> bool:
+    """Whether two results have the same structure and are close. AssertionError for other types and lengths."""
+    assert type(ref) is type(other), f"{type(ref).__name__} and {type(other).__name__} cannot be compared"
+    if isinstance(ref, (list, tuple)):
+        assert len(ref) == len(other), f"{len(ref)} and {len(other)} results"
+        return all(allclose(a, b) for a, b in zip(ref, other, strict=True))
+    assert isinstance(ref, torch.Tensor), f"results of type {type(ref).__name__} cannot be compared"
+    return torch.allclose(ref, other)
+
+
+def importPoptorchMetadataFromFile(filename: str) -> bytes:
+    """The metadata of a file that `PoplarExecutor.save` wrote. Error for another file."""
+    return read_metadata(filename)
+
+
+def registerGeometricCustomArgParsers() -> None:
+    """Let batches of poptorch_geometric be arguments of models, where that library is installed."""
+    try:
+        importlib.import_module("poptorch_geometric.types")
+    except ImportError:
+        return

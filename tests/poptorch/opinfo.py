@@ -18,11 +18,9 @@ import numpy as np
 import torch
 
 from podrun.poptorch.capture.capture import capture
-from podrun.poptorch.capture.graph import GraphValue
-from podrun.poptorch.capture.structure import flatten
+from podrun.poptorch.capture.graph import GraphValue, flatten
 from podrun.poptorch.capture.torch_names import to_numpy
-from podrun.poptorch.operators.replay import replay
-from podrun.poptorch.operators.table import supported
+from podrun.poptorch.operators.table import replay, supported
 from tests.poptorch.cases import Case, Numbers, operator_of
 
 SAMPLES = 2

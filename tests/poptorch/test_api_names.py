@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
-from podrun.poptorch import host_tools, options  # noqa: E402
+from podrun.poptorch import options, wrappers  # noqa: E402
 
 NAMES = json.loads((Path(__file__).parent / "api_names.json").read_text())
 PARTS = ("Training", "Precision", "TensorLocations", "Distributed", "Jit", "_Popart")
@@ -37,7 +37,7 @@ def resolved(name: str) -> Any:
         if found is poptorch.Options and part in PARTS:
             found = getattr(poptorch.Options(), part)
         elif part == "print":
-            found = host_tools.print
+            found = wrappers.print
         else:
             found = getattr(found, part)
     return found

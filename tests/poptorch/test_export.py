@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
-from podrun.poptorch.export_file import read_metadata  # noqa: E402
+from podrun.poptorch.saved_models import read_metadata  # noqa: E402
 
 
 class Net(torch.nn.Module):

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from podrun import poptorch
 from podrun.core import errors
-from podrun.poptorch.session_errors import translated
+from podrun.poptorch.errors import translated
 from podrun.session import exceptions
 from tests.conftest import Commands
 

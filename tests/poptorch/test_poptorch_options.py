@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
-from podrun.poptorch import model_compiler  # noqa: E402
-from podrun.poptorch.batches import batch_dimensions  # noqa: E402
+from podrun.poptorch import devices  # noqa: E402
+from podrun.poptorch.calls import batch_dimensions  # noqa: E402
 
 O = poptorch.Options  # noqa: E741
 
@@ -316,9 +316,9 @@ def test_waiting_for_ipus_that_others_have(monkeypatch: Any) -> None:
         "device"
     ]  # Two for each attempt: it collects what the program has dropped in between.
     slept: list[float] = []
-    monkeypatch.setattr(model_compiler, "_acquired", lambda *_: answers.pop(0))
+    monkeypatch.setattr(devices, "_acquired", lambda *_: answers.pop(0))
     with pytest.raises(poptorch.Error, match="Failed to acquire 1"):
-        model_compiler.acquire(O(), 1, slept.append)
+        devices.acquire(O(), 1, slept.append)
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
-    assert model_compiler.acquire(O(), 1, slept.append) == "device"
-    assert slept == [model_compiler.SECONDS_BETWEEN_ATTEMPTS]
+    assert devices.acquire(O(), 1, slept.append) == "device"
+    assert slept == [devices.SECONDS_BETWEEN_ATTEMPTS]

@@ -1,3 +1,3 @@
-"""``import horovod.torch as hvd`` for PopTorch programs: `podrun.poptorch.horovod_torch`."""
+"""``import horovod.torch as hvd`` for PopTorch programs: `podrun.poptorch.launched`."""
 
-from podrun.poptorch.horovod_torch import *  # noqa: F403
+from podrun.poptorch.launched import *  # noqa: F403

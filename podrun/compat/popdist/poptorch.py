@@ -1,5 +1,5 @@
-"""``import popdist.poptorch``: `podrun.poptorch.popdist_options`."""
+"""``import popdist.poptorch``: `podrun.poptorch.launched`."""
 
-from podrun.poptorch.popdist_options import InstanceOptions as Options
+from podrun.poptorch.launched import InstanceOptions as Options
 
 __all__ = ["Options"]

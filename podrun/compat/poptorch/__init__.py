@@ -13,8 +13,8 @@ from podrun.onnx_models.custom import load_files as _load_files
 from podrun.poptorch import *  # noqa: F403
 from podrun.poptorch import __version__ as __version__
 from podrun.poptorch import enums, ops, optim, options, profiling
-from podrun.poptorch.host_tools import print as print
-from podrun.poptorch.poptorch_log import start_log as _start_log
+from podrun.poptorch.watching import start_log as _start_log
+from podrun.poptorch.wrappers import print as print
 
 _install()
 _give_back()

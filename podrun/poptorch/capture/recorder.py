@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from podrun.poptorch.capture.aliasing import Emitter, StorageState, TensorView, ViewStep, read, write
-from podrun.poptorch.capture.fake_results import FAKE_RESULTS
 from podrun.poptorch.capture.graph import (
     Argument,
     CapturedGraph,
@@ -28,7 +27,13 @@ from podrun.poptorch.capture.graph import (
     GraphValue,
     Origin,
 )
-from podrun.poptorch.capture.torch_names import device_dtype, functional_form, operator_name, to_numpy
+from podrun.poptorch.capture.torch_names import (
+    FAKE_RESULTS,
+    device_dtype,
+    functional_form,
+    operator_name,
+    to_numpy,
+)
 from podrun.poptorch.errors import Error
 from podrun.private_apis import torch as private
 

@@ -2,6 +2,8 @@
 
 A process of its own loads into the slots of a ring in shared memory. A slot is a credit: the process has as many
 elements ahead as there are free slots, and gets a slot back when the program asks for the next element.
+`PartitionSampler` says which elements of a data set one of several processes loads, `JoinedBatches` how batches of a
+sampler become batches of a call.
 """
 
 from __future__ import annotations
@@ -13,18 +15,85 @@ import multiprocessing.util  # Registers its own exit function: ours, registered
 import os
 import pickle
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from multiprocessing import connection, reduction
 from typing import Any
 
 import torch
 
-from podrun.poptorch.capture import structure
-from podrun.poptorch.data.data_feeder import FeederPlan, assembled, feed
-from podrun.poptorch.data.data_partition import element_count
-from podrun.poptorch.data.shared_ring import SharedRing
+from podrun.poptorch.capture import graph
+from podrun.poptorch.data.data_feeder import FeederPlan, SharedRing, assembled, feed
 from podrun.poptorch.enums import SharingStrategy
 from podrun.poptorch.errors import Error
+
+
+class PartitionSampler(torch.utils.data.Sampler[int]):
+    """The elements of one process among several, a block of neighbours in the order of the epoch.
+
+    With ``drop_last`` every process has the largest number of whole batches that all have; the blocks of every other
+    epoch begin as many elements later as are left over, so that two epochs see them all. Otherwise the blocks differ
+    by one element at most. ``seed``: draw a new order for each epoch, the same in all processes; None: keep the order.
+    """
+
+    def __init__(
+        self, elements: Sized, process: int, processes: int, batch: int, drop_last: bool, seed: int | None
+    ) -> None:
+        self._total = len(elements)
+        self._process, self._processes = process, processes
+        self._generator: torch.Generator | None = None
+        if seed is not None:
+            self._generator = torch.Generator().manual_seed(seed)
+        self._epoch = 0
+        whole, rest = divmod(self._total, processes)
+        if drop_last:
+            self._length = batch * (self._total // (batch * processes))
+            self._start, self._left_over = process * self._length, self._total - processes * self._length
+        else:
+            self._length = whole + (process < rest)
+            self._start, self._left_over = process * whole + min(process, rest), 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        order: Any = range(self._total)
+        if self._generator is not None:
+            order = torch.randperm(self._total, generator=self._generator).tolist()
+        start = self._start + (self._left_over if self._epoch % 2 else 0)
+        self._epoch += 1
+        yield from order[start : start + self._length]
+
+
+class JoinedBatches(torch.utils.data.Sampler[list[int]]):
+    """``count`` batches of another sampler as one. ``drop_last``: leave out the last one if it has fewer."""
+
+    def __init__(self, batches: Any, count: int, drop_last: bool) -> None:
+        self._batches, self._count, self._drop_last = batches, count, drop_last
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self._batches), self._count)
+        return whole + bool(rest and not self._drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        joined: list[int] = []
+        taken = 0
+        for batch in self._batches:
+            joined += batch
+            taken += 1
+            if taken == self._count:
+                yield joined
+                joined, taken = [], 0
+        if taken and not self._drop_last:
+            yield joined
+
+
+def element_count(data: Any) -> int | None:
+    """How many elements a data set has; None if it does not say."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+
 
 _log = logging.getLogger("poptorch::python")
 
@@ -78,7 +147,7 @@ class AsynchronousDataAccessor:
             rebatched_size,
             bool(getattr(dataset, "rebatched_drop_last", True)),
             torch.random.get_rng_state(),
-            structure.registered_parsers(),
+            graph.registered_parsers(),
         )
         context: Any = multiprocessing.get_context(_START_METHODS[sharing_strategy])
         ours, theirs = context.Pipe(duplex=True)

@@ -1,5 +1,6 @@
 """The process that loads data ahead: it iterates over a data set and puts elements into the slots of a ring.
 
+The ring is memory that two processes share, an anonymous file; each slot holds the tensors of one element.
 Messages to the process: ``("ring", slots)`` followed by a descriptor, ``("credit", slot)`` when a slot may be written
 again, ``("reset", epoch)`` to begin anew, ``("stop",)``. Messages from it: ``("first", layout, forms)`` when it has
 loaded the first element, ``("item", epoch, slot, size)``, ``("end", epoch)``, ``("error", text)``. ``size``: the
@@ -8,18 +9,96 @@ length of dimension 0 of a last element that is not full; -1 for a full one.
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process, reduction
 from typing import Any
 
 import torch
 
-from podrun.poptorch.capture import structure
-from podrun.poptorch.data.shared_ring import SharedRing, form_of
+from podrun.poptorch.capture import graph
+
+ALIGNMENT = 64
+"""Bytes: tensors begin at multiples of a cache line."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """Shape and type of one tensor of an element. ``dtype``: torch's name without ``torch.``."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The type as torch's."""
+        found = getattr(torch, self.dtype)
+        assert isinstance(found, torch.dtype)
+        return found
+
+    @property
+    def elements(self) -> int:
+        """Numbers in the tensor."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.elements * self.torch_dtype.itemsize
+
+
+def form_of(tensor: torch.Tensor) -> TensorForm:
+    """The form of a tensor."""
+    return TensorForm(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+class SharedRing:
+    """``slots`` times the tensors that ``forms`` describe.
+
+    `create` makes the memory and gives the descriptor to send; `SharedRing(descriptor, ...)` is the other process's
+    view of it.
+    """
+
+    def __init__(self, descriptor: int, forms: Sequence[TensorForm], slots: int) -> None:
+        self._forms, self.slots = list(forms), slots
+        self._offsets = []
+        size = 0
+        for form in self._forms:
+            self._offsets.append(size)
+            size += -(-form.bytes // ALIGNMENT) * ALIGNMENT
+        self._slot_bytes = max(size, ALIGNMENT)
+        self._memory = mmap.mmap(descriptor, self._slot_bytes * slots)
+
+    @classmethod
+    def create(cls, forms: Sequence[TensorForm], slots: int) -> tuple[SharedRing, int]:
+        """New memory, and its descriptor; the caller closes it when the other process has it."""
+        size = sum(-(-form.bytes // ALIGNMENT) * ALIGNMENT for form in forms)
+        descriptor = os.memfd_create("podrun-data", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, max(size, ALIGNMENT) * slots)
+        return cls(descriptor, forms, slots), descriptor
+
+    def tensors(self, slot: int) -> list[torch.Tensor]:
+        """The tensors of a slot: views of the memory."""
+        made = []
+        for form, offset in zip(self._forms, self._offsets, strict=True):
+            if not form.elements:
+                made.append(torch.empty(form.shape, dtype=form.torch_dtype))
+                continue
+            flat = torch.frombuffer(
+                self._memory,
+                dtype=form.torch_dtype,
+                count=form.elements,
+                offset=slot * self._slot_bytes + offset,
+            )
+            made.append(flat.reshape(form.shape))
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +124,8 @@ def flattened(element: Any) -> tuple[list[torch.Tensor], Any]:
     for a list, or ``("custom", element)`` for a type with a registered parser. WrongElement for anything else."""
     if isinstance(element, torch.Tensor):
         return [element], ("tensor",)
-    if structure.has_parser(element):
-        leaves, _ = structure.flatten(element)
+    if graph.has_parser(element):
+        leaves, _ = graph.flatten(element)
         return _tensors(leaves), ("custom", element)
     if isinstance(element, Mapping):
         return _tensors(list(element.values())), ("dict", list(element))
@@ -76,7 +155,7 @@ def assembled(layout: Any, tensors: list[torch.Tensor]) -> Any:
     if kind == "dict":
         return dict(zip(layout[1], tensors, strict=True))
     if kind == "custom":
-        return structure.unflatten(structure.flatten(layout[1])[1], tensors)
+        return graph.unflatten(graph.flatten(layout[1])[1], tensors)
     return tensors if kind == "list" else tuple(tensors)
 
 
@@ -86,7 +165,7 @@ def feed(pipe: connection.Connection, plan: FeederPlan) -> None:
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the whole group; the parent ends this process.
     torch.random.set_rng_state(plan.random_state)
-    structure.adopt_parsers(plan.parsers)
+    graph.adopt_parsers(plan.parsers)
     try:
         _Feeder(pipe, plan).run()
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 
-from podrun.poptorch.data.data_accessor import AsynchronousDataAccessor
-from podrun.poptorch.data.data_partition import JoinedBatches, PartitionSampler, element_count
+from podrun.poptorch.data.data_accessor import (
+    AsynchronousDataAccessor,
+    JoinedBatches,
+    PartitionSampler,
+    element_count,
+)
 from podrun.poptorch.enums import DataLoaderMode
 from podrun.poptorch.errors import Error
 from podrun.poptorch.options import Options

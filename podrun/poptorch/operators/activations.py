@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from podrun.poptorch.operators.table import Array, Call, aten, axis, widened
+from podrun.poptorch.operators.table import Array, Call, absolute, aten, axis, widened
 
 
 @aten("relu")
@@ -37,8 +37,8 @@ def log_sigmoid(call: Call, x: Array) -> Array:
 
 @aten("log_sigmoid_forward")
 def log_sigmoid_and_buffer(call: Call, x: Array) -> tuple[Array, Array]:
-    """`log_sigmoid`, and what torch's own backward pass would read, of which there is nothing here."""
-    return log_sigmoid(call, x), jnp.zeros(call.results[1].shape)
+    """`log_sigmoid`, and what torch's own backward pass reads on the CPU: ``exp(-abs(x))``."""
+    return log_sigmoid(call, x), jnp.exp(-absolute(x)).reshape(call.results[1].shape)
 
 
 @aten("silu")

@@ -1,12 +1,13 @@
-"""Operators that make tensors from numbers."""
+"""Tensors from shapes alone: constants, ranges, and random numbers from a JAX key of each operator's own."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from podrun.poptorch.operators.table import Array, Call, aten
+from podrun.poptorch.operators.table import Array, Call, aten, widened
 
 
 @aten(
@@ -92,3 +93,117 @@ def lower_triangle_indices(call: Call, rows: int, columns: int, offset: int = 0,
 def upper_triangle_indices(call: Call, rows: int, columns: int, offset: int = 0, **keywords: object) -> Array:
     """Row and column of each element of an upper triangle."""
     return jnp.stack(jnp.triu_indices(rows, offset, columns)).astype(call.dtype)
+
+
+def dropped(call: Call, x: Array, probability: float) -> tuple[Array, Array]:
+    """x with elements set to 0 at random, the others scaled up, and where elements are kept."""
+    if probability >= 1:
+        return jnp.zeros_like(x), jnp.zeros(x.shape, bool)
+    kept = jax.random.bernoulli(call.key(), 1 - probability, x.shape)
+    return jnp.where(kept, x / (1 - probability), 0).astype(x.dtype), kept
+
+
+@aten("dropout", kind="Dropout")
+def dropout(call: Call, x: Array, probability: float, train: bool) -> Array:
+    """x with elements set to 0 at random while training."""
+    return dropped(call, x, probability)[0] if train and probability else x
+
+
+@aten("native_dropout", kind="Dropout")
+def dropout_with_mask(
+    call: Call, x: Array, probability: float, train: bool | None = True
+) -> tuple[Array, Array]:
+    """Dropout and where elements are kept."""
+    return dropped(call, x, probability) if train else (x, jnp.ones(x.shape, bool))
+
+
+@aten("feature_dropout", kind="Dropout")
+def channel_dropout(call: Call, x: Array, probability: float, train: bool) -> Array:
+    """x with whole channels set to 0 at random while training."""
+    if not train or not probability:
+        return x
+    if probability >= 1:
+        return jnp.zeros_like(x)
+    kept = jax.random.bernoulli(call.key(), 1 - probability, x.shape[:2] + (1,) * (x.ndim - 2))
+    return jnp.where(kept, x / (1 - probability), 0).astype(x.dtype)
+
+
+@aten("bernoulli.default", kind="RandomUniform")
+def bernoulli(call: Call, probabilities: Array, **keywords: object) -> Array:
+    """1 with the probability that each element gives."""
+    return jax.random.bernoulli(call.key(), widened(probabilities)).astype(call.dtype)
+
+
+@aten("bernoulli.p", "bernoulli.Tensor", kind="RandomUniform")
+def bernoulli_of(call: Call, x: Array, probability: Any = 0.5, **keywords: object) -> Array:
+    """1 with a given probability."""
+    return jax.random.bernoulli(call.key(), probability, call.shape).astype(call.dtype)
+
+
+@aten("randn", "randn_like", kind="RandomNormal")
+def standard_normal(call: Call, *rest: object, **keywords: object) -> Array:
+    """Normal numbers of mean 0 and deviation 1."""
+    return jax.random.normal(call.key(), call.shape, jnp.float32).astype(call.dtype)
+
+
+@aten("rand", "rand_like", kind="RandomUniform")
+def standard_uniform(call: Call, *rest: object, **keywords: object) -> Array:
+    """Numbers between 0 and 1."""
+    return jax.random.uniform(call.key(), call.shape, jnp.float32).astype(call.dtype)
+
+
+@aten("uniform", "uniform_", kind="RandomUniform")
+def uniform(call: Call, x: Array, low: float = 0.0, high: float = 1.0, **keywords: object) -> Array:
+    """Numbers between two bounds."""
+    return jax.random.uniform(call.key(), call.shape, jnp.float32, low, high).astype(call.dtype)
+
+
+@aten("normal_functional", "normal_", kind="RandomNormal")
+def normal_like(call: Call, x: Array, mean: float = 0.0, deviation: float = 1.0, **keywords: object) -> Array:
+    """Normal numbers in the shape of x."""
+    return mean + deviation * jax.random.normal(call.key(), call.shape, jnp.float32)
+
+
+@aten("normal", kind="RandomNormal")
+def normal(call: Call, mean: Any, deviation: Any = 1.0, *rest: object, **keywords: object) -> Array:
+    """Normal numbers of given means and deviations."""
+    return mean + deviation * jax.random.normal(call.key(), call.shape, jnp.float32)
+
+
+@aten("exponential", "exponential_")
+def exponential(call: Call, x: Array, rate: float = 1.0, **keywords: object) -> Array:
+    """Exponentially distributed numbers."""
+    return jax.random.exponential(call.key(), call.shape, jnp.float32) / rate
+
+
+@aten("randint.default", "randint_like.default")
+def integers_below(call: Call, *arguments: Any, **keywords: object) -> Array:
+    """Integers from 0 on, below a bound."""
+    high = arguments[1] if hasattr(arguments[0], "shape") else arguments[0]
+    return jax.random.randint(call.key(), call.shape, 0, high).astype(call.dtype)
+
+
+@aten("randint.low", "randint_like.low_dtype")
+def integers_between(call: Call, *arguments: Any, **keywords: object) -> Array:
+    """Integers between two bounds, the upper one left out."""
+    low, high = arguments[1:3] if hasattr(arguments[0], "shape") else arguments[:2]
+    return jax.random.randint(call.key(), call.shape, low, high).astype(call.dtype)
+
+
+@aten("randperm")
+def permutation(call: Call, count: int, **keywords: object) -> Array:
+    """The numbers below ``count`` in random order."""
+    return jax.random.permutation(call.key(), count).astype(call.dtype)
+
+
+@aten("multinomial")
+def multinomial(
+    call: Call, weights: Array, count: int, replacement: bool = False, **keywords: object
+) -> Array:
+    """Indices drawn with the probabilities that each row gives."""
+    logs = jnp.log(widened(weights))
+    if replacement:
+        drawn = jax.random.categorical(call.key(), logs, shape=(count, *logs.shape[:-1]))
+        return jnp.moveaxis(drawn, 0, -1).astype(call.dtype)
+    noise = jax.random.gumbel(call.key(), logs.shape)
+    return jnp.argsort(-(logs + noise), -1)[..., :count].astype(call.dtype)

@@ -143,7 +143,7 @@ def farthest_points(call: Call, points: Array, begins: Any, ratio: float, random
 
 def _runner(call: Call, body: Subgraph, outer: Any) -> Callable[..., tuple[Array, ...]]:
     """A captured body as a function of its inputs and of what makes its random keys different."""
-    from podrun.poptorch.operators.replay import run_node
+    from podrun.poptorch.operators.table import run_node
 
     def run(inputs: Any, round_: Any) -> tuple[Array, ...]:
         values = {v.number: a for v, a in zip(body.outer, outer, strict=True)}

@@ -1,4 +1,4 @@
-"""Products of matrices. Halves are multiplied with float32 partials and the result is rounded once.
+"""Products of matrices and attention. Halves are multiplied with float32 partials and the result is rounded once.
 
 What the backward pass needs of a product are its operands as they are: nothing here transposes or widens a weight
 first, since the copy would be kept for the backward pass, once for each micro-batch of a pipeline.
@@ -6,11 +6,14 @@ first, since the copy would be kept for the backward pass, once for each micro-b
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
+from podrun.poptorch.operators.factories import dropped
 from podrun.poptorch.operators.table import Array, Call, absolute, aten, widened
 
 
@@ -118,3 +121,32 @@ def distances_of_pairs(call: Call, x: Array, p: float = 2.0) -> Array:
     """Distances of each row to those behind it, in the p-norm."""
     first, second = jnp.triu_indices(x.shape[0], 1)
     return distances(call, x[first][:, None], x[second][:, None], p)[:, 0, 0]
+
+
+@aten("scaled_dot_product_attention", kind="MatMul")
+def attention(
+    call: Call,
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | None = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Array:
+    """``softmax(scale * query @ key.T + mask) @ value``. A boolean mask is True where attention is allowed."""
+    if enable_gqa:
+        key, value = (jnp.repeat(each, query.shape[-3] // each.shape[-3], -3) for each in (key, value))
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = jnp.einsum("...qd,...kd->...qk", query, key, preferred_element_type=jnp.float32) * scale
+    if is_causal:
+        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -jnp.inf)
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf) if mask.dtype == jnp.bool_ else scores + widened(mask)
+    weights = jax.nn.softmax(scores, -1)
+    if mask is not None and mask.dtype == jnp.bool_:
+        weights = jnp.where(jnp.any(mask, -1, keepdims=True), weights, 0)
+    if dropout:
+        weights = dropped(call, weights, dropout)[0]
+    return product(weights, value)

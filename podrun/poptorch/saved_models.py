@@ -1,10 +1,14 @@
-"""Files of compiled models: what ``PoplarExecutor.save`` writes and ``poptorch.load`` reads.
+"""Compiled models in files: what ``PoplarExecutor.save`` writes and ``poptorch.load`` reads, and checkpoints.
 
 A file is a ZIP archive: ``metadata.json`` (version, what is inside), ``executable`` (the compiled program), and
 ``model.pt`` (example inputs and, if the model was exported, the module, options, optimizer and random state).
 ``model.pt`` is written by torch.save and read with torch's restricted reader, which calls nothing that it was not
 allowed: classes of torch.nn, of podrun and modules whose classes the program has imported already. Whatever else a file
 names is refused, so opening a file runs no code of the file's choice.
+
+A checkpoint (`podrun.checkpoint`) has what lies on IPUs (parameters, buffers, optimizer state, random state), which is
+the session's, and what the host has beside it: the optimizer's ``param_groups``, which schedulers change, and the state
+of torch's random numbers.
 """
 
 from __future__ import annotations
@@ -18,12 +22,17 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from podrun.poptorch.errors import Error
+from podrun.poptorch.user_modules import weights_changed
 from podrun.private_apis.torch import FUNCTION_MODULES
+
+if TYPE_CHECKING:
+    from podrun.poptorch.executor import PoplarExecutor
 
 EXPORT_VERSION = "podrun-poptorch-1"
 DEFAULT_NAME = "model.poptorch"
@@ -131,3 +140,60 @@ def _allowed(name: str, filename: str) -> Any:
 def _harmless(kind: type) -> bool:
     ours = kind.__module__.startswith("podrun.poptorch.")
     return ours or kind in _PLAIN or issubclass(kind, (torch.nn.Module, torch.optim.Optimizer))
+
+
+def checkpoint_state(executor: PoplarExecutor) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The tensors of a compiled model's session, and its values. poptorch.Error for a model that is not compiled."""
+    session = _session(executor, "saved")
+    tensors, values = session._checkpoint_state()
+    return tensors, {
+        "session": values,
+        "groups": [_plain_group(group) for group in _groups(executor._optimizer)],
+        "torch": torch.get_rng_state().numpy().copy(),
+    }
+
+
+def restore_checkpoint(
+    executor: PoplarExecutor, tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]
+) -> None:
+    """Continue from what `checkpoint_state` gave. poptorch.Error for a checkpoint of another kind of program."""
+    session = _session(executor, "resumed")
+    groups = _groups(executor._optimizer)
+    if values.keys() != {"session", "groups", "torch"} or len(values["groups"]) != len(groups):
+        raise Error("the checkpoint was not saved by a PopTorch model with this optimizer")
+    session._restore_checkpoint(tensors, values["session"])
+    for group, saved in zip(groups, values["groups"], strict=True):
+        for key, value in saved.items():
+            if isinstance(group.get(key), torch.Tensor):
+                group[key].fill_(value)
+            else:
+                group[key] = value
+    torch.set_rng_state(torch.from_numpy(np.array(values["torch"], np.uint8)))
+    executor.copyWeightsToHost()
+    weights_changed(executor._user_model)
+    executor._state_is_newer = True
+    if executor._optimizer is not None:
+        if hasattr(executor._optimizer, "_state_dirty"):
+            executor._optimizer._state_dirty = False  # The state that the session has now is the newer one.
+        executor.setOptimizer(executor._optimizer)
+
+
+def _session(executor: PoplarExecutor, doing: str) -> Any:
+    if executor._compiled is None or not executor.isAttachedToDevice():
+        raise Error(
+            f"a model is {doing} when it is compiled and attached to its IPUs: call model.compile(*inputs) first"
+        )
+    return executor._compiled.session
+
+
+def _groups(optimizer: Any) -> list[dict[str, Any]]:
+    return [] if optimizer is None else list(optimizer.param_groups)
+
+
+def _plain_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's attributes without its parameters, tensors of one element as numbers."""
+    return {
+        key: value.item() if isinstance(value, torch.Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }

@@ -1,5 +1,6 @@
-"""``horovod.torch`` as PopTorch programs use it: values of the host that instances share, such as metrics.
+"""Programs of several instances that ``podrun`` has launched: ``popdist.poptorch.Options`` and ``horovod.torch``.
 
+`InstanceOptions` are the options of one instance. The calls of Horovod share values of the host, such as metrics.
 Instances meet through `podrun.popdist`; no MPI is needed. Gradients are reduced on the IPUs, so
 ``DistributedOptimizer`` is refused. Calls give the same bits in every instance. Objects travel as JSON and raw arrays,
 never pickled.
@@ -20,6 +21,8 @@ from podrun.core.environment import environment
 from podrun.core.errors import UnsupportedError
 from podrun.popdist import backend, core, mpi
 from podrun.popdist.core import popdist_error
+from podrun.poptorch.option_parts import DistributedOptions
+from podrun.poptorch.options import Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,3 +285,64 @@ def DistributedOptimizer(*args: Any, **kwargs: Any) -> NoReturn:
         "horovod.torch.DistributedOptimizer reduces gradients on the host; poptorch.trainingModel does it on the IPUs",
         hint="Give poptorch.trainingModel popdist.poptorch.Options() and a plain optimizer.",
     )
+
+
+def _refused(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"Cannot call `{name}` with popdist.poptorch.Options: podrun sets it for each instance. Use "
+        "poptorch.Options to set it yourself."
+    )
+
+
+class _InstanceDistributed(DistributedOptions):
+    """Which instance this is; it cannot be changed."""
+
+    def disable(self) -> NoReturn:
+        """Refused."""
+        raise _refused("Distributed.disable")
+
+    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> NoReturn:
+        """Refused."""
+        raise _refused("Distributed.setEnvVarNames")
+
+    def configureProcessId(self, process_id: int, num_processes: int) -> NoReturn:
+        """Refused."""
+        raise _refused("Distributed.configureProcessId")
+
+
+class InstanceOptions(Options):
+    """poptorch.Options whose replication factor, process and device are those of this instance.
+
+    ``ipus_per_replica``: IPUs of the model; popdist_error if ``podrun`` was told another number. Without ``podrun``
+    there is one process with one replica. RuntimeError for setters of what ``podrun`` decides.
+    """
+
+    def __init__(self, ipus_per_replica: int | None = None) -> None:
+        super().__init__()
+        self.__dict__["_ipus_per_replica"] = ipus_per_replica
+        distributed = _InstanceDistributed()
+        distributed.set(
+            num_distributed_processes=core.getNumInstances(), distributed_process_id=core.getInstanceIndex()
+        )
+        self.add_part("_distributed", distributed)
+        self.set(replication_factor=core.getNumLocalReplicas())
+        self._check_ipus()
+
+    def _check_ipus(self) -> None:
+        if self._ipus_per_replica is not None and core.isPopdistEnvSet():
+            core.getDeviceId(self._ipus_per_replica)
+
+    def replicationFactor(self, replication_factor: int) -> NoReturn:
+        """Refused."""
+        raise _refused("replicationFactor")
+
+    def useIpuId(self, ipu_id: int) -> NoReturn:
+        """Refused."""
+        raise _refused("useIpuId")
+
+    def toDict(self) -> dict[str, Any]:
+        """All values in one dictionary, with the device of this instance where the number of its IPUs is known."""
+        made = super().toDict()
+        if core.isPopdistEnvSet():
+            made["ipu_id"] = core.getDeviceId(self._ipus_per_replica or 0)
+        return made

@@ -1,0 +1,201 @@
+"""What a call takes and returns: arguments bound to forward's parameters, and the arithmetic of batch dimensions.
+
+Dimension 0 of every input holds, outermost first: device iterations, gradient accumulation, replicas (or groups of
+replicas with the same input), and the samples of one micro-batch. ``backward`` of what a wrapper returns raises Error,
+because the IPU has computed the gradients already.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from podrun.poptorch.capture.graph import Structure, flatten, unflatten
+from podrun.poptorch.enums import CommGroupType, OutputMode
+from podrun.poptorch.errors import Error
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The arguments of a call, flat. ``tensors``: positions of tensors among the leaves."""
+
+    leaves: list[Any]
+    structure: Structure
+
+    @property
+    def tensors(self) -> dict[int, torch.Tensor]:
+        """Tensors by position."""
+        return {place: leaf for place, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)}
+
+    def replaced(self, tensors: dict[int, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments with other tensors."""
+        leaves = [tensors.get(place, leaf) for place, leaf in enumerate(self.leaves)]
+        args, kwargs = unflatten(self.structure, leaves)
+        return tuple(args), kwargs
+
+
+def bind(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
+    """The arguments in the order of forward's parameters.
+
+    Error for a mandatory one that is missing; AssertionError for too many, an unknown keyword or one that is given
+    twice.
+    """
+    signature = inspect.signature(module.forward)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        text = str(error)
+        if text.startswith("missing a required"):
+            raise Error(f"The arguments of forward do not fit: {text}") from error
+        raise AssertionError(f"The arguments of forward do not fit: {text}") from error
+    leaves, structure = flatten((bound.args, bound.kwargs))
+    return CallArguments([_prepared(leaf) for leaf in leaves], structure)
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=5)
+
+
+def _prepared(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if leaf.numel() == 0:
+        raise Error(f"an input of shape {list(leaf.shape)} has no elements: IPUs take no empty tensors")
+    if leaf.requires_grad:
+        _warn_once("An input requires a gradient: gradients of inputs are not computed, it is detached")
+        leaf = leaf.detach()
+    if not leaf.is_contiguous():
+        _warn_once("An input is not contiguous: it is copied for every call")
+        leaf = leaf.contiguous()
+    return leaf
+
+
+def check_same(compiled: CallArguments, given: CallArguments) -> None:
+    """Error if a call differs from the one that the model was compiled for."""
+    tail = "Call destroy() on the model, or make a new wrapper, to use other inputs."
+    if compiled.structure.description != given.structure.description:
+        raise Error("The structure of the inputs is not the one that the model was compiled for", hint=tail)
+    for before, now in zip(compiled.leaves, given.leaves, strict=True):
+        if isinstance(before, torch.Tensor) != isinstance(now, torch.Tensor):
+            raise Error(f"The type of an input has changed from {type(before)} to {type(now)}", hint=tail)
+        if not isinstance(before, torch.Tensor):
+            if type(before) is not type(now) or before != now:
+                raise Error(
+                    f"An input that is no tensor was {before!r} when the model was compiled and is {now!r} now",
+                    hint=tail,
+                )
+            continue
+        if before.shape != now.shape or before.dtype != now.dtype:
+            raise Error(
+                f"An input was {before.dtype} of shape {list(before.shape)} when the model was compiled and is "
+                f"{now.dtype} of shape {list(now.shape)} now",
+                hint=tail,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDimensions:
+    """Factors of dimension 0. ``groups``: replicas with an input of their own."""
+
+    iterations: int
+    accumulation: int
+    replicas: int
+    groups: int
+    orthogonal: bool = False
+    """Whether replicas of a group lie as far apart as there are groups, instead of next to each other."""
+
+    @property
+    def group_of_replica(self) -> list[int]:
+        """The input group of each replica."""
+        size = self.replicas // self.groups
+        return [r % self.groups if self.orthogonal else r // size for r in range(self.replicas)]
+
+    @property
+    def replica_of_group(self) -> list[int]:
+        """The first replica of each input group."""
+        return [self.group_of_replica.index(group) for group in range(self.groups)]
+
+    @property
+    def inputs(self) -> int:
+        """Micro-batches that one call takes."""
+        return self.iterations * self.accumulation * self.groups
+
+    def outputs(self, mode: OutputMode, period: int) -> int:
+        """Micro-batches of each result that one call returns."""
+        if mode == OutputMode.All:
+            return self.iterations * self.accumulation * self.replicas
+        if mode == OutputMode.EveryN:
+            return self.iterations // period * self.accumulation * self.replicas
+        return self.replicas
+
+    def describe(self) -> str:
+        """The factors in words, for messages."""
+        return (
+            f"device iterations ({self.iterations}) x gradient accumulation ({self.accumulation}) x replicas with "
+            f"data of their own ({self.groups})"
+        )
+
+    def narrowed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """One micro-batch of an input. AssertionError if dimension 0 cannot be divided."""
+        size = tensor.shape[0] if tensor.dim() else 1
+        assert size % self.inputs == 0, (
+            f"Invalid batch dimension: In the input {list(tensor.shape)}, the batch dimension ({size}) must be a "
+            f"multiple of {self.inputs}: {self.describe()}"
+        )
+        if not tensor.dim():
+            assert self.inputs == 1, (
+                f"Invalid batch dimension: a tensor without dimensions cannot hold {self.inputs} micro-batches: "
+                f"{self.describe()}"
+            )
+            return tensor
+        return tensor.narrow(0, 0, size // self.inputs)
+
+
+def batch_dimensions(options: Any, training: bool) -> BatchDimensions:
+    """The factors that options say. Inference does not accumulate."""
+    return BatchDimensions(
+        iterations=options.device_iterations,
+        accumulation=options.Training.gradient_accumulation if training else 1,
+        replicas=options.replication_factor,
+        groups=options.replication_factor // options.input_group_size,
+        orthogonal=options.input_cgt == CommGroupType.Orthogonal,
+    )
+
+
+_returned: Any = WeakIdKeyDictionary()
+
+
+@functools.cache
+def _install() -> None:
+    plain: Any = torch.Tensor.backward
+
+    @functools.wraps(plain)
+    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self in _returned:
+            raise Error(
+                "backward() cannot be called on a tensor that a poptorch wrapper has returned",
+                hint="A poptorch.trainingModel computes the backward pass and the weight update in its call.",
+            )
+        return plain(self, *args, **kwargs)
+
+    torch.Tensor.backward = backward  # type: ignore[method-assign]
+
+
+def mark_returned(leaves: Iterable[Any]) -> None:
+    """Let ``backward`` of these tensors raise Error."""
+    _install()
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            _returned[leaf] = True

@@ -1,0 +1,301 @@
+"""What lies on IPUs and what the host has of it: weights, the optimizer's state, random state, the devices.
+
+`ExecutorState` is the part of `PoplarExecutor` that keeps both sides the same: it notes which is newer and copies when
+the other one is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from podrun.poptorch import user_modules
+from podrun.poptorch.calls import CallArguments
+from podrun.poptorch.capture.torch_names import to_numpy
+from podrun.poptorch.compiled_model import CompiledModel
+from podrun.poptorch.enums import ConnectionType, MeanReductionStrategy
+from podrun.poptorch.errors import Error
+from podrun.poptorch.model_compiler import (
+    ReplicaGroups,
+)
+from podrun.poptorch.optim import Optimizer
+from podrun.poptorch.options import Options
+from podrun.poptorch.session_optimizers import (
+    attributes_of,
+    check_supported,
+    needs_running_mean,
+)
+from podrun.poptorch.user_modules import trainer_of, untrack, untracked
+from podrun.poptorch.watching import logger
+from podrun.private_apis import torch as private
+
+
+class ExecutorState:
+    """The module, its optimizer and its compiled model, with what moves values between host and IPUs."""
+
+    _options: Options
+    _user_model: torch.nn.Module
+    _model: torch.nn.Module
+    _training: bool
+    _optimizer: Any
+    _compiled: CompiledModel | None
+    _arguments: CallArguments | None
+    _executable: bytes | None
+    _device_is_newer: bool
+    """Whether training has changed weights on the IPUs since they were copied to the host."""
+    _state_is_newer: bool
+    """The same of the optimizer's state."""
+    _weights_version: int
+    _detached: bool
+    _random_state: list[int] | None
+    _groups: dict[str, ReplicaGroups]
+    _attributes: set[str]
+
+    def _need_compiled(self, call: str) -> CompiledModel:
+        if self._compiled is None:
+            raise Error(f"{call}() needs a compiled model: call the model or compile() first")
+        return self._compiled
+
+    def _bring_up_to_date(self) -> None:
+        """Send weights that training has changed since; optimizer state that was loaded."""
+        assert self._compiled is not None
+        if not self._training:
+            trainer = trainer_of(self._user_model)
+            if trainer is not None and trainer is not self:
+                trainer.copyWeightsToHostIfNeeded()
+            version = user_modules.weights_version(self._user_model)
+            if version != self._weights_version:
+                self._weights_version = version
+                self.copyWeightsToDevice()
+        if self._compiled.needs_weights:
+            self.copyWeightsToDevice()
+        if isinstance(self._optimizer, Optimizer) and self._optimizer._state_dirty:
+            self._send_optimizer_state()
+
+    # --- Weights ------------------------------------------------------------------------------------------------------
+
+    def _pull(self) -> None:
+        if self._device_is_newer and self._compiled is not None and not self._detached:
+            self.copyWeightsToHost()
+
+    def copyWeightsToHost(self) -> None:
+        """Bring parameters and buffers from the device into the module."""
+        compiled = self._need_compiled("copyWeightsToHost")
+        self._device_is_newer = False
+        with untracked(), torch.no_grad():
+            values = compiled.read_weights(list(compiled.graph.parameters))
+            for name, tensor in self._tensors().items():
+                if name in values:
+                    _fill(tensor, values[name])
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """`copyWeightsToHost` if the device's values are newer; whether they were."""
+        if not self._device_is_newer or self._compiled is None:
+            return False
+        self.copyWeightsToHost()
+        return True
+
+    def copyWeightsToDevice(self) -> None:
+        """Send the module's parameters and buffers to the device; what was trained since the last copy is lost."""
+        compiled = self._need_compiled("copyWeightsToDevice")
+        self._device_is_newer = False
+        with untracked():
+            compiled.bring_weights()  # The optimizer's state stays as the device has it.
+            values = {n: to_numpy(t) for n, t in self._tensors().items() if n in compiled.graph.parameters}
+            compiled.write_weights(values)
+        if self._training:
+            user_modules.weights_changed(self._user_model)
+
+    def copyNamedBuffersToDevice(self) -> None:
+        """Send the buffers that options.updatableNamedBuffers names."""
+        compiled = self._need_compiled("copyNamedBuffersToDevice")
+        if not self._options.updatable_named_buffers:
+            raise Error("copyNamedBuffersToDevice() needs options.updatableNamedBuffers([...])")
+        with untracked():
+            buffers = dict(self._model.named_buffers())
+            chosen = {n: to_numpy(buffers[n]) for n in self._options.updatable_named_buffers}
+            compiled.bring_weights()
+            compiled.write_weights(chosen)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
+        """Load values into the module and send them to the device."""
+        with untracked():
+            result = self._user_model.load_state_dict(state_dict, strict)
+        if self.isAttachedToDevice():
+            self.copyWeightsToDevice()
+        return result
+
+    def _group_parameter(self, parameter: torch.Tensor, *settings: Any) -> None:
+        """`ParameterHandle.replicaGrouping`."""
+        name = next(n for n, p in self._model.named_parameters() if p is parameter)
+        if self._compiled is not None:
+            raise Error(f"replicaGrouping of {name!r} comes before the model is compiled")
+        with untracked():
+            if not parameter.dim():
+                raise Error(f"replicaGrouping: {name!r} has no dimension for the groups")
+        self._groups[name] = ReplicaGroups(*settings)
+
+    def _choose_mean_strategy(self, optimizer: Any) -> None:
+        """Gradients that are accumulated in half precision are averaged as they come, unless the options say else."""
+        training = self._options.Training
+        if not needs_running_mean(optimizer) or training._mean_strategy_chosen:
+            return
+        strategy = MeanReductionStrategy.Running
+        if training.meanAccumulationAndReplicationReductionStrategy == strategy:
+            return
+        if self._compiled is not None:
+            raise ValueError(
+                "The optimizer accumulates in half precision, which needs "
+                "options.Training.setMeanAccumulationAndReplicationReductionStrategy(Running) before the model is "
+                "compiled."
+            )
+        frozen = self._options._is_frozen
+        self._options.unfreeze()
+        training.set(meanAccumulationAndReplicationReductionStrategy=strategy)
+        if frozen:
+            self._options.freeze()
+
+    # --- Optimizer ----------------------------------------------------------------------------------------------------
+
+    def setOptimizer(self, optimizer: Any) -> None:
+        """Use another optimizer, or the same one with other attributes (after a scheduler's step)."""
+        check_supported(optimizer)
+        assert self._training, "setOptimizer is for training models"
+        self._choose_mean_strategy(optimizer)
+        before = self._optimizer
+        if before is not optimizer and isinstance(before, Optimizer) and self._compiled is not None:
+            self._read_optimizer_state()
+            before._read_state = None
+        self._optimizer = optimizer
+        if self._compiled is None:
+            return
+        self._warn_of_ignored(optimizer)
+        with untracked():
+            self._compiled.change_optimizer(optimizer, self._parameter_names())
+        self._connect_optimizer()
+
+    def _warn_of_ignored(self, optimizer: Any) -> None:
+        """Say of attributes that the optimizer got since the model was compiled that they have no effect."""
+        level = logging.DEBUG if self._options.extra("relax_optimizer_checks") else logging.WARNING
+        for name in sorted(attributes_of(optimizer) - self._attributes):
+            logger.log(level, "Ignoring unexpected attribute %s of the optimizer", name)
+        self._attributes |= attributes_of(optimizer)
+
+    def _parameter_names(self) -> dict[int, str]:
+        return {id(p): n for n, p in self._model.named_parameters()}
+
+    def _connect_optimizer(self) -> None:
+        """Let the optimizer's ``state_dict`` read the IPU's state; send it what was loaded before."""
+        private.note_step(self._optimizer)
+        self._attributes |= attributes_of(self._optimizer)
+        if (
+            not isinstance(self._optimizer, Optimizer)
+            or self._options.connection_type == ConnectionType.Never
+        ):
+            return
+        if self._optimizer._state_dirty:
+            self._send_optimizer_state()
+        self._optimizer._read_state = self._read_optimizer_state
+
+    def _send_optimizer_state(self) -> None:
+        optimizer, compiled = self._optimizer, self._compiled
+        assert compiled is not None
+        optimizer._state_dirty = False
+        if optimizer.ipu_state is None:
+            return
+        with untracked():
+            compiled.bring_weights()
+            compiled.write_weights({name: to_numpy(t) for name, t in optimizer.ipu_state.items()})
+            compiled.change_optimizer(optimizer, self._parameter_names())
+        self._state_is_newer = True
+
+    def _read_optimizer_state(self) -> None:
+        """Put the IPU's state into the optimizer, unless it has it already."""
+        if self._compiled is None or self._detached or self._optimizer._state_dirty:
+            return
+        if self._state_is_newer:
+            with untracked():
+                self._optimizer.ipu_state, self._optimizer.ipu_param = self._compiled.optimizer_values()
+            self._state_is_newer = False
+
+    # --- Device -------------------------------------------------------------------------------------------------------
+
+    def isAttachedToDevice(self) -> bool:
+        """Whether the model holds its IPUs."""
+        return self._compiled is not None and not self._detached and self._compiled.attached
+
+    def detachFromDevice(self) -> None:
+        """Bring weights, optimizer state and random state back and let the IPUs go; the executable stays."""
+        compiled = self._need_compiled("detachFromDevice")
+        if not self.isAttachedToDevice():
+            raise Error("detachFromDevice(): the model is not attached to a device")
+        self._leave(compiled)
+
+    def _leave(self, compiled: CompiledModel) -> None:
+        self.copyWeightsToHostIfNeeded()
+        compiled.bring_weights()
+        if isinstance(self._optimizer, Optimizer):
+            self._read_optimizer_state()
+        self._random_state = compiled.random_state
+        compiled.detach()
+        self._detached = True
+
+    def attachToDevice(self) -> None:
+        """Take IPUs again and send weights, optimizer state and random state."""
+        compiled = self._need_compiled("attachToDevice")
+        assert self._options.connection_type != ConnectionType.Never, (
+            "Trying to attach to an offline device (ConnectionType.Never)"
+        )
+        if self.isAttachedToDevice():
+            raise Error("attachToDevice(): the model is attached to a device already")
+        compiled.attach()
+        self._detached = False
+        self.copyWeightsToDevice()
+        if self._random_state is not None:
+            compiled.random_state = self._random_state
+        if isinstance(self._optimizer, Optimizer) and self._optimizer._state_dirty:
+            self._send_optimizer_state()
+
+    def destroy(self) -> None:
+        """Bring weights back, let the IPUs go and drop the executable. The module's parameters are torch's again."""
+        if self._compiled is not None:
+            if self.isAttachedToDevice():
+                self._leave(self._compiled)
+            self._compiled = None
+        if isinstance(self._optimizer, Optimizer) and self._optimizer._read_state is not None:
+            self._optimizer._read_state = None
+            self._optimizer._state_dirty = self._optimizer.has_state()
+        self._arguments, self._executable, self._random_state, self._detached = None, None, None, False
+        if self._training and trainer_of(self._user_model) is self:
+            untrack(self._user_model)
+            user_modules.unwrap(self._user_model)
+
+    @property
+    def rng_state(self) -> list[int]:
+        """The state of the IPU's random numbers: the seed, then the generator's words."""
+        return self._need_compiled("rng_state").random_state
+
+    @rng_state.setter
+    def rng_state(self, state: list[int]) -> None:
+        compiled = self._need_compiled("rng_state")
+        self._random_state = list(state)
+        if self.isAttachedToDevice():
+            compiled.random_state = state
+
+
+def _fill(tensor: torch.Tensor, value: np.ndarray) -> None:
+    """Copy what was read into a tensor's storage; into a new one if all replicas' values were read."""
+    source = value.astype(np.float32) if value.dtype.name == "bfloat16" else np.array(value)
+    found = torch.from_numpy(source)
+    if found.numel() != tensor.numel():
+        tensor.data = found.to(tensor.dtype)
+        return
+    plain = tensor.detach()
+    plain.copy_(found.reshape(plain.shape).to(plain.dtype))

@@ -1,0 +1,322 @@
+"""The user's module while it is wrapped for training: its class, its parameters, and what copies of it have.
+
+The class becomes ``Poptorch<Class>``, a subclass, with ``copyWeightsToHostIfNeeded()`` and ``destroy()``. Parameters
+and buffers have classes of their own: any access of an attribute, and any operator of torch's, first lets the executor
+copy the weights to the host if the IPU's are newer. `destroy` takes these classes back; what is pickled, saved by
+``torch.save`` or copied has torch's own.
+
+A parameter of which groups of replicas have values of their own has a leading dimension with a row for each group;
+forward sees one row. The executor hands out parameters as `ParameterHandle`, so that programs can say
+``model.weight.replicaGrouping(...)``.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from podrun.poptorch.enums import CommGroupType, VariableRetrievalMode
+from podrun.poptorch.errors import Error
+from podrun.private_apis.torch import without_subclass_hooks
+
+if TYPE_CHECKING:
+    from podrun.poptorch.model_compiler import ReplicaGroups
+
+EXECUTOR = "_poptorch_executor"
+"""Name under which a wrapped module holds the executor that trains it."""
+
+_versions: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
+
+
+def weights_version(module: torch.nn.Module) -> int:
+    """A number that grows whenever training changes a module's weights."""
+    return _versions.get(module, 0)
+
+
+def weights_changed(module: torch.nn.Module) -> None:
+    """Training has changed a module's weights."""
+    _versions[module] = weights_version(module) + 1
+
+
+def trainer_of(module: torch.nn.Module) -> Any:
+    """The executor that trains a module; None if none does."""
+    return module.__dict__.get(EXECUTOR)
+
+
+def check_wrappable(module: Any) -> None:
+    """RuntimeError for a module that is wrapped already; Error for no module, and for buffers of other classes."""
+    if not isinstance(module, torch.nn.Module):
+        raise Error(f"poptorch.trainingModel takes a torch.nn.Module, not {type(module).__name__}")
+    if trainer_of(module) is not None:
+        raise RuntimeError(
+            "The model is wrapped already: call destroy() on the poptorch.trainingModel that has it first."
+        )
+    for name, buffer in module.named_buffers():
+        if type(buffer) is not torch.Tensor:
+            raise Error(
+                f"Buffer {name!r} is a {type(buffer).__name__}: buffers of a training model must be torch.Tensor"
+            )
+
+
+def wrap(module: torch.nn.Module, executor: Any) -> None:
+    """Give the module the class of wrapped ones."""
+    plain = type(module)
+    module.__dict__[EXECUTOR] = executor
+    names = {
+        "__module__": plain.__module__,
+        "__qualname__": f"Poptorch{plain.__qualname__}",
+        "__doc__": plain.__doc__,
+        "copyWeightsToHostIfNeeded": _copy_if_needed,
+        "destroy": _destroy,
+        "__reduce_ex__": _reduce,
+        "_poptorch_plain": plain,
+    }
+    module.__class__ = type(f"Poptorch{plain.__name__}", (plain,), names)
+
+
+def unwrap(module: torch.nn.Module) -> None:
+    """Give the module its own class again."""
+    module.__dict__.pop(EXECUTOR, None)
+    plain = getattr(type(module), "_poptorch_plain", None)
+    if plain is not None:
+        module.__class__ = plain
+
+
+def _copy_if_needed(self: Any) -> bool:
+    """Bring the weights from the IPU if they are newer there; whether they were."""
+    executor = trainer_of(self)
+    return executor is not None and bool(executor.copyWeightsToHostIfNeeded())
+
+
+def _destroy(self: Any) -> None:
+    """Destroy the wrapper that trains the module."""
+    executor = trainer_of(self)
+    if executor is not None:
+        executor.destroy()
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    """The module as it was before it was wrapped, with the weights as they are now."""
+    _copy_if_needed(self)
+    plain = object.__new__(type(self)._poptorch_plain)
+    plain.__dict__.update({key: value for key, value in self.__dict__.items() if key != EXECUTOR})
+    _, _, state, *_ = plain.__reduce_ex__(2)
+    # By the function of protocol 1: that of protocol 2 insists on the class that the module has now.
+    return copyreg._reconstructor, (type(plain), object, None), state  # type: ignore[attr-defined]
+
+
+_TRACKER = "_podrun_tracker"
+"""Name under which a tensor holds its `_Tracker`. The tensor, the wrapped module and its executor form a cycle that the
+garbage collector frees once the program has dropped all three."""
+_paused = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Tracker:
+    """What belongs to a tracked tensor: what brings it up to date, and what takes a parameter's replica grouping."""
+
+    pull: Callable[[], Any]
+    group: Callable[..., Any]
+
+
+def _tracker(tensor: Any) -> _Tracker | None:
+    found: _Tracker | None = object.__getattribute__(tensor, "__dict__").get(_TRACKER)
+    return found
+
+
+def _pull(tensor: Any) -> None:
+    if not _paused:
+        tracker = _tracker(tensor)
+        if tracker is not None:
+            tracker.pull()
+
+
+@contextmanager
+def untracked() -> Iterator[None]:
+    """Read parameters as they are on the host, without asking the IPU."""
+    global _paused
+    _paused += 1
+    try:
+        yield
+    finally:
+        _paused -= 1
+
+
+class TrackedParameter(torch.nn.Parameter):
+    """A parameter whose value may be newer on the IPU."""
+
+    def replicaGrouping(self, comm_group_type: Any, shards: int, variable_retrieval_mode: Any) -> None:
+        """See `parameter_groups.ParameterHandle`."""
+        tracker = _tracker(self)
+        assert tracker is not None, "a parameter has a tracker as long as it has this class"
+        tracker.group(self, comm_group_type, shards, variable_retrieval_mode)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "__class__":
+            _pull(self)
+        return super().__getattribute__(name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _plain_function(function, args, kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _pull(self)
+        with untracked():
+            return _reduced(torch.nn.Parameter(self.data, self.requires_grad), protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Parameter:
+        _pull(self)
+        with untracked():
+            made = torch.nn.Parameter(self.data.clone(), self.requires_grad)
+        memo[id(self)] = made
+        return made
+
+
+class TrackedBuffer(torch.Tensor):
+    """A buffer whose value may be newer on the IPU."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "__class__":
+            _pull(self)
+        return super().__getattribute__(name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _plain_function(function, args, kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _pull(self)
+        with untracked():
+            return _reduced(self.as_subclass(torch.Tensor).clone(), protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        _pull(self)
+        with untracked():
+            made = self.as_subclass(torch.Tensor).clone()
+        memo[id(self)] = made
+        return made
+
+
+def _reduced(tensor: Any, protocol: Any) -> Any:
+    return tensor.__reduce_ex__(protocol)
+
+
+def _set_class(tensor: Any, kind: type) -> None:
+    tensor.__class__ = kind
+
+
+def _plain_function(function: Any, args: Any, kwargs: Any) -> Any:
+    """A function of torch's, on values that are up to date; what it gives is not tracked."""
+    for each in _tensors((args, kwargs or {})):
+        _pull(each)
+    with untracked(), without_subclass_hooks():
+        return function(*args, **(kwargs or {}))
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if isinstance(value, (TrackedParameter, TrackedBuffer)):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def track(module: torch.nn.Module, pull: Callable[[], Any], group: Callable[..., Any]) -> None:
+    """Let reads of a module's parameters and buffers call ``pull`` first, and ``replicaGrouping`` call ``group``."""
+    tracker = _Tracker(pull, group)
+    for tensor in (*module.parameters(), *module.buffers()):
+        tracked = _TRACKED.get(type(tensor))
+        if tracked is not None:
+            tensor.__dict__[_TRACKER] = tracker
+            _set_class(tensor, tracked)
+
+
+def untrack(module: torch.nn.Module) -> None:
+    """Give a module's parameters and buffers torch's own classes back."""
+    with untracked():
+        for tensor in (*module.parameters(), *module.buffers()):
+            for plain, tracked in _TRACKED.items():
+                if type(tensor) is tracked:
+                    _set_class(tensor, plain)
+                    tensor.__dict__.pop(_TRACKER, None)
+
+
+_TRACKED: dict[type, type] = {torch.nn.Parameter: TrackedParameter, torch.Tensor: TrackedBuffer}
+
+copyreg.pickle(TrackedParameter, lambda p: p.__reduce_ex__(2))
+
+
+class ParameterHandle:
+    """A parameter that is asked for through an executor. Everything is the parameter's own but `replicaGrouping`."""
+
+    def __init__(self, parameter: torch.nn.Parameter, group: Callable[..., Any]) -> None:
+        self._parameter, self._group = parameter, group
+
+    def replicaGrouping(
+        self, comm_group_type: CommGroupType, shards: int, variable_retrieval_mode: VariableRetrievalMode
+    ) -> None:
+        """Give groups of ``shards`` replicas values of their own, before the model is compiled. Error afterwards, and
+        for a parameter without dimensions."""
+        assert isinstance(comm_group_type, CommGroupType), "comm_group_type is a poptorch.CommGroupType"
+        assert isinstance(variable_retrieval_mode, VariableRetrievalMode), (
+            "variable_retrieval_mode is a poptorch.VariableRetrievalMode"
+        )
+        self._group(self._parameter, comm_group_type, shards, variable_retrieval_mode)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parameter, name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Functions of torch's take the parameter itself."""
+        return function(*_plain(args), **_plain(kwargs or {}))
+
+    def __repr__(self) -> str:
+        return repr(self._parameter)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ParameterHandle):
+        return value._parameter
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(each) for each in value)
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return value
+
+
+@contextmanager
+def one_row_each(
+    module: torch.nn.Module, groups: Mapping[str, ReplicaGroups], replicas: int
+) -> Iterator[None]:
+    """Let forward see one row of each grouped parameter. Error for one whose rows are not the groups."""
+    replaced: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for name, grouping in groups.items():
+            count = grouping.groups(replicas)
+            if count == 1:
+                continue
+            owner, _, key = name.rpartition(".")
+            owned = module.get_submodule(owner)._parameters
+            whole = owned[key]
+            assert whole is not None
+            if whole.shape[0] != count:
+                raise Error(
+                    f"replicaGrouping: {name!r} has {whole.shape[0]} rows for {count} groups of replicas",
+                    hint="The first dimension of a grouped parameter has a row for each group.",
+                )
+            replaced.append((owned, key, whole))
+            owned[key] = torch.nn.Parameter(whole.detach()[0], whole.requires_grad)
+        yield
+    finally:
+        for owned, key, whole in replaced:
+            owned[key] = whole
