@@ -44,57 +44,57 @@ def vipu_server() -> int:
 
 def gc_monitor() -> int:
     """``gc-monitor``."""
-    return _run("podrun.monitor.gc_monitor")
+    return _run("podrun.monitor.device_tools", "gc_monitor_main")
 
 
 def gc_reset() -> int:
     """``gc-reset``."""
-    return _run("podrun.monitor.gc_reset")
+    return _run("podrun.monitor.device_tools", "gc_reset_main")
 
 
 def gc_info() -> int:
     """``gc-info``."""
-    return _run("podrun.monitor.gc_info")
+    return _run("podrun.monitor.device_tools", "gc_info_main")
 
 
 def gc_inventory() -> int:
     """``gc-inventory``."""
-    return _run("podrun.monitor.gc_inventory")
+    return _run("podrun.monitor.device_tools", "gc_inventory_main")
 
 
 def gc_links() -> int:
     """``gc-links``."""
-    return _run("podrun.monitor.gc_links")
+    return _run("podrun.monitor.link_tools", "gc_links_main")
 
 
 def gc_flops() -> int:
     """``gc-flops``."""
-    return _run("podrun.monitor.gc_flops")
+    return _run("podrun.monitor.load_tools", "gc_flops_main")
 
 
 def gc_iputraffictest() -> int:
     """``gc-iputraffictest``."""
-    return _run("podrun.monitor.gc_iputraffictest")
+    return _run("podrun.monitor.link_tools", "gc_iputraffictest_main")
 
 
 def gc_hosttraffictest() -> int:
     """``gc-hosttraffictest``."""
-    return _run("podrun.monitor.gc_hosttraffictest")
+    return _run("podrun.monitor.host_tools", "gc_hosttraffictest_main")
 
 
 def gc_hostsynclatencytest() -> int:
     """``gc-hostsynclatencytest``."""
-    return _run("podrun.monitor.gc_hostsynclatencytest")
+    return _run("podrun.monitor.host_tools", "gc_hostsynclatencytest_main")
 
 
 def gc_gwlinkstraffictest() -> int:
     """``gc-gwlinkstraffictest``."""
-    return _run("podrun.monitor.gc_gwlinkstraffictest")
+    return _run("podrun.monitor.gc_gwlinkstraffictest", "gc_gwlinkstraffictest_main")
 
 
 def gc_powertest() -> int:
     """``gc-powertest``."""
-    return _run("podrun.monitor.gc_powertest")
+    return _run("podrun.monitor.load_tools", "gc_powertest_main")
 
 
 def open_standard_streams() -> None:
@@ -159,13 +159,13 @@ def replace_standard_output(command: str = "") -> tuple[Outlet, Outlet]:
     return made[0], made[1]
 
 
-def _run(module: str) -> int:
+def _run(module: str, name: str = "main") -> int:
     open_standard_streams()
     # Otherwise Python answers Ctrl-C with the traceback of an import. An ignored signal (nohup) stays ignored.
     quietly = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if quietly:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    main = importlib.import_module(module).main
+    main = getattr(importlib.import_module(module), name)
     if quietly:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # A launch ends with the exit code of its instances, even if their output could not be written.

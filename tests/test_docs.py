@@ -17,17 +17,11 @@ import pytest
 from podrun.core.errors import PodrunError
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.profile import split_options
-from podrun.monitor.gc_flops import gc_flops
+from podrun.monitor.device_tools import gc_info, gc_inventory, gc_monitor, gc_reset
 from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest
-from podrun.monitor.gc_hostsynclatencytest import gc_hostsynclatencytest
-from podrun.monitor.gc_hosttraffictest import gc_hosttraffictest
-from podrun.monitor.gc_info import gc_info
-from podrun.monitor.gc_inventory import gc_inventory
-from podrun.monitor.gc_iputraffictest import gc_iputraffictest
-from podrun.monitor.gc_links import gc_links
-from podrun.monitor.gc_monitor import gc_monitor
-from podrun.monitor.gc_powertest import gc_powertest
-from podrun.monitor.gc_reset import gc_reset
+from podrun.monitor.host_tools import gc_hostsynclatencytest, gc_hosttraffictest
+from podrun.monitor.link_tools import gc_iputraffictest, gc_links
+from podrun.monitor.load_tools import gc_flops, gc_powertest
 from podrun.vipu.cli_admin import vipu_admin
 from podrun.vipu.cli_server import vipu_server
 from podrun.vipu.cli_user import vipu

@@ -26,11 +26,18 @@ COMMANDS = (
     ("vipu", "podrun.vipu.cli_user", "vipu"),
     ("vipu-admin", "podrun.vipu.cli_admin", "vipu_admin"),
     ("vipu-server", "podrun.vipu.cli_server", "vipu_server"),
-    *((f"gc-{n}", f"podrun.monitor.gc_{n}", f"gc_{n}") for n in (
-        "monitor", "info", "inventory", "links", "reset", "flops", "powertest", "hosttraffictest",
-        "hostsynclatencytest", "iputraffictest", "gwlinkstraffictest",
-    )),
-)  # fmt: skip
+    *(
+        (f"gc-{name}", f"podrun.monitor.{module}", f"gc_{name}")
+        for module, names in (
+            ("device_tools", ("monitor", "info", "inventory", "reset")),
+            ("link_tools", ("links", "iputraffictest")),
+            ("load_tools", ("flops", "powertest")),
+            ("host_tools", ("hosttraffictest", "hostsynclatencytest")),
+            ("gc_gwlinkstraffictest", ("gwlinkstraffictest",)),
+        )
+        for name in names
+    ),
+)
 """Installed commands that are made with click: name, module, function."""
 
 

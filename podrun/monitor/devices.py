@@ -1,17 +1,23 @@
-"""The devices of a partition: what each IPU reports, the IPUs of a device id, and the remedy for an error.
+"""The devices of a partition: the server and its active partition, their reports, device ids, remedies for errors.
 
-Pure. Device ids count single IPUs first, then pairs, then quads, up to the whole partition.
+`fetch` talks to the server; the rest is pure. Device ids count single IPUs first, then pairs, then quads, up to the
+whole partition.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from podrun.core.errors import NotFoundError
+from podrun.core.cluster import ipu_number
+from podrun.core.environment import environment
+from podrun.core.errors import ConflictError, NotFoundError, ServiceError
 from podrun.core.telemetry import NO_ANSWER, NO_ERRORS, UNRECOVERABLE, IpuReport, MachineReport
 
 if TYPE_CHECKING:
+    from podrun.vipu.client import VipuClient
+    from podrun.vipu.discovery import ServiceEntry
     from podrun.vipu.types import IpuofConfig, PartitionInfo
 
 
@@ -124,3 +130,139 @@ def _remedy(action: str | None, partition: str, device: Device) -> str:
     if action is None:
         return "see the application's error"
     return f"{action}: {commands[action]}" if action in commands else action
+
+
+TIMEOUT_S = 10.0
+
+
+def connect(
+    host: str | None = None,
+    port: int | None = None,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+    one: bool = False,
+) -> VipuClient:
+    """A client of the server that options, environment or discovery name.
+
+    If discovery finds several, it is the first with the partition that IPUOF_VIPU_API_PARTITION_ID names, or with any
+    if it names none; ``say`` then gets a note which server that is and how to choose. ``one``, for commands that take
+    IPUs away: raises ConflictError if several servers qualify.
+    """
+    from podrun.vipu.cli_connection import find_server
+    from podrun.vipu.client import VipuClient
+    from podrun.vipu.discovery import Registry
+
+    wanted = environment().get("IPUOF_VIPU_API_PARTITION_ID")
+    where = find_server(host, port, partition=wanted)
+    address = (where.host, where.port)
+    if where.source.startswith("a running "):
+        running = [entry for entry in Registry().entries() if entry.port]
+        if len(running) > 1:
+            address = _choose(running, wanted, say, one)
+    return VipuClient(*address, TIMEOUT_S, own=where.own)
+
+
+def _choose(
+    running: Sequence[ServiceEntry], wanted: str | None, say: Callable[[str], None], one: bool
+) -> tuple[str, int]:
+    """Which of several services to ask; see `connect`."""
+    partitions = {entry: _partitions_of(entry) for entry in running}
+    meant = [e for e, names in partitions.items() if names and (not wanted or wanted in names)]
+    chosen = meant[0] if meant else running[0]
+    told = "; ".join(f"{e.kind} at {e.host}:{e.port} ({_listed(partitions[e])})" for e in running)
+    how = f"--api-host {chosen.host} --api-port {chosen.port}, or the same in IPUOF_VIPU_API_HOST and _PORT"
+    if one and len(meant) > 1:
+        raise ConflictError(
+            f"{len(running)} partition services of yours run here, and more than one could be meant: {told}",
+            hint=f"Say which, as in: {how}",
+        )
+    say(f"note: asking {chosen.host}:{chosen.port}, one of {len(running)} services of yours: {told}")
+    say(f"  To choose: {how}")
+    return chosen.host, chosen.port
+
+
+def _listed(names: Sequence[str] | None) -> str:
+    return "does not answer" if names is None else ", ".join(names) or "no partitions"
+
+
+def _partitions_of(entry: ServiceEntry) -> tuple[str, ...] | None:
+    """Names of a service's partitions; None if it does not answer."""
+    from podrun.vipu.client import VipuClient
+
+    try:
+        with VipuClient(entry.host, entry.port, TIMEOUT_S, own=True) as client:
+            return tuple(info.name for info in client.list_partitions())
+    except ServiceError:
+        return None
+
+
+def on_stderr(line: str) -> None:
+    """For `connect`: print notes to standard error, so that standard output stays one object or table."""
+    import click
+
+    click.echo(line, err=True)
+
+
+def active_partition(
+    partitions: Sequence[PartitionInfo], environ: Mapping[str, str] | None = None
+) -> PartitionInfo | None:
+    """The partition that tools use: IPUOF_VIPU_API_PARTITION_ID, else the first by name; None without partitions.
+
+    Raises NotFoundError if no partition has the name in the environment.
+    """
+    env = environment(environ)
+    wanted = env.get("IPUOF_VIPU_API_PARTITION_ID")
+    if not wanted:
+        return partitions[0] if partitions else None
+    for info in partitions:
+        if info.name == wanted:
+            return info
+    names = ", ".join(info.name for info in partitions) or "none"
+    raise NotFoundError(
+        f"there is no partition {wanted!r}, which IPUOF_VIPU_API_PARTITION_ID names",
+        hint=f"Partitions: {names}. Or: unset IPUOF_VIPU_API_PARTITION_ID",
+    )
+
+
+def no_partition() -> NotFoundError:
+    """The error of tools that need a partition and find none."""
+    return NotFoundError(
+        "no active partition",
+        hint="Create one: vipu create partition NAME --size N. Or run something with podrun.",
+    )
+
+
+def views(client: VipuClient, *, everything: bool = False) -> list[View]:
+    """The active partition, and with ``everything`` the others after it. Raises NotFoundError without partitions."""
+    partitions = client.list_partitions()
+    active = active_partition(partitions)
+    if active is None:
+        raise no_partition()
+    chosen = [active] + ([info for info in partitions if info is not active] if everything else [])
+    hosts = {agent.agent_id: agent.host for agent in client.list_agents()}
+    result: list[View] = []
+    first = 0
+    for info in chosen:
+        result.append(_view(client, info, hosts, first, info is active))
+        first += info.size
+    return result
+
+
+def _view(
+    client: VipuClient, info: PartitionInfo, hosts: Mapping[str, str], first: int, active: bool
+) -> View:
+    reports = tuple(client.machine_reports(info.name))
+    configs = [client.ipuof_config(info.name, gcd) for gcd in range(info.num_gcds)]
+    numbers = {device.partition_ipu: device.ipu_number for config in configs for device in config.devices}
+    devices = tuple(
+        Device(
+            id=first + ipu.partition_ipu,
+            host=hosts.get(report.agent_id, report.agent_id),
+            number=numbers.get(ipu.partition_ipu, ipu_number(ipu.ipu)),
+            machine=report,
+            ipu=ipu,
+        )
+        for report in reports
+        for ipu in report.ipus
+    )
+    return View(info, configs[0], reports, devices, active)

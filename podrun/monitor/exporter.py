@@ -139,7 +139,7 @@ def make_server(client: VipuClient, host: str, port: int) -> ThreadingHTTPServer
 def exporter(host: str, port: int, api_host: str | None, api_port: int | None) -> None:
     """Serve metrics of the POD for Prometheus until Ctrl-C."""
     from podrun.core.errors import ConflictError
-    from podrun.monitor.source import connect, on_stderr
+    from podrun.monitor.devices import connect, on_stderr
 
     with connect(api_host, api_port, say=on_stderr) as client:
         try:

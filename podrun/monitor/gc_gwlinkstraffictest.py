@@ -92,9 +92,8 @@ def measure(partition: ToolPartition, iterations: int, timeout: float) -> Gatewa
 
     from podrun.core.errors import ErrorCode, PoplarError
     from podrun.core.layout import IpuRange
-    from podrun.monitor.tool_partition import attach
+    from podrun.monitor.tool_partition import Route, attach, transfer_seconds
     from podrun.monitor.tool_programs import checksum, gather_over_gateways, pattern
-    from podrun.monitor.tool_times import Route, transfer_seconds
 
     info, chip = partition.view.info, partition.chip
     machines = 1 + max(device.machine.machine_index for device in partition.view.devices)
@@ -188,10 +187,6 @@ def json_object(partition: ToolPartition, outcome: GatewayTraffic) -> dict[str, 
     }
 
 
-def main() -> None:
+def gc_gwlinkstraffictest_main() -> None:
     """Entry point of `gc-gwlinkstraffictest`."""
     sys.exit(run(gc_gwlinkstraffictest))
-
-
-if __name__ == "__main__":
-    main()

@@ -23,8 +23,7 @@ from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import environment
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError, UsageError
 from podrun.core.telemetry import ATTRIBUTES, NO_ANSWER, NO_ERRORS
-from podrun.monitor.devices import attributes_of
-from podrun.monitor.source import connect, views
+from podrun.monitor.devices import attributes_of, connect, views
 
 EVENT_PATH = "IPU_APP_EVENT_RECORD_PATH"
 """Names the directory for event records."""

@@ -1,7 +1,8 @@
-"""The partition that a test tool uses, and how it attaches to IPUs, as any program does.
+"""The partition that a test tool uses, how the tool attaches to its IPUs, and the modelled time of its work.
 
 `attach` takes IPUs over IPUoF, exclusively and at once, and always releases them. They run programs written by hand
-(`podrun.monitor.tool_programs`).
+(`podrun.monitor.tool_programs`). Each figure of the times has its source; `docs/monitor.md` compares the model with the
+published samples of the tools.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def find_partition(api_host: str | None, api_port: int | None) -> ToolPartition:
 
     Raises ConflictError if several services could be meant, NotFoundError if there is no partition.
     """
-    from podrun.monitor.source import connect, on_stderr, views
+    from podrun.monitor.devices import connect, on_stderr, views
 
     with connect(api_host, api_port, say=on_stderr, one=True) as client:
         view = views(client)[0]
@@ -136,3 +137,114 @@ def strings(value: Any) -> Any:
     if value is None:
         return "N/A"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# --- the fabric -----------------------------------------------------------------------------------------------
+
+STREAM_BYTES = 64 * 1024
+"""Bytes of one transfer of one tile. Published: gc-iputraffictest moves 64 KB per tile and iteration."""
+STREAM_TILES = 32
+"""Tiles that send in each direction. Derived: the published sample moves 64 such transfers an iteration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How two IPUs of a partition are joined: ``kind`` "IPU-Link" or "GW-Link", number of hops, and whether the two
+    form a ``rung`` of the ladder."""
+
+    kind: str
+    hops: int
+    rung: bool = False
+
+
+def route(a: int, b: int, domain_ipus: int, topology: LinkTopology) -> Route:
+    """The route between two IPUs: across the rung, then along the rail; between domains over GW-Links."""
+    if a // domain_ipus != b // domain_ipus:
+        domains = abs(a // domain_ipus - b // domain_ipus)
+        return Route("GW-Link", domains)
+    a, b = a % domain_ipus, b % domain_ipus
+    along = abs(a // 2 - b // 2)
+    if topology is LinkTopology.TORUS:
+        along = min(along, domain_ipus // 2 - along)
+    return Route("IPU-Link", along + (a % 2 != b % 2), rung=a // 2 == b // 2)
+
+
+def transfer_seconds(chip: Chip, way: Route, nbytes: float) -> float:
+    """``nbytes`` each way at once between two IPUs: the latency of every hop, and the bytes over one of them.
+
+    How many links they get is a fact of `podrun.collectives.links`; the tool's published sample (IPUs 2 and 3 of an
+    IPU-M2000, 423.3 Gb/s both ways together) comes to 428.
+    """
+    from podrun.collectives.links import GATEWAY_LATENCY, LINK_LATENCY
+    from podrun.costmodel.exchange import fabric_of
+
+    fabric = fabric_of(chip)
+    if way.kind == "GW-Link":
+        return GATEWAY_LATENCY * way.hops + nbytes / fabric.gateway
+    return LINK_LATENCY * way.hops + nbytes / (fabric.rung if way.rung else fabric.rail)
+
+
+# --- the matrix unit ------------------------------------------------------------------------------------------
+
+
+def streamed_product_cycles(chip: Chip, input_type: str, rows: int) -> float:
+    """A tile's cycles of one launch that streams ``rows`` rows through the weights its matrix unit holds.
+
+    The tile model's vertex for a further block of input channels: it loads the block's weights, starts the workers and
+    adds to the partial sums that are there.
+    """
+    from podrun.costmodel import amp
+
+    units, block = chip.conv_units(input_type, input_type), amp.in_group(input_type)
+    cycles = [
+        float(amp.matmul_cycles(rows, k, units, input_type=input_type, partials_type=input_type, units=units))
+        for k in (block, 2 * block)
+    ]
+    return cycles[1] - cycles[0]
+
+
+# --- the host -------------------------------------------------------------------------------------------------
+
+HOST_TILES, HOST_BLOCKS, BLOCK_BYTES = 32, 4, 64
+"""Number of tiles, and number and bytes of the blocks of a transfer. Published: the configuration of
+gc-hosttraffictest's sample."""
+TILE_BYTES = 4096
+"""Bytes that a tile moves in an iteration. Derived: 13,107,200,000 B of 32 tiles in 100,000 iterations."""
+ROUND_SECONDS = 32.3e-6
+"""Cost of an iteration besides its bytes. Fitted: the mean over the sample's four tests (28.3 to 36.0 us)."""
+HOST_SHARE = {"to": 0.745, "from": 0.353}
+"""Share of the host link that remains while tiles read the buffer ("to") or write it ("from"). Fitted: geometric
+means of the sample's pairs (56.5 and 40.2, 21.8 and 23.5 Gb/s) over the model's 64."""
+
+
+BUFFER_BYTES_PER_SECOND = 20e9
+"""Rate at which tiles use the gateway's memory. Assumed: the commonly quoted rate of streaming memory."""
+
+
+def tile_round_seconds() -> float:
+    """One iteration of the tiles' side: every tile moves `TILE_BYTES` to or from the gateway's memory."""
+    return ROUND_SECONDS + HOST_TILES * TILE_BYTES / BUFFER_BYTES_PER_SECOND
+
+
+def host_rate(tile_direction: str) -> float:
+    """Bytes per second of the host's side at the same time."""
+    from podrun.costmodel.exchange import STREAM_BYTES_PER_SECOND
+
+    return HOST_SHARE[tile_direction] * STREAM_BYTES_PER_SECOND
+
+
+SYNC_SECONDS = 1485e-6 / 4095 - 160 / 1.33e9
+"""A bare sync between IPU and host over a mark count: 0.242 us. Derived: 4,095 of them in 1,485 us, each after 32
+delays of 5 cycles; the clock is taken as 1.33 GHz, since the sample does not name its hardware."""
+
+
+def sync_train_seconds(chip: Chip, syncs: int, delay_cycles: int, delays: int) -> float:
+    """``syncs`` syncs with the host, each after ``delays`` delays of ``delay_cycles`` tile cycles."""
+    return syncs * (SYNC_SECONDS + delay_cycles * delays / chip.clock_hz)
+
+
+# --- power ----------------------------------------------------------------------------------------------------
+
+IDLE_WATTS, BUSY_WATTS = 48.25, 124.0
+"""An IPU of an IPU-M2000 at 1,330 MHz that is idle, and one under gc-powertest. Published: means of the tool's sample
+(47.5 to 49.0, 123.5 to 124.5)."""

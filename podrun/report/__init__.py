@@ -1,14 +1,14 @@
 """Reports of the tile model about a program, for people and tools: text, JSON, an HTML page, a trace, a comparison.
 
 Reads the ``tile_report`` of an `Executable` (made by the compiler from `podrun.costmodel`) and nothing else; no
-cost is ever computed here. `read` turns the report into a `Profile` (`model`); `text`, `document`, `html` and
-`chrome_trace` show it; `write` writes them all; `engine_options` reads when and where to.
+cost is ever computed here. `document` turns the report into a `Profile` (`model`) and writes all files; `text`,
+`html` and `chrome_trace` show it; `engine_options` reads when and where to.
 
     podrun profile train.py
     python -m podrun.report PROGRAM [--html FILE] [--trace FILE] [--json FILE] [--compare OTHER]
 """
 
+from podrun.report.document import read_report
 from podrun.report.model import Profile, ReportStage
-from podrun.report.read import read_report
 
 __all__ = ["Profile", "ReportStage", "read_report"]

@@ -10,10 +10,18 @@ from pathlib import Path
 from podrun import commands
 from podrun.core.errors import ConfigError, PodrunError, UsageError
 from podrun.report.chrome_trace import to_trace
-from podrun.report.document import SCHEMA, Parser, from_object, parse, read_text, to_json
+from podrun.report.document import (
+    SCHEMA,
+    Parser,
+    from_object,
+    parse,
+    profile_of,
+    read_report,
+    read_text,
+    to_json,
+)
 from podrun.report.html import page
 from podrun.report.model import Profile
-from podrun.report.read import profile_of, read_report
 from podrun.report.text import compare, summary
 
 

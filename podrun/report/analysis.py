@@ -20,7 +20,6 @@ from pathlib import Path
 from podrun.costmodel.target import chip
 from podrun.report.chrome_trace import runs
 from podrun.report.document import SCHEMA_VERSION, load
-from podrun.report.library.about import InstrumentationSettings, PoplarVersion, ReportVersion
 from podrun.report.library.compilation import (
     IPU,
     Categories,
@@ -40,11 +39,14 @@ from podrun.report.library.compilation import (
 from podrun.report.library.execution import (
     Execution,
     ExecutionStep,
+    InstrumentationSettings,
     Interval,
     LibraryProgram,
     LibraryRun,
+    PoplarVersion,
     ProgramType,
     RepeatedSteps,
+    ReportVersion,
     TotalCycles,
 )
 from podrun.report.model import PHASES, MemoryUse, Profile, ReportStage, layer_of

@@ -1,4 +1,8 @@
-"""A profile as a JSON document with a schema version, and back; the files of a report.
+"""Profiles from the tile report of an `Executable` and as JSON documents, there and back; the files of a report.
+
+The compiler's report holds ``segments`` (pieces of one micro-batch: IPU, place in the pipeline, the tile model's
+report) and ``update`` (the same for the weight update of each IPU). A report of one function (`cost_jaxpr`) is read
+as a program of one segment.
 
 The document is ``{"schema": "podrun.profile", "schema_version": 1, "profile": {...}}``; the profile's keys are the
 fields of `podrun.report.model`, units in their names, numbers as numbers, null for unknown. Same profile, same bytes.
@@ -10,16 +14,29 @@ import argparse
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 from podrun.core.documents import parse_json, read_bytes
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
+from podrun.core.executable import Executable
+from podrun.costmodel.target import chip
 from podrun.report.chrome_trace import to_trace
 from podrun.report.html import page
-from podrun.report.model import Profile
+from podrun.report.model import (
+    Bound,
+    BspStep,
+    Content,
+    IpuUse,
+    MemoryUse,
+    Profile,
+    ReportStage,
+    Share,
+    TileInterval,
+)
 from podrun.report.text import compare, summary
 
 SCHEMA = "podrun.profile"
@@ -169,3 +186,171 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, hint=f"{self.prog} --help lists all options.")
+
+
+def profile_of(executable: Executable) -> Profile:
+    """The Profile of a compiled program. Raises ConfigError as `read_report`."""
+    return read_report(
+        executable.tile_report,
+        name=executable.name,
+        replicas=executable.layout.replicas,
+        ipus_per_replica=executable.layout.ipus_per_replica,
+        batching=Batching(
+            executable.accumulation_factor,
+            executable.batches_per_pass,
+            executable.metadata.get("batches_per_step") or executable.batches_per_pass,
+        ),
+        samples_per_micro_batch=executable.metadata.get("samples_per_micro_batch"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How a program's micro-batches make batches and runs. The tile report's ``step`` is one pass: the micro-batches
+    that run together, which are those of one batch, or of several that a pipeline overlaps.
+    """
+
+    micro_batches_per_pass: int = 1
+    batches_per_pass: int = 1
+    batches_per_run: int = 1
+
+    @property
+    def accumulation_factor(self) -> int:
+        """Micro-batches of one batch."""
+        return self.micro_batches_per_pass // self.batches_per_pass
+
+
+def read_report(
+    report: Mapping[str, Any],
+    *,
+    name: str = "program",
+    replicas: int = 1,
+    ipus_per_replica: int | None = None,
+    batching: Batching = Batching(),
+    samples_per_micro_batch: int | None = None,
+) -> Profile:
+    """The Profile of a tile report; ``samples_per_micro_batch`` is what one replica sees in one micro-batch.
+
+    ``ipus_per_replica``: None for those that have work.
+
+    Raises:
+        ConfigError: it is not a tile report, or there is no tile model of this program in it.
+    """
+    samples = samples_per_micro_batch
+    if "step" not in report:
+        raise ConfigError(
+            "this is not a tile report: it has no 'step'", hint="Give a program that podrun compiled."
+        )
+    try:
+        profile = _profile(report)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ConfigError(
+            f"the tile report is not as it should be: {type(error).__name__} at {error}",
+            hint="Compile the program again with this version.",
+        ) from error
+    return dataclasses.replace(
+        profile,
+        name=name,
+        replicas=replicas,
+        ipus_per_replica=ipus_per_replica or profile.ipus_per_replica,
+        cycles=round(profile.cycles / batching.batches_per_pass),
+        seconds=profile.seconds / batching.batches_per_pass,
+        seconds_by_cause={
+            cause: seconds / batching.batches_per_pass for cause, seconds in profile.seconds_by_cause.items()
+        },
+        accumulation_factor=batching.accumulation_factor,
+        samples_per_batch=None if samples is None else samples * batching.accumulation_factor * replicas,
+        batches_per_run=batching.batches_per_run,
+        batches_per_pass=batching.batches_per_pass,
+        run_cycles=profile.cycles * max(1, batching.batches_per_run // batching.batches_per_pass),
+    )
+
+
+def _profile(report: Mapping[str, Any]) -> Profile:
+    step = report["step"]
+    if "segments" in report:
+        stages = tuple(
+            _stage(f"segment {index}", s["report"], s["ipu"], s["cycle"], s["sent_bytes"])
+            for index, s in enumerate(report["segments"])
+        )
+        updates = tuple(_stage("update", u["report"], u["ipu"]) for u in report.get("update", ()))
+        causes = {name: float(seconds) for name, seconds in step.get("seconds_by_cause", {}).items()}
+    elif "memory" in report:
+        stages, updates = (_stage("program", report),), ()
+        causes = {"compute": float(step["seconds"])}
+    else:
+        raise ConfigError(
+            "the program holds no tile model's report", hint="Compile it again with this version."
+        )
+    if not stages:
+        raise ConfigError(
+            "the tile report holds no segments", hint="Compile the program again with this version."
+        )
+    first = report["segments"][0]["report"] if "segments" in report else report
+    return Profile(
+        name="program",
+        target=str(first["target"]),
+        clock_hz=float(chip(str(first["target"])).clock_hz),
+        replicas=1,
+        ipus_per_replica=1 + max(stage.ipu for stage in stages),
+        accumulation_factor=1,
+        samples_per_batch=None,
+        pipelined=bool(report.get("pipelined", False)),
+        schedule=str(report.get("pipeline", {}).get("schedule", "grouped")),
+        cycles=int(step["cycles"]),
+        seconds=float(step["seconds"]),
+        seconds_by_cause=causes,
+        stages=stages,
+        updates=updates,
+        ipu_memory=tuple(IpuUse(int(e["ipu"]), _memory(e["memory"])) for e in report.get("ipus", ())),
+    )
+
+
+def _stage(
+    name: str, report: Mapping[str, Any], ipu: int = 0, pipeline_cycle: int = 0, sent_bytes: int = 0
+) -> ReportStage:
+    step = report["step"]
+    return ReportStage(
+        name=name,
+        ipu=int(ipu),
+        pipeline_cycle=int(pipeline_cycle),
+        sent_bytes=int(sent_bytes),
+        cycles=int(step["cycles"]),
+        seconds=float(step["seconds"]),
+        flops=int(step.get("flops", 0)),
+        cycles_by_cause={cause: int(value) for cause, value in step["by_cause"].items()},
+        operators=_shares(report["by_operator"].items()),
+        layers=tuple(Share(scope, int(cycles), 0) for scope, cycles in report["by_scope"].items()),
+        timeline=tuple(
+            BspStep(e["scope"], e["operator"], e["steps"], e["sync"], e["exchange"], e["compute"])
+            for e in report["timeline"]
+        ),
+        memory=_memory(report["memory"]),
+        bounds=tuple(
+            Bound(name, int(e["cycles"]), int(e["count"]), tuple(e.get("scopes", ())))
+            for name, e in report.get("bounds", {}).items()
+        ),
+    )
+
+
+def _shares(entries: Iterable[tuple[str, Mapping[str, Any]]]) -> tuple[Share, ...]:
+    return tuple(Share(name, int(entry["cycles"]), int(entry["count"])) for name, entry in entries)
+
+
+def _memory(memory: Mapping[str, Any]) -> MemoryUse:
+    return MemoryUse(
+        always_live_bytes=int(memory["always_live_bytes"]),
+        not_always_live_peak_bytes=int(memory["not_always_live_peak_bytes"]),
+        code_bytes_by_category={name: int(size) for name, size in memory["code"].items()},
+        total_bytes=int(memory["total_bytes"]),
+        max_tile_bytes=int(memory["max_tile_bytes"]),
+        tile_capacity_bytes=int(memory["tile_bytes"]),
+        fits=bool(memory["fits"]),
+        by_tile=tuple(
+            TileInterval(int(i["first"]), int(i["last"]), {n: int(b) for n, b in i["bytes"].items()})
+            for i in memory["by_tile"]
+        ),
+        over_time_bytes=tuple(int(size) for size in memory["by_time"]),
+        largest=tuple(Content(str(item["scope"]), int(item["bytes"])) for item in memory["largest"]),
+        bytes_by_content={name: int(size) for name, size in memory.get("by_content", {}).items()},
+    )

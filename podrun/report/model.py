@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING
 from podrun.core.scopes import parse
 
 if TYPE_CHECKING:
-    from podrun.report.library.about import InstrumentationSettings, PoplarVersion, ReportVersion
     from podrun.report.library.compilation import Compilation
-    from podrun.report.library.execution import Execution
+    from podrun.report.library.execution import (
+        Execution,
+        InstrumentationSettings,
+        PoplarVersion,
+        ReportVersion,
+    )
 
 CAUSES = ("compute", "exchange", "rearrange", "launch", "sync")
 """Causes of cycles within a stage, in the order they are shown."""

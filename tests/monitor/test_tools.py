@@ -19,17 +19,13 @@ from podrun.core.cluster import LinkTopology
 from podrun.core.executable import Compute, Copy
 from podrun.core.layout import IpuRange
 from podrun.costmodel.target import BOW, GC200
-from podrun.monitor import matrix_load, tool_times
-from podrun.monitor.gc_flops import gc_flops
+from podrun.monitor import tool_partition, tool_programs
 from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest, own_ipus
-from podrun.monitor.gc_hostsynclatencytest import gc_hostsynclatencytest
-from podrun.monitor.gc_hosttraffictest import LEGS, gc_hosttraffictest
-from podrun.monitor.gc_iputraffictest import gc_iputraffictest
-from podrun.monitor.gc_links import gc_links
-from podrun.monitor.gc_powertest import gc_powertest
+from podrun.monitor.host_tools import LEGS, gc_hostsynclatencytest, gc_hosttraffictest
 from podrun.monitor.link_check import LinkCheck
-from podrun.monitor.tool_partition import attach, find_partition
-from podrun.monitor.tool_times import Route, route
+from podrun.monitor.link_tools import gc_iputraffictest, gc_links
+from podrun.monitor.load_tools import gc_flops, gc_powertest
+from podrun.monitor.tool_partition import Route, attach, find_partition, route
 from podrun.vipu.cli_common import run
 from tests.monitor.real import RealPod
 
@@ -124,14 +120,14 @@ def test_a_broken_ipu_is_named(pod: RealPod, tool: Tool) -> None:
 
 
 def test_traffic_between_two_ipus(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_times, "STREAM_TILES", 1)
+    monkeypatch.setattr(tool_partition, "STREAM_TILES", 1)
     code, out, _ = tool(gc_iputraffictest, "--device0", "2", "--device1", "3", "-i", "2", "-j")
     assert code == 0
     found = json.loads(out)["tile_to_tile"]
     assert found["boards"]["0024.0001.8203101"]["device_ids"] == ["2", "3"]
     assert (found["device0"], found["device1"], found["errors"], found["power"]) == ("2", "3", "0", "N/A")
     assert found["kbytes_transferred"] == str(2 * 64 * 2)
-    seconds = 2 * tool_times.transfer_seconds(GC200, Route("IPU-Link", 1), 64 * 1024)
+    seconds = 2 * tool_partition.transfer_seconds(GC200, Route("IPU-Link", 1), 64 * 1024)
     assert float(found["duration_sec"]) == pytest.approx(seconds, abs=1e-9)
     assert float(found["gbps"]) == pytest.approx(2 * 2 * 64 * 1024 * 8 / seconds / 1e9, rel=1e-5)
 
@@ -146,15 +142,15 @@ def test_syncs(pod: RealPod, tool: Tool) -> None:
 
 
 def test_flops(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_load, "PASSES", 3)
-    monkeypatch.setattr(matrix_load, "ROWS", 1)
+    monkeypatch.setattr(tool_programs, "PASSES", 3)
+    monkeypatch.setattr(tool_programs, "ROWS", 1)
     code, out, _ = tool(gc_flops, "-d", "2", "-p", "FP32")
     assert code == 0
     assert "Flops per IPU (FP32): " in out
     assert "IPU clock speed: 1330 MHz" in out
     assert "every value right" in out
 
-    products = matrix_load.products
+    products = tool_programs.products
 
     def computed_twice(*arguments: Any) -> Any:
         right = products(*arguments)
@@ -162,7 +158,7 @@ def test_flops(pod: RealPod, tool: Tool, monkeypatch: pytest.MonkeyPatch) -> Non
         again = (*before, Copy("out:y", "in:x"), Compute("products"), store)
         return replace(right, instructions=(again,))
 
-    monkeypatch.setattr(matrix_load, "products", computed_twice)
+    monkeypatch.setattr(tool_programs, "products", computed_twice)
     code, out, _ = tool(gc_flops, "-d", "2", "-p", "FP32", "-j")
     found = json.loads(out)
     assert (code, found["result"]) == (1, "fail")
@@ -201,22 +197,26 @@ def test_impossible_tests_are_refused(pod: RealPod, tool: Tool) -> None:
 
 
 def test_modelled_times_against_published_samples() -> None:
-    nbytes = tool_times.STREAM_BYTES * tool_times.STREAM_TILES
+    nbytes = tool_partition.STREAM_BYTES * tool_partition.STREAM_TILES
     both_ways = (
-        2 * nbytes * 8 / tool_times.transfer_seconds(GC200, route(2, 3, 4, LinkTopology.MESH), nbytes) / 1e9
+        2
+        * nbytes
+        * 8
+        / tool_partition.transfer_seconds(GC200, route(2, 3, 4, LinkTopology.MESH), nbytes)
+        / 1e9
     )
     assert both_ways == pytest.approx(423.312, rel=0.015)
-    rows = matrix_load.ROWS * matrix_load.PASSES
-    cycles = 2 * tool_times.streamed_product_cycles(BOW, "float32", rows)
+    rows = tool_programs.ROWS * tool_programs.PASSES
+    cycles = 2 * tool_partition.streamed_product_cycles(BOW, "float32", rows)
     tera = 2 * rows * 16 * 16 * BOW.tiles / (cycles / BOW.clock_hz) / 1e12
     assert tera == pytest.approx(87.1078, rel=0.002)
-    tiles = 32 * 4096 * 8 / tool_times.tile_round_seconds() / 1e9
+    tiles = 32 * 4096 * 8 / tool_partition.tile_round_seconds() / 1e9
     for published in (30.0491, 26.4098, 24.6293, 26.8986):
         assert tiles == pytest.approx(published, rel=0.11)
     for direction, speeds in (("from", (23.4624, 21.7526)), ("to", (56.4874, 40.2489))):
         for published in speeds:
-            assert tool_times.host_rate(direction) * 8 / 1e9 == pytest.approx(published, rel=0.19)
-    assert tool_times.sync_train_seconds(GC200, 4095, 5, 32) == pytest.approx(1485e-6)
+            assert tool_partition.host_rate(direction) * 8 / 1e9 == pytest.approx(published, rel=0.19)
+    assert tool_partition.sync_train_seconds(GC200, 4095, 5, 32) == pytest.approx(1485e-6)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_routes(ends: tuple[int, int], topology: LinkTopology, way: Route) -> No
 
 
 def test_the_mixing_matrix_is_its_own_inverse() -> None:
-    w = matrix_load.mixing_matrix(3)
+    w = tool_programs.mixing_matrix(3)
     assert np.array_equal(w @ w, np.eye(16))
     assert set(np.unique(np.abs(w))) == {0.25}
 
@@ -268,7 +268,7 @@ def test_power_rows(pod: RealPod, tool: Tool) -> None:
 def test_a_second_terminal_sees_the_load_and_ctrl_c_ends_it(pod: RealPod) -> None:
     tool = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # Ours may ignore it.
-        "from podrun.monitor.gc_powertest import main; main()"
+        "from podrun.monitor.load_tools import main; main()"
     )
     process = subprocess.Popen([sys.executable, "-c", tool, "-d", "1"], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

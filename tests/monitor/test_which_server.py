@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from podrun.monitor.gc_flops import gc_flops
-from podrun.monitor.gc_monitor import gc_monitor
-from podrun.monitor.gc_reset import gc_reset
-from podrun.monitor.source import connect
+from podrun.monitor.device_tools import gc_monitor, gc_reset
+from podrun.monitor.devices import connect
+from podrun.monitor.load_tools import gc_flops
 from podrun.vipu.cli_common import run
 from podrun.vipu.discovery import LAUNCHER, VIPU_SERVER, Registry, ServiceEntry, this_process
 from tests.vipu.conftest import Pod

@@ -16,7 +16,14 @@ import pytest
 import podrun.popart as popart
 from podrun.compat import COMPAT_PATH
 from podrun.onnx_models.custom import explain_libraries
-from podrun.report.tracepoints import TraceChannel, Tracepoint, TracepointLog, instrument_fn, log_of, recorder
+from podrun.report.chrome_trace import (
+    TraceChannel,
+    Tracepoint,
+    TracepointLog,
+    instrument_fn,
+    log_of,
+    recorder,
+)
 
 
 @pytest.mark.parametrize("kind", ["abs", "l1", "reducel1"])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from podrun.costmodel.cost import cost_jaxpr
 from podrun.report import Profile, read_report
-from podrun.report.read import Batching
+from podrun.report.document import Batching
 
 
 def cost(width: int) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from podrun.compat import COMPAT_PATH
 from podrun.core.errors import ConfigError
 from podrun.report.analysis import KINDS, Report, open_report
 from podrun.report.document import write_report
-from podrun.report.library.about import NotModelledError
 from podrun.report.library.compilation import IPU, Target
-from podrun.report.library.execution import LibraryProgram, ProgramVisitor
+from podrun.report.library.execution import LibraryProgram, NotModelledError, ProgramVisitor
 from podrun.report.model import IpuUse, TileInterval
 from tests.report.profiles import pipeline_profile
 

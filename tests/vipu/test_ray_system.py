@@ -120,7 +120,12 @@ def test_recovery_and_a_clean_stop(server: Server) -> None:
         client.wait_for_state("p", {S.ACTIVE}, 60)
         assert [report.state for report in client.machine_reports("p")] == ["up"] * 4
         monitor = subprocess.run(
-            [sys.executable, "-m", "podrun.monitor.gc_monitor", "-j"],
+            [
+                sys.executable,
+                "-c",
+                "from podrun.commands import gc_monitor as run; raise SystemExit(run())",
+                "-j",
+            ],
             env=server.environ,
             capture_output=True,
             text=True,

@@ -1,6 +1,6 @@
-"""``import libpvti`` for programs that trace themselves with the SDK: `podrun.report.tracepoints`."""
+"""``import libpvti`` for programs that trace themselves with the SDK: `podrun.report.chrome_trace`."""
 
-from podrun.report.tracepoints import (
+from podrun.report.chrome_trace import (
     TraceChannel,
     Tracepoint,
     createTraceChannel,

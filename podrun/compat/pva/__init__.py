@@ -7,11 +7,15 @@ max(tile.memory.total.includingGaps for tile in report.compilation.tiles)
 
 from podrun.report.analysis import Report
 from podrun.report.analysis import open_report as openReport
-from podrun.report.library.about import InstrumentationSettings, PoplarVersion
 from podrun.report.library.compilation import IPU, Target
 from podrun.report.library.compilation import Compilation as CompilationReport
 from podrun.report.library.execution import Execution as ExecutionReport
-from podrun.report.library.execution import ExecutionStep, ProgramVisitor
+from podrun.report.library.execution import (
+    ExecutionStep,
+    InstrumentationSettings,
+    PoplarVersion,
+    ProgramVisitor,
+)
 from podrun.report.library.execution import LibraryProgram as Program
 
 __all__ = [

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from podrun.report.library.about import VERTICES, Partial, refusing
-from podrun.report.library.execution import ComputeSet, LibraryProgram, ProgramType
+from podrun.report.library.execution import (
+    VERTICES,
+    ComputeSet,
+    LibraryProgram,
+    Partial,
+    ProgramType,
+    refusing,
+)
 
 
 class IPU:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from podrun.costmodel.cost import bounds_of, check_planned, check_program
-from podrun.report.document import write_report
+from podrun.report.document import profile_of, write_report
 from podrun.report.engine_options import EngineOptions, engine_options
 from podrun.report.model import Profile
-from podrun.report.read import profile_of
 from podrun.report.text import summary
 from podrun.session.enums import DeviceType, Instrumentation
 from podrun.session.environment import ours
