@@ -37,7 +37,8 @@ ALLOWED: dict[str, set[str]] = {
     # The test tools hold IPUs and run programs on them, as front ends do.
     "monitor": BASE | {"vipu", "device", "collectives", "costmodel", "commands"},
     "commands": set(),  # Imports the command that is asked for, and nothing before it.
-    "launcher": BASE | {"faults", "vipu", "report", "estimate", "record"},
+    "launcher": BASE | {"faults", "vipu", "report", "estimate", "record", "upkeep"},
+    "upkeep": BASE | {"vipu", "launcher", "estimate", "compat.__main__"},
     "estimate": BASE | {"onnx_models", "session", "report", "costmodel", "commands"},
     "report": BASE | {"costmodel.target", "commands"},
     "record": BASE | {"faults", "device.connection"},
@@ -108,7 +109,8 @@ TEST_TOOLS = ("link_tools", "host_tools", "load_tools", "gc_gwlinkstraffictest")
 @pytest.mark.parametrize(
     "module",
     [
-        "podrun.launcher.cli",
+        "podrun.launcher.cli, podrun.upkeep.verbs, podrun.upkeep.doctor, podrun.upkeep.running",
+        "podrun.upkeep.completion",
         "podrun.vipu.cli_user",
         "podrun.vipu.cli_admin",
         "podrun.vipu.cli_server",

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 ROOT_PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 COMMANDS = (
+    *(
+        (f"podrun {name}", "podrun.upkeep.verbs", name)
+        for name in ("doctor", "cache", "ps", "stop", "completion")
+    ),
     ("vipu", "podrun.vipu.cli_user", "vipu"),
     ("vipu-admin", "podrun.vipu.cli_admin", "vipu_admin"),
     ("vipu-server", "podrun.vipu.cli_server", "vipu_server"),

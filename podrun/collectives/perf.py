@@ -19,6 +19,7 @@ from podrun import commands
 from podrun.collectives import links, measure, timing
 from podrun.core.errors import PodrunError, UsageError
 from podrun.core.executable import Reduction, numpy_dtype
+from podrun.core.terminal import error_lines, show_error
 
 _UNITS = {"K": 1024, "M": 1024**2, "G": 1024**3}
 
@@ -169,7 +170,7 @@ def main(
             click.echo(render(rows, job, target))
             tables.append({"job": asdict(job), "rows": rows})
     except PodrunError as error:
-        click.echo(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), err=True)
+        show_error("perf", error)
         sys.exit(error.exit_code)
     if json_file is not None:
         data: dict[str, Any] = (
@@ -178,10 +179,8 @@ def main(
         try:
             json_file.write_text(json.dumps(data, indent=1) + "\n")
         except OSError as error:
-            click.echo(
-                f"error: {json_file} cannot be written: {error.strerror}\nhint: Name another: --json FILE",
-                err=True,
-            )
+            what = f"{json_file} cannot be written: {error.strerror}"
+            sys.stderr.write(error_lines("perf", what, "Name another: --json FILE"))
             sys.exit(2)
 
 

@@ -17,6 +17,7 @@ from types import ModuleType
 from podrun import commands
 from podrun.compat import COMPAT_PATH, _excepthook
 from podrun.core.environment import environment
+from podrun.core.terminal import error_lines
 
 USAGE = """\
 Usage: python -m podrun.compat [options] SCRIPT [arguments of the script]
@@ -120,7 +121,7 @@ def main(arguments: list[str]) -> int:
             _read_from_terminal(names)
     except _Wrong as error:
         message, hint = error.args
-        print(f"error: {message}\nhint: {hint}", file=sys.stderr)
+        sys.stderr.write(error_lines("podrun compat", message, hint))
         return 2
     return 0
 

@@ -72,8 +72,11 @@ VARIABLES: Mapping[str, str] = {
     "POPTORCH_WAIT_FOR_IPU": "1: wait until IPUs are free instead of failing.",
     "PVTI_OPTIONS": "JSON: `enable` and `directory` of traces that `poptorch.profiling.Channel` and `libpvti` write.",
     "VIPU_CLI_API_HOST": "Host of the partition service for the `vipu` command; `_PORT` and other options likewise.",
+    "_PODRUN_COMPLETE": "Set by a shell that completes `podrun` (`podrun completion`); `_POPRUN_COMPLETE` likewise.",
+    "NO_COLOR": "Any text: no colour on terminals either (no-color.org).",
     # Of other programs
     "HOME": "Home directory, below which caches and state are kept.",
+    "TERM": "Kind of terminal; `dumb` shows no colour.",
     "JAX_PLATFORMS": "Platforms that JAX may use; machines set it to cpu.",
     "NPROC": "Threads of XLA clients that start; podrun sets it around the start of its own, whatever it says.",
     "XLA_FLAGS": "XLA's flags; `--xla_cpu_max_isa` limits the instruction set, by which compiled code is kept.",

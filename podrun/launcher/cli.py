@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from podrun.launcher.spec import LaunchSpec
 
 RECORD_VERBS = ("replay", "shrink", "diff", "incidents")
-VERBS = ("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, "help")
+UPKEEP_VERBS = ("doctor", "cache", "ps", "stop", "completion")
+VERBS = ("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, *UPKEEP_VERBS, "help")
 """Verbs. ``podrun -- profile`` runs a program of that name instead."""
+COMPLETES = {"_PODRUN_COMPLETE", "_POPRUN_COMPLETE"}
+"""Variables by which a shell asks for completions."""
 NO_VERBS = ("init", "version", "run", "start", "status", "list", "info", "new", "test", "config")
 """What people type for verbs that podrun does not have; a command of the host has some of these names."""
 
@@ -33,6 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if COMPLETES & environment().keys():
+            from podrun.upkeep import completion
+
+            return completion.answer(completion.asked())
         if words and words[0] in VERBS:
             return run_verb(words[0], words[1:], environment())
         if words:
@@ -71,6 +78,10 @@ def run_verb(verb: str, words: Sequence[str], environ: Mapping[str, str]) -> int
     if verb == "compat":
         # A process of its own kind: the program in it is __main__.
         os.execv(sys.executable, [sys.executable, "-m", "podrun.compat", *words])
+    if verb in UPKEEP_VERBS:
+        from podrun.upkeep import verbs
+
+        return verbs.main(verb, words)
     if verb == "profile":
         from podrun.launcher import profile
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podrun.core.errors import ConflictError, NotFoundError, ServiceError, UsageError
-from podrun.vipu.cli_common import HELP_OPTIONS, SuggestingGroup, json_text, table
+from podrun.core.terminal import table
+from podrun.vipu.cli_common import HELP_OPTIONS, SuggestingGroup, json_text
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport

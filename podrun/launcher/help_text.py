@@ -6,7 +6,7 @@ import json
 import platform
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 
 from podrun import __version__
@@ -17,11 +17,29 @@ INTRODUCTION = (
     "Runs a program written for an IPU-POD on emulated IPU-M2000s. A .py file runs with podrun's own "
     "Python; any other command runs as it is. Options end at the program."
 )
-VERBS = (
-    ("podrun profile [options] program", "the same, and then reports of modelled time and memory"),
-    ("podrun estimate model.onnx", "fit, throughput and bottleneck without running anything"),
-    ("podrun compat [options] program", "alone, in one process; also -m, -c and -i"),
-)
+VERBS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "Run": (
+        ("podrun [options] program", "on a POD of machine processes"),
+        ("podrun compat [options] program", "alone, in one process; also -m, -c and -i"),
+    ),
+    "Measure": (
+        ("podrun profile [options] program", "run it; reports of modelled time and memory"),
+        ("podrun estimate model.onnx", "fit, throughput and bottleneck, without running"),
+    ),
+    "Break and recover": (
+        ("podrun inject JOB FAULT...", "make something fail in a run"),
+        ("podrun faults", "planned faults, their history, all kinds"),
+        ("podrun incidents RECORD", "what happened in a recorded run, and its cost"),
+        ("podrun replay|shrink|diff RECORD", "repeat, reduce and compare recorded runs"),
+    ),
+    "Look after": (
+        ("podrun doctor", "can podrun work on this host?"),
+        ("podrun ps, podrun stop NAME", "whose run holds which IPUs; end one of yours"),
+        ("podrun cache info|clear", "what is kept between runs"),
+        ("podrun completion SHELL", "for bash, zsh and fish"),
+    ),
+}
+"""Commands by what they are for; each has a --help of its own."""
 EXAMPLES = (
     "podrun --num-replicas 16 train.py",
     "podrun --num-replicas 16 --num-instances 4 --print-topology=yes train.py --epochs 3",
@@ -58,8 +76,9 @@ def default_text(option: Option) -> str:
 def help_text(width: int | None = None) -> str:
     """The whole help, wrapped to ``width`` columns (default: the terminal's, at most 110)."""
     width = min(width or shutil.get_terminal_size((100, 24)).columns, 110)
-    lines = [USAGE, *(f"       {words:<34}  {what}" for words, what in VERBS)]
-    lines += ["", *textwrap.wrap(INTRODUCTION, width)]
+    lines = [USAGE, "", *textwrap.wrap(INTRODUCTION, width)]
+    for purpose, verbs in VERBS.items():
+        lines += ["", f"{purpose}:", *(f"  {words:<34}{what}" for words, what in verbs)]
     for group in Section:
         lines += ["", f"{group.value}:"]
         for option in OPTIONS:

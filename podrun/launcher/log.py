@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import TextIO
 
 from podrun.core.errors import PodrunError
+from podrun.core.terminal import error_lines, shows_colour
 
 TAG = "POPRUN"
 _READER_GONE = (errno.EPIPE, errno.EIO)
@@ -60,7 +61,7 @@ class Log:
         if self.verbosity >= 1:
             self._line("I", text)
         elif self.verbosity == 0:
-            self.write(self._styled(text) if self._stream.isatty() else f"podrun: {text}\n")
+            self.write(self._styled(text) if shows_colour(self._stream) else f"podrun: {text}\n")
 
     def _styled(self, text: str) -> str:
         """The line as a terminal shows it, as wide as the terminal."""
@@ -126,5 +127,4 @@ class LogHandler(logging.Handler):
 
 def error_text(error: PodrunError) -> str:
     """What the command prints for an error: the message, and the hint on a line of its own."""
-    hint = f"hint: {error.hint}\n" if error.hint else ""
-    return f"podrun: error: {error}\n{hint}"
+    return error_lines("podrun", str(error), error.hint)

@@ -54,7 +54,7 @@ class Residue:
         return cls(registry)
 
     def publish(self, session: PartitionSession) -> None:
-        """Publish the address of podrun's own service to monitors."""
+        """Publish which partition the launch uses, and the address of podrun's own service to monitors."""
         if session.own_service and session.address is not None and session.pod is not None:
             entry = dataclasses.replace(
                 self._publication.entry,
@@ -65,6 +65,8 @@ class Residue:
             )
             self._publication.withdraw()
             self._publication = self._registry.publish(entry)
+        else:
+            self._publication.update(partition=session.name)
 
     def cache_directory(self) -> str:
         """A new directory for compiled programs, removed at the end of the launch."""

@@ -128,7 +128,7 @@ def device_text(values: dict[str, str]) -> str:
 def gc_info_main() -> None:
     """Entry point of `gc-info`."""
     from podrun.core.errors import UnsupportedError
-    from podrun.vipu.cli_common import show_error
+    from podrun.core.terminal import show_error
 
     for argument in sys.argv[1:]:
         if argument.split("=")[0] in NEEDS_EXCLUSIVE_ACCESS:
@@ -136,7 +136,7 @@ def gc_info_main() -> None:
                 f"gc-info {argument.split('=')[0]} reads registers and tile memory, which are not emulated",
                 hint="There are: --list-devices, --device-info, --ipu-arch, --tile-clock-speed, --ipu-count.",
             )
-            show_error(error)
+            show_error("gc-info", error)
             sys.exit(error.exit_code)
     sys.exit(run(gc_info))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from podrun import commands
 from podrun.core.errors import ConfigError, PodrunError, UsageError
+from podrun.core.terminal import show_error
 from podrun.report.chrome_trace import to_trace
 from podrun.report.document import (
     SCHEMA,
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _show(parser().parse_args(argv))
     except PodrunError as error:
-        print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
+        show_error("podrun.report", error)
         return error.exit_code
 
 

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from podrun.core.terminal import fields, table
 from podrun.vipu.cli_common import (
     HELP_OPTIONS,
     CliContext,
     SuggestingGroup,
-    fields,
     global_options,
     open_context,
     run,
-    table,
 )
 from podrun.vipu.cli_user import add_user_commands, cordon_agent, create_reservation, drain_agent, moment
 

@@ -1,4 +1,4 @@
-"""Commands of `vipu`, `vipu-admin`, `vipu-server` and the monitor tools: groups with suggestions, errors, tables, and
+"""Commands of `vipu`, `vipu-admin`, `vipu-server` and the monitor tools: groups with suggestions, errors, JSON, and
 which server they talk to (options, environment, configuration file, discovery).
 
 Nothing here imports gRPC, Ray or anything else that is slow: `--help` answers at once.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -20,6 +21,7 @@ from podrun.core.access import OWN_SERVER
 from podrun.core.documents import read_text
 from podrun.core.environment import environment
 from podrun.core.errors import ConfigError, NotFoundError, PodrunError, UnsupportedError, UsageError
+from podrun.core.terminal import error_lines, show_error
 
 if TYPE_CHECKING:
     from podrun.vipu.client import VipuClient
@@ -109,7 +111,8 @@ class SuggestingGroup(click.Group):
         name = args[0] if args else ""
         if hint := self.refused.get(self.other_names.get(name, name)):
             raise UnsupportedError(f"podrun does not have {ctx.command_path} {name}", hint=hint)
-        if args and not name.startswith("-") and self.get_command(ctx, name) is None:
+        unknown = args and not name.startswith("-") and self.get_command(ctx, name) is None
+        if unknown and not ctx.resilient_parsing:  # A shell that asks for completions wants no error.
             known = self.list_commands(ctx)
             others = [other for other, real in self.other_names.items() if real in known]
             close = difflib.get_close_matches(name, [*known, *others], n=1)
@@ -120,13 +123,16 @@ class SuggestingGroup(click.Group):
 
 def run(command: click.Command, args: list[str] | None = None) -> int:
     """Run a command; prints errors to stderr and returns the exit code (0, 1, 2, or 130 after Ctrl-C)."""
+    name = command.name or ""
     try:
-        result = command.main(args=args, standalone_mode=False)
+        result = command.main(args=args, prog_name=name, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return 2
     except click.ClickException as error:
-        error.show()
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else name
+        message = error.format_message()
+        sys.stderr.write(error_lines(name, message[:1].lower() + message[1:], f"{where} --help"))
         return error.exit_code
     except click.exceptions.Exit as ended:
         return ended.exit_code
@@ -134,16 +140,9 @@ def run(command: click.Command, args: list[str] | None = None) -> int:
         click.echo("interrupted", err=True)
         return 130
     except PodrunError as error:
-        show_error(error)
+        show_error(name, error)
         return error.exit_code
     return int(result) if isinstance(result, int) else 0
-
-
-def show_error(error: PodrunError) -> None:
-    """Print an error and its hint to stderr."""
-    click.echo(f"error: {error.message}", err=True)
-    if error.hint:
-        click.echo(f"  {error.hint}", err=True)
 
 
 # --- output -----------------------------------------------------------------------------------------------------
@@ -152,26 +151,6 @@ def show_error(error: PodrunError) -> None:
 def json_text(key: str, value: Any) -> str:
     """One JSON object with the schema version and ``value`` under ``key``."""
     return json.dumps({"schema_version": JSON_SCHEMA_VERSION, key: value}, indent=2)
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table as the V-IPU command line prints it, without a final newline; cells hold no newlines.
-
-    One leading space, `` | `` between columns, a dashed rule under the header and after the last row.
-    """
-    lines = [list(header), *(list(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    rule = "-" * (sum(widths) + 3 * len(widths) - 1)
-    shown = [" " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
-    shown = [line.rstrip() for line in shown]
-    return "\n".join([shown[0], rule, *shown[1:], rule])
-
-
-def fields(pairs: Iterable[tuple[str, str]]) -> str:
-    """Name and value, one pair a line, values aligned."""
-    known = list(pairs)
-    width = max(len(name) for name, _ in known)
-    return "\n".join(f" {name.ljust(width)} | {value}".rstrip() for name, value in known)
 
 
 SYSTEM_CONFIG = Path("/etc/vipu/vipu-cli.hcl")

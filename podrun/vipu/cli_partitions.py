@@ -14,8 +14,9 @@ import click
 from podrun.core.environment import environment
 from podrun.core.errors import ConflictError, NotFoundError, PodrunError, UnsupportedError, UsageError
 from podrun.core.telemetry import NO_ANSWER
+from podrun.core.terminal import fields, table
 from podrun.faults import parse_fault
-from podrun.vipu.cli_common import CliContext, fields, table
+from podrun.vipu.cli_common import CliContext
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from podrun.core.terminal import fields, table
 from podrun.vipu import cli_partitions as partitions
 from podrun.vipu.cli_common import (
     HELP_OPTIONS,
     CliContext,
     SuggestingGroup,
-    fields,
     global_options,
     open_context,
     run,
-    table,
 )
 
 if TYPE_CHECKING:

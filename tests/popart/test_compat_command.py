@@ -51,7 +51,7 @@ def test_wrong_options_are_refused(
 ) -> None:
     assert main(words) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: ")
+    assert error.startswith("podrun compat: error: ")
     for part in said:
         assert part in error
 

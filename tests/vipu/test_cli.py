@@ -64,7 +64,8 @@ def test_scripts_can_tell_errors_apart(shell: Shell) -> None:
         assert shell(f"--format json {line}") == 2
         said = json.loads(shell.out)
         assert said["error"]["type"] == kind, line
-        assert shell.err == f"error: {said['error']['message']}\n  {said['error']['hint']}\n"
+        error = said["error"]
+        assert shell.err == f"vipu: error: {error['message']}\nhint: {error['hint']}\n"
         assert shell(line) == 2
         assert shell.out == ""
 
@@ -73,7 +74,7 @@ def test_the_hint_names_a_pod_that_is_large_enough(shell: Shell) -> None:
     assert shell("create partition p --size 128") == 2
     assert "start a larger POD: vipu-server --cluster pod128" in shell.err
     assert shell("create partition p --size 1024") == 2
-    assert shell.err.endswith("  Ask for fewer.\n")
+    assert shell.err.endswith("hint: Ask for fewer.\n")
 
 
 def test_attributes_of_a_partition_are_sorted(shell: Shell) -> None:
@@ -204,7 +205,7 @@ def test_administration(shell: Shell, pod16: Pod) -> None:
     [
         ("create partition p --size 3", "power of two"),
         ("create partition p --size 64", "larger than pod16"),
-        ("create partition p", "Missing option '--size'"),
+        ("create partition p", "missing option '--size'"),
         ("create partition p --sise 4", "'--size'"),
         ("lst partitions", "Did you mean 'list'?"),
         ("list partitoins", "Did you mean 'partitions'?"),
@@ -226,8 +227,8 @@ def test_bad_input_is_explained_with_exit_code_two(shell: Shell, line: str, word
     [
         ("create partition p --size 4 --routing ring", "podrun does not have --routing"),
         ("create partition p --size 4 --index 1", "podrun does not have --index"),
-        ("create user bob", "create user\n  The server knows no users"),
-        ("create agents ipum9", "create agents\n  Agents and"),
+        ("create user bob", "create user\nhint: The server knows no users"),
+        ("create agents ipum9", "create agents\nhint: Agents and"),
         ("create cluster c1", "vipu-server --cluster FILE"),
         ("discover agent", "vipu-admin list agents"),
         ("remove agents x", "Commands: allocation, partition, reservation."),

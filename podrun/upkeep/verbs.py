@@ -1,0 +1,206 @@
+"""The verbs as users type them: `podrun doctor`, `cache`, `ps`, `stop`, `completion`.
+
+Each prints a table or lines for people, and with ``--format json`` one object with a schema version.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from podrun.core.environment import environment
+from podrun.core.terminal import TONES, styled, table
+from podrun.vipu.cli_common import HELP_OPTIONS, json_text, run
+
+if TYPE_CHECKING:
+    from podrun.upkeep.running import Run
+
+FORMAT = click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="What to print [text].",
+)
+
+
+@click.command("podrun doctor", context_settings=HELP_OPTIONS)
+@FORMAT
+def doctor(form: str) -> int:
+    """Check that podrun can work here: host, memory, files, network, packages, numbers.
+
+    Each line says ok, warning or wrong, and what to do. The exit code is 1 if something is wrong.
+    """
+    from podrun.upkeep.doctor import Condition, HostFacts, examine
+
+    found = []
+    for finding in examine(HostFacts()):
+        found.append(finding)
+        if form == "text":
+            state = styled(f"{finding.health.value:<8}", TONES[finding.health.value], sys.stdout)
+            click.echo(f"{state} {finding.what:<16} {finding.found}", color=True)
+            if finding.remedy:
+                click.echo(f"{'':8} {'':16} {finding.remedy}")
+            sys.stdout.flush()
+    wrong = sum(finding.health is Condition.WRONG for finding in found)
+    if form == "json":
+        click.echo(json_text("findings", [{**asdict(f), "health": f.health.value} for f in found]))
+    elif wrong:
+        click.echo(f"{wrong} of {len(found)} things are wrong.")
+    else:
+        click.echo("podrun can work here.")
+    return int(wrong > 0)
+
+
+@click.group("podrun cache", context_settings=HELP_OPTIONS)
+def cache() -> None:
+    """What podrun keeps between runs: look at it, or remove it.
+
+    Everything is made anew when it is needed, so that clearing costs time and no results.
+    """
+
+
+@cache.command("info")
+@FORMAT
+def cache_info(form: str) -> None:
+    """Show the caches, where they are and how large."""
+    from podrun.upkeep.cache import caches
+
+    found = caches(environment())
+    if form == "json":
+        keys = ("name", "meaning")
+        plain = [
+            {**{key: getattr(one, key) for key in keys}, "path": str(one.path), "files": len(one.files),
+             "size_bytes": one.size_bytes}
+            for one in found
+        ]  # fmt: skip
+        click.echo(json_text("caches", plain))
+        return
+    rows = [(c.name, str(len(c.files)), size(c.size_bytes), c.meaning, str(c.path)) for c in found]
+    click.echo(table(("Cache", "Files", "Size", "Holds", "Where"), rows), color=True)
+
+
+@cache.command("clear")
+@click.argument("names", nargs=-1, metavar="[CACHE]...")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+def cache_clear(names: Sequence[str], dry_run: bool) -> None:
+    """Remove all caches, or those named. Files of the last minute stay for the process that wrote them."""
+    from podrun.upkeep.cache import caches, chosen, clear
+
+    found = chosen(caches(environment()), names)
+    if dry_run:
+        files, octets = sum(len(one.files) for one in found), sum(one.size_bytes for one in found)
+        click.echo(f"would remove {files} files, {size(octets)}")
+        return
+    files, octets = clear(found)
+    click.echo(f"removed {files} files, {size(octets)}")
+
+
+@click.command("podrun ps", context_settings=HELP_OPTIONS)
+@FORMAT
+def ps(form: str) -> None:
+    """Show whose run holds which IPUs since when: your launches, and all partitions of your servers."""
+    found, silent = _runs()
+    for line in silent:
+        click.echo(f"note: {line}", err=True)
+    if form == "json":
+        keys = ("name", "user", "ipus", "state", "since", "program", "server", "held_by")
+        plain = [
+            {**{key: getattr(one, key) for key in keys}, "launch": one.is_launch,
+             "pid": one.owner.pid if one.owner else None}
+            for one in found
+        ]  # fmt: skip
+        click.echo(json_text("runs", plain))
+        return
+    if not found:
+        click.echo("Nothing runs.")
+        return
+    rows = [
+        (
+            one.name,
+            one.user,
+            str(one.ipus or "-"),
+            one.state,
+            "-" if one.since is None else _clock(one.since),
+            one.program if len(one.program) <= 60 else f"{one.program[:57]}...",
+        )
+        for one in found
+    ]
+    click.echo(table(("Run", "User", "IPUs", "State", "Since", "Program"), rows), color=True)
+
+
+@click.command("podrun stop", context_settings=HELP_OPTIONS)
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Kill it if it does not end by itself within 20 seconds.")
+def stop(name: str, force: bool) -> None:
+    """End a launch of yours, named as in podrun ps (or by its process number), and give its IPUs back.
+
+    Its instances get SIGTERM first, and then SIGKILL, as at Ctrl-C. Partitions that no launch goes with are removed by
+    vipu remove partition NAME.
+    """
+    from podrun.upkeep import running
+
+    found, _ = _runs()
+    run_ = running.find(found, name)
+    how = running.stop(run_, force=force)
+    click.echo(f"{run_.name} {how}")
+
+
+def _runs() -> tuple[list[Run], list[str]]:
+    from podrun.upkeep.running import runs
+    from podrun.vipu.cli_common import find_server
+    from podrun.vipu.discovery import Registry
+
+    named = find_server(None, None)
+    asked = [] if named.source == "the default" else [(named.host, named.port, named.own)]
+    return runs(Registry(), asked)
+
+
+@click.command("podrun completion", context_settings=HELP_OPTIONS)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a script that completes podrun, vipu and the gc tools in a shell.
+
+    \b
+    bash: podrun completion bash > ~/.local/share/bash-completion/completions/podrun
+          (or: eval "$(podrun completion bash)" in ~/.bashrc)
+    zsh:  eval "$(podrun completion zsh)" in ~/.zshrc
+    fish: podrun completion fish > ~/.config/fish/conf.d/podrun.fish
+    """
+    from podrun.upkeep.completion import script
+
+    click.echo(script(shell), nl=False)
+
+
+VERBS: dict[str, click.Command] = {
+    "doctor": doctor,
+    "cache": cache,
+    "ps": ps,
+    "stop": stop,
+    "completion": completion,
+}
+"""By the word after ``podrun``."""
+
+
+def main(verb: str, words: Sequence[str]) -> int:
+    """Run a verb; its exit code."""
+    return run(VERBS[verb], list(words))
+
+
+def size(octets: int) -> str:
+    """``12 KiB``, ``3.4 MiB``."""
+    if octets < 1 << 20:
+        return f"{octets / 1024:.0f} KiB"
+    return f"{octets / (1 << 20):.1f} MiB" if octets < 1 << 30 else f"{octets / (1 << 30):.2f} GiB"
+
+
+def _clock(since: float) -> str:
+    """The time of day, with the date if it is another day's."""
+    then = datetime.fromtimestamp(since).astimezone()
+    today = datetime.now().astimezone().date()
+    return then.strftime("%H:%M:%S" if then.date() == today else "%Y-%m-%d %H:%M")
