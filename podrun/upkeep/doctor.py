@@ -300,9 +300,7 @@ def check_numbers(host: HostFacts) -> Finding:
             "numbers", Verdict.OK, f"{found}, oneDNN {host.installed('onednn-cpu-gomp')} convolves"
         )
     if not said["wanted"]:
-        return Finding(
-            "numbers", Verdict.OK, f"{found}; convolutions are XLA's, as PODRUN_CONVOLUTIONS says"
-        )
+        return Finding("numbers", Verdict.OK, f"{found}; convolutions are XLA's, as PODRUN_CONVOLUTIONS says")
     return Finding("numbers", Verdict.WARNING, f"{found}; convolutions are XLA's own and slower",
                    "pip install --force-reinstall podrun onednn-cpu-gomp (and the system's libgomp.so.1)")  # fmt: skip
 

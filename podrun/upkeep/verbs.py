@@ -36,7 +36,7 @@ def doctor(form: str) -> int:
 
     Each line says ok, warning or wrong, and what to do. The exit code is 1 if something is wrong.
     """
-    from podrun.upkeep.doctor import Verdict, HostFacts, examine
+    from podrun.upkeep.doctor import HostFacts, Verdict, examine
 
     found = []
     for finding in examine(HostFacts()):

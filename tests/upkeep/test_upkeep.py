@@ -22,7 +22,7 @@ from podrun.core.terminal import error_lines, table
 from podrun.upkeep import verbs
 from podrun.upkeep.cache import caches, chosen, clear
 from podrun.upkeep.completion import launcher, script
-from podrun.upkeep.doctor import GIB, Verdict, Finding, HostFacts, check_numbers, cpu_flags, examine
+from podrun.upkeep.doctor import GIB, Finding, HostFacts, Verdict, check_numbers, cpu_flags, examine
 from podrun.upkeep.running import Run, described, find, runs, stop
 from podrun.vipu.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry, this_process
 
