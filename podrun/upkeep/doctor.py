@@ -48,7 +48,7 @@ PROBE = (
 """Ends with one line of JSON: 21 if JAX computes, the instruction set, and whether oneDNN takes the convolutions."""
 
 
-class Verdict(enum.Enum):
+class Soundness(enum.Enum):
     """How a thing is."""
 
     OK = "ok"
@@ -63,7 +63,7 @@ class Finding:
     """One line: a thing, how it is, what was found, and the command that helps (empty if nothing is amiss)."""
 
     what: str
-    health: Verdict
+    health: Soundness
     found: str
     remedy: str = ""
 
@@ -121,10 +121,10 @@ def check_host(host: HostFacts) -> Finding:
     python = ".".join(map(str, host.python))
     found = f"podrun {__version__}, Python {python}, {host.system}"
     if not host.system.startswith("Linux"):
-        return Finding("host", Verdict.WRONG, found, "Use Linux: a container or a virtual machine will do.")
+        return Finding("host", Soundness.WRONG, found, "Use Linux: a container or a virtual machine will do.")
     if host.python < (3, 11):
-        return Finding("host", Verdict.WRONG, found, "Install Python 3.11 or later: make PYTHON=python3.11")
-    return Finding("host", Verdict.OK, found)
+        return Finding("host", Soundness.WRONG, found, "Install Python 3.11 or later: make PYTHON=python3.11")
+    return Finding("host", Soundness.OK, found)
 
 
 def check_processor(host: HostFacts) -> Finding:
@@ -133,13 +133,13 @@ def check_processor(host: HostFacts) -> Finding:
     found = f"{host.cores} core{'s' if host.cores > 1 else ''}, {level}"
     if not host.system.endswith("x86_64"):
         found = f"{host.cores} cores, {host.system.split()[-1]}: convolutions are XLA's own and slower"
-        return Finding("processor", Verdict.WARNING, found, "Use an x86-64 host for convolutions.")
+        return Finding("processor", Soundness.WARNING, found, "Use an x86-64 host for convolutions.")
     if level == "no AVX":
         remedy = "jaxlib needs AVX: use another host, or give the virtual machine the host's processor."
-        return Finding("processor", Verdict.WRONG, found, remedy)
+        return Finding("processor", Soundness.WRONG, found, remedy)
     if level == "avx":
-        return Finding("processor", Verdict.WARNING, f"{found}: slow", "Use a host with AVX2.")
-    return Finding("processor", Verdict.OK, found)
+        return Finding("processor", Soundness.WARNING, f"{found}: slow", "Use a host with AVX2.")
+    return Finding("processor", Soundness.OK, found)
 
 
 def check_memory(host: HostFacts) -> Finding:
@@ -148,19 +148,19 @@ def check_memory(host: HostFacts) -> Finding:
     found = f"{free / GIB:.1f} GiB available"
     if free < LEAST_MEMORY:
         remedy = "End other programs, or give the container more; podrun ps shows your own runs."
-        return Finding("memory", Verdict.WRONG, found, remedy)
+        return Finding("memory", Soundness.WRONG, found, remedy)
     if free < GOOD_MEMORY:
-        return Finding("memory", Verdict.WARNING, f"{found}: enough for a POD of a few machines",
+        return Finding("memory", Soundness.WARNING, f"{found}: enough for a POD of a few machines",
                        "For 16 machines have 3 GiB: end other programs.")  # fmt: skip
-    return Finding("memory", Verdict.OK, found)
+    return Finding("memory", Soundness.OK, found)
 
 
 def check_files(host: HostFacts) -> Finding:
     """Files that a process may have open."""
     found = "no limit" if host.files < 0 else f"{host.files} open files"
     if 0 <= host.files < LEAST_FILES:
-        return Finding("limits", Verdict.WRONG, found, "Allow more: ulimit -n 4096")
-    return Finding("limits", Verdict.OK, found)
+        return Finding("limits", Soundness.WRONG, found, "Allow more: ulimit -n 4096")
+    return Finding("limits", Soundness.OK, found)
 
 
 def check_temporary(host: HostFacts) -> Finding:
@@ -168,9 +168,9 @@ def check_temporary(host: HostFacts) -> Finding:
     path = host.temporary
     problem = _directory_problem(path, host)
     if problem:
-        return Finding("temporary files", Verdict.WRONG, problem, "Name another: export TMPDIR=/DIR")
+        return Finding("temporary files", Soundness.WRONG, problem, "Name another: export TMPDIR=/DIR")
     if len(str(path)) > LONGEST_TEMPORARY:
-        return Finding("temporary files", Verdict.WARNING, f"{path}: too long a path for Ray's sockets, which go "
+        return Finding("temporary files", Soundness.WARNING, f"{path}: too long a path for Ray's sockets, which go "
                        "elsewhere", "Name a shorter one: export TMPDIR=/tmp")  # fmt: skip
     return _with_room("temporary files", path, host)
 
@@ -179,12 +179,12 @@ def check_cache(host: HostFacts) -> Finding:
     """Where compiled programs are kept."""
     path = cache_directory(host.environ)
     if path is None:
-        return Finding("cache", Verdict.WARNING, "none: every process compiles for itself (HOME is not set)",
+        return Finding("cache", Soundness.WARNING, "none: every process compiles for itself (HOME is not set)",
                        "Name one: export PODRUN_CACHE_DIR=DIRECTORY")  # fmt: skip
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     problem = _directory_problem(there, host)
     if problem:
-        return Finding("cache", Verdict.WARNING, f"{problem}: every process compiles for itself",
+        return Finding("cache", Soundness.WARNING, f"{problem}: every process compiles for itself",
                        "Make room: podrun cache clear; or name another: PODRUN_CACHE_DIR=DIRECTORY")  # fmt: skip
     return _with_room("cache", path, host, there)
 
@@ -202,16 +202,16 @@ def _with_room(what: str, path: Path, host: HostFacts, there: Path | None = None
     free = host.free(there or path)
     found = f"{path}, {free / GIB:.1f} GiB free"
     if free < GOOD_DISK:
-        return Finding(what, Verdict.WARNING, found, f"Make room: df -h {there or path}")
-    return Finding(what, Verdict.OK, found)
+        return Finding(what, Soundness.WARNING, found, f"Make room: df -h {there or path}")
+    return Finding(what, Soundness.OK, found)
 
 
 def check_runtime(host: HostFacts) -> Finding:
     """The directory that says where this user's servers are."""
     try:
-        return Finding("runtime files", Verdict.OK, str(runtime_directory(host.environ)))
+        return Finding("runtime files", Soundness.OK, str(runtime_directory(host.environ)))
     except UsageError as error:
-        return Finding("runtime files", Verdict.WRONG, error.message, error.hint or "")
+        return Finding("runtime files", Soundness.WRONG, error.message, error.hint or "")
 
 
 def check_packages(host: HostFacts) -> Finding:
@@ -231,8 +231,8 @@ def check_packages(host: HostFacts) -> Finding:
             shown.append(f"{name} {version}")
     if wrong:
         remedy = "Install as tested, in podrun's checkout: pip install -c constraints.txt ."
-        return Finding("packages", Verdict.WRONG, "; ".join(wrong), remedy)
-    return Finding("packages", Verdict.OK, ", ".join(shown))
+        return Finding("packages", Soundness.WRONG, "; ".join(wrong), remedy)
+    return Finding("packages", Soundness.OK, ", ".join(shown))
 
 
 def _fits(version: str, specifiers: str) -> bool:
@@ -257,8 +257,8 @@ def check_ray(host: HostFacts) -> Finding:
     version = host.installed("ray")
     if not version:
         remedy = "For podrun and vipu-server: pip install 'podrun[pod]'. podrun compat needs no Ray."
-        return Finding("ray", Verdict.WARNING, "not installed: programs run in one process only", remedy)
-    return Finding("ray", Verdict.OK, version)
+        return Finding("ray", Soundness.WARNING, "not installed: programs run in one process only", remedy)
+    return Finding("ray", Soundness.OK, version)
 
 
 def check_network(host: HostFacts) -> Finding:
@@ -267,15 +267,15 @@ def check_network(host: HostFacts) -> Finding:
         with socket.socket() as any_port:
             any_port.bind(("127.0.0.1", 0))
     except OSError as error:
-        return Finding("network", Verdict.WRONG, f"no socket can listen on 127.0.0.1: {error.strerror}",
+        return Finding("network", Soundness.WRONG, f"no socket can listen on 127.0.0.1: {error.strerror}",
                        "Allow it in the sandbox or container: ip link set lo up")  # fmt: skip
     try:
         with socket.socket() as service:
             service.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             service.bind(("127.0.0.1", 8090))
     except OSError:
-        return Finding("network", Verdict.OK, "port 8090 is taken, as by vipu-server (podrun needs none)")
-    return Finding("network", Verdict.OK, "127.0.0.1 can be used, port 8090 is free for vipu-server")
+        return Finding("network", Soundness.OK, "port 8090 is taken, as by vipu-server (podrun needs none)")
+    return Finding("network", Soundness.OK, "127.0.0.1 can be used, port 8090 is free for vipu-server")
 
 
 def check_numbers(host: HostFacts) -> Finding:
@@ -283,7 +283,7 @@ def check_numbers(host: HostFacts) -> Finding:
     try:
         code, out, err = host.probe()
     except subprocess.TimeoutExpired:
-        return Finding("numbers", Verdict.WRONG, f"JAX did not compute within {PROBE_SECONDS:.0f} s",
+        return Finding("numbers", Soundness.WRONG, f"JAX did not compute within {PROBE_SECONDS:.0f} s",
                        "Look at what the host does: uptime; then run podrun doctor again.")  # fmt: skip
     last = out.strip().splitlines()[-1] if out.strip() else ""
     try:
@@ -293,15 +293,17 @@ def check_numbers(host: HostFacts) -> Finding:
     if not isinstance(said, dict) or said.get("sum") != 21:
         why = err.strip().splitlines()[-1] if err.strip() else f"the process ended with {code}"
         remedy = "Install as tested, in podrun's checkout: pip install --force-reinstall -c constraints.txt ."
-        return Finding("numbers", Verdict.WRONG, f"JAX does not compute: {why}", remedy)
+        return Finding("numbers", Soundness.WRONG, f"JAX does not compute: {why}", remedy)
     found = f"JAX computes for {said['set']}"
     if said["onednn"]:
         return Finding(
-            "numbers", Verdict.OK, f"{found}, oneDNN {host.installed('onednn-cpu-gomp')} convolves"
+            "numbers", Soundness.OK, f"{found}, oneDNN {host.installed('onednn-cpu-gomp')} convolves"
         )
     if not said["wanted"]:
-        return Finding("numbers", Verdict.OK, f"{found}; convolutions are XLA's, as PODRUN_CONVOLUTIONS says")
-    return Finding("numbers", Verdict.WARNING, f"{found}; convolutions are XLA's own and slower",
+        return Finding(
+            "numbers", Soundness.OK, f"{found}; convolutions are XLA's, as PODRUN_CONVOLUTIONS says"
+        )
+    return Finding("numbers", Soundness.WARNING, f"{found}; convolutions are XLA's own and slower",
                    "pip install --force-reinstall podrun onednn-cpu-gomp (and the system's libgomp.so.1)")  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def doctor(form: str) -> int:
 
     Each line says ok, warning or wrong, and what to do. The exit code is 1 if something is wrong.
     """
-    from podrun.upkeep.doctor import HostFacts, Verdict, examine
+    from podrun.upkeep.doctor import HostFacts, Soundness, examine
 
     found = []
     for finding in examine(HostFacts()):
@@ -47,7 +47,7 @@ def doctor(form: str) -> int:
             if finding.remedy:
                 click.echo(f"{'':8} {'':16} {finding.remedy}")
             sys.stdout.flush()
-    wrong = sum(finding.health is Verdict.WRONG for finding in found)
+    wrong = sum(finding.health is Soundness.WRONG for finding in found)
     if form == "json":
         click.echo(json_text("findings", [{**asdict(f), "health": f.health.value} for f in found]))
     elif wrong:

@@ -22,7 +22,7 @@ from podrun.core.terminal import error_lines, table
 from podrun.upkeep import verbs
 from podrun.upkeep.cache import caches, chosen, clear
 from podrun.upkeep.completion import launcher, script
-from podrun.upkeep.doctor import GIB, Finding, HostFacts, Verdict, check_numbers, cpu_flags, examine
+from podrun.upkeep.doctor import GIB, Finding, HostFacts, Soundness, check_numbers, cpu_flags, examine
 from podrun.upkeep.running import Run, described, find, runs, stop
 from podrun.vipu.discovery import LAUNCHER, ProcessId, Registry, ServiceEntry, this_process
 
@@ -51,38 +51,38 @@ def host(tmp_path: Path) -> HostFacts:
 
 def test_a_good_host_has_no_remedies(host: HostFacts) -> None:
     found = list(examine(host))
-    assert [(f.what, f.health, f.remedy) for f in found] == [(f.what, Verdict.OK, "") for f in found]
+    assert [(f.what, f.health, f.remedy) for f in found] == [(f.what, Soundness.OK, "") for f in found]
     assert len({f.what for f in found}) == len(found) >= 10
 
 
 @pytest.mark.parametrize(
     ("what", "change", "health", "words"),
     [
-        ("host", {"system": "Darwin arm64"}, Verdict.WRONG, "Use Linux"),
-        ("host", {"python": (3, 9, 1)}, Verdict.WRONG, "Python 3.11"),
-        ("processor", {"cpu_flags": frozenset()}, Verdict.WRONG, "AVX"),
-        ("processor", {"system": "Linux aarch64"}, Verdict.WARNING, "x86-64"),
-        ("memory", {"memory": lambda: GIB // 2}, Verdict.WRONG, "podrun ps"),
-        ("memory", {"memory": lambda: 2 * GIB}, Verdict.WARNING, "16 machines"),
-        ("limits", {"files": 256}, Verdict.WRONG, "ulimit -n 4096"),
-        ("temporary files", {"temporary": Path("/nowhere")}, Verdict.WRONG, "export TMPDIR="),
-        ("temporary files", {"free": lambda path: 1 << 20}, Verdict.WRONG, "export TMPDIR="),
-        ("cache", {"environ": {}}, Verdict.WARNING, "PODRUN_CACHE_DIR"),
-        ("cache", {"free": lambda path: GIB // 2}, Verdict.WARNING, "df -h"),
+        ("host", {"system": "Darwin arm64"}, Soundness.WRONG, "Use Linux"),
+        ("host", {"python": (3, 9, 1)}, Soundness.WRONG, "Python 3.11"),
+        ("processor", {"cpu_flags": frozenset()}, Soundness.WRONG, "AVX"),
+        ("processor", {"system": "Linux aarch64"}, Soundness.WARNING, "x86-64"),
+        ("memory", {"memory": lambda: GIB // 2}, Soundness.WRONG, "podrun ps"),
+        ("memory", {"memory": lambda: 2 * GIB}, Soundness.WARNING, "16 machines"),
+        ("limits", {"files": 256}, Soundness.WRONG, "ulimit -n 4096"),
+        ("temporary files", {"temporary": Path("/nowhere")}, Soundness.WRONG, "export TMPDIR="),
+        ("temporary files", {"free": lambda path: 1 << 20}, Soundness.WRONG, "export TMPDIR="),
+        ("cache", {"environ": {}}, Soundness.WARNING, "PODRUN_CACHE_DIR"),
+        ("cache", {"free": lambda path: GIB // 2}, Soundness.WARNING, "df -h"),
         (
             "packages",
             {"installed": lambda name: "" if name == "jax" else "1"},
-            Verdict.WRONG,
+            Soundness.WRONG,
             "constraints.txt",
         ),
-        ("packages", {"installed": lambda name: "0.1"}, Verdict.WRONG, "constraints.txt"),
-        ("ray", {"installed": lambda name: ""}, Verdict.WARNING, "podrun[pod]"),
-        ("numbers", {"probe": lambda: (1, "", "Illegal instruction")}, Verdict.WRONG, "force-reinstall"),
-        ("numbers", {"probe": lambda: (0, "21", "")}, Verdict.WRONG, "force-reinstall"),
+        ("packages", {"installed": lambda name: "0.1"}, Soundness.WRONG, "constraints.txt"),
+        ("ray", {"installed": lambda name: ""}, Soundness.WARNING, "podrun[pod]"),
+        ("numbers", {"probe": lambda: (1, "", "Illegal instruction")}, Soundness.WRONG, "force-reinstall"),
+        ("numbers", {"probe": lambda: (0, "21", "")}, Soundness.WRONG, "force-reinstall"),
     ],
 )
 def test_what_is_amiss_is_named_with_a_remedy(
-    host: HostFacts, what: str, change: dict[str, object], health: Verdict, words: str
+    host: HostFacts, what: str, change: dict[str, object], health: Soundness, words: str
 ) -> None:
     broken = replace(host, **change)  # type: ignore[arg-type]
     (found,) = (f for f in examine(broken) if f.what == what)
@@ -92,9 +92,9 @@ def test_what_is_amiss_is_named_with_a_remedy(
 
 def test_numbers_without_onednn_are_slower_unless_wanted(host: HostFacts) -> None:
     slow = '{"sum": 21, "set": "avx2-0", "wanted": true, "onednn": false}'
-    assert check_numbers(replace(host, probe=lambda: (0, slow, ""))).health is Verdict.WARNING
+    assert check_numbers(replace(host, probe=lambda: (0, slow, ""))).health is Soundness.WARNING
     meant = slow.replace("true", "false")
-    assert check_numbers(replace(host, probe=lambda: (0, meant, ""))).health is Verdict.OK
+    assert check_numbers(replace(host, probe=lambda: (0, meant, ""))).health is Soundness.OK
 
     def late() -> tuple[int, str, str]:
         raise subprocess.TimeoutExpired("python", 1)
@@ -112,7 +112,7 @@ def test_flags_of_a_processor(tmp_path: Path) -> None:
 def test_doctor_prints_lines_and_ends_with_one_if_something_is_wrong(
     host: HostFacts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    findings = [Finding("a", Verdict.OK, "fine"), Finding("b", Verdict.WRONG, "broken", "mend it")]
+    findings = [Finding("a", Soundness.OK, "fine"), Finding("b", Soundness.WRONG, "broken", "mend it")]
     monkeypatch.setattr("podrun.upkeep.doctor.examine", lambda host: iter(findings))
     assert verbs.main("doctor", []) == 1
     assert capsys.readouterr().out.splitlines() == [
