@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podrun.core.environment import environment
-from podrun.vipu.cli_common import HELP_OPTIONS, run
-from podrun.vipu.cli_connection import server_options
+from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
 
 if TYPE_CHECKING:
     from podrun.monitor.devices import Device, View

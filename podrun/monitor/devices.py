@@ -148,7 +148,7 @@ def connect(
     if it names none; ``say`` then gets a note which server that is and how to choose. ``one``, for commands that take
     IPUs away: raises ConflictError if several servers qualify.
     """
-    from podrun.vipu.cli_connection import find_server
+    from podrun.vipu.cli_common import find_server
     from podrun.vipu.client import VipuClient
     from podrun.vipu.discovery import Registry
 
