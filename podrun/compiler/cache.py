@@ -32,7 +32,7 @@ from podrun.compiler.program import Program
 from podrun.core import executable_file
 from podrun.core.errors import ConfigError, DeadlineError, UsageError
 from podrun.core.executable import EXECUTABLE_VERSION, Executable
-from podrun.device.xla.instruction_set import instruction_set
+from podrun.device.xla.clients import instruction_set
 
 SUFFIX = ".popef"
 _POLL_SECONDS = 0.02

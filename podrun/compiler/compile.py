@@ -47,7 +47,7 @@ from podrun.core.executable import (
     numpy_dtype,
 )
 from podrun.core.progress import at, counted
-from podrun.device.xla.instruction_set import instruction_set
+from podrun.device.xla.clients import instruction_set
 from podrun.private_apis.jax import one_context
 
 

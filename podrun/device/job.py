@@ -27,7 +27,7 @@ from podrun.device.error_messages import (
     ipus_in_words,
     machine_lost,
 )
-from podrun.device.health import Health
+from podrun.device.health import Health, WorkDone
 from podrun.device.owners import (
     HOST_SYNC_TIMEOUT,
     LoadCall,
@@ -39,12 +39,11 @@ from podrun.device.owners import (
     machines_of,
 )
 from podrun.device.program.check import check_executable
-from podrun.device.program.cores import choose_core, core_lock_of, pin_thread_to
 from podrun.device.program.engine import Disagreement, Engine, RunOutcome, modelled_step_seconds
 from podrun.device.program.fabric import Fabric, JobName, OfferBook, Wait
 from podrun.device.program.interpreter import InstructionHook, batch_starts
+from podrun.device.program.machine_groups import choose_core, core_lock_of, pin_thread_to
 from podrun.device.program.streams import OwnerArrays, check_inputs, check_outputs
-from podrun.device.usage import WorkDone
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import FaultPoint, FaultSpec, FaultTarget, ListPlaces, Strike
 
@@ -56,8 +55,8 @@ class MachineContext:
     """What a machine's jobs use of it. ``changed`` guards everything that changes, here and in jobs.
 
     ``clock``: wall time in seconds, for reports. ``grace``: see `Machine`. ``cores`` to choose from, and whether the
-    process is ``shared``: see `podrun.device.program.cores`. ``batches``: done, by IPU. ``work``: done in training
-    (True) and inference.
+    process is ``shared``: see `podrun.device.program.machine_groups`. ``batches``: done, by IPU. ``work``: done in
+    training (True) and inference.
     """
 
     place: MachinePlace

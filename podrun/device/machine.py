@@ -21,7 +21,7 @@ from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
 from podrun.device.error_messages import ipus_in_words, process_ended
-from podrun.device.health import Health
+from podrun.device.health import Health, Usage, WorkDone
 from podrun.device.job import Job, MachineContext, strike_machine_event
 from podrun.device.owners import (
     HOST_SYNC_TIMEOUT,
@@ -35,7 +35,6 @@ from podrun.device.owners import (
 from podrun.device.program.engine import UNCOMPARED, RunOutcome, digest_of_array
 from podrun.device.program.fabric import Fabric, JobName, OfferBook
 from podrun.device.program.xla_memory import Array
-from podrun.device.usage import Usage, WorkDone
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import FaultPoint, FaultSpec, FaultTarget, Struck, check_places, recovery_hint
 

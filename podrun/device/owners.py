@@ -11,7 +11,7 @@ from podrun.core.errors import ApplicationRuntimeError, PoplarError
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
-from podrun.device.usage import Usage
+from podrun.device.health import Usage
 
 HOST_SYNC_TIMEOUT = 300.0
 """Seconds; the SDK's default of the engine option target.hostSyncTimeout."""

@@ -311,7 +311,7 @@ def _initialized() -> bool:
 
 def _import_ray() -> Any:
     """Ray, with its settings, authentication mode and token as the environment has them now."""
-    from podrun.device.service.preload import without_garbage_collection
+    from podrun.device.service.server import without_garbage_collection
 
     with without_garbage_collection():
         import ray

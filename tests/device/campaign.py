@@ -32,7 +32,7 @@ from podrun.device.connection import AttachRequest
 from podrun.device.host.client import PortConnection
 from podrun.device.host.in_process import InProcessMachines
 from podrun.device.program.interpreter import batch_starts
-from podrun.device.service.machine_holder import machine_report
+from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import EFFECTS, FaultSpec, FaultTarget, parse_fault
 from podrun.launcher.recovery import (

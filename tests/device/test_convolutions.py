@@ -24,10 +24,10 @@ from jax import lax
 from jax.experimental.compilation_cache import compilation_cache
 
 from podrun.core.errors import UsageError
-from podrun.device.xla import onednn, rewrite
+from podrun.device.xla import convolutions, rewrite
 from podrun.device.xla.convolutions import ConvolutionCall, Kind
 
-native: Any = importlib.import_module("podrun.device.xla._onednn") if onednn.available() else None
+native: Any = importlib.import_module("podrun.device.xla._onednn") if convolutions.available() else None
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def compiled(function: Callable[..., Any], *arrays: Any) -> tuple[Any, int]:
     return lowered.compile(), count
 
 
-known = pytest.mark.skipif(not onednn.available(), reason="no oneDNN here")
+known = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here")
 
 
 @known
@@ -257,7 +257,7 @@ print("same")
 
 
 def _one_call() -> bytes:
-    assert onednn.available()
+    assert convolutions.available()
     x = np.linspace(-1, 1, 4 * 24 * 24 * 16, dtype=np.float32).reshape(4, 24, 24, 16)
     w = np.linspace(-1, 1, 16 * 16 * 9, dtype=np.float32)
     call = ConvolutionCall(Kind.FORWARD, x.shape, x.shape, (3, 3), (1, 1), (1, 1), (1, 1), 1)
@@ -282,28 +282,28 @@ def test_a_library_that_computes_wrong_is_refused() -> None:
         result[...] = 0
 
     with pytest.raises(RuntimeError, match="wrong numbers"):
-        onednn.check(wrong)
+        convolutions.check(wrong)
 
 
 @pytest.mark.skipif((platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="no such package")
 def test_the_library_and_the_module_are_installed() -> None:
-    assert onednn.available(), (
+    assert convolutions.available(), (
         "make installs the package; build_extension.py builds podrun.device.xla._onednn"
     )
 
 
 def test_the_variable_chooses() -> None:
-    assert onednn.wanted({})
-    assert not onednn.wanted({"PODRUN_CONVOLUTIONS": "xla"})
+    assert convolutions.wanted({})
+    assert not convolutions.wanted({"PODRUN_CONVOLUTIONS": "xla"})
     with pytest.raises(UsageError, match="PODRUN_CONVOLUTIONS is 'mkl'"):
-        onednn.wanted({"PODRUN_CONVOLUTIONS": "mkl"})
+        convolutions.wanted({"PODRUN_CONVOLUTIONS": "mkl"})
 
 
 def test_one_message_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr(onednn, "PACKAGE", "no-such-package")
-    monkeypatch.setattr(onednn, "_started", functools.cache(onednn._started.__wrapped__))
-    assert not onednn.available()
-    assert not onednn.available()
+    monkeypatch.setattr(convolutions, "PACKAGE", "no-such-package")
+    monkeypatch.setattr(convolutions, "_started", functools.cache(convolutions._started.__wrapped__))
+    assert not convolutions.available()
+    assert not convolutions.available()
     assert len(caplog.records) == 1
     assert "no-such-package is not installed" in caplog.text
 

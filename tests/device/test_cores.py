@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
-from podrun.device.program.cores import NO_CORE_LOCK, choose_core, core_lock_of, has_core_for_each_process
+from podrun.device.program.machine_groups import (
+    NO_CORE_LOCK,
+    choose_core,
+    core_lock_of,
+    has_core_for_each_process,
+)
 from podrun.device.service.doorbell import SPIN_SECONDS, spin_seconds_for
 
 

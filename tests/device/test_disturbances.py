@@ -21,7 +21,7 @@ from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport
 from podrun.device.disturbances import LastingFaults, flip_bit, instances_here, signal_process
 from podrun.device.host.in_process import InProcessMachines
-from podrun.device.service.machine_holder import machine_report
+from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import Strike, parse_fault, parse_faults
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from podrun.device.xla import onednn, rewrite
+from podrun.device.xla import convolutions, rewrite
 
-pytestmark = pytest.mark.skipif(not onednn.available(), reason="no oneDNN here")
+pytestmark = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here")
 
 FORMS = {
     "library": ((1, 16, 13, 11), (24, 16, 3, 3), 1, ((1, 1), (1, 1))),

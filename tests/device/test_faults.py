@@ -27,7 +27,7 @@ from podrun.core.telemetry import MachineReport
 from podrun.device.connection import connect
 from podrun.device.host.client import PortConnection
 from podrun.device.host.in_process import InProcessMachines
-from podrun.device.service.machine_holder import machine_report
+from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import parse_faults
 from tests.compiler.programs import inputs_for, weights_for

@@ -13,7 +13,7 @@ import pytest
 
 from podrun.compiler import cache as digests
 from podrun.device.xla import pieces
-from podrun.device.xla.instruction_set import instruction_set, name_of
+from podrun.device.xla.clients import instruction_set, name_of
 from podrun.device.xla.pieces import PieceCache
 
 from .test_clients import SMALL, operands, piece

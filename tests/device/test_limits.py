@@ -17,9 +17,9 @@ import pytest
 
 from podrun.core.cluster import load_cluster
 from podrun.core.identity import Caller
-from podrun.device.service import limits, servicer, wire
+from podrun.device.service import host_session, servicer, wire
 from podrun.device.service.control import MachineControl
-from podrun.device.service.limits import SessionLimits
+from podrun.device.service.host_session import SessionLimits
 from podrun.device.service.server import MachineServer
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs
@@ -117,19 +117,20 @@ def test_an_attached_session_may_be_silent(
 
 
 def test_nothing_is_buffered_before_a_session_is_attached(silent: Callable[..., Silent]) -> None:
-    part = pb.HostRequest(part=pb.Part(data=bytes(limits.FIRST_BYTES + 1)))
+    part = pb.HostRequest(part=pb.Part(data=bytes(host_session.FIRST_BYTES + 1)))
     (reply,) = list(silent(part).call)
     assert "are more than 65536 bytes" in json.loads(reply.error_json)["message"]
     large = attach()
-    large.attach.command = "x" * limits.FIRST_BYTES
+    large.attach.command = "x" * host_session.FIRST_BYTES
     (reply,) = list(silent(large).call)
     assert "a message is more than 65536 bytes" in json.loads(reply.error_json)["message"]
 
 
 def test_sessions_are_counted_and_the_partition_service_is_heard_all_the_same(
-    machine: str, silent: Callable[..., Silent]
+    machine: str, silent: Callable[..., Silent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = [silent() for _ in range(limits.SESSIONS)]
+    monkeypatch.setattr(servicer, "ATTACH_SECONDS", 300.0)  # a busy host ends none of them early
+    held = [silent() for _ in range(host_session.SESSIONS)]
     control = MachineControl(machine)
     end = time.monotonic() + 20
     while (code := silent_code(machine)) is not grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -154,17 +155,17 @@ def silent_code(endpoint: str) -> grpc.StatusCode | None:
 
 def test_another_user_has_fewer_sessions_and_bytes() -> None:
     counted, own = SessionLimits(), Caller(0, own=True)
-    opened = [counted.session(OTHER) for _ in range(limits.SESSIONS_OF_OTHERS + 1)]
+    opened = [counted.session(OTHER) for _ in range(host_session.SESSIONS_OF_OTHERS + 1)]
     refusals = [session.__enter__() for session in opened]
-    assert refusals[:-1] == [""] * limits.SESSIONS_OF_OTHERS
-    assert f"has {limits.SESSIONS_OF_OTHERS} sessions" in refusals[-1]
+    assert refusals[:-1] == [""] * host_session.SESSIONS_OF_OTHERS
+    assert f"has {host_session.SESSIONS_OF_OTHERS} sessions" in refusals[-1]
     with counted.session(own) as refusal:
         assert refusal == ""
     opened[0].__exit__(None, None, None)
     with counted.session(OTHER) as refusal:
         assert refusal == ""
     assert counted.most_bytes(OTHER, attached=True) < counted.most_bytes(own, attached=True)
-    assert counted.most_bytes(own, attached=False) == limits.FIRST_BYTES
+    assert counted.most_bytes(own, attached=False) == host_session.FIRST_BYTES
 
 
 CHAOS = """

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from podrun.device.xla import onednn, rewrite
+from podrun.device.xla import convolutions, rewrite
 from podrun.device.xla.sums import simplify_sums
 
-pytestmark = pytest.mark.skipif(not onednn.available(), reason="no oneDNN here")
+pytestmark = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here")
 
 BATCH, CHANNELS, PIXELS = 16, 8, 16
 

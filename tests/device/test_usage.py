@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from podrun.device.usage import Usage
+from podrun.device.health import Usage
 
 
 def test_shares_of_the_last_second_and_of_all_time() -> None:

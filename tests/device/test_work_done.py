@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from podrun.device.usage import WorkDone
+from podrun.device.health import WorkDone
 from tests.device.programs import linear
 
 

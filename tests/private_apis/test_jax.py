@@ -14,7 +14,7 @@ import pytest
 
 from podrun.compiler.export.pieces import PieceFunction, export_piece
 from podrun.core.executable import Computation
-from podrun.device.xla import onednn
+from podrun.device.xla import convolutions
 from podrun.device.xla import pieces as device_pieces
 from podrun.private_apis import jax as private
 
@@ -74,7 +74,7 @@ def test_an_unknown_jaxlib_says_once_that_convolutions_are_slower(
         monkeypatch.setattr(private, "find", lambda name: None if name == gone else find(name))
     else:
         monkeypatch.setattr(private, "_version", lambda package: "0.99.1")
-    onednn._started.cache_clear()
+    convolutions._started.cache_clear()
     dice = np.random.default_rng(1)
     x, w = (dice.standard_normal(s, np.float32) for s in ((4, 64, 32, 32), (64, 64, 3, 3)))
     try:
@@ -86,7 +86,7 @@ def test_an_unknown_jaxlib_says_once_that_convolutions_are_slower(
         assert len(caplog.records) == 1
         assert (gone or "0.99.1") in caplog.records[0].getMessage()
     finally:
-        onednn._started.cache_clear()
+        convolutions._started.cache_clear()
     monkeypatch.undo()
     fast = device_pieces.PieceCache(None).piece(convolution(), ()).call(x, w)[0]
     np.testing.assert_allclose(np.asarray(slow[0]), np.asarray(fast), rtol=1e-3, atol=1e-3)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.device.xla.instruction_set import name_of
+from podrun.device.xla.clients import name_of
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER = {"avx512": "AVX2", "avx2": "AVX"}
@@ -39,7 +39,7 @@ def test_a_part_of_the_suite_passes_there():
         "XLA_FLAGS": f"--xla_cpu_max_isa={other}",
         "ONEDNN_MAX_CPU_ISA": other,
     }
-    said = "from podrun.device.xla.instruction_set import instruction_set; print(instruction_set())"
+    said = "from podrun.device.xla.clients import instruction_set; print(instruction_set())"
     words = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
     named = _run(["-c", said], environment, 30)
     assert named.stdout.startswith(f"{other.lower()}-"), named.stderr

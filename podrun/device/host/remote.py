@@ -35,8 +35,7 @@ from podrun.device.program.engine import RunOutcome
 from podrun.device.program.xla_memory import Array
 from podrun.device.service import wire
 from podrun.device.service.doorbell import BLOCK_BYTES, Doorbell, deadline, spin_seconds_for
-from podrun.device.service.handover import MemorySender
-from podrun.device.service.shared_tensors import lay_out, view
+from podrun.device.service.handover import MemorySender, lay_out, view
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs
 

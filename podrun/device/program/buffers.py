@@ -2,7 +2,7 @@
 
 The lookup rules are those of `podrun.core.executable`'s docstring. Two things are added here:
 
-* Where an arena lies (`podrun.device.program.arenas`), and how XLA reads and writes it there
+* Where an arena lies (`podrun.device.program.xla_memory`), and how XLA reads and writes it there
   (`podrun.device.program.xla_memory`).
 * The result of the last collective. A reduction writes to a buffer of its own; afterwards the arena's name means that
   buffer, until the arena is written again.
@@ -28,13 +28,17 @@ from podrun.core.executable import (
     Reduction,
     numpy_dtype,
 )
-from podrun.device.program.arenas import Shape, arena_buffers, arena_of, in_shape, member_of
 from podrun.device.program.xla_memory import (
     Array,
     DonatedArena,
     Operands,
     PendingGradients,
+    Shape,
     aligned_zeros,
+    arena_buffers,
+    arena_of,
+    in_shape,
+    member_of,
     updated_in_place,
 )
 

@@ -22,7 +22,7 @@ from podrun.core.executable import (
     StreamDirection,
 )
 from podrun.device.program.machine_groups import unpaired
-from podrun.device.service.shared_tensors import tensor_dtype
+from podrun.device.service.handover import tensor_dtype
 
 
 def check_executable(executable: Executable) -> None:

@@ -28,11 +28,15 @@ from podrun.core.progress import counted
 from podrun.core.shared_region import RegionName
 from podrun.device.crash_records import CrashReader, describe_piece, own_crash_record
 from podrun.device.program.buffers import Buffers
-from podrun.device.program.cores import NO_CORE_LOCK, CoreLock
 from podrun.device.program.interpreter import InstructionHook, Interpreter
-from podrun.device.program.machine_groups import MachineGroups, at_position, ipus_per_position
-from podrun.device.program.replica_state import ReplicaState
-from podrun.device.program.streams import Drain, Feed, OwnerArrays
+from podrun.device.program.machine_groups import (
+    NO_CORE_LOCK,
+    CoreLock,
+    MachineGroups,
+    at_position,
+    ipus_per_position,
+)
+from podrun.device.program.streams import Drain, Feed, OwnerArrays, ReplicaState
 from podrun.device.program.xla_memory import Array
 from podrun.device.xla.clients import return_freed_memory
 from podrun.device.xla.pieces import PieceCache

@@ -20,7 +20,7 @@ from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.core.buffer_names import SLICE
 from podrun.core.executable import AllGather, Computation, Compute, Instruction, ReduceScatter, Reduction
 from podrun.device.program.buffers import Buffers
-from podrun.device.program.cores import CoreLock
+from podrun.device.program.machine_groups import CoreLock
 from podrun.device.program.xla_memory import Array
 from podrun.device.xla.pieces import Piece
 

@@ -25,10 +25,16 @@ from podrun.core.errors import (
 from podrun.device.owners import MachinePlace
 from podrun.device.program.fabric import LOOK_SECONDS, JobName, Wait
 from podrun.device.service import wire
-from podrun.device.service.host_session import HostSession
-from podrun.device.service.limits import ATTACH_SECONDS, PART_SECONDS, SESSIONS, Patience, SessionLimits
-from podrun.device.service.machine_holder import MachineHolder
-from podrun.device.service.preload import Preload
+from podrun.device.service.control import MachineHolder
+from podrun.device.service.host_session import (
+    ATTACH_SECONDS,
+    PART_SECONDS,
+    SESSIONS,
+    HostSession,
+    Patience,
+    SessionLimits,
+)
+from podrun.device.service.server import Preload
 from podrun.faults import parse_fault
 from podrun.protos import ipuof_pb2 as pb
 from podrun.protos import ipuof_pb2_grpc as stubs

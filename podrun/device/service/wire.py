@@ -14,7 +14,7 @@ from podrun.core.errors import ApplicationRuntimeError, ServiceError
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
 from podrun.device.program.xla_memory import Array
-from podrun.device.service.shared_tensors import tensor_dtype, view
+from podrun.device.service.handover import tensor_dtype, view
 from podrun.protos import ipuof_pb2 as pb
 
 EPOCH_KEY = "podrun-epoch"

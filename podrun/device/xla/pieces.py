@@ -32,14 +32,14 @@ from podrun.core.executable import Computation
 from podrun.device.xla.clients import (
     SHARED_BY,
     callable_across_clients,
+    instruction_set,
     needs_two_threads,
     one_thread_device,
     two_thread_device,
     use_one_heap,
 )
+from podrun.device.xla.convolutions import formulation
 from podrun.device.xla.custom_calls import check_calls, check_operations
-from podrun.device.xla.instruction_set import instruction_set
-from podrun.device.xla.onednn import formulation
 from podrun.device.xla.rewrite import rewrite
 from podrun.device.xla.sums import simplify_sums
 from podrun.device.xla.vetting import vetter

@@ -12,10 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from podrun.device.xla.channels_last import sink_transposes
-from podrun.device.xla.convolutions import Convolution, ConvolutionCall, Kind, call
-from podrun.device.xla.epilogues import Epilogue, match
-from podrun.device.xla.onednn import TARGET, algorithms, available
-from podrun.device.xla.stablehlo import inline, nested
+from podrun.device.xla.convolutions import (
+    TARGET,
+    Convolution,
+    ConvolutionCall,
+    Kind,
+    algorithms,
+    available,
+    call,
+)
+from podrun.device.xla.epilogues import Epilogue, inline, match, nested
 from podrun.private_apis.jax import convolution_axes, convolutions_problem, mlir
 
 __all__ = ["available", "rewrite"]

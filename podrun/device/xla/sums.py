@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from podrun.device.xla.stablehlo import nested
+from podrun.device.xla.epilogues import nested
 from podrun.private_apis.jax import mlir, run_passes
 
 PARTS = 8
