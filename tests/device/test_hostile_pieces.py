@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ import pytest
 from jax import export
 
 from podrun.core import own_pieces
-from podrun.core.executable import Computation
+from podrun.core.errors import ApplicationRuntimeError
+from podrun.core.executable import Computation, Copy, Executable, Instruction, Receive, Send
+from podrun.device.program.check import check_executable
 from podrun.device.xla import vetting
 from podrun.device.xla.custom_calls import SIGNATURES, RefusedPiece, mismatch
 from podrun.device.xla.pieces import PieceCache
 from podrun.device.xla.vetting import Vetter
+from tests.device.programs import linear
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -209,3 +213,27 @@ def test_damaged_executables_with_right_checksums_end_no_process(first: int, sto
         "ApplicationRuntimeError",
         "another layout",
     }
+
+
+def _with_instructions(change: Callable[[list[Instruction]], None]) -> Executable:
+    base = linear(2)
+    work = list(base.instructions[0])
+    change(work)
+    return replace(base, instructions=(tuple(work), *base.instructions[1:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda work: work.insert(0, Copy("nothing", "x")), "instruction 0 of IPU 0 copies 'nothing'"),
+        (lambda work: work.insert(0, Send("nothing", 0, 7)), "instruction 0 of IPU 0 reads 'nothing'"),
+        (lambda work: work.insert(0, Send("arena:none", 0, 7)), "instruction 0 of IPU 0 names no arena"),
+        (lambda work: work.insert(0, Receive("x", 0, 7)), "IPUs 0 of a replica wait for each other"),
+    ],
+)
+def test_programs_that_would_fail_in_the_middle_are_refused_when_they_are_loaded(
+    change: Callable[[list[Instruction]], None], said: str
+) -> None:
+    check_executable(linear(2))
+    with pytest.raises(ApplicationRuntimeError, match=said):
+        check_executable(_with_instructions(change))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from podrun.core.buffer_names import SLICE, WHOLE
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import (
@@ -12,6 +15,7 @@ from podrun.core.executable import (
     AllReduce,
     Arena,
     Compute,
+    Copy,
     Executable,
     Instruction,
     LoadStream,
@@ -20,6 +24,7 @@ from podrun.core.executable import (
     Send,
     StoreStream,
     StreamDirection,
+    Sync,
 )
 from podrun.device.program.machine_groups import unpaired
 from podrun.device.service.handover import tensor_dtype
@@ -54,6 +59,8 @@ def check_executable(executable: Executable) -> None:
     for ipu, instructions in enumerate(executable.instructions):
         for index, instruction in enumerate(instructions):
             _check_instruction(instruction, executable, f"instruction {index} of IPU {ipu}")
+        _check_reads(instructions, executable, ipu)
+    _check_progress(executable)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -148,3 +155,70 @@ def _check_stream(
         f"{where} reaches beyond the {executable.accumulation_factor} micro-batches of a batch",
     )
     _require(name != REPLICA_OFFSET, f"{where} uses a reserved name")
+
+
+def _check_reads(instructions: Sequence[Instruction], executable: Executable, ipu: int) -> None:
+    """Every temporary is written before it is read; temporaries are an IPU's own, and last for one pass."""
+    lasting = {REPLICA_OFFSET, *executable.variables}
+    lasting.update(member.name for arena in executable.arenas.values() for member in arena.members)
+    written: set[str] = set()
+    for index, instruction in enumerate(instructions):
+        match instruction:
+            case Compute(name):
+                computation = executable.computations[name]
+                reads, writes = computation.inputs, computation.outputs
+            case StoreStream(_, buffer, _, _) | Send(buffer, _, _):
+                reads, writes = (buffer,), ()
+            case LoadStream(_, buffer, _, _) | Receive(buffer, _, _):
+                reads, writes = (), (buffer,)
+            case Copy(source, destination):
+                _require(
+                    source in written,
+                    f"instruction {index} of IPU {ipu} copies {source!r}, which nothing wrote",
+                )
+                reads, writes = (), (destination,)
+            case _:
+                continue
+        where = f"instruction {index} of IPU {ipu}"
+        for buffer in (*reads, *writes):
+            prefix = next((p for p in (WHOLE, SLICE) if buffer.startswith(p)), None)
+            if prefix is not None:
+                _require(buffer[len(prefix) :] in executable.arenas, f"{where} names no arena: {buffer!r}")
+            elif buffer in reads:
+                known = buffer in lasting or buffer in written
+                _require(known, f"{where} reads {buffer!r}, which nothing wrote before")
+        if isinstance(instruction, Compute):
+            written.difference_update(computation.donated)
+        written.update(writes)
+
+
+def _check_progress(executable: Executable) -> None:
+    """No lists wait for each other: all come to their ends, whatever is computed."""
+    lists = executable.instructions
+    each = max(len(lists) // executable.layout.machines_per_replica, 1)
+    places, syncs, sent = [0] * len(lists), [0] * len(lists), set[tuple[int, int, int]]()
+
+    def here(ipu: int) -> Instruction | None:
+        return lists[ipu][places[ipu]] if places[ipu] < len(lists[ipu]) else None
+
+    def waits(instruction: Instruction, ipu: int) -> bool:
+        if isinstance(instruction, Receive):
+            return (instruction.peer, ipu, instruction.tag) not in sent
+        return isinstance(instruction, Sync) and any(
+            syncs[k] < syncs[ipu] or (syncs[k] == syncs[ipu] and not isinstance(here(k), Sync))
+            for k in range(ipu // each * each, min(ipu // each * each + each, len(lists)))
+        )
+
+    moved = True
+    while moved:
+        moved = False
+        for ipu in range(len(lists)):
+            while (instruction := here(ipu)) is not None and not waits(instruction, ipu):
+                if isinstance(instruction, Send):
+                    sent.add((ipu, instruction.peer, instruction.tag))
+                elif isinstance(instruction, Receive):
+                    sent.remove((instruction.peer, ipu, instruction.tag))
+                syncs[ipu] += isinstance(instruction, Sync)
+                places[ipu], moved = places[ipu] + 1, True
+    stuck = [str(ipu) for ipu in range(len(lists)) if here(ipu) is not None]
+    _require(not stuck, f"IPUs {', '.join(stuck[:5])} of a replica wait for each other")

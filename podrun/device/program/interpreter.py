@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group
-from podrun.core.errors import InternalError
+from podrun.core.errors import ApplicationRuntimeError, InternalError
 from podrun.core.executable import (
     AllGather,
     AllReduce,
@@ -358,5 +358,8 @@ def _at_sync(instructions: Sequence[Instruction], place: int) -> bool:
 def _host_view(value: Any, count: int) -> Array:
     array = np.asarray(value)
     if array.ndim < 2 or array.shape[0] != count:
-        raise InternalError(f"an anchor's buffer is {list(array.shape)}, not [{count}, replicas, ...]")
+        raise ApplicationRuntimeError(
+            f"the Executable is not consistent: an anchor is {list(array.shape)}, not [{count}, replicas, ...]",
+            hint="Compile the program again.",
+        )
     return array
