@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from podrun.collectives.admission import Admission, Hello
+from podrun.collectives.admission import Admission, Hello, Introduction
 from podrun.collectives.barrier import label_text
 from podrun.collectives.group import ByteArray
 from podrun.collectives.group_errors import (
@@ -67,7 +67,7 @@ class Mesh:
         listener: socket.socket,
         deadline: float,
     ) -> None:
-        """Connect to the remote ranks below this one, then admit those above, which show the key."""
+        """Connect to the remote ranks below this one, then admit those above, which prove to know the key."""
         for peer in (rank for rank in remote if rank < self.rank):
             self._check(0.0)
             try:
@@ -100,10 +100,35 @@ class Mesh:
         with contextlib.ExitStack() as opened:
             outgoing, incoming = (opened.enter_context(dial(address, port, deadline)) for _ in range(2))
             near = min(round_trip(outgoing), round_trip(incoming)) < NEAR
-            outgoing.sendall(Hello(self.rank, False, near).packed(key))
-            incoming.sendall(Hello(self.rank, True, near).packed(key))
+            hellos = Hello(self.rank, False, near), Hello(self.rank, True, near)
+            met = [Introduction(hello, key) for hello in hellos]
+            for sock, introduction in zip((outgoing, incoming), met, strict=True):
+                sock.sendall(introduction.said)
+            for sock, introduction in zip((outgoing, incoming), met, strict=True):
+                sock.sendall(introduction.answered(self._answer(sock, peer, deadline)))
             self.links[peer] = RankLink(peer, outgoing, incoming, near=near)
             opened.pop_all()
+
+    def _answer(self, sock: socket.socket, peer: int, deadline: float) -> bytes:
+        """What a listening rank answers; it may be connecting to others itself until then."""
+        answer = bytearray()
+        sock.settimeout(_CHECK_EVERY)
+        while len(answer) < Introduction.answer_bytes():
+            try:
+                data = sock.recv(Introduction.answer_bytes() - len(answer))
+            except TimeoutError:
+                self._check(0.0)
+                if time.monotonic() >= deadline:
+                    raise RankMissingError(
+                        f"rank {peer} did not answer rank {self.rank}, which connects to it",
+                        ranks=(peer,),
+                        hint="Check what that rank does, or use a longer timeout.",
+                    ) from None
+                continue
+            if not data:
+                raise ConnectionResetError("it closed the connection")
+            answer += data
+        return bytes(answer)
 
     def _admit(self, hello: Hello, sock: socket.socket, awaited: set[int]) -> None:
         """Take one of a member's two connections; the second completes the link."""

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podrun.collectives import RankLostError, create, join, registrar
-from podrun.collectives.admission import Admission, Hello
+from podrun.collectives.admission import Admission, Hello, Introduction, StrangerError
 from podrun.collectives.rendezvous import hosts_token
 from podrun.collectives.tcp_link import listen
 from podrun.core.errors import ConflictError, UsageError
@@ -69,22 +69,61 @@ def test_crowds_of_strangers_are_turned_away(monkeypatch: pytest.MonkeyPatch) ->
             each.close()
 
 
-def test_a_hello_may_come_in_parts_and_a_wrong_one_is_turned_away() -> None:
-    key = b"secret"
+def _met(admission: Admission, sock: socket.socket, count: int) -> bytes:
+    """What the listener sends to a connection."""
+    sock.settimeout(0.05)
+    end, data = time.monotonic() + 5, b""
+    while len(data) < count and time.monotonic() < end:
+        assert list(admission.admitted(0.05)) == []
+        with contextlib.suppress(TimeoutError):
+            data += sock.recv(count - len(data))
+    return data
+
+
+def test_a_hello_may_come_in_parts_and_a_wrong_proof_is_turned_away() -> None:
     hello = Hello(3, True, False)
-    with listen("127.0.0.1") as door, contextlib.closing(Admission(door, key, 1)) as admission:
+    right, guess = Introduction(hello, b"secret"), Introduction(hello, b"secrets")
+    with listen("127.0.0.1") as door, contextlib.closing(Admission(door, b"secret", 1)) as admission:
         slow, wrong = (socket.create_connection(door.getsockname()) for _ in range(2))
         with slow, wrong:
-            slow.sendall(hello.packed(key)[:10])
-            wrong.sendall(hello.packed(b"secrets"))
-            for _ in range(4):
-                assert list(admission.admitted(0.05)) == []
-            slow.sendall(hello.packed(key)[10:])
+            slow.sendall(right.said[:10])
+            wrong.sendall(guess.said)
+            answer = _met(admission, wrong, guess.answer_bytes())
+            with pytest.raises(StrangerError):
+                guess.answered(answer)
+            wrong.sendall(bytes(32))
+            slow.sendall(right.said[10:])
+            proof = right.answered(_met(admission, slow, right.answer_bytes()))
+            slow.sendall(proof[:5])
+            assert list(admission.admitted(0.05)) == []
+            slow.sendall(proof[5:])
             ((said, sock),) = admission.admitted(5)
             sock.close()
             assert said == hello
             wrong.settimeout(5)
             assert wrong.recv(1) == b""
+
+
+def test_what_was_overheard_opens_nothing_and_who_listens_at_a_ranks_port_learns_nothing() -> None:
+    key, hello = b"secret", Hello(1, True, False)
+    heard = Introduction(hello, key)
+    with listen("127.0.0.1") as door, contextlib.closing(Admission(door, key, 1)) as admission:
+        with socket.create_connection(door.getsockname()) as member:
+            member.sendall(heard.said)
+            answer = _met(admission, member, heard.answer_bytes())
+            proof = heard.answered(answer)
+        with socket.create_connection(door.getsockname()) as thief:
+            thief.sendall(heard.said)
+            assert _met(admission, thief, heard.answer_bytes()) != answer
+            thief.sendall(proof)
+            assert list(admission.admitted(0.2)) == []
+            thief.settimeout(5)
+            assert thief.recv(1) == b""
+    again = Introduction(hello, key)
+    assert again.said != heard.said
+    with pytest.raises(StrangerError):
+        again.answered(answer)
+    assert key not in heard.said + answer + proof
 
 
 @pytest.mark.parametrize("key", ["k", "x" * 100, "ключ"])
