@@ -81,7 +81,7 @@ class Admission:
     """The incoming connections at a listener while a group connects. Close it when all members are connected.
 
     ``most``: most connections that members make; beyond them, the newest `MOST_STRANGERS` others are listened to.
-    ``dress``: what an accepted connection is wrapped in (`podrun.core.tls`).
+    ``dress``: what becomes of an accepted connection (`podrun.collectives.encryption`).
     """
 
     def __init__(

@@ -12,12 +12,14 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from podrun.collectives.admission import Admission, Hello, Introduction
 from podrun.collectives.barrier import label_text
+from podrun.collectives.encryption import accepted, dialled
 from podrun.collectives.group import ByteArray
 from podrun.collectives.group_errors import (
     HostLimitError,
@@ -28,6 +30,7 @@ from podrun.collectives.group_errors import (
     within_limits,
 )
 from podrun.collectives.tcp_link import NEAR, FrameKind, LinkFrame, RankLink, dial, round_trip
+from podrun.core.tls import credentials
 
 _GRACE = 0.3
 """Seconds in which rank 0 may still report why a peer closed its connection."""
@@ -58,6 +61,8 @@ class Mesh:
         self._messages: list[tuple[int, int, str, ByteArray]] = []
         self._selector = selectors.DefaultSelector()
         self._halves: dict[tuple[int, bool], socket.socket] = {}
+        self._tls = credentials()
+        self._accepted = partial(accepted, ours=self._tls)
 
     def connect(
         self,
@@ -81,7 +86,7 @@ class Mesh:
                     hint="Check that the rank still runs, and that no firewall blocks its port.",
                 ) from error
         awaited = {rank for rank in remote if rank > self.rank}
-        with contextlib.closing(Admission(listener, key, 2 * len(awaited))) as admission:
+        with contextlib.closing(Admission(listener, key, 2 * len(awaited), self._accepted)) as admission:
             while awaited:
                 self._check(0.0)
                 if time.monotonic() >= deadline:
@@ -100,6 +105,9 @@ class Mesh:
         with contextlib.ExitStack() as opened:
             outgoing, incoming = (opened.enter_context(dial(address, port, deadline)) for _ in range(2))
             near = min(round_trip(outgoing), round_trip(incoming)) < NEAR
+            outgoing, incoming = (
+                opened.enter_context(dialled(each, address, self._tls)) for each in (outgoing, incoming)
+            )
             hellos = Hello(self.rank, False, near), Hello(self.rank, True, near)
             met = [Introduction(hello, key) for hello in hellos]
             for sock, introduction in zip((outgoing, incoming), met, strict=True):

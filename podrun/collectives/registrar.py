@@ -32,6 +32,7 @@ from typing import Any
 
 from podrun.collectives.admission import MOST_STRANGERS
 from podrun.collectives.barrier import label_text
+from podrun.collectives.encryption import accepted, dialled
 from podrun.collectives.group_errors import (
     GroupError,
     HostLimitError,
@@ -43,6 +44,7 @@ from podrun.collectives.group_errors import (
 )
 from podrun.collectives.tcp_link import dial, listen
 from podrun.core.error_codec import error_from_dict, error_to_dict
+from podrun.core.tls import credentials, explain
 
 _MAX_LINE = 4 * 1024 * 1024
 _INTRODUCTION_S = 5.0
@@ -95,6 +97,7 @@ class Registrar:
     """Rank 0's thread that brings the ranks together and distributes errors. `close` ends it."""
 
     def __init__(self, address: str, port: int, size: int, key: str) -> None:
+        self._tls = credentials()
         self._listener = listen(address, port)
         self.port = int(self._listener.getsockname()[1])
         self._size, self._key = size, key.encode(errors="replace")
@@ -127,7 +130,7 @@ class Registrar:
     def _accept(self) -> None:
         try:
             with for_rank(0), within_limits("connection for a rank that joins"):
-                sock, _ = self._listener.accept()
+                sock = accepted(self._listener.accept()[0], self._tls)
         except HostLimitError as error:
             self._selector.unregister(self._listener)  # it would stay ready for ever
             self._abort(error_to_dict(error))
@@ -266,9 +269,10 @@ class RegistrarClient:
                 rank=0,
                 hint="Check that the process that made the group runs and can be reached from this host.",
             ) from error
-        self._socket.settimeout(None)
         self._where = f"{token['address']}:{token['port']}"
         self.address = str(self._socket.getsockname()[0])
+        self._socket = dialled(self._socket, str(token["address"]), credentials())
+        self._socket.settimeout(None)
         self.listener = listen(self.address)
         self.host, self._rank, self._size = host, rank, int(token["size"])
         self._on_abort = on_abort
@@ -400,6 +404,8 @@ class RegistrarClient:
         else:
             reason = f"died, or what listens at {self._where} is another group and did not let rank {self._rank} in"
             hint = "Check that this rank has the token of that group, and that the maker of the group still runs."
+            if why := explain(self._where):
+                reason, hint = f"cannot be reached: {why}", "All ranks of a group use TLS, or none."
         return RankLostError(f"rank 0 of {self._size} {reason}", rank=0, hint=hint)
 
     def close(self) -> None:

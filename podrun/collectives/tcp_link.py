@@ -80,7 +80,8 @@ class RankLink:
     def __init__(self, peer: int, outgoing: socket.socket, incoming: socket.socket, *, near: bool) -> None:
         self.peer = peer
         self.outgoing, self.incoming = outgoing, incoming
-        outgoing.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if outgoing.family != socket.AF_UNIX:  # otherwise `podrun.collectives.encryption` has
+            outgoing.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         incoming.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _PATIENCE)
         outgoing.settimeout(None)
         incoming.settimeout(None)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from podrun.core.environment import TLS_VARIABLES, environment
 from podrun.core.errors import ServiceError, UsageError
 from podrun.core.identity import (
     Caller,
@@ -108,6 +109,11 @@ def make_token(environ: Mapping[str, str], directory: Path) -> str:
     return known_token(environ, directory)
 
 
+def tls_asked_for() -> bool:
+    """Whether connections of this process use TLS (`podrun.core.tls`, whose import takes a while)."""
+    return any(environment().get(name) for name in TLS_VARIABLES)
+
+
 def is_loopback(host: str) -> bool:
     """True iff only this host reaches what listens there."""
     return host in ("localhost", "::1") or host.startswith("127.")
@@ -138,8 +144,32 @@ def open_channel(
     """
     import grpc
 
-    channel = grpc.insecure_channel(endpoint, options=list(options))
+    channel = _connected(endpoint, list(options))
     return grpc.intercept_channel(channel, _proves(endpoint, token, own)) if token else channel
+
+
+def _connected(endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
+    """A channel over TLS where that is asked for (`podrun.core.tls`)."""
+    import grpc
+
+    if not tls_asked_for():
+        return grpc.insecure_channel(endpoint, options=options)
+    from podrun.core.tls import credentials, split_endpoint
+
+    ours = credentials()
+    assert ours is not None
+    host = split_endpoint(endpoint)[0]
+    if (name := ours.name_at(host)) != host:
+        options.append(("grpc.ssl_target_name_override", name))
+    shown = grpc.ssl_channel_credentials(ours.ca, ours.key, ours.cert)
+    return grpc.secure_channel(endpoint, shown, options=options)
+
+
+def why_unreachable(endpoint: str) -> str:
+    """What TLS has to do with a server that does not answer, and what to do; empty if nothing."""
+    from podrun.core.tls import explain
+
+    return explain(endpoint)
 
 
 def _proves(endpoint: str, token: str, own: bool) -> Any:
@@ -252,6 +282,20 @@ def caller_of(context: Any) -> Caller:
     """Who makes the call that a handler serves. Without a gate everybody counts as the server's own user."""
     found: Caller = getattr(context, _ATTRIBUTE, None) or Caller(os.getuid(), own=True)
     return found
+
+
+def add_port(server: grpc.Server, address: str) -> int:
+    """Let a server listen at ``host:port``, over TLS where that is asked for; the port, or RuntimeError."""
+    import grpc
+
+    if not tls_asked_for():
+        return int(server.add_insecure_port(address))
+    from podrun.core.tls import credentials
+
+    ours = credentials()
+    assert ours is not None
+    shown = grpc.ssl_server_credentials([(ours.key, ours.cert)], ours.ca, require_client_auth=True)
+    return int(server.add_secure_port(address, shown))
 
 
 class Gate:

@@ -16,6 +16,8 @@ from podrun.core.errors import UsageError
 
 CACHE_DIR = "PODRUN_CACHE_DIR"
 
+TLS_VARIABLES = ("PODRUN_TLS_CERT", "PODRUN_TLS_KEY", "PODRUN_TLS_CA")
+
 VARIABLES: Mapping[str, str] = {
     # podrun's own
     CACHE_DIR: "Directory of everything that podrun caches: compiled programs and tile plans.",
@@ -38,6 +40,9 @@ VARIABLES: Mapping[str, str] = {
     "PODRUN_RESTART_COUNT": "Set by `podrun`: how often the instances were started again; 0 at first.",
     "PODRUN_STANDALONE_IPUS": "IPUs that a script without `podrun` finds; 64.",
     "PODRUN_TOKEN": "The user's secret instead of that in the runtime directory, for servers on other hosts.",
+    "PODRUN_TLS_CERT": "PEM file with this host's certificate: connections use TLS then. See *Security*.",
+    "PODRUN_TLS_KEY": "PEM file with the key of that certificate.",
+    "PODRUN_TLS_CA": "PEM file with the authority that all certificates have to be of.",
     "PODRUN_TRACEBACK": "`full` shows whole tracebacks: also the frames inside podrun, JAX and Python's module runner.",
     # The SDK's, which programs, PopRun and V-IPU agree on
     "GCDA_OPTIONS": "JSON; `simulateSOCError.errorList`, `.triggerCount` and `.rearmOnReset` plan faults.",
@@ -101,6 +106,11 @@ VARIABLES: Mapping[str, str] = {
 def environment(given: Mapping[str, str] | None = None) -> Mapping[str, str]:
     """``given``, or the environment of this process if it is None."""
     return os.environ if given is None else given
+
+
+def pass_on(name: str, value: str) -> None:
+    """Set a variable in this process, for what it does from now on and for what it starts."""
+    os.environ[name] = value
 
 
 def cache_directory(environ: Mapping[str, str]) -> Path | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from podrun.core.access import OWN_SERVER, VARIABLE
+from podrun.core.environment import TLS_VARIABLES
 from podrun.core.errors import UsageError
 from podrun.launcher.spec import InstanceSpec, LaunchLayout
 
@@ -23,8 +24,8 @@ EXCHANGE_POINT = "PODRUN_HOST_COLLECTIVES"
 (`podrun.popdist.collectives`)."""
 FIRST_IPU = "PODRUN_FIRST_IPU"
 """The launch's first IPU in a reconfigurable partition that others use too; not set: 0."""
-REMOTE_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
-"""Variables that podrun passes to other hosts without -x."""
+REMOTE_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", *TLS_VARIABLES)
+"""Variables that podrun passes to other hosts without -x. Each host has its own certificate in the same place."""
 
 
 @dataclass(frozen=True, slots=True)

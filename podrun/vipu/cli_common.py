@@ -267,15 +267,42 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--tls-cert, --tls-key and --tls-ca, as a decorator; `use_tls` reads them."""
+    for name, what in (
+        ("ca", "the authority's certificate"),
+        ("key", "its key"),
+        ("cert", "this host's certificate"),
+    ):
+        variable = f"PODRUN_TLS_{name.upper()}"
+        command = click.option(
+            f"--tls-{name}",
+            metavar="FILE",
+            envvar=[f"VIPU_CLI_TLS_{name.upper()}", variable],
+            help=f"Speak TLS: {what} [{variable}].",
+        )(command)
+    return command
+
+
+def use_tls(options: Mapping[str, Any]) -> None:
+    """Use the files that the options name, in this process and what it starts. Raises UsageError or ConfigError."""
+    files = [options[f"tls_{name}"] for name in ("cert", "key", "ca")]
+    if any(files):
+        from podrun.core import tls
+
+        tls.use(*files)
+
+
 def global_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The global options, as a decorator of the root command; it stores a CliContext in the context."""
-    options = [
+    options: list[Callable[..., Any]] = [
         click.option(
             "--api-host", "-H", metavar="HOST", help="Server [VIPU_CLI_API_HOST, else a running one]."
         ),
         click.option("--api-port", type=click.IntRange(1, 65535), metavar="PORT", help="Port [8090]."),
         click.option("--api-user-id", metavar="ID", help="Accepted; the server does not authenticate."),
         click.option("--api-access-key", metavar="KEY", help="Accepted; the server does not authenticate."),
+        tls_options,
         click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="vipu-cli.hcl file."),
         click.option(
             "--timeout",
@@ -301,6 +328,7 @@ def global_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def open_context(ctx: click.Context, **options: Any) -> CliContext:
     """The CliContext of the global options; answers --server-version."""
+    use_tls(options)
     cli = CliContext(
         host=options["api_host"],
         port=options["api_port"],

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from podrun.core.access import is_loopback
+from podrun.core.access import is_loopback, tls_asked_for
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
 from podrun.core.identity import user_name
-from podrun.vipu.cli_common import HELP_OPTIONS, SuggestingGroup, run
+from podrun.vipu.cli_common import HELP_OPTIONS, SuggestingGroup, run, tls_options, use_tls
 from podrun.vipu.cli_server_verbs import check_state, repair_state, stop_server
 from podrun.vipu.rights import Sharing, user_ids
 
@@ -52,6 +52,7 @@ PRESTART_PATIENCE_S = 120.0
 @click.option(
     "--admin", multiple=True, metavar="USER", help="A user with all rights, with --shared; repeatable."
 )
+@tls_options
 @click.option(
     "--keep-machines",
     is_flag=True,
@@ -75,6 +76,7 @@ def vipu_server(ctx: click.Context, /, **options: Any) -> int:
             cluster = load_cluster(name)
             click.echo(f"{name:12} {cluster.ipu_count:4} IPUs  {cluster.description}")
         return 0
+    use_tls(options)
     if options["verbose"]:
         logging.basicConfig(
             level=logging.INFO, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S"
@@ -158,6 +160,8 @@ def _run(
         f"V-IPU server of {cluster.name} ({cluster.ipu_count} IPUs, {len(cluster.agents)} "
         f"{cluster.machine_model}) listens on {options['host']}:{port}"
     )
+    if tls_asked_for():
+        click.echo("TLS: clients need a certificate of the same authority")
     if sharing.shared:
         click.echo(
             "shared: every user of this host may create partitions here, and use and remove their own. Administrators: "

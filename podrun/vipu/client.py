@@ -19,7 +19,7 @@ from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
-from podrun.core.access import make_token, open_channel, quiet_grpc
+from podrun.core.access import make_token, open_channel, quiet_grpc, why_unreachable
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.error_codec import error_from_json
 from podrun.core.errors import (
@@ -446,6 +446,8 @@ class VipuClient:
             if key == ERROR_METADATA_KEY:
                 return error_from_json(value)
         where = f"{self.host}:{self.port}"
+        if error.code() is grpc.StatusCode.UNAVAILABLE and (why := why_unreachable(where)):
+            return ServiceError(why)
         if error.code() is grpc.StatusCode.UNAVAILABLE and listens(where):
             return ServiceError(
                 f"the program at {where} accepts connections but does not answer as a V-IPU server",

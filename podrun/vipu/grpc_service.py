@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from podrun.core.access import Gate, caller_of
+from podrun.core.access import Gate, add_port, caller_of
 from podrun.core.error_codec import error_to_dict
 from podrun.core.errors import (
     ConflictError,
@@ -71,7 +71,7 @@ def serve(
     vipu_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(service, sharing, room), server)  # type: ignore[no-untyped-call]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(address)
+        bound = add_port(server, address)
     except RuntimeError as error:
         raise _taken(host, port) from error
     if not bound:

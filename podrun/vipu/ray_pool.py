@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from podrun.core.access import make_token
+from podrun.core.access import make_token, tls_asked_for
 from podrun.core.cluster import IPUS_PER_MACHINE, Cluster
-from podrun.core.environment import environment, runtime_directory
+from podrun.core.environment import TLS_VARIABLES, environment, runtime_directory
 from podrun.core.errors import ServiceError
 from podrun.vipu.keeper import Keeper
 from podrun.vipu.machine_list import ListedMachine, MachineList
@@ -353,7 +353,8 @@ class RayMachinePool(BasePool):
         hosts = self._hosts_of_agents()
         if len(set(hosts.values())) == 1 and len(self.hosts()) == 1:
             return {**self._options, "host": LOOPBACK, "token": self._token}
-        return {**self._options, "host": hosts[agent].address, "token": self._token}
+        tls = {"tls": [environment()[name] for name in TLS_VARIABLES]} if tls_asked_for() else {}
+        return {**self._options, **tls, "host": hosts[agent].address, "token": self._token}
 
     def _check_open(self) -> None:
         if self._closed:

@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.certificates import MISSING, Authority
 from tests.system.namespaces import CHECKOUT, NamespaceHost, needs, two_hosts
 
 pytestmark = [
@@ -85,6 +86,38 @@ member.barrier()
 member.close()
 print("met", flush=True)
 """
+MEET = """
+import json, os, sys
+from podrun.collectives import join
+from podrun.core.errors import PodrunError
+from podrun.device.service.control import MachineControl
+from podrun.vipu.client import VipuClient
+service, machine, token, secret = json.loads(sys.argv[1])
+os.environ["PODRUN_TOKEN"] = secret
+host, port = service.rsplit(":", 1)
+
+def group():
+    member = join(token, 1, timeout=8)
+    try:
+        member.barrier()
+    finally:
+        member.close()
+
+def said(ask):
+    try:
+        ask()
+        return "taken"
+    except PodrunError as error:
+        return error.message
+
+calls = [
+    lambda: VipuClient(host, int(port), 8).list_partitions(),
+    lambda: MachineControl(machine, token=secret).telemetry(),
+]
+if sys.argv[2] != "calls":
+    calls.append(group)
+print(json.dumps([said(ask) for ask in calls]), flush=True)
+"""
 
 
 @pytest.fixture
@@ -98,9 +131,11 @@ def hosts() -> Iterator[tuple[NamespaceHost, NamespaceHost]]:
 
 
 @contextlib.contextmanager
-def program(host: NamespaceHost, code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def program(
+    host: NamespaceHost, code: str, *arguments: str, tls: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """A Python program on a host; ended with the context."""
-    env = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PODRUN_RUNTIME_DIR": "/tmp/run"}
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "PODRUN_RUNTIME_DIR": "/tmp/run", **(tls or {})}
     words = host.words(sys.executable, "-c", code, *arguments, env=env, cwd=CHECKOUT)
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -132,3 +167,42 @@ def test_wrong_missing_and_repeated_proofs_between_hosts(hosts: tuple[NamespaceH
                 process.stdin.write("barrier\n")
                 process.stdin.flush()
             assert line(client) == "met\n"
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"needs {MISSING}")
+def test_only_hosts_with_a_certificate_of_the_authority_meet(
+    hosts: tuple[NamespaceHost, NamespaceHost],
+) -> None:
+    first, second = hosts
+    # Both hosts have a /tmp of their own: each finds its files where the variables say.
+    directory = Path(tempfile.mkdtemp(prefix="tls-", dir=CHECKOUT / ".venv"))
+    try:
+        ours, others = Authority(directory / "a"), Authority(directory / "b")
+        here = ours.host("first", f"IP:{first.address}")
+        good = ours.host("second", f"IP:{second.address}")
+        wanted = {
+            "none": (None, "speaks TLS, and this process has no certificate"),
+            "expired": (ours.host("old", f"IP:{second.address}", days=-1), "has expired: make a new one"),
+            "other": (others.host("other", f"IP:{second.address}"), "is not of the authority in"),
+        }
+        with program(first, SERVE, first.address, SECRET, tls=here) as server:
+            where = json.dumps([*json.loads(line(server)), SECRET])
+            for tls, said in wanted.values():
+                with program(second, MEET, where, "calls", tls=tls) as client:
+                    answers = json.loads(line(client))
+                    assert [said in answer for answer in answers] == [True, True], answers
+            assert server.stdin is not None
+            server.stdin.write("barrier\n")
+            server.stdin.flush()
+            with program(second, MEET, where, "all", tls=good) as client:
+                assert json.loads(line(client)) == ["taken"] * 3
+        with program(first, SERVE, first.address, SECRET, tls=ours.host("misnamed", "IP:10.1.1.1")) as server:
+            where = json.dumps([*json.loads(line(server)), SECRET])
+            with program(second, MEET, where, "all", tls=good) as client:
+                answers = json.loads(line(client))
+                assert all(
+                    "is for other names: make one with the address that is dialled" in a for a in answers
+                )
+                assert all(f"(expected: {first.address})" in a for a in answers)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import grpc
 
-from podrun.core.access import OWN_SERVER, make_token, open_channel
+from podrun.core.access import OWN_SERVER, make_token, open_channel, why_unreachable
 from podrun.core.environment import runtime_directory
 from podrun.core.errors import NotFoundError, ServiceError, UsageError
 from podrun.core.layout import IpuRange
@@ -105,6 +105,7 @@ def _no_config(error: Exception, where: str, partition: str) -> ServiceError | N
     status, details = wire.status_of(error)
     if status == "NOT_FOUND":
         return NotFoundError(details, hint="vipu list partitions")
+    details = (why_unreachable(where) if status == "UNAVAILABLE" else "") or details
     return ServiceError(
         f"the partition service at {where} gave no configuration of partition {partition}: {details}",
         hint="Is it running? vipu --server-version",

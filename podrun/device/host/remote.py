@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import psutil
 
-from podrun.core.access import StrangersServerError, open_channel
+from podrun.core.access import StrangersServerError, open_channel, why_unreachable
 from podrun.core.environment import environment
 from podrun.core.errors import (
     ApplicationRuntimeError,
@@ -115,7 +115,8 @@ class _Stream:
             reason = "CONNECTION_CLOSED"
         except grpc.RpcError as error:
             status, _ = wire.status_of(error)
-            reason = "CONNECTION_KILL" if status == "UNAVAILABLE" else status
+            unreachable = why_unreachable(self._site.endpoint) if status == "UNAVAILABLE" else ""
+            reason = unreachable or ("CONNECTION_KILL" if status == "UNAVAILABLE" else status)
         except ApplicationRuntimeError as error:
             reason = error.message
         except StrangersServerError as error:

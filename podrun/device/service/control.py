@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from podrun.core.access import open_channel
+from podrun.core.access import open_channel, why_unreachable
 from podrun.core.errors import ApplicationRuntimeError, ServiceError
 from podrun.core.telemetry import NO_ERRORS, AttachedProcess, IpuReport, MachineReport
 from podrun.device.health import Health
@@ -131,8 +131,9 @@ class MachineControl:
             return method(request, timeout=timeout or self._timeout, metadata=(*self._metadata, *more))
         except grpc.RpcError as error:
             code, _ = wire.status_of(error)
+            why = why_unreachable(self.endpoint) if code == "UNAVAILABLE" else ""
             raise ServiceError(
-                f"the machine at {self.endpoint} does not answer ({code})",
+                f"the machine at {self.endpoint} does not answer ({why or code})",
                 hint=(
                     "See vipu-admin list agents; a lost machine comes back with vipu-admin restart agent ID."
                 ),

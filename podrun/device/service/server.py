@@ -43,6 +43,7 @@ class MachineServer:
     `podrun.device.xla.pieces.PieceCache`). ``environ``: names the cache directory. ``token``: callers have to prove
     that they know it (`podrun.core.access`). ``shared``: users of this host may attach to partitions of their own,
     and ``admins`` (user ids) to all. ``pieces``: compiled code shared with other machines of this process.
+    ``tls``: files of the host it runs on (`podrun.core.tls`), where the environment does not name them.
     """
 
     def __init__(
@@ -58,7 +59,12 @@ class MachineServer:
         shared: bool = False,
         admins: Sequence[int] = (),
         pieces: PieceCache | None = None,
+        tls: Sequence[str] = (),
     ) -> None:
+        if tls:
+            from podrun.core.tls import use
+
+            use(*tls)
         self._gate = Gate(token, shared=shared)
         self._admins = tuple(admins)
         self._own_process = own_process

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from podrun.collectives import ClosedError
-from podrun.core.access import Gate, caller_of, open_channel
+from podrun.core.access import Gate, add_port, caller_of, open_channel, why_unreachable
 from podrun.core.error_codec import error_to_json
 from podrun.core.errors import (
     ApplicationRuntimeError,
@@ -261,7 +261,7 @@ class GrpcFabric:
             except grpc.RpcError as error:
                 raise UnrecoverableRuntimeError(
                     f"machine {machine} of the partition, at {endpoint}, does not answer: "
-                    f"{wire.status_of(error)[1]}",
+                    f"{why_unreachable(endpoint) or wire.status_of(error)[1]}",
                     code=ErrorCode.LINK_DOWN,
                     where=f"machine {machine}",
                     hint="See vipu-admin list agents; reset the partition: vipu reset partition NAME",
@@ -305,7 +305,7 @@ def serve(
     stubs.add_IpuofServicer_to_server(IpuofServicer(holder, preload), server)  # type: ignore[no-untyped-call]
     control = ControlServicer(holder, stop)
     stubs.add_MachineControlServicer_to_server(control, server)  # type: ignore[no-untyped-call]
-    bound = server.add_insecure_port(f"{host}:{port}")
+    bound = add_port(server, f"{host}:{port}")
     gate.listens(host, bound)
     server.start()
     return server, bound
