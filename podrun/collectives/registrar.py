@@ -291,7 +291,8 @@ class RegistrarClient:
             "port": port,
         }
         self._introduced = threading.Event()
-        send_message(self._socket, {"number": self._number})
+        with contextlib.suppress(OSError):  # The thread that receives finds out why.
+            send_message(self._socket, {"number": self._number})
         self._thread = threading.Thread(target=self._listen, name="group-member", daemon=True)
         self._thread.start()
 
