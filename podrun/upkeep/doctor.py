@@ -37,8 +37,8 @@ LONGEST_TEMPORARY = 40
 PROBE_SECONDS = 120.0
 PROBE = (
     "import json, jax\n"
-    "from podrun.device.xla.instruction_set import instruction_set\n"
-    "from podrun.device.xla.onednn import available, wanted\n"
+    "from podrun.device.xla.clients import instruction_set\n"
+    "from podrun.device.xla.convolutions import available, wanted\n"
     "from podrun.device.xla.clients import one_thread_device\n"
     "import numpy as np\n"
     "with jax.default_device(one_thread_device()):\n"
