@@ -67,7 +67,7 @@ def command_reference() -> str:
     """The help of every installed command, in one page."""
     import importlib
 
-    from podrun.launcher.help_text import markdown_table
+    from podrun.launcher.options import markdown_table
 
     parts = [
         "# Commands\n\nThe text that `--help` shows, for each command. `poprun` is another name of `podrun`.\n",

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from podrun.checkpoint.folder import Disk, Folder, LocalDisk, whole
-from podrun.checkpoint.part_file import Part, PartHeader
+from podrun.checkpoint.folder import Disk, Folder, LocalDisk, Part, PartHeader, whole
 from podrun.checkpoint.values import Array, CheckpointError, DamagedCheckpointError, decode, encode
 from podrun.core.environment import environment
 from podrun.record.recorder import recorder

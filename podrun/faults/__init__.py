@@ -13,17 +13,19 @@ from podrun.faults.effects import (
     error_for,
     recovery_hint,
 )
-from podrun.faults.plan_file import parse_plan, plan_schema, read_plan
-from podrun.faults.point import FaultPoint, ListPlaces, Strike, Struck, check_places
-from podrun.faults.process_plan import (
+from podrun.faults.plan_file import (
     UNSTRUCK_EXIT_CODE,
     VARIABLE,
     ProcessPlan,
+    parse_plan,
     plan_in_process,
+    plan_schema,
     process_plan,
+    read_plan,
     report_unstruck,
     simulated_soc_errors,
 )
+from podrun.faults.point import FaultPoint, ListPlaces, Strike, Struck, check_places
 from podrun.faults.spec import FaultSpec, FaultTarget, parse_fault, parse_faults, partition_links, validate
 
 __all__ = [

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from podrun.faults.plan_file import read_plan
-from podrun.faults.process_plan import ProcessPlan, plan_in_process, report_unstruck
+from podrun.faults.plan_file import ProcessPlan, plan_in_process, read_plan, report_unstruck
 from podrun.faults.spec import FaultSpec, parse_fault
 
 PlanFaults = Callable[..., None]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.core.environment import environment
 from podrun.core.errors import PodrunError, UsageError
-from podrun.launcher.log import Log, error_text, silence
 from podrun.launcher.options import CommandLine, parse_command_line, settle
+from podrun.launcher.output import Log, error_text, silence
 
 if TYPE_CHECKING:
     from podrun.launcher.spec import LaunchSpec
@@ -87,9 +87,9 @@ def run_verb(verb: str, words: Sequence[str], environ: Mapping[str, str]) -> int
 
         return profile.main(words, environ)
     if verb in RECORD_VERBS:
-        from podrun.launcher import replay
+        from podrun.launcher import recording
 
-        return replay.main(verb, words, environ)
+        return recording.main(verb, words, environ)
     if verb in ("faults", "inject"):
         from podrun.launcher import fault_commands
 
@@ -102,12 +102,12 @@ def run_verb(verb: str, words: Sequence[str], environ: Mapping[str, str]) -> int
 def run(line: CommandLine, environ: Mapping[str, str]) -> int:
     """Carry out a command line. Raises PodrunError."""
     if line.given.get("help"):
-        from podrun.launcher.help_text import help_text
+        from podrun.launcher.options import help_text
 
         sys.stdout.write(help_text())
         return 0
     if line.given.get("version") or "version-format" in line.given:
-        from podrun.launcher.help_text import version_text
+        from podrun.launcher.options import version_text
 
         sys.stdout.write(version_text(line.given.get("version-format", "text")))
         return 0

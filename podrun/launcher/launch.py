@@ -18,21 +18,17 @@ from typing import TYPE_CHECKING
 from podrun.core.access import quiet_grpc
 from podrun.core.errors import NotFoundError, PodrunError
 from podrun.faults import UNSTRUCK_EXIT_CODE, report_unstruck
-from podrun.launcher.hosts import LOCAL_HOST
-from podrun.launcher.instance_environment import PartitionAddress, instance_environment
-from podrun.launcher.log import Log, LogHandler, error_text, silence
-from podrun.launcher.output import OutputChannel, OutputMixer
+from podrun.launcher.output import Log, LogHandler, OutputChannel, OutputMixer, error_text, silence
 from podrun.launcher.partition import Closed, PartitionSession
 from podrun.launcher.plan import fit_to_pod
-from podrun.launcher.process import Command, Ended, ProcessRunner
+from podrun.launcher.process import Command, Ended, ProcessRunner, Residue
+from podrun.launcher.profile import counted, describe, summary, topology_table
 from podrun.launcher.recovery import Attempt, Coordinator, Damage, Recovery, RestartPolicy
+from podrun.launcher.remote import LOCAL_HOST
 from podrun.launcher.repair import Repairs, Replan
-from podrun.launcher.residue import Residue
 from podrun.launcher.server import choose_cluster, facts_of, find_server, pods_by_size
-from podrun.launcher.spec import InstanceSpec, LaunchSpec
-from podrun.launcher.stopping import Interrupted, Stopping
-from podrun.launcher.summary import counted, describe, summary, topology_table
-from podrun.launcher.supervise import LaunchOutcome, Runner, Supervisor
+from podrun.launcher.spec import InstanceSpec, LaunchSpec, PartitionAddress, instance_environment
+from podrun.launcher.supervise import Interrupted, LaunchOutcome, Runner, Stopping, Supervisor
 from podrun.vipu.ray_starts import AUTO
 
 if TYPE_CHECKING:

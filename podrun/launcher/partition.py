@@ -26,10 +26,9 @@ from podrun.core.errors import (
     UsageError,
 )
 from podrun.core.telemetry import NO_ANSWER
-from podrun.launcher.instance_environment import PartitionAddress, target_options
-from podrun.launcher.log import Log
+from podrun.launcher.output import Log
 from podrun.launcher.server import LOCAL, ServerAddress, choose_cluster, facts_of, find_server
-from podrun.launcher.spec import LaunchSpec, PartitionSpec, PodFacts
+from podrun.launcher.spec import LaunchSpec, PartitionAddress, PartitionSpec, PodFacts, target_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from podrun.core.errors import NotFoundError, UsageError
-from podrun.launcher.hosts import LOCAL_HOST, parse_hosts, read_hostfile
-from podrun.launcher.mpi_args import MpiArguments, parse_instance_arguments, parse_mpi_arguments
+from podrun.launcher.config import MpiArguments, parse_instance_arguments, parse_mpi_arguments
 from podrun.launcher.option_table import BY_NAME, OPTIONS, ValueKind
 from podrun.launcher.options import settle
+from podrun.launcher.remote import LOCAL_HOST, parse_hosts, read_hostfile
 from podrun.launcher.spec import (
     InstanceSpec,
     LaunchLayout,

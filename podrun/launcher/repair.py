@@ -9,7 +9,7 @@ from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import ConflictError, ExhaustedError, NotFoundError, UsageError
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec, FaultTarget, parse_fault, validate
-from podrun.launcher.log import Log
+from podrun.launcher.output import Log
 from podrun.launcher.partition import PartitionSession, answers, work_since
 from podrun.launcher.recovery import (
     Damage,

@@ -1,20 +1,29 @@
 """The description of a launch as plain values.
 
 A `LaunchSpec` is what ``--dry-run`` prints and what the supervisor carries out.
+
+`instance_environment` gives the variables of an instance, in addition to those of podrun itself: POPDIST_* is the
+layout, IPUOF_* where the IPUs are, POPLAR_TARGET_OPTIONS what links them, OMPI_COMM_WORLD_* what programs written for
+mpirun read (rank and size). PODRUN_LAUNCH_ID marks every process of a launch.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from podrun.core.access import OWN_SERVER, VARIABLE
+from podrun.core.environment import TLS_VARIABLES
+from podrun.core.errors import UsageError
+from podrun.core.layout import InstancePart
 
 if TYPE_CHECKING:
     from podrun.faults import FaultSpec
     from podrun.launcher.recovery import RestartPolicy
     from podrun.record.events import LaunchHeader
-
-from podrun.core.layout import InstancePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,3 +176,159 @@ class LaunchSpec:
     """The file of the record."""
     warnings: tuple[str, ...] = ()
     """Warnings to print once before the launch."""
+
+
+LAUNCH_ID = "PODRUN_LAUNCH_ID"
+OFFLINE = "PODRUN_OFFLINE_MODE"
+"""1: the launch has no IPUs; attaching to any is an error."""
+EXCHANGE_POINT = "PODRUN_HOST_COLLECTIVES"
+"""``ADDRESS:PORT:KEY`` of the exchange point: instance 0 listens there for host collectives
+(`podrun.popdist.collectives`)."""
+FIRST_IPU = "PODRUN_FIRST_IPU"
+"""The launch's first IPU in a reconfigurable partition that others use too; not set: 0."""
+REMOTE_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", *TLS_VARIABLES)
+"""Variables that podrun passes to other hosts without -x. Each host has its own certificate in the same place."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAddress:
+    """The service and partition that the IPUoF client asks for IPUs, and target options. ``timeout`` in seconds."""
+
+    host: str
+    port: int
+    partition: str
+    timeout: float
+    target_options: Mapping[str, str] = field(default_factory=dict)
+    token: str = field(default="", repr=False)
+    """The secret that instances on other hosts prove to know (`podrun.core.access`)."""
+    directory: str = ""
+    """The runtime directory, in which instances on this host find that secret."""
+    own: bool = False
+    """The service has to prove to be this user's."""
+    first_ipu: int = 0
+    """The launch's first IPU in the partition; not 0 only where several launches share one."""
+
+
+def compat_directory() -> Path:
+    """The folder that holds podrun's ``popart`` and ``popdist``."""
+    return Path(__file__).resolve().parent.parent / "compat"
+
+
+def target_options(
+    size: int, ild_ipus: int, instance_ipus: int, routing: str = "", environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """POPLAR_TARGET_OPTIONS of a partition. Options in the user's environment take precedence.
+
+    ``routing`` is the partition's ILD routing as V-IPU names it (DNC, SWNC, RINGSWNC); empty: by size, as
+    observed on real systems (mesh and default below a full POD64, torus and sliding window on it). Raises
+    UsageError if the environment's value is not a JSON object.
+    """
+    domain = min(size, ild_ipus)
+    routing = routing or ("RINGSWNC" if domain >= 64 else "DNC")
+    options = {
+        "ipuLinkDomainSize": str(domain),
+        "ipuLinkConfiguration": "default" if routing == "DNC" else "slidingWindow",
+        "ipuLinkTopology": "torus" if routing == "RINGSWNC" else "mesh",
+        "gatewayMode": "true",
+        "instanceSize": str(instance_ipus),
+    }
+    own = (environ or {}).get("POPLAR_TARGET_OPTIONS")
+    if own:
+        try:
+            extra = json.loads(own)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(
+                f"POPLAR_TARGET_OPTIONS is not JSON: {error}", hint="Unset it, or correct it."
+            ) from error
+        if not isinstance(extra, dict):
+            raise UsageError(
+                "POPLAR_TARGET_OPTIONS is not a JSON object", hint='As in \'{"gatewayMode": "true"}\''
+            )
+        options |= {str(key): str(value) for key, value in extra.items()}
+    return options
+
+
+def layout_variables(layout: LaunchLayout, instance: InstanceSpec) -> dict[str, str]:
+    """POPDIST_* and OMPI_COMM_WORLD_*: the place of an instance in the launch."""
+    return {
+        "POPDIST_NUM_TOTAL_REPLICAS": str(layout.replicas),
+        "POPDIST_NUM_IPUS_PER_REPLICA": str(layout.ipus_per_replica),
+        "POPDIST_NUM_LOCAL_REPLICAS": str(instance.replicas),
+        "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE": "1",
+        "POPDIST_REPLICA_INDEX_OFFSET": str(instance.first_replica),
+        "POPDIST_LOCAL_INSTANCE_INDEX": str(instance.local_index),
+        "OMPI_COMM_WORLD_SIZE": str(layout.instances),
+        "OMPI_COMM_WORLD_RANK": str(instance.index),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(layout.instances_per_host),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(instance.local_index),
+        "OMPI_COMM_WORLD_NODE_RANK": str(instance.local_index),
+        "OMPI_UNIVERSE_SIZE": str(layout.instances),
+    }
+
+
+def partition_variables(
+    address: PartitionAddress, instance: InstanceSpec, *, local: bool = True
+) -> dict[str, str]:
+    """IPUOF_* and POPLAR_TARGET_OPTIONS, and where the secret is: in a file on this host, elsewhere (``local`` False)
+    in a variable."""
+    secret = {"PODRUN_RUNTIME_DIR": address.directory} if local else {VARIABLE: address.token}
+    own = {OWN_SERVER: "1"} if address.own else {}
+    if address.first_ipu:
+        own[FIRST_IPU] = str(address.first_ipu)
+    return (
+        {name: value for name, value in secret.items() if value}
+        | own
+        | {
+            "IPUOF_VIPU_API_HOST": address.host,
+            "IPUOF_VIPU_API_PORT": str(address.port),
+            "IPUOF_VIPU_API_PARTITION_ID": address.partition,
+            "IPUOF_VIPU_API_TIMEOUT": f"{address.timeout:g}",
+            "IPUOF_VIPU_API_GCD_ID": str(instance.gcd),
+            "POPLAR_TARGET_OPTIONS": json.dumps(dict(address.target_options)),
+        }
+    )
+
+
+def instance_environment(
+    layout: LaunchLayout,
+    instance: InstanceSpec,
+    environ: Mapping[str, str],
+    *,
+    address: PartitionAddress | None,
+    cache_path: str,
+    launch_id: str,
+    local: bool = True,
+    debug: bool = False,
+    exchange_point: str = "",
+) -> dict[str, str]:
+    """The whole environment of an instance. ``environ`` is podrun's own; instances elsewhere (``local``
+    False) get only the variables that are forwarded and those named by -x. ``exchange_point``: see `EXCHANGE_POINT`.
+    """
+    kept = dict(environ) if local else {name: environ[name] for name in REMOTE_FORWARDED if name in environ}
+    for name in [
+        name
+        for name in kept
+        if name.startswith(("POPDIST_", "OMPI_COMM_WORLD_", "IPUOF_VIPU_API_")) or name == OWN_SERVER
+    ]:
+        del kept[name]
+    python_path = [str(compat_directory()), *filter(None, [environ.get("PYTHONPATH")])]
+    kept |= {
+        "PYTHONPATH": ":".join(python_path),
+        "POPDIST_EXECUTABLE_CACHE_PATH": cache_path,
+        "IPUOF_LOG_LEVEL": environ.get("IPUOF_LOG_LEVEL", "WARN"),
+        LAUNCH_ID: launch_id,
+    }
+    kept.pop(EXCHANGE_POINT, None)
+    if exchange_point:
+        kept[EXCHANGE_POINT] = exchange_point
+    # Output goes through a pipe: without this a Python program's lines appear only when its buffer is full.
+    kept.setdefault("PYTHONUNBUFFERED", "1")
+    if debug:
+        kept["PYTHONFAULTHANDLER"] = "1"
+    kept |= partition_variables(address, instance, local=local) if address else {OFFLINE: "1"}
+    for name, value in instance.exports.items():
+        if value is not None:
+            kept[name] = value
+        elif name in environ and name != "PYTHONPATH":
+            kept[name] = environ[name]
+    return kept | layout_variables(layout, instance)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from podrun.record.events import LAUNCH, Event, Record
-from podrun.record.progress import progress_of
+from podrun.record.goodput import progress_of
 
 SCHEMA = 1
 MOST_EVIDENCE = 12

@@ -1,7 +1,7 @@
 """What one process writes down: a `EventRecorder`, and a connection to IPUs that tells it what goes through.
 
 A process writes lines to a file of its own, each with one system call, so that what a killed process has said is there.
-podrun brings the files together when the launch ends (`podrun.record.merge`).
+podrun brings the files together when the launch ends (`podrun.record.events`).
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from podrun.checkpoint import CheckpointError, Checkpoints, DamagedCheckpointError
 from podrun.checkpoint.checkpoints import OneInstance, share_of
-from podrun.checkpoint.folder import parse_name
-from podrun.checkpoint.part_file import Part, PartHeader, chunks, read_part
+from podrun.checkpoint.folder import Part, PartHeader, chunks, parse_name, read_part
 from podrun.checkpoint.values import encode
 from tests.checkpoint.crash_disk import CrashDisk, Killed
 
@@ -140,7 +139,7 @@ def test_a_header_of_right_digest_and_wrong_content_is_refused() -> None:
     import hashlib
     import json
 
-    from podrun.checkpoint.part_file import MAGIC
+    from podrun.checkpoint.folder import MAGIC
 
     good = {"version": 1, "batch": 0, "part": 0, "parts": 1, "run": "", "state": None, "arrays": []}
     array = {"name": "w", "dtype": "float32", "shape": [1 << 40], "sha256": ""}

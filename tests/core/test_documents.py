@@ -13,7 +13,7 @@ from podrun.core.cluster_file import read_cluster
 from podrun.core.documents import MAX_BYTES, parse_document, parse_json, read_bytes, read_document
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
 from podrun.launcher.config import read_config
-from podrun.launcher.hosts import read_hostfile
+from podrun.launcher.remote import read_hostfile
 from podrun.report.document import load as load_profile
 from podrun.vipu.cli_common import read_hcl
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from podrun.launcher.help_text import markdown_table
-from podrun.launcher.summary import NETWORK_MEDIAN, NETWORK_WORST
+from podrun.launcher.options import markdown_table
+from podrun.launcher.profile import NETWORK_MEDIAN, NETWORK_WORST
 from tests.conftest import ROOT
 
 
@@ -16,7 +16,7 @@ def test_the_option_table_of_the_page_is_that_of_the_parser() -> None:
 
 
 def test_the_errors_that_a_run_names_are_those_of_the_page_about_fidelity() -> None:
-    """If the page was generated anew: put its figures, rounded up to tens, into podrun/launcher/summary.py."""
+    """If the page was generated anew: put its figures, rounded up to tens, into podrun/launcher/profile.py."""
     page = (ROOT / "docs/fidelity.md").read_text(encoding="utf-8")
     row = re.search(r"^\| network \|.*?%\s*\|\s*([\d.]+)%\s*\|[^|]*\|\s*([\d.]+)%", page, flags=re.MULTILINE)
     assert row is not None

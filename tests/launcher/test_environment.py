@@ -7,14 +7,14 @@ import json
 import pytest
 
 from podrun.core.errors import UsageError
-from podrun.launcher.instance_environment import (
+from podrun.launcher.options import parse_command_line
+from podrun.launcher.plan import LaunchContext, plan_launch
+from podrun.launcher.spec import (
     PartitionAddress,
     compat_directory,
     instance_environment,
     target_options,
 )
-from podrun.launcher.options import parse_command_line
-from podrun.launcher.plan import LaunchContext, plan_launch
 
 OWN = {
     "PATH": "/bin",

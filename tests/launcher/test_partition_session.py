@@ -13,8 +13,8 @@ import pytest
 from podrun.core.errors import ExhaustedError, UsageError
 from podrun.core.telemetry import NO_ANSWER, AttachedProcess, MachineReport
 from podrun.launcher import partition
-from podrun.launcher.log import Log
 from podrun.launcher.options import parse_command_line
+from podrun.launcher.output import Log
 from podrun.launcher.partition import PartitionSession, answers, work_since
 from podrun.launcher.plan import LaunchContext, plan_launch
 from podrun.vipu.types import PartitionState

@@ -14,8 +14,8 @@ import pytest
 from podrun.core.errors import ConfigError
 from podrun.core.telemetry import NO_ANSWER, IpuReport, MachineReport
 from podrun.faults import parse_fault
-from podrun.launcher.log import Log
 from podrun.launcher.options import parse_command_line
+from podrun.launcher.output import Log
 from podrun.launcher.partition import PartitionSession
 from podrun.launcher.plan import LaunchContext, plan_launch
 from podrun.launcher.recovery import (

@@ -9,9 +9,8 @@ import pytest
 
 from podrun.core.errors import NotFoundError, UsageError
 from podrun.launcher.options import parse_command_line
-from podrun.launcher.recording import LaunchRecording, check_file, step_in_words, words_of
+from podrun.launcher.recording import USAGE, LaunchRecording, check_file, main, step_in_words, words_of
 from podrun.launcher.recovery import PowerCycleMachine, ResetThePartition, ResetTheseIpus
-from podrun.launcher.replay import USAGE, main
 from podrun.record.events import Event, LaunchHeader, Record, read_record, to_lines
 
 FAULTS = ("ipu:0@batch=1:overflow", "ipu:1@batch=2:trap:optional", "link:0-1@batch=3:down")

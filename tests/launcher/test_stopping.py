@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from podrun.launcher.stopping import CLEARING_SECONDS, Interrupted, Stopping
+from podrun.launcher.supervise import CLEARING_SECONDS, Interrupted, Stopping
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_waiting_gives_what_the_work_gives_or_raises(told: list[int]) -> None:
 def test_a_signal_ends_the_waiting_after_the_work_was_cancelled(
     told: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("podrun.launcher.stopping.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("podrun.launcher.supervise.PATIENCE_SECONDS", 0.01)
     cancelled, ended = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -84,7 +84,7 @@ def test_signals_do_not_hinder_clearing_up_unless_it_takes_long(
 ) -> None:
     codes: list[int] = []
     now = [100.0]
-    monkeypatch.setattr("podrun.launcher.stopping.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("podrun.launcher.supervise.time.monotonic", lambda: now[0])
     with Stopping(told.append, exit_at_once=codes.append).heard() as stopping:
         stopping.clearing()
         os.kill(os.getpid(), signal.SIGINT)

@@ -14,7 +14,7 @@ import podrun.popart as popart
 from podrun.core.errors import ConfigError, ServiceError, UsageError
 from podrun.launcher.cli import check_verb, main
 from podrun.launcher.options import parse_command_line
-from podrun.launcher.summary import TRUST
+from podrun.launcher.profile import TRUST
 from podrun.session.exceptions import popart_exception
 from podrun.session.step_data.labels import LabelRange
 

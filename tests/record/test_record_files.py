@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.core.errors import NotFoundError
-from podrun.record.compare import first_difference, header_differences
+from podrun.record.compare import first_difference, header_differences, smallest
 from podrun.record.events import (
     Event,
     LaunchHeader,
@@ -24,7 +24,6 @@ from podrun.record.events import (
     read_record,
     to_lines,
 )
-from podrun.record.shrinking import smallest
 
 HEADER = LaunchHeader(("--num-replicas=4", "train.py"), "home", ("ipu:0@batch=1:overflow",))
 

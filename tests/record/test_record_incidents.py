@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from podrun.faults import error_for, parse_fault
-from podrun.record.events import Event, LaunchHeader, Record
+from podrun.record.events import AT_END, Event, LaunchHeader, Record, TimedEvent, ordered, with_faults
 from podrun.record.goodput import goodput_of
 from podrun.record.incidents import incidents_json, incidents_of
-from podrun.record.merge import AT_END, TimedEvent, ordered, with_faults
 
 FAULT = "link:2-3@batch=7:down"
 ERROR = {

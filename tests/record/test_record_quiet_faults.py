@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from podrun.record.events import Event
-from podrun.record.merge import TimedEvent, with_faults
+from podrun.record.events import Event, TimedEvent, with_faults
 
 
 @pytest.mark.parametrize("text", ["instance:1@batch=12:killed", "ipu:5@batch=3:slow,factor=100.0"])

@@ -12,9 +12,8 @@ import pytest
 import podrun.popart as popart
 from podrun.checkpoint import Checkpoints
 from podrun.core.environment import environment
-from podrun.record.events import LaunchHeader, Record
+from podrun.record.events import LaunchHeader, Record, TimedEvent, read_parts, with_faults
 from podrun.record.incidents import incidents_of
-from podrun.record.merge import TimedEvent, read_parts, with_faults
 from podrun.record.recorder import FOLDER, EventRecorder, _of_this_process, digest, recorder
 from podrun.session.devices.device_manager import DeviceManager
 
