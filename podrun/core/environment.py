@@ -53,7 +53,7 @@ VARIABLES: Mapping[str, str] = {
     "IPUOF_VIPU_API_PARTITION_ID": "Name of the partition to use.",
     "IPUOF_VIPU_API_PORT": "Port of the partition service; 8090.",
     "IPUOF_VIPU_API_TIMEOUT": "Seconds that a request to the partition service may take; 120.",
-    "IPU_APP_EVENT_RECORD_PATH": "Directory in which gcipuinfo looks for the events that applications record.",
+    "IPU_APP_EVENT_RECORD_PATH": "Directory in which programs record the last error of their IPUs, for gcipuinfo.",
     "POPART_CACHE_DIR": "Directory of PopART's executable cache; naming it switches the cache on.",
     "POPXL_CACHE_DIR": "The same as POPART_CACHE_DIR, which comes first.",
     "POPART_DOT_CHECKS": "Points of compilation at which the graph is drawn, separated by colons.",

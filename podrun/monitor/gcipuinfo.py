@@ -17,17 +17,12 @@ from __future__ import annotations
 
 import enum
 import json
-from pathlib import Path
 
-from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import environment
-from podrun.core.errors import ConfigError, NotFoundError, PodrunError, UsageError
+from podrun.core.errors import NotFoundError, PodrunError, UsageError
+from podrun.core.event_record import EVENT_PATH, read_event_record
 from podrun.core.telemetry import ATTRIBUTES, NO_ANSWER, NO_ERRORS
 from podrun.monitor.devices import attributes_of, connect, views
-
-EVENT_PATH = "IPU_APP_EVENT_RECORD_PATH"
-"""Names the directory for event records."""
-EVENT_FILE = "ipu_app_event_record.json"
 
 
 class DeviceDiscoveryMode(enum.Enum):
@@ -128,13 +123,7 @@ class gcipuinfo:
     def getLastAppEventRecord(self, path: str = "") -> dict[str, str]:
         """The event record in a directory (default: the one that IPU_APP_EVENT_RECORD_PATH names), or {}."""
         directory = path or environment().get(EVENT_PATH, "")
-        file = Path(directory) / EVENT_FILE
-        if not directory or not file.is_file():
-            return {}
-        data = parse_json(read_text(file), str(file))
-        if not isinstance(data, dict):
-            raise ConfigError(f"{file} holds no event record", hint="Remove it, or name another directory.")
-        return {str(key): str(value) for key, value in data.items()} | {"event record path": str(file)}
+        return read_event_record(directory) if directory else {}
 
     def getLastAppEventRecordAsJSON(self, path: str = "") -> str:
         """The same as JSON."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from podrun.core.errors import (
     UnrecoverableRuntimeError,
     UsageError,
 )
+from podrun.core.event_record import EVENT_PATH, read_event_record
 from podrun.core.executable import BATCHES_PER_PASS
 from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport
@@ -96,6 +99,23 @@ CASES = [
     ("ipu:4@batch=3:unknown", UnknownRuntimeError, ErrorCode.UNKNOWN, None),
     ("machine:1@batch=3:lost", UnrecoverableRuntimeError, ErrorCode.HOST_LINK_DOWN, None),
 ]
+
+
+def test_a_program_leaves_its_last_error_for_monitors(
+    pieces: PieceCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(EVENT_PATH, str(tmp_path))
+    _, connections, _ = fail(pieces, "link:2-4@batch=3:down", 1)
+    connections[0].close()
+    found = read_event_record(tmp_path)
+    assert (found["severity"], found["pid"]) == ("error", str(os.getpid()))
+    assert (found["attached ipus"], found["specific ipus"]) == ("0, 1, 2, 3, 4, 5, 6, 7", "2, 4")
+    assert (found["attached ipu hosts"], found["partition"]) == ("", "")
+    assert found["description"].startswith(
+        "recoverable_runtime_error: IPU-Link between IPU 2 and IPU 4 went down"
+    )
+    assert found["description"].endswith("(recovery action: PARTITION_RESET)")
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize(("fault", "kind", "code", "action"), CASES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
 import re
 import threading
 import urllib.error
@@ -11,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from podrun.core.errors import UsageError
+from podrun.core.errors import ConfigError, IpusTakenError, UsageError
+from podrun.core.event_record import EVENT_FILE, EVENT_PATH, AttachedIpus, read_event_record, record_error
 from podrun.core.telemetry import AttachedProcess
+from podrun.device.error_messages import machine_lost
 from podrun.monitor import gcipuinfo
 from podrun.monitor.exporter import Family, make_server, metrics
 from tests.vipu.conftest import Pod
@@ -76,11 +80,40 @@ def test_health(pod: Pod) -> None:
 def test_event_records(pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = gcipuinfo.gcipuinfo()
     assert info.getLastAppEventRecord() == {}
-    (tmp_path / gcipuinfo.EVENT_FILE).write_text('{"severity": "error", "pid": 4711}')
+    here = {EVENT_PATH: str(tmp_path)}
+    attached = AttachedIpus("p", range(4, 12), {4: "10.1.1.2", 8: "10.1.1.3"})
+    lost = machine_lost("10.1.1.3:50052", 2, 8)
+    file = record_error(
+        lost, attached, environ=here, now=datetime.datetime(2026, 1, 2, 3, 4, 5, 6, datetime.UTC)
+    )
     record = info.getLastAppEventRecord(str(tmp_path))
-    assert (record["severity"], record["pid"]) == ("error", "4711")
-    monkeypatch.setenv("IPU_APP_EVENT_RECORD_PATH", str(tmp_path))
+    assert (record["severity"], record["pid"]) == (
+        "error",
+        str(os.getpid()),
+    )
+    assert (record["timestamp"], record["partition"]) == ("2026-01-02T03:04:05.000006Z", "p")
+    assert (record["specific ipus"], record["specific ipu hosts"]) == ("8, 9, 10, 11", "10.1.1.3")
+    assert (record["attached ipu hosts"], record["event record path"]) == ("10.1.1.2, 10.1.1.3", str(file))
+    monkeypatch.setenv(EVENT_PATH, str(tmp_path))
     assert json.loads(info.getLastAppEventRecordAsJSON()) == record
+
+
+def test_an_event_replaces_those_that_are_no_worse(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    here, attached = {EVENT_PATH: str(tmp_path)}, AttachedIpus("p", range(4), {})
+    taken = IpusTakenError("the partition was reset")
+    assert record_error(taken, attached, environ={}) is None
+    assert record_error(taken, attached, environ=here) is not None
+    assert read_event_record(tmp_path)["severity"] == "warning"
+    assert record_error(machine_lost("e:1", 0, 0), attached, environ=here) is not None
+    assert record_error(taken, attached, environ=here) is None
+    assert read_event_record(tmp_path)["severity"] == "error"
+    (tmp_path / "file").write_text("")
+    assert record_error(taken, attached, environ={EVENT_PATH: str(tmp_path / "file")}) is None
+    assert "cannot be written" in caplog.text
+    (tmp_path / EVENT_FILE).write_text("[]")
+    with pytest.raises(ConfigError, match="holds no event record"):
+        read_event_record(tmp_path)
+    assert record_error(taken, attached, environ=here) is not None
 
 
 def test_labels() -> None:

@@ -13,7 +13,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from podrun.core import executable_file, own_pieces
-from podrun.core.errors import ApplicationRuntimeError, DeadlineError, IpusTakenError, PoplarError
+from podrun.core.errors import (
+    ApplicationRuntimeError,
+    DeadlineError,
+    IpusTakenError,
+    PodrunError,
+    PoplarError,
+)
+from podrun.core.event_record import AttachedIpus, record_error
 from podrun.core.executable import Executable, Retrieval, Stream, numpy_dtype
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest, RunResult
@@ -277,6 +284,15 @@ class PortConnection:
             error.hint = recovery_hint(None, type(error), error.where, self._partition, agent)
         return error
 
+    def _record(self, error: Exception) -> None:
+        """Leave the error for monitors (`podrun.core.event_record`)."""
+        if isinstance(error, PodrunError) and self._owned is not None:
+            hosts = {ipu: site.endpoint.rpartition(":")[0] for site in self._sites for ipu in site.ipus}
+            each = max(site.ipus.count for site in self._sites)
+            record_error(
+                error, AttachedIpus(self._partition, tuple(self._owned), hosts), ipus_per_machine=each
+            )
+
     def _part_on(self, place: int) -> Executable:
         """What the machine of a port runs: an owner's machines begin with the first of a replica."""
         return self._parts[place % len(self._parts)]
@@ -311,9 +327,11 @@ class PortConnection:
         if errors:
             # A machine that does not answer in time waits for one that has said why.
             first = min(errors, key=lambda place: (isinstance(errors[place], DeadlineError), place))
-            if any(isinstance(error, IpusTakenError) for error in errors.values()):
+            told = self._with_names(errors[first])
+            self._record(told)
+            if any(isinstance(each, IpusTakenError) for each in errors.values()):
                 self.detach()
-            raise self._with_names(errors[first])
+            raise told
         return [results[place] for place in range(len(waits))]
 
 
