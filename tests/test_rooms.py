@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "estimate": BASE | {"onnx_models", "session", "report", "costmodel", "commands"},
     "report": BASE | {"costmodel.target", "commands"},
     "record": BASE | {"faults", "device.connection"},
-    "checkpoint": BASE | {"popdist", "record"},
+    "checkpoint": BASE | {"popdist", "record", "faults"},
     "compat": BASE
     | {"poptorch", "popart", "session", "onnx_models", "popdist", "monitor", "report", "commands"},
 }

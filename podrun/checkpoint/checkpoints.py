@@ -17,6 +17,7 @@ import numpy as np
 from podrun.checkpoint.folder import Disk, Folder, LocalDisk, Part, PartHeader, whole
 from podrun.checkpoint.values import Array, CheckpointError, DamagedCheckpointError, decode, encode
 from podrun.core.environment import environment
+from podrun.faults import program_faults
 from podrun.record.recorder import recorder
 
 _log = logging.getLogger("podrun.checkpoint")
@@ -111,9 +112,8 @@ class Checkpoints:
         self._instances = instances or (LaunchedInstances() if launched else OneInstance())
         self._run = given.get("PODRUN_LAUNCH_ID", "")
         self._notes = recorder(given)
-        self._folder = Folder(
-            Path(folder).absolute(), self._instances.index, self._instances.count, disk or LocalDisk()
-        )
+        disk = disk or LocalDisk(program_faults(given))
+        self._folder = Folder(Path(folder).absolute(), self._instances.index, self._instances.count, disk)
         self._keep, self._fresh = keep, fresh
         self._last: int | None = None
         self._started = False

@@ -26,6 +26,7 @@ import numpy as np
 
 from podrun.checkpoint.values import DTYPES, Array, CheckpointError, DamagedCheckpointError
 from podrun.core.executable import numpy_dtype
+from podrun.faults import ProgramFaults
 
 MAGIC = b"podrun checkpoint 1\n"
 LARGEST_HEADER = 1 << 28
@@ -214,7 +215,10 @@ class Disk(Protocol):
 
 
 class LocalDisk:
-    """The file system of this host."""
+    """The file system of this host. ``faults``: what may strike a write."""
+
+    def __init__(self, faults: ProgramFaults | None = None) -> None:
+        self._faults = faults
 
     def names(self, folder: Path) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
@@ -222,7 +226,7 @@ class LocalDisk:
 
     def write(self, path: Path, data: Iterable[bytes | memoryview]) -> None:
         with path.open("wb") as file:
-            for piece in data:
+            for piece in data if self._faults is None else self._faults.through_write(data):
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())

@@ -198,6 +198,12 @@ class GraphMemoryAllocationError(PoplarError):
         self.profile_path = profile_path
 
 
+class StreamMemoryAllocationError(PoplarError):
+    """stream_memory_allocation_error: the streams of a program do not fit the memory for host exchange."""
+
+    type_name = "stream_memory_allocation_error"
+
+
 class PoplarRuntimeError(PoplarError):
     """runtime_error: something went wrong while a program was loaded or run."""
 

@@ -8,6 +8,7 @@ error. Its machine (`podrun.device.machine`) knows who is attached and what is b
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -65,6 +66,7 @@ class MachineContext:
     health: Health
     faults: FaultPoint
     on_lost: Callable[[], None] | None
+    on_host_lost: Callable[[], None] | None
     clock: Callable[[], float]
     grace: float
     cores: list[int]
@@ -75,6 +77,8 @@ class MachineContext:
     work: dict[bool, WorkDone]
     sleep: Callable[[float], None]
     lost: PoplarError | None = None
+    silent_until: float = -math.inf
+    """When the machine answers the partition service again, on ``clock``."""
 
 
 class Job:
@@ -510,18 +514,23 @@ def strike_error(context: MachineContext, strike: Strike) -> PoplarError:
         *(context.place.endpoint, context.place.machine, context.place.first_ipu),
         doing=batches_in_words(strike.batch, 1),
     )
-    if context.on_lost is not None:
-        context.on_lost()
+    end = context.on_host_lost if strike.spec.target is FaultTarget.HOST else context.on_lost
+    if end is not None:
+        end()
     return context.lost
 
 
 def strike_wait(context: MachineContext, strike: Strike) -> None:
-    """Wait as long as a fault says, if it does: a machine that is paused answers nobody meanwhile."""
+    """Wait as long as a fault says, if it does: a machine that is paused answers nobody meanwhile, and one whose
+    heartbeats are dropped not the partition service.
+    """
     if strike.spec.kind == "paused":
         with context.changed:
             context.sleep(strike.spec.number("seconds"))
-    elif strike.spec.kind == "stream-stall":
+    elif strike.spec.kind in ("stream-stall", "delayed"):
         context.sleep(strike.spec.number("seconds"))
+    elif strike.spec.kind == "heartbeats-dropped":
+        context.silent_until = context.clock() + strike.spec.number("seconds")
 
 
 def strike_machine_event(context: MachineContext, event: str) -> None:

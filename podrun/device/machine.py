@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from podrun.core.errors import ApplicationRuntimeError, IpusTakenError, PoplarError
+from podrun.core.errors import ApplicationRuntimeError, IpusTakenError, PoplarError, UsageError
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
@@ -36,7 +36,15 @@ from podrun.device.program.engine import UNCOMPARED, RunOutcome, digest_of_array
 from podrun.device.program.fabric import Fabric, JobName, OfferBook
 from podrun.device.program.xla_memory import Array
 from podrun.device.xla.pieces import PieceCache
-from podrun.faults import FaultPoint, FaultSpec, FaultTarget, Struck, check_places, recovery_hint
+from podrun.faults import (
+    WHOLE_MACHINES,
+    FaultPoint,
+    FaultSpec,
+    FaultTarget,
+    Struck,
+    check_places,
+    recovery_hint,
+)
 
 REMOVED = "was removed"
 """How the reason ends that a process loses its IPUs for with its partition."""
@@ -45,10 +53,10 @@ REMOVED = "was removed"
 class Machine:
     """See the module docstring. Every public call may come from any thread.
 
-    ``on_lost``: what happens when the machine is lost by a fault (None: it only refuses everything from then
-    on). ``grace``: seconds that machines wait longer for each other than for their own owners, so that
-    whoever knows the missing one speaks first. ``claim``: see `FaultPoint`. ``agent``: its name, for hints. ``sleep``:
-    how faults wait.
+    ``on_lost``: what happens when the machine is lost by a fault (None: it only refuses everything from then on).
+    ``on_host_lost``: what happens when its whole host is lost (None: no fault may do that). ``grace``: seconds that
+    machines wait longer for each other than for their own owners, so that whoever knows the missing one speaks first.
+    ``claim``: see `FaultPoint`. ``agent``: its name, for hints. ``sleep``: how faults wait.
     """
 
     def __init__(
@@ -58,6 +66,7 @@ class Machine:
         pieces: PieceCache,
         *,
         on_lost: Callable[[], None] | None = None,
+        on_host_lost: Callable[[], None] | None = None,
         wall_clock: Callable[[], float] = time.time,
         grace: float = 5.0,
         own_cores: bool = False,
@@ -73,8 +82,9 @@ class Machine:
             fabric=fabric,
             pieces=pieces,
             health=Health(place.range, place.partition, agent),
-            faults=FaultPoint(place.range, place.machine, claim, wall_clock),
+            faults=FaultPoint(place.range, place.machine, claim, wall_clock, place.leads_host),
             on_lost=on_lost,
+            on_host_lost=on_host_lost,
             clock=wall_clock,
             grace=grace,
             cores=sorted(os.sched_getaffinity(0)) if own_cores else [],
@@ -244,7 +254,7 @@ class Machine:
                 self._context.batches = dict.fromkeys(place.range, 0)
             if place.partition != self.place.partition or place.machine != self.place.machine:
                 self._context.faults = FaultPoint(
-                    place.range, place.machine, self._claim, self._context.clock
+                    place.range, place.machine, self._claim, self._context.clock, place.leads_host
                 )
                 self._context.work = {True: WorkDone(), False: WorkDone()}
             self._context.place = place
@@ -266,6 +276,8 @@ class Machine:
         Raises UsageError, and plans none, if one cannot strike in the program that is loaded where it is to strike.
         """
         with self._context.changed:
+            for spec in specs:
+                self._check_host(spec)
             mine = [spec for spec in specs if self._context.faults.concerns(spec)]
             for spec in mine:
                 for job in self._jobs_at(spec):
@@ -321,9 +333,30 @@ class Machine:
 
     # --- Helpers --------------------------------------------------------------------------------------------
 
+    def _check_host(self, spec: FaultSpec) -> None:
+        """Raises UsageError for the loss of a host that there is not, or that takes podrun's own processes with it."""
+        if spec.target is not FaultTarget.HOST:
+            return
+        hosts = self.place.hosts
+        if spec.indices[0] >= len(hosts):
+            raise UsageError(
+                f"fault {spec.text}: the partition has no host {spec.indices[0]}, only 0 to {len(hosts) - 1}",
+                hint="Hosts count from 0 in the order of the partition's machines.",
+            )
+        if self.place.leads_host == spec.indices[0] and self._context.on_host_lost is None:
+            raise UsageError(
+                f"fault {spec.text}: that host runs the partition service, which would be lost with it",
+                hint="Name a host that joined a Ray cluster (--ray-address), or machines: machine:1@batch=17:lost",
+            )
+
+    @property
+    def answers(self) -> bool:
+        """False while a fault drops what it says to the partition service."""
+        return self._context.clock() >= self._context.silent_until
+
     def _jobs_at(self, spec: FaultSpec) -> list[Job]:
         """The jobs that a fault on this machine may hit."""
-        whole = spec.target in (FaultTarget.MACHINE, FaultTarget.GW_LINK, FaultTarget.INSTANCE)
+        whole = spec.target in (*WHOLE_MACHINES, FaultTarget.INSTANCE)
         return [job for job in self._by_range.values() if whole or set(spec.indices) & set(job.ipus)]
 
     def _job(self, owner_id: int) -> Job:

@@ -41,6 +41,18 @@ class MachinePlace:
         """The machine's endpoint."""
         return self.endpoints[self.machine] if self.machine < len(self.endpoints) else "in process"
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of the partition's machines, each once, in the order of machines."""
+        return tuple(dict.fromkeys(endpoint.rpartition(":")[0] for endpoint in self.endpoints))
+
+    @property
+    def leads_host(self) -> int | None:
+        """The index of this machine's host among them, if it is the first machine there."""
+        here = self.endpoint.rpartition(":")[0]
+        first = next((k for k, each in enumerate(self.endpoints) if each.rpartition(":")[0] == here), None)
+        return self.hosts.index(here) if first == self.machine else None
+
     def rendezvous_address(self, first: int, machines: int) -> str | None:
         """The address at which ``machines`` machines from ``first`` on reach this one; None if all are on this host."""
         hosts = [endpoint.rpartition(":")[0] for endpoint in self.endpoints[first : first + machines]]

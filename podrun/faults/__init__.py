@@ -13,6 +13,7 @@ from podrun.faults.effects import (
     error_for,
     recovery_hint,
 )
+from podrun.faults.in_program import PlanOfALaunch, ProgramFaults, program_faults
 from podrun.faults.plan_file import (
     UNSTRUCK_EXIT_CODE,
     VARIABLE,
@@ -25,7 +26,7 @@ from podrun.faults.plan_file import (
     report_unstruck,
     simulated_soc_errors,
 )
-from podrun.faults.point import FaultPoint, ListPlaces, Strike, Struck, check_places
+from podrun.faults.point import WHOLE_MACHINES, FaultPoint, ListPlaces, Strike, Struck, check_places
 from podrun.faults.spec import FaultSpec, FaultTarget, parse_fault, parse_faults, partition_links, validate
 
 __all__ = [
@@ -34,12 +35,15 @@ __all__ = [
     "OF_A_LAUNCH",
     "UNSTRUCK_EXIT_CODE",
     "VARIABLE",
+    "WHOLE_MACHINES",
     "Effect",
     "FaultPoint",
     "FaultSpec",
     "FaultTarget",
     "ListPlaces",
+    "PlanOfALaunch",
     "ProcessPlan",
+    "ProgramFaults",
     "Strike",
     "Struck",
     "check_places",
@@ -52,6 +56,7 @@ __all__ = [
     "plan_in_process",
     "plan_schema",
     "process_plan",
+    "program_faults",
     "read_plan",
     "recovery_hint",
     "report_unstruck",

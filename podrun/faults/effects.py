@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 from podrun.core.errors import (
     ApplicationRuntimeError,
     ErrorCode,
+    GraphMemoryAllocationError,
     PoplarError,
     RecoverableRuntimeError,
     RecoveryAction,
+    StreamMemoryAllocationError,
     UnknownRuntimeError,
     UnrecoverableRuntimeError,
 )
@@ -123,6 +125,20 @@ EFFECTS: Mapping[tuple[str, str], Effect] = {
         "unknown error",
         "IPU {a} stopped in batch {batch} for an unknown reason",
     ),
+    ("ipu", "out-of-memory"): Effect(
+        GraphMemoryAllocationError,
+        ErrorCode.NONE,
+        None,
+        "",
+        "Out of memory: Cannot fit all variable data onto one or more tiles of IPU {a}",
+    ),
+    ("machine", "out-of-memory"): Effect(
+        StreamMemoryAllocationError,
+        ErrorCode.NONE,
+        None,
+        "",
+        "Out of memory. Single stream of length 268435456 in bufferIndex 0, on IPU-M2000 {a}",
+    ),
     ("link", "down"): Effect(
         RecoverableRuntimeError,
         ErrorCode.LINK_DOWN,
@@ -143,6 +159,14 @@ EFFECTS: Mapping[tuple[str, str], Effect] = {
         RecoveryAction.PARTITION_RESET,
         "",
         "IPU-Link between IPU {a} and IPU {b} went down in batch {batch} and came up again",
+    ),
+    ("network", "partitioned"): Effect(
+        UnknownRuntimeError,
+        ErrorCode.HOST_SYNC_TIMEOUT,
+        None,
+        "",
+        "IPUDevice: still waiting for host sync after: 300 seconds. IPU-M2000 {a} and IPU-M2000 {b} did not reach each "
+        "other over the network in batch {batch}",
     ),
     ("machine", "connection-lost"): Effect(
         UnrecoverableRuntimeError,
@@ -186,6 +210,13 @@ EFFECTS: Mapping[tuple[str, str], Effect] = {
         None,
         "machine lost",
         "IPU-M2000 {a} was lost in batch {batch}",
+    ),
+    ("host", "lost"): Effect(
+        UnrecoverableRuntimeError,
+        ErrorCode.HOST_LINK_DOWN,
+        None,
+        "machine lost",
+        "Host {a} of the partition was lost in batch {batch}, and all its machines with it",
     ),
 }
 """Effects by target and kind."""
@@ -235,6 +266,13 @@ DISTURBANCES: Mapping[tuple[str, str], Disturbance] = {
     ),
     ("machine", "slow"): Disturbance("computes slower by a factor, in modelled time", _FACTOR, lasts=True),
     ("machine", "paused"): Disturbance("does and answers nothing for a time", _SECONDS),
+    ("machine", "heartbeats-dropped"): Disturbance(
+        "does not answer the partition service and monitors for a time, and works on", _SECONDS
+    ),
+    ("network", "delayed"): Disturbance("carries nothing between two machines for a time", _SECONDS),
+    ("disk", "full"): Disturbance(
+        "takes so many bytes of a checkpoint of an instance, and no more", {"bytes": Setting(int, 0, 0, 1e15)}
+    ),
     ("instance", "killed"): Disturbance("kills the host process", {}),
     ("instance", "hung"): Disturbance("stops the host process for a time", _SECONDS),
     ("service", "slow"): Disturbance("answers the request late", _SECONDS),
@@ -248,6 +286,10 @@ EVENTS = ("load", "read", "partition-reset")
 """What a machine does besides batches, at which a fault may strike: it loads a program, gives weights to the host
 (as a checkpoint needs), is reset with its partition.
 """
+PROGRAM_EVENTS = ("checkpoint-write",)
+"""What an instance does by itself, at which faults of an instance or its disk may strike: it writes its part of a
+checkpoint to the disk.
+"""
 REQUESTS = (
     "CreatePartition",
     "ResetPartition",
@@ -257,6 +299,20 @@ REQUESTS = (
     "GetPartition",
 )
 """Requests to the partition service at which a fault of ``service`` may strike."""
+
+
+def events_of(target: str, kind: str) -> tuple[str, ...]:
+    """The events at which a fault of a kind may strike."""
+    if target == "service":
+        return REQUESTS
+    if target in ("instance", "disk"):
+        return PROGRAM_EVENTS
+    return ("load",) if kind == "out-of-memory" else EVENTS
+
+
+def strikes_in_batches(target: str, kind: str) -> bool:
+    """Whether a fault of a kind may strike in a batch, not only at events."""
+    return target not in ("service", "disk") and kind != "out-of-memory"
 
 
 def settings_of(target: str, kind: str) -> Mapping[str, Setting]:
@@ -274,8 +330,11 @@ WHERE: Mapping[str, str] = {
     "ipu": "N",
     "link": "A-B",
     "gw-link": "A-B",
+    "network": "A-B",
     "machine": "N",
+    "host": "N",
     "instance": "N",
+    "disk": "N",
     "service": "vipu",
 }
 """Targets, and how each is numbered."""
@@ -285,7 +344,7 @@ def describe_kinds() -> str:
     """All targets and kinds in one line, for messages and help."""
     parts = []
     for target, where in WHERE.items():
-        when = "during=REQUEST" if target == "service" else "batch=B"
+        when = {"service": "during=REQUEST", "disk": f"during={PROGRAM_EVENTS[0]}"}.get(target, "batch=B")
         parts.append(f"{target}:{where}@{when}:{', '.join(kinds_of(target))}")
     return "; ".join(parts)
 
@@ -304,6 +363,10 @@ def error_for(
         message = message.replace(f"IPU {a}", f"tile {tile} of IPU {a}", 1)
     where = f"{spec.target.value} {'-'.join(map(str, spec.indices))}"
     hint = recovery_hint(effect.action, effect.error, where, partition, agent)
+    if not effect.state and effect.action is None:
+        hint = "Nothing stays broken: start the program again, or let podrun do it (podrun --max-restarts 3)."
+    if effect.error is GraphMemoryAllocationError:
+        return GraphMemoryAllocationError(message, where=where, hint=hint)
     if effect.error is RecoverableRuntimeError:
         assert effect.action is not None
         return RecoverableRuntimeError(

@@ -32,7 +32,7 @@ from typing import Any
 from podrun.core.documents import Document, parse_document, read_document
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
-from podrun.faults.effects import EVENTS, REQUESTS, WHERE, kinds_of
+from podrun.faults.effects import EVENTS, PROGRAM_EVENTS, REQUESTS, WHERE, kinds_of
 from podrun.faults.spec import MOST_REPEATS, FaultSpec, make_fault, parse_fault, parse_faults
 
 VERSION = 1
@@ -65,7 +65,7 @@ def plan_schema() -> dict[str, Any]:
                     "batch": whole,
                     "instruction": whole,
                     "time": {"type": "number", "minimum": 0},
-                    "during": {"enum": [*EVENTS, *REQUESTS]},
+                    "during": {"enum": [*EVENTS, *PROGRAM_EVENTS, *REQUESTS]},
                     "rate": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
                     "seed": whole,
                 },

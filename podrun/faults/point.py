@@ -13,6 +13,9 @@ from podrun.core.errors import PoplarError, UsageError
 from podrun.faults.effects import error_for
 from podrun.faults.spec import PAIRS, FaultSpec, FaultTarget
 
+WHOLE_MACHINES = (FaultTarget.MACHINE, FaultTarget.GW_LINK, FaultTarget.NETWORK, FaultTarget.HOST)
+"""Targets that are no IPU of a machine: their faults enter the machine's first list."""
+
 
 @dataclass(frozen=True, slots=True)
 class ListPlaces:
@@ -35,7 +38,7 @@ class ListPlaces:
         """True iff the fault enters this list."""
         if spec.target is FaultTarget.INSTANCE:
             return self.leads and spec.indices[0] in self.instances
-        if spec.target in (FaultTarget.MACHINE, FaultTarget.GW_LINK):
+        if spec.target in WHOLE_MACHINES:
             return self.leads
         return not self.ipus.isdisjoint(spec.indices)
 
@@ -95,9 +98,9 @@ HISTORY = 1000
 class FaultPoint:
     """The faults planned for one machine. Each strikes at most once. Safe to use from several threads.
 
-    ``ipus``: partition indices of the machine's IPUs; ``machine``: its index. A link belongs to the machines
-    at both of its ends. ``claim`` is called before a fault strikes and may return False to prevent it. ``clock``:
-    seconds since 1970, for the history.
+    ``ipus``: partition indices of the machine's IPUs; ``machine``: its index; ``host``: the index of its host, if it
+    is the first machine there. A link belongs to the machines at both of its ends. ``claim`` is called before a fault
+    strikes and may return False to prevent it. ``clock``: seconds since 1970, for the history.
     """
 
     def __init__(
@@ -106,7 +109,9 @@ class FaultPoint:
         machine: int,
         claim: Callable[[FaultSpec], bool] = lambda spec: True,
         clock: Callable[[], float] = time.time,
+        host: int | None = None,
     ) -> None:
+        self._host = host
         self._ipus = frozenset(ipus)
         self._machine = machine
         self._claim = claim
@@ -245,7 +250,11 @@ class FaultPoint:
         return self._is_on(spec, self._ipus)
 
     def _is_on(self, spec: FaultSpec, ipus: Collection[int]) -> bool:
-        if spec.target in (FaultTarget.MACHINE, FaultTarget.GW_LINK):
+        if spec.in_program:
+            return False
+        if spec.target is FaultTarget.HOST:
+            return self._host in spec.indices
+        if spec.target in WHOLE_MACHINES:
             return self._machine in spec.indices
         if spec.target is FaultTarget.INSTANCE:
             return True  # Which machine serves it is known when a program is loaded.

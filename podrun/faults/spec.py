@@ -22,13 +22,14 @@ from podrun.core.errors import UsageError
 from podrun.faults.effects import (
     DISTURBANCES,
     EFFECTS,
-    EVENTS,
-    REQUESTS,
+    PROGRAM_EVENTS,
     WHERE,
     Setting,
     describe_kinds,
+    events_of,
     kinds_of,
     settings_of,
+    strikes_in_batches,
 )
 
 Value = int | float | str
@@ -43,15 +44,21 @@ class FaultTarget(enum.Enum):
     """The IPU-Link between two IPUs, by their indices in the partition."""
     GW_LINK = "gw-link"
     """The GW-Link between the gateways of two machines in different IPU-Link domains."""
+    NETWORK = "network"
+    """The network between the hosts' sides of two machines."""
     MACHINE = "machine"
     """One IPU-M2000, by its index in the partition."""
+    HOST = "host"
+    """One host that machines of the partition run on, by its index in the order of machines."""
     INSTANCE = "instance"
     """One host process of the program, by its index."""
+    DISK = "disk"
+    """The disk of checkpoints as one instance sees it, by the instance's index."""
     SERVICE = "service"
     """The partition service, at a request."""
 
 
-PAIRS = (FaultTarget.LINK, FaultTarget.GW_LINK)
+PAIRS = (FaultTarget.LINK, FaultTarget.GW_LINK, FaultTarget.NETWORK)
 MOST_REPEATS = 1_000_000
 
 
@@ -104,6 +111,11 @@ class FaultSpec:
     def raises(self) -> bool:
         """True iff the fault raises an error by itself."""
         return (self.target.value, self.kind) in EFFECTS
+
+    @property
+    def in_program(self) -> bool:
+        """True iff the fault strikes in the process of an instance, not on a machine."""
+        return self.during in PROGRAM_EVENTS
 
     def moment(self, strikes: int) -> int:
         """The batch of the strike after ``strikes`` strikes."""
@@ -253,8 +265,9 @@ def validate(
     """
     machines = -(-ipus // IPUS_PER_MACHINE)
     joined = set(ladder_links(ipus, LinkTopology.TORUS) if links is None else links)
-    counts = {"ipu": ipus, "link": ipus, "machine": machines, "gw-link": machines, "instance": instances}
-    nouns = {"link": "IPU", "ipu": "IPU", "instance": "instance"}
+    counts = {"ipu": ipus, "link": ipus, "machine": machines, "gw-link": machines, "network": machines}
+    counts |= {} if instances is None else {"instance": instances, "disk": instances}
+    nouns = {"link": "IPU", "ipu": "IPU", "instance": "instance", "disk": "instance"}
     for spec in specs:
         count, noun = counts.get(spec.target.value), nouns.get(spec.target.value, "machine")
         for index in spec.indices:
@@ -307,7 +320,7 @@ class _Moment:
         unknown = sorted(set(when) - known)
         if unknown:
             self._refuse(f"{unknown[0]}= is not understood with {starts[0]}=")
-        self._check_event(target, starts[0])
+        self._check_event(target, kind, starts[0])
         disturbance = DISTURBANCES.get((target.value, kind))
         if "for" in when and not (disturbance is not None and disturbance.lasts):
             self._refuse(f"{kind} does not last, so that for= means nothing")
@@ -318,18 +331,20 @@ class _Moment:
         if (self.number("repeat") or 1) > MOST_REPEATS:
             self._refuse(f"repeat={MOST_REPEATS} is the most")
 
-    def _check_event(self, target: FaultTarget, start: str) -> None:
-        events = REQUESTS if target is FaultTarget.SERVICE else EVENTS
-        if target is FaultTarget.SERVICE and start != "during":
-            self._refuse(f"faults of the service strike at a request: during={events[0]}")
+    def _check_event(self, target: FaultTarget, kind: str, start: str) -> None:
+        events = events_of(target.value, kind)
+        if start != "during" and not strikes_in_batches(target.value, kind):
+            what = {
+                "service": "faults of the service strike at a request",
+                "disk": "faults of a disk strike at a write",
+            }
+            self._refuse(f"{what.get(target.value, f'{kind} strikes at an event')}: during={events[0]}")
         if start == "during":
             event = self._when["during"]
             if event not in events:
                 self._refuse(f"there is no event {event!r}, only {', '.join(events)}")
             if "instruction" in self._when:
                 self._refuse(f"during={event} is no batch and has no instruction")
-            if target is FaultTarget.INSTANCE:
-                self._refuse("faults of an instance strike at a batch")
 
     def number(self, name: str) -> int | None:
         """A whole number, if it is given."""

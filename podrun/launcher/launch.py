@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from podrun.core.access import quiet_grpc
-from podrun.core.errors import NotFoundError, PodrunError
-from podrun.faults import UNSTRUCK_EXIT_CODE, report_unstruck
+from podrun.core.errors import NotFoundError, PodrunError, UsageError
+from podrun.faults import UNSTRUCK_EXIT_CODE, PlanOfALaunch, report_unstruck
+from podrun.faults.in_program import FILE
 from podrun.launcher.output import Log, LogHandler, OutputChannel, OutputMixer, error_text, silence
 from podrun.launcher.partition import Closed, PartitionSession
 from podrun.launcher.plan import fit_to_pod
@@ -77,6 +78,9 @@ class _Launch:
         self.recording: LaunchRecording | None = None
         self._left: frozenset[str] = frozenset()
         """The planned faults that have not struck."""
+        self._program_faults: PlanOfALaunch | None = None
+        self._program_environment: Mapping[str, str] = {}
+        """Tells instances of this host which faults strike in them."""
         self.started = time.monotonic()
         self._undo = contextlib.ExitStack()
         self._stopping = Stopping(self._on_signal)
@@ -113,6 +117,7 @@ class _Launch:
         cache = self.spec.cache_path or residue.cache_directory()
         mixer = self._mixer()
         self._undo.callback(mixer.close)
+        self._plan_program_faults(cache)
         if self.spec.header is not None:
             from podrun.launcher.recording import LaunchRecording
 
@@ -142,6 +147,23 @@ class _Launch:
         if missed:
             self.log.write(f"podrun: {missed}")
         return code
+
+    def _plan_program_faults(self, folder: str) -> None:
+        """Write down the faults that strike in instances. Raises UsageError for one of an instance elsewhere."""
+        planned = () if self.spec.partition is None else self.spec.partition.faults
+        faults = [fault for fault in planned if fault.in_program]
+        for fault in faults:
+            host = self.spec.instances[fault.indices[0]].host
+            if not is_this_host(host):
+                raise UsageError(
+                    f"fault {fault.text}: instance {fault.indices[0]} runs on {host}, out of podrun's reach",
+                    hint="Such faults strike instances on podrun's own host.",
+                )
+        if faults:
+            file = Path(folder, "program-faults")
+            self._program_faults = PlanOfALaunch(file)
+            self._program_faults.write(faults)
+            self._program_environment = {FILE: str(file)}
 
     def _finish_recording(self, outcome: LaunchOutcome, code: int, mixer: OutputMixer) -> None:
         """Write the record, and say what went wrong and what it cost, if anything did."""
@@ -299,6 +321,7 @@ class _Launch:
             )
             if self.recording is not None and here:
                 environment |= self.recording.environment
+            environment |= self._program_environment if here else {}
             if self.spec.check_replicas:
                 environment["PODRUN_CHECK_REPLICAS"] = str(self.spec.check_replicas)
             environment["PODRUN_RESTART_COUNT"] = str(len(self.coordinator.attempts))
@@ -378,10 +401,12 @@ class _Launch:
 
     def _unstruck_faults(self) -> str:
         """The message that names planned faults that did not strike; empty if none had to."""
-        if self.session is None or not self.session.wanted.faults:
+        if self.session is None:
             return ""
         try:
             unstruck = self.session.unstruck_faults()
+            if self._program_faults is not None:
+                unstruck += self._program_faults.left()
             self._left = frozenset(fault.text for fault in unstruck)
             return report_unstruck(unstruck)
         except PodrunError as error:

@@ -235,7 +235,7 @@ class PartitionSession:
                 self._try_again()
         if not self.created:
             self.before = self._answers()
-            if self.wanted.faults:
+            if self.faults:
                 self.client.inject_faults(self.name, self.faults)
         self._said_active(started)
 
@@ -309,14 +309,15 @@ class PartitionSession:
 
     @property
     def faults(self) -> tuple[FaultSpec, ...]:
-        """The planned faults, marked as this launch's."""
+        """The faults that strike on machines and at the service, marked as this launch's."""
         from dataclasses import replace
 
-        return tuple(replace(spec, launch=self.launch_id) for spec in self.wanted.faults)
+        there = [spec for spec in self.wanted.faults if not spec.in_program]
+        return tuple(replace(spec, launch=self.launch_id) for spec in there)
 
     def unstruck_faults(self) -> list[FaultSpec]:
         """The planned faults that have not struck. Raises ServiceError if the machines do not say."""
-        if not self.wanted.faults:
+        if not self.faults:
             return []
         from podrun.faults import parse_fault
 
@@ -357,7 +358,7 @@ class PartitionSession:
         if self._place is not None:
             self._place.release()
         try:
-            if self.wanted.faults and not self.own_service and self.name:
+            if self.faults and not self.own_service and self.name:
                 self._disarm()
             if self.created and self.wanted.remove and not self.own_service:
                 self._remove_at_end()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import ConflictError, ExhaustedError, NotFoundError, UsageError
 from podrun.core.telemetry import MachineReport
-from podrun.faults import FaultSpec, FaultTarget, parse_fault, validate
+from podrun.faults import WHOLE_MACHINES, FaultSpec, FaultTarget, parse_fault, validate
 from podrun.launcher.output import Log
 from podrun.launcher.partition import PartitionSession, answers, work_since
 from podrun.launcher.recovery import (
@@ -183,8 +183,8 @@ def remaining(faults: Iterable[FaultSpec], reports: Sequence[MachineReport]) -> 
 
 
 def _machines(spec: FaultSpec) -> set[int]:
-    if spec.target is FaultTarget.MACHINE:
-        return set(spec.indices)
+    if spec.target in WHOLE_MACHINES:
+        return set() if spec.target is FaultTarget.HOST else set(spec.indices)
     return {ipu // IPUS_PER_MACHINE for ipu in spec.indices}
 
 

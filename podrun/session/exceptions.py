@@ -24,6 +24,7 @@ __all__ = [
     "poplar_exception",
     "poplar_recoverable_runtime_error",
     "poplar_runtime_error",
+    "poplar_stream_memory_allocation_error",
     "poplar_system_runtime_error",
     "poplar_unknown_runtime_error",
     "poplar_unrecoverable_runtime_error",
@@ -115,6 +116,12 @@ class poplar_unknown_runtime_error(poplar_system_runtime_error, podrun_errors.Un
     type_name = "unknown_runtime_error"
 
 
+class poplar_stream_memory_allocation_error(poplar_exception, podrun_errors.StreamMemoryAllocationError):
+    """The streams of a program do not fit the memory for host exchange. (PopART has no name of its own for it.)"""
+
+    type_name = "stream_memory_allocation_error"
+
+
 class OutOfMemoryError:
     """How an attempt to compile ended, for programs that ask instead of catching `OutOfMemoryException`: here one that
     did not run out of memory.
@@ -166,6 +173,7 @@ _POPLAR: tuple[tuple[type[PoplarError], type[poplar_exception]], ...] = (
     (podrun_errors.SystemRuntimeError, poplar_system_runtime_error),
     (podrun_errors.ApplicationRuntimeError, poplar_application_runtime_error),
     (podrun_errors.PoplarRuntimeError, poplar_runtime_error),
+    (podrun_errors.StreamMemoryAllocationError, poplar_stream_memory_allocation_error),
     (podrun_errors.PoplarError, poplar_exception),
 )
 

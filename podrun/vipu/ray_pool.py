@@ -291,7 +291,9 @@ class RayMachinePool(BasePool):
         from podrun.device.service.server import machine_actor
 
         actor = machine_actor().options(**self._place(group[0]), **self._lasting(name)).remote()
-        listen = self._listen(group[0])
+        listen: dict[str, Any] = self._listen(group[0])
+        if self._address is not None:
+            listen["joined"] = listen.get("host") not in (None, self.own_address())
         return ActorStart(actor, actor.start.remote(agent_ids=group, target=self.cluster.target, **listen))
 
     def _groups_of(self, agents: Sequence[str]) -> list[list[str]]:

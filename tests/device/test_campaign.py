@@ -17,12 +17,16 @@ def linear_training() -> Training:
 
 
 @pytest.mark.parametrize("instances", [1, 2])
-def test_every_kind_at_every_place_of_a_small_program(
+def test_every_kind_and_every_place_of_a_small_program(
     pieces: PieceCache, linear_training: Training, instances: int
 ) -> None:
+    places = len(linear_training.places())
     plans = list(every_place(linear_training))
-    assert len(plans) > 150
-    for spec in plans:
+    # A quarter of all pairs, in which each kind and each place occurs; the slow tests and the campaign take all.
+    chosen = [spec for k, spec in enumerate(plans) if (k // places + k % places + instances) % 4 == 0]
+    assert {spec.kind for spec in chosen} == {spec.kind for spec in plans}
+    assert {spec.instruction for spec in chosen} == {spec.instruction for spec in plans}
+    for spec in chosen:
         assert len(live_through(linear_training, pieces, [spec], instances)) == 1, spec.text
 
 

@@ -12,7 +12,9 @@ import pytest
 
 from podrun.core.errors import (
     ApplicationRuntimeError,
+    GraphMemoryAllocationError,
     RecoverableRuntimeError,
+    StreamMemoryAllocationError,
     UnknownRuntimeError,
     UnrecoverableRuntimeError,
     UsageError,
@@ -20,7 +22,13 @@ from podrun.core.errors import (
 from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport
 from podrun.device.disturbances import LastingFaults, flip_bit, instances_here, signal_process
+from podrun.device.host.client import PortConnection
 from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.ports import LocalPort, Site
+from podrun.device.job import strike_error
+from podrun.device.machine import Machine
+from podrun.device.owners import MachinePlace
+from podrun.device.program.fabric import LocalFabric
 from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import Strike, parse_fault, parse_faults
@@ -29,7 +37,7 @@ from .conftest import owners, request, together
 from .programs import data, first_weights, linear
 
 pytestmark = pytest.mark.usefixtures("no_threads_left")
-POD = IpuRange(0, 8)
+POD, POD4 = IpuRange(0, 8), IpuRange(0, 4)
 
 
 def run(pieces: PieceCache, fault: str, batches: int = 4, count: int = 1) -> tuple[Any, list[Any]]:
@@ -75,6 +83,7 @@ def test_a_flipped_bit_changes_results_and_nothing_else(pieces: PieceCache, undi
         "ipu:1@batch=1:corrected-parity",
         "ipu:5@batch=1:stream-stall,seconds=0",
         "machine:1@batch=1:paused,seconds=0",
+        "machine:1@batch=1:heartbeats-dropped,seconds=9",
     ],
 )
 def test_what_only_takes_time_leaves_results_alone(pieces: PieceCache, undisturbed: Any, fault: str) -> None:
@@ -95,6 +104,9 @@ def test_what_only_takes_time_leaves_results_alone(pieces: PieceCache, undisturb
         ("ipu:1@batch=2:host-sync-timeout", UnknownRuntimeError),
         ("ipu:1@batch=2:bank-conflict", ApplicationRuntimeError),
         ("ipu:6@rate=1,seed=1:trap", ApplicationRuntimeError),
+        ("network:0-1@batch=2:partitioned", UnknownRuntimeError),
+        ("ipu:5@during=load:out-of-memory", GraphMemoryAllocationError),
+        ("machine:1@during=load:out-of-memory", StreamMemoryAllocationError),
     ],
 )
 @pytest.mark.parametrize("count", [1, 2])
@@ -151,6 +163,67 @@ def test_lasting_faults_lengthen_modelled_time() -> None:
     assert extra("ipu:1@batch=9:slow,factor=1.2", "ipu:2@batch=9:slow,factor=1.1") == 0.15, (
         "the slowest counts"
     )
+
+
+def test_a_network_that_delays_holds_both_machines_up_for_so_long(pieces: PieceCache) -> None:
+    slept: list[float] = []
+    machines = InProcessMachines(8, pieces)
+    for machine in machines.machines:
+        machine._context.sleep = slept.append
+        machine.plan_faults(parse_faults("network:0-1@batch=1,repeat=2,every=1:delayed,seconds=2.5"))
+    connection = machines.connect(threaded=True)
+    assert connection.try_attach(request(POD)) is None
+    connection.load(linear(8))
+    connection.write_variables(first_weights())
+    assert connection.run(4, data(linear(8), 4)).batches_done == 4
+    connection.close()
+    assert slept == [2.5] * 4
+
+
+def test_a_machine_whose_heartbeats_are_dropped_works_on_and_answers_later(pieces: PieceCache) -> None:
+    now = [1000.0]
+    fabric = LocalFabric()
+    machine = Machine(
+        MachinePlace("p", 0, 0, 4, ("a:1",)),
+        fabric,
+        pieces,
+        wall_clock=lambda: now[0],
+        claim=lambda spec: True,
+    )
+    machine.plan_faults(parse_faults("machine:0@batch=1:heartbeats-dropped,seconds=5"))
+    connection = PortConnection(
+        [Site(0, "a:1", POD4)], lambda site, count: LocalPort(site, machine, threaded=False)
+    )
+    assert connection.try_attach(request(POD4)) is None
+    connection.load(linear(4))
+    connection.write_variables(first_weights())
+    assert machine.answers
+    assert connection.run(3, data(linear(4), 3)).batches_done == 3
+    assert not machine.answers
+    now[0] += 5
+    assert machine.answers
+    connection.close()
+
+
+def test_only_the_first_machine_of_a_host_that_joined_can_lose_it(pieces: PieceCache) -> None:
+    places = [MachinePlace("p", k, 4 * k, 4, ("a:1", "a:2", "b:1", "b:2")) for k in range(4)]
+    assert [place.leads_host for place in places] == [0, None, 1, None]
+    lost: list[str] = []
+    machines = [
+        Machine(place, LocalFabric(), pieces, on_host_lost=partial(lost.append, "b") if k >= 2 else None)
+        for k, place in enumerate(places)
+    ]
+    faults = parse_faults("host:1@batch=0:lost")
+    for machine in machines:
+        machine.plan_faults(faults)
+    assert [len(machine.planned_faults()) for machine in machines] == [0, 0, 1, 0]
+    with pytest.raises(UsageError, match="the partition has no host 2, only 0 to 1"):
+        machines[0].plan_faults(parse_faults("host:2@batch=0:lost"))
+    with pytest.raises(UsageError, match="that host runs the partition service"):
+        machines[0].plan_faults(parse_faults("host:0@batch=0:lost"))
+    error = strike_error(machines[2]._context, Strike(faults[0], 0))
+    assert isinstance(error, UnrecoverableRuntimeError)
+    assert lost == ["b"]
 
 
 def test_bits_and_elements_that_there_are_not() -> None:

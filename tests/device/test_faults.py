@@ -97,6 +97,9 @@ CASES = [
     ("machine:1@batch=2:power", RecoverableRuntimeError, ErrorCode.UNKNOWN, RecoveryAction.FULL_RESET),
     ("machine:0@batch=2:unrecoverable", UnrecoverableRuntimeError, ErrorCode.UNKNOWN, None),
     ("ipu:4@batch=3:unknown", UnknownRuntimeError, ErrorCode.UNKNOWN, None),
+    ("network:0-1@batch=3:partitioned", UnknownRuntimeError, ErrorCode.HOST_SYNC_TIMEOUT, None),
+    ("machine:0@batch=3:connection-lost", UnrecoverableRuntimeError, ErrorCode.HOST_LINK_DOWN, None),
+    ("machine:1@batch=3:gateway-lost", UnrecoverableRuntimeError, ErrorCode.HOST_LINK_DOWN, None),
     ("machine:1@batch=3:lost", UnrecoverableRuntimeError, ErrorCode.HOST_LINK_DOWN, None),
 ]
 

@@ -108,7 +108,7 @@ def test_what_cannot_be_is_refused_with_file_and_line(entry: str, line: int, mes
         ("ipu:1@batch=1,repeat=0:trap", "repeat= is at least 1"),
         ("ipu:1@batch=1,batch=2:trap", "batch is given twice"),
         ("ipu:1@batch=1:corrupt,tensor=", "is not of the form"),
-        ("instance:1@during=load:killed", "faults of an instance strike at a batch"),
+        ("instance:1@during=load:killed", "there is no event .load., only checkpoint-write"),
         ("machine:1@during=ResetPartition:lost", "there is no event 'ResetPartition', only load"),
     ],
 )

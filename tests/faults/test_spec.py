@@ -19,15 +19,17 @@ from podrun.faults import (
     parse_faults,
     validate,
 )
+from podrun.faults.effects import strikes_in_batches
+from podrun.faults.spec import PAIRS
 
 small = st.integers(0, 99)
 
 
 @st.composite
 def specs(draw: st.DrawFn) -> FaultSpec:
-    target, kind = draw(st.sampled_from(sorted(EFFECTS)))
+    target, kind = draw(st.sampled_from([key for key in sorted(EFFECTS) if strikes_in_batches(*key)]))
     first = draw(small)
-    indices = (first, first + 1 + draw(small)) if target in ("link", "gw-link") else (first,)
+    indices = (first, first + 1 + draw(small)) if FaultTarget(target) in PAIRS else (first,)
     launch = draw(st.sampled_from(["", "4711-99"]))
     return FaultSpec(
         FaultTarget(target), indices, draw(small), kind, draw(st.none() | small), draw(st.booleans()), launch
@@ -66,7 +68,10 @@ def test_step_means_batch_and_optional_is_remembered() -> None:
         ("ipu:5@batch=17", "is not of the form"),
         ("ipu:5@batch=-1:tile-parity", "is not of the form"),
         ("ipu:5@17:tile-parity", "is not of the form"),
-        ("tile:5@batch=17:tile-parity", "targets are ipu, link, gw-link, machine, instance and service"),
+        (
+            "tile:5@batch=17:tile-parity",
+            "targets are ipu, link, gw-link, network, machine, host, instance, disk and service",
+        ),
         ("ipu:5@batch=17:tile-party", "did you mean 'tile-parity'"),
         ("ipu:5@batch=17:down", "ipu has no fault 'down'"),
         ("ipu:5-6@batch=17:tile-parity", "takes one index"),
@@ -114,13 +119,13 @@ def test_what_can_happen_is_not_refused() -> None:
 
 @pytest.mark.parametrize(("target", "kind"), sorted(EFFECTS))
 def test_every_kind_has_an_error_that_crosses_processes(target: str, kind: str) -> None:
-    spec = FaultSpec(FaultTarget(target), (2, 3) if target == "link" else (2,), 17, kind)
+    spec = FaultSpec(FaultTarget(target), (2, 3) if FaultTarget(target) in PAIRS else (2,), 17, kind)
     error = error_for(spec, partition="p16")
     effect = EFFECTS[target, kind]
     assert type(error) is effect.error
-    assert "17" in error.message
+    assert ("17" in error.message) is strikes_in_batches(target, kind)
     assert error.code is effect.code
-    assert error.code is not ErrorCode.NONE
+    assert (error.code is not ErrorCode.NONE) is strikes_in_batches(target, kind)
     assert error.hint
     again = error_from_dict(error_to_dict(error))
     assert type(again) is type(error)
@@ -133,9 +138,44 @@ def test_every_class_and_recovery_action_can_be_had() -> None:
     names = {effect.error.type_name for effect in EFFECTS.values()}
     assert names == {
         "application_runtime_error",
+        "graph_memory_allocation_error",
         "recoverable_runtime_error",
+        "stream_memory_allocation_error",
         "unrecoverable_runtime_error",
         "unknown_runtime_error",
     }
     actions = {effect.action for effect in EFFECTS.values() if effect.error is RecoverableRuntimeError}
     assert actions == {RecoveryAction.IPU_RESET, RecoveryAction.PARTITION_RESET, RecoveryAction.FULL_RESET}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("disk:0@batch=3:full", "faults of a disk strike at a write: during=checkpoint-write"),
+        ("disk:0@during=load:full", "there is no event 'load', only checkpoint-write"),
+        ("ipu:0@during=checkpoint-write:trap", "there is no event 'checkpoint-write', only load"),
+        ("instance:0@during=load:killed", "there is no event 'load', only checkpoint-write"),
+        ("ipu:0@batch=1:out-of-memory", "out-of-memory strikes at an event: during=load"),
+        ("machine:0@during=read:out-of-memory", "there is no event 'read', only load"),
+        ("network:1@batch=1:partitioned", "network takes the two machines it joins, as network:2-3"),
+        ("disk:0@during=checkpoint-write:full,bytes=-1", "bytes=-1 is no number from 0"),
+    ],
+)
+def test_kinds_that_strike_only_at_events(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        parse_fault(text)
+
+
+def test_what_strikes_in_a_program_says_so_and_is_validated() -> None:
+    disk = parse_fault("disk:2@during=checkpoint-write,repeat=2:full,bytes=4096")
+    killed = parse_fault("instance:0@during=checkpoint-write:killed")
+    assert disk.in_program
+    assert killed.in_program
+    assert not parse_fault("instance:0@batch=1:killed").in_program
+    validate([disk, killed, parse_fault("network:0-3@batch=1:delayed,seconds=2")], ipus=16, instances=3)
+    for text, message in (
+        ("disk:2@during=checkpoint-write:full", "the launch has no instance 2, only 0 to 1"),
+        ("network:0-4@batch=1:partitioned", "the partition has no machine 4, only 0 to 3"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            validate([parse_fault(text)], ipus=16, instances=2)

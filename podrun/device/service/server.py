@@ -39,11 +39,11 @@ class MachineServer:
     """One IPU-M2000 behind a gRPC server. It is in no partition until `MachineControl.configure`.
 
     ``on_lost``: called for the fault ``machine:N@batch=S:lost``; by default this server ends and the process lives
-    on, for other machines in it. ``own_process``: nothing but machines computes in this process (see
-    `podrun.device.xla.pieces.PieceCache`). ``environ``: names the cache directory. ``token``: callers have to prove
-    that they know it (`podrun.core.access`). ``shared``: users of this host may attach to partitions of their own,
-    and ``admins`` (user ids) to all. ``pieces``: compiled code shared with other machines of this process.
-    ``tls``: files of the host it runs on (`podrun.core.tls`), where the environment does not name them.
+    on, for other machines in it. ``on_host_lost``: see `Machine`. ``own_process``: nothing but machines computes in
+    this process (see `podrun.device.xla.pieces.PieceCache`). ``environ``: names the cache directory. ``token``:
+    callers have to prove that they know it (`podrun.core.access`). ``shared``: users of this host may attach to
+    partitions of their own, and ``admins`` (user ids) to all. ``pieces``: compiled code shared with other machines of
+    this process.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class MachineServer:
         target: str = "gc200",
         environ: Mapping[str, str] | None = None,
         on_lost: Callable[[], None] | None = None,
+        on_host_lost: Callable[[], None] | None = None,
         own_process: bool = False,
         token: str = "",
         shared: bool = False,
@@ -79,6 +80,7 @@ class MachineServer:
             versions={"IPUoF server": __version__, "driver": __version__},
         )
         self._on_lost = on_lost or self._end_abruptly
+        self._on_host_lost = on_host_lost
         self._server: grpc.Server | None = None
         self._machine: Machine | None = None
         self._lock = threading.Lock()
@@ -139,6 +141,7 @@ class MachineServer:
         machine = Machine(
             *(place, fabric, pieces),
             on_lost=self._on_lost,
+            on_host_lost=self._on_host_lost,
             own_cores=self._own_process,
             shared=self._pieces is not None,
             agent=self._bare.agent_id,
@@ -164,6 +167,16 @@ def kill_own_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def kill_own_host() -> None:
+    """End this node of a Ray cluster as a power cut would: its raylet, with which all its machines and instances end,
+    and this process.
+    """
+    import signal
+
+    os.kill(os.getppid(), signal.SIGKILL)
+    kill_own_process()
+
+
 class MachineActor:
     """The Ray actor: a process for one IPU-M2000, or for several if the host cannot hold a process for each.
 
@@ -175,9 +188,17 @@ class MachineActor:
         self._servers: dict[str, MachineServer] = {}
 
     def start(
-        self, agent_ids: Sequence[str], target: str = "gc200", host: str = "127.0.0.1", **options: Any
+        self,
+        agent_ids: Sequence[str],
+        target: str = "gc200",
+        host: str = "127.0.0.1",
+        *,
+        joined: bool = False,
+        **options: Any,
     ) -> list[str]:
-        """Start a server for each agent; their endpoints."""
+        """Start a server for each agent; their endpoints. ``joined``: this host joined the Ray cluster of
+        the service, so that a fault may end it.
+        """
         from podrun.device.xla.pieces import MachinePieces, writable_cache
 
         alone = len(agent_ids) == 1
@@ -187,6 +208,7 @@ class MachineActor:
                 agent_id=agent,
                 target=target,
                 on_lost=kill_own_process if alone else None,
+                on_host_lost=kill_own_host if joined else None,
                 own_process=True,
                 pieces=pieces,
                 **options,

@@ -219,6 +219,9 @@ class ControlServicer(stubs.MachineControlServicer):
 
     def Telemetry(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.TelemetryReply:
         _refuse_others(context)
+        machine = self._holder.known
+        if machine is not None and not machine.answers:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "a fault drops what this machine reports")
         try:
             return pb.TelemetryReply(report_json=json.dumps(self._holder.report().to_json_dict()))
         except PodrunError as error:

@@ -1,0 +1,124 @@
+"""Faults that strike in the process of an instance, at what it does by itself: it writes a checkpoint.
+
+podrun writes those of a launch to a file that `FILE` names in the environment of its instances, one a line. An instance
+notes each strike in a second file beside it, so that a fault strikes as often as planned however often instances are
+started. Of a program without podrun they come from its `ProcessPlan`.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from podrun.core.environment import environment
+from podrun.faults.plan_file import process_plan
+from podrun.faults.spec import FaultSpec, FaultTarget, parse_fault
+
+log = logging.getLogger("podrun.faults")
+
+FILE = "PODRUN_PROGRAM_FAULTS"
+"""Set by ``podrun``: the file with the faults that strike in instances."""
+_WAKE = (
+    "import os, signal, sys, time; pid = os.pidfd_open(int(sys.argv[1])); os.kill(int(sys.argv[1]), signal.SIGSTOP); "
+    "time.sleep(float(sys.argv[2])); signal.pidfd_send_signal(pid, signal.SIGCONT)"
+)
+"""Stops the process of a number, and lets it go on after some seconds."""
+
+
+class ProgramFaults:
+    """The faults of one instance. ``claim``: called before one strikes; False if it has struck as often as it may.
+    ``kill``: ends this process.
+    """
+
+    def __init__(
+        self,
+        planned: Callable[[], Iterable[FaultSpec]],
+        claim: Callable[[FaultSpec], bool],
+        instance: int = 0,
+        kill: Callable[[int, int], object] = os.kill,
+    ) -> None:
+        self._planned, self._claim, self._instance, self._kill = planned, claim, instance, kill
+
+    def take(self, event: str) -> FaultSpec | None:
+        """The fault that strikes this instance at an event, if any."""
+        for spec in tuple(self._planned()):
+            if spec.during == event and spec.indices == (self._instance,) and self._claim(spec):
+                log.warning("fault %s strikes", spec.text)
+                return spec
+        return None
+
+    def through_write(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        """The bytes of a checkpoint on their way to the disk, which a fault may stop. A full disk takes as many bytes
+        as the fault says, and raises OSError; an instance is killed or stopped after the first piece.
+        """
+        spec = self.take("checkpoint-write")
+        if spec is None:
+            yield from pieces
+            return
+        room = int(spec.number("bytes"))
+        for number, piece in enumerate(pieces):
+            if spec.target is FaultTarget.DISK:
+                size = memoryview(piece).nbytes
+                if size > room:
+                    yield memoryview(piece).cast("B")[:room]
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                room -= size
+            elif number == 1:
+                self._strike(spec)
+            yield piece
+
+    def _strike(self, spec: FaultSpec) -> None:
+        if spec.kind == "killed":
+            self._kill(os.getpid(), signal.SIGKILL)
+        else:
+            words = (sys.executable, "-c", _WAKE, str(os.getpid()), str(spec.number("seconds")))
+            subprocess.Popen(words, start_new_session=True).wait()
+
+
+def program_faults(environ: Mapping[str, str] | None = None) -> ProgramFaults:
+    """The faults that may strike in this process."""
+    given = environment(environ)
+    rank = given.get("OMPI_COMM_WORLD_RANK", "0")
+    instance = int(rank) if rank.isdecimal() else 0
+    if given.get(FILE):
+        plan = PlanOfALaunch(Path(given[FILE]))
+        return ProgramFaults(lambda: plan.left(), plan.note_strike, instance)
+    own = process_plan(given)
+    return ProgramFaults(lambda: [spec for spec in own.planned if spec.in_program], own.claim, instance)
+
+
+class PlanOfALaunch:
+    """The file of a launch's faults that strike in instances, and the file of strikes beside it."""
+
+    def __init__(self, file: Path) -> None:
+        self._file, self._struck = file, file.with_name(file.name + ".struck")
+
+    def write(self, faults: Sequence[FaultSpec]) -> None:
+        """Plan these."""
+        self._file.write_text("".join(f"{spec.text}\n" for spec in faults), encoding="utf-8")
+
+    def left(self) -> list[FaultSpec]:
+        """The faults that have still to strike."""
+        struck = Counter(self._lines(self._struck))
+        planned = [parse_fault(line) for line in self._lines(self._file)]
+        return [spec for spec in planned if struck[spec.text] < spec.repeat]
+
+    def note_strike(self, spec: FaultSpec) -> bool:
+        """A fault strikes now: written before it does, since it may end the process."""
+        handle = os.open(self._struck, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(handle, f"{spec.text}\n".encode())
+        finally:
+            os.close(handle)
+        return True
+
+    @staticmethod
+    def _lines(file: Path) -> list[str]:
+        return file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
