@@ -84,10 +84,10 @@ def _helps() -> dict[str, str]:
     """The help texts of verbs that are not made with click."""
     from podrun.compat.__main__ import USAGE
     from podrun.estimate.command import parser
-    from podrun.launcher import profile, replay
+    from podrun.launcher import profile, recording
 
     texts = {"profile": profile.HELP, "compat": USAGE, "estimate": parser().format_help(), "help": ""}
-    return texts | replay.USAGE
+    return texts | recording.USAGE
 
 
 def _by_help(name: str, text: str) -> click.Command:
