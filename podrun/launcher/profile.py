@@ -1,6 +1,7 @@
 """What podrun says of a launch: how it will go (``--dry-run``, the topology table) and how it went; ``podrun profile``.
 
     podrun profile [--report-directory DIR] [--compare OTHER.json] [podrun's options] program [arguments]
+    podrun profile --compare BEFORE.json AFTER.json
 
 is a launch with reports on, which are shown when it has ended. Every instance writes its sessions' reports to
 ``DIR__instance_<i>/<session>`` (see `podrun.report`); those of instance 0 are shown. Instances are told by
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from podrun.report import Profile
 
 DIRECTORY = "podrun-profile"
+COMPARISON = "comparison.html"
 HELP = f"""Usage: podrun profile [options] [podrun's options] program [arguments of the program]
+       podrun profile --compare BEFORE.json AFTER.json
 
 Runs the program as podrun does, with the reports of its sessions switched on; then shows the modelled time, memory
 and bottleneck of each session of instance 0, and where the files are: profile.json, profile.html (open it in a
@@ -38,7 +41,9 @@ browser), trace.json (open it in ui.perfetto.dev) and summary.txt.
 
 Options:
   --report-directory DIR    where reports go; instance i writes to DIR__instance_i (default: {DIRECTORY})
-  --compare FILE            a profile.json of an earlier run: show what changed from it, here and in the page
+  --compare FILE            a profile.json of an earlier run: show what changed from it, here and in the page;
+                            with another profile.json instead of a program, nothing runs, and {COMPARISON}
+                            has the two reports side by side
   -h, --help                this text
 
 Examples:
@@ -65,11 +70,14 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
     if options.help:
         sys.stdout.write(HELP)
         return 0
+    if options.compare and len(rest) == 1 and rest[0].endswith((".json", ".pop")):
+        return beside(Path(options.compare), Path(rest[0]), options.directory)
     other = load(Path(options.compare)) if options.compare else None
     line = parse_command_line(rest)
     if not line.program:
         raise UsageError("no program to profile", hint="Type podrun profile --num-replicas 16 train.py")
     told, directory = reporting(environ, options.directory)
+    told["PODRUN_COMMAND"] = shlex.join(["podrun", "profile", *words])
     first = directory.with_name(f"{directory.name}__instance_0")
     before = _documents(first)
     code = run(line, told)
@@ -85,6 +93,26 @@ def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
             hint="Reports are written when a PopART session is prepared, on any device but the CPU.",
         )
     return code
+
+
+def beside(before: Path, after: Path, directory: str | None) -> int:
+    """Write a page with two reports side by side, and print what changed. Raises ConfigError, UsageError."""
+    from podrun.report.document import load, load_origin
+    from podrun.report.html import side_by_side
+    from podrun.report.text import compare
+
+    first, second = load(before), load(after)
+    text = side_by_side(first, second, (load_origin(before), load_origin(after)))
+    page = Path(current_directory(), os.path.expanduser(directory or ""), COMPARISON)
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{page} cannot be written: {error.strerror}", hint="Name a directory: --report-directory DIR"
+        ) from error
+    sys.stdout.write(f"{compare(first, second)}Side by side: {os.path.relpath(page)} (browser)\n")
+    return 0
 
 
 def split_options(words: Sequence[str]) -> tuple[ProfileOptions, list[str]]:
@@ -146,12 +174,12 @@ def _documents(directory: Path) -> dict[Path, int]:
 
 def _shown(path: Path, profile: Profile, other: Profile | None) -> str:
     """A session's summary and files; with ``other``, what changed, which goes into its page as well."""
-    from podrun.report.document import PAGE, TRACE, write_report
+    from podrun.report.document import PAGE, TRACE, load_origin, write_report
     from podrun.report.text import compare, summary
 
     text = summary(profile)
     if other is not None:
-        write_report(profile, path.parent, other=other)
+        write_report(profile, path.parent, other=other, origin=load_origin(path))
         text += f"Compared with {other.name}\n{compare(other, profile)}"
     folder = os.path.relpath(path.parent)
     files = {PAGE: " (browser)", TRACE: " (ui.perfetto.dev)", path.name: ""}

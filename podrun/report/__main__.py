@@ -15,6 +15,7 @@ from podrun.report.document import (
     SCHEMA,
     Parser,
     from_object,
+    load_origin,
     parse,
     profile_of,
     read_report,
@@ -22,7 +23,7 @@ from podrun.report.document import (
     to_json,
 )
 from podrun.report.html import page
-from podrun.report.model import Profile
+from podrun.report.model import Profile, ReportOrigin
 from podrun.report.text import compare, summary
 
 
@@ -78,7 +79,8 @@ def _show(options: argparse.Namespace) -> int:
     profile = load(options.program)
     other = load(options.compare) if options.compare else None
     if options.html:
-        _write(options.html, lambda: page(profile, title=options.program.name, other=other))
+        origin = _origin(options.program)
+        _write(options.html, lambda: page(profile, title=options.program.name, other=other, origin=origin))
     if options.json:
         _write(options.json, lambda: to_json(profile))
     if options.trace:
@@ -86,6 +88,10 @@ def _show(options: argparse.Namespace) -> int:
     sys.stdout.write(summary(profile) if other is None else compare(other, profile))
     sys.stdout.flush()
     return 0
+
+
+def _origin(path: Path) -> ReportOrigin | None:
+    return load_origin(path) if path.suffix in (".json", ".pop") else None
 
 
 def _write(path: Path, text: Callable[[], str]) -> None:

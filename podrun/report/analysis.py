@@ -133,6 +133,10 @@ class Report:
         self.version = ReportVersion(SCHEMA_VERSION)
         self.instrumentationSettings = InstrumentationSettings()
 
+    def show(self, *, height: int = 700) -> None:
+        """See `Profile.show`."""
+        self.profile.show(height=height)
+
     @cached_property
     def compilation(self) -> Compilation:
         """What is known before anything runs."""

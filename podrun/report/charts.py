@@ -1,12 +1,18 @@
-"""Charts of a profile as SVG text: stacks, bars, BSP timeline, memory, pipeline. Hovering shows the figures."""
+"""Charts of a profile as SVG and HTML text: stacks, bars, BSP timeline, memory, pipeline.
+
+Hovering shows the figures, and so does a tap where a chart has an ``output``; `page.js` zooms, searches and reads out.
+Drawings hold no text, so that they can be stretched to any width.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
 
 from podrun.report.chrome_trace import runs, shown_micro_batches
 from podrun.report.model import PHASES, MemoryUse, Profile, ReportStage
+from podrun.report.text import size
 
 WIDTH = 860
 OTHER = "#59636e"
@@ -39,10 +45,10 @@ IDLE_COLOUR = "#ececec"
 MICRO_BATCH_COLOURS = ("#3b6fb6", "#d9822b", "#4b9b63", "#7a5ea8", "#2f8f8a", "#e3b23c", "#b5443c", "#6aa0dc")
 
 
-def rect(x: float, y: float, width: float, height: float, fill: str, title: str) -> str:
-    """A bar that shows ``title`` when the mouse is over it."""
+def rect(x: float, y: float, width: float, height: float, fill: str, title: str, more: str = "") -> str:
+    """A bar that shows ``title`` when the mouse is over it. ``more``: further attributes."""
     return (
-        f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.05):.2f}" height="{height:.2f}" fill="{fill}">'
+        f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.05):.2f}" height="{height:.2f}" fill="{fill}"{more}>'
         f"<title>{escape(title)}</title></rect>"
     )
 
@@ -52,10 +58,11 @@ def text(x: float, y: float, content: str, anchor: str = "start") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" text-anchor="{anchor}">{escape(content)}</text>'
 
 
-def svg(height: float, content: Sequence[str], label: str) -> str:
-    """A drawing as wide as the page."""
+def svg(height: float, content: Sequence[str], label: str, *, stretch: bool = False) -> str:
+    """A drawing as wide as the page. ``stretch``: its height stays the same however wide the page is."""
+    how = f' preserveAspectRatio="none" style="height:{height:.0f}px"' if stretch else ""
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">'
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}"{how} role="img" aria-label="{escape(label)}">'
         + "".join(content)
         + "</svg>"
     )
@@ -77,28 +84,28 @@ def stack(parts: Mapping[str, float], unit: str, meaning: Mapping[str, str]) -> 
     digits = 0 if all(float(value).is_integer() for value in parts.values()) else 3
     for name, value in parts.items():
         width = WIDTH * value / total
-        tip = f"{name}: {value:,.{digits}f} {unit} ({value / total:.1%})"
+        figure = size(round(value)) if unit == "B" else f"{value:,.{digits}f} {unit}"
+        tip = f"{name}: {figure} ({value / total:.1%})"
         shapes.append(rect(x, 0, width, 28, COLOURS.get(name, OTHER), tip))
         x += width
     rows = "".join(
-        f"<tr><td>{escape(n.replace('_', ' '))}</td><td>{v:,.{digits}f} {unit}</td>"
-        f"<td>{v / total:.1%}</td><td>{escape(meaning.get(n, ''))}</td></tr>"
+        f"<tr><td>{escape(n.replace('_', ' '))}</td>"
+        f"<td>{size(round(v)) if unit == 'B' else f'{v:,.{digits}f} {unit}'}</td>"
+        f'<td>{v / total:.1%}</td><td class="words">{escape(meaning.get(n, ""))}</td></tr>'
         for n, v in parts.items()
     )
-    return svg(28, shapes, "shares") + key(list(parts)) + f"<table>{rows}</table>"
+    drawing = svg(28, shapes, "shares", stretch=True)
+    return f'{drawing}{key(list(parts))}<div class="table"><table>{rows}</table></div>'
 
 
 def bars(values: Mapping[str, int], total: int, unit: str = "cycles") -> str:
     """A bar for each name, longest first as given."""
     most = max(values.values(), default=1) or 1
-    shapes = []
-    for index, (name, value) in enumerate(values.items()):
-        y = index * 20
-        width = (WIDTH - 460) * value / most
-        shapes.append(rect(310, y + 2, width, 15, COLOURS["compute"], f"{name}: {value:,} {unit}"))
-        shapes.append(text(0, y + 14, name if len(name) <= 44 else "..." + name[-41:]))
-        shapes.append(text(WIDTH, y + 14, f"{value:,} ({value / (total or 1):.1%})", "end"))
-    return svg(20 * max(1, len(values)), shapes, unit)
+    return "".join(
+        f'<div class="bar" title="{escape(f"{name}: {value:,} {unit}")}"><b>{escape(name)}</b>'
+        f'<i style="width:{100 * value / most:.2f}%"></i><span>{value:,} ({value / (total or 1):.1%})</span></div>'
+        for name, value in values.items()
+    )
 
 
 def timeline(stage: ReportStage) -> str:
@@ -111,13 +118,18 @@ def timeline(stage: ReportStage) -> str:
             width = WIDTH * cycles / total
             if cycles:
                 tip = f"{step.operator} {step.scope}: {cycles:,} cycles of {phase}"
-                shapes.append(rect(x, 22 * lane, width, 20, COLOURS[phase], tip))
+                more = f' data-cycles="{cycles}"'
+                shapes.append(rect(x, 22 * lane, width, 20, COLOURS[phase], tip, more))
             x += width
-    return svg(66, shapes, "BSP timeline") + key(PHASES)
+    drawing = svg(66, shapes, "BSP timeline", stretch=True)
+    return f'<div class="chart timeline" data-cycles="{total}">{drawing}<output></output></div>{key(PHASES)}'
 
 
-def memory_by_tile(memory: MemoryUse) -> str:
-    """Bytes on each tile by category. A dashed line is what a tile has, where it is within sight."""
+def memory_by_tile(memory: MemoryUse, layers: str = "") -> str:
+    """Bytes on each tile by category. A dashed line is what a tile has, where it is within sight.
+
+    ``layers``: the id of what opens on a click.
+    """
     height = 160.0
     tiles = memory.by_tile[-1].end_tile if memory.by_tile else 1
     fullest = max((interval.total_bytes for interval in memory.by_tile), default=0)
@@ -130,19 +142,23 @@ def memory_by_tile(memory: MemoryUse) -> str:
         width = WIDTH * (interval.end_tile - interval.first_tile) / tiles
         y = height
         for name in categories:
-            size = interval.bytes_by_category.get(name, 0)
-            y -= height * size / most
-            tip = f"tiles {interval.first_tile} to {interval.end_tile - 1}: {name} {size:,} B"
-            shapes.append(rect(x, y, width, height * size / most, COLOURS.get(name, OTHER), tip))
+            held = interval.bytes_by_category.get(name, 0)
+            y -= height * held / most
+            tip = f"tiles {interval.first_tile} to {interval.end_tile - 1}: {name} {size(held)}"
+            shapes.append(rect(x, y, width, height * held / most, COLOURS.get(name, OTHER), tip))
     if near:
         line = height - height * memory.tile_capacity_bytes / most
         shapes.append(
             f'<line x1="0" x2="{WIDTH}" y1="{line:.1f}" y2="{line:.1f}" stroke="#b5443c" '
             f'stroke-width="2" stroke-dasharray="4"/>'
         )
-    note = f"at most {fullest:,} B here; a tile has {memory.tile_capacity_bytes:,} B"
-    shapes.append(text(WIDTH, 14, note, "end"))
-    return svg(height + 2, shapes, "memory by tile") + key(categories)
+    data = json.dumps([[i.first_tile, i.end_tile, i.bytes_by_category] for i in memory.by_tile])
+    note = f"At most {size(fullest)} here; a tile has {size(memory.tile_capacity_bytes)}."
+    return (
+        f'<div class="chart tiles" data-capacity="{memory.tile_capacity_bytes}" data-layers="{layers}" '
+        f'data-tiles="{escape(data)}">{svg(height + 2, shapes, "memory by tile", stretch=True)}'
+        f"<output>{note}</output></div>{key(categories)}"
+    )
 
 
 def memory_over_time(memory: MemoryUse) -> str:
@@ -151,14 +167,15 @@ def memory_over_time(memory: MemoryUse) -> str:
     most = max(curve, default=0) or 1
     step = WIDTH / max(1, len(curve))
     corners = []
-    for index, size in enumerate(curve):
-        y = 100 - 100 * size / most
+    for index, held in enumerate(curve):
+        y = 100 - 100 * held / most
         corners += [f"{index * step:.1f},{y:.1f}", f"{(index + 1) * step:.1f},{y:.1f}"]
     area = (
         f'<polygon points="0,100 {" ".join(corners)} {WIDTH},100" fill="{COLOURS["not_always_live"]}">'
-        f"<title>peak {most:,} B on the IPU</title></polygon>"
+        f"<title>peak {size(most)} on the IPU</title></polygon>"
     )
-    return svg(102, [area, text(2, 12, f"peak {most:,} B")], "not-always-live bytes over the schedule")
+    drawing = svg(102, [area], "not-always-live bytes over the schedule", stretch=True)
+    return f"{drawing}<p>Peak {size(most)}.</p>"
 
 
 def pipeline(profile: Profile) -> str:
@@ -177,7 +194,7 @@ def pipeline(profile: Profile) -> str:
         stage = run.stage
         tip = (
             f"{stage.name} of micro-batch {run.micro_batch}: {stage.cycles:,} cycles, "
-            f"sends {stage.sent_bytes:,} B"
+            f"sends {size(stage.sent_bytes)}"
         )
         colour = MICRO_BATCH_COLOURS[run.micro_batch % len(MICRO_BATCH_COLOURS)]
         # The second half of a training pipeline goes backward: drawn lower, so that the two differ.

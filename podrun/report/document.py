@@ -5,7 +5,8 @@ report) and ``update`` (the same for the weight update of each IPU). A report of
 as a program of one segment.
 
 The document is ``{"schema": "podrun.profile", "schema_version": 1, "profile": {...}}``; the profile's keys are the
-fields of `podrun.report.model`, units in their names, numbers as numbers, null for unknown. Same profile, same bytes.
+fields of `podrun.report.model`, units in their names, numbers as numbers, null for unknown. ``"origin"`` beside it says
+which program and command it is of, and when. Same profile and origin, same bytes.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import argparse
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+import podrun
 from podrun.core.documents import parse_json, read_bytes
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
 from podrun.core.executable import Executable
@@ -33,6 +38,7 @@ from podrun.report.model import (
     IpuUse,
     MemoryUse,
     Profile,
+    ReportOrigin,
     ReportStage,
     Share,
     TileInterval,
@@ -49,9 +55,12 @@ _SEE = "Give the profile.json that podrun profile or autoReport wrote."
 _ANEW = "Write it again with this version: podrun profile --report-directory DIR train.py"
 
 
-def to_json(profile: Profile) -> str:
+def to_json(profile: Profile, origin: ReportOrigin | None = None) -> str:
     """The document's text, ending with a newline."""
-    content = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "profile": dataclasses.asdict(profile)}
+    content: dict[str, Any] = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION}
+    if origin is not None:
+        content["origin"] = dataclasses.asdict(origin)
+    content["profile"] = dataclasses.asdict(profile)
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
@@ -101,6 +110,25 @@ def load(path: Path | str) -> Profile:
     return from_json(read_text(Path(path)), source=str(path))
 
 
+def load_origin(path: Path | str) -> ReportOrigin | None:
+    """Where the report in a file comes from; None if it does not say. Raises ConfigError as `load`."""
+    found = parse(read_text(Path(path)), source=str(path)).get("origin")
+    if not isinstance(found, dict):
+        return None
+    names = {field.name for field in dataclasses.fields(ReportOrigin)}
+    return ReportOrigin(**{name: str(value) for name, value in found.items() if name in names})
+
+
+def origin_of_process(environ: Mapping[str, str], words: Sequence[str], now: datetime) -> ReportOrigin:
+    """The origin of reports that this process writes. ``words``: its command line, program included, as Python has it.
+
+    The command is that of ``podrun``, which says it in ``PODRUN_COMMAND``, else the process's own.
+    """
+    command = environ.get("PODRUN_COMMAND") or shlex.join([Path(words[0]).name, *words[1:]] if words else [])
+    program = sys.argv[0] if sys.argv and sys.argv[0] not in ("", "-c", "-m") else ""
+    return ReportOrigin(program, command, now.isoformat(timespec="seconds"), podrun.__version__)
+
+
 def read_text(path: Path) -> str:
     """What a file holds. Raises ConfigError if there is no such file, or no text in it."""
     hint = "Write one first: podrun profile --report-directory DIR train.py"
@@ -148,18 +176,23 @@ TRACE = "trace.json"
 
 
 def write_report(
-    profile: Profile, directory: Path, *, trace: bool = True, other: Profile | None = None
+    profile: Profile,
+    directory: Path,
+    *,
+    trace: bool = True,
+    other: Profile | None = None,
+    origin: ReportOrigin | None = None,
 ) -> Path:
     """Write the files; returns the path of ``profile.pop``. ``other``: what page and summary compare with.
 
     Raises:
         ConfigError: the directory cannot be written.
     """
-    document = to_json(profile)
+    document = to_json(profile, origin)
     texts = {
         DOCUMENT: document,
         ARCHIVE: document,
-        PAGE: page(profile, other=other),
+        PAGE: page(profile, other=other, origin=origin),
         SUMMARY: summary(profile) + ("" if other is None else compare(other, profile)),
     }
     if trace:

@@ -1,52 +1,75 @@
-"""A profile as one self-contained HTML page: no script, no font and no picture from anywhere else.
+"""A profile as one self-contained HTML page: no script, font or picture from elsewhere; two side by side.
 
-Charts are SVG made in `podrun.report.charts`; hovering shows figures. A few lines of script filter the tables of
-operators and layers; the page is whole without them.
+Charts are made in `podrun.report.charts`; hovering or a tap shows figures. ``page.css`` lays the page out, also on a
+phone; ``page.js`` sorts and filters tables, zooms and searches timelines, and reads tiles out. The page is whole
+without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from html import escape
+from pathlib import Path
 
 from podrun.report import charts
 from podrun.report.chrome_trace import shape, shown_micro_batches
-from podrun.report.model import IpuUse, MemoryUse, Profile, ReportStage, layer_of
-from podrun.report.text import BATCH, CONTENTS, CYCLES, OPERATORS, TRUST, compare, counted, unit_of_time
+from podrun.report.model import IpuUse, MemoryUse, Profile, ReportOrigin, ReportStage, layer_of
+from podrun.report.text import BATCH, CONTENTS, CYCLES, OPERATORS, TRUST, compare, counted, size, unit_of_time
 
+HERE = Path(__file__).resolve().parent
 TOP_LAYERS = 25
 TOP_VALUES = 8
-STYLE = (
-    "body{font:14px system-ui,sans-serif;margin:2em auto;max-width:900px;padding:0 1em;color:#1d2330;background:#fff}"
-    "h1{font-size:1.5em}h2{font-size:1.15em;margin-top:2em}h3{font-size:1em}table{border-collapse:collapse}"
-    "td,th{padding:.15em .8em .15em 0;text-align:right}td:first-child,th:first-child,td:nth-child(4){text-align:left}"
-    "svg{display:block;max-width:100%}.key span{display:inline-block;margin-right:1em}"
-    ".key i{display:inline-block;width:.8em;height:.8em;margin-right:.3em}.warn{color:#b5443c;font-weight:600}"
-    "pre{overflow:auto;background:#f4f6f9;padding:1em}nav a{margin-right:1em}"
-    "rect:hover{opacity:.75}input{width:20em;margin:.5em 0}"
-)
-SCRIPT = (
-    "document.querySelectorAll('input[data-for]').forEach(function(box){"
-    "var rows=document.querySelectorAll('#'+box.dataset.for+' tbody tr');"
-    "box.addEventListener('input',function(){var word=box.value.toLowerCase();"
-    "rows.forEach(function(row){row.hidden=row.cells[0].textContent.toLowerCase().indexOf(word)<0;});});});"
-)
 
 
-def page(profile: Profile, *, title: str = "", other: Profile | None = None) -> str:
+def page(
+    profile: Profile, *, title: str = "", other: Profile | None = None, origin: ReportOrigin | None = None
+) -> str:
     """The page; with ``other``, what changed from ``other`` to ``profile`` stands near its beginning."""
     title = title or profile.name
     sections = [*_sections(profile, other)]
     links = "".join(f'<a href="#{anchor}">{escape(name)}</a>' for anchor, name, _ in sections)
-    parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width">',
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{escape(title)}</h1><p>{escape(TRUST)}</p>{_verdict(profile)}<nav>{links}</nav>",
-        *(f'<h2 id="{anchor}">{escape(name)}</h2>{body}' for anchor, name, body in sections),
-        f"<script>{SCRIPT}</script></body></html>",
-    ]
-    return "\n".join(parts) + "\n"
+    about = f"<p>{escape(TRUST)}</p>{_verdict(profile)}<nav>{links}</nav>"
+    body = "\n".join(f'<h2 id="{anchor}">{escape(name)}</h2>{body}' for anchor, name, body in sections)
+    return _document(title, _origin(origin) + about + "\n" + body)
+
+
+def side_by_side(
+    first: Profile, second: Profile, origins: tuple[ReportOrigin | None, ReportOrigin | None] = (None, None)
+) -> str:
+    """A page with two reports beside each other, and what changed from the first to the second above them."""
+    title = (
+        f"{first.name} and {second.name}" if first.name != second.name else f"{first.name}, before and after"
+    )
+    changes = f"<p>{escape(TRUST)}</p><h2>What changed</h2><pre>{escape(compare(first, second))}</pre>"
+    columns = []
+    for number, (profile, origin) in enumerate(zip((first, second), origins, strict=True)):
+        parts = "".join(
+            f"<h3>{escape(name)}</h3>{body}" for _, name, body in _sections(profile, None, f"s{number}-")
+        )
+        which = ("Before", "After")[number]
+        columns.append(f"<section><h2>{which}</h2>{_origin(origin)}{_verdict(profile)}{parts}</section>")
+    return _document(title, f'{changes}<div class="sides">{"".join(columns)}</div>', "two")
+
+
+def _document(title: str, content: str, kind: str = "") -> str:
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<title>{escape(title)}</title><style>\n{style}</style></head><body class="{kind}">\n'
+        f"<h1>{escape(title)}</h1>{content}\n<script>\n{script}</script></body></html>\n"
+    )
+
+
+def _origin(origin: ReportOrigin | None) -> str:
+    """The line that says which program and command a report is of."""
+    if origin is None:
+        return ""
+    parts = [f"<b>{escape(origin.program)}</b>"] if origin.program else []
+    parts += [f"<code>{escape(origin.command)}</code>"] if origin.command else []
+    parts += [escape(origin.date.replace("T", " "))] if origin.date else []
+    parts += [f"podrun {escape(origin.podrun_version)}"] if origin.podrun_version else []
+    return f'<p class="origin">{", ".join(parts)}</p>' if parts else ""
 
 
 def _verdict(profile: Profile) -> str:
@@ -63,13 +86,13 @@ def _verdict(profile: Profile) -> str:
         f"<p>Target <b>{escape(profile.target)}</b>, {counted(profile.replicas, 'replica')} of "
         f"{counted(profile.ipus_per_replica, 'IPU')}, {counted(profile.accumulation_factor, 'micro-batch')} "
         f"a batch. One batch takes <b>{profile.seconds * of:,.3f} {unit}</b> ({profile.cycles:,} cycles){run}, "
-        f"{speed}bottleneck: {escape(profile.bottleneck)}. Fullest tile {memory.max_tile_bytes:,} of "
-        f"{memory.tile_capacity_bytes:,} B: {verdict}.</p>"
+        f"{speed}bottleneck: {escape(profile.bottleneck)}. Fullest tile {size(memory.max_tile_bytes)} of "
+        f"{size(memory.tile_capacity_bytes)}: {verdict}.</p>"
     )
 
 
-def _sections(profile: Profile, other: Profile | None) -> Iterator[tuple[str, str, str]]:
-    """Anchor, heading and content of each section."""
+def _sections(profile: Profile, other: Profile | None, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Anchor, heading and content of each section. ``prefix``: of ids, where a page has two reports."""
     total = sum(profile.causes().values())
     unit, of = unit_of_time(profile.seconds)
     seconds = {name: value * of for name, value in profile.seconds_by_cause.items()}
@@ -83,52 +106,75 @@ def _sections(profile: Profile, other: Profile | None) -> Iterator[tuple[str, st
     meant = "".join(f"<p>{name}: {text}.</p>" for name, text in OPERATORS.items() if name in operators)
     yield "operators", "Cycles by operator", charts.bars(operators, total) + meant
     top = dict(list(layers.items())[:TOP_LAYERS])
-    yield "layers", "Cycles by layer", charts.bars(top, total) + _table("layer-table", "layer", layers, total)
+    yield (
+        "layers",
+        "Cycles by layer",
+        charts.bars(top, total) + _layers(f"{prefix}layer-table", profile, total),
+    )
     for use in profile.held():
-        yield f"ipu-{use.ipu}", f"Memory of IPU {use.ipu}", _memory(use)
+        yield f"ipu-{use.ipu}", f"Memory of IPU {use.ipu}", _memory(use, prefix)
     for index, stage in enumerate(profile.stages):
-        yield (
-            f"stage-{index}",
-            f"{stage.name[:1].upper()}{stage.name[1:]} on IPU {stage.ipu}",
-            _stage(index, stage),
-        )
+        title = f"{stage.name[:1].upper()}{stage.name[1:]} on IPU {stage.ipu}"
+        yield f"stage-{index}", title, _stage(index, stage, prefix)
     if profile.bounds():
         yield "bounds", "Costed by a bound", _bounds(profile)
 
 
-def _memory(use: IpuUse) -> str:
-    """What one IPU holds: by tile, by content, along its work."""
+def _memory(use: IpuUse, prefix: str) -> str:
+    """What one IPU holds: by tile, by content, by layer, along its work."""
     memory = use.memory
     verdict = "fits" if memory.fits else '<span class="warn">does not fit</span>'
     about = (
-        f"<p>Fullest tile {memory.max_tile_bytes:,} of {memory.tile_capacity_bytes:,} B: {verdict}. "
-        f"{memory.total_bytes:,} B on the IPU.</p>"
+        f"<p>Fullest tile {size(memory.max_tile_bytes)} of {size(memory.tile_capacity_bytes)}: {verdict}. "
+        f"{size(memory.total_bytes)} on the IPU.</p>"
     )
+    layers = f"{prefix}held-{use.ipu}"
     parts = (
-        ("tiles", "Memory by tile", charts.memory_by_tile(memory)),
+        ("tiles", "Memory by tile", charts.memory_by_tile(memory, layers) + _held_by_layer(layers, memory)),
         ("memory", "Memory by content", _contents(memory)),
         ("time", "Not-always-live memory over the schedule", charts.memory_over_time(memory)),
     )
-    return about + "".join(f'<h3 id="{name}-{use.ipu}">{title}</h3>{body}' for name, title, body in parts)
+    return about + "".join(
+        f'<h3 id="{prefix}{name}-{use.ipu}">{title}</h3>{body}' for name, title, body in parts
+    )
 
 
-def _stage(index: int, stage: ReportStage) -> str:
+def _held_by_layer(anchor: str, memory: MemoryUse) -> str:
+    """The largest values at the fullest moment, by layer; a click on a tile opens it."""
+    found: dict[str, int] = {}
+    for item in memory.largest:
+        found[layer_of(item.scope)] = found.get(layer_of(item.scope), 0) + item.size_bytes
+    rows = "".join(
+        f'<tr><td>{escape(name)}</td><td data-value="{held}">{size(held)}</td>'
+        f'<td data-value="{held}">{held / (memory.total_bytes or 1):.1%}</td></tr>'
+        for name, held in sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    )
+    if not rows:
+        return ""
+    return (
+        f'<details id="{anchor}"><summary>By layer: the largest values at the fullest moment, on all tiles</summary>'
+        '<div class="table"><table class="sortable"><thead><tr><th>layer</th><th>size</th><th>of the IPU</th></tr>'
+        f"</thead><tbody>{rows}</tbody></table></div></details>"
+    )
+
+
+def _stage(index: int, stage: ReportStage, prefix: str) -> str:
     """One stage: where its cycles go."""
-    about = f"<p>{stage.cycles:,} cycles, {stage.flops:,} FLOP, sends {stage.sent_bytes:,} B.</p>"
-    return f'{about}<h3 id="bsp-{index}">BSP timeline</h3>{charts.timeline(stage)}'
+    about = f"<p>{stage.cycles:,} cycles, {stage.flops:,} FLOP, sends {size(stage.sent_bytes)}.</p>"
+    return f'{about}<h3 id="{prefix}bsp-{index}">BSP timeline</h3>{charts.timeline(stage)}'
 
 
 def _bounds(profile: Profile) -> str:
     """Equations that no planner knows."""
     rows = "".join(
         f"<tr><td>{escape(bound.name)}</td><td>{bound.count}</td><td>{bound.cycles:,}</td>"
-        f"<td>{escape(', '.join(layer_of(scope) for scope in bound.scopes))}</td></tr>"
+        f'<td class="words">{escape(", ".join(layer_of(scope) for scope in bound.scopes))}</td></tr>'
         for bound in profile.bounds()
     )
     return (
         "<p>No planner knows these equations; each costs a stated bound (<code>docs/tiles.md</code>). Engine option "
-        "<code>podrun.strict</code> refuses them.</p><table><thead><tr><th>equation</th><th>count</th><th>cycles</th>"
-        f"<th>where</th></tr></thead><tbody>{rows}</tbody></table>"
+        '<code>podrun.strict</code> refuses them.</p><div class="table"><table><thead><tr><th>equation</th>'
+        f"<th>count</th><th>cycles</th><th>where</th></tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -162,22 +208,27 @@ def _contents(memory: MemoryUse) -> str:
     }
     rows = "".join(
         f"<tr><td>{escape(layer_of(item.scope))}{' (backward)' * ('transpose(' in item.scope)}</td>"
-        f"<td>{item.size_bytes:,} B</td></tr>"
+        f"<td>{size(item.size_bytes)}</td></tr>"
         for item in memory.largest[:TOP_VALUES]
     )
-    held = f"<p>Largest at the fullest moment:</p><table>{rows}</table>" if rows else ""
-    return charts.stack({name: size / 1024 for name, size in sizes.items()}, "KiB", CONTENTS) + held
+    held = "<p>Largest at the fullest moment:</p>"
+    held = f'{held}<div class="table"><table>{rows}</table></div>' if rows else ""
+    return charts.stack(sizes, "B", CONTENTS) + held
 
 
-def _table(anchor: str, what: str, values: Mapping[str, int], total: int) -> str:
-    if len(values) <= TOP_LAYERS:
-        return ""
+def _layers(anchor: str, profile: Profile, total: int) -> str:
+    """All layers with their forward and backward cycles, to sort by any column and to filter."""
+    ranked = profile.layers_both_ways().items()
     rows = "".join(
-        f"<tr><td>{escape(name)}</td><td>{value:,}</td><td>{value / (total or 1):.2%}</td></tr>"
-        for name, value in values.items()
+        f"<tr><td>{escape(name)}</td>"
+        + "".join(f'<td data-value="{value}">{value:,}</td>' for value in (sum(both), *both))
+        + f'<td data-value="{sum(both)}">{sum(both) / (total or 1):.2%}</td></tr>'
+        for name, both in ranked
     )
+    heads = "".join(f"<th>{name}</th>" for name in ("layer", "cycles", "forward", "backward", "share"))
     return (
-        f'<details><summary>All {len(values)}</summary><input data-for="{anchor}" placeholder="filter" '
-        f'aria-label="filter"><table id="{anchor}"><thead><tr><th>{what}</th><th>cycles</th><th>share</th></tr>'
-        f"</thead><tbody>{rows}</tbody></table></details>"
+        f"<details><summary>All {counted(len(ranked), 'layer')}: sort, filter</summary>"
+        f'<input data-for="{anchor}" placeholder="filter" aria-label="filter"><div class="table">'
+        f'<table id="{anchor}" class="sortable"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+        "</details>"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.scopes import parse
 
@@ -143,6 +143,18 @@ class ReportStage:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportOrigin:
+    """Where a report comes from: the program's file, the command that ran it, when (ISO 8601, with its zone), and
+    podrun's version. Empty where it is not known.
+    """
+
+    program: str = ""
+    command: str = ""
+    date: str = ""
+    podrun_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """A program's modelled time and memory. ``cycles``, ``seconds`` and ``seconds_by_cause``, which adds up, are
     of one batch: one weight update, or in inference one pass of every replica, pipelined or not.
@@ -191,6 +203,27 @@ class Profile:
         if self.samples_per_batch is None or self.seconds <= 0:
             return None
         return self.samples_per_batch / self.seconds
+
+    def show(self, *, height: int = 700) -> None:
+        """Show the page inline in a notebook, ``height`` pixels high; elsewhere print the summary."""
+        from podrun.report.notebook import show
+
+        show(self, height)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows for a profile."""
+        from podrun.report.notebook import frame
+
+        return frame(self)
+
+    def table(self, what: str) -> Any:
+        """A pandas table: ``layers``, ``operators``, ``timeline``, ``tiles``, ``memory`` or ``causes``.
+
+        Raises NotFoundError without pandas, UsageError for another name. See `podrun.report.notebook.table`.
+        """
+        from podrun.report.notebook import table
+
+        return table(self, what)
 
     @property
     def compilation(self) -> Compilation:
@@ -257,6 +290,14 @@ class Profile:
     def layers(self) -> dict[str, int]:
         """Cycles of one micro-batch by layer, forward and backward together, largest first."""
         return _ranked(self.stages, lambda stage: stage.layers, layer_of)
+
+    def layers_both_ways(self) -> dict[str, tuple[int, int]]:
+        """Forward and backward cycles of one micro-batch by layer, those that take most first."""
+        found: dict[str, list[int]] = {}
+        for share in (share for stage in self.stages for share in stage.layers):
+            found.setdefault(layer_of(share.name), [0, 0])["transpose(" in share.name] += share.cycles
+        ranked = sorted(found.items(), key=lambda item: (-sum(item[1]), item[0]))
+        return {name: (forward, backward) for name, (forward, backward) in ranked}
 
     def bounds(self) -> tuple[Bound, ...]:
         """Primitives that no planner knew, over all stages and the update, by name."""

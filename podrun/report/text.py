@@ -48,6 +48,15 @@ def unit_of_time(seconds: float) -> tuple[str, float]:
     return ("us", 1e6) if seconds < 1e-3 else ("ms", 1e3)
 
 
+def size(octets: int) -> str:
+    """Bytes as people read them: ``512 B``, ``38.2 KiB``, ``609.0 KiB``, ``1.4 GiB``."""
+    value, units = float(octets), ["B", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    return f"{octets} B" if units[0] == "B" else f"{value:,.1f} {units[0]}"
+
+
 def counted(number: int, what: str) -> str:
     """``1 replica``, ``16 replicas``, ``16 micro-batches``."""
     many = f"{what}es" if what.endswith("ch") else f"{what}s"
@@ -126,7 +135,7 @@ def _memory(profile: Profile) -> list[str]:
         worst = use.memory
         verdict = "fits" if worst.fits else "DOES NOT FIT"
         lines.append(
-            f"  IPU {use.ipu}: fullest tile {worst.max_tile_bytes:,} of {worst.tile_capacity_bytes:,} B "
+            f"  IPU {use.ipu}: fullest tile {size(worst.max_tile_bytes)} of {size(worst.tile_capacity_bytes)} "
             f"{share(worst.max_tile_bytes, worst.tile_capacity_bytes)} {verdict}"
         )
         if worst.bytes_by_content:
@@ -135,16 +144,16 @@ def _memory(profile: Profile) -> list[str]:
     memory = fullest.memory
     code = sum(memory.code_bytes_by_category.values())
     lines.append(
-        f"  All tiles of IPU {fullest.ipu}: always live {memory.always_live_bytes:,} B, peak of the rest "
-        f"{memory.not_always_live_peak_bytes:,} B, code {code:,} B; at the peak most is"
+        f"  All tiles of IPU {fullest.ipu}: always live {size(memory.always_live_bytes)}, peak of the "
+        f"rest {size(memory.not_always_live_peak_bytes)}, code {size(code)}; at the peak most is"
     )
-    return lines + [f"  {item.size_bytes:>16,} B  {layer_of(item.scope)}" for item in memory.largest[:3]]
+    return lines + [f"  {size(item.size_bytes):>16}  {layer_of(item.scope)}" for item in memory.largest[:3]]
 
 
 def contents(memory: MemoryUse, most: int = 4) -> str:
     """The largest contents by name, in one line."""
     ranked = sorted(memory.bytes_by_content.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name.replace('_', ' ')} {size / 2**20:,.1f} MiB" for name, size in ranked[:most])
+    return ", ".join(f"{name.replace('_', ' ')} {size(held)}" for name, held in ranked[:most])
 
 
 def compare(first: Profile, second: Profile, *, top: int = 8) -> str:

@@ -10,6 +10,8 @@ import pytest
 from podrun.core.errors import ConfigError, InvalidOptionError, UsageError
 from podrun.launcher import cli
 from podrun.launcher.profile import main, reporting, split_options
+from podrun.report.document import write_report
+from tests.report.profiles import pipeline_profile
 
 PROGRAM = """
 import popart
@@ -76,6 +78,23 @@ def test_what_cannot_be_right_is_said_before_anything_starts(tmp_path: Path) -> 
         main(["--compare", str(tmp_path / "none.json"), str(script)], {})
     with pytest.raises(InvalidOptionError, match="JSON"):
         main([str(script)], {"POPLAR_ENGINE_OPTIONS": "{"})
+
+
+def test_two_reports_are_shown_side_by_side_without_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = pipeline_profile()
+    before, after = write_report(profile, tmp_path / "a"), write_report(profile, tmp_path / "b")
+    monkeypatch.chdir(tmp_path)
+    words = ["--compare", str(before), "--report-directory", "out", str(after.with_name("profile.json"))]
+    assert main(words, {}) == 0
+    assert "Side by side: out/comparison.html" in capsys.readouterr().out
+    assert (tmp_path / "out/comparison.html").read_text().count("<section>") == 2
+    with pytest.raises(ConfigError, match="cannot be read"):
+        main(["--compare", str(before), "gone.json"], {})
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot be written"):
+        main(["--compare", str(before), "--report-directory", "file", str(after)], {})
 
 
 def test_help_names_the_options(capsys: pytest.CaptureFixture[str]) -> None:

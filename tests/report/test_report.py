@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import itertools
 import json
 import math
 import os
 import re
+import sys
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import podrun
 from podrun.compiler.costs.timeline import CAUSES as TIMELINE_CAUSES
-from podrun.core.errors import ConfigError
+from podrun.core.errors import ConfigError, NotFoundError, UsageError
 from podrun.report import Profile, read_report
 from podrun.report import text as report_text
 from podrun.report.__main__ import main
+from podrun.report.analysis import Report
 from podrun.report.chrome_trace import DETAILED, chrome_trace, runs, to_trace
-from podrun.report.document import SCHEMA_VERSION, from_json, json_schema, load, to_json, write_report
-from podrun.report.html import page
+from podrun.report.document import (
+    SCHEMA_VERSION,
+    from_json,
+    json_schema,
+    load,
+    load_origin,
+    origin_of_process,
+    to_json,
+    write_report,
+)
+from podrun.report.html import page, side_by_side
 from podrun.report.model import CAUSES, PHASES, layer_of
 from podrun.report.text import compare, summary
 from tests.report.profiles import cost, pipeline_profile, pipeline_report
@@ -279,11 +294,87 @@ def test_the_page_stands_alone(profile: Profile) -> None:
         "bsp-2",
         "time-1",
     } <= parser.anchors
-    assert parser.charts == 5 + 3 * len(profile.held()) + len(profile.stages)
+    assert parser.charts == 3 + 3 * len(profile.held()) + len(profile.stages)
     assert "a &lt;b&gt; &amp; c" in text
     assert "dense &lt;1&gt;" in text
     assert "http" not in text
     assert text == page(profile, title="a <b> & c", other=profile)
+
+
+def test_a_page_says_program_command_date_and_version(profile: Profile, tmp_path: Path) -> None:
+    now = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
+    origin = origin_of_process({"PODRUN_COMMAND": "podrun profile <train>.py"}, ["python", "x"], now)
+    assert origin.podrun_version == podrun.__version__
+    own = origin_of_process({}, ["/usr/bin/python", "-m", "podrun.compat", "a b.py"], now)
+    assert own.command == "python -m podrun.compat 'a b.py'"
+    text = page(profile, origin=dataclasses.replace(origin, program="train.py"))
+    assert (
+        "<b>train.py</b>, <code>podrun profile &lt;train&gt;.py</code>, 2024-05-06 07:08:09+00:00, podrun "
+        in text
+    )
+    assert 'class="origin"' not in page(profile)
+    write_report(profile, tmp_path, origin=origin)
+    assert load_origin(tmp_path / "profile.json") == origin
+    assert load(tmp_path / "profile.json") == profile
+    write_report(profile, tmp_path)
+    assert load_origin(tmp_path / "profile.json") is None
+
+
+def test_two_reports_stand_side_by_side_with_ids_of_their_own(profile: Profile) -> None:
+    text = side_by_side(profile, dataclasses.replace(profile, name="later"))
+    parser = _Page()
+    parser.feed(text)
+    assert parser.open == []
+    assert re.findall(r"<h2>(.*?)</h2>", text) == ["What changed", "Before", "After"]
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids)) > 8
+    assert set(re.findall(r'data-for="([^"]+)"', text)) == {"s0-layer-table", "s1-layer-table"}
+
+
+def test_sizes_have_one_style() -> None:
+    assert [report_text.size(n) for n in (0, 1023, 1024, 638_976, 5 << 20, 3 << 30)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "624.0 KiB",
+        "5.0 MiB",
+        "3.0 GiB",
+    ]
+
+
+def test_a_notebook_shows_the_page_in_a_frame(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.show()
+    assert capsys.readouterr().out == summary(profile)
+    published: list[dict[str, str]] = []
+    shell = SimpleNamespace(kernel=1, display_pub=SimpleNamespace(publish=published.append))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    Report(profile).show(height=300)
+    (shown,) = published
+    assert shown["text/plain"] == summary(profile)
+    assert shown["text/html"].startswith("<iframe srcdoc=")
+    assert "height:300px" in shown["text/html"]
+    assert page(profile) == html.unescape(profile._repr_html_().split('"')[1])
+
+
+def test_tables_are_for_pandas(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="no table 'layer'"):
+        profile.table("layer")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(NotFoundError, match="pandas is not installed") as error:
+        profile.table("layers")
+    assert error.value.hint == "pip install pandas"
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows: rows))
+    layers = profile.table("layers")
+    assert sum(row["cycles"] for row in layers) == sum(profile.layers().values())
+    assert all(row["forward_cycles"] + row["backward_cycles"] == row["cycles"] for row in layers)
+    steps = profile.table("timeline")
+    phases = ("sync_cycles", "exchange_cycles", "compute_cycles")
+    assert sum(row[p] for row in steps for p in phases) == sum(
+        step.total_cycles for stage in profile.stages for step in stage.timeline
+    )
+    assert {len(profile.table(name)) > 0 for name in ("causes", "operators", "tiles", "memory")} == {True}
 
 
 def test_a_page_of_many_layers_has_a_table_to_filter(profile: Profile) -> None:
@@ -355,10 +446,10 @@ def test_the_trace_has_the_trace_event_format(profile: Profile) -> None:
 def test_command_writes_what_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "report.json"
     source.write_text(json.dumps(pipeline_report()), encoding="utf-8")
-    html, trace, document = tmp_path / "page.html", tmp_path / "trace.json", tmp_path / "profile.json"
-    assert main([str(source), "--html", str(html), "--trace", str(trace), "--json", str(document)]) == 0
+    made, trace, document = tmp_path / "page.html", tmp_path / "trace.json", tmp_path / "profile.json"
+    assert main([str(source), "--html", str(made), "--trace", str(trace), "--json", str(document)]) == 0
     assert "One batch" in capsys.readouterr().out
-    assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert made.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     assert main([str(document), "--compare", str(source)]) == 0
     assert "+0.0%" in capsys.readouterr().out
