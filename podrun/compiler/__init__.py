@@ -3,14 +3,13 @@
 A `Program` (plain values and one JAX function) and a target enter; no operator, no option of a front end and no socket
 does. An `Executable`, which is data, leaves for machines (`podrun.device`), and its tile report for `podrun.report`.
 
-`compile` runs the stages in order. `program` and `anchors` say what is compiled, `model_collectives` which
-collectives a model may use, `cache` keeps compiled programs, and `jaxprs` evaluates and cuts the traces of JAX. Each
-folder may import those above it in this list:
+In the order in which data passes (`compile` runs the stages, `cache` keeps what comes out):
 
-* `export/`: a piece of computation as StableHLO, in the form that XLA computes fast.
-* `tracing/`: the model's forward function as a jaxpr, and its cut by place.
-* `state/`: variables that last from batch to batch, and the arenas they lie in.
-* `numbers/`: what a batch computes, for all replicas of a machine at once.
-* `order/`: the instruction lists of the IPUs of a replica.
-* `costs/`: modelled time and memory. It reads the same traces and decides nothing of the above.
+* `program`, `anchors`: what is compiled. `model_collectives`: the collectives that a model may use.
+* `forward_trace`: the model's forward function as a jaxpr (`jaxprs`); `stochastic` rounds what operators compute.
+* `segments`: which IPU and stage each operator belongs to, and the trace cut there.
+* `arenas`, `extra_state`: the variables that last from batch to batch.
+* `chunk` (with `fold`) and `update`: what a batch computes on all replicas of a machine; `export` makes it StableHLO.
+* `chain`, `collective_cuts`, `schedule`: the instruction lists of the IPUs of a replica.
+* `cost`, `ipu_memory`, `timeline`, `balance`: modelled memory and time. They read the same traces and change nothing.
 """

@@ -10,30 +10,42 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from podrun.compiler import extra_state
 from podrun.compiler.anchors import Anchor, classify, unknown_tensor
+from podrun.compiler.arenas import Memory, check_groups, plan_memory
 from podrun.compiler.cache import cached, digest
-from podrun.compiler.costs.cost import tile_report
-from podrun.compiler.export.pieces import PieceFunction, export_piece, export_traced, trace_piece
+from podrun.compiler.chain import (
+    ChainUnit,
+    clearing_homes,
+    counted_pieces,
+    homes_of,
+    taking_pieces,
+    turns_at,
+    turns_of,
+    units,
+)
+from podrun.compiler.chunk import ChunkBuilder, forward_piece, streams, updated_anchors
+from podrun.compiler.collective_cuts import CutPiece, gathered_arenas
+from podrun.compiler.collective_cuts import cut as cut_at_collectives
+from podrun.compiler.cost import tile_report
+from podrun.compiler.export import PieceFunction, export_piece, export_traced, trace_piece
+from podrun.compiler.extra_state import (
+    ADVANCE,
+    COUNTS,
+    STATISTICS,
+    advance_piece,
+    in_turn,
+    scaling_piece,
+    turns_piece,
+)
+from podrun.compiler.extra_state import UPDATE as SCALING
+from podrun.compiler.fold import chunks
+from podrun.compiler.forward_trace import Trace, fixed_numerics, trace
 from podrun.compiler.model_collectives import exchanges
-from podrun.compiler.numbers.chunk import ChunkBuilder, forward_piece
-from podrun.compiler.numbers.fold import chunks
-from podrun.compiler.numbers.host_streams import streams, updated_anchors
-from podrun.compiler.numbers.update import JOINT_UPDATE, SimilarUpdates, joint_piece, renamed, update_piece
-from podrun.compiler.order.chain import ChainUnit, homes_of, turns_at, turns_of, units
-from podrun.compiler.order.collective_cuts import CutPiece, gathered_arenas
-from podrun.compiler.order.collective_cuts import cut as cut_at_collectives
-from podrun.compiler.order.joint_update import clearing_homes, counted_pieces, taking_pieces
-from podrun.compiler.order.schedule import schedule
-from podrun.compiler.order.timetable import Timetable
 from podrun.compiler.program import RNG, PipelineOrder, Program, joint, layout_of
-from podrun.compiler.state import randomness
-from podrun.compiler.state.arenas import Memory, plan_memory
-from podrun.compiler.state.gradient_scaling import COUNTS, STATISTICS, scaling_piece
-from podrun.compiler.state.gradient_scaling import UPDATE as SCALING
-from podrun.compiler.state.grouped import check_groups
-from podrun.compiler.state.randomness import ADVANCE, advance_piece, in_turn, turns_piece
-from podrun.compiler.tracing.forward_trace import Trace, fixed_numerics, trace
-from podrun.compiler.tracing.ipu_placement import Placement, placement_of
+from podrun.compiler.schedule import Timetable, schedule
+from podrun.compiler.segments import Placement, placement_of
+from podrun.compiler.update import JOINT_UPDATE, SimilarUpdates, joint_piece, renamed, update_piece
 from podrun.core.buffer_names import WHOLE
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.executable import (
@@ -144,7 +156,7 @@ class _Compilation:
     def _builder(self, homes: Mapping[str, int], turns: Mapping[str, int] | None = None) -> ChunkBuilder:
         memory = plan_memory(self.program, self.layout, homes, turns)
         if self.traced.uses_random:
-            spec = TensorSpec(randomness.SEED_VARIABLE, "uint32", (2,))
+            spec = TensorSpec(extra_state.SEED_VARIABLE, "uint32", (2,))
             variables = memory.variables | {spec.name: Variable(spec, VariableRole.RANDOM_SEED, 0.0)}
             memory = replace(memory, variables=variables)
         return ChunkBuilder(self.program, self.traced, self.anchors, self.layout, memory)

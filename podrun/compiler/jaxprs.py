@@ -1,4 +1,4 @@
-"""Jaxprs, JAX's form of a traced function: evaluated, pruned, and cut into parts.
+"""Jaxprs, JAX's form of a traced function: evaluated, pruned, and cut into parts; and the shapes that buffers hold.
 
 What this needs of JAX beyond its public API comes from `podrun.private_apis.jax`.
 """
@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var
 
+from podrun.core.executable import TensorSpec, numpy_dtype
 from podrun.private_apis.jax import bind, call_in_scope, without_unused
 
 
@@ -86,3 +87,13 @@ def name_scopes(equation: JaxprEqn) -> tuple[str, ...]:
     """The name scopes of an equation from the outside in, with ``jvp(...)`` and ``transpose(...)`` left
     on."""
     return tuple(part for part in str(equation.source_info.name_stack).split("/") if part)
+
+
+def abstract(spec: TensorSpec, *leading: int) -> jax.ShapeDtypeStruct:
+    """The abstract value of a tensor with extra leading axes."""
+    return buffer((*leading, *spec.shape), spec.dtype)
+
+
+def buffer(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+    """The abstract value of a buffer; ``dtype`` by name."""
+    return jax.ShapeDtypeStruct(shape, numpy_dtype(dtype))  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ replicas. In the trace they are made of one primitive, ``exchange``, of three ki
 * POSITION: the replica's place in its group.
 
 Everything else (means, products, extremes) is ordinary arithmetic on these, so gradients are JAX's. Folding turns an
-exchange into a ``folded_exchange`` of all replicas of a machine at once; `podrun.compiler.order.collective_cuts` turns
+exchange into a ``folded_exchange`` of all replicas of a machine at once; `podrun.compiler.collective_cuts` turns
 that into arithmetic on the folded axis, and, where replicas lie on several machines, into AllGathers of these in the
 middle of a step.
 """

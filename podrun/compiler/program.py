@@ -48,7 +48,7 @@ def tap(name: str, value: Any) -> Any:
 class ParameterSpec:
     """An initializer of the model. ``trainable``: a gradient path to the loss exists and the optimizer
     updates it. ``group_of``: the group of each replica of the program, if groups of replicas have values of
-    their own (`podrun.compiler.state.grouped`); ``spec`` is then what one replica sees. Empty: one value for all. Of a
+    their own (`podrun.compiler.arenas`); ``spec`` is then what one replica sees. Empty: one value for all. Of a
     parameter in `Program.state_updates`, which every replica keeps for itself: which row of the host's each starts
     from, and which each may be read from (`podrun.core.executable.Variable.rows`)."""
 
@@ -173,7 +173,7 @@ scalars gets it, already that of its place."""
 
 @dataclass(frozen=True, slots=True)
 class AutomaticScaling:
-    """Automatic loss scaling (`podrun.compiler.state.gradient_scaling`).
+    """Automatic loss scaling (`podrun.compiler.extra_state`).
 
     ``tracked``: the values and weights whose gradients are counted; ``edge``: the magnitude that divides them in small
     and large; ``threshold``: the part of large ones beyond which the factor is halved; ``period``: batches from update
@@ -238,12 +238,12 @@ class Program:
     """A constant, or the name of the scalar variable that holds it."""
     reduction: Reduction = Reduction.SUM
     """SUM: the update sees the sum of the gradients over replicas and micro-batches. MEAN: their running mean
-    (`podrun.compiler.state.gradient_scaling`)."""
+    (`podrun.compiler.extra_state`)."""
     automatic_scaling: AutomaticScaling | None = None
     state_updates: Mapping[str, str] = field(default_factory=dict)
     uses_random: bool = False
     rounds_stochastically: bool = False
-    """float16 results of operators are rounded stochastically (`podrun.compiler.tracing.stochastic`), gradients too."""
+    """float16 results of operators are rounded stochastically (`podrun.compiler.stochastic`), gradients too."""
     pipelined: bool = False
     """Stages (scopes ``stage:s``) of a replica work on different micro-batches at the same time."""
     pipeline_schedule: PipelineOrder = PipelineOrder.GROUPED

@@ -2,7 +2,7 @@
 
 A `Demand` lists what has to be there: lasting contents by name, the activations alive at the fullest
 moment, the temporary data of the step that runs then, and code. The compiler makes one for each IPU of a
-program (`podrun.compiler.costs.ipu_memory`), `podrun estimate` one for each IPU of a layout, `cost_jaxpr` one for a
+program (`podrun.compiler.ipu_memory`), `podrun estimate` one for each IPU of a layout, `cost_jaxpr` one for a
 traced function by itself. `section` turns it into the report's ``memory``; whether a program fits is read
 from there and from nowhere else.
 

@@ -15,7 +15,7 @@ BATCH: Mapping[str, str] = {
     "all_reduce": "gradients between replicas",
     "collectives": "the model's own, and gathering of sharded weights",
 }
-"""Causes of a batch's time (`podrun.compiler.costs.timeline`)."""
+"""Causes of a batch's time (`podrun.compiler.timeline`)."""
 CYCLES: Mapping[str, str] = {
     "compute": "vertices at work, on the slowest tile",
     "exchange": "between tiles of an IPU",

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podrun.compiler import extra_state
 from podrun.compiler.program import Program
-from podrun.compiler.state import randomness
 
 
 def advanced(seed: int, micro_batches: int) -> int:
-    """The base seed after that many micro-batches: `podrun.compiler.state.randomness` says how it moves on."""
-    return (seed + micro_batches * randomness.STRIDE) % 2**64
+    """The base seed after that many micro-batches: `podrun.compiler.extra_state` says how it moves on."""
+    return (seed + micro_batches * extra_state.STRIDE) % 2**64
 
 
 @dataclass
@@ -70,7 +70,7 @@ def train(
                 }
                 base = advanced(seed, batch * program.accumulation_factor + micro) + replica
                 key = jax.random.wrap_key_data(
-                    jnp.array(randomness.seed_words(base), jnp.uint32), impl="threefry2x32"
+                    jnp.array(extra_state.seed_words(base), jnp.uint32), impl="threefry2x32"
                 )
                 trained = {n: now[n] for n in names}
                 rest = {n: v for n, v in now.items() if n not in trained}

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from podrun.compiler import extra_state
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.model_collectives import Combination, all_gather, all_reduce, reduce_scatter
 from podrun.compiler.program import AnchorSpec, InputSpec, ParameterSpec, Program, tap
-from podrun.compiler.state import randomness
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.executable import AllGather, TensorSpec
 from podrun.core.layout import GroupKind, replica_groups
@@ -258,7 +258,7 @@ def test_random_numbers_are_the_same_around_an_all_gather() -> None:
     for micro in range(2):
         keys = [
             jax.random.wrap_key_data(
-                jnp.array(randomness.seed_words(advanced(0, micro) + r), jnp.uint32), impl="threefry2x32"
+                jnp.array(extra_state.seed_words(advanced(0, micro) + r), jnp.uint32), impl="threefry2x32"
             )
             for r in range(8)
         ]

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from podrun.compiler import extra_state
 from podrun.compiler.compile import CompileOptions, compile_program
 from podrun.compiler.program import AnchorSpec, Program, tap
-from podrun.compiler.state import randomness
 from podrun.core.executable import VariableRole
 
 from .oracle import advanced, train
@@ -35,8 +35,8 @@ def run(
     program: Program, seed: int, options: CompileOptions | None = None, batches: int = 3
 ) -> tuple[Pod, dict]:
     pod = Pod(compile_program(program, options=options))
-    words = np.array(randomness.seed_words(seed), np.uint32)
-    pod.write_variables({**weights_for(program), randomness.SEED_VARIABLE: words})
+    words = np.array(extra_state.seed_words(seed), np.uint32)
+    pod.write_variables({**weights_for(program), extra_state.SEED_VARIABLE: words})
     return pod, pod.run(batches, inputs_for(program, batches))
 
 
@@ -52,9 +52,9 @@ def test_masks_do_not_depend_on_folding_or_machines() -> None:
     np.testing.assert_allclose(pod.read_variable("w0"), expected.weights["w0"], rtol=1e-5, atol=1e-6)
     masks = folded["mask"].reshape(-1, 24)
     assert len(np.unique(masks, axis=0)) == len(masks) == 3 * 4 * 8
-    after = randomness.seed_words(advanced(seed, 12))
-    np.testing.assert_array_equal(pod.read_variable(randomness.SEED_VARIABLE), after)
-    np.testing.assert_array_equal(tight_pod.read_variable(randomness.SEED_VARIABLE), after)
+    after = extra_state.seed_words(advanced(seed, 12))
+    np.testing.assert_array_equal(pod.read_variable(extra_state.SEED_VARIABLE), after)
+    np.testing.assert_array_equal(tight_pod.read_variable(extra_state.SEED_VARIABLE), after)
 
 
 def test_a_seed_read_and_written_back_continues_the_sequence() -> None:
@@ -75,13 +75,13 @@ def test_replica_r_uses_the_seed_plus_r() -> None:
 
 def test_a_seed_exists_only_where_it_is_used() -> None:
     variables = compile_program(noisy()).variables
-    assert variables[randomness.SEED_VARIABLE].role is VariableRole.RANDOM_SEED
-    assert variables[randomness.SEED_VARIABLE].spec.dtype == "uint32"
-    assert randomness.SEED_VARIABLE not in compile_program(mlp(uses_random=True, update=Sgd())).variables
+    assert variables[extra_state.SEED_VARIABLE].role is VariableRole.RANDOM_SEED
+    assert variables[extra_state.SEED_VARIABLE].spec.dtype == "uint32"
+    assert extra_state.SEED_VARIABLE not in compile_program(mlp(uses_random=True, update=Sgd())).variables
 
 
-FOLDED = jax.jit(randomness.folded_keys, static_argnums=(2, 3))
-ADVANCED = jax.jit(randomness.advance, static_argnums=1)
+FOLDED = jax.jit(extra_state.folded_keys, static_argnums=(2, 3))
+ADVANCED = jax.jit(extra_state.advance, static_argnums=1)
 
 
 @settings(deadline=None)
@@ -89,10 +89,10 @@ ADVANCED = jax.jit(randomness.advance, static_argnums=1)
 @example(seed=2**32 - 1, offset=1)
 @example(seed=2**64 - 1, offset=1)
 def test_words_are_64_bit_arithmetic(seed: int, offset: int) -> None:
-    words = np.array(randomness.seed_words(seed), np.uint32)
+    words = np.array(extra_state.seed_words(seed), np.uint32)
     keys = np.asarray(FOLDED(words, np.int32(offset), 5, 3)).reshape(5, 3, 2)
     for i in range(5):
         for r in range(3):
-            expected = randomness.seed_words(advanced(seed, i) + offset + r)
+            expected = extra_state.seed_words(advanced(seed, i) + offset + r)
             assert tuple(int(word) for word in keys[i, r]) == expected
-    assert tuple(int(word) for word in ADVANCED(words, 5)) == randomness.seed_words(advanced(seed, 5))
+    assert tuple(int(word) for word in ADVANCED(words, 5)) == extra_state.seed_words(advanced(seed, 5))

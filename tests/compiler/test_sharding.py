@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from podrun.compiler import extra_state
 from podrun.compiler.compile import compile_program
 from podrun.compiler.program import (
     AnchorSpec,
@@ -20,7 +21,6 @@ from podrun.compiler.program import (
     Program,
     tap,
 )
-from podrun.compiler.state import randomness
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.executable import Compute, Copy, LoadStream, Reduction, Retrieval, Send, TensorSpec
 
@@ -375,7 +375,7 @@ def test_a_seed_moves_on_with_each_micro_batch() -> None:
     program = chain([0, 1], dropout=True, accumulation_factor=3, pipelined=True)
     pod, _ = run(program, batches=2)
     np.testing.assert_array_equal(
-        pod.read_variable(randomness.SEED_VARIABLE), randomness.seed_words(advanced(0, 6))
+        pod.read_variable(extra_state.SEED_VARIABLE), extra_state.seed_words(advanced(0, 6))
     )
 
 

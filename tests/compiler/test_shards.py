@@ -11,8 +11,8 @@ import pytest
 
 from podrun.collectives.timing import all_gather, all_reduce, reduce_scatter
 from podrun.compiler.compile import compile_program
-from podrun.compiler.costs.transfers import Shards, shards_of, update_spec
 from podrun.compiler.program import Locations, Program
+from podrun.compiler.timeline import Shards, shards_of, update_spec
 from podrun.costmodel.exchange import fabric_of
 from podrun.costmodel.target import chip
 from podrun.costmodel.tile_memory import Location

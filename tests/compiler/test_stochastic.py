@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from podrun.compiler import jaxprs
-from podrun.compiler.tracing import stochastic
+from podrun.compiler import jaxprs, stochastic
 
 COUNT = 4096
 STATES = jax.vmap(lambda i: stochastic.at(jnp.array([3, 5], jnp.uint32), i))(jnp.arange(COUNT))

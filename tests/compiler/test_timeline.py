@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.compiler.costs.timeline import CAUSES, SegmentTask, idle_share, makespan, seconds_by_cause
 from podrun.compiler.program import PipelineOrder
+from podrun.compiler.timeline import CAUSES, SegmentTask, idle_share, makespan, seconds_by_cause
 
 GROUPED, INTERLEAVED = PipelineOrder.GROUPED, PipelineOrder.INTERLEAVED
 

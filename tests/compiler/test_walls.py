@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podrun.compiler.export.pieces import PieceFunction, export_piece, trace_piece
-from podrun.compiler.export.rewrites import LONGEST, walled
+from podrun.compiler.export import LONGEST, PieceFunction, export_piece, trace_piece, walled
 
 ROWS, WIDTH = 32, 64
 HALF = jnp.float16

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from podrun.compiler.export.pieces import PieceFunction, export_piece
+from podrun.compiler.export import PieceFunction, export_piece
 from podrun.core.executable import Computation
 from podrun.device.xla import convolutions
 from podrun.device.xla import pieces as device_pieces

@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from podrun.compiler.costs.timeline import SegmentTask, idle_share, makespan
 from podrun.compiler.program import PipelineOrder
+from podrun.compiler.timeline import SegmentTask, idle_share, makespan
 from podrun.report.chrome_trace import runs, shape
 from podrun.report.document import from_json, to_json
 from podrun.report.html import page

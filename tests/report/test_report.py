@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import podrun
-from podrun.compiler.costs.timeline import CAUSES as TIMELINE_CAUSES
+from podrun.compiler.timeline import CAUSES as TIMELINE_CAUSES
 from podrun.core.errors import ConfigError, NotFoundError, UsageError
 from podrun.report import Profile, read_report
 from podrun.report import text as report_text

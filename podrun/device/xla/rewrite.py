@@ -39,7 +39,7 @@ def rewrite(lowered: Any, least: int = 0, parts: int = 1) -> int:
         return 0
     module, ir = lowered.compiler_ir("stablehlo"), mlir()
     if not any(op.name == "stablehlo.convolution" for op in nested(module.operation)):
-        return 0  # And calls stay calls: some are walls (`podrun.compiler.export.rewrites`).
+        return 0  # And calls stay calls: some are walls (`podrun.compiler.export`).
     with module.context, ir.Location.unknown():
         inline(ir, module)
         found = [op for op in nested(module.operation) if op.name == "stablehlo.convolution"]

@@ -262,7 +262,7 @@ def _rounded(value: Any, dtype: Any, bits: Any, name: str) -> Any:
 
     if bits is None or dtype != jnp.float16:
         return value.astype(dtype)
-    from podrun.compiler.state.randomness import place, stochastic_half
+    from podrun.compiler.extra_state import place, stochastic_half
 
     return stochastic_half(value, place(bits, zlib.crc32(name.encode())))
 

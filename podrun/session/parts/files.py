@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from podrun.compiler.state.grouped import stored
+from podrun.compiler.arenas import stored
 from podrun.core.executable import Executable, StreamDirection
 from podrun.session.enums import DeviceType
 from podrun.session.exceptions import popart_exception, surfaced

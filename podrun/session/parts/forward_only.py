@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from podrun.compiler.extra_state import SEED_VARIABLE
 from podrun.compiler.program import RNG
-from podrun.compiler.state.randomness import SEED_VARIABLE
 from podrun.session.enums import RecomputationType
 from podrun.session.options.settings import AutomaticLossScalingSettings
 from podrun.session.placing.pipelining import check_pipeline

@@ -19,7 +19,7 @@ from podrun.session.placing.virtual_graphs import set_attribute, without_places
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from podrun.compiler.costs.balance import OperatorCost
+    from podrun.compiler.balance import OperatorCost
     from podrun.session.program.build import BuiltModel
 
 Build = Callable[["ModelProto"], "BuiltModel"]
@@ -35,7 +35,7 @@ def place_automatically(
     ``build`` makes a program of a model without places. ``ratios``: the share of the work that each IPU is meant to
     get (empty: equal shares). popart_exception if there are fewer operators than IPUs.
     """
-    from podrun.compiler.costs.balance import balanced_places, operator_costs
+    from podrun.compiler.balance import balanced_places, operator_costs
     from podrun.costmodel.target import chip
 
     counted = [node for node in model.graph.node if node.op_type != "Constant"]

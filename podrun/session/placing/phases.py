@@ -54,7 +54,7 @@ def place_phases(model: ModelProto, options: SessionOptions, ipus: int) -> None:
         place = _virtual_graph(node, phase, stages, ipus)
         set_attribute(node, EXECUTION_PHASE, phase)
         set_attribute(node, VIRTUAL_GRAPH, place)
-        # The compiler's places are stages: one for each phase on each IPU (`podrun.compiler.tracing.ipu_placement`).
+        # The compiler's places are stages: one for each phase on each IPU (`podrun.compiler.segments`).
         set_attribute(node, PIPELINE_STAGE, phase * ipus + place)
 
 

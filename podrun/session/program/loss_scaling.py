@@ -1,6 +1,6 @@
 """Automatic loss scaling: which gradients are watched, and the checks.
 
-What is counted and how the factor moves is `podrun.compiler.state.gradient_scaling`. Tracked are float16 gradients
+What is counted and how the factor moves is `podrun.compiler.extra_state`. Tracked are float16 gradients
 only, as in PopART: of all tensors between the weights and the loss but those that only view-changing operators read, or
 of what convolutions and matrix products read, or of tensors that the program names. Where several operators read a
 tensor, their gradients are counted as the sum they become.

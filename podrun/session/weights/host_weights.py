@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from podrun.compiler.arenas import state_of
 from podrun.compiler.program import FACTOR, PHASE, ParameterSpec
-from podrun.compiler.state.grouped import state_of
 from podrun.core.executable import numpy_dtype
 from podrun.onnx_models.light_model import LightModel, put_beside
 from podrun.onnx_models.tensor_proto import type_proto

@@ -9,7 +9,7 @@ import pytest
 from popart_sessions import INPUTS, MICRO_BATCH, linear, options, replicated, training, weights
 
 import podrun.popart as popart
-from podrun.compiler.state.randomness import stochastic_half
+from podrun.compiler.extra_state import stochastic_half
 
 STEPS = 64
 

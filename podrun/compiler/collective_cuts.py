@@ -25,7 +25,8 @@ from jax.core import ShapedArray
 from jax.extend.core import JaxprEqn, Literal, Primitive, Var
 
 from podrun.compiler import jaxprs
-from podrun.compiler.export.pieces import TracedPiece
+from podrun.compiler.arenas import ALIGNMENT
+from podrun.compiler.export import TracedPiece
 from podrun.compiler.model_collectives import (
     ExchangeKind,
     Groups,
@@ -35,8 +36,7 @@ from podrun.compiler.model_collectives import (
     folded_p,
 )
 from podrun.compiler.program import tap
-from podrun.compiler.state.arenas import ALIGNMENT
-from podrun.compiler.tracing.segments import split
+from podrun.compiler.segments import split
 from podrun.core.buffer_names import EXCHANGE, SLICE, WHOLE
 from podrun.core.errors import InternalError
 from podrun.core.executable import REPLICA_OFFSET, AllGather, Arena, Compute, Instruction

@@ -1,7 +1,7 @@
 """The modelled time and memory of one batch: the seam between the compiler and the tile model.
 
 The model reads the jaxpr of one replica and one micro-batch (forward and backward, not folded), cut into the
-same segments as the program, and that of the update on each IPU. `podrun.compiler.costs.timeline` puts them in order.
+same segments as the program, and that of the update on each IPU. `podrun.compiler.timeline` puts them in order.
 Copies between neighbouring IPUs and the all-reduce over replicas take their time from the link model.
 """
 
@@ -15,27 +15,27 @@ import jax
 import jax.numpy as jnp
 
 from podrun.compiler import jaxprs
-from podrun.compiler.abstract import abstract, buffer
-from podrun.compiler.costs.ipu_memory import SegmentWork, ipu_memory
-from podrun.compiler.costs.remedies import largest_need, remedies
-from podrun.compiler.costs.timeline import SegmentTask, idle_share, seconds_by_cause
-from podrun.compiler.costs.transfers import (
+from podrun.compiler.arenas import Memory, WeightGroup
+from podrun.compiler.export import TracedPiece
+from podrun.compiler.forward_trace import Trace, evaluate
+from podrun.compiler.ipu_memory import SegmentWork, ipu_memory, largest_need, remedies
+from podrun.compiler.jaxprs import abstract, buffer
+from podrun.compiler.model_collectives import alone
+from podrun.compiler.program import Program, UpdateRule, joint
+from podrun.compiler.segments import PieceSegment, Placement, split
+from podrun.compiler.timeline import (
+    SegmentTask,
     collective_seconds,
     gather_seconds,
+    idle_share,
     reduction_seconds,
+    seconds_by_cause,
     streamed_segment_bytes,
     streamed_update_bytes,
     streaming_seconds,
     update_spec,
 )
-from podrun.compiler.export.pieces import TracedPiece
-from podrun.compiler.model_collectives import alone
-from podrun.compiler.numbers.update import scalar_buffer
-from podrun.compiler.program import Program, UpdateRule, joint
-from podrun.compiler.state.arenas import Memory, WeightGroup
-from podrun.compiler.tracing.forward_trace import Trace, evaluate
-from podrun.compiler.tracing.ipu_placement import Placement
-from podrun.compiler.tracing.segments import PieceSegment, split
+from podrun.compiler.update import scalar_buffer
 from podrun.core.buffer_names import CROSSING, gradient_buffer
 from podrun.costmodel.cost import cost_flat, cost_jaxpr
 from podrun.costmodel.exchange import neighbour_seconds
@@ -57,7 +57,7 @@ def tile_report(
     report of it; ``update``: the same for each IPU that has weights. ``ipus``: what each IPU holds. ``pipelined``,
     and for pipelines ``pipeline``: schedule, cycles to fill, run full and flush, the share of time in which IPUs idle.
     ``version``. Of a program that does not fit also ``remedies`` and ``largest_need``
-    (`podrun.compiler.costs.remedies`).
+    (`podrun.compiler.ipu_memory`).
 
     Raises InvalidOptionError for an unknown target.
     """

@@ -14,11 +14,11 @@ from jax.extend.core import JaxprEqn, Literal
 
 from podrun.compiler import jaxprs
 from podrun.compiler.anchors import classify
-from podrun.compiler.costs.cost import micro_batch_segments
+from podrun.compiler.arenas import plan_memory
+from podrun.compiler.cost import micro_batch_segments
+from podrun.compiler.forward_trace import fixed_numerics, trace
 from podrun.compiler.program import Program, layout_of
-from podrun.compiler.state.arenas import plan_memory
-from podrun.compiler.tracing.forward_trace import fixed_numerics, trace
-from podrun.compiler.tracing.ipu_placement import Placement
+from podrun.compiler.segments import Placement
 from podrun.core.errors import UsageError
 from podrun.core.executable import TensorSpec
 from podrun.core.scopes import parse

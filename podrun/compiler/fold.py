@@ -21,13 +21,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from podrun.compiler import extra_state
+from podrun.compiler.arenas import GroupOf, rows
+from podrun.compiler.extra_state import averages
+from podrun.compiler.forward_trace import Trace, evaluate
 from podrun.compiler.model_collectives import exchanges, with_tokens
 from podrun.compiler.program import Program
-from podrun.compiler.state import randomness
-from podrun.compiler.state.gradient_scaling import averages
-from podrun.compiler.state.grouped import GroupOf, rows
-from podrun.compiler.tracing.forward_trace import Trace, evaluate
-from podrun.compiler.tracing.stochastic import entered
+from podrun.compiler.stochastic import entered
 from podrun.core.executable import REPLICA_OFFSET
 
 Tensors = Mapping[str, Any]
@@ -108,7 +108,7 @@ class Folded:
 
     def keys(self, seed: Any, replica_offset: Any) -> Any:
         """Key data ``[size, 2]``."""
-        return randomness.folded_keys(seed, replica_offset, self.micro_batches, self.replicas)
+        return extra_state.folded_keys(seed, replica_offset, self.micro_batches, self.replicas)
 
     def tokens(self) -> Any:
         """A number for each place of the folded axis, for `exchange`; None if the program has no collectives."""

@@ -1,30 +1,29 @@
-"""The chunk piece: forward and backward of some micro-batches on all replicas of a machine, over named
-buffers.
+"""The chunk piece: forward and backward of some micro-batches on all replicas of a machine, over named buffers.
 
-Reads weights, streamed inputs and (beyond the first chunk) gradient accumulators; writes accumulators,
-anchors, the advanced seed and replaced parameters (running statistics).
+Reads weights, streamed inputs and (beyond the first chunk) gradient accumulators; writes accumulators, anchors, the
+advanced seed and replaced parameters (running statistics). Here too: the program's host streams, which enter and leave
+a chunk, and the piece that prepares anchors of what an update wrote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from podrun.compiler.abstract import abstract, buffer
+from podrun.compiler import extra_state
 from podrun.compiler.anchors import Anchor, AnchorKind
-from podrun.compiler.export.pieces import PieceFunction
+from podrun.compiler.arenas import Memory, WeightGroup, grouped_names, replicas_reduced, rows
+from podrun.compiler.export import PieceFunction
+from podrun.compiler.extra_state import averaged, averages, counted, counts
+from podrun.compiler.fold import Folded, FoldedOperands, gradients, weight_gradients_each
+from podrun.compiler.forward_trace import Trace, evaluate
+from podrun.compiler.jaxprs import abstract, buffer
 from podrun.compiler.model_collectives import alone
-from podrun.compiler.numbers.fold import Folded, FoldedOperands, gradients, weight_gradients_each
 from podrun.compiler.program import FACTOR, Program
-from podrun.compiler.state import randomness
-from podrun.compiler.state.arenas import Memory, WeightGroup
-from podrun.compiler.state.gradient_scaling import averaged, averages, counted, counts
-from podrun.compiler.state.grouped import grouped_names, replicas_reduced, rows
-from podrun.compiler.tracing.forward_trace import Trace, evaluate
 from podrun.core.buffer_names import (
     KEYS,
     anchor_buffer,
@@ -33,7 +32,8 @@ from podrun.core.buffer_names import (
     input_buffer,
     statistics_buffer,
 )
-from podrun.core.executable import REPLICA_OFFSET, numpy_dtype
+from podrun.core.errors import UnimplementedError
+from podrun.core.executable import REPLICA_OFFSET, Stream, StreamDirection, TensorSpec, numpy_dtype
 from podrun.core.layout import Layout
 
 Buffers = Mapping[str, Any]
@@ -117,7 +117,7 @@ class ChunkBuilder:
         outputs += [anchor_buffer(anchor.name) for anchor in self.stored]
         outputs += sorted(self.program.state_updates)
         if self.traced.uses_random and not split:
-            outputs.append(randomness.SEED_VARIABLE)
+            outputs.append(extra_state.SEED_VARIABLE)
 
         def run(values: Buffers) -> dict[str, Any]:
             return self._run(folded, values, accumulate)
@@ -129,12 +129,12 @@ class ChunkBuilder:
         replicas = self.layout.replicas_per_machine
 
         def run(values: Buffers) -> dict[str, Any]:
-            seed = values[randomness.SEED_VARIABLE]
-            keys = randomness.folded_keys(seed, values[REPLICA_OFFSET], 1, replicas)
-            return {KEYS: keys, randomness.SEED_VARIABLE: randomness.advance(seed, 1)}
+            seed = values[extra_state.SEED_VARIABLE]
+            keys = extra_state.folded_keys(seed, values[REPLICA_OFFSET], 1, replicas)
+            return {KEYS: keys, extra_state.SEED_VARIABLE: extra_state.advance(seed, 1)}
 
-        inputs = {randomness.SEED_VARIABLE: buffer((2,), "uint32"), REPLICA_OFFSET: buffer((), "int32")}
-        return PieceFunction("keys", run, inputs, (KEYS, randomness.SEED_VARIABLE))
+        inputs = {extra_state.SEED_VARIABLE: buffer((2,), "uint32"), REPLICA_OFFSET: buffer((), "int32")}
+        return PieceFunction("keys", run, inputs, (KEYS, extra_state.SEED_VARIABLE))
 
     def _inputs(self, micro_batches: int, accumulate: bool, split: bool) -> dict[str, jax.ShapeDtypeStruct]:
         replicas = self.layout.replicas_per_machine
@@ -156,7 +156,7 @@ class ChunkBuilder:
         if split:
             found[KEYS] = buffer((replicas, 2), "uint32")
         elif self.traced.uses_random:
-            found[randomness.SEED_VARIABLE] = buffer((2,), "uint32")
+            found[extra_state.SEED_VARIABLE] = buffer((2,), "uint32")
             found[REPLICA_OFFSET] = buffer((), "int32")
         if self.memory.group_of:
             found[REPLICA_OFFSET] = buffer((), "int32")
@@ -170,9 +170,9 @@ class ChunkBuilder:
         results: dict[str, Any] = {}
         keys = buffers.get(KEYS)
         if self.traced.uses_random and keys is None:
-            seed = buffers[randomness.SEED_VARIABLE]
+            seed = buffers[extra_state.SEED_VARIABLE]
             keys = folded.keys(seed, buffers[REPLICA_OFFSET])
-            results[randomness.SEED_VARIABLE] = randomness.advance(seed, folded.micro_batches)
+            results[extra_state.SEED_VARIABLE] = extra_state.advance(seed, folded.micro_batches)
         found: dict[AnchorKind, Mapping[str, Any]] = {AnchorKind.VARIABLE: buffers}
         if self.program.loss is None:
             values = folded.forward(parameters, inputs, keys, {})
@@ -284,8 +284,82 @@ def forward_piece(builder: ChunkBuilder) -> PieceFunction:
     specs |= {n: abstract(program.inputs[n].spec) for n in traced.inputs}
 
     def run(values: Buffers) -> dict[str, Any]:
-        return evaluate(traced, [values[n] for n in (*names, randomness.SEED_VARIABLE)], {}, alone)
+        return evaluate(traced, [values[n] for n in (*names, extra_state.SEED_VARIABLE)], {}, alone)
 
     return PieceFunction(
-        "forward", run, specs | {randomness.SEED_VARIABLE: buffer((2,), "uint32")}, traced.outputs
+        "forward", run, specs | {extra_state.SEED_VARIABLE: buffer((2,), "uint32")}, traced.outputs
     )
+
+
+def updated_anchors(builder: ChunkBuilder, name: str, anchors: Sequence[Anchor]) -> PieceFunction:
+    """Weights after their update, and the gradients it saw, for each replica of the machine."""
+    kinds = {weight: group.gradient_dtype for group in builder.memory.groups for weight in _names(group)}
+
+    def source(anchor: Anchor) -> str:
+        return gradient_buffer(anchor.subject) if anchor.kind is AnchorKind.REDUCED else anchor.subject
+
+    def stored(anchor: Anchor) -> TensorSpec:
+        spec = builder.memory.variables[anchor.subject].spec
+        reduced = anchor.kind is AnchorKind.REDUCED
+        return TensorSpec(source(anchor), kinds[anchor.subject], spec.shape) if reduced else spec
+
+    replicas = builder.layout.replicas_per_machine
+
+    def run(values: Mapping[str, Any]) -> dict[str, Any]:
+        found = {}
+        for anchor in anchors:
+            value, group_of = values[source(anchor)], builder.memory.group_of.get(anchor.subject)
+            if group_of is None:
+                found[anchor_buffer(anchor.name)] = jnp.broadcast_to(value, (1, replicas, *value.shape))
+            else:
+                found[anchor_buffer(anchor.name)] = rows(
+                    value, group_of, values[REPLICA_OFFSET], 1, replicas
+                )[None]
+        return found
+
+    inputs = {source(a): abstract(stored(a)) for a in anchors}
+    if any(a.subject in builder.memory.group_of for a in anchors):
+        inputs[REPLICA_OFFSET] = abstract(TensorSpec(REPLICA_OFFSET, "int32", ()))
+    outputs = tuple(anchor_buffer(anchor.name) for anchor in anchors)
+    return PieceFunction(name, run, inputs, outputs)
+
+
+def _names(group: WeightGroup) -> tuple[str, ...]:
+    return tuple(weight.name for weight in group.weights)
+
+
+def streams(builder: ChunkBuilder) -> dict[str, Stream]:
+    """The program's inputs and anchors as streams, by name. Raises UnimplementedError for an anchored input."""
+    program = builder.program
+    found = {
+        name: Stream(item.spec, StreamDirection.TO_DEVICE, broadcast=item.broadcast)
+        for name, item in sorted(program.inputs.items())
+    }
+    for anchor, item in zip(builder.anchors, program.anchors, strict=True):
+        spec = _subject_spec(builder, anchor.kind, anchor.subject)
+        named = TensorSpec(anchor.name, spec.dtype, spec.shape)
+        found[anchor.name] = Stream(
+            named, StreamDirection.TO_HOST, retrieval=item.retrieval, period=item.period
+        )
+    return found
+
+
+def _subject_spec(builder: ChunkBuilder, kind: AnchorKind, subject: str) -> TensorSpec:
+    """dtype and shape of what an anchor speaks of, as one replica sees it in one micro-batch."""
+    if kind is AnchorKind.NORM:
+        return TensorSpec(subject, "float32", ())
+    if subject in builder.memory.variables:
+        found = builder.memory.variables[subject].spec
+        if kind is AnchorKind.REDUCED:
+            group = next(group for group in builder.memory.groups if subject in _names(group))
+            found = TensorSpec(subject, group.gradient_dtype, found.shape)
+        grouped = subject in builder.memory.group_of
+        return TensorSpec(found.name, found.dtype, found.shape[1:]) if grouped else found
+    if subject in builder.program.inputs:
+        if kind is AnchorKind.VALUE:
+            raise UnimplementedError(
+                f"the input {subject!r} cannot be anchored by its own name yet",
+                hint="Anchor the output of an Identity operator that reads it.",
+            )
+        return builder.program.inputs[subject].spec
+    return builder.traced.spec(subject)

@@ -17,12 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podrun.compiler.abstract import buffer
-from podrun.compiler.export.pieces import PieceFunction
+from podrun.compiler.arenas import ALIGNMENT, GroupOf, Memory, WeightGroup, group_count, rows, scalar_dtype
+from podrun.compiler.export import PieceFunction
+from podrun.compiler.extra_state import place
+from podrun.compiler.jaxprs import buffer
 from podrun.compiler.program import RNG, JointRule, NormRule, UpdateRule
-from podrun.compiler.state.arenas import ALIGNMENT, Memory, WeightGroup, scalar_dtype
-from podrun.compiler.state.grouped import GroupOf, group_count, rows
-from podrun.compiler.state.randomness import place
 from podrun.core.buffer_names import NORM_ANCHOR, SLICE, WHOLE, anchor_buffer, gradient_buffer
 from podrun.core.errors import UnsupportedError
 from podrun.core.executable import REPLICA_OFFSET, Computation, TensorSpec
