@@ -31,7 +31,7 @@ from fidelity_kinds import applications, footprints, products  # noqa: E402
 from fidelity_kinds.support import elasticities, left_out, support  # noqa: E402
 
 from podrun.collectives import links as ipu_links  # noqa: E402
-from podrun.costmodel import batch, ctc, exchange, stencil, vertices  # noqa: E402
+from podrun.costmodel import batch, exchange, stencil, vertices
 
 FITTED: tuple[tuple[ModuleType, str, str], ...] = (
     (applications, "LIBRARY_2018", "network"),

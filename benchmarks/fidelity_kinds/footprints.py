@@ -9,7 +9,7 @@ from networks import trace
 from fidelity_kinds.applications import is_training, network_name, operand_type, sequence_length
 from fidelity_kinds.record import NotPredicted, Record
 from podrun.costmodel.cost import TILE_IMBALANCE
-from podrun.costmodel.plan import REPEATED
+from podrun.costmodel.equations import REPEATED
 from podrun.costmodel.target import GC2
 from podrun.models import CATALOGUE, TRANSFORMERS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fidelity_kinds.record import TYPES, NotPredicted, Record
-from podrun.costmodel import amp, ctc, exchange, vertices
+from podrun.costmodel import amp, exchange, lookups, vertices
 from podrun.costmodel.matmul import Product, plan_product
 
 
@@ -91,23 +91,23 @@ def _ctc_loss(record: Record) -> float:
     """Alpha and beta; entries of a batch lie on tiles of their own."""
     steps, label = record.need("time_steps", "label_length")
     dtype, part = TYPES[record.params["input_type"]], record.params["part"]
-    if dtype not in ctc.LOG_ADD:
+    if dtype not in lookups.LOG_ADD:
         raise NotPredicted(f"no loss of {dtype}")
     if part == "reduction":
-        return record.rate(ctc.loss_reduction_cycles(steps, label, dtype))
+        return record.rate(lookups.loss_reduction_cycles(steps, label, dtype))
     if part != "total":
         raise NotPredicted(f"part {part!r} of a loss depends on its partition, which is not stated")
     split = record.params.get("split_time"), record.params.get("split_label")
-    cycles = ctc.loss_cycles(record.chip, steps, label, dtype, step_part=split[0], label_part=split[1])
+    cycles = lookups.loss_cycles(record.chip, steps, label, dtype, step_part=split[0], label_part=split[1])
     if split[1] and split[1] < label:
         # Partitions of labels hold parts of one gradient: their sum belongs to the loss.
-        cycles += ctc.loss_reduction_cycles(steps, label, dtype)
+        cycles += lookups.loss_reduction_cycles(steps, label, dtype)
     return record.rate(cycles)
 
 
 def _beam_search(record: Record) -> float:
     classes, beams = record.need("classes", "beam_width")
-    parts = ctc.beam_parts(classes, beams)
+    parts = lookups.beam_parts(classes, beams)
     part = record.params["part"]
     if part in parts:
         return record.rate(parts[part])

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
+from podrun.costmodel.equations import Plan
 from podrun.costmodel.exchange import PHASE_CYCLES, launch_cycles, sync_cycles
-from podrun.costmodel.plan import Plan
 from podrun.costmodel.target import Chip
 from podrun.costmodel.vertices import SUPERVISOR, WORKERS, vector_width
 

@@ -38,8 +38,8 @@ from podrun.compiler.timeline import (
 from podrun.compiler.update import scalar_buffer
 from podrun.core.buffer_names import CROSSING, gradient_buffer
 from podrun.costmodel.cost import cost_flat, cost_jaxpr
+from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.exchange import neighbour_seconds
-from podrun.costmodel.flat_graph import FlatJaxpr
 from podrun.costmodel.flatten import flatten
 from podrun.costmodel.recompute import recomputed
 from podrun.costmodel.schedule import FlatSegment, split_flat

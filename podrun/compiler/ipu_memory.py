@@ -20,7 +20,7 @@ from podrun.compiler.arenas import Memory, WeightGroup
 from podrun.compiler.program import Locations, Program
 from podrun.core.buffer_names import gradient_buffer
 from podrun.core.executable import TensorSpec, numpy_dtype
-from podrun.costmodel.plan import merged_code
+from podrun.costmodel.equations import merged_code
 from podrun.costmodel.recompute import Recompute
 from podrun.costmodel.target import Chip
 from podrun.costmodel.tile_memory import (

@@ -4,10 +4,11 @@ A traced function (a jaxpr) for one replica on one IPU enters; a plain, JSON-abl
 memory leaves for the compiler, `podrun estimate` and `podrun.report`. Nothing here computes values, runs threads or
 reads a clock: the same jaxpr gives the same report.
 
-`flat_graph` is the form of a function that all planners read, and `flatten` makes it from JAX's (JAX is imported only
-where a jaxpr is read). `operators` (with `operator_forms`, `recurrent_forms`) puts the library's form in the place of a
-trace's. `amp` and `vertices` hold cycle formulas of single vertices; `exchange` and `links` what moves; `matmul`,
-`elementwise`, `reductions`, `lookups`, `families`, `solvers` and `ctc` plan equations of one kind each, and
-`primitives` says which equation belongs to which. `liveness` says what is held when, `tile_memory` adds it up, and
-`cost` puts a function together. `splitting` cuts graphs and chains over IPUs, for the compiler too.
+`equations` is the form of a function that all planners read, and `flatten` makes it from JAX's (JAX is imported only
+where a jaxpr is read), with the library's form of operators (`operator_runs`, `operator_forms`, `recurrent_forms`) in
+the place of a trace's. `amp` and `vertices` hold cycle formulas of single vertices; `exchange` what moves. `matmul`
+(with `splits`), `elementwise`, `lookups` and `stencil` plan one kind each, and `planners` the rest; it also says which
+equation belongs to which. `schedule` puts equations in order, `recompute` makes values again instead of keeping them,
+`tile_memory` adds up what is held when, and `cost` puts a function together; `batch` a batch of it. `splitting` cuts
+graphs and chains over IPUs, for the compiler too. `plan_cache` keeps plans on disk, and `target` describes chips.
 """

@@ -13,9 +13,8 @@ from typing import Any
 
 from podrun.core.errors import GraphMemoryAllocationError, UnimplementedError
 from podrun.costmodel import plan_cache
-from podrun.costmodel.flat_graph import FlatJaxpr
+from podrun.costmodel.equations import FlatJaxpr, Plan, code_bytes
 from podrun.costmodel.flatten import flatten
-from podrun.costmodel.plan import Plan, code_bytes
 from podrun.costmodel.schedule import PlannedOperation, PlanOptions, make_schedule
 from podrun.costmodel.target import CHIPS, Chip
 from podrun.costmodel.target import chip as find_chip

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from podrun.costmodel import vertices
+from podrun.costmodel.equations import Equation, FlatTensor, Plan
 from podrun.costmodel.exchange import exchange_cycles, launch_cycles, sync_cycles
-from podrun.costmodel.flat_graph import Equation, FlatTensor
-from podrun.costmodel.plan import Plan
 from podrun.costmodel.target import Chip
 
 GRAIN_BYTES = 16

@@ -1,16 +1,134 @@
 """From JAX's jaxpr to the flat graph that the cost model prices: the one place that knows JAX's data structures.
 
 Calls (jit, custom derivatives, remat, named scopes) are inlined; loops keep their body as a flat list of its own.
+
+**Operators in the library's form.** The trace of an operator is what gives the right bits fast on a CPU: a depthwise
+convolution is shifted products, a max-pool a chain of maxima. On tiles it is the library's own vertex. Each run of
+equations in the scope of such an operator (see `podrun.onnx_models.lowering`), forward and backward, is replaced by the
+few equations that the library's form of it consists of (`operator_forms`); what the backward pass keeps of the forward
+one is what the library keeps. A run that does not look as expected stays as it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from podrun.core.scopes import without_cuts
-from podrun.costmodel.flat_graph import Equation, FlatJaxpr, FlatTensor, needed
-from podrun.costmodel.operators import rewrite
+from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor, needed
+from podrun.costmodel.operator_forms import TEMPLATES
+from podrun.costmodel.operator_runs import (
+    OperatorRun,
+    OperatorScope,
+    TracedOperator,
+    Unexpected,
+    narrow,
+    place_of,
+    runs,
+)
+
+VIEWS = frozenset({"reshape", "name", "squeeze", "expand_dims", "broadcast_in_dim"})
+"""Equations that keep a parameter a parameter."""
+
+
+def rewrite(flat: FlatJaxpr) -> FlatJaxpr:
+    """``flat`` with its operators in the library's form, halves where the library has halves."""
+    found = runs(flat.equations)
+    if all(place is None for place, _, _ in found):
+        return flat
+    flat = free_transposes(narrow(flat))
+    replaced: dict[int, OperatorRun] = {}
+    for operator in _operators(flat, found):
+        try:
+            TEMPLATES[operator.place.kind](operator)
+        except Unexpected:
+            continue
+        for run in (operator.forward, operator.backward):
+            if run is not None:
+                replaced[run.first] = run
+    equations: list[Equation] = []
+    for _, first, end in found:
+        equations += replaced[first].made if first in replaced else flat.equations[first:end]
+    return replace(flat, equations=equations)
+
+
+def free_transposes(flat: FlatJaxpr) -> FlatJaxpr:
+    """``flat`` with transposes that the library does not do as views: of a parameter, which it lays out as
+    the product reads it, and of a product's result, which it writes the other way round.
+    """
+    parameters = {*flat.arguments, *flat.constants}
+    product: dict[int, str] = {}
+    equations = []
+    for equation in flat.equations:
+        place = place_of(equation.scope)
+        source = equation.inputs[0] if equation.inputs else None
+        if equation.primitive == "dot_general" and place is not None:
+            product.update(dict.fromkeys(equation.outputs, place.label))
+        elif equation.primitive in VIEWS and source in parameters:
+            parameters.update(equation.outputs)
+        elif equation.primitive == "transpose" and place is not None and source is not None:
+            free = source in parameters or product.get(source) == place.label
+            equation = replace(equation, primitive="reshape") if free else equation
+        equations.append(equation)
+    return replace(flat, equations=equations)
+
+
+def _operators(
+    flat: FlatJaxpr, found: Sequence[tuple[OperatorScope | None, int, int]]
+) -> list[TracedOperator]:
+    """Operators with a template, in order, whose forward run is one and whose backward run is at most one."""
+    spans: dict[tuple[str, bool], list[tuple[OperatorScope, int, int]]] = {}
+    for place, first, end in found:
+        # Zeros that differentiating a loop begins with stand apart from it, and are no work.
+        works = any(e.primitive not in VIEWS for e in flat.equations[first:end])
+        if place is not None and place.kind in TEMPLATES and works:
+            spans.setdefault((place.label, place.backward), []).append((place, first, end))
+    owner: dict[int, str] = {}
+    readers: dict[int, set[str]] = {}
+    for place, first, end in found:
+        for equation in flat.equations[first:end]:
+            mine = f"{place.label}|{place.backward}" if place is not None else ""
+            for number in equation.inputs:
+                if number is not None:
+                    readers.setdefault(number, set()).add(mine)
+            for number in equation.outputs:
+                owner[number] = mine
+    results = set(flat.results)
+    out = []
+    for (label, backward), entries in spans.items():
+        backward_entries = spans.get((label, True), [])
+        if backward or len(entries) != 1 or len(backward_entries) > 1:
+            continue
+        pair = [_run(flat, label, entry, readers, results) for entry in (*entries, *backward_entries)]
+        out.append(
+            TracedOperator(
+                entries[0][0], flat.tensors, pair[0], pair[1] if backward_entries else None, flat.equations
+            )
+        )
+    return out
+
+
+def _run(
+    flat: FlatJaxpr,
+    label: str,
+    span: tuple[OperatorScope, int, int],
+    readers: Mapping[int, set[str]],
+    results: set[int],
+) -> OperatorRun:
+    place, first, end = span
+    own = {f"{label}|{place.backward}"}
+    if not place.backward:
+        own.add(f"{label}|True")
+    inside = {n for e in flat.equations[first:end] for n in e.outputs}
+    reads = dict.fromkeys(
+        n for e in flat.equations[first:end] for n in e.inputs if n is not None and n not in inside
+    )
+    written = [
+        n for e in flat.equations[first:end] for n in e.outputs if n in results or readers.get(n, set()) - own
+    ]
+    return OperatorRun(first, end, list(reads), written, flat.equations[first].scope)
+
 
 _LOOPS = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr")}
 _BODY_KEYS = ("jaxpr", "call_jaxpr", "fun_jaxpr")

@@ -12,14 +12,15 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from podrun.core.errors import InvalidOptionError
 from podrun.costmodel import amp, vertices
+from podrun.costmodel.equations import Equation, Plan
 from podrun.costmodel.exchange import PHASE_CYCLES
-from podrun.costmodel.plan import Plan
 from podrun.costmodel.splits import BYTES, ProductCandidate, ProductSplits, choose, splits
 from podrun.costmodel.target import Chip
 
@@ -310,3 +311,99 @@ def _halo(product: Product, rows: NDArray[np.float64]) -> NDArray[np.float64]:
 def forget() -> None:
     """Drop all kept plans, for measurements of planning itself."""
     _plan.cache_clear()
+
+
+_FLOATS = ("float16", "bfloat16", "float32")
+
+
+def _type(dtype: str) -> str:
+    return "float16" if dtype in ("float16", "bfloat16") else "float32"
+
+
+def _planned(equation: Equation, partials_type: str, proportion: float) -> dict[str, Any]:
+    """What the planner goes by besides sizes: types, and the share of tile memory."""
+    input_type = _type(equation.operands[0].dtype)
+    return {
+        "input_type": input_type,
+        "output_type": _type(equation.results[0].dtype),
+        "partials_type": partials_type if input_type == "float16" else "float32",
+        "proportion": proportion,
+    }
+
+
+def of_dot(equation: Equation, partials_type: str, proportion: float) -> Product:
+    """Batch dimensions become groups, contracted ones K, the rest of each side M and N."""
+    (contract_l, contract_r), (batch_l, batch_r) = equation.params["dimension_numbers"]
+    left, right = equation.operands
+    groups = math.prod(left.shape[d] for d in batch_l)
+    k = math.prod(left.shape[d] for d in contract_l)
+    m = math.prod(s for d, s in enumerate(left.shape) if d not in (*contract_l, *batch_l))
+    n = math.prod(s for d, s in enumerate(right.shape) if d not in (*contract_r, *batch_r))
+    transposed = bool(left.shape) and len(left.shape) - 1 not in contract_l
+    swapped = n > m and groups == 1
+    if swapped:
+        # The planner may swap sides: the longer one feeds rows.
+        m, n = n, m
+    return Product(
+        groups,
+        m,
+        k,
+        n,
+        transposed=transposed,
+        rows_resident=swapped,
+        **_planned(equation, partials_type, proportion),
+    )
+
+
+def of_sizes(equation: Equation, partials_type: str, proportion: float) -> Product:
+    """A product whose sizes are the equation's parameters."""
+    return Product(**_planned(equation, partials_type, proportion), **equation.params)
+
+
+def of_convolution(equation: Equation, partials_type: str, proportion: float) -> Product:
+    """Forward and data-gradient convolutions keep kernel positions; a weight gradient becomes a plain
+    product.
+
+    A weight gradient is seen by its window being larger than its result's field: its contraction runs over
+    the batch and the field, its rows are the kernel positions and input channels.
+    """
+    params = equation.params
+    numbers = params["dimension_numbers"]
+    left, right = equation.operands
+    out = equation.results[0]
+    batch = left.shape[numbers.lhs_spec[0]]
+    channels_in = right.shape[numbers.rhs_spec[1]]
+    channels_out = right.shape[numbers.rhs_spec[0]]
+    window = [right.shape[d] for d in numbers.rhs_spec[2:]]
+    field = [out.shape[d] for d in numbers.out_spec[2:]]
+    groups = int(params["feature_group_count"])
+    batch_groups = int(params["batch_group_count"])
+    planned = _planned(equation, partials_type, proportion)
+    kernel, positions = math.prod(window), math.prod(field)
+    if kernel > positions and kernel > 1:
+        all_groups = groups * batch_groups
+        rows = batch // batch_groups * positions
+        return Product(
+            all_groups,
+            max(1, rows),
+            channels_in * kernel,
+            max(1, channels_out // all_groups),
+            transposed=True,
+            reuse=positions,
+            **planned,
+        )
+    spread = math.prod(params["lhs_dilation"])
+    stride = int(params["window_strides"][0]) if params["window_strides"] else 1
+    # A dilated input (gradient of a strided convolution) is mostly zeros, which the library's split skips.
+    effective = max(1, round(kernel / spread))
+    return Product(
+        groups,
+        batch * positions,
+        channels_in,
+        max(1, channels_out // groups),
+        kernel=effective,
+        row_length=field[-1] if field else 1,
+        stride=min(stride, max(window)) if kernel > 1 else 1,
+        transposed=False,
+        **planned,
+    )

@@ -25,7 +25,7 @@ from typing import Any
 
 import podrun
 from podrun.core.environment import cache_directory, environment
-from podrun.costmodel.flat_graph import FlatJaxpr
+from podrun.costmodel.equations import FlatJaxpr
 
 VARIABLE = "PODRUN_PLAN_CACHE"
 MOST_BYTES = 256 << 20

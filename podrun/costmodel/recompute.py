@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from podrun.core.scopes import parse, recomputing
-from podrun.costmodel.flat_graph import Equation, FlatJaxpr, needed
-from podrun.costmodel.primitives import VIEWS
+from podrun.costmodel.equations import Equation, FlatJaxpr, needed
+from podrun.costmodel.planners import VIEWS
 
 Place = Callable[[str], int | None]
 """The place (pipeline stage or IPU) that a scope says, None if it says none."""

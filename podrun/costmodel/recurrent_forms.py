@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from podrun.costmodel.flat_graph import Equation, FlatJaxpr, FlatTensor
+from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor
 from podrun.costmodel.operator_runs import OperatorRun, TracedOperator, Unexpected
 
 Sets = tuple[tuple[str, int], ...]

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from podrun.core.scopes import parse
-from podrun.costmodel import families, products
+from podrun.costmodel import matmul, planners
 from podrun.costmodel.elementwise import OPS, plan_chain
-from podrun.costmodel.flat_graph import Equation, FlatJaxpr, FlatTensor
+from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor, Plan
 from podrun.costmodel.matmul import DEFAULT_PROPORTION, plan_product
-from podrun.costmodel.plan import Plan
-from podrun.costmodel.primitives import PLANNERS, PRODUCTS, REDUCTIONS, VIEWS
+from podrun.costmodel.planners import PLANNERS, PRODUCTS, REDUCTIONS, VIEWS
 from podrun.costmodel.splitting import DependencyGraph, Spot, earliest
 from podrun.costmodel.target import Chip
 
@@ -52,9 +51,9 @@ class PlannedOperation:
 
 
 MAKERS = {
-    "dot_general": products.of_dot,
-    "conv_general_dilated": products.of_convolution,
-    "product": products.of_sizes,
+    "dot_general": matmul.of_dot,
+    "conv_general_dilated": matmul.of_convolution,
+    "product": matmul.of_sizes,
 }
 """How each kind of product says its sizes."""
 
@@ -161,7 +160,7 @@ def _single_step(chip: Chip, equation: Equation, options: PlanOptions, share: fl
     elif name in PLANNERS:
         plan = PLANNERS[name](chip, equation)
     else:
-        plan = families.plan_bound(chip, equation)
+        plan = planners.plan_bound(chip, equation)
     return PlannedOperation(plan, name, equation.scope, reads, equation.outputs)
 
 

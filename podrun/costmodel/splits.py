@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from podrun.costmodel import vertices
+from podrun.costmodel.equations import Plan
 from podrun.costmodel.exchange import DELIVERED, FRAGMENTED, PHASE_CYCLES
-from podrun.costmodel.plan import Plan
 from podrun.costmodel.target import Chip
 
 if TYPE_CHECKING:

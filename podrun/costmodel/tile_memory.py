@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from podrun.costmodel.flat_graph import FlatJaxpr
+from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.schedule import PlannedOperation
 from podrun.costmodel.target import Chip
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.scopes import parse
-from podrun.costmodel.flat_graph import FlatJaxpr
-from podrun.costmodel.primitives import VIEWS
+from podrun.costmodel.equations import FlatJaxpr
+from podrun.costmodel.planners import VIEWS
 
 
 @dataclass(frozen=True, slots=True)

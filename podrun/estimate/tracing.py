@@ -11,7 +11,7 @@ from podrun.core.errors import PodrunError, UsageError
 from podrun.core.executable import TensorSpec, numpy_dtype
 from podrun.costmodel import plan_cache
 from podrun.costmodel.cost import cost_flat
-from podrun.costmodel.flat_graph import FlatJaxpr
+from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.flatten import flatten
 from podrun.costmodel.recompute import Recompute, recomputed
 from podrun.costmodel.schedule import PlanOptions

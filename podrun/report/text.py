@@ -23,7 +23,7 @@ CYCLES: Mapping[str, str] = {
     "launch": "starting compute sets",
     "sync": "barriers before exchanges",
 }
-"""Causes of cycles on the tiles (`podrun.costmodel.plan`)."""
+"""Causes of cycles on the tiles (`podrun.costmodel.equations`)."""
 OPERATORS: Mapping[str, str] = {
     "matmul": "matrix products; convolutions of kernel 1, or whose kernel became part of the product",
     "conv": "convolutions, a product for each position of the kernel",

@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from podrun.core.errors import InvalidOptionError, UnimplementedError
-from podrun.costmodel import matmul, primitives
+from podrun.costmodel import matmul, planners
 from podrun.costmodel.cost import cost_jaxpr
 from podrun.costmodel.target import GC200
 
@@ -130,8 +130,8 @@ def test_repeats_scale_time_and_not_memory() -> None:
 
 def test_an_unknown_equation_is_bounded_and_counted_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("cumsum", "sort"):
-        monkeypatch.delitem(primitives.PLANNERS, name)
-        assert not primitives.known(name)
+        monkeypatch.delitem(planners.PLANNERS, name)
+        assert not planners.known(name)
 
     def run(x: Any) -> Any:
         with jax.named_scope("running"):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podrun.costmodel import elementwise, lookups, vertices
-from podrun.costmodel.flat_graph import Equation, FlatTensor
+from podrun.costmodel.equations import Equation, FlatTensor
 from podrun.costmodel.target import BOW, GC2, GC200, Chip
 
 CHIPS = (GC2, GC200, BOW)

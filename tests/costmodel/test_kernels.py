@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from podrun.core.executable import numpy_dtype
-from podrun.costmodel import ctc, stencil
+from podrun.costmodel import lookups, stencil
 from podrun.costmodel.cost import cost_jaxpr
 from podrun.costmodel.matmul import Product, plan_product
 from podrun.costmodel.target import CHIPS
@@ -92,11 +92,11 @@ def test_turns_do_not_help_where_the_inputs_alone_have_no_room() -> None:
 
 
 def test_a_loss_walks_its_lattice_as_a_wave() -> None:
-    one = ctc.loss_cycles(GC200, 400, 100, "float32", step_part=400, label_part=100)
-    cut = ctc.loss_cycles(GC200, 400, 100, "float32", step_part=100, label_part=25)
+    one = lookups.loss_cycles(GC200, 400, 100, "float32", step_part=400, label_part=100)
+    cut = lookups.loss_cycles(GC200, 400, 100, "float32", step_part=100, label_part=25)
     assert cut == pytest.approx(one * 7.0 / 16.0, rel=0.02)
-    assert ctc.loss_cycles(GC200, 400, 100, "float16") < ctc.loss_cycles(GC200, 400, 100, "float32")
-    assert ctc.loss_reduction_cycles(100, 10, "float32") == 100 * 21 * 11.5
+    assert lookups.loss_cycles(GC200, 400, 100, "float16") < lookups.loss_cycles(GC200, 400, 100, "float32")
+    assert lookups.loss_reduction_cycles(100, 10, "float32") == 100 * 21 * 11.5
 
 
 def ctc_report(
@@ -141,7 +141,7 @@ def test_a_loss_with_its_gradient_takes_more_than_twice_the_loss() -> None:
 def test_entries_of_a_batch_run_side_by_side_until_the_tiles_are_full() -> None:
     few, more, full = (
         ctc_report(search=True, train=False, batch=batch)["by_operator"]["ctc"]["cycles"]
-        for batch in (1, GC200.tiles // ctc.DEFAULT_TILES, GC200.tiles // ctc.DEFAULT_TILES + 1)
+        for batch in (1, GC200.tiles // lookups.DEFAULT_TILES, GC200.tiles // lookups.DEFAULT_TILES + 1)
     )
     assert few == more
     assert full == 2 * more

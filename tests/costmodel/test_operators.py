@@ -15,9 +15,9 @@ import pytest
 from podrun import models
 from podrun.core.executable import numpy_dtype
 from podrun.costmodel.cost import cost_jaxpr
-from podrun.costmodel.flat_graph import FlatJaxpr
+from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.flatten import flatten
-from podrun.costmodel.narrow import place_of
+from podrun.costmodel.operator_runs import place_of
 from podrun.costmodel.schedule import PlanOptions, make_schedule
 from podrun.costmodel.target import GC200
 from podrun.models.catalogue import Built, finished, lstm

@@ -13,7 +13,7 @@ import pytest
 
 from podrun.core.scopes import BACKWARD
 from podrun.costmodel.cost import cost_flat
-from podrun.costmodel.flat_graph import FlatJaxpr
+from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.flatten import flatten
 from podrun.costmodel.recompute import NOTHING, Recompute, recomputed
 from podrun.costmodel.schedule import split_flat

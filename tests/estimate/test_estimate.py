@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from podrun import models
 from podrun.core.errors import InvalidOptionError, UsageError
-from podrun.costmodel import primitives
+from podrun.costmodel import planners
 from podrun.costmodel.target import GC200, system
 from podrun.estimate import ProgramLayout, Traced, command, estimate, scan
 from podrun.estimate.command import main
@@ -337,7 +337,7 @@ def test_the_best_of_a_scan_recomputes_only_to_fit() -> None:
 def test_strict_mode_names_what_no_planner_knows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(primitives.PLANNERS, "cumsum")
+    monkeypatch.delitem(planners.PLANNERS, "cumsum")
     axis = numpy_helper.from_array(np.asarray(1, np.int32), "axis")
     graph = helper.make_graph(
         [helper.make_node("CumSum", ["x", "axis"], ["y"], name="running")],

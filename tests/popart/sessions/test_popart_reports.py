@@ -9,7 +9,7 @@ import pytest
 from popart_sessions import MICRO_BATCH, linear, options, training
 
 import podrun.popart as popart
-from podrun.costmodel import primitives
+from podrun.costmodel import planners
 from podrun.report import Profile
 from podrun.report.document import load
 
@@ -133,7 +133,7 @@ def test_out_of_memory_can_be_allowed():
 @pytest.fixture
 def unknown(monkeypatch):
     """``unknown(**options)``: a session with an operator that no tile planner knows, for once."""
-    monkeypatch.delitem(primitives.PLANNERS, "cumsum")
+    monkeypatch.delitem(planners.PLANNERS, "cumsum")
 
     def made(**values):
         builder = popart.Builder(opsets={"ai.onnx": 11, "ai.graphcore": 1})

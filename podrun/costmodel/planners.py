@@ -1,19 +1,19 @@
-"""Planners for what is neither a product, a chain, a reduction nor a look-up: one function for each family.
+"""Which planner prices which equation, and the planners of the smaller families, one function each.
 
-Among them are dense factorisations, triangular systems and Fourier transforms.
-
-Each takes the chip and an `Equation` and gives a `Plan`. Tensors are taken as spread evenly over all tiles.
+Among the families are dense factorisations, triangular systems and Fourier transforms; products, chains, reductions and
+look-ups have modules of their own. Each planner takes the chip and an `Equation` and gives a `Plan`. Tensors are taken
+as spread evenly over all tiles. The tables at the end are the whole list of what the model knows.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from podrun.costmodel import vertices
-from podrun.costmodel.elementwise import spread
+from podrun.costmodel import elementwise, lookups, vertices
+from podrun.costmodel.elementwise import OPS, spread
+from podrun.costmodel.equations import Equation, Plan
 from podrun.costmodel.exchange import PHASE_CYCLES, exchange_cycles, rearrange_cycles
-from podrun.costmodel.flat_graph import Equation
-from podrun.costmodel.plan import Plan
 from podrun.costmodel.target import Chip
 
 
@@ -235,3 +235,90 @@ def plan_fft(chip: Chip, equation: Equation) -> Plan:
         fragments=64.0 if swaps else 0.0,
         detail=f"{points} points, {sweeps} sweeps",
     )
+
+
+Planner = Callable[[Chip, Equation], Plan]
+
+VIEWS = frozenset(
+    {
+        "reshape",
+        "broadcast_in_dim",
+        "squeeze",
+        "expand_dims",
+        "stop_gradient",
+        "optimization_barrier",
+        "random_wrap",
+        "random_unwrap",
+        "random_seed",
+        "sharding_constraint",
+        "pvary",
+        "name",
+        "split",
+        "create_token",
+        "slice",
+        "empty",
+    }
+)
+"""Equations that only rename or select bytes. Poplar keeps them as views; the consumer's exchange does the
+move."""
+
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "product"})
+"""Products and convolutions; ``product`` is one whose sizes stand in its parameters (`operators`)."""
+
+REDUCTIONS: dict[str, Callable[[Chip, Equation, float], Plan]] = {
+    **dict.fromkeys(
+        ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"),
+        elementwise.plan_reduction,
+    ),
+    **dict.fromkeys(("argmax", "argmin"), elementwise.plan_arg_reduce),
+}
+"""Reductions, which begin where their operand lies."""
+
+PLANNERS: dict[str, Planner] = {
+    **dict.fromkeys(("transpose", "pad", "concatenate", "rev", "tile"), plan_movement),
+    **dict.fromkeys(("gather", "dynamic_slice"), lookups.plan_gather),
+    **dict.fromkeys(
+        ("scatter", "scatter-add", "scatter_add", "scatter-mul", "scatter-min", "scatter-max"),
+        lookups.plan_scatter,
+    ),
+    "dynamic_update_slice": lookups.plan_scatter,
+    **dict.fromkeys(
+        (
+            "reduce_window",
+            "reduce_window_sum",
+            "reduce_window_max",
+            "reduce_window_min",
+            "select_and_scatter_add",
+            "select_and_gather_add",
+            "select_and_scatter",
+        ),
+        plan_pooling,
+    ),
+    **dict.fromkeys(
+        (
+            "random_bits",
+            "threefry2x32",
+            "random_fold_in",
+            "random_split",
+            "rng_bit_generator",
+            "random_clone",
+        ),
+        plan_random,
+    ),
+    "iota": plan_fill,
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), plan_scan_reduce),
+    **dict.fromkeys(("sort", "top_k", "approx_top_k"), plan_sort),
+    **dict.fromkeys(
+        ("cholesky", "lu", "geqrf", "householder_product", "qr", "eigh", "svd", "triangular_solve"),
+        plan_factorisation,
+    ),
+    "fft": plan_fft,
+    "ctc_loss": lookups.plan_loss,
+    "ctc_beam_search": lookups.plan_beam_search,
+}
+"""Families priced equation by equation."""
+
+
+def known(primitive: str) -> bool:
+    """True iff a planner of its own prices ``primitive``; otherwise the stated bound does."""
+    return any(primitive in those for those in (OPS, VIEWS, PRODUCTS, REDUCTIONS, PLANNERS))
