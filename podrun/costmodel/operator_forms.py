@@ -1,4 +1,4 @@
-"""The library's form of each operator: one template an ONNX type (see `operators`)."""
+"""The library's form of each operator: one template an ONNX type (see `flatten`)."""
 
 from __future__ import annotations
 

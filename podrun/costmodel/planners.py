@@ -263,7 +263,7 @@ VIEWS = frozenset(
 move."""
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "product"})
-"""Products and convolutions; ``product`` is one whose sizes stand in its parameters (`operators`)."""
+"""Products and convolutions; ``product`` is one whose sizes stand in its parameters (`flatten`)."""
 
 REDUCTIONS: dict[str, Callable[[Chip, Equation, float], Plan]] = {
     **dict.fromkeys(

@@ -1,7 +1,10 @@
-"""ONNX models: read, checked, rewritten and written.
+"""ONNX models: read, checked, rewritten, written, and lowered to JAX functions.
+
+Files, bytes and protobufs enter; models with NumPy weights leave for builders and sessions, and a `Lowered` (one JAX
+function of parameters, inputs and a key) for the compiler. Nothing here knows of devices or schedules.
 
 `model_loader` reads files and bytes that may be hostile, `loader` says it in PopART's words; `light_model` keeps a
-model's weights beside it, `wire` finds them where they lie, `external` is for those in files of their own.
-`tensor_proto` turns arrays into ONNX's tensors and back. `transformer` and `numerics` are `GraphTransformer` and
-`NumericsReport`. Nothing here knows of sessions or devices.
+model's weights beside it, and `tensor_proto` turns arrays into ONNX's tensors and back. `transformer` and `numerics`
+are `GraphTransformer` and `NumericsReport`. `custom` is for operators that programs write in Python. `lowering/` makes
+the JAX function, with the operators of `ops/`.
 """

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from podrun.onnx_models.packed_tensors import packed, packed_halves, unpacked
-from podrun.onnx_models.tensor_proto import packed_field, raw_data, to_array, to_proto, typed_data
+from podrun.onnx_models.tensor_proto import (
+    packed,
+    packed_field,
+    packed_halves,
+    raw_data,
+    to_array,
+    to_proto,
+    typed_data,
+    unpacked,
+)
 from podrun.session.enums import DataType
 from podrun.session.exceptions import popart_exception
 from podrun.session.tensor_info import data_type_of, onnx_data_type

@@ -18,8 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from podrun.core.errors import UsageError
 from podrun.onnx_models.light_model import MOST_HELD, LightModel, lightened
-from podrun.onnx_models.packed_tensors import unpack
-from podrun.onnx_models.protobuf_fields import set_apart
+from podrun.onnx_models.tensor_proto import set_apart, unpack
 
 MOST_MODEL_BYTES = 2**31 - 1
 """Protobuf's own limit on one message; larger models keep their weights in external files."""

@@ -1,14 +1,28 @@
-"""ONNX TensorProtos from NumPy arrays and back, in typed fields: raw_data is never produced, as by
-PopART's builder (graphcore/popart, willow/src/builder_impl.cpp).
+"""ONNX's tensors: from NumPy arrays and back, in each form that files have them.
+
+`tensor_proto` writes typed fields; raw_data is never produced, as by PopART's builder (graphcore/popart,
+willow/src/builder_impl.cpp).
+
+**Small elements in int32_data.** ONNX gives each element of less than four bytes an int32_data entry of its own. PopART
+copies the elements' bytes into the field, so that an entry holds two halves or four bytes, the first in the low bits
+(same file). Published programs view the field as raw halves. podrun computes with ONNX's form, writes PopART's form in
+the models that PopART's API makes, and reads both: the number of entries says which it is. (One element has one entry
+in both forms, and its bits are the low ones.)
+
+**The greater initial values of a serialised model** are found where they lie: neither parsed nor copied. Protobuf's
+wire format (protobuf.dev/programming-guides/encoding) is fields of tag, length and content in any order. Only what
+every writer makes of a model is understood here; anything else is left to the parser, which also says what is wrong
+with it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.onnx_models.packed_tensors import unpacked
 from podrun.session.enums import DataType
 from podrun.session.exceptions import popart_exception
 from podrun.session.tensor_info import TensorInfo, data_type_from_onnx, data_type_of, onnx_data_type
@@ -16,6 +30,85 @@ from podrun.session.tensor_info import TensorInfo, data_type_from_onnx, data_typ
 if TYPE_CHECKING:
     from google.protobuf.message import Message
     from onnx import TensorProto, TypeProto
+
+_WORD = 4
+_SMALL: dict[int, np.dtype[Any]] = {
+    2: np.dtype("u1"),
+    3: np.dtype("i1"),
+    4: np.dtype("<u2"),
+    5: np.dtype("<i2"),
+    9: np.dtype("?"),
+    10: np.dtype("<f2"),
+}
+"""By TensorProto.DataType: UINT8, INT8, UINT16, INT16, BOOL, FLOAT16."""
+
+"""Numbers of which varints are made at a time: what lies between stays small."""
+_LONGEST = 10
+"""Bytes of the longest varint: that of a negative number."""
+
+
+def unpacked(proto: TensorProto) -> np.ndarray | None:
+    """The elements of a tensor in PopART's form; None for a tensor in ONNX's form."""
+    dtype, held = _SMALL.get(proto.data_type), len(proto.int32_data)
+    if dtype is None or not held:
+        return None
+    count = math.prod(proto.dims)
+    if held != entries(count, dtype) or (held == count and count > 1):
+        return None
+    words = np.asarray(proto.int32_data, "<i4")
+    value = words.view(dtype)[:count].reshape(tuple(proto.dims))
+    return value.astype(dtype.newbyteorder("="), copy=False)
+
+
+def unpack(proto: TensorProto) -> None:
+    """Bring ``proto`` into ONNX's form if it is in PopART's."""
+    value = unpacked(proto)
+    if value is not None:
+        bits = value.view(np.uint16) if value.dtype == np.float16 else value
+        proto.int32_data[:] = bits.astype(np.int32).reshape(-1).tolist()
+
+
+def packed(proto: TensorProto) -> TensorProto:
+    """A tensor in ONNX's form as PopART writes it; ``proto`` itself if it has one form only, or raw_data."""
+    dtype, held = _SMALL.get(proto.data_type), len(proto.int32_data)
+    if dtype is None or not held or held != math.prod(proto.dims):
+        return proto
+    bits = np.asarray(proto.int32_data, np.int32).astype(f"<u{dtype.itemsize}")
+    made = type(proto)()
+    made.CopyFrom(proto)
+    made.int32_data[:] = _words(bits).tolist()
+    return made
+
+
+def packed_halves(halves: np.ndarray) -> bytes:
+    """The content of int32_data on the wire for an array of float16 in PopART's form."""
+    words = _words(np.ascontiguousarray(halves).reshape(-1).astype("<f2", copy=False))
+    return b"".join(_varints(words[start : start + _AT_ONCE]) for start in range(0, len(words), _AT_ONCE))
+
+
+def entries(count: int, dtype: np.dtype[Any]) -> int:
+    """int32_data entries of ``count`` elements in PopART's form."""
+    return -(-count * dtype.itemsize // _WORD)
+
+
+def _words(elements: np.ndarray) -> np.ndarray:
+    """The bytes of a flat array as int32 numbers, with zeros behind them."""
+    words = np.zeros(entries(len(elements), elements.dtype), "<i4")
+    words.view(elements.dtype)[: len(elements)] = elements
+    return words
+
+
+def _varints(numbers: np.ndarray) -> bytes:
+    """int32 numbers on the wire: seven bits a byte, the lowest first, negative ones as 64 bits
+    (protobuf.dev/programming-guides/encoding).
+    """
+    wide = numbers.astype(np.int64).view(np.uint64)
+    parts = [(wide >> np.uint64(7 * k)).astype(np.uint8) for k in range(_LONGEST)]
+    there = np.stack([np.ones(len(wide), bool), *(wide >= 1 << 7 * k for k in range(1, _LONGEST))], axis=1)
+    more = np.concatenate([there[:, 1:], np.zeros((len(wide), 1), bool)], axis=1)
+    groups = (np.stack(parts, axis=1) & 0x7F) | more.astype(np.uint8) << 7
+    return bytes(groups[there])
+
 
 _REFUSED = {
     DataType.DOUBLE,
@@ -156,3 +249,118 @@ def info_from_type(proto: TypeProto) -> TensorInfo | None:
         which = dim.WhichOneof("value")
         dims.append(dim.dim_value if which == "dim_value" else dim.dim_param if which == "dim_param" else -1)
     return TensorInfo(data_type_from_onnx(tensor.elem_type), dims)
+
+
+_GRAPH, _INITIALIZER = 7, 5
+"""Numbers of ModelProto.graph and GraphProto.initializer (onnx.proto)."""
+_FLOAT_DATA, _RAW_DATA = 4, 9
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+Span = tuple[int, int, int, int, int]
+"""A field: number, wire type, where it begins, where its content begins, where it ends."""
+
+
+class _NotUnderstood(Exception):
+    """For the parser."""
+
+
+def set_apart(data: bytes, at_least: int) -> tuple[bytes, dict[str, np.ndarray]]:
+    """A serialised ModelProto without the data of its FLOAT initializers (FLOAT16 too if in raw_data) of more than
+    ``at_least`` elements, and those by name: read-only arrays that lie in ``data``. Of others ``data`` as they are, and
+    nothing.
+    """
+    try:
+        graphs = [field for field in _fields(data, 0, len(data)) if field[0] == _GRAPH]
+        if len(graphs) != 1 or graphs[0][1] != _BYTES:
+            return data, {}
+        _, _, begin, content, end = graphs[0]
+        kept, values = _graph(data, content, end, at_least)
+    except (_NotUnderstood, IndexError):
+        return data, {}
+    if not values:
+        return data, {}
+    graph = b"".join(kept)
+    return b"".join(
+        (data[:begin], data[begin : begin + 1], wire_length(len(graph)), graph, data[end:])
+    ), values
+
+
+def _graph(data: bytes, start: int, end: int, at_least: int) -> tuple[list[bytes], dict[str, np.ndarray]]:
+    """A graph's fields in pieces, its initializers' data left out, and these."""
+    kept: list[bytes] = []
+    values: dict[str, np.ndarray] = {}
+    done = start
+    for number, kind, begin, content, stop in _fields(data, start, end):
+        if number != _INITIALIZER or kind != _BYTES or stop - content <= 2 * at_least:
+            continue
+        thin, value = _tensor(data, content, stop, at_least)
+        if value is None or thin.name in values or not isinstance(thin.name, str):
+            continue
+        values[thin.name] = value
+        rest = thin.SerializeToString(deterministic=True)
+        kept += (data[done:begin], data[begin : begin + 1], wire_length(len(rest)), rest)
+        done = stop
+    return [*kept, data[done:end]], values
+
+
+def _tensor(data: bytes, start: int, end: int, at_least: int) -> tuple[TensorProto, np.ndarray | None]:
+    """A tensor without its data, and these; None if they are to stay."""
+    from google.protobuf.message import DecodeError
+    from onnx import TensorProto
+
+    spans = list(_fields(data, start, end))
+    great = [span for span in spans if span[4] - span[3] > 2 * at_least]
+    if len(great) != 1 or great[0][0] not in (_FLOAT_DATA, _RAW_DATA) or great[0][1] != _BYTES:
+        return TensorProto(), None
+    number, _, begin, content, stop = great[0]
+    thin = TensorProto()
+    try:
+        thin.ParseFromString(data[start:begin] + data[stop:end])
+    except DecodeError as error:
+        raise _NotUnderstood from error
+    halves = thin.data_type == TensorProto.FLOAT16 and number == _RAW_DATA
+    if thin.data_type != TensorProto.FLOAT and not halves:
+        return thin, None
+    dtype, count = np.dtype("<f2" if halves else "<f4"), math.prod(thin.dims)
+    alone = not any(field.name.endswith("_data") or field.name == "segment" for field, _ in thin.ListFields())
+    fits = count > at_least and min(thin.dims, default=0) > 0 and count * dtype.itemsize == stop - content
+    if not alone or not fits or thin.data_location == TensorProto.EXTERNAL:
+        return thin, None
+    if number == _RAW_DATA:
+        thin.raw_data = b""  # It goes out as it came in.
+    value = np.frombuffer(data, dtype, count, content).astype(dtype.newbyteorder("="), copy=False)
+    value.flags.writeable = False
+    return thin, value.reshape(thin.dims)
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[Span]:
+    """The fields between two places."""
+    while at < end:
+        begin = at
+        tag, at = _varint(data, at)
+        number, kind = tag >> 3, tag & 7
+        content = at
+        if kind == _BYTES:
+            length, content = _varint(data, at)
+            at = content + length
+        elif kind == _VARINT:
+            _, at = _varint(data, at)
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+        else:
+            raise _NotUnderstood
+        if at > end:
+            raise _NotUnderstood
+        yield number, kind, begin, content, at
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and what follows it."""
+    number = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, at
+    raise _NotUnderstood

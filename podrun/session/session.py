@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from podrun.onnx_models import loader
-from podrun.onnx_models.external import ExternalFiles
 from podrun.onnx_models.light_model import LightModel
+from podrun.onnx_models.transformer import ExternalFiles
 from podrun.session.devices.device import DeviceInfo
 from podrun.session.enums import IrSerializationFormat, VirtualGraphMode
 from podrun.session.environment import check_replicas, progress

@@ -20,8 +20,8 @@ from podrun.core.executable import TensorSpec
 from podrun.onnx_models.lowering.evaluate import Environment, TraceSession, run_node
 from podrun.onnx_models.lowering.graph import subgraphs
 from podrun.onnx_models.lowering.tensors import TracedTensor
-from podrun.onnx_models.ops.losses import WIDE
 from podrun.onnx_models.ops.registry import Node
+from podrun.onnx_models.ops.training import WIDE
 
 PASSING = frozenset(
     (

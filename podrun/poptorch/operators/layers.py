@@ -49,7 +49,7 @@ def correlate(
 ) -> Array:
     """A convolution in the formulation that PopART's operators use (`podrun.onnx_models.ops.conv`)."""
     from podrun.onnx_models.ops.conv import correlate as formulated
-    from podrun.onnx_models.ops.windows import Window
+    from podrun.onnx_models.ops.pooling import Window
 
     nothing = (0,) * len(pads)
     window = Window(tuple(weight.shape[2:]), tuple(stride), tuple(dilation), tuple(pads), nothing)

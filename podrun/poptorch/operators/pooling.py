@@ -16,7 +16,7 @@ from podrun.poptorch.operators.table import Array, Call, aten, axis, spread, wid
 def _window(
     call: Call, sizes: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
 ) -> Any:
-    from podrun.onnx_models.ops.windows import Window
+    from podrun.onnx_models.ops.pooling import Window
 
     count = len(sizes)
     kernel, padding, dilation = spread(kernel, count), spread(padding, count), spread(dilation, count)
@@ -68,7 +68,7 @@ def _max_pool_with_indices(count: int) -> Callable[..., tuple[Array, Array]]:
         dilation: Any = (1,),
         ceil_mode: bool = False,
     ) -> tuple[Array, Array]:
-        from podrun.onnx_models.ops.windows import padded, shifted
+        from podrun.onnx_models.ops.pooling import padded, shifted
 
         image = _batched(x, count)
         window = _window(call, image.shape[2:], kernel, stride, padding, dilation, ceil_mode)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from podrun.core.executable import Executable
-from podrun.onnx_models.external import ExternalFiles
 from podrun.onnx_models.light_model import LightModel
+from podrun.onnx_models.transformer import ExternalFiles
 from podrun.session.devices.device import DeviceInfo
 from podrun.session.optimizers.base import Optimizer
 from podrun.session.options.session_options import SessionOptions

@@ -121,7 +121,7 @@ def _joined(model: LightModel, anchors: Collection[str]) -> LightModel:
     """
     from onnx import helper
 
-    from podrun.onnx_models.ops.losses import SOFTMAX_AXIS
+    from podrun.onnx_models.ops.training import SOFTMAX_AXIS
 
     joined = model.copy()
     graph = joined.proto.graph
