@@ -30,8 +30,8 @@ import numpy as np  # noqa: E402
 from fidelity_kinds import applications, footprints, products  # noqa: E402
 from fidelity_kinds.support import elasticities, left_out, support  # noqa: E402
 
-from podrun.collectives import links as ipu_links  # noqa: E402
-from podrun.costmodel import batch, exchange, stencil, vertices
+from podrun.collectives import timing as ipu_links  # noqa: E402
+from podrun.costmodel import batch, exchange, lookups, stencil, vertices  # noqa: E402
 
 FITTED: tuple[tuple[ModuleType, str, str], ...] = (
     (applications, "LIBRARY_2018", "network"),
@@ -67,9 +67,9 @@ ONE_STEP: tuple[tuple[ModuleType, str], ...] = (
     (stencil, "GLOBAL_SKEW"),
     (exchange, "TRANSFER_CYCLES"),
     (exchange, "STREAM_BYTES_PER_SECOND"),
-    (ctc, "CELL_CYCLES"),
-    (ctc, "CANDIDATE_CYCLES"),
-    (ctc, "BEAM_CYCLES"),
+    (lookups, "CELL_CYCLES"),
+    (lookups, "CANDIDATE_CYCLES"),
+    (lookups, "BEAM_CYCLES"),
     (ipu_links, "EFFICIENCY"),
     (ipu_links, "STEP_CYCLES"),
 )

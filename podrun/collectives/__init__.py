@@ -3,23 +3,25 @@
 What enters: moving and combining arrays between ranks. What the arrays mean does not. Devices use groups for gradients
 and weights, popdist for host data, and the compiler and reports use the modelled times.
 
-In the order in which to read: `group` is the protocol of a group, `communicator` applies it to any arrays, and
-`rendezvous` makes groups. Their kinds are `solo` (one rank), `shared_memory` (one host: `barrier` and arenas on the
-`board`, `host_memory`, messages by `channel`, `plans` of all-reduces) and `hosts` (several: `registrar` brings them
-together, `admission` checks keys, `host_reduction` reduces over the `mesh` of `tcp_link` connections). `arithmetic` is
-the only place where values are combined; `native` and `linux` hold what Python lacks. `links` and `timing` model
-collectives on a POD; `measure` and `perf` measure them on this host.
+In the order in which to read: `group` is the protocol of a group, with its errors; `communicator` applies it to any
+arrays, and `rendezvous` makes groups: of one rank, of those of one host (`shared_memory`: `barrier` and arenas on the
+`board`, `host_memory`, `plans` of all-reduces) or of several (`hosts`: `registrar` brings them together, `admission`
+checks keys, `encryption` is TLS, `host_reduction` reduces over the `mesh` of `tcp_link` connections). `arithmetic` is
+the only place where values are combined; `linux` holds what Python lacks. `timing` models collectives on a POD;
+`measure` and `perf` measure them on this host.
 """
 
 from podrun.collectives.communicator import Communicator, check_groups
-from podrun.collectives.group import DEFAULT_TIMEOUT, Group, Token
-from podrun.collectives.group_errors import (
+from podrun.collectives.group import (
+    DEFAULT_TIMEOUT,
     ClosedError,
+    Group,
     GroupError,
     HostLimitError,
     MismatchError,
     RankLostError,
     RankMissingError,
+    Token,
 )
 from podrun.collectives.rendezvous import create, create_within, in_process, join
 from podrun.core.executable import Reduction

@@ -19,7 +19,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from podrun.collectives.group_errors import within_limits
+from podrun.collectives.group import within_limits
 
 _NUMBER, _PROOF = 16, 32
 _HELLO = struct.Struct(f"<I??{_NUMBER}s")

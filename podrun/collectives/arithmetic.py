@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from podrun.collectives import native
+from podrun.collectives import linux
 from podrun.collectives.group import Array, as_bytes
 from podrun.core.errors import UnsupportedError
 from podrun.core.executable import Reduction
@@ -67,7 +67,7 @@ def kernel(dtype: np.dtype[Any], reduction: Reduction) -> tuple[str, str] | None
     depends on the processor that NumPy was built for.
     """
     kind = _KINDS.get(dtype.name, dtype.name)
-    if native.module is None or not dtype.isnative or (kind, reduction) not in _IN_C:
+    if linux.c_module is None or not dtype.isnative or (kind, reduction) not in _IN_C:
         return None
     found = kind, reduction.value
     numbers = np.array([sign * x for x in _SPECIAL for sign in (1, -1)], np.float64)
@@ -77,7 +77,7 @@ def kernel(dtype: np.dtype[Any], reduction: Reduction) -> tuple[str, str] | None
         parts = [x.astype(dtype) for x in (np.repeat(numbers, numbers.size), np.tile(numbers, numbers.size))]
         ours, theirs = np.empty_like(parts[0]), np.empty_like(parts[0])
         reduce_in_numpy(theirs, parts, reduction)
-    native.module.reduce(in_c(found, parts, [ours]))
+    linux.c_module.reduce(in_c(found, parts, [ours]))
     same = (as_bytes(ours) == as_bytes(theirs)).reshape(ours.size, -1).all(axis=1)
     return found if bool((same | (np.isnan(ours) & np.isnan(theirs))).all()) else None
 
@@ -113,7 +113,7 @@ def reduce_into(out: Array, parts: Sequence[Array], reduction: Reduction) -> Non
     Callers handle ``Reduction.LOCAL`` themselves.
     """
     if wide_dtype(out.dtype) != out.dtype and (found := kernel(out.dtype, reduction)) is not None:
-        native.module.reduce(in_c(found, parts, [out]))
+        linux.c_module.reduce(in_c(found, parts, [out]))
     else:
         reduce_in_numpy(out, parts, reduction)
 

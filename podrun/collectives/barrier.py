@@ -6,7 +6,7 @@ bytes. There are two sets of words, used in turn, because a fast rank may be one
 cannot be two ahead, because the barrier between needs that reader. So a count modulo 4 tells a current word from a
 stale one, and what a rank writes and compares can be prepared once for each label (`BarrierPhase`). The group's failure
 word and the marks of sleeping ranks lie between the two sets, so that one comparison shows that all ranks have arrived,
-none sleeps and nothing has failed. With the C module (`podrun.collectives.native`) that much of a barrier is one call.
+none sleeps and nothing has failed. With the C module (`podrun.collectives.linux`) that much of a barrier is one call.
 
 A waiting rank reads the words again and again and yields the core after each read: hosts often have fewer cores than
 ranks, and the awaited rank may need this core. That takes one switch of the core and wakes nobody: a barrier of 8
@@ -27,8 +27,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
-from podrun.collectives import native
-from podrun.collectives.group_errors import different_collectives
+from podrun.collectives import linux
+from podrun.collectives.group import different_collectives
 from podrun.collectives.linux import Futex, address_of
 from podrun.core.errors import PodrunError
 from podrun.core.shared_region import SharedRegion
@@ -58,7 +58,7 @@ class BarrierBoard(Protocol):
     names: Sequence[int]
     region: SharedRegion
     doorbell: Futex
-    order: native.Fence
+    order: linux.Fence
     barriers: Barriers
 
     def check(self) -> None: ...
@@ -130,16 +130,16 @@ def barrier_bytes(ranks: int) -> int:
     return _window_bytes(ranks) + 2 * LABEL_BYTES * ranks
 
 
-class Barriers(native.Counts):
+class Barriers(linux.Counts):
     """One rank's side of all barriers of a board. ``at``: offset of their memory in the board, a multiple of 64."""
 
     def __init__(self, board: BarrierBoard, at: int) -> None:
         super().__init__()
-        self.native = native.module
+        self.native = linux.c_module
         """The C module, or None. Ranks with and without it work in one group."""
-        self.fence = native.fence_here()
+        self.fence = linux.fence_here()
         """The fence that keeps stores and loads in order; None if this processor needs none."""
-        self.order: native.Fence = self.fence or native.no_fence
+        self.order: linux.Fence = self.fence or linux.no_fence
         self._board = board
         self._ranks = ranks = board.ranks
         self.map = board.region.map
@@ -216,7 +216,7 @@ class Barriers(native.Counts):
         if self.map[window] != everyone:
             self.wait(what, timeout)
 
-    def _arrive_fenced(self, what: bytes, timeout: float, fence: native.Fence) -> None:
+    def _arrive_fenced(self, what: bytes, timeout: float, fence: linux.Fence) -> None:
         """`arrive_and_wait` for processors that do not keep stores and loads in order."""
         self.count += 1
         own, word, window, everyone, *_ = self.phases(what)[self.count & 3]
@@ -292,12 +292,12 @@ class Barriers(native.Counts):
 
     def may_spin(self) -> bool:
         """Whether no other rank is a thread of this process; spinning would keep the GIL from it."""
-        if self.spins == native.UNKNOWN:
+        if self.spins == linux.UNKNOWN:
             alone, all_here = self._board.alone_in_process()
             if all_here or not alone:
-                self.spins = native.ALONE if alone else native.NOT_ALONE
+                self.spins = linux.ALONE if alone else linux.NOT_ALONE
             return alone
-        return self.spins == native.ALONE
+        return self.spins == linux.ALONE
 
     def _label(self, side: int, rank: int) -> bytes:
         return bytes(self._labels[side][rank * LABEL_BYTES : (rank + 1) * LABEL_BYTES])
@@ -329,7 +329,7 @@ class ArrivalCounter:
         self._counts = view[_COUNTS : _COUNTS + 8 * board.ranks].cast("Q")
         self._asleep = view[_ASLEEP : _ASLEEP + 8].cast("Q")
         self._doorbell = Futex(address_of(region.map) + _DOORBELL)
-        order = native.module.fence if native.module is not None else board.barriers.fence or os.sched_yield
+        order = linux.c_module.fence if linux.c_module is not None else board.barriers.fence or os.sched_yield
         self._stored: Callable[[], object] = order
         """Makes a rank's stores take effect before its next loads; x86 too may reorder these."""
 

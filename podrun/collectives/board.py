@@ -3,7 +3,7 @@
 The board has one column for each rank. A rank writes in its own column only, and all ranks read everything, so no
 atomic instruction is needed, which Python does not have. What several ranks may write (the table of arenas, the error
 that ends the group) is written under ``flock`` on the region, which the kernel releases when its holder dies. What is
-read without the lock is kept in order by fences (`podrun.collectives.native`).
+read without the lock is kept in order by fences (`podrun.collectives.linux`).
 
 `GroupBoard.arrive_and_wait` is the barrier (`podrun.collectives.barrier`). A rank that waits long sleeps on the
 *doorbell*, a futex, in slices. Between two slices it checks whether the group has failed and whether the ranks that it
@@ -28,15 +28,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from podrun.collectives.barrier import DIGEST_BYTES, LABEL_BYTES, Barriers, barrier_bytes, label_text
-from podrun.collectives.group_errors import (
+from podrun.collectives.group import (
     ClosedError,
     GroupError,
     RankLostError,
     RankMissingError,
 )
 from podrun.collectives.linux import Futex, ProcessWatch, address_of, create_region, open_region, start_time
-from podrun.core.error_codec import error_from_json, error_to_dict
-from podrun.core.errors import ConflictError, InternalError, PodrunError
+from podrun.core.errors import ConflictError, InternalError, PodrunError, error_from_json, error_to_dict
 from podrun.core.shared_region import SharedRegion
 
 MAX_RANKS = 1024

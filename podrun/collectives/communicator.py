@@ -29,12 +29,12 @@ from podrun.collectives.group import (
     Array,
     ByteArray,
     Group,
+    MismatchError,
     Movement,
     MovementKind,
     Token,
     as_bytes,
 )
-from podrun.collectives.group_errors import MismatchError
 from podrun.collectives.rendezvous import create, create_within, join
 from podrun.core.errors import UsageError
 from podrun.core.executable import Reduction

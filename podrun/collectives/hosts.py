@@ -23,14 +23,17 @@ from podrun.collectives.group import (
     EXCHANGE_BYTES,
     Array,
     ByteArray,
+    ClosedError,
+    GroupError,
     GroupPlace,
     Movement,
     Token,
     as_bytes,
     check_peer,
+    for_rank,
     message_mismatch,
+    within_limits,
 )
-from podrun.collectives.group_errors import ClosedError, GroupError, for_rank, within_limits
 from podrun.collectives.host_memory import reducible
 from podrun.collectives.host_reduction import HostLanes, HostReduction, pieces_of
 from podrun.collectives.linux import host_identity
@@ -38,8 +41,7 @@ from podrun.collectives.mesh import Mesh
 from podrun.collectives.registrar import Registrar, RegistrarClient
 from podrun.collectives.shared_memory import SharedMemoryGroup
 from podrun.collectives.tcp_link import FrameKind, LinkFrame, RankLink
-from podrun.core.error_codec import error_from_dict, error_to_dict
-from podrun.core.errors import PodrunError
+from podrun.core.errors import PodrunError, error_from_dict, error_to_dict
 from podrun.core.executable import Reduction
 from podrun.core.layout import slice_of
 

@@ -1,11 +1,22 @@
-"""What groups need of Linux: futexes to sleep on, whether a process is still alive, and shared memory within limits.
+"""What groups need beneath Python: futexes, whether a process is alive, shared memory, the C module and memory fences.
 
-A futex is a 32-bit word that processes share. ``wait`` sleeps while the word still has the value that the caller saw;
-``wake`` wakes the sleepers after the word was changed. Both release the GIL. Futexes were chosen over eventfd because a
-peer can open a memfd through /proc but not an eventfd, and because one wake reaches all sleepers. See futex(2).
+**Futexes.** A futex is a 32-bit word that processes share. ``wait`` sleeps while the word still has the value that the
+caller saw; ``wake`` wakes the sleepers after the word was changed. Both release the GIL. Futexes were chosen over
+eventfd because a peer can open a memfd through /proc but not an eventfd, and because one wake reaches all sleepers. See
+futex(2).
 
-A process is identified by its PID and its start time, so that a PID that is used again is not taken for the same
-process.
+**Processes.** A process is identified by its PID and its start time, so that a PID that is used again is not taken for
+the same process.
+
+**The C module.** `c_module` is ``podrun.collectives._collectives``, which does a whole collective in one call when
+nothing unusual happens. Everything works without it, only slower (``docs/collectives.md`` has the figures). Where there
+was no C compiler at installation, or where the module was built from another version of the protocol, `c_module` is
+None.
+
+**Fences.** A fence orders a thread's memory accesses: all before it take effect before all after it. x86 and s390x keep
+stores in order by themselves, which is all that the protocols of this room need of stores made by the interpreter.
+Other processors (aarch64, riscv64, ppc64le) need a fence: an instruction of the C module or, without the module, the
+system call membarrier(2).
 """
 
 from __future__ import annotations
@@ -16,12 +27,16 @@ import mmap
 import os
 import platform
 import select
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from podrun.collectives.group_errors import HostLimitError, within_limits
+from podrun.collectives.group import HostLimitError, within_limits
 from podrun.core.errors import UnsupportedError
 from podrun.core.shared_region import RegionName, SharedRegion
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _FUTEX_WAIT = 0
 _FUTEX_WAKE = 1
@@ -168,3 +183,94 @@ def open_region(pid: int, fd: int, inode: int = 0) -> SharedRegion:
             return SharedRegion.open(RegionName(pid, fd, inode))
         except ValueError as error:
             raise OSError(errno.EBADF, str(error)) from error
+
+
+PROTOCOL = 2
+"""Version of the layout of shared memory and of who writes what when. The C file has the same number."""
+
+UNKNOWN, ALONE, NOT_ALONE = 0, 1, 2
+"""Whether a rank is the only one of its process: only then may it spin without releasing the GIL."""
+
+
+def _load() -> ModuleType | None:
+    try:
+        from podrun.collectives import _collectives
+    except ImportError:
+        return None
+    return _collectives if _collectives.PROTOCOL == PROTOCOL else None
+
+
+c_module: Any = _load()
+"""The C module, or None."""
+
+
+class Counts:
+    """State of a rank's barriers that Python and C share; this class is used where there is no C module."""
+
+    count: int
+    """Barriers that the rank has arrived at."""
+    spins: int
+    """Whether it may spin: `UNKNOWN`, `ALONE` or `NOT_ALONE`."""
+    quick_looks: int
+    """Number of times that it reads the words before it yields the core."""
+    spin: float
+    """Seconds of spinning before it sleeps."""
+
+    def __init__(self) -> None:
+        self.count = self.spins = self.quick_looks = 0
+        self.spin = 0.0
+
+
+if c_module is not None:
+    Counts = c_module.Counts  # type: ignore[misc]
+
+
+_ORDERED = frozenset(("x86_64", "i386", "i686", "s390x"))
+_MEMBARRIER = {"aarch64": 283, "riscv64": 283, "ppc64le": 365, "x86_64": 324}
+_QUERY, _GLOBAL_EXPEDITED = 0, 2
+
+Fence = Callable[[], None]
+
+
+def fence_for(machine: str) -> Fence | None:
+    """The fence for a processor by its name in `platform.machine`; None if it needs none.
+
+    Raises UnsupportedError if neither the C module nor the kernel provides one.
+    """
+    if machine in _ORDERED:
+        return None
+    return c_module.fence if c_module is not None else kernel_fence(machine)
+
+
+def kernel_fence(machine: str) -> Fence:
+    """A fence by membarrier(2), whose expedited command begins and ends with one on the calling processor.
+
+    On a host with one processor the call returns at once, and nothing is out of order there. Raises UnsupportedError
+    if the kernel does not offer it.
+    """
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.restype = ctypes.c_long
+    number = ctypes.c_long(_MEMBARRIER.get(machine, -1))
+    offered = call(number, ctypes.c_int(_QUERY), ctypes.c_uint(0), ctypes.c_int(0))
+    if machine not in _MEMBARRIER or offered < 0 or not offered & _GLOBAL_EXPEDITED:
+        why = os.strerror(ctypes.get_errno()) if offered < 0 else "unknown processor, or not offered"
+        raise UnsupportedError(
+            f"ranks that share memory on {machine} need podrun's C module, or membarrier(2) of the kernel ({why})",
+            hint="Install a C compiler and podrun again: pip install --force-reinstall --no-deps podrun",
+        )
+    arguments = (number, ctypes.c_int(_GLOBAL_EXPEDITED), ctypes.c_uint(0), ctypes.c_int(0))
+
+    def fence() -> None:
+        if call(*arguments) < 0:
+            raise OSError(ctypes.get_errno(), "membarrier failed")
+
+    return fence
+
+
+def no_fence() -> None:
+    """Do nothing: the fence of processors that need none."""
+
+
+def fence_here() -> Fence | None:
+    """The fence for this host's processor; None if it needs none."""
+    return fence_for(platform.machine())

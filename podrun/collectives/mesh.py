@@ -20,8 +20,8 @@ import numpy as np
 from podrun.collectives.admission import Admission, Hello, Introduction
 from podrun.collectives.barrier import label_text
 from podrun.collectives.encryption import accepted, dialled
-from podrun.collectives.group import ByteArray
-from podrun.collectives.group_errors import (
+from podrun.collectives.group import (
+    ByteArray,
     HostLimitError,
     MismatchError,
     RankLostError,

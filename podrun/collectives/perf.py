@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from podrun import commands
-from podrun.collectives import links, measure, timing
+from podrun.collectives import measure, timing
 from podrun.core.errors import PodrunError, UsageError
 from podrun.core.executable import Reduction, numpy_dtype
 from podrun.core.terminal import error_lines, show_error
@@ -34,7 +34,7 @@ def parse_size(text: str) -> int:
     return int(digits) * _UNITS.get(unit, 1)
 
 
-def modelled(operation: str, nbytes: int, ranks: int, fabric: links.LinkModel) -> timing.CollectiveTime:
+def modelled(operation: str, nbytes: int, ranks: int, fabric: timing.LinkModel) -> timing.CollectiveTime:
     """The estimate for an operation by its name in `measure.OPERATIONS`."""
     if operation == "send_receive":
         return timing.send(nbytes, fabric) if ranks > 1 else timing.broadcast(nbytes, 1, fabric)
@@ -139,7 +139,7 @@ def render(rows: list[dict[str, Any]], job: measure.Measurement, target: str) ->
 )
 @click.option(
     "--target",
-    type=click.Choice(list(links.FABRICS)),
+    type=click.Choice(list(timing.FABRICS)),
     default="gc200",
     show_default=True,
     help="Chip to model.",
@@ -159,7 +159,7 @@ def main(
         _check(sizes[0], parse_size(maxbytes), options)
         chosen = options.pop("operation")
         operations = measure.OPERATIONS if chosen == "all" else (chosen,)
-        fabric = links.fabric(target)
+        fabric = timing.fabric(target)
         tables = []
         for operation in operations:
             job = measure.Measurement(operation=operation, sizes=tuple(sizes), **options)

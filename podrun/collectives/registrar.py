@@ -33,7 +33,7 @@ from typing import Any
 from podrun.collectives.admission import MOST_STRANGERS
 from podrun.collectives.barrier import label_text
 from podrun.collectives.encryption import accepted, dialled
-from podrun.collectives.group_errors import (
+from podrun.collectives.group import (
     GroupError,
     HostLimitError,
     RankLostError,
@@ -43,7 +43,7 @@ from podrun.collectives.group_errors import (
     within_limits,
 )
 from podrun.collectives.tcp_link import dial, listen
-from podrun.core.error_codec import error_from_dict, error_to_dict
+from podrun.core.errors import error_from_dict, error_to_dict
 from podrun.core.tls import credentials, explain
 
 _MAX_LINE = 4 * 1024 * 1024

@@ -19,7 +19,6 @@ from podrun.collectives import plans
 from podrun.collectives.arithmetic import prepared, reduce_into
 from podrun.collectives.barrier import ArrivalCounter, arrival_counter_bytes
 from podrun.collectives.board import GroupBoard, label
-from podrun.collectives.channel import MessageChannel, channel_bytes
 from podrun.collectives.group import (
     EXCHANGE_BYTES,
     Array,
@@ -31,7 +30,7 @@ from podrun.collectives.group import (
     message_mismatch,
     unknown_arena,
 )
-from podrun.collectives.host_memory import HostMemory, MappedArena, reducible
+from podrun.collectives.host_memory import HostMemory, MappedArena, MessageChannel, channel_bytes, reducible
 from podrun.core.executable import Reduction
 from podrun.core.layout import slice_of
 

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from podrun.collectives.barrier import LABEL_BYTES
-from podrun.collectives.group import ByteArray
-from podrun.collectives.group_errors import RankLostError, RankMissingError
+from podrun.collectives.group import ByteArray, RankLostError, RankMissingError
 
 NEAR = 15e-6
 """Round trip in seconds below which small buffers do not slow a connection: 128 KiB per 15 us are 9 GB/s. Between

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from podrun import commands
-from podrun.compat import COMPAT_PATH, _excepthook
+from podrun.compat import COMPAT_PATH, _start
 from podrun.core.environment import environment
 from podrun.core.terminal import error_lines
 
@@ -144,7 +144,7 @@ def _prepare(request: Request) -> None:
     inherited = environment().get("PYTHONPATH")
     os.environ["PYTHONPATH"] = COMPAT_PATH + (os.pathsep + inherited if inherited else "")
     os.environ.update(_popdist_variables(request))
-    _excepthook.install()
+    _start.install()
 
 
 def _popdist_variables(request: Request) -> dict[str, str]:
@@ -192,12 +192,12 @@ def _read_from_terminal(names: dict[str, object]) -> None:
     import code
 
     class Console(code.InteractiveConsole):
-        """Errors as `_excepthook` reports them, without the end of the process."""
+        """Errors as `_start` reports them, without the end of the process."""
 
         def showtraceback(self) -> None:
             error = sys.exception()
             if error is not None:
-                self.write("".join(_excepthook.lines(error, error.__traceback__)))
+                self.write("".join(_start.lines(error, error.__traceback__)))
 
     Console({**names, "__name__": "__main__"}).interact(
         f"Python {sys.version.split()[0]} with podrun: import popart, poptorch, popdist. Ctrl-D ends it.", ""

@@ -31,10 +31,10 @@ from podrun.compiler.extra_state import (
     scaling_variables,
 )
 from podrun.compiler.program import FACTOR, RNG, ParameterSpec, Program, UpdateRule
-from podrun.core.buffer_names import REDUCED_ANCHOR, gradient_buffer
 from podrun.core.errors import UnimplementedError, UsageError
 from podrun.core.executable import Arena, ArenaMember, TensorSpec, Variable, VariableRole
 from podrun.core.layout import Layout
+from podrun.core.names import REDUCED_ANCHOR, gradient_buffer
 
 GroupOf = tuple[int, ...]
 """The group of each replica of the program, by its global index."""

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from jax.extend.core import JaxprEqn, Literal
 
 from podrun.compiler import jaxprs
-from podrun.compiler.anchors import classify
 from podrun.compiler.arenas import plan_memory
 from podrun.compiler.cost import micro_batch_segments
 from podrun.compiler.forward_trace import fixed_numerics, trace
-from podrun.compiler.program import Program, layout_of
+from podrun.compiler.program import Program, classify, layout_of
 from podrun.compiler.segments import Placement
 from podrun.core.errors import UsageError
 from podrun.core.executable import TensorSpec
-from podrun.core.scopes import parse
+from podrun.core.names import parse
 from podrun.costmodel.cost import cost_jaxpr
 from podrun.costmodel.splitting import lowest_bound
 

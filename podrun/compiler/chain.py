@@ -26,9 +26,9 @@ from podrun.compiler.export import PieceFunction, TracedPiece, trace_piece
 from podrun.compiler.jaxprs import buffer
 from podrun.compiler.program import RNG
 from podrun.compiler.segments import PieceSegment, Placement, split
-from podrun.core.buffer_names import CROSSING, INPUT, KEYS, RETURNED, gradient_buffer, statistics_buffer
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.layout import Layout
+from podrun.core.names import CROSSING, INPUT, KEYS, RETURNED, gradient_buffer, statistics_buffer
 from podrun.costmodel.splitting import Spot
 from podrun.costmodel.target import IPUS_PER_MACHINE
 

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from podrun.compiler import extra_state
-from podrun.compiler.anchors import Anchor, AnchorKind
 from podrun.compiler.arenas import Memory, WeightGroup, grouped_names, replicas_reduced, rows
 from podrun.compiler.export import PieceFunction
 from podrun.compiler.extra_state import averaged, averages, counted, counts
@@ -23,8 +22,11 @@ from podrun.compiler.fold import Folded, FoldedOperands, gradients, weight_gradi
 from podrun.compiler.forward_trace import Trace, evaluate
 from podrun.compiler.jaxprs import abstract, buffer
 from podrun.compiler.model_collectives import alone
-from podrun.compiler.program import FACTOR, Program
-from podrun.core.buffer_names import (
+from podrun.compiler.program import FACTOR, Anchor, AnchorKind, Program
+from podrun.core.errors import UnimplementedError
+from podrun.core.executable import REPLICA_OFFSET, Stream, StreamDirection, TensorSpec, numpy_dtype
+from podrun.core.layout import Layout
+from podrun.core.names import (
     KEYS,
     anchor_buffer,
     count_buffer,
@@ -32,9 +34,6 @@ from podrun.core.buffer_names import (
     input_buffer,
     statistics_buffer,
 )
-from podrun.core.errors import UnimplementedError
-from podrun.core.executable import REPLICA_OFFSET, Stream, StreamDirection, TensorSpec, numpy_dtype
-from podrun.core.layout import Layout
 
 Buffers = Mapping[str, Any]
 

@@ -37,10 +37,10 @@ from podrun.compiler.model_collectives import (
 )
 from podrun.compiler.program import tap
 from podrun.compiler.segments import split
-from podrun.core.buffer_names import EXCHANGE, SLICE, WHOLE
 from podrun.core.errors import InternalError
 from podrun.core.executable import REPLICA_OFFSET, AllGather, Arena, Compute, Instruction
 from podrun.core.layout import Layout
+from podrun.core.names import EXCHANGE, SLICE, WHOLE
 from podrun.costmodel.splitting import Spot
 from podrun.private_apis import jax as private_jax
 

@@ -11,7 +11,6 @@ from typing import Any
 import jax.numpy as jnp
 
 from podrun.compiler import extra_state
-from podrun.compiler.anchors import Anchor, classify, unknown_tensor
 from podrun.compiler.arenas import Memory, check_groups, plan_memory
 from podrun.compiler.cache import cached, digest
 from podrun.compiler.chain import (
@@ -42,11 +41,19 @@ from podrun.compiler.extra_state import UPDATE as SCALING
 from podrun.compiler.fold import chunks
 from podrun.compiler.forward_trace import Trace, fixed_numerics, trace
 from podrun.compiler.model_collectives import exchanges
-from podrun.compiler.program import RNG, PipelineOrder, Program, joint, layout_of
+from podrun.compiler.program import (
+    RNG,
+    Anchor,
+    PipelineOrder,
+    Program,
+    classify,
+    joint,
+    layout_of,
+    unknown_tensor,
+)
 from podrun.compiler.schedule import Timetable, schedule
 from podrun.compiler.segments import Placement, placement_of
 from podrun.compiler.update import JOINT_UPDATE, SimilarUpdates, joint_piece, renamed, update_piece
-from podrun.core.buffer_names import WHOLE
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.executable import (
     Arena,
@@ -58,6 +65,7 @@ from podrun.core.executable import (
     VariableRole,
     numpy_dtype,
 )
+from podrun.core.names import WHOLE
 from podrun.core.progress import at, counted
 from podrun.device.xla.clients import instruction_set
 from podrun.private_apis.jax import one_context

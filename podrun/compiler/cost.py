@@ -36,7 +36,7 @@ from podrun.compiler.timeline import (
     update_spec,
 )
 from podrun.compiler.update import scalar_buffer
-from podrun.core.buffer_names import CROSSING, gradient_buffer
+from podrun.core.names import CROSSING, gradient_buffer
 from podrun.costmodel.cost import cost_flat, cost_jaxpr
 from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.exchange import neighbour_seconds

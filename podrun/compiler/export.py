@@ -41,7 +41,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from podrun.compiler import jaxprs
 from podrun.compiler.jaxprs import buffer
-from podrun.core import own_pieces
+from podrun.core import executable_file
 from podrun.core.executable import Computation
 from podrun.private_apis import jax as private_jax
 from podrun.private_apis.jax import without_locations
@@ -269,7 +269,7 @@ def export_traced(traced: TracedPiece) -> Computation:
     specs = [buffer(aval.shape, str(aval.dtype)) for aval in closed.in_avals]
     exported = jax.export.export(jax.jit(run), platforms=("cpu",))(*specs)
     data = bytes(without_locations(exported).serialize())
-    own_pieces.note(data)
+    executable_file.note(data)
     return Computation(traced.name, data, traced.inputs, traced.outputs)
 
 

@@ -38,8 +38,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from podrun.compiler.program import FACTOR, PHASE, RNG, AutomaticScaling, Program
-from podrun.core.buffer_names import count_buffer, statistics_buffer
 from podrun.core.executable import Arena, ArenaMember, Reduction, TensorSpec, Variable, VariableRole
+from podrun.core.names import count_buffer, statistics_buffer
 
 if TYPE_CHECKING:
     import jax

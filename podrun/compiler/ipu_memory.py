@@ -18,8 +18,8 @@ from typing import Any
 
 from podrun.compiler.arenas import Memory, WeightGroup
 from podrun.compiler.program import Locations, Program
-from podrun.core.buffer_names import gradient_buffer
 from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.core.names import gradient_buffer
 from podrun.costmodel.equations import merged_code
 from podrun.costmodel.recompute import Recompute
 from podrun.costmodel.target import Chip

@@ -37,15 +37,6 @@ from podrun.compiler.extra_state import UPDATE as SCALING
 from podrun.compiler.fold import MicroBatchChunk
 from podrun.compiler.program import RNG, joint
 from podrun.compiler.update import JOINT_UPDATE
-from podrun.core.buffer_names import (
-    ANCHOR,
-    INPUT,
-    RETURNED,
-    WHOLE,
-    anchor_buffer,
-    gradient_buffer,
-    input_buffer,
-)
 from podrun.core.executable import (
     AllGather,
     AllReduce,
@@ -60,6 +51,15 @@ from podrun.core.executable import (
     StoreStream,
     Sync,
     SyncScope,
+)
+from podrun.core.names import (
+    ANCHOR,
+    INPUT,
+    RETURNED,
+    WHOLE,
+    anchor_buffer,
+    gradient_buffer,
+    input_buffer,
 )
 from podrun.costmodel.target import IPUS_PER_MACHINE
 

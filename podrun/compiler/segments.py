@@ -25,9 +25,8 @@ from podrun.compiler import jaxprs
 from podrun.compiler.export import TracedPiece
 from podrun.compiler.forward_trace import Trace
 from podrun.compiler.program import PipelineOrder
-from podrun.core.buffer_names import CROSSING
 from podrun.core.errors import UsageError
-from podrun.core.scopes import is_local, parse
+from podrun.core.names import CROSSING, is_local, parse
 from podrun.costmodel.splitting import DependencyGraph, Spot, earliest
 
 

@@ -12,7 +12,7 @@ inside has no float32 form here (scatters, custom derivatives) round to nearest 
 
 A result is rounded where its operator lies, and so is its gradient. What belongs to no operator (the states that bits
 come from, arguments in float32) is made anew by all that read it, wherever they are
-(`podrun.core.scopes.LOCAL`).
+(`podrun.core.names.LOCAL`).
 
 Source: Graphcore's "AI-Float" white paper (stochastic rounding of every float16 result); hash: a 32-bit mixer of two
 multiplications (C. Wellons, "Prospecting for hash functions", 2018).
@@ -30,7 +30,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from podrun.compiler import jaxprs
-from podrun.core.scopes import LOCAL
+from podrun.core.names import LOCAL
 
 Apply = Callable[[JaxprEqn, Sequence[Any]], Any]
 

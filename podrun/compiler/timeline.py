@@ -47,8 +47,8 @@ from podrun.compiler.forward_trace import Trace
 from podrun.compiler.ipu_memory import SegmentWork
 from podrun.compiler.model_collectives import ExchangeKind, exchanges
 from podrun.compiler.program import PipelineOrder, Program, layout_of
-from podrun.core.buffer_names import gradient_buffer
 from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.core.names import gradient_buffer
 from podrun.costmodel.batch import STREAMING_BYTES_PER_SECOND
 from podrun.costmodel.exchange import all_reduce_seconds, fabric_of
 from podrun.costmodel.target import IPUS_PER_MACHINE, Chip

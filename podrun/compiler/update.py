@@ -22,10 +22,10 @@ from podrun.compiler.export import PieceFunction
 from podrun.compiler.extra_state import place
 from podrun.compiler.jaxprs import buffer
 from podrun.compiler.program import RNG, JointRule, NormRule, UpdateRule
-from podrun.core.buffer_names import NORM_ANCHOR, SLICE, WHOLE, anchor_buffer, gradient_buffer
 from podrun.core.errors import UnsupportedError
 from podrun.core.executable import REPLICA_OFFSET, Computation, TensorSpec
 from podrun.core.layout import Layout
+from podrun.core.names import NORM_ANCHOR, SLICE, WHOLE, anchor_buffer, gradient_buffer
 
 Buffers = Mapping[str, Any]
 

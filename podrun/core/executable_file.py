@@ -14,20 +14,27 @@ It is data only: reading it evaluates and unpickles nothing, every field is chec
 `podrun.device.xla.custom_calls` says what they may call, and `podrun.device.xla.vetting` reads pieces that this user's
 podrun has not exported in a process of their own first. Reading raises `podrun.core.errors.ConfigError` that names what
 is wrong.
+
+**Own pieces.** A piece is StableHLO, which native code reads: bytes that were changed by mistake or by intent can end
+the process that reads them. Pieces that podrun exported are read as they are; all others are first read by a process of
+their own. A piece is known by the SHA-256 of its bytes, in this process and, as an empty file, in the user's cache
+directory, so that a program from a cache or a file on disk is known in the next process too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import struct
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from podrun.core.environment import cache_directory, environment
 from podrun.core.errors import ConfigError
 from podrun.core.executable import (
     EXECUTABLE_VERSION,
@@ -325,3 +332,51 @@ def _instruction(item: Mapping[str, Any]) -> Instruction:
         if key not in _ENUM_FIELDS and (isinstance(value, bool) or not isinstance(value, int | str)):
             raise TypeError(f"{item['op']}.{key} cannot be {value!r}")
     return INSTRUCTION_TYPES[_typed(item["op"], str)](**values)
+
+
+FOLDER = "own-pieces"
+_known: set[bytes] = set()
+
+
+def _digest(stablehlo: bytes) -> bytes:
+    return hashlib.sha256(stablehlo).digest()
+
+
+def remember(stablehlo: bytes) -> None:
+    """The piece may be read in this process."""
+    _known.add(_digest(stablehlo))
+
+
+def note(stablehlo: bytes, environ: Mapping[str, str] | None = None) -> None:
+    """podrun has exported the piece: it may be read in this process and in later ones of this user."""
+    digest = _digest(stablehlo)
+    if digest in _known:
+        return
+    _known.add(digest)
+    path = _file(digest, environ)
+    if path is not None:
+        with contextlib.suppress(OSError):  # A cache that cannot be written costs a second look, later.
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+
+
+def is_own(stablehlo: bytes, environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the piece may be read in this process."""
+    digest = _digest(stablehlo)
+    if digest in _known:
+        return True
+    path = _file(digest, environ)
+    if path is None or not path.exists():
+        return False
+    _known.add(digest)
+    return True
+
+
+def are_own(pieces: Iterable[bytes]) -> bool:
+    """Whether all of them may."""
+    return all(map(is_own, pieces))
+
+
+def _file(digest: bytes, environ: Mapping[str, str] | None) -> Path | None:
+    base = cache_directory(environment(environ))
+    return None if base is None else base / FOLDER / digest.hex()

@@ -9,8 +9,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from podrun.collectives.links import FABRICS, LINK_LATENCY, RAIL_LINKS, LinkModel, fabric
-from podrun.collectives.timing import Method, all_gather, all_reduce, reduce_scatter
+from podrun.collectives.timing import (
+    FABRICS,
+    LINK_LATENCY,
+    RAIL_LINKS,
+    LinkModel,
+    Method,
+    all_gather,
+    all_reduce,
+    fabric,
+    reduce_scatter,
+)
 from podrun.costmodel.target import GC2, Chip
 
 PHASE_CYCLES = 100.0

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from podrun.core.scopes import without_cuts
+from podrun.core.names import without_cuts
 from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor, needed
 from podrun.costmodel.operator_forms import TEMPLATES
 from podrun.costmodel.operator_runs import (

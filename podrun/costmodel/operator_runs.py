@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from podrun.core.scopes import parse
+from podrun.core.names import parse
 from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor
 
 HALVES = frozenset({"float16", "bfloat16"})

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from podrun.core.scopes import parse, recomputing
+from podrun.core.names import parse, recomputing
 from podrun.costmodel.equations import Equation, FlatJaxpr, needed
 from podrun.costmodel.planners import VIEWS
 

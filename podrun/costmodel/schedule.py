@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from podrun.core.scopes import parse
+from podrun.core.names import parse
 from podrun.costmodel import matmul, planners
 from podrun.costmodel.elementwise import OPS, plan_chain
 from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor, Plan

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from podrun.core.buffer_names import SLICE
 from podrun.core.errors import ApplicationRuntimeError, ErrorCode, UnrecoverableRuntimeError
 from podrun.core.executable import Computation, Executable
+from podrun.core.names import SLICE
 from podrun.core.shared_region import RegionName, SharedRegion
 from podrun.device.program.xla_memory import Array
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from podrun.collectives import ClosedError, Group, create, join
-from podrun.core.error_codec import error_to_dict
-from podrun.core.errors import ApplicationRuntimeError, PoplarError
+from podrun.core.errors import ApplicationRuntimeError, PoplarError, error_to_dict
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.device.disturbances import LASTING, LastingFaults, flip_bit, instances_here, signal_process

@@ -15,8 +15,7 @@ from podrun.costmodel.cost import check_planned
 from podrun.costmodel.target import System, system
 from podrun.estimate.layout import ProgramLayout, check_layout
 from podrun.estimate.model import Choices, Estimate, estimate, scan
-from podrun.estimate.reading import load_model, model_batch
-from podrun.estimate.tracing import trace
+from podrun.estimate.tracing import load_model, model_batch, trace
 from podrun.report.document import Parser
 from podrun.report.text import counted, unit_of_time
 

@@ -1,20 +1,34 @@
-"""How a program lies on a system, and what each IPU then holds: the estimate's half of the memory model.
+"""A traced model as a chain of layers, and how it lies on a system: what each layer costs, and what each IPU holds.
 
-`podrun.costmodel.tile_memory` adds up, for this and for the compiler alike. The compiler knows the program's segments;
-here layers stand for them. In a training pipeline every value that backward work reads is stashed for each micro-batch
-in flight. With recomputation only what enters the IPU is stashed, and the rest of its layers' values exist once. A
-single IPU runs the whole batch, and its liveness is that of the batch (with recomputation: of the recomputed one).
+**Layers.** A layer is a named scope of the trace (an ONNX node's name), in the order of the forward pass; pipelines are
+cut between layers. Cycles and code come from the tile model's reports, bytes from the traces themselves:
+
+* ``weights`` belong to the layer that reads them first;
+* ``saved_bytes`` are forward values that the backward pass reads (the activations that training keeps);
+* ``crossing_bytes`` are values made in this layer or before it and read after it;
+* ``work_bytes`` is what is alive beside kept activations while the layer works, ``temporary_bytes`` the
+  most temporary data of its steps.
+
+**Layouts**, the estimate's half of the memory model. `podrun.costmodel.tile_memory` adds up, for this and for the
+compiler alike. The compiler knows the program's segments; here layers stand for them. In a training pipeline every
+value that backward work reads is stashed for each micro-batch in flight. With recomputation only what enters the IPU is
+stashed, and the rest of its layers' values exist once. A single IPU runs the whole batch, and its liveness is that of
+the batch (with recomputation: of the recomputed one).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from podrun.core.errors import InvalidOptionError, UsageError
+from podrun.core.names import parse
 from podrun.costmodel.batch import UPDATE_PASSES
+from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.matmul import check_proportion
+from podrun.costmodel.planners import VIEWS
 from podrun.costmodel.target import Chip, System
 from podrun.costmodel.tile_memory import (
     ACCUMULATORS,
@@ -28,7 +42,153 @@ from podrun.costmodel.tile_memory import (
     fullest_tile,
     in_flight,
 )
-from podrun.estimate.layers import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of one micro-batch on one IPU."""
+
+    name: str
+    forward_cycles: float
+    step_cycles: float
+    weights: int
+    weight_bytes: int
+    saved_bytes: int
+    crossing_bytes: int
+    code_bytes: int
+    work_bytes: int
+    temporary_bytes: int
+
+
+def layers_of(
+    forward: Mapping[str, Any], step: Mapping[str, Any], ahead: FlatJaxpr, whole: FlatJaxpr, parameters: int
+) -> tuple[Layer, ...]:
+    """The layers of a model from the reports and flat traces of its forward pass and of its whole step.
+
+    The first ``parameters`` arguments of both traces are the weights. In inference both are the same.
+    """
+    names = _order(forward, ahead)
+    index = {name: position for position, name in enumerate(names)}
+    places = _places(ahead, index)
+    ahead_cycles = _by_layer(((e["scope"], _cycles(e)) for e in forward["timeline"]), index)
+    step_cycles = _by_layer(step["by_scope"].items(), index)
+    code = _by_layer(((s, sum(parts.values())) for s, parts in step["code_by_scope"].items()), index)
+    weights, weight_bytes = _weights(ahead, places, parameters, len(names))
+    saved = _saved(whole, index)
+    crossing = _crossing(ahead, places, len(names))
+    work, temporary = _at_work(step, index, saved)
+    columns = (ahead_cycles, step_cycles, weights, weight_bytes, saved, crossing, code, work, temporary)
+    return tuple(
+        Layer(name, a, s, int(w), int(b), int(k), int(c), int(o), int(m), int(t))
+        for name, a, s, w, b, k, c, o, m, t in zip(names, *columns, strict=True)
+    )
+
+
+def _at_work(
+    step: Mapping[str, Any], index: Mapping[str, int], saved: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """What is alive while each layer works, without what it and the layers before it keep; temporary data."""
+    kept = list(itertools.accumulate(saved))
+    live, temporary = [0] * len(index), [0] * len(index)
+    for scope, entry in step["memory_by_scope"].items():
+        place = index.get(parse(scope).layer, len(index) - 1)
+        live[place] = max(live[place], entry["live"] - kept[place])
+        temporary[place] = max(temporary[place], entry["temporary"])
+    return live, temporary
+
+
+def _cycles(entry: Mapping[str, Any]) -> float:
+    return float(entry["compute"] + entry["exchange"] + entry["sync"])
+
+
+def _order(forward: Mapping[str, Any], ahead: FlatJaxpr) -> list[str]:
+    """Layers as the forward pass meets them: equations in their order (layers of views alone among them),
+    and then what only the timeline names.
+    """
+    scopes = itertools.chain(
+        (e.scope for e in ahead.equations if e.scope), (e["scope"] for e in forward["timeline"])
+    )
+    return list(dict.fromkeys(parse(scope).layer for scope in scopes)) or [""]
+
+
+def _by_layer(entries: Any, index: Mapping[str, int]) -> list[float]:
+    """Sums by layer; what belongs to no layer (the loss, work without a name) goes to the last."""
+    found = [0.0] * len(index)
+    for scope, value in entries:
+        found[index.get(parse(scope).layer, len(index) - 1)] += value
+    return found
+
+
+def _places(flat: FlatJaxpr, index: Mapping[str, int]) -> list[int]:
+    """The layer of each equation; one without a name is in that of the equation before it."""
+    found, last = [], 0
+    for equation in flat.equations:
+        last = index.get(parse(equation.scope).layer, last) if equation.scope else last
+        found.append(last)
+    return found
+
+
+def _weights(
+    flat: FlatJaxpr, places: Sequence[int], parameters: int, layers: int
+) -> tuple[list[int], list[int]]:
+    counts, sizes = [0] * layers, [0] * layers
+    wanted = set(flat.arguments[:parameters])
+    for place, equation in zip(places, flat.equations, strict=True):
+        for number in equation.inputs:
+            if number in wanted:
+                wanted.discard(number)
+                tensor = flat.tensors[number]
+                counts[place] += tensor.size
+                sizes[place] += tensor.nbytes
+    for number in wanted:  # Read by nobody, held all the same.
+        counts[-1] += flat.tensors[number].size
+        sizes[-1] += flat.tensors[number].nbytes
+    return counts, sizes
+
+
+def _roots(flat: FlatJaxpr) -> dict[int, int]:
+    """For each result of a view the value whose memory it is."""
+    found: dict[int, int] = {}
+    for equation in flat.equations:
+        source = next((n for n in equation.inputs if n is not None), None)
+        if equation.primitive in VIEWS and source is not None:
+            found |= dict.fromkeys(equation.outputs, found.get(source, source))
+    return found
+
+
+def _saved(flat: FlatJaxpr, index: Mapping[str, int]) -> list[int]:
+    roots = _roots(flat)
+    maker: dict[int, int] = {}
+    found, kept = [0] * len(index), set[int]()
+    for equation in flat.equations:
+        if parse(equation.scope).backward:
+            for number in equation.inputs:
+                root = roots.get(number, number) if number is not None else None
+                if root in maker and root not in kept:
+                    kept.add(root)
+                    found[maker[root]] += flat.tensors[root].nbytes
+        elif equation.primitive not in VIEWS and equation.scope:
+            place = index.get(parse(equation.scope).layer, len(index) - 1)
+            maker |= dict.fromkeys(equation.outputs, place)
+    return found
+
+
+def _crossing(flat: FlatJaxpr, places: Sequence[int], layers: int) -> list[int]:
+    roots = _roots(flat)
+    made: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for place, equation in zip(places, flat.equations, strict=True):
+        for number in equation.inputs:
+            if number is not None:
+                root = roots.get(number, number)
+                last[root] = max(place, last.get(root, place))
+        if equation.primitive not in VIEWS:
+            made |= dict.fromkeys(equation.outputs, place)
+    found = [0] * layers
+    for number, place in made.items():
+        for behind in range(place, last.get(number, place)):
+            found[behind] += flat.tensors[number].nbytes
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from podrun.costmodel.batch import BatchWork, batch_seconds
 from podrun.costmodel.splitting import cut_chain
 from podrun.costmodel.target import System
 from podrun.costmodel.tile_memory import Location
-from podrun.estimate.layers import Layer
-from podrun.estimate.layout import STATES, MemoryModel, ProgramLayout, check_layout
+from podrun.estimate.layout import STATES, Layer, MemoryModel, ProgramLayout, check_layout
 from podrun.estimate.tracing import FixedBatchError, Traced, trace
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from podrun.core.errors import InvalidOptionError
-from podrun.popart.building.builder import Builder
+from podrun.popart.builder import Builder
 from podrun.session.tensor_info import TensorInfo
 
 NORMS = ("batch", "group", "none")

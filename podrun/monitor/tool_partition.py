@@ -172,10 +172,10 @@ def route(a: int, b: int, domain_ipus: int, topology: LinkTopology) -> Route:
 def transfer_seconds(chip: Chip, way: Route, nbytes: float) -> float:
     """``nbytes`` each way at once between two IPUs: the latency of every hop, and the bytes over one of them.
 
-    How many links they get is a fact of `podrun.collectives.links`; the tool's published sample (IPUs 2 and 3 of an
+    How many links they get is a fact of `podrun.collectives.timing`; the tool's published sample (IPUs 2 and 3 of an
     IPU-M2000, 423.3 Gb/s both ways together) comes to 428.
     """
-    from podrun.collectives.links import GATEWAY_LATENCY, LINK_LATENCY
+    from podrun.collectives.timing import GATEWAY_LATENCY, LINK_LATENCY
     from podrun.costmodel.exchange import fabric_of
 
     fabric = fabric_of(chip)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.core import own_pieces
+from podrun.core import executable_file
 from podrun.core.executable import (
     REPLICA_OFFSET,
     AllGather,
@@ -56,7 +56,7 @@ def computation(
     shapes = [jax.ShapeDtypeStruct(*of_one) for of_one in inputs.values()]  # type: ignore[no-untyped-call]
     exported = export.export(jax.jit(function))(*shapes)
     data = bytes(exported.serialize())
-    own_pieces.note(data)
+    executable_file.note(data)
     return Computation(name, data, tuple(inputs), outputs)
 
 

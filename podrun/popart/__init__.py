@@ -1,8 +1,10 @@
 """The PopART front end: PopART's public Python API over podrun's compiler and machines.
 
 `import popart` under ``podrun`` (or ``python -m podrun.compat``) is this package. What may enter: the API and its
-checks. ``building`` is what is behind `Builder`; sessions and what they are given come from `podrun.session`, ONNX
-models from `podrun.onnx_models`.
+checks. Models that `Builder` makes go to sessions (`podrun.session`), ONNX models are read by `podrun.onnx_models`.
+`graph_builder` is the model as it grows, with `node_inference` for shapes; `attributes` are those of nodes, placement
+among them. `opsets` has one method per operator, made from `schemas` (ONNX's) and `graphcore_ops`; `builder_model`
+reads and writes models.
 
 Importing it imports neither JAX nor ONNX.
 """
@@ -14,30 +16,33 @@ from typing import TYPE_CHECKING, Never
 from podrun.onnx_models.custom import register_op
 from podrun.onnx_models.numerics import NumericsReport
 from podrun.onnx_models.transformer import GraphTransformer
-from podrun.popart.building.builder import Builder
-from podrun.popart.building.builder_model import (
+from podrun.popart.builder import Builder
+from podrun.popart.builder_model import (
     DEFAULT_OPSET,
     AttributeContextManager,
     KeyValueContextManager,
     NameContextManager,
 )
-from podrun.popart.building.schemas import (
+from podrun.popart.debug import (
+    DebugContext,
+    DebugInfo,
+    Logger,
+    SourceLocation,
+    closePoplarDebugInfo,
+    getLogger,
+    initializePoplarDebugInfo,
+    packageHash,
+    versionNumber,
+    versionString,
+)
+from podrun.popart.debug import configure as _configure_log
+from podrun.popart.schemas import (
     OpDefinition,
     OperatorIdentifier,
     getSupportedOperations,
     getSupportedOperationsDefinition,
     getUnsupportedOperations,
 )
-from podrun.popart.debug import (
-    DebugContext,
-    DebugInfo,
-    SourceLocation,
-    closePoplarDebugInfo,
-    initializePoplarDebugInfo,
-)
-from podrun.popart.logger import Logger, getLogger
-from podrun.popart.logger import configure as _configure_log
-from podrun.popart.version import packageHash, versionNumber, versionString
 from podrun.session import enums as _enums
 from podrun.session import session as session
 from podrun.session.devices.device import DeviceInfo

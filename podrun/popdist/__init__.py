@@ -3,7 +3,11 @@
 What may enter: what the SDK's ``popdist`` module has. `popdist.popart` is `podrun.popdist.popart`.
 """
 
-from podrun.popdist.backend import (
+from podrun.popdist.collectives import (
+    allGather,
+    allReduceSum,
+    barrier,
+    broadcast,
     execute_on_instances,
     finalizeBackend,
     init,
@@ -11,8 +15,8 @@ from podrun.popdist.backend import (
     isBackendInitialized,
     registerBackend,
     registerDefaultBackend,
+    synchronize,
 )
-from podrun.popdist.collectives import allGather, allReduceSum, barrier, broadcast, synchronize
 from podrun.popdist.core import (
     checkNumIpusPerReplica,
     getDeviceId,

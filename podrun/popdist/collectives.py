@@ -1,9 +1,13 @@
-"""Collectives between the instances' host processes: `popdist.allReduceSum`, `allGather`, `broadcast`, `barrier`.
+"""Collectives between the instances' host processes, and the life of their backend.
 
 ``podrun`` gives every instance one address (`ADDRESS`): instance 0 listens there and the others connect. From then on
 data go through `podrun.collectives`: shared memory on a host, TCP between hosts, sums in the order of instances.
 All instances (inside `popdist.execute_on_instances`: all of those) must make the same calls in the same order with
 arrays of one shape and type. A popdist_error names an instance that does not come within the deadline; nothing hangs.
+
+The SDK's backend is MPI, registered once, initialised once, finalised once. Here instances need no backend to know who
+they are, and connect at the first collective; so these calls keep the SDK's order and its errors, and finalising leaves
+the others. `init` may be called any number of times.
 
 Source of names and meaning: the PopDist C++ API (``popdist/collectives.hpp``); the SDK gives Python no arrays, so
 here they are NumPy's, changed in place as the C++ buffers are.
@@ -11,14 +15,15 @@ here they are NumPy's, changed in place as the C++ buffers are.
 
 from __future__ import annotations
 
+import atexit
 import base64
 import json
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from podrun.core.environment import environment
-from podrun.core.errors import ConflictError, PodrunError, UnsupportedError
+from podrun.core.errors import ConflictError, PodrunError, UnimplementedError, UnsupportedError
 from podrun.popdist import core
 from podrun.popdist.core import popdist_error
 from podrun.record.recorder import digest, recorder
@@ -129,7 +134,7 @@ class Instances:
             group.close()
 
 
-instances = Instances()
+instance_groups = Instances()
 """This process's."""
 
 
@@ -139,13 +144,13 @@ def _named(call: str) -> Iterator[Communicator]:
     from podrun.collectives import RankLostError, RankMissingError
 
     try:
-        yield instances.communicator()
+        yield instance_groups.communicator()
     except popdist_error:
         raise
     except RankMissingError as error:
         who = ", ".join(map(str, error.ranks)) or "unknown"
         raise popdist_error(
-            f"popdist.{call}: instance {who} did not come within {instances.timeout:g} s.",
+            f"popdist.{call}: instance {who} did not come within {instance_groups.timeout:g} s.",
             hint=f"All instances must make the same calls; {TIMEOUT} sets how long one waits.",
         ) from error
     except RankLostError as error:
@@ -187,7 +192,7 @@ def broadcast(array: np.ndarray, root_rank: int = 0, tensor_name: str = "") -> n
     """Every instance's array becomes what instance ``root_rank``'s is, in place; gives the array back."""
     checked = _array("broadcast", array, written=True)
     with _named("broadcast") as group:
-        members = instances._members
+        members = instance_groups._members
         root = root_rank if members is None else members.index(root_rank) if root_rank in members else -1
         if not 0 <= root < group.size:
             raise popdist_error(f"popdist.broadcast: there is no instance {root_rank} among them.")
@@ -269,3 +274,84 @@ def _rich(value: Any) -> Any:
     dtype, shape, data = content
     array = np.frombuffer(base64.b64decode(data), dtype).reshape(shape)
     return array[()] if kind == "scalar" else array.copy()
+
+
+T = TypeVar("T")
+
+
+class _Backend:
+    """Registered, initialised, finalised: in this order, each once."""
+
+    def __init__(self) -> None:
+        self.registered = False
+        self.initialised = False
+
+
+_backend = _Backend()
+
+
+def registerDefaultBackend() -> None:
+    """Register the backend. popdist_error if one is registered already."""
+    if _backend.registered:
+        raise popdist_error("A popdist backend is registered already.")
+    _backend.registered = True
+
+
+def registerBackend(path: str) -> None:
+    """Refused: a compiled backend cannot be loaded; the default one is all there is."""
+    raise UnimplementedError(
+        f"the popdist backend {path!r} is compiled for the SDK and cannot be loaded here",
+        hint="Call popdist.init() instead.",
+    )
+
+
+def initializeBackend() -> None:
+    """Initialise the registered backend. popdist_error out of order."""
+    if not _backend.registered:
+        raise popdist_error("No popdist backend is registered: call registerDefaultBackend() first.")
+    if _backend.initialised:
+        raise popdist_error("The popdist backend is initialised already.")
+    _backend.initialised = True
+
+
+def isBackendInitialized() -> bool:
+    """True iff the backend is initialised."""
+    return _backend.initialised
+
+
+def finalizeBackend() -> None:
+    """End the backend. popdist_error if it was not initialised."""
+    if not _backend.initialised:
+        raise popdist_error("The popdist backend is not initialised, so it cannot be finalised.")
+    instance_groups.close()
+    _backend.initialised = _backend.registered = False
+
+
+def init() -> None:
+    """Register and initialise the default backend; the process's end finalises it. May be called again."""
+    if _backend.initialised:
+        return
+    if not _backend.registered:
+        registerDefaultBackend()
+    initializeBackend()
+    atexit.register(_finalize_at_exit)
+
+
+def _finalize_at_exit() -> None:
+    if _backend.initialised:
+        finalizeBackend()
+
+
+def execute_on_instances(instances: Set[int], func: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
+    """Run ``func`` on these instances, with collectives among them alone; gives its result there and None elsewhere.
+
+    popdist_error for an instance that does not exist.
+    """
+    count = core.getNumInstances()
+    wrong = sorted(index for index in instances if not 0 <= index < count)
+    if wrong:
+        raise popdist_error(f"There is no instance {wrong[0]}: instances are 0 to {count - 1}.")
+    if core.getInstanceIndex() not in instances:
+        return None
+    with instance_groups.only(instances):
+        return func(*args, **kwargs)

@@ -19,7 +19,7 @@ import torch
 
 from podrun.core.environment import environment
 from podrun.core.errors import UnsupportedError
-from podrun.popdist import backend, core, mpi
+from podrun.popdist import collectives, core, mpi
 from podrun.popdist.core import popdist_error
 from podrun.poptorch.option_parts import DistributedOptions
 from podrun.poptorch.options import Options
@@ -51,7 +51,7 @@ class _State:
 def init(*args: Any, **kwargs: Any) -> None:
     """Start. May be called again."""
     _State.up = True
-    backend.init()
+    collectives.init()
 
 
 def shutdown() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from podrun.core.scopes import parse
+from podrun.core.names import parse
 
 if TYPE_CHECKING:
     from podrun.report.library.compilation import Compilation

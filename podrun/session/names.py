@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from podrun.core.buffer_names import GRADIENT_ANCHOR, NORM_ANCHOR, REDUCED_ANCHOR, UPDATED_ANCHOR
+from podrun.core.names import GRADIENT_ANCHOR, NORM_ANCHOR, REDUCED_ANCHOR, UPDATED_ANCHOR
 
 PREFIXES: dict[str, str] = {
     "Gradient": GRADIENT_ANCHOR,

@@ -21,7 +21,6 @@ from typing import Any
 
 from podrun.core.access import make_token, open_channel, quiet_grpc, why_unreachable
 from podrun.core.environment import environment, runtime_directory
-from podrun.core.error_codec import error_from_json
 from podrun.core.errors import (
     DeadlineError,
     DeniedError,
@@ -29,6 +28,7 @@ from podrun.core.errors import (
     PodrunError,
     ServiceError,
     UsageError,
+    error_from_json,
 )
 from podrun.core.telemetry import MachineReport
 from podrun.faults import FaultSpec

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from podrun.core.access import Gate, add_port, caller_of
-from podrun.core.error_codec import error_to_dict
 from podrun.core.errors import (
     ConflictError,
     DeadlineError,
@@ -26,6 +25,7 @@ from podrun.core.errors import (
     PodrunError,
     ServiceError,
     UsageError,
+    error_to_dict,
 )
 from podrun.core.identity import Caller
 from podrun.faults import parse_fault

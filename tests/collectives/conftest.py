@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from podrun.collectives import arithmetic, native
+from podrun.collectives import arithmetic, linux
 from podrun.collectives.board import GroupBoard
 
 
@@ -37,7 +37,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     kind: str = request.param
     if kind == "python":
         monkeypatch.setattr(arithmetic, "kernel", lambda dtype, reduction: None)
-    if kind != "python" and native.module is None:
+    if kind != "python" and linux.c_module is None:
         pytest.skip("podrun was installed without its C module")
     join = GroupBoard.join
 

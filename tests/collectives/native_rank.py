@@ -58,9 +58,9 @@ def main() -> None:
     token, rank, path = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     if path == "python":
         sys.modules["podrun.collectives._collectives"] = None  # type: ignore[assignment]
-    from podrun.collectives import join, native
+    from podrun.collectives import join, linux
 
-    assert (native.module is None) == (path == "python")
+    assert (linux.c_module is None) == (path == "python")
     group = join(token, rank)
     print(results(group))
     group.close()

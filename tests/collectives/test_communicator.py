@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_group_results import NUMPY, bits, expected
 
 from podrun.collectives import Communicator, Group, MismatchError, Reduction, check_groups
-from podrun.collectives.channel import RING_BYTES
+from podrun.collectives.host_memory import RING_BYTES
 from podrun.core.errors import UsageError
 from podrun.core.executable import numpy_dtype
 

@@ -9,37 +9,37 @@ import numpy as np
 import pytest
 from collective_ranks import on_all, ranks
 
-from podrun.collectives import Communicator, Group, native
+from podrun.collectives import Communicator, Group, linux
 from podrun.core.errors import UnsupportedError
 
 
 def test_processors_that_reorder_stores_get_the_kernels_fence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert native.fence_for("x86_64") is None
+    assert linux.fence_for("x86_64") is None
     requested: list[str] = []
-    monkeypatch.setattr(native, "kernel_fence", lambda machine: requested.append(machine) or native.no_fence)
-    monkeypatch.setattr(native, "module", None)
-    assert native.fence_for("aarch64") is native.no_fence
+    monkeypatch.setattr(linux, "kernel_fence", lambda machine: requested.append(machine) or linux.no_fence)
+    monkeypatch.setattr(linux, "c_module", None)
+    assert linux.fence_for("aarch64") is linux.no_fence
     assert requested == ["aarch64"]
 
 
-@pytest.mark.skipif(native.module is None, reason="podrun was installed without its C module")
+@pytest.mark.skipif(linux.c_module is None, reason="podrun was installed without its C module")
 def test_the_module_gives_a_fence() -> None:
-    made = native.fence_for("aarch64")
-    assert made is native.module.fence
+    made = linux.fence_for("aarch64")
+    assert made is linux.c_module.fence
     assert made() is None  # type: ignore[func-returns-value]
 
 
 def test_without_module_and_kernel_it_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="mips need podrun's C module"):
-        native.kernel_fence("mips")
+        linux.kernel_fence("mips")
 
 
 def test_ranks_that_need_fences_use_them_and_get_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python path with the kernel's fences, as on aarch64 without a compiler."""
     try:
-        kernel_fence = native.kernel_fence(platform.machine())
+        kernel_fence = linux.kernel_fence(platform.machine())
     except UnsupportedError as error:
         pytest.skip(str(error))
     fences: list[None] = []
@@ -47,8 +47,8 @@ def test_ranks_that_need_fences_use_them_and_get_the_same(monkeypatch: pytest.Mo
     def counting() -> None:
         fences.append(kernel_fence())  # type: ignore[func-returns-value]
 
-    monkeypatch.setattr(native, "fence_here", lambda: counting)
-    monkeypatch.setattr(native, "module", None)
+    monkeypatch.setattr(linux, "fence_here", lambda: counting)
+    monkeypatch.setattr(linux, "c_module", None)
 
     def work(group: Group) -> None:
         comm = Communicator(group)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from podrun.collectives import arithmetic, native
+from podrun.collectives import arithmetic, linux
 from podrun.collectives.arithmetic import in_c, kernel, reduce_in_numpy, reduce_into
 from podrun.core.executable import Reduction
 
-pytestmark = pytest.mark.skipif(native.module is None, reason="podrun was installed without its C module")
+pytestmark = pytest.mark.skipif(linux.c_module is None, reason="podrun was installed without its C module")
 
 TYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 REDUCTIONS = [reduction for reduction in Reduction if reduction is not Reduction.LOCAL]
@@ -32,7 +32,7 @@ def both(parts: list[np.ndarray[Any, Any]], reduction: Reduction) -> tuple[np.nd
     found = kernel(parts[0].dtype, reduction)
     assert found is not None
     ours, theirs = np.empty_like(parts[0]), np.empty_like(parts[0])
-    native.module.reduce(in_c(found, parts, [ours]))
+    linux.c_module.reduce(in_c(found, parts, [ours]))
     with np.errstate(all="ignore"):
         reduce_in_numpy(theirs, parts, reduction)
     return ours, theirs
@@ -83,7 +83,7 @@ def test_any_length_into_any_number_of_outs_which_may_be_the_parts(name: str, si
     reduce_in_numpy(want, parts, Reduction.MAX)
     found = kernel(want.dtype, Reduction.MAX)
     assert found is not None
-    native.module.reduce(in_c(found, parts, parts))
+    linux.c_module.reduce(in_c(found, parts, parts))
     assert all(same(part, want) for part in parts)
 
 

@@ -14,19 +14,19 @@ import numpy as np
 import pytest
 from collective_ranks import ranks
 
-from podrun.collectives import create, native
+from podrun.collectives import create, linux
 
-needs_module = pytest.mark.skipif(native.module is None, reason="podrun was installed without its C module")
+needs_module = pytest.mark.skipif(linux.c_module is None, reason="podrun was installed without its C module")
 
 
 def test_source_and_python_are_of_one_version() -> None:
-    source = Path(native.__file__).with_name("_collectives.c").read_text(encoding="utf-8")
-    assert f"#define PROTOCOL {native.PROTOCOL} " in source
+    source = Path(linux.__file__).with_name("_collectives.c").read_text(encoding="utf-8")
+    assert f"#define PROTOCOL {linux.PROTOCOL} " in source
 
 
 def test_a_module_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PROTOCOL", -1)
-    assert native._load() is None
+    monkeypatch.setattr(linux, "PROTOCOL", -1)
+    assert linux._load() is None
 
 
 @needs_module
@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_refused() -> None:
             parts: list[Any], outs: list[Any], kind: str = "float32", copies: Any = (), sets: int = 1
         ) -> None:
             one = (list(copies), (kind, "sum", parts, outs))
-            native.module.plan(barrier, None, 1.0, few, 0, (one,) * sets)
+            linux.c_module.plan(barrier, None, 1.0, few, 0, (one,) * sets)
 
         for parts, outs in [([few, many], [few]), ([few], [many])]:
             with pytest.raises(ValueError, match="one size"):

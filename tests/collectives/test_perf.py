@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from podrun.collectives import links, measure, timing
+from podrun.collectives import measure, timing
 from podrun.collectives.perf import main, modelled, parse_size, render, table_row
 from podrun.core.errors import UsageError
 
@@ -26,7 +26,7 @@ def test_wrong_sizes(text: str) -> None:
 
 def test_the_table_has_the_columns_of_nccl_tests() -> None:
     job = measure.Measurement("all_reduce", "copy", 4, (2**20,))
-    fabric = links.fabric("gc200")
+    fabric = timing.fabric("gc200")
     row = table_row(
         measure.MeasuredSize(2**20, 2**18, 1e-3, 0), modelled("all_reduce", 2**20, 4, fabric), job
     )
@@ -49,7 +49,7 @@ def test_the_table_has_the_columns_of_nccl_tests() -> None:
 
 @pytest.mark.parametrize("operation", measure.OPERATIONS)
 def test_every_operation_has_a_model(operation: str) -> None:
-    assert modelled(operation, 2**20, 4, links.fabric("bow")).seconds > 0
+    assert modelled(operation, 2**20, 4, timing.fabric("bow")).seconds > 0
 
 
 @pytest.mark.system

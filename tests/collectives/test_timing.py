@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from podrun.collectives import links, timing
+from podrun.collectives import timing
 from podrun.collectives.timing import Method
 from podrun.core.errors import UsageError
 
@@ -27,7 +27,7 @@ PUBLISHED = {
 def test_published_all_reduce_times() -> None:
     errors = {}
     for name, (nbytes, cycles, _) in PUBLISHED.items():
-        estimate = timing.all_reduce(nbytes, 16, links.fabric("gc2"))
+        estimate = timing.all_reduce(nbytes, 16, timing.fabric("gc2"))
         assert estimate.method is Method.MEET_IN_MIDDLE
         errors[name] = estimate.cycles / cycles - 1
     assert statistics.median(map(abs, errors.values())) <= 0.10, errors
@@ -37,7 +37,7 @@ def test_published_all_reduce_times() -> None:
 def test_meet_in_the_middle_beats_the_pair_at_64_ipus() -> None:
     # Reported as about 30 % faster than the then default for 40 MB over 64 IPUs
     # (history of graphcore/poplibs, lib/popops/ReplicatedCollectives.cpp).
-    fabric = links.fabric("gc2", ild_ipus=64)
+    fabric = timing.fabric("gc2", ild_ipus=64)
     default = timing.all_reduce(40e6, 64, fabric, method=Method.BIDIRECTIONAL).seconds
     assert 1.05 < default / timing.all_reduce(40e6, 64, fabric).seconds < 1.5
 
@@ -72,12 +72,12 @@ def test_choice_by_size(
     nbytes=st.integers(1, 2**30),
     log_ranks=st.integers(0, 8),
     log_ipus=st.integers(0, 4),
-    target=st.sampled_from(sorted(links.FABRICS)),
+    target=st.sampled_from(sorted(timing.FABRICS)),
 )
 def test_time_is_positive_and_grows_with_bytes(
     nbytes: int, log_ranks: int, log_ipus: int, target: str
 ) -> None:
-    fabric, ranks, ipus = links.fabric(target), 2**log_ranks, 2**log_ipus
+    fabric, ranks, ipus = timing.fabric(target), 2**log_ranks, 2**log_ipus
     for operation in (timing.all_reduce, timing.reduce_scatter, timing.all_gather):
         small = operation(nbytes, ranks, fabric, ipus_per_rank=ipus, method=None)
         if ranks == 1:
@@ -92,7 +92,7 @@ def test_time_is_positive_and_grows_with_bytes(
 
 @given(nbytes=st.integers(1, 2**28), log_ranks=st.integers(1, 6))
 def test_all_reduce_is_a_reduce_scatter_and_an_all_gather(nbytes: int, log_ranks: int) -> None:
-    fabric, ranks = links.fabric("gc200"), 2**log_ranks
+    fabric, ranks = timing.fabric("gc200"), 2**log_ranks
     both = (
         timing.reduce_scatter(nbytes, ranks, fabric).seconds
         + timing.all_gather(nbytes, ranks, fabric).seconds
@@ -101,7 +101,7 @@ def test_all_reduce_is_a_reduce_scatter_and_an_all_gather(nbytes: int, log_ranks
 
 
 def test_bandwidth_stays_below_the_links() -> None:
-    fabric = links.fabric("bow")
+    fabric = timing.fabric("bow")
     for method in (Method.RING, Method.BIDIRECTIONAL, Method.MEET_IN_MIDDLE):
         estimate = timing.all_reduce(2**30, 16, fabric, method=method)
         ways = 1 if method is Method.RING else 2
@@ -109,7 +109,7 @@ def test_bandwidth_stays_below_the_links() -> None:
 
 
 def test_domains_make_a_second_level() -> None:
-    fabric = links.fabric("gc200")
+    fabric = timing.fabric("gc200")
     one, two, four = (timing.all_reduce(64 * MIB, n, fabric) for n in (64, 128, 256))
     assert one.steps < two.steps < four.steps
     assert one.seconds < two.seconds < four.seconds
@@ -120,19 +120,19 @@ def test_domains_make_a_second_level() -> None:
 @given(nbytes=st.integers(1, 2**32), target=st.sampled_from(["gc200", "bow"]))
 def test_more_domains_are_never_faster(nbytes: int, target: str) -> None:
     """Two racks are joined by both ports of each machine, as more of them are: a loop."""
-    fabric = links.fabric(target)
+    fabric = timing.fabric(target)
     for operation in (timing.all_reduce, timing.reduce_scatter, timing.all_gather):
         times = [operation(nbytes, 64 * domains, fabric).seconds for domains in (1, 2, 4, 8, 16)]
         assert times == sorted(times)
 
 
 def test_a_point_to_point_copy_takes_its_latency_and_its_bytes() -> None:
-    fabric = links.fabric("gc200")
+    fabric = timing.fabric("gc200")
     assert timing.send(0, fabric).seconds == pytest.approx(fabric.step_seconds(2))
     far, near = timing.send(2**20, fabric, hops=4), timing.send(2**20, fabric)
     assert near.seconds < far.seconds < 1.1 * near.seconds
     assert timing.send(2**20, fabric, same_rung=True).seconds == near.seconds
-    mk1 = links.fabric("gc2")
+    mk1 = timing.fabric("gc2")
     assert timing.send(2**20, mk1, same_rung=True).seconds < timing.send(2**20, mk1).seconds
     for operation in (timing.broadcast, timing.gather, timing.all_to_all):
         assert operation(2**20, 1, fabric).seconds == 0
@@ -141,4 +141,4 @@ def test_a_point_to_point_copy_takes_its_latency_and_its_bytes() -> None:
 
 def test_unknown_targets_are_refused() -> None:
     with pytest.raises(UsageError, match="gc2000"):
-        links.fabric("gc2000")
+        timing.fabric("gc2000")

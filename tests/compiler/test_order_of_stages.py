@@ -12,7 +12,6 @@ ORDER = (
     *(
         "program",
         "jaxprs",
-        "anchors",
         "model_collectives",
         "stochastic",
         "forward_trace",

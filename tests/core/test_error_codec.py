@@ -11,17 +11,8 @@ from typing import Any, get_args, get_origin
 import pytest
 
 import podrun
-from podrun.core.error_codec import (
-    RESERVED,
-    copy_error,
-    error_classes,
-    error_from_dict,
-    error_from_json,
-    error_to_dict,
-    error_to_json,
-    fields_of,
-)
 from podrun.core.errors import (
+    RESERVED,
     DeadlineError,
     ExistsError,
     GraphMemoryAllocationError,
@@ -31,6 +22,13 @@ from podrun.core.errors import (
     ServiceError,
     SystemRuntimeError,
     UsageError,
+    copy_error,
+    error_classes,
+    error_from_dict,
+    error_from_json,
+    error_to_dict,
+    error_to_json,
+    fields_of,
 )
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from podrun.core.scopes import (
+from podrun.core.names import (
     LOCAL,
     ScopeOperator,
     is_local,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from podrun.core.scopes import BACKWARD
+from podrun.core.names import BACKWARD
 from podrun.costmodel.cost import cost_flat
 from podrun.costmodel.equations import FlatJaxpr
 from podrun.costmodel.flatten import flatten

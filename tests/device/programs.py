@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from podrun.core import own_pieces
+from podrun.core import executable_file
 from podrun.core.executable import (
     AllGather,
     AllReduce,
@@ -56,7 +56,7 @@ def computation(
     shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in inputs.values()]
     exported = export.export(jax.jit(function))(*shapes)
     data = bytes(exported.serialize())
-    own_pieces.remember(data)
+    executable_file.remember(data)
     return Computation(name, data, tuple(inputs), outputs, **more)
 
 

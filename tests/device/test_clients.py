@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import export
 
-from podrun.core import own_pieces
+from podrun.core import executable_file
 from podrun.core.executable import Computation
 from podrun.device.xla import clients
 from podrun.device.xla.pieces import Piece, PieceCache
@@ -28,7 +28,7 @@ def product(a, b):
 def piece(n: int, cache: PieceCache, donated: tuple[int, ...] = ()) -> Piece:
     square = jax.ShapeDtypeStruct((n, n), np.float32)
     stablehlo = export.export(jax.jit(product), platforms=["cpu"])(square, square).serialize()
-    own_pieces.remember(bytes(stablehlo))
+    executable_file.remember(bytes(stablehlo))
     return cache.piece(Computation("product", bytes(stablehlo), ("a", "b"), ("sums", "twice")), donated)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import export
 
-from podrun.core import own_pieces
+from podrun.core import executable_file
 from podrun.core.errors import InternalError
 from podrun.core.executable import Computation
 from podrun.device.program.buffers import Buffers
@@ -57,7 +57,7 @@ def update(size: int, pieces: PieceCache) -> Any:
         flat, flat, flat
     )
     data = bytes(stablehlo.serialize())
-    own_pieces.remember(data)
+    executable_file.remember(data)
     computation = Computation("update", data, ("w", "g", "s"), ("w", "s"))
     return pieces.piece(computation, (), {0: 0, 2: 1})
 
@@ -84,7 +84,7 @@ def test_results_lie_where_operands_lay(threads: int, monkeypatch: pytest.Monkey
 def test_what_is_asked_for_in_another_order_than_jax_gives_it_is_not_done() -> None:
     flat = jax.ShapeDtypeStruct((64,), np.float32)
     stablehlo = export.export(jax.jit(lambda w, s: (s + 1, w + 2)), platforms=["cpu"])(flat, flat).serialize()
-    own_pieces.remember(bytes(stablehlo))
+    executable_file.remember(bytes(stablehlo))
     computation = Computation("crossed", bytes(stablehlo), ("w", "s"), ("s", "w"))
     piece = PieceCache(None).piece(computation, (), {0: 1, 1: 0})
     assert piece.in_place == {}

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax import export
 
-from podrun.core import own_pieces
+from podrun.core import executable_file
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import Computation, Copy, Executable, Instruction, Receive, Send
 from podrun.device.program.check import check_executable
@@ -45,7 +45,7 @@ def piece(
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every piece counts as this user's own: no child reads it first."""
-    monkeypatch.setattr(own_pieces, "is_own", lambda stablehlo: True)
+    monkeypatch.setattr(executable_file, "is_own", lambda stablehlo: True)
     return iter(())
 
 
@@ -141,7 +141,7 @@ def test_a_piece_of_somebody_else_is_read_by_a_child_first(monkeypatch: pytest.M
     class Spy:
         def check(self, computation: Computation, donated: Any, in_place: Any) -> None:
             asked.append(computation.name)
-            own_pieces.remember(computation.stablehlo)
+            executable_file.remember(computation.stablehlo)
 
     monkeypatch.setattr("podrun.device.xla.pieces.vetter", lambda directory: Spy())
     odd = piece(lambda x: x * 1.2345, (3,))
@@ -163,7 +163,7 @@ def test_the_child_refuses_and_dies_alone(tmp_path: Path, monkeypatch: pytest.Mo
     try:
         good = piece(lambda x: x * 7.5, (3,))
         vetter.check(good, (), {})
-        assert own_pieces.is_own(good.stablehlo)
+        assert executable_file.is_own(good.stablehlo)
         with pytest.raises(RefusedPiece, match=r"no StableHLO that can be read|cannot be compiled"):
             vetter.check(Computation("odd", b"x" * 100, (), ()), (), {})
         with pytest.raises(RefusedPiece, match="nested"):

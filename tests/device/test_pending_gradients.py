@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from podrun.collectives.solo import SoloGroup
+from podrun.collectives.rendezvous import SoloGroup
 from podrun.device.host.in_process import InProcessMachines
 from podrun.device.program.buffers import Buffers, Frame
 from podrun.device.program.xla_memory import PendingGradients

@@ -16,7 +16,7 @@ import sys, tempfile
 from pathlib import Path
 import numpy as np
 import jax, jax.numpy as jnp
-from podrun.core import own_pieces
+from podrun.core import executable_file as own_pieces
 from podrun.device.xla.pieces import MachinePieces
 from podrun.core.executable import Computation
 

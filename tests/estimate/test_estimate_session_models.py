@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import podrun.popart as popart
 from podrun.estimate.command import main
-from podrun.estimate.reading import completed
+from podrun.estimate.tracing import completed
 
 
 def saved(path: Path, *, output: bool, dtype: type = np.float32, momentum: float = 0.9) -> Path:

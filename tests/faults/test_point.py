@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from podrun.core.error_codec import error_from_dict, error_to_dict
-from podrun.core.errors import UsageError
+from podrun.core.errors import UsageError, error_from_dict, error_to_dict
 from podrun.faults import (
     UNSTRUCK_EXIT_CODE,
     FaultPoint,

@@ -12,7 +12,7 @@ import pytest
 
 from podrun.compat import COMPAT_PATH
 from podrun.compat.__main__ import Request, main, parse
-from podrun.compat._excepthook import lines
+from podrun.compat._start import lines
 
 COMMAND = [sys.executable, "-m", "podrun.compat"]
 

@@ -122,7 +122,7 @@ def test_the_sdks_names_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_binary_fromstring_is_back_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    from podrun.compat._numpy import give_back
+    from podrun.compat._start import give_back
 
     monkeypatch.setattr(np, "fromstring", np.fromstring)
     give_back()

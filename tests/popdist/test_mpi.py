@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from podrun.compat import COMPAT_PATH
 from podrun.core.errors import UnsupportedError
-from podrun.popdist import horovod, mpi
+from podrun.popdist import mpi, popart
 from podrun.popdist.collectives import decode, encode
 from podrun.session.exceptions import popart_unsupported
 
@@ -88,11 +88,11 @@ def test_an_installed_mpi4py_is_that_of_a_single_process(tmp_path, monkeypatch):
 
 
 def test_horovod_wants_to_be_started_and_does_not_reduce_on_the_host(monkeypatch):
-    monkeypatch.setattr(horovod, "_up", False)
+    monkeypatch.setattr(popart, "_up", False)
     with pytest.raises(ValueError, match=r"use hvd\.init\(\)"):
-        horovod.rank()
-    monkeypatch.setattr(horovod, "_up", True)
-    assert (horovod.size(), horovod.rank(), horovod.local_size(), horovod.local_rank()) == (1, 0, 1, 0)
+        popart.rank()
+    monkeypatch.setattr(popart, "_up", True)
+    assert (popart.size(), popart.rank(), popart.local_size(), popart.local_rank()) == (1, 0, 1, 0)
     with pytest.raises(popart_unsupported, match="on the host") as caught:
-        horovod.DistributedOptimizer(None, None, None)
+        popart.DistributedOptimizer(None, None, None)
     assert "configureSessionOptions" in str(caught.value.hint)

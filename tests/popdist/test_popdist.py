@@ -149,7 +149,7 @@ def test_an_instance_alone_collects_its_own(launched):
     popdist.barrier()
     with pytest.raises(popdist.popdist_error, match="no instance 1"):
         popdist.broadcast(array, 1)
-    collectives.instances.close()
+    collectives.instance_groups.close()
 
 
 @pytest.mark.parametrize("array", [1, [1.0], "x"])

@@ -61,7 +61,7 @@ def compute(chosen: Case) -> dict[str, Any]:
     """Compute a case here: its digest, and what is wrong."""
     import jax
 
-    from podrun.core import own_pieces
+    from podrun.core import executable_file
     from podrun.core.executable import Computation
     from podrun.device.xla import clients, pieces
 
@@ -77,7 +77,7 @@ def compute(chosen: Case) -> dict[str, Any]:
         names = tuple(f"in:{n}" for n in range(len(arrays)))
         outputs = tuple(f"out:{n}" for n in range(len(exported.out_avals)))
         text = bytes(exported.serialize())
-        own_pieces.remember(text)
+        executable_file.remember(text)
         piece = pieces.PieceCache(None).piece(Computation("case", text, names, outputs), ())
     results: list[Arrays] = []
     errors: list[str] = []

@@ -1,6 +1,6 @@
-"""``import horovod.popart as hvd``: `podrun.popdist.horovod`."""
+"""``import horovod.popart as hvd``: `podrun.popdist.popart`."""
 
-from podrun.popdist.horovod import (
+from podrun.popdist.popart import (
     DistributedOptimizer,
     DistributedTrainingSession,
     broadcast_weights,

@@ -6,13 +6,13 @@ import sys
 from typing import Any
 
 from podrun import popart as _popart
-from podrun.compat._excepthook import install as _install
-from podrun.compat._numpy import give_back as _give_back
+from podrun.compat._start import give_back as _give_back
+from podrun.compat._start import install as _install
 from podrun.onnx_models.custom import explain_libraries as _explain_libraries
 from podrun.onnx_models.custom import load_files as _load_files
 from podrun.popart import *  # noqa: F403
 from podrun.popart import __all__ as __all__
-from podrun.popart.version import POPART_VERSION
+from podrun.popart.debug import POPART_VERSION
 from podrun.session import session as session
 
 __version__ = POPART_VERSION

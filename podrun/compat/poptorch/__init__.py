@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from podrun import poptorch as _poptorch
-from podrun.compat._excepthook import install as _install
-from podrun.compat._numpy import give_back as _give_back
+from podrun.compat._start import give_back as _give_back
+from podrun.compat._start import install as _install
 from podrun.onnx_models.custom import explain_libraries as _explain_libraries
 from podrun.onnx_models.custom import load_files as _load_files
 from podrun.poptorch import *  # noqa: F403

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from podrun.core import executable_file, own_pieces
+from podrun.core import executable_file
 from podrun.core.errors import (
     ApplicationRuntimeError,
     DeadlineError,
@@ -172,7 +172,7 @@ class PortConnection:
     def load(self, executable: Executable) -> None:
         self._attached()
         data = executable_file.dumps(executable)
-        own = own_pieces.are_own(each.stablehlo for each in executable.computations.values())
+        own = executable_file.are_own(each.stablehlo for each in executable.computations.values())
         program = ProgramFile(executable, program_digest(data), lambda: data, own)
         self._executable = None
         self._all([port.load(program, self.host_sync_timeout) for port in self._ports])

@@ -71,7 +71,7 @@ def replica_slices(sites: Sequence[Site], owned: IpuRange, ipus_per_replica: int
 @dataclass(frozen=True, slots=True)
 class ProgramFile:
     """A program to be loaded. ``data``: gives the bytes of its file. ``digest``: see `program_digest`. ``own``: podrun
-    has exported all of its pieces for this user (`podrun.core.own_pieces`)."""
+    has exported all of its pieces for this user (`podrun.core.executable_file`)."""
 
     executable: Executable
     digest: str

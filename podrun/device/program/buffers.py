@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group, slice_of
-from podrun.core.buffer_names import SLICE, WHOLE
 from podrun.core.errors import ApplicationRuntimeError, InternalError
 from podrun.core.executable import (
     REPLICA_OFFSET,
@@ -28,6 +27,7 @@ from podrun.core.executable import (
     Reduction,
     numpy_dtype,
 )
+from podrun.core.names import SLICE, WHOLE
 from podrun.device.program.xla_memory import (
     Array,
     DonatedArena,

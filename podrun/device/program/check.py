@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from podrun.core.buffer_names import SLICE, WHOLE
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import (
@@ -26,6 +25,7 @@ from podrun.core.executable import (
     StreamDirection,
     Sync,
 )
+from podrun.core.names import SLICE, WHOLE
 from podrun.device.program.machine_groups import unpaired
 from podrun.device.service.handover import tensor_dtype
 

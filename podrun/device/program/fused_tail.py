@@ -17,8 +17,8 @@ import numpy as np
 
 from podrun.collectives import Group
 from podrun.collectives.shared_memory import SharedMemoryGroup
-from podrun.core.buffer_names import SLICE
 from podrun.core.executable import AllGather, Computation, Compute, Instruction, ReduceScatter, Reduction
+from podrun.core.names import SLICE
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.machine_groups import CoreLock
 from podrun.device.program.xla_memory import Array

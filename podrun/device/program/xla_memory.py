@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from podrun.collectives import Group, slice_of
-from podrun.core.buffer_names import SLICE, WHOLE
 from podrun.core.errors import InternalError
 from podrun.core.executable import (
     AllGather,
@@ -34,6 +33,7 @@ from podrun.core.executable import (
     ReduceScatter,
     numpy_dtype,
 )
+from podrun.core.names import SLICE, WHOLE
 from podrun.device.xla.clients import one_thread_device
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from podrun.core import executable_file, own_pieces
-from podrun.core.error_codec import error_to_json
-from podrun.core.errors import ApplicationRuntimeError, PodrunError, UnknownRuntimeError
+from podrun.core import executable_file
+from podrun.core.errors import ApplicationRuntimeError, PodrunError, UnknownRuntimeError, error_to_json
 from podrun.core.identity import Caller, user_name
 from podrun.device.connection import AttachRequest
 from podrun.device.crash_records import own_crash_record
@@ -147,7 +146,7 @@ class HostSession:
         def executable() -> Any:
             found = executable_file.loads(data, where="the program sent to the machine")
             for each in found.computations.values() if own else ():
-                own_pieces.remember(each.stablehlo)
+                executable_file.remember(each.stablehlo)
             return found
 
         machine.load(owner, message.digest, executable, timeout=max(message.timeout_seconds, 0.1))

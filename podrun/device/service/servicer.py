@@ -14,13 +14,13 @@ import grpc
 
 from podrun.collectives import ClosedError
 from podrun.core.access import Gate, add_port, caller_of, open_channel, why_unreachable
-from podrun.core.error_codec import error_to_json
 from podrun.core.errors import (
     ApplicationRuntimeError,
     ConflictError,
     ErrorCode,
     PodrunError,
     UnrecoverableRuntimeError,
+    error_to_json,
 )
 from podrun.device.owners import MachinePlace
 from podrun.device.program.fabric import LOOK_SECONDS, JobName, Wait

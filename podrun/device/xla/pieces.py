@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from podrun.core import own_pieces
+from podrun.core import executable_file
 from podrun.core.environment import cache_directory
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import Computation
@@ -145,7 +145,7 @@ class PieceCache:
     def _compiled(
         self, key: str, computation: Computation, donated: tuple[int, ...], in_place: Mapping[int, int]
     ) -> Piece:
-        own = own_pieces.is_own(computation.stablehlo)
+        own = executable_file.is_own(computation.stablehlo)
         if self._vets and not own:
             vetter(self._directory).check(computation, donated, in_place)
         lowered, shared, in_place = _lower(computation, donated, in_place)

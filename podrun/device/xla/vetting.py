@@ -1,10 +1,10 @@
 """Reads pieces that podrun did not export in a process of their own first.
 
 The bytes of a piece are read by native code (MLIR's and XLA's), which damaged or hostile bytes can end. So a piece that
-is not this user's own (`podrun.core.own_pieces`) is lowered, checked (`podrun.device.xla.custom_calls`) and compiled in
-a child process; if that dies, the piece is refused by name, and the machine's process never sees it. What the child
-compiles lies in XLA's cache afterwards, so nothing is compiled twice. The child runs no piece, has no connection but
-its two pipes, and ends when nothing has come for a while or its parent is gone.
+is not this user's own (`podrun.core.executable_file`) is lowered, checked (`podrun.device.xla.custom_calls`) and
+compiled in a child process; if that dies, the piece is refused by name, and the machine's process never sees it. What
+the child compiles lies in XLA's cache afterwards, so nothing is compiled twice. The child runs no piece, has no
+connection but its two pipes, and ends when nothing has come for a while or its parent is gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from podrun.core import own_pieces
+from podrun.core import executable_file
 from podrun.core.errors import ApplicationRuntimeError, PodrunError
 from podrun.core.executable import Computation
 from podrun.device.xla.custom_calls import RefusedPiece
@@ -61,7 +61,7 @@ class Vetter:
             answer = self._ask(json.dumps(header).encode(), computation)
         if answer:
             raise RefusedPiece(answer, hint="Compile the program again with podrun.")
-        own_pieces.note(computation.stablehlo)
+        executable_file.note(computation.stablehlo)
 
     def close(self) -> None:
         """End the child. Idempotent."""

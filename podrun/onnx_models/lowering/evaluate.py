@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podrun.core.errors import InternalError, PodrunError, UnsupportedError, UsageError
-from podrun.core.scopes import operator_scopes, place_scopes
+from podrun.core.names import operator_scopes, place_scopes
 from podrun.onnx_models.lowering.graph import OperatorGraph, captured
 from podrun.onnx_models.lowering.tensors import NO_ORIGINS, TooWide, TracedTensor, lift
 from podrun.onnx_models.ops.registry import Node, Operator, lookup

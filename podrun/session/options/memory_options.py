@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from podrun.compiler.program import Locations
-from podrun.core.buffer_names import gradient_buffer
+from podrun.core.names import gradient_buffer
 from podrun.costmodel.recompute import Recompute
 from podrun.costmodel.tile_memory import Location
 from podrun.session import names

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from podrun.compiler.program import Forward, Tensors, tap
-from podrun.core.scopes import RESTORE, place_scopes
+from podrun.core.names import RESTORE, place_scopes
 from podrun.session import names
 from podrun.session.attributes import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.session.enums import RecomputationType

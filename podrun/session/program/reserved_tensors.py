@@ -6,8 +6,8 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from podrun.compiler.program import FACTOR, RNG, Forward, Tensors
-from podrun.core.buffer_names import NORM_ANCHOR
 from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.core.names import NORM_ANCHOR
 from podrun.session import names
 from podrun.session.enums import AnchorReturnTypeId
 from podrun.session.exceptions import popart_exception

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podrun.compiler.program import RNG
-from podrun.core.buffer_names import NORM_ANCHOR
 from podrun.core.executable import TensorSpec
+from podrun.core.names import NORM_ANCHOR
 from podrun.session import names
 from podrun.session.enums import AdamMode, AnchorReturnTypeId, WeightDecayMode
 from podrun.session.exceptions import popart_exception

@@ -8,7 +8,7 @@ from popart_sessions import linear
 
 import podrun.popart as popart
 from podrun.core import errors
-from podrun.core.error_codec import error_from_dict, error_to_dict
+from podrun.core.errors import error_from_dict, error_to_dict
 from podrun.core.layout import IpuRange
 from podrun.session.devices.device import device_ids
 from podrun.session.exceptions import surfaced

@@ -152,7 +152,7 @@ class GraphcoreOp:
     """One operator: its node type, attributes with defaults in the order of the method's arguments, and
     outputs.
 
-    ``rule`` gives the outputs' types and shapes (None: found by tracing, `podrun.popart.building.node_inference`).
+    ``rule`` gives the outputs' types and shapes (None: found by tracing, `podrun.popart.node_inference`).
     ``outputs``: a number, or "num_outputs" if the caller says. ``listed``: the method gives a list.
     ``inputs``: least and greatest number of inputs.
     """

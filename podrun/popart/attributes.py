@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.popart.building.builder_model import Pushed
+from podrun.popart.builder_model import Pushed
 from podrun.session.attributes import (
     AVAILABLE_MEMORY,
     COMM_GROUP,
@@ -39,7 +39,7 @@ from podrun.session.options.settings import TensorLocation
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-    from podrun.popart.building.graph_builder import GraphScope
+    from podrun.popart.graph_builder import GraphScope
 
 _SCOPES = {
     VIRTUAL_GRAPH: "Virtual graph",

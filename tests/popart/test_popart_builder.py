@@ -97,9 +97,9 @@ def test_opsets_are_chosen_up_front_or_default_to_ten():
 
 
 def test_every_operator_of_every_opset_has_a_signature():
-    from podrun.popart.building.graphcore_ops import OPS
-    from podrun.popart.building.opsets import AiGraphcore, AiOnnx
-    from podrun.popart.building.schemas import onnx_methods, onnx_parameters
+    from podrun.popart.graphcore_ops import OPS
+    from podrun.popart.opsets import AiGraphcore, AiOnnx
+    from podrun.popart.schemas import onnx_methods, onnx_parameters
 
     for version in range(6, 24):
         for method, op_type in onnx_methods(version).items():

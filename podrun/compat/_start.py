@@ -1,19 +1,25 @@
-"""Reports a program that ends with an error: its own frames, what happened, what to do next.
+"""What happens around a program written for the SDK: how its errors are reported, and what NumPy 2 took from it.
 
-Frames inside podrun, JAX and Python's module runner are left out, because they do not help the author of the program,
-and so are causes that have no other frames. ``PODRUN_TRACEBACK=full`` shows everything. A usage error of podrun ends
-with exit code 2, as in podrun's commands.
+**Errors.** A program that ends with one shows its own frames, what happened and what to do next. Frames inside podrun,
+JAX and Python's module runner are left out, because they do not help the author of the program, and so are causes that
+have no other frames. ``PODRUN_TRACEBACK=full`` shows everything. A usage error of podrun ends with exit code 2, as in
+podrun's commands.
+
+**NumPy.** `give_back` restores, with a warning, what NumPy 2 took from programs written for NumPy 1.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import runpy
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from podrun.core.environment import environment
 from podrun.core.errors import Fault, PodrunError
@@ -74,3 +80,27 @@ def _strip(shown: traceback.TracebackException, *, chained: bool) -> None:
 
 def _is_hidden(filename: str) -> bool:
     return filename.startswith(_HIDDEN) or any(library in filename for library in _LIBRARIES)
+
+
+def give_back() -> None:
+    """Let ``numpy.fromstring(data, dtype)`` read binary data again, as published programs call it."""
+    import numpy as np
+
+    original = np.fromstring
+    if getattr(original, "_podrun", False):
+        return
+
+    @functools.wraps(original)
+    def fromstring(string: Any, dtype: Any = float, count: int = -1, *, sep: str = "", **other: Any) -> Any:
+        if sep != "":
+            return original(string, dtype, count, sep=sep, **other)
+        warnings.warn(
+            "numpy.fromstring of binary data is no part of NumPy 2; podrun reads it. Use numpy.frombuffer.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        data = string.encode("latin-1") if isinstance(string, str) else string
+        return np.frombuffer(data, dtype, count).copy()
+
+    fromstring._podrun = True  # type: ignore[attr-defined]
+    np.fromstring = fromstring  # type: ignore[assignment]

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-from podrun.popart.building.graphcore_ops import NODE_NAMES, OPS, REQUIRED, GraphcoreOp, attribute_value
-from podrun.popart.building.node_inference import multi_convolution
-from podrun.popart.building.schemas import Unfit, onnx_methods, onnx_parameters, onnx_value
 from podrun.popart.debug import DebugContext, note
+from podrun.popart.graphcore_ops import NODE_NAMES, OPS, REQUIRED, GraphcoreOp, attribute_value
+from podrun.popart.node_inference import multi_convolution
+from podrun.popart.schemas import Unfit, onnx_methods, onnx_parameters, onnx_value
 from podrun.session.exceptions import popart_exception
 
 if TYPE_CHECKING:
-    from podrun.popart.building.builder import Builder
+    from podrun.popart.builder import Builder
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -253,7 +253,7 @@ class AiGraphcore(_OpFamily):
 
     @staticmethod
     def _attribute(method: str, op: GraphcoreOp, name: str, value: Any) -> Any:
-        from podrun.popart.building.builder import Builder
+        from podrun.popart.builder import Builder
 
         if isinstance(value, Builder):
             return value._subgraph_proto(called=True)

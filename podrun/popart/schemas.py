@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from podrun.onnx_models.tensor_proto import to_proto
-from podrun.popart.building.graphcore_ops import REQUIRED
+from podrun.popart.graphcore_ops import REQUIRED
 from podrun.session.tensor_info import onnx_data_type, parse_data_type
 
 _LOGICAL = {
@@ -132,7 +132,7 @@ class Unfit(Exception):
 
 def onnx_value(op_type: str, parameter: Parameter, value: Any) -> Any:
     """The attribute to write, or None if it is the default. Unfit for a value that it cannot have."""
-    from podrun.popart.building.builder import Builder
+    from podrun.popart.builder import Builder
 
     if parameter.kind == "GRAPH":
         if not isinstance(value, Builder):
@@ -192,7 +192,6 @@ def getUnsupportedOperations(opsetVersion: int) -> list[OperatorIdentifier]:
     from onnx import defs
 
     from podrun.onnx_models.ops.registry import find
-    from podrun.popart.building.schemas import onnx_methods
 
     return [
         OperatorIdentifier("ai.onnx", name, defs.get_schema(name, opsetVersion, "").since_version)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto, TypeProto
     from onnx.defs import OpSchema
 
-
 _log = logging.getLogger("podrun.popart.builder")
 
 ONNX_DOMAINS = ("", "ai.onnx")

@@ -20,14 +20,13 @@ from typing import Any
 import numpy as np
 
 from podrun.onnx_models.tensor_proto import check_initializer
-from podrun.popart.building.attributes import NodeAttributes
-from podrun.popart.building.builder_model import DEFAULT_OPSET, BuilderModel, Pushed, load
-from podrun.popart.building.graph_builder import GRAPHCORE_DOMAIN, GraphScope, Names
-from podrun.popart.building.graphcore_ops import GraphcoreOp
-from podrun.popart.building.node_inference import check_windows, infer_custom, infer_graphcore
-from podrun.popart.building.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name, takes_debug_prefix
-from podrun.popart.debug import note
-from podrun.popart.logger import TRACE
+from podrun.popart.attributes import NodeAttributes
+from podrun.popart.builder_model import DEFAULT_OPSET, BuilderModel, Pushed, load
+from podrun.popart.debug import TRACE, note
+from podrun.popart.graph_builder import GRAPHCORE_DOMAIN, GraphScope, Names
+from podrun.popart.graphcore_ops import GraphcoreOp
+from podrun.popart.node_inference import check_windows, infer_custom, infer_graphcore
+from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name, takes_debug_prefix
 from podrun.session.attributes import BROADCAST_KEY, VARIABLE_KEY
 from podrun.session.enums import ReplicatedStreamMode
 from podrun.session.exceptions import popart_exception

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from podrun.onnx_models.light_model import LightModel
 from podrun.onnx_models.tensor_proto import info_from_type
-from podrun.popart.building.graph_builder import GraphScope, scope_from_graph
+from podrun.popart.graph_builder import GraphScope, scope_from_graph
 from podrun.session.exceptions import popart_exception
 from podrun.session.tensor_info import TensorInfo, data_type_from_onnx
 
 if TYPE_CHECKING:
     from onnx import GraphProto
 
-    from podrun.popart.building.builder import Builder
+    from podrun.popart.builder import Builder
 
 DEFAULT_OPSET = 10
 OPSETS = range(6, 12)
