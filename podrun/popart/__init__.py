@@ -45,8 +45,9 @@ from podrun.popart.schemas import (
 )
 from podrun.session import enums as _enums
 from podrun.session import session as session
-from podrun.session.devices.device import DeviceInfo
-from podrun.session.devices.device_manager import DeviceManager, syncPatternFromString, syncPatternToString
+from podrun.session.dataflow import AnchorReturnType, DataFlow, InputSettings
+from podrun.session.device import DeviceInfo
+from podrun.session.device_manager import DeviceManager, syncPatternFromString, syncPatternToString
 from podrun.session.enums import *  # noqa: F403
 from podrun.session.exceptions import (
     OutOfMemoryError,
@@ -64,6 +65,7 @@ from podrun.session.exceptions import (
     poplibs_exception,
 )
 from podrun.session.names import ACCESSORS as _ACCESSORS
+from podrun.session.names import missing
 from podrun.session.optimizers import (
     SGD,
     Adam,
@@ -74,8 +76,7 @@ from podrun.session.optimizers import (
     OptimizerValue,
     OptimizerValueMap,
 )
-from podrun.session.options.session_options import SessionOptions
-from podrun.session.options.settings import (
+from podrun.session.option_groups import (
     AccumulateOuterFragmentSettings,
     AutodiffSettings,
     AutomaticLossScalingSettings,
@@ -88,12 +89,11 @@ from podrun.session.options.settings import (
     TensorLocationSettings,
 )
 from podrun.session.patterns import Patterns, register_pattern
-from podrun.session.retired import missing
 from podrun.session.session import InferenceSession, Session, TrainingSession
-from podrun.session.step_data.dataflow import AnchorReturnType, DataFlow, InputSettings
-from podrun.session.step_data.stepio import IStepIO, IWeightsIO, PyStepIO, PyStepIOCallback, PyWeightsIO
+from podrun.session.session_options import SessionOptions
+from podrun.session.stepio import IStepIO, IWeightsIO, PyStepIO, PyStepIOCallback, PyWeightsIO
 from podrun.session.tensor_info import InputShapeInfo, TensorInfo, getTensorInfo
-from podrun.session.weights.variables import CommGroup, ReplicaGrouping, VariableSettings
+from podrun.session.variables import CommGroup, ReplicaGrouping, VariableSettings
 
 globals().update(_ACCESSORS)
 _configure_log()

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from podrun.popart.builder_model import Pushed
-from podrun.session.attributes import (
+from podrun.session.enums import RecomputeType
+from podrun.session.exceptions import popart_exception
+from podrun.session.names import (
     AVAILABLE_MEMORY,
     COMM_GROUP,
     CONV_DITHERING,
@@ -32,9 +34,7 @@ from podrun.session.attributes import (
     SERIALIZE_PRECISION,
     VIRTUAL_GRAPH,
 )
-from podrun.session.enums import RecomputeType
-from podrun.session.exceptions import popart_exception
-from podrun.session.options.settings import TensorLocation
+from podrun.session.option_groups import TensorLocation
 
 if TYPE_CHECKING:
     from onnx import NodeProto

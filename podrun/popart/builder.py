@@ -27,13 +27,12 @@ from podrun.popart.graph_builder import GRAPHCORE_DOMAIN, GraphScope, Names
 from podrun.popart.graphcore_ops import GraphcoreOp
 from podrun.popart.node_inference import check_windows, infer_custom, infer_graphcore
 from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name, takes_debug_prefix
-from podrun.session.attributes import BROADCAST_KEY, VARIABLE_KEY
+from podrun.session.dataflow import InputSettings
 from podrun.session.enums import ReplicatedStreamMode
 from podrun.session.exceptions import popart_exception
-from podrun.session.retired import FormerBuilder
-from podrun.session.step_data.dataflow import InputSettings
+from podrun.session.names import BROADCAST_KEY, VARIABLE_KEY, FormerBuilder
 from podrun.session.tensor_info import TensorInfo
-from podrun.session.weights.variables import VariableSettings
+from podrun.session.variables import VariableSettings
 
 _log = logging.getLogger("podrun.popart.builder")
 

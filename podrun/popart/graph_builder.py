@@ -18,8 +18,8 @@ import numpy as np
 
 from podrun.onnx_models.light_model import put_beside
 from podrun.onnx_models.tensor_proto import info_from_type, to_array, to_proto, type_proto
-from podrun.session.attributes import UNNAMED
 from podrun.session.exceptions import popart_exception
+from podrun.session.names import UNNAMED
 from podrun.session.tensor_info import TensorInfo
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from podrun.session.exceptions import popart_unsupported
 from podrun.session.session import TrainingSession
 
 if TYPE_CHECKING:
-    from podrun.session.devices.device import DeviceInfo
-    from podrun.session.options.session_options import SessionOptions
+    from podrun.session.device import DeviceInfo
+    from podrun.session.session_options import SessionOptions
 
 
 def configureSessionOptions(opts: SessionOptions) -> SessionOptions:
@@ -43,7 +43,7 @@ def getDevice(ipus_per_replica: int | None = None, connectionType: Any = None, *
 
     popdist_error if the program wants another number of IPUs for each replica than ``podrun`` was told.
     """
-    from podrun.session.devices.device_manager import DeviceManager
+    from podrun.session.device_manager import DeviceManager
     from podrun.session.enums import DeviceConnectionType
 
     if kwargs:

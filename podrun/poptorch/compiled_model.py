@@ -22,7 +22,7 @@ from podrun.poptorch.session_model import SessionModel
 from podrun.poptorch.session_optimizers import session_optimizer, shown_scalars
 from podrun.poptorch.watching import CallStamps
 from podrun.session.enums import VariableRetrievalMode
-from podrun.session.step_data.stepio import PyStepIO, PyWeightsIO
+from podrun.session.stepio import PyStepIO, PyWeightsIO
 
 
 def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from podrun.core.environment import environment
 from podrun.poptorch.enums import ConnectionType
 from podrun.poptorch.errors import Error, translated
-from podrun.session.devices.device_manager import DeviceManager
+from podrun.session.device_manager import DeviceManager
 from podrun.session.enums import DeviceConnectionType
 
 MOST_IPUS = 64

@@ -25,8 +25,8 @@ from podrun.poptorch.session_model import PlacedGraph, session_model
 from podrun.poptorch.session_optimizers import session_optimizer
 from podrun.poptorch.session_options import anchor_type, session_options, session_patterns
 from podrun.poptorch.strategies import PHASED, PIPELINED, PipelinedExecution
+from podrun.session.dataflow import DataFlow
 from podrun.session.session import InferenceSession, TrainingSession
-from podrun.session.step_data.dataflow import DataFlow
 
 DEFAULT_SEED = 42
 """Seed of the IPU's random numbers if none is set."""

@@ -27,7 +27,8 @@ from podrun.poptorch.capture.graph import (
     Subgraph,
 )
 from podrun.poptorch.operators.table import find, run_node
-from podrun.session.attributes import (
+from podrun.session.enums import CommGroupType, VariableRetrievalMode
+from podrun.session.names import (
     EXECUTION_PHASE,
     KIND,
     PIPELINE_STAGE,
@@ -36,7 +37,6 @@ from podrun.session.attributes import (
     VARIABLE_KEY,
     VIRTUAL_GRAPH,
 )
-from podrun.session.enums import CommGroupType, VariableRetrievalMode
 
 DOMAIN = "pytorch.aten"
 """Domain of nodes that are ATen operators."""

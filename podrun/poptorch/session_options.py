@@ -9,9 +9,9 @@ from podrun.poptorch.enums import MeanReductionStrategy, OutputMode, ReductionTy
 from podrun.poptorch.errors import Error
 from podrun.poptorch.strategies import PHASED, PIPELINED
 from podrun.session import enums as session_enums
-from podrun.session.options.session_options import SessionOptions
+from podrun.session.dataflow import AnchorReturnType
 from podrun.session.patterns import Patterns
-from podrun.session.step_data.dataflow import AnchorReturnType
+from podrun.session.session_options import SessionOptions
 
 
 def session_options(options: Any, training: bool, ipus_per_replica: int, phases: int) -> SessionOptions:

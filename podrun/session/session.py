@@ -20,7 +20,10 @@ import numpy as np
 from podrun.onnx_models import loader
 from podrun.onnx_models.light_model import LightModel
 from podrun.onnx_models.transformer import ExternalFiles
-from podrun.session.devices.device import DeviceInfo
+from podrun.session import option_checks
+from podrun.session import virtual_graphs as placement
+from podrun.session.dataflow import DataFlow
+from podrun.session.device import DeviceInfo
 from podrun.session.enums import IrSerializationFormat, VirtualGraphMode
 from podrun.session.environment import check_replicas, progress
 from podrun.session.exceptions import (
@@ -28,27 +31,21 @@ from podrun.session.exceptions import (
 )
 from podrun.session.exceptions import popart_exception, surfaced
 from podrun.session.optimizers.base import Optimizer
-from podrun.session.options import checks
-from podrun.session.options.session_options import SessionOptions
 from podrun.session.parts.device_program import DeviceProgram
-from podrun.session.parts.dot import write_dots
-from podrun.session.parts.files import ExecutableFiles, check_writable
-from podrun.session.parts.ir import Ir, inference_from
-from podrun.session.parts.ir_text import ir_text
+from podrun.session.parts.files import ExecutableFiles, SessionReports, check_writable
+from podrun.session.parts.host_weights import HostWeights
+from podrun.session.parts.ir import Ir, inference_from, ir_text, write_dots
 from podrun.session.parts.replica_check import ReplicaCheck
-from podrun.session.parts.reports import SessionReports
 from podrun.session.parts.rng import RandomState
 from podrun.session.parts.run import SessionRun, StepRunner
 from podrun.session.parts.weights import SessionWeights
 from podrun.session.patterns import Patterns
-from podrun.session.placing import virtual_graphs as placement
-from podrun.session.placing.pipelining import check_pipeline
+from podrun.session.pipelining import check_pipeline
 from podrun.session.program.build import BuiltModel, build
-from podrun.session.program.request import Request
-from podrun.session.step_data.dataflow import DataFlow
-from podrun.session.step_data.stepio import IStepIO
+from podrun.session.program.lowering_models import Request
+from podrun.session.session_options import SessionOptions
+from podrun.session.stepio import IStepIO
 from podrun.session.tensor_info import InputShapeInfo
-from podrun.session.weights.host_weights import HostWeights
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -86,7 +83,7 @@ class Session(SessionRun, SessionWeights):
         self._optimizer = copy.deepcopy(optimizer)
         places: dict[str, ExternalPlace] = {}
         self._model = loader.read_light_model(fnModel, places)
-        checks.check_options(self._options, dataFlow, deviceInfo, training=self._training)
+        option_checks.check_options(self._options, dataFlow, deviceInfo, training=self._training)
         shapes = inputShapeInfo or InputShapeInfo()
         loader.check_model(self._model, shapes)
         self._shapes, self._external = shapes, ExternalFiles(places)
@@ -106,7 +103,7 @@ class Session(SessionRun, SessionWeights):
     def _build(self, shapes: InputShapeInfo, loss: str | None) -> BuiltModel:
         self._placed = self._model.copy()
         placed, options = self._placed.proto, self._options
-        checks.check_recomputation(options, placement.recompute_annotated(placed))
+        option_checks.check_recomputation(options, placement.recompute_annotated(placed))
         asked = self._request(shapes, loss)
         if options.virtualGraphMode is VirtualGraphMode.Auto:
             self._place_automatically(asked)
@@ -120,7 +117,7 @@ class Session(SessionRun, SessionWeights):
         return dataclasses.replace(asked, own_copies=self._check.every > 0)
 
     def _place_automatically(self, asked: Request) -> None:
-        from podrun.session.placing.auto_placement import place_automatically
+        from podrun.session.virtual_graphs import place_automatically
 
         model, options = self._placed, self._options
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import podrun.popart as popart
 from podrun.checkpoint import Checkpoints
 from podrun.core.environment import environment
-from podrun.session.devices.device_manager import DeviceManager
+from podrun.session.device_manager import DeviceManager
 from podrun.session.environment import check_replicas
 from podrun.session.parts.replica_check import MachineDigest, differing, odd_ones
 

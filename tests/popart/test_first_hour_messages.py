@@ -16,7 +16,7 @@ from podrun.launcher.cli import check_verb, main
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.profile import TRUST
 from podrun.session.exceptions import popart_exception
-from podrun.session.step_data.labels import LabelRange
+from podrun.session.parts.run import LabelRange
 
 
 def classifier(

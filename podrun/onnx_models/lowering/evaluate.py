@@ -23,7 +23,7 @@ from podrun.onnx_models.lowering.tensors import NO_ORIGINS, TooWide, TracedTenso
 from podrun.onnx_models.ops.registry import Node, Operator, lookup
 from podrun.onnx_models.ops.sdk import Sdk, check
 from podrun.onnx_models.ops.sdk_values import unknown_value
-from podrun.session.attributes import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
+from podrun.session.names import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from podrun.core.layout import GroupKind, replica_groups
 from podrun.onnx_models.ops.common import Array, ints, onnx_dtype, rounds_once, same_dtype, widen
 from podrun.onnx_models.ops.registry import GRAPHCORE, Context, Node, operator
 from podrun.onnx_models.ops.training import reduction_of
-from podrun.session.attributes import COLLECTIVE_OPERATOR, COMM_GROUP
+from podrun.session.names import COLLECTIVE_OPERATOR, COMM_GROUP
 
 
 @operator(GRAPHCORE, "Init")

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from podrun.core.errors import UnimplementedError
-from podrun.session.attributes import KIND
 from podrun.session.environment import import_jax
+from podrun.session.names import KIND
 
 if TYPE_CHECKING:
     from podrun.onnx_models.ops.sdk import Sdk
@@ -32,28 +32,23 @@ GRAPHCORE = "ai.graphcore"
 GRAPHCORE_VERSION = 1
 
 FAMILIES = (
-    *(
-        "elementwise",
-        "activations",
-        "creation",
-        "shaping",
-        "matmul",
-        "conv",
-        "pooling",
-        "reduction",
-        "training",
-    ),
-    *(
-        "indexing",
-        "normalization",
-        "control",
-        "recurrent_layers",
-        "sequences",
-        "quantization",
-        "resize",
-        "signal",
-    ),
-    *("graphcore", "classical"),
+    "elementwise",
+    "activations",
+    "creation",
+    "shaping",
+    "matmul",
+    "conv",
+    "pooling",
+    "reduction",
+    "training",
+    "indexing",
+    "normalization",
+    "control",
+    "recurrent_layers",
+    "quantization",
+    "resize",
+    "graphcore",
+    "classical",
 )
 """Modules of this package that register operators."""
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from podrun.core.errors import UsageError
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Node, lookup
-from podrun.session.attributes import SERIALIZE_FACTOR, SERIALIZE_MODE
+from podrun.session.names import SERIALIZE_FACTOR, SERIALIZE_MODE
 
 NEWEST_OPSET = 11
 """The newest ai.onnx opset that the SDK has."""

@@ -8,9 +8,14 @@ graphcore/popart documents in willow/include/popart/sgd.hpp, adam.hpp and adapti
 
 from podrun.session.optimizers.adam import Adam
 from podrun.session.optimizers.adaptive import Adaptive
-from podrun.session.optimizers.base import Optimizer, UpdateContext
+from podrun.session.optimizers.base import (
+    ClipNormSettings,
+    Optimizer,
+    OptimizerValue,
+    OptimizerValueMap,
+    UpdateContext,
+)
 from podrun.session.optimizers.sgd import SGD, ConstSGD
-from podrun.session.optimizers.values import ClipNormSettings, OptimizerValue, OptimizerValueMap
 
 __all__ = [
     "SGD",

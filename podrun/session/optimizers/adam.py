@@ -14,9 +14,8 @@ from typing import Any
 
 from podrun.core.executable import TensorSpec
 from podrun.session.enums import AdamMode, DataType, WeightDecayMode
-from podrun.session.optimizers.base import Optimizer, UpdateContext
+from podrun.session.optimizers.base import ClipNormSettings, Optimizer, OptimizerValueMap, UpdateContext
 from podrun.session.optimizers.rules import Clip, Compound, Rule, chosen_type, plain, state_spec
-from podrun.session.optimizers.values import ClipNormSettings, OptimizerValueMap
 
 _LAMB = (AdamMode.Lamb, AdamMode.LambNoBias)
 _UNCORRECTED = (AdamMode.AdamNoBias, AdamMode.LambNoBias)

@@ -15,9 +15,8 @@ from typing import Any
 from podrun.core.executable import TensorSpec
 from podrun.session.enums import AdaptiveMode, DataType, WeightDecayMode
 from podrun.session.exceptions import popart_exception
-from podrun.session.optimizers.base import Optimizer, UpdateContext
+from podrun.session.optimizers.base import Optimizer, OptimizerValueMap, UpdateContext
 from podrun.session.optimizers.rules import Clip, Compound, Rule, chosen_type, plain, state_spec
-from podrun.session.optimizers.values import OptimizerValueMap
 
 _RMS = (AdaptiveMode.RMSProp, AdaptiveMode.CenteredRMSProp)
 _TWO = (AdaptiveMode.CenteredRMSProp, AdaptiveMode.AdaDelta)

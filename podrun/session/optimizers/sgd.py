@@ -23,9 +23,8 @@ import numpy as np
 from podrun.core.executable import TensorSpec
 from podrun.session.enums import DataType, SGDAccumulatorAndMomentum
 from podrun.session.exceptions import popart_exception
-from podrun.session.optimizers.base import Optimizer, UpdateContext
+from podrun.session.optimizers.base import ClipNormSettings, Optimizer, OptimizerValueMap, UpdateContext
 from podrun.session.optimizers.rules import Clip, Compound, Rule, chosen_type, state_spec
-from podrun.session.optimizers.values import ClipNormSettings, OptimizerValueMap
 
 
 class SGD(Optimizer):

@@ -10,10 +10,10 @@ import numpy as np
 from podrun.compiler.program import RNG
 from podrun.core.executable import Executable, VariableRole
 from podrun.core.progress import at
+from podrun.session import option_checks
 from podrun.session.enums import DeviceType
 from podrun.session.environment import progress, shared_cache
 from podrun.session.exceptions import popart_exception, surfaced
-from podrun.session.options import checks
 from podrun.session.parts.state import SessionState
 
 _log = logging.getLogger("podrun.popart.devicex")
@@ -29,7 +29,7 @@ class SessionDevice(SessionState):
         if not self._options.compileEngine:
             _log.info("Not compiling engine by request")
             return
-        checks.check_every_n_with_pipelining(self._options, self._flow)
+        option_checks.check_every_n_with_pipelining(self._options, self._flow)
         settings = self._reports.engine_settings()
         with progress(f"preparing {self._name!r}"):
             if self._executable is None:
@@ -44,7 +44,7 @@ class SessionDevice(SessionState):
 
     def _compile(self) -> Executable:
         from podrun.compiler.compile import CompileOptions, compile_program
-        from podrun.session.program.fingerprint import fingerprint
+        from podrun.session.parts.device_program import fingerprint
 
         folder = self._cache_directory()
         digest = fingerprint(self._placed, self._built) if folder is not None else None

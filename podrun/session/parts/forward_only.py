@@ -19,13 +19,13 @@ import numpy as np
 
 from podrun.compiler.extra_state import SEED_VARIABLE
 from podrun.compiler.program import RNG
+from podrun.session.dataflow import DataFlow
 from podrun.session.enums import RecomputationType
-from podrun.session.options.settings import AutomaticLossScalingSettings
-from podrun.session.placing.pipelining import check_pipeline
+from podrun.session.option_groups import AutomaticLossScalingSettings
+from podrun.session.pipelining import check_pipeline
 from podrun.session.program.build import build
 from podrun.session.program.lowering_models import tensors_of
-from podrun.session.step_data.dataflow import DataFlow
-from podrun.session.step_data.stepio import IStepIO, StepTensor
+from podrun.session.stepio import IStepIO, StepTensor
 
 if TYPE_CHECKING:
     from podrun.session.program.build import BuiltModel

@@ -1,22 +1,43 @@
-"""The graph of a session for those who look inside: the IR, inference sessions made from it, the compiled program.
+"""The graph of a session for those who look inside: the IR, its JSON, and ``.dot`` files.
 
 PopART's IR is a data structure of its own with its own passes. Here it is what a session is made from (the placed
 model, its data flow and options), and its JSON is the forward graph that is computed, after pruning.
+
+**JSON**: ``{graph: [{type, name, domain, version, inputs, outputs, attributes}]}``: operators in order after pruning,
+all values strings. The main graph is ``maingraph`` unless the model names it, subgraphs stand beside it. A training
+pipeline ends with its ``Stash`` and ``Restore`` operators. ``recompute`` is YES or NO (absent where the tile model
+decides by peak memory: RecomputationType.Standard). Backward operators have no place in it: JAX makes them as one
+function.
+
+**Dot files**, for Graphviz: ``options.dotChecks = {"Final"}``, or POPART_DOT_CHECKS=FINAL. PopART draws its IR at five
+points of its own passes. Here there is one graph, so each file that is requested shows it.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from podrun.session.devices.device import DeviceInfo
+from podrun.session import names
+from podrun.session.dataflow import DataFlow
+from podrun.session.device import DeviceInfo
+from podrun.session.environment import dot_checks
 from podrun.session.exceptions import popart_exception
-from podrun.session.options.session_options import SessionOptions
+from podrun.session.names import PIPELINE_STAGE, RECOMPUTE, UNNAMED, VIRTUAL_GRAPH
+from podrun.session.option_groups import recompute_of
 from podrun.session.patterns import Patterns
-from podrun.session.step_data.dataflow import DataFlow
-from podrun.session.tensor_info import InputShapeInfo
+from podrun.session.pipelining import RESTORED, stage_count, stashed
+from podrun.session.session_options import SessionOptions
+from podrun.session.tensor_info import InputShapeInfo, TensorInfo
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from podrun.onnx_models.lowering.graph import OperatorGraph
+    from podrun.onnx_models.ops.registry import Node
     from podrun.session.session import InferenceSession
 
 
@@ -52,3 +73,153 @@ def inference_from(ir: Ir, device: DeviceInfo, name: str) -> InferenceSession:
             hint="InferenceSession(model from modelToHost, dataFlow, device) runs it forward.",
         )
     return InferenceSession(ir.model, ir.flow, device, ir.shapes, ir.patterns, ir.options, name)
+
+
+STASHED = names.PREFIXES["Stashed"]
+
+
+def ir_text(
+    main: OperatorGraph,
+    placed: ModelProto,
+    infos: Mapping[str, TensorInfo],
+    options: SessionOptions,
+    *,
+    training: bool,
+) -> str:
+    """See the module docstring. ``placed``: the model with its places, as it was built."""
+    name = "maingraph" if placed.graph.name in ("", UNNAMED) else placed.graph.name
+    again = _recomputed(main, placed, options) if training else {}
+    found = {
+        name: [_operator(node, infos, again) for node in main.nodes],
+        **{
+            label: [_operator(node, infos, {}) for node in graph.nodes]
+            for label, graph in _below(main).items()
+        },
+    }
+    found[name] += _stashes(placed, infos, options, training=training)
+    return json.dumps(found)
+
+
+def _below(main: OperatorGraph) -> dict[str, OperatorGraph]:
+    """The subgraphs of a graph, by name."""
+    from podrun.onnx_models.lowering.graph import subgraphs
+
+    found: dict[str, OperatorGraph] = {}
+    waiting = [main]
+    while waiting:
+        for node in waiting.pop().nodes:
+            for graph in subgraphs(node):
+                waiting.append(graph)
+                found.setdefault(graph.name, graph)
+    return found
+
+
+def _recomputed(main: OperatorGraph, placed: ModelProto, options: SessionOptions) -> dict[str, str]:
+    """YES or NO for each operator, by label, as far as options and annotations say."""
+    what = recompute_of(main.nodes, options)
+    last = stage_count(placed) - 1
+    found = {}
+    for node in main.nodes:
+        by_rule = what.rule == "all" or (what.rule == "pipeline" and node.get(PIPELINE_STAGE, 0) < last)
+        yes = node.label in what.scopes or (by_rule and node.label not in what.kept)
+        if yes or what.rule != "standard" or node.label in what.kept:
+            found[node.label] = "YES" if yes else "NO"
+    return found
+
+
+def _operator(node: Node, infos: Mapping[str, TensorInfo], again: Mapping[str, str]) -> dict[str, Any]:
+    attributes = {key: str(value) for key, value in node.attributes.items() if key != RECOMPUTE}
+    if node.label in again:
+        attributes["recompute"] = again[node.label]
+    return {
+        "type": node.op_type,
+        "name": node.name,
+        "domain": node.domain or "ai.onnx",
+        "version": str(node.opset),
+        "inputs": _tensors(node.inputs, infos),
+        "outputs": _tensors(node.outputs, infos),
+        "attributes": attributes,
+    }
+
+
+def _tensors(wanted: tuple[str, ...], infos: Mapping[str, TensorInfo]) -> list[dict[str, str]]:
+    found = []
+    for index, name in enumerate(wanted):
+        info = infos.get(name)
+        if name:
+            shape = "[" + " ".join(str(dim) for dim in info.shape()) + "]" if info else "[]"
+            kind = info.data_type() if info else "UNDEFINED"
+            found.append({"name": name, "shape": shape, "type": kind, "index": str(index)})
+    return found
+
+
+def _stashes(
+    placed: ModelProto, infos: Mapping[str, TensorInfo], options: SessionOptions, *, training: bool
+) -> Iterator[dict[str, Any]]:
+    """What a training pipeline stashes and restores (with RecomputationType.Pipeline: of the model's inputs)."""
+    for name, (stage, ipu) in stashed(placed, options, training=training).items():
+        (tensor,) = _tensors((name,), infos)
+        ring = {"name": STASHED + name, "shape": "", "type": tensor["type"], "index": "0"}
+        for kind, output in (("Stash", ring), ("Restore", {**tensor, "name": RESTORED + name})):
+            yield {
+                "type": kind,
+                "name": "",
+                "domain": "ai.graphcore",
+                "version": "1",
+                "inputs": [tensor],
+                "outputs": [output],
+                "attributes": {VIRTUAL_GRAPH: str(ipu)}
+                | ({PIPELINE_STAGE: str(stage)} if kind == "Stash" else {}),
+            }
+
+
+CHECKS = ("Fwd0", "Fwd1", "Bwd0", "PreAlias", "Final")
+"""The points, in order; ``All`` is all of them."""
+
+
+def write_dots(
+    graph: OperatorGraph, options: SessionOptions, environ: Mapping[str, str] | None = None
+) -> list[Path]:
+    """Write what options and environment ask for into ``options.logDir``, and say what was written.
+
+    popart_exception for a point that there is not, or a folder that cannot be written to.
+    """
+    wanted = _wanted([*options.dotChecks, *dot_checks(environ)])
+    folder = Path(options.logDir or ".")
+    paths = [folder / f"{check.lower()}.dot" for check in wanted]
+    if not paths:
+        return []
+    text = to_dot(graph, options)
+    try:
+        for path in paths:
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise popart_exception(
+            f"The graph cannot be written to {str(folder)!r}: {error.strerror}.", hint="SessionOptions.logDir"
+        ) from error
+    return paths
+
+
+def _wanted(names: list[str]) -> list[str]:
+    known = {check.lower(): check for check in (*CHECKS, "All")}
+    for name in names:
+        if name.lower() not in known:
+            raise popart_exception(
+                f"Unrecognised dot check {name!r}: it is one of {', '.join((*CHECKS, 'All'))}."
+            )
+    chosen = {known[name.lower()] for name in names}
+    return [check for check in CHECKS if check in chosen or "All" in chosen]
+
+
+def to_dot(graph: OperatorGraph, options: SessionOptions) -> str:
+    """Operators ``firstDotOp`` to ``finalDotOp`` in order as boxes, tensors as what joins them."""
+    lines = [f"digraph {json.dumps(graph.name)} {{"]
+    for number, node in enumerate(graph.nodes[options.firstDotOp : options.finalDotOp], options.firstDotOp):
+        label = f"{number}.{node.op_type}"
+        if options.dotOpNames and node.name:
+            label += f" ({node.name})"
+        box = json.dumps(f"op{number}")
+        lines.append(f"{box} [shape=box, label={json.dumps(label)}];")
+        lines += [f"{json.dumps(tensor)} -> {box};" for tensor in node.inputs if tensor]
+        lines += [f"{box} -> {json.dumps(tensor)};" for tensor in node.outputs if tensor]
+    return "\n".join([*lines, "}", ""])

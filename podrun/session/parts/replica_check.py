@@ -22,7 +22,7 @@ from podrun.core.executable import Executable, VariableRole
 from podrun.record.recorder import digest_of_all, recorder
 
 if TYPE_CHECKING:
-    from podrun.session.devices.device import DeviceInfo
+    from podrun.session.device import DeviceInfo
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -14,8 +14,8 @@ import numpy as np
 from podrun.compiler.program import RNG
 from podrun.core.executable import Executable, VariableRole
 from podrun.session.exceptions import popart_exception, popart_runtime_error
-from podrun.session.options.session_options import SessionOptions
 from podrun.session.parts.device_program import DeviceProgram
+from podrun.session.session_options import SessionOptions
 
 WORDS = 2
 

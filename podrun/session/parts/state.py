@@ -13,19 +13,19 @@ import numpy as np
 from podrun.core.executable import Executable
 from podrun.onnx_models.light_model import LightModel
 from podrun.onnx_models.transformer import ExternalFiles
-from podrun.session.devices.device import DeviceInfo
+from podrun.session.dataflow import DataFlow
+from podrun.session.device import DeviceInfo
+from podrun.session.names import FormerSession
 from podrun.session.optimizers.base import Optimizer
-from podrun.session.options.session_options import SessionOptions
 from podrun.session.parts.device_program import DeviceProgram
+from podrun.session.parts.files import SessionReports
+from podrun.session.parts.host_weights import HostWeights
 from podrun.session.parts.replica_check import ReplicaCheck
-from podrun.session.parts.reports import SessionReports
 from podrun.session.parts.rng import RandomState
 from podrun.session.patterns import Patterns
 from podrun.session.program.build import BuiltModel
-from podrun.session.retired import FormerSession
-from podrun.session.step_data.dataflow import DataFlow
+from podrun.session.session_options import SessionOptions
 from podrun.session.tensor_info import InputShapeInfo, TensorInfo
-from podrun.session.weights.host_weights import HostWeights
 
 
 class SessionState(FormerSession):

@@ -15,8 +15,8 @@ from podrun.onnx_models import loader
 from podrun.session.exceptions import popart_exception, popart_runtime_error, surfaced
 from podrun.session.parts.device import SessionDevice
 from podrun.session.parts.rng import WORDS
-from podrun.session.step_data.stepio import IWeightsIO
-from podrun.session.weights.variable_settings import given, retrieved
+from podrun.session.stepio import IWeightsIO
+from podrun.session.variables import given, retrieved
 
 _log = logging.getLogger("podrun.popart.session")
 

@@ -17,7 +17,7 @@ from podrun.compiler.program import PipelineOrder as Order
 from podrun.core.executable import BATCHES_PER_PASS, Reduction
 from podrun.costmodel.recompute import NOTHING
 from podrun.session import names
-from podrun.session.attributes import BROADCAST_KEY, TRAINED_KEY, UPDATES_KEY
+from podrun.session.dataflow import DataFlow
 from podrun.session.enums import (
     AccumulateOuterFragmentSchedule,
     MeanReductionStrategy,
@@ -26,18 +26,22 @@ from podrun.session.enums import (
 )
 from podrun.session.environment import import_jax
 from podrun.session.exceptions import popart_exception
+from podrun.session.names import BROADCAST_KEY, TRAINED_KEY, UPDATES_KEY
 from podrun.session.optimizers.base import Optimizer, UpdateContext
-from podrun.session.options.memory_options import locations_of, recompute_of
-from podrun.session.options.session_options import SessionOptions
-from podrun.session.placing.phases import phases_of
-from podrun.session.placing.pipelining import RESTORED, restoring, stage_count, stashed
-from podrun.session.program.derived import Derived, derived_anchors, program_anchors, returned
-from podrun.session.program.gradient_paths import differentiable, trainable
+from podrun.session.option_groups import locations_of, recompute_of
+from podrun.session.pipelining import RESTORED, restoring, stage_count, stashed
+from podrun.session.program.derived import Derived, derived_anchors, program_anchors, returned, update_anchors
 from podrun.session.program.loss_scaling import automatic_scaling, returning, scaling_type, widening
-from podrun.session.program.lowering_models import lower_model, metadata, take_state
+from podrun.session.program.lowering_models import (
+    Request,
+    differentiable,
+    lower_model,
+    metadata,
+    take_state,
+    trainable,
+)
 from podrun.session.program.observers import Observer, observers_of, seen
 from podrun.session.program.observers import tensors as observed_tensors
-from podrun.session.program.request import Request
 from podrun.session.program.reserved_tensors import (
     UPDATED,
     aliasing,
@@ -46,11 +50,11 @@ from podrun.session.program.reserved_tensors import (
     tensor_infos,
     updated_when_copied,
 )
-from podrun.session.program.update_steps import update_anchors
-from podrun.session.step_data.dataflow import DataFlow
+from podrun.session.session_options import SessionOptions
 from podrun.session.tensor_info import TensorInfo
-from podrun.session.weights.variable_settings import (
+from podrun.session.variables import (
     Kept,
+    VariableSettings,
     check_variables,
     for_one_replica,
     group_of,
@@ -58,7 +62,7 @@ from podrun.session.weights.variable_settings import (
     kept_by_replicas,
     settings_of,
 )
-from podrun.session.weights.variables import VariableSettings
+from podrun.session.virtual_graphs import phases_of
 
 if TYPE_CHECKING:
     from podrun.onnx_models.light_model import LightModel

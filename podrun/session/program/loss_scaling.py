@@ -24,9 +24,9 @@ from podrun.session.enums import GradientTensorTrackingMethod
 from podrun.session.exceptions import popart_exception, popart_unimplemented
 from podrun.session.optimizers.adam import Adam
 from podrun.session.optimizers.base import Optimizer
-from podrun.session.options.checks import TRANSFORM
-from podrun.session.options.session_options import SessionOptions
-from podrun.session.options.settings import AutomaticLossScalingSettings
+from podrun.session.option_checks import TRANSFORM
+from podrun.session.option_groups import AutomaticLossScalingSettings
+from podrun.session.session_options import SessionOptions
 
 if TYPE_CHECKING:
     from podrun.onnx_models.lowering import Lowered

@@ -1,28 +1,103 @@
-"""From a session's ONNX model to the function that is compiled: optimizer state taken out, the rest lowered."""
+"""From a session's ONNX model to the function that is compiled: optimizer state taken out, the rest lowered.
+
+`Request` is what a session wants of its model. `gradient_paths` are the tensors from which a path leads to the loss,
+and the weights among them: what has a gradient.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.core.executable import numpy_dtype
 from podrun.onnx_models import loader
 from podrun.session import names
-from podrun.session.attributes import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
+from podrun.session.dataflow import DataFlow
 from podrun.session.exceptions import popart_exception
-from podrun.session.placing.pipelining import RESTORED
-from podrun.session.program.gradient_paths import differentiable
-from podrun.session.program.request import Request
-from podrun.session.step_data.dataflow import DataFlow
+from podrun.session.names import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
+from podrun.session.optimizers.base import Optimizer
+from podrun.session.pipelining import RESTORED
+from podrun.session.session_options import SessionOptions
+from podrun.session.tensor_info import InputShapeInfo
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
     from podrun.onnx_models.light_model import LightModel
     from podrun.onnx_models.lowering import Lowered
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Which tensors, trained by what, on how many IPUs. ``as_in_training``: operators drop out and change running
+    statistics although there is no loss. ``own_copies``: each machine keeps and updates all weights by itself.
+    """
+
+    name: str
+    flow: DataFlow
+    options: SessionOptions
+    shapes: InputShapeInfo
+    ipus_per_replica: int
+    loss: str | None = None
+    optimizer: Optimizer | None = None
+    as_in_training: bool = False
+    own_copies: bool = False
+
+    @property
+    def training(self) -> bool:
+        """Whether operators mean what they mean in training."""
+        return self.as_in_training or self.loss is not None
+
+
+_ENDS = frozenset({"Detach", "Shape", "Size"})
+"""Operators that no gradient goes through."""
+
+
+def differentiable(lowered: Lowered, loss: str) -> set[str]:
+    """Floating-point tensors from which a path of such tensors leads to the loss, and the loss itself."""
+    return _leading_to(lowered, loss, through_integers=False)
+
+
+def trainable(lowered: Lowered, loss: str, only: Collection[str] | None = None) -> set[str]:
+    """Floating-point parameters that the loss depends on, but for the statistics of norms; ``only``: of these."""
+    reached = _leading_to(lowered, loss, through_integers=True)
+    return {
+        name
+        for name, spec in lowered.parameters.items()
+        if name in reached
+        and (only is None or name in only)
+        and name not in lowered.state_updates
+        and (numpy_dtype(spec.dtype).kind == "f" or spec.dtype == "bfloat16")
+    }
+
+
+def _leading_to(lowered: Lowered, loss: str, *, through_integers: bool) -> set[str]:
+    from podrun.onnx_models.lowering.graph import captured
+
+    makers = {output: node for node in lowered.graph.nodes for output in node.outputs if output}
+    reached: set[str] = set()
+    queue = [loss]
+    while queue:
+        name = queue.pop()
+        if name in reached or not (through_integers or _is_float(lowered, name)):
+            continue
+        reached.add(name)
+        node = makers.get(name)
+        if node is not None and node.kind not in _ENDS:
+            queue.extend(item for item in node.inputs if item)
+            queue.extend(captured(node))
+    return reached
+
+
+def _is_float(lowered: Lowered, name: str) -> bool:
+    spec = lowered.tensors.get(name)
+    return spec is not None and numpy_dtype(spec.dtype).kind not in "iub"
+
 
 GRADIENT = names.PREFIXES["Gradient"]
 _PRUNED = "All operations in the main graph were pruned, nothing to compute"

@@ -9,17 +9,15 @@ from podrun.compiler.program import FACTOR, RNG, Forward, Tensors
 from podrun.core.executable import TensorSpec, numpy_dtype
 from podrun.core.names import NORM_ANCHOR
 from podrun.session import names
+from podrun.session.dataflow import DataFlow
 from podrun.session.enums import AnchorReturnTypeId
 from podrun.session.exceptions import popart_exception
 from podrun.session.optimizers.sgd import SgdRule
-from podrun.session.options.session_options import SessionOptions
-from podrun.session.placing.pipelining import RESTORED
-from podrun.session.program.derived import ACCUM, REDUCED, scaling_anchors
-from podrun.session.program.gradient_paths import differentiable
+from podrun.session.pipelining import RESTORED
+from podrun.session.program.derived import ACCUM, REDUCED, scaling_anchors, update_specs
 from podrun.session.program.loss_scaling import scaling_type
-from podrun.session.program.lowering_models import near
-from podrun.session.program.update_steps import update_specs
-from podrun.session.step_data.dataflow import DataFlow
+from podrun.session.program.lowering_models import differentiable, near
+from podrun.session.session_options import SessionOptions
 from podrun.session.tensor_info import TensorInfo, data_type_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import podrun.popart as popart
 from podrun.core import errors
 from podrun.core.errors import error_from_dict, error_to_dict
 from podrun.core.layout import IpuRange
-from podrun.session.devices.device import device_ids
+from podrun.session.device import device_ids
 from podrun.session.exceptions import surfaced
 
 

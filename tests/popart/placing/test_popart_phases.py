@@ -7,7 +7,7 @@ import pytest
 from popart_sessions import options, replicated
 
 import podrun.popart as popart
-from podrun.session.placing.phases import phases_of
+from podrun.session.virtual_graphs import phases_of
 
 WIDTH, LAYERS = 32, 6
 PHASED = popart.VirtualGraphMode.ExecutionPhases

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from podrun.core.layout import IpuRange
-from podrun.session.devices.device import (
+from podrun.session.device import (
     MODEL_TILES,
     STANDALONE_IPUS,
     TILES_PER_IPU,

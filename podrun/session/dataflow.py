@@ -14,9 +14,9 @@ import numpy as np
 
 from podrun.compiler.program import AnchorSpec
 from podrun.core.executable import Retrieval
-from podrun.session.conversions import integer
 from podrun.session.enums import AnchorReturnTypeId, ExchangeStrategy, ReplicatedStreamMode, TileSet
 from podrun.session.exceptions import popart_exception
+from podrun.session.tensor_info import integer
 
 _NAMES = {"all": "All", "final": "Final", "sum": "Sum", "everyn": "EveryN"}
 

@@ -22,7 +22,7 @@ from podrun.session.enums import (
     VirtualGraphMode,
 )
 from podrun.session.environment import cache_directory
-from podrun.session.options.settings import (
+from podrun.session.option_groups import (
     AccumulateOuterFragmentSettings,
     AutomaticLossScalingSettings,
     BatchSerializationSettings,
@@ -56,7 +56,7 @@ class SessionOptions(Strict):
     """Options of a session: ``opts = SessionOptions(); opts.enableReplicatedGraphs = True``.
 
     Unknown names raise AttributeError, values of a wrong type TypeError; combinations are checked when a
-    session is made (`podrun.session.options.checks`).
+    session is made (`podrun.session.option_checks`).
     """
 
     RETIRED = {  # noqa: RUF012

@@ -1,18 +1,27 @@
-"""The small settings classes that SessionOptions holds: plain values with PopART's names and defaults.
+"""The settings classes that SessionOptions holds, and what those about memory mean to the compiler.
 
-Attributes that do not exist are refused, with the nearest name that does; so are values of another type.
+Settings are plain values with PopART's names and defaults. Attributes that do not exist are refused, with the nearest
+name that does; so are values of another type.
+
+Options and annotations about memory (recomputation, locations) change no number. They change what tiles hold, and the
+cycles of recomputed work.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from podrun.session.conversions import boolean, integer, number
+from podrun.compiler.program import Locations
+from podrun.core.names import gradient_buffer
+from podrun.costmodel.recompute import Recompute
+from podrun.costmodel.tile_memory import Location
+from podrun.session import names
 from podrun.session.enums import (
     AccumulateOuterFragmentSchedule,
     AutodiffStitchStrategy,
@@ -22,11 +31,18 @@ from podrun.session.enums import (
     ExecutionPhaseIOSchedule,
     ExecutionPhaseSchedule,
     GradientTensorTrackingMethod,
+    RecomputationType,
+    RecomputeType,
     ReplicatedTensorSharding,
     TensorStorage,
     TileSet,
 )
-from podrun.session.weights.variables import CommGroup
+from podrun.session.names import RECOMPUTE
+from podrun.session.tensor_info import boolean, integer, number
+from podrun.session.variables import CommGroup
+
+if TYPE_CHECKING:
+    from podrun.session.session_options import SessionOptions
 
 _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = ((bool, boolean), (int, integer), (float, number))
 
@@ -241,3 +257,100 @@ class NumIOTiles:
 
     def __init__(self, numIOTiles: int = 0) -> None:
         self.value = numIOTiles
+
+
+RULES = {
+    RecomputationType.NoRecompute: "none",
+    RecomputationType.Standard: "standard",
+    RecomputationType.NormOnly: "none",
+    RecomputationType.Pipeline: "pipeline",
+    RecomputationType.RecomputeAll: "all",
+}
+NORMS = frozenset({"BatchNormalization", "InstanceNormalization", "GroupNormalization", "LayerNormalization"})
+NONLINEARITIES = frozenset(
+    {"Relu", "Gelu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "Selu", "Softplus", "Swish"}
+)
+
+
+def recompute_of(nodes: Iterable[Any], options: SessionOptions) -> Recompute:
+    """What a session computes again: by option, and by annotation of the lowered graph's ``nodes``.
+
+    NormOnly: norms, and non-linearities that read them directly, as PopART does.
+    """
+    listed = list(nodes)
+    annotated = {node.label: int(node.attributes.get(RECOMPUTE, 0)) for node in listed}
+    scopes = {label for label, value in annotated.items() if value == RecomputeType.Recompute.value}
+    kept = {label for label, value in annotated.items() if value == RecomputeType.Checkpoint.value}
+    if options.autoRecomputation is RecomputationType.NormOnly:
+        scopes |= _norms(listed) - kept
+    return Recompute(RULES[options.autoRecomputation], frozenset(scopes), frozenset(kept))
+
+
+def _norms(nodes: list[Any]) -> set[str]:
+    made = {output for node in nodes if node.kind in NORMS for output in node.outputs if output}
+    return {
+        node.label
+        for node in nodes
+        if node.kind in NORMS or (node.kind in NONLINEARITIES and not made.isdisjoint(node.inputs))
+    }
+
+
+def locations_of(options: SessionOptions) -> Locations:
+    """Where a session's variables live. Sharding is over the replicas of the sharding domain (default: all)."""
+    replicas = options.getGlobalReplicationFactor()
+    if replicas == 1:
+        _warn_of_sharding(options)
+    return Locations(
+        _location(options.weightTensorLocationSettings, replicas),
+        _location(options.optimizerStateTensorLocationSettings, replicas),
+        _location(options.accumulatorTensorLocationSettings, replicas),
+        _location(options.activationTensorLocationSettings, replicas),
+        {
+            _own_name(name): _place(where, replicas, 0, 0)
+            for name, where in sorted(options.tensorLocationSettingsOverride.items())
+            if isinstance(where, TensorLocation)
+        },
+    )
+
+
+def _warn_of_sharding(options: SessionOptions) -> None:
+    """Say once that there is nothing to cut over one replica, as PopART does."""
+    settings = {
+        name: getattr(options, name).location
+        for name in (
+            "weightTensorLocationSettings",
+            "optimizerStateTensorLocationSettings",
+            "accumulatorTensorLocationSettings",
+        )
+    }
+    chosen = [
+        n for n, where in settings.items() if where.replicatedTensorSharding is ReplicatedTensorSharding.On
+    ]
+    if chosen:
+        logging.getLogger("podrun.popart").warning(
+            "%s ask for replicated tensor sharding, but the session has one replica: tensors stay whole.",
+            ", ".join(chosen),
+        )
+
+
+def _own_name(name: str) -> str:
+    """The compiler's name of an accumulator that PopART's name stands for; any other name as it is."""
+    accumulator = names.PREFIXES["Accum"]
+    return gradient_buffer(name.removeprefix(accumulator)) if name.startswith(accumulator) else name
+
+
+def _location(settings: TensorLocationSettings, replicas: int) -> Location:
+    return _place(
+        settings.location,
+        replicas,
+        settings.minElementsForOffChip,
+        settings.minElementsForReplicatedTensorSharding,
+    )
+
+
+def _place(where: TensorLocation, replicas: int, off_chip: int, sharded: int) -> Location:
+    """popart_exception for a sharding domain that does not divide the replicas."""
+    shards = 1
+    if where.replicatedTensorSharding is ReplicatedTensorSharding.On:
+        shards = where.shardingDomain.toReplicaGrouping(replicas).groupSize
+    return Location(where.storage is TensorStorage.OffChip, shards, off_chip, sharded)

@@ -15,12 +15,11 @@ from podrun.onnx_models.tensor_proto import type_proto
 from podrun.session import names
 from podrun.session.exceptions import popart_exception, popart_runtime_error
 from podrun.session.tensor_info import TensorInfo
-from podrun.session.weights.variable_settings import Kept, regrouped
+from podrun.session.variables import Kept, regrouped
 
 if TYPE_CHECKING:
     from podrun.session.optimizers.rules import Rule
     from podrun.session.program.build import BuiltModel
-
 
 Form = Literal["program", "model"]
 

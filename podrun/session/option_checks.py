@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 
-from podrun.session.devices.device import DeviceInfo
+from podrun.session.dataflow import DataFlow
+from podrun.session.device import DeviceInfo
 from podrun.session.enums import (
     AnchorReturnTypeId,
     BatchSerializationMethod,
@@ -18,8 +19,7 @@ from podrun.session.enums import (
     VirtualGraphMode,
 )
 from podrun.session.exceptions import popart_exception
-from podrun.session.options.session_options import SessionOptions
-from podrun.session.step_data.dataflow import DataFlow
+from podrun.session.session_options import SessionOptions
 
 TRANSFORM = "[AutomaticLossScale transform]"
 """Heads messages about automatic loss scaling."""

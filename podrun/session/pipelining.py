@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from podrun.compiler.program import Forward, Tensors, tap
 from podrun.core.names import RESTORE, place_scopes
 from podrun.session import names
-from podrun.session.attributes import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
 from podrun.session.enums import RecomputationType
 from podrun.session.exceptions import popart_exception
-from podrun.session.options.session_options import SessionOptions
-from podrun.session.placing.virtual_graphs import (
+from podrun.session.names import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
+from podrun.session.session_options import SessionOptions
+from podrun.session.virtual_graphs import (
     integer_attribute,
     kind_of,
     label,
