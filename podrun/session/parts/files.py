@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from podrun.compiler.arenas import stored
 from podrun.core.executable import Executable, StreamDirection
 from podrun.costmodel.cost import bounds_of, check_planned, check_program
-from podrun.report.document import profile_of, write_report
+from podrun.report.document import origin_of_process, profile_of, write_report
 from podrun.report.engine_options import EngineOptions, engine_options
 from podrun.report.model import Profile
 from podrun.report.text import summary
@@ -188,7 +190,10 @@ class SessionReports:
         with surfaced():
             if settings.reports:
                 folder = settings.directory / self._name
-                written = write_report(profile_of(executable), folder, trace=settings.execution_profile)
+                now = datetime.now().astimezone()
+                origin = origin_of_process(ours(), sys.orig_argv, now)
+                found = profile_of(executable)
+                written = write_report(found, folder, trace=settings.execution_profile, origin=origin)
                 path = str(written)
             if settings.strict:
                 check_planned(bounds_of(executable.tile_report))
