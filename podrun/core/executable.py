@@ -49,6 +49,8 @@ from podrun.core.layout import Layout
 EXECUTABLE_VERSION = 1
 """Version of the file format; a reader refuses a newer one."""
 
+FLOATING_POINT_EXCEPTIONS = "floating_point_exceptions"
+"""Key of `Executable.metadata`: whether tiles stop where a piece gives a value that is infinite or no number."""
 BATCHES_PER_PASS = "batches_per_pass"
 """Key of `Executable.metadata`: see `Executable.batches_per_pass`."""
 
@@ -374,7 +376,7 @@ class Executable:
     tile_report: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The front end's own (plain JSON): anchors, model digest, names of weights in the ONNX file. `BATCHES_PER_PASS`
-    is the only key that machines read."""
+    and `FLOATING_POINT_EXCEPTIONS` are the keys that machines read."""
 
     @property
     def batches_per_pass(self) -> int:

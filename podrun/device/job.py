@@ -41,7 +41,7 @@ from podrun.device.owners import (
 from podrun.device.program.check import check_executable
 from podrun.device.program.engine import Disagreement, Engine, RunOutcome, modelled_step_seconds
 from podrun.device.program.fabric import Fabric, JobName, OfferBook, Wait
-from podrun.device.program.interpreter import InstructionHook, batch_starts
+from podrun.device.program.interpreter import InstructionHook, NotFinite, batch_starts
 from podrun.device.program.machine_groups import choose_core, core_lock_of, pin_thread_to
 from podrun.device.program.streams import OwnerArrays, check_inputs, check_outputs
 from podrun.device.xla.pieces import PieceCache
@@ -485,9 +485,25 @@ class Job:
             self._group = None
         self.engine = None
 
+    def _stop_tiles(self, found: NotFinite) -> PoplarError:
+        """Note the floating-point exception that a program asked for; the error to raise."""
+        ipus = sorted(self.lists[found.ipu].ipus)
+        batch = self.engine.batches_done if self.engine is not None else 0
+        spec = FaultSpec(FaultTarget.IPU, (ipus[0],), batch, found.kind)
+        error = strike_error(self._context, Strike(spec, batch))
+        what = "infinite" if found.kind == "overflow" else "no numbers"
+        return type(error)(
+            f"{error.message}: {found.name} has values that are {what}",
+            code=error.code,
+            where=error.where,
+            hint=error.hint,
+        )
+
     def _explain(self, error: BaseException) -> PoplarError:
         if isinstance(error, PoplarError):
             return error
+        if isinstance(error, NotFinite):
+            return self._stop_tiles(error)
         place = self._context.place
         first, machines = machines_of(place, self.range)
         ranks = range(first, first + machines)

@@ -17,24 +17,12 @@ from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import GraphValue
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.enums import OutputMode
-from podrun.poptorch.errors import Error, translated
+from podrun.poptorch.errors import translated
 from podrun.poptorch.session_model import SessionModel
 from podrun.poptorch.session_optimizers import session_optimizer, shown_scalars
 from podrun.poptorch.watching import CallStamps
 from podrun.session.enums import VariableRetrievalMode
 from podrun.session.stepio import PyStepIO, PyWeightsIO
-
-
-def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
-    """Error for results that are infinite or no numbers."""
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biu" and not np.isfinite(array.astype(np.float32)).all():
-            raise Error(
-                f"floating point exception: {name} has values that are infinite or no numbers",
-                location="running the model",
-                type="poplar_application_runtime_error",
-                hint="options.Precision.enableFloatingPointExceptions(False) lets them pass.",
-            )
 
 
 @dataclass(slots=True)
@@ -55,8 +43,6 @@ class CompiledModel:
     input_updates: Mapping[int, str]
     synthetic: bool
     last_anchors: dict[str, np.ndarray]
-    checks_numbers: bool = False
-    """Whether a result that is no finite number ends a run (`Options.Precision.enableFloatingPointExceptions`)."""
     stamps: CallStamps | None = None
 
     @property
@@ -73,8 +59,6 @@ class CompiledModel:
         with translated("running the model"):
             self.session.run(PyStepIO(data, arrays))
         ready = time.monotonic()
-        if self.checks_numbers:
-            _check_finite(arrays)
         self.last_anchors = {
             short: arrays[name] for short, (name, _, _) in self.anchors.items() if name in arrays
         }

@@ -195,7 +195,6 @@ def compile_model(captured: Capture, asked: CompileRequest) -> CompiledModel:
         {place: model.names[v.number] for place, v in updates.items()},
         bool(options.extra("enable_synthetic_data")),
         {},
-        bool(options.Precision.floating_point_exceptions),
     )
 
 

@@ -29,6 +29,7 @@ def session_options(options: Any, training: bool, ipus_per_replica: int, phases:
             made.enablePipelining = strategy.execution_mode == PIPELINED
             if made.enablePipelining and training:
                 made.autoRecomputation = session_enums.RecomputationType.Pipeline
+    made.enableFloatingPointChecks = bool(options.Precision.floating_point_exceptions)
     made.enableStochasticRounding = options.Precision.stochastic_rounding
     if options.extra("enable_synthetic_data"):
         made.syntheticDataMode = session_enums.SyntheticDataMode.RandomUniform

@@ -23,6 +23,8 @@ FLAGS = (
     "autoReport.outputGraphProfile",
     "autoReport.outputExecutionProfile",
     "debug.allowOutOfMemory",
+    "debug.floatPointOpException",
+    "debug.nanOverflowException",
     "podrun.strict",
 )
 """Honoured options that are true or false. ``podrun.strict`` is podrun's own: refuse what no tile planner knows."""
@@ -43,14 +45,12 @@ ACCEPTED = (
     "debug.exceptOnSOCError",
     "debug.executionProfile",
     "debug.externalExchangeInstrumentationLevel",
-    "debug.floatPointOpException",
     "debug.graphReportDestination",
     "debug.instrument",
     "debug.instrumentCompute",
     "debug.instrumentControlFlow",
     "debug.instrumentExternalExchange",
     "debug.loweredVarDumpFile",
-    "debug.nanOverflowException",
     "debug.outputAllSymbols",
     "debug.profilingTile",
     "debug.retainDebugInformation",
@@ -119,6 +119,8 @@ class EngineOptions:
     execution_profile: bool = False
     allow_out_of_memory: bool = False
     strict: bool = False
+    floating_point_exceptions: bool = False
+    """Whether tiles stop at values that are infinite or no numbers."""
 
     @property
     def reports(self) -> bool:
@@ -143,6 +145,9 @@ def engine_options(program: Mapping[str, str], environ: Mapping[str, str]) -> En
         execution_profile=_flag(given, "autoReport.outputExecutionProfile", everything),
         allow_out_of_memory=_flag(given, "debug.allowOutOfMemory", False),
         strict=_flag(given, "podrun.strict", False),
+        floating_point_exceptions=any(
+            _flag(given, f"debug.{name}Exception", False) for name in ("floatPointOp", "nanOverflow")
+        ),
     )
 
 

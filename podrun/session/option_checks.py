@@ -211,8 +211,6 @@ def _check_io(options: SessionOptions, device: DeviceInfo) -> None:
 
 
 NOT_DONE = {
-    "enableFloatingPointChecks": "no operator stops a run because it overflows or divides by zero. Anchor what may, "
-    "or end the run with builder.aiGraphcore.abort([condition])",
     "exportPoplarComputationGraph": "there is no Poplar graph to write; session.getSerializedGraph() has podrun's",
     "exportPoplarVertexGraph": "there is no Poplar graph to write; session.getSerializedGraph() has podrun's",
     "serializedPoprithmsShiftGraphsDir": "there is no such scheduler whose graphs could be written",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from podrun.core.errors import (
     UsageError,
 )
 from podrun.core.event_record import EVENT_PATH, read_event_record
-from podrun.core.executable import BATCHES_PER_PASS
+from podrun.core.executable import BATCHES_PER_PASS, FLOATING_POINT_EXCEPTIONS
 from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport
 from podrun.device.connection import connect
@@ -141,6 +142,49 @@ def test_every_instance_gets_the_same_error_soon(
         assert result.took < 5
     for connection in connections:
         connection.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [(1e30, ErrorCode.FLOATING_POINT_OVERFLOW), (np.nan, ErrorCode.FLOATING_POINT_INVALID_OPERATION)],
+)
+def test_floating_point_exceptions_stop_all_instances_if_the_program_asks(
+    pieces: PieceCache, value: float, code: ErrorCode
+) -> None:
+    plain = linear(8)
+    asking = replace(plain, metadata={**plain.metadata, FLOATING_POINT_EXCEPTIONS: True})
+    losses: dict[bool, list[Any]] = {}
+    for executable in (plain, asking):
+        twin = InProcessMachines(8, pieces)
+        connections = owners(lambda: twin.connect(threaded=True), 8, 2)  # noqa: B023 - called at once
+        given = {name: array.copy() for name, array in data(executable, 3).items()}
+        given["x"][2, 0, 5] = value
+
+        def work(connection: PortConnection, owned: IpuRange) -> Any:
+            connection.load(executable)  # noqa: B023 - called at once
+            connection.write_variables(first_weights())
+            mine = {n: a[:, :, owned.first : owned.stop] for n, a in given.items()}  # noqa: B023
+            before = connection.run(2, {n: a[:2] for n, a in mine.items()}).anchors["loss"]
+            connection.run(1, {n: a[2:] for n, a in mine.items()})
+            return before
+
+        results = together([partial(work, c, o) for c, o in connections])
+        losses[executable is asking] = results
+        states = [
+            ipu.error_state for m in twin.machines for ipu in machine_report(m, MachineReport("a")).ipus
+        ]
+        for connection, _ in connections:
+            connection.close()
+    assert not any(isinstance(result, Exception) for result in losses[False])
+    for error in losses[True]:
+        assert isinstance(error, ApplicationRuntimeError), error
+        assert error.code is code
+        assert error.message == losses[True][0].message
+        assert error.message.startswith("Tiles in excepted state: IPU 4: TEXCPT_FP_")
+        assert "in batch 2" in error.message
+    assert [state for state in states if state != "no errors"] == [
+        f"floating-point exception ({'invalid operation' if np.isnan(value) else 'overflow'})"
+    ]
 
 
 def try_all(twin: InProcessMachines) -> str | None:

@@ -23,7 +23,16 @@ import numpy as np
 from podrun.collectives import Group
 from podrun.core.environment import environment
 from podrun.core.errors import ApplicationRuntimeError, PoplarError
-from podrun.core.executable import Computation, Compute, Copy, Executable, Receive, Send, StoreStream
+from podrun.core.executable import (
+    FLOATING_POINT_EXCEPTIONS,
+    Computation,
+    Compute,
+    Copy,
+    Executable,
+    Receive,
+    Send,
+    StoreStream,
+)
 from podrun.core.progress import counted
 from podrun.core.shared_region import RegionName
 from podrun.device.crash_records import CrashReader, describe_piece, own_crash_record
@@ -137,6 +146,7 @@ class Engine:
             before_instruction,
             self._slot.enter_context(own_crash_record().slot(texts)),
             first=first,
+            finite=bool(executable.metadata.get(FLOATING_POINT_EXCEPTIONS)),
             messages=groups.messages,
             core_lock=self._core_lock,
         )

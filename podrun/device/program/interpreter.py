@@ -59,6 +59,16 @@ class BatchState:
     messages: dict[Key, Any] = field(default_factory=dict)
 
 
+class NotFinite(Exception):
+    """A piece gave a value that is infinite (``overflow``) or no number (``invalid-operation``), in a program that
+    stops there. ``ipu``: of the replica, whose list it was; ``name``: of the result.
+    """
+
+    def __init__(self, kind: str, ipu: int, name: str) -> None:
+        super().__init__(f"{name}: {kind}")
+        self.kind, self.ipu, self.name = kind, ipu, name
+
+
 Action = Callable[[Frame, BatchState], object]
 """Executes one instruction on a list's temporaries in a batch."""
 
@@ -67,8 +77,8 @@ class Interpreter:
     """One program's instruction lists on one machine.
 
     ``slot``: records which piece is under way. ``first``: the IPU of a replica that the first list belongs to.
-    ``messages``: the way to IPUs whose lists other machines run, if there are any. ``core_lock``: held while a piece
-    computes.
+    ``finite``: raise `NotFinite` where a piece gives no finite number. ``messages``: the way to IPUs whose lists other
+    machines run, if there are any. ``core_lock``: held while a piece computes.
     """
 
     def __init__(
@@ -81,6 +91,7 @@ class Interpreter:
         slot: ProgressSlot,
         *,
         first: int = 0,
+        finite: bool = False,
         messages: ReplicaMessages | None = None,
         core_lock: CoreLock = NO_CORE_LOCK,
     ) -> None:
@@ -90,7 +101,8 @@ class Interpreter:
         # First, because a donated arena moves to memory of XLA's.
         donated = {name: _donated(piece, buffers) for name, piece in pieces.items()}
         self._computes = {
-            name: _compute(piece, buffers, core_lock, donated[name]) for name, piece in pieces.items()
+            name: _compute(piece, buffers, core_lock, donated[name], finite=finite)
+            for name, piece in pieces.items()
         }
         self._group = group
         self._before_instruction = before_instruction
@@ -101,7 +113,9 @@ class Interpreter:
         self._trailing_gathers = trailing_gathers(instructions)
         self._host_gathers = False
         self._fused_tail = (
-            None if messages is not None else make_fused_tail(instructions, pieces, buffers, group, core_lock)
+            None
+            if finite or messages is not None
+            else make_fused_tail(instructions, pieces, buffers, group, core_lock)
         )
         # With one list, only a Receive waits.
         self._never_waits = len(instructions) == 1 and not any(
@@ -235,6 +249,8 @@ class Interpreter:
             begin(place)
             try:
                 act(frame, now)
+            except NotFinite as found:
+                raise NotFinite(found.kind, self._first + ipu, found.name) from None
             finally:
                 begin(0)
 
@@ -266,7 +282,18 @@ def _donated(piece: Piece, buffers: Buffers) -> DonatedOperands:
     return found
 
 
-def _compute(piece: Piece, buffers: Buffers, core_lock: CoreLock, donated: DonatedOperands) -> Action:
+def _check_finite(names: Sequence[str], results: Sequence[Any]) -> None:
+    """Raises NotFinite for the first result that has an infinite value or one that is no number."""
+    for name, result in zip(names, results, strict=True):
+        values = np.asarray(result)
+        if values.dtype.kind in "biu" or np.isfinite(values).all():
+            continue
+        raise NotFinite("overflow" if np.isinf(values).any() else "invalid-operation", 0, name)
+
+
+def _compute(
+    piece: Piece, buffers: Buffers, core_lock: CoreLock, donated: DonatedOperands, *, finite: bool = False
+) -> Action:
     """The function that runs a piece on a frame. What is the same for every batch is looked up here."""
     computation, call = piece.computation, piece.call
     inputs = zip(computation.inputs, piece.shapes, strict=True)
@@ -284,6 +311,8 @@ def _compute(piece: Piece, buffers: Buffers, core_lock: CoreLock, donated: Donat
         results = call(*[read(frame) for read in readers])
         for result in results:
             result.block_until_ready()
+        if finite:
+            _check_finite(computation.outputs, results)
         for name in computation.donated:
             frame.values.pop(name, None)
         if lasting:

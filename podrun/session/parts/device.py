@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from podrun.compiler.program import RNG
-from podrun.core.executable import Executable, VariableRole
+from podrun.core.executable import FLOATING_POINT_EXCEPTIONS, Executable, VariableRole
 from podrun.core.progress import at
 from podrun.session import option_checks
 from podrun.session.enums import DeviceType
@@ -79,6 +80,13 @@ class SessionDevice(SessionState):
             )
         self._device.hold(executable.layout.ipus)
         self._device.ensure_attached()
+        if (
+            self._options.enableFloatingPointChecks
+            or self._reports.engine_settings().floating_point_exceptions
+        ):
+            executable = replace(
+                executable, metadata={**executable.metadata, FLOATING_POINT_EXCEPTIONS: True}
+            )
         with surfaced():
             self._device.connection.load(executable)
         self._program.on_device = True

@@ -186,6 +186,33 @@ def test_the_environment_reaches_ipus_inside_of_the_process(tmp_path):
         run()
 
 
+@pytest.mark.parametrize("how", ["session option", "engine option", "not asked"])
+def test_floating_point_exceptions_on_request(how):
+    builder = popart.Builder()
+    x = builder.addInputTensor(popart.TensorInfo("FLOAT", [2]))
+    y = builder.aiOnnx.reciprocal([x])
+    builder.addOutputTensor(y)
+    options = popart.SessionOptions()
+    options.enableFloatingPointChecks = how == "session option"
+    if how == "engine option":
+        options.engineOptions = {"debug.floatPointOpException": "true"}
+    with popart.DeviceManager({}).acquireAvailableDevice(1) as device:
+        flow = popart.DataFlow(1, [y])
+        session = popart.InferenceSession(builder.getModelProto(), flow, device, userOptions=options)
+        session.prepareDevice()
+        anchors = session.initAnchorArrays()
+        session.run(popart.PyStepIO({x: np.ones(2, np.float32)}, anchors))
+        zero = popart.PyStepIO({x: np.zeros(2, np.float32)}, anchors)
+        if how == "not asked":
+            session.run(zero)
+            assert np.isinf(anchors[y]).all()
+            return
+        with pytest.raises(popart.poplar_application_runtime_error, match="TEXCPT_FP_OFLO in batch 1"):
+            session.run(zero)
+        session.run(popart.PyStepIO({x: np.full(2, 4, np.float32)}, anchors))
+        assert anchors[y].tolist() == [0.25, 0.25]
+
+
 def test_a_program_that_was_launched_without_ipus_gets_none():
     manager = popart.DeviceManager({"PODRUN_OFFLINE_MODE": "1"})
     with pytest.raises(popart.popart_exception, match="launched without IPUs"):
