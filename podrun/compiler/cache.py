@@ -151,6 +151,7 @@ def digest(program: Program, target: str, settings: dict[str, Any], identity: It
             sorted(program.recompute.kept),
         ],
         "locations": asdict(program.locations),
+        "plans": asdict(program.plans),
         "metadata": dict(program.metadata),
     }
     found = hashlib.sha256(json.dumps(description, sort_keys=True).encode())

@@ -194,7 +194,7 @@ def _segment_cost(
     waits = not program.accumulates
     flat = segment.flat
     stay = [waits and results.get(number) in gradients for number in flat.outputs]
-    report = cost_flat(flat, target, results_stay=stay)
+    report = cost_flat(flat, target, program.plans, results_stay=stay)
     anchored = {anchor.name for anchor in program.anchors}
     made = [n for n in flat.outputs if n is not None]
     streams = [

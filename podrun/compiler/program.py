@@ -18,6 +18,7 @@ from podrun.core.executable import Reduction, Retrieval, TensorSpec
 from podrun.core.layout import Layout
 from podrun.core.names import GRADIENT_ANCHOR, NORM_ANCHOR, REDUCED_ANCHOR, UPDATED_ANCHOR
 from podrun.costmodel.recompute import NOTHING, Recompute
+from podrun.costmodel.schedule import PlanOptions
 from podrun.costmodel.tile_memory import ON_CHIP, Location
 
 Tensors = Mapping[str, Any]
@@ -258,6 +259,8 @@ class Program:
     recompute: Recompute = NOTHING
     """Forward values that the backward pass makes again: changes modelled memory and cycles, no bit of a result."""
     locations: Locations = field(default_factory=Locations)
+    plans: PlanOptions = field(default_factory=PlanOptions)
+    """How the tile model plans products: changes modelled cycles and memory, no result."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property

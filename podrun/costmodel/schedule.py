@@ -27,12 +27,14 @@ class PlanOptions:
     """How to plan: partials type and memory proportion of products.
 
     ``loop_trips``: turns assumed for a ``while`` loop, whose trip count a trace does not say.
+    ``convolution_partials``: partials type of convolutions, where it is another.
     """
 
     partials_type: str = "float32"
     proportion: float = DEFAULT_PROPORTION
     loop_trips: int = 1
     product_type: str | None = None
+    convolution_partials: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,8 @@ def _single_step(chip: Chip, equation: Equation, options: PlanOptions, share: fl
     if equation.bodies:
         return _loop_step(chip, equation, options, reads)
     if name in PRODUCTS:
-        product = MAKERS[name](equation, options.partials_type, options.proportion)
+        own = options.convolution_partials if name == "conv_general_dilated" else None
+        product = MAKERS[name](equation, own or options.partials_type, options.proportion)
         if options.product_type:
             product = replace(product, input_type=options.product_type)
         plan = plan_product(chip, product)

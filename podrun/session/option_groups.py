@@ -20,6 +20,7 @@ import numpy as np
 from podrun.compiler.program import Locations
 from podrun.core.names import gradient_buffer
 from podrun.costmodel.recompute import Recompute
+from podrun.costmodel.schedule import PlanOptions
 from podrun.costmodel.tile_memory import Location
 from podrun.session import names
 from podrun.session.enums import (
@@ -37,6 +38,7 @@ from podrun.session.enums import (
     TensorStorage,
     TileSet,
 )
+from podrun.session.exceptions import popart_exception
 from podrun.session.names import RECOMPUTE
 from podrun.session.tensor_info import boolean, integer, number
 from podrun.session.variables import CommGroup
@@ -270,6 +272,20 @@ NORMS = frozenset({"BatchNormalization", "InstanceNormalization", "GroupNormaliz
 NONLINEARITIES = frozenset(
     {"Relu", "Gelu", "Sigmoid", "Tanh", "LeakyRelu", "Elu", "Selu", "Softplus", "Swish"}
 )
+
+
+_PARTIALS = {"float": "float32", "half": "float16"}
+
+
+def plans_of(options: SessionOptions) -> PlanOptions:
+    """How products of halves are planned: ``partialsTypeMatMuls`` (else of matmulOptions) and ``partialsType`` of
+    convolutionOptions. popart_exception for another type than float and half."""
+    products = options.partialsTypeMatMuls or options.matmulOptions.get("partialsType", "float")
+    convolutions = options.convolutionOptions.get("partialsType", "float")
+    for given in (products, convolutions):
+        if given not in _PARTIALS:
+            raise popart_exception(f"A partials type is 'float' or 'half', not {given!r}.")
+    return PlanOptions(partials_type=_PARTIALS[products], convolution_partials=_PARTIALS[convolutions])
 
 
 def recompute_of(nodes: Iterable[Any], options: SessionOptions) -> Recompute:

@@ -171,6 +171,22 @@ def test_profiling_writes_a_report(tmp_path: Path) -> None:
     assert "linear:0" in summary
 
 
+def test_half_partials_take_fewer_cycles_and_change_no_number() -> None:
+    def run(kind: Any, dtype: Any) -> tuple[int, Any]:
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(256, 256).to(dtype)
+        options = O().logCycleCount(True)
+        options.Precision.setPartialsType(kind)
+        model = poptorch.inferenceModel(layer, options)
+        made = model(torch.ones(64, 256, dtype=dtype))
+        return model.cycleCount(), made
+
+    (halves, one), (floats, other) = (run(kind, torch.half) for kind in (torch.half, torch.float))
+    assert halves < floats
+    assert torch.equal(one, other)
+    assert run(torch.half, torch.float)[0] == run(torch.float, torch.float)[0]
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

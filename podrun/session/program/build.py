@@ -28,7 +28,7 @@ from podrun.session.environment import import_jax
 from podrun.session.exceptions import popart_exception
 from podrun.session.names import BROADCAST_KEY, TRAINED_KEY, UPDATES_KEY
 from podrun.session.optimizers.base import Optimizer, UpdateContext
-from podrun.session.option_groups import locations_of, recompute_of
+from podrun.session.option_groups import locations_of, plans_of, recompute_of
 from podrun.session.pipelining import RESTORED, restoring, stage_count, stashed
 from podrun.session.program.derived import Derived, derived_anchors, program_anchors, returned, update_anchors
 from podrun.session.program.loss_scaling import automatic_scaling, returning, scaling_type, widening
@@ -302,6 +302,7 @@ def _arrangement(options: SessionOptions, flow: DataFlow, stages: int) -> dict[s
         "phases": phases_of(options),
         "reduction": Reduction.MEAN if _running_mean(options) else Reduction.SUM,
         "locations": locations_of(options),
+        "plans": plans_of(options),
     }
 
 
