@@ -81,7 +81,6 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
         self._alive: list[torch.Tensor] = []
         """Every tensor met: Python may not give its ``id`` to another one."""
         self._known: dict[int, torch.Tensor] = {}
-        self._decompositions = private.decompositions()
 
     # --- Values -------------------------------------------------------------------------------------------------------
 
@@ -287,7 +286,7 @@ class Recorder(private.DispatchMode, Emitter):  # type: ignore[misc]
                 return NotImplemented
             with self:
                 return aten.copy_.default(args[0], form(*args, **kwargs))
-        decomposition = self._decompositions.get(operator)
+        decomposition = private.decompositions().get(operator)
         if decomposition is None:
             return NotImplemented
         with self:
