@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands": set(),  # Imports the command that is asked for, and nothing before it.
     "launcher": BASE | {"faults", "vipu", "report", "estimate", "record", "upkeep"},
     "upkeep": BASE | {"vipu", "launcher", "estimate", "compat.__main__"},
-    "estimate": BASE | {"onnx_models", "session", "report", "costmodel", "commands"},
+    "estimate": BASE | {"onnx_models", "poptorch", "session", "report", "costmodel", "commands"},
     "report": BASE | {"costmodel.target", "commands"},
     "record": BASE | {"faults", "device.connection"},
     "checkpoint": BASE | {"popdist", "record", "faults"},

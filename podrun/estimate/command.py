@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from podrun.core.errors import PodrunError, UsageError
+from podrun.core.errors import ConfigError, PodrunError, UsageError
 from podrun.costmodel.cost import check_planned
 from podrun.costmodel.target import System, system
 from podrun.estimate.layout import ProgramLayout, check_layout
@@ -21,6 +22,7 @@ from podrun.report.text import counted, unit_of_time
 
 SCHEMA = "podrun.estimate"
 SCHEMA_VERSION = 2
+MODULES_SHOWN = 8
 _TRAINING = ("accumulation", "recompute", "optimizer", "state_off_chip", "shard_state", "global_batch")
 """Options that mean something in training only."""
 
@@ -41,6 +43,7 @@ def show(found: Estimate) -> str:
     ]
     lines += [f"  {n:<15}{s * of:>12,.3f} {unit} {s / total:>6.1%}" for n, s in found.seconds.items() if s]
     lines += _ipus(found)
+    lines += _modules(found)
     lines += [f"Bounded, no planner: {name} x {entry['count']}" for name, entry in found.bounds.items()]
     return "\n".join([*lines, "Modelled, not measured: see docs/fidelity.md."])
 
@@ -56,6 +59,18 @@ def _ipus(found: Estimate) -> list[str]:
         if len(found.ipus) > 1:
             lines.append(f"{'':13}{ipu.first_layer} ... {ipu.last_layer}")
     return lines
+
+
+def _modules(found: Estimate) -> list[str]:
+    """The modules that take most cycles; nothing for a model that has one, or none."""
+    if len(found.modules) < 2:
+        return []
+    total = sum(cycles for _, cycles, _ in found.modules) or 1
+    ranked = sorted(found.modules, key=lambda item: -item[1])[:MODULES_SHOWN]
+    return [f"{'cycles':>13}{'share':>8}{'weights':>12}  module (of {len(found.modules)})"] + [
+        f"{cycles:>13,}{cycles / total:>8.1%}{weights / 2**20:>8,.2f} MiB  {name or '(the model itself)'}"
+        for name, cycles, weights in ranked
+    ]
 
 
 def table(found: Sequence[Estimate], top: int) -> str:
@@ -83,12 +98,25 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = Parser(
         prog="podrun estimate",
-        description="Fit, throughput and bottleneck of an ONNX model on a POD, without running it.",
-        epilog="Example: podrun estimate model.onnx --target pod16 --train --micro-batch 16 --accumulation 8",
+        description="Fit, throughput and bottleneck of a model on a POD, without running it.",
+        epilog="Examples: podrun estimate model.onnx --target pod16 --train --micro-batch 16 --accumulation 8; "
+        "podrun estimate train.py --train --scan -- --epochs 1; podrun estimate net.py:Net --input 8x3x32x32",
         allow_abbrev=False,
     )
     add = made.add_argument
-    add("model", type=Path, help="an ONNX file; the first dimension of its inputs is the batch")
+    add(
+        "model",
+        type=Path,
+        help="an ONNX file; a PyTorch program (train.py), of which the first model that it compiles is taken; or a "
+        "module in a file of Python (net.py:NAME). The first dimension of inputs is the batch",
+    )
+    add(
+        "--input",
+        action="append",
+        default=[],
+        metavar="SHAPE",
+        help="of a module, once for each: 8x3x32x32 or 4x128:int64",
+    )
     add(
         "--target",
         default="pod16",
@@ -103,6 +131,7 @@ def parser() -> argparse.ArgumentParser:
     add("--scan", action="store_true", help="try layouts and list the best; options that are given stay")
     add("--top", type=int, default=10, metavar="N", help="rows of a scan (default: %(default)s)")
     add("--format", choices=("text", "json"), default="text", help="of the answer (default: %(default)s)")
+    made.set_defaults(arguments=[])
     return made
 
 
@@ -182,9 +211,33 @@ def _check_options(options: argparse.Namespace) -> None:
         raise UsageError(f"{alone[0]} means nothing in inference", hint="Add --train, or leave it out.")
 
 
+def _model(options: argparse.Namespace) -> tuple[Any, int | None]:
+    """The model of a file, and the micro-batch that it is written for."""
+    text = os.fspath(options.model)
+    path, name = (text, "") if Path(text).is_file() else text.rpartition(":")[::2]
+    if not (path or text).endswith(".py"):
+        if options.input or options.arguments:
+            raise UsageError(
+                "--input and arguments after -- are for files of Python",
+                hint="An ONNX file says its inputs itself: leave them out.",
+            )
+        model = load_model(options.model)
+        return model, model_batch(model)
+    if not Path(path or text).is_file():
+        raise ConfigError(f"there is no file {path or text}", hint=f"Look for one: ls {Path(path).parent}")
+    from podrun.poptorch import estimating
+
+    if name:
+        source = estimating.module_source(Path(path), name, options.input)
+    else:
+        source = estimating.program_source(Path(path), options.arguments, train=options.train)
+    return source, source.micro_batch
+
+
 def _found(options: argparse.Namespace, target: System, layout: ProgramLayout) -> list[Estimate]:
-    model = load_model(options.model)
-    own = model_batch(model)
+    model, own = _model(options)
+    if options.accumulation is None and getattr(model, "accumulation", None) and not options.scan:
+        layout = replace(layout, accumulation=model.accumulation)
     if options.micro_batch is None:
         layout = replace(layout, micro_batch=own or 1)
     if not options.scan:
@@ -206,7 +259,10 @@ def _found(options: argparse.Namespace, target: System, layout: ProgramLayout) -
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer; 0, or 2 for bad input."""
     try:
-        options = parser().parse_args(argv)
+        words = list(sys.argv[1:] if argv is None else argv)
+        at = words.index("--") if "--" in words else len(words)
+        options = parser().parse_args(words[:at])
+        options.arguments = words[at + 1 :]
         found = answer(options)
     except PodrunError as error:
         print(f"podrun: error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)

@@ -14,7 +14,7 @@ from podrun.costmodel.splitting import cut_chain
 from podrun.costmodel.target import System
 from podrun.costmodel.tile_memory import Location
 from podrun.estimate.layout import STATES, Layer, MemoryModel, ProgramLayout, check_layout
-from podrun.estimate.tracing import FixedBatchError, Traced, trace
+from podrun.estimate.tracing import FixedBatchError, ModelSource, Traced, trace
 
 if TYPE_CHECKING:
     import onnx
@@ -48,6 +48,8 @@ class Estimate:
     bounds: Mapping[str, Any]
     ipus: tuple[IpuShare, ...]
     training: bool = False
+    modules: tuple[tuple[str, int, int], ...] = ()
+    """Of each module (the path before an operator's name): cycles of a micro-batch on one IPU, and bytes of weights."""
 
     @property
     def fits(self) -> bool:
@@ -90,6 +92,10 @@ class Estimate:
                 }
                 for ipu in self.ipus
             ],
+            "modules": [
+                {"name": name, "cycles": cycles, "weight_bytes": weights}
+                for name, cycles, weights in self.modules
+            ],
             "bounds": dict(self.bounds),
         }
 
@@ -123,7 +129,18 @@ def estimate(traced: Traced, system: System, layout: ProgramLayout, *, train: bo
         traced.step["bounds"],
         shares,
         train,
+        _modules(traced.layers),
     )
+
+
+def _modules(layers: Sequence[Layer]) -> tuple[tuple[str, int, int], ...]:
+    """Cycles and bytes of weights of layers whose names have the same path, in the forward pass's order."""
+    found: dict[str, list[float]] = {}
+    for layer in layers:
+        entry = found.setdefault(layer.name.rpartition("/")[0], [0.0, 0.0])
+        entry[0] += layer.step_cycles
+        entry[1] += layer.weight_bytes
+    return tuple((name, round(cycles), int(weights)) for name, (cycles, weights) in found.items())
 
 
 def _memory(traced: Traced, system: System, layout: ProgramLayout, *, train: bool) -> MemoryModel:
@@ -225,7 +242,12 @@ class Choices:
 
 
 def scan(
-    model: onnx.ModelProto, system: System, base: ProgramLayout, choices: Choices, *, train: bool
+    model: onnx.ModelProto | ModelSource,
+    system: System,
+    base: ProgramLayout,
+    choices: Choices,
+    *,
+    train: bool,
 ) -> list[Estimate]:
     """Estimates of many layouts, those that fit first and the fastest of them first.
 

@@ -1,6 +1,6 @@
-"""The cost of one micro-batch of an ONNX model on one chip.
+"""The cost of one micro-batch of a model on one chip.
 
-Models are read from files, with outputs and without optimizer state.
+ONNX models are read from files, with outputs and without optimizer state.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from podrun.core.errors import ConfigError, PodrunError, UsageError
 from podrun.core.executable import TensorSpec, numpy_dtype
@@ -26,6 +26,7 @@ from podrun.session.names import STATE_PREFIXES
 if TYPE_CHECKING:
     import onnx
 
+    from podrun.onnx_models.light_model import LightModel
     from podrun.onnx_models.lowering import Lowered
 
 _SAVE = "Name a model in ONNX's format, such as builder.saveModelProto or session.modelToHost writes."
@@ -148,7 +149,18 @@ class Traced:
     layers: tuple[Layer, ...]
 
 
-def trace(model: onnx.ModelProto, chip: Chip, layout: ProgramLayout, *, train: bool) -> Traced:
+class ModelSource(Protocol):
+    """A model that is made anew for each micro-batch, with fixed shapes of its inputs."""
+
+    @property
+    def micro_batch(self) -> int | None:
+        """The micro-batch that it was written for."""
+
+    def at(self, micro_batch: int) -> LightModel:
+        """The model for a micro-batch."""
+
+
+def trace(model: onnx.ModelProto | ModelSource, chip: Chip, layout: ProgramLayout, *, train: bool) -> Traced:
     """Lower, trace and cost one micro-batch. The first dimension of every input is the batch.
 
     Training differentiates the mean of the first floating-point output (`completed` says which outputs there are): a
@@ -158,22 +170,47 @@ def trace(model: onnx.ModelProto, chip: Chip, layout: ProgramLayout, *, train: b
     Raises what `podrun.onnx_models.lowering.lower` raises, and UsageError for a model without inputs.
     """
     check_counts(layout)
-    model = completed(model)
-    shapes = batched_shapes(model, layout.micro_batch)
+    read, shapes = _at(model, layout.micro_batch)
     question = (
         "estimate",
-        hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest(),
+        hashlib.sha256(read.proto.SerializeToString(deterministic=True)).hexdigest(),
         shapes,
         (chip.name, {name: fact.value for name, fact in chip.facts.items()}),
         (layout.partials_type, layout.proportion, train),
         plan_cache.sources("popart", "estimate", "compiler"),
     )
-    found = plan_cache.remembered(question, lambda: asdict(_trace(model, chip, layout, shapes, train=train)))
+    found = plan_cache.remembered(question, lambda: asdict(_trace(read, chip, layout, shapes, train=train)))
     return Traced(**{**found, "layers": tuple(Layer(**layer) for layer in found["layers"])})
 
 
+def _at(
+    model: onnx.ModelProto | ModelSource, micro_batch: int
+) -> tuple[LightModel, dict[str, tuple[int, ...]]]:
+    """The model and the shapes of its inputs at a micro-batch. FixedBatchError for a source that has none for it."""
+    from onnx import ModelProto
+
+    from podrun.onnx_models.light_model import LightModel
+
+    if isinstance(model, ModelProto):
+        read = completed(model)
+        return LightModel(read), batched_shapes(read, micro_batch)
+    try:
+        made = model.at(micro_batch)
+    except Exception as error:  # The user's own forward pass runs here.
+        if micro_batch == model.micro_batch:
+            raise
+        raise FixedBatchError(
+            f"the module takes no micro-batch of {micro_batch}: {error}",
+            hint=f"It is called with {model.micro_batch}: type --micro-batch {model.micro_batch}.",
+        ) from error
+    return made, {
+        value.name: tuple(int(dim.dim_value) for dim in value.type.tensor_type.shape.dim)
+        for value in made.proto.graph.input
+    }
+
+
 def _trace(
-    model: onnx.ModelProto,
+    model: LightModel,
     chip: Chip,
     layout: ProgramLayout,
     shapes: dict[str, tuple[int, ...]],
@@ -250,16 +287,16 @@ def _measured(lowered: Lowered, *, train: bool) -> str:
 
 
 def _lowered(
-    model: onnx.ModelProto, micro_batch: int, shapes: dict[str, tuple[int, ...]], *, train: bool
+    model: LightModel, micro_batch: int, shapes: dict[str, tuple[int, ...]], *, train: bool
 ) -> Lowered:
     """Raises FixedBatchError if a model that can be lowered as it is cannot be at this micro-batch."""
     from podrun.onnx_models.lowering import lower
 
-    own = model_batch(model)
+    own = model_batch(model.proto)
     if own in (None, micro_batch):
-        return lower(model, training=train, input_shapes=shapes)
+        return lower(model.proto, initial=model.values, training=train, input_shapes=shapes)
     try:
-        return lower(model, training=train, input_shapes=shapes)
+        return lower(model.proto, initial=model.values, training=train, input_shapes=shapes)
     except PodrunError as error:
         raise FixedBatchError(
             f"the model takes no micro-batch of {micro_batch}: {error}",

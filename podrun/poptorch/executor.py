@@ -26,6 +26,7 @@ from podrun.poptorch.model_compiler import (
     ReplicaGroups,
     capture_module,
     compile_model,
+    offer,
 )
 from podrun.poptorch.optim import SGD
 from podrun.poptorch.options import Options
@@ -117,6 +118,7 @@ class PoplarExecutor(ExecutorState):
         asked = CompileRequest(
             self._model, self._options, batches, self._optimizer, dict(self._groups), self._executable
         )
+        offer(captured, asked, (args, kwargs))
         with untracked():
             self._compiled = compile_model(captured, asked)
         self._arguments = arguments

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,6 +133,27 @@ def check_pipeline(division: Division, options: Any, training: bool) -> None:
             "stages is run as a pipeline",
             hint="Use more micro-batches, or poptorch.ShardedExecution.",
         )
+
+
+Taker = Callable[[Capture, CompileRequest, tuple[Any, Any]], None]
+"""Sees what is to be compiled, and the call that it was captured from, with one micro-batch."""
+_takers: list[Taker] = []
+
+
+@contextmanager
+def instead_of_compiling(take: Taker) -> Iterator[None]:
+    """Let a function see whatever is to be compiled first; it may raise."""
+    _takers.append(take)
+    try:
+        yield
+    finally:
+        _takers.pop()
+
+
+def offer(captured: Capture, asked: CompileRequest, call: tuple[Any, Any]) -> None:
+    """Show what is to be compiled to the functions of `instead_of_compiling`."""
+    for take in _takers:
+        take(captured, asked, call)
 
 
 def compile_model(captured: Capture, asked: CompileRequest) -> CompiledModel:

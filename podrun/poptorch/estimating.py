@@ -1,0 +1,195 @@
+"""Modules of PyTorch programs as `podrun estimate` takes them: captured, not compiled and not run.
+
+``train.py``: the program runs until it compiles a model (a training model, or an inference model, as is asked for);
+what would be compiled is taken, and the program ends there. ``net.py:NAME``: a module, or a class or function without
+arguments that gives one, with the shapes of its inputs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import runpy
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import podrun
+from podrun.core.errors import PodrunError, UsageError
+from podrun.poptorch import model_compiler
+from podrun.poptorch.capture.capture import Capture
+from podrun.poptorch.capture.graph import GraphValue, flatten, unflatten
+from podrun.poptorch.capture.torch_names import to_numpy
+from podrun.poptorch.graph_checks import find_loss
+from podrun.poptorch.options import Options
+from podrun.poptorch.session_model import PlacedGraph, session_model
+from podrun.poptorch.user_modules import untracked
+
+TYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+
+
+class _Taken(BaseException):
+    """Ends a program at its first compile. No Exception: programs catch those."""
+
+    def __init__(self, request: model_compiler.CompileRequest, call: tuple[Any, Any]) -> None:
+        super().__init__()
+        self.request, self.call = request, call
+
+
+@dataclass
+class ModuleSource:
+    """A module and a call of it with one micro-batch. ``program_layout``: what the program itself says of accumulation.
+
+    ``loss``: in training the loss that forward gives is what is differentiated, otherwise its first output.
+    """
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    keywords: dict[str, Any]
+    options: Options
+    loss: bool = False
+    accumulation: int | None = None
+    _made: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Samples of the call: dimension 0 of its first tensor."""
+        return next((int(t.shape[0]) for t in self._tensors() if t.dim()), None)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        leaves, _ = flatten((self.args, self.keywords))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def at(self, micro_batch: int) -> Any:
+        """The ONNX model of the session for a micro-batch of another size, whose inputs have fixed shapes.
+
+        Raises what capture raises, for forward passes that take no such batch.
+        """
+        if micro_batch not in self._made:
+            self._made[micro_batch] = self._captured(micro_batch)
+        return self._made[micro_batch]
+
+    def _captured(self, micro_batch: int) -> Any:
+        own = self.micro_batch
+        leaves, structure = flatten((self.args, self.keywords))
+        sized = [
+            leaf.new_zeros((micro_batch, *leaf.shape[1:]))
+            if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == own
+            else leaf
+            for leaf in leaves
+        ]
+        args, keywords = unflatten(structure, sized)
+        with untracked():
+            captured = model_compiler.capture_module(self.module, args, dict(keywords), self.options)
+            return _model(captured, self.module, self.loss)
+
+
+def _model(captured: Capture, module: torch.nn.Module, loss: bool) -> Any:
+    wanted = [find_loss(captured.graph)] if loss else []
+    wanted += [each for each in captured.graph.outputs if isinstance(each, GraphValue)]
+    if not wanted:
+        raise UsageError("forward returns no tensor", hint="Return the logits or the loss.")
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    values = {name: to_numpy(tensors[name]) for name in captured.graph.parameters}
+    trained = frozenset(name for name, p in module.named_parameters() if p.requires_grad)
+    placed = PlacedGraph(captured.graph, values, trained, placed=False)
+    return session_model(placed, wanted, type(module).__name__).model
+
+
+def program_source(path: Path, arguments: Sequence[str], *, train: bool) -> ModuleSource:
+    """What a program compiles first, in training or in inference. UsageError for one that compiles no such model, and
+    for errors of its own before."""
+    with _as_program(path, arguments):
+        try:
+            with model_compiler.instead_of_compiling(_take(train)):
+                runpy.run_path(str(path), run_name="__main__")
+        except _Taken as taken:
+            request, (args, keywords) = taken.request, taken.call
+            factor = request.options.Training.gradient_accumulation if train else None
+            return ModuleSource(request.module, tuple(args), dict(keywords), request.options, train, factor)
+        except SystemExit:
+            pass
+        except PodrunError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"{path} ends before it compiles a model: {type(error).__name__}: {error}",
+                hint=f"Arguments of the program follow --: podrun estimate {path} -- --epochs 1",
+            ) from error
+    kind = "training" if train else "inference"
+    other = "leave --train out" if train else "give --train"
+    raise UsageError(
+        f"{path} compiles no poptorch.{kind}Model",
+        hint=f"Call the wrapped model, {other}, or name a module of the file: {path}:NAME --input 8x3x32x32",
+    )
+
+
+def _take(train: bool) -> Any:
+    def take(captured: Capture, request: model_compiler.CompileRequest, call: tuple[Any, Any]) -> None:
+        if request.training == train:
+            raise _Taken(request, call)
+
+    return take
+
+
+@contextmanager
+def _as_program(path: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """The path and ``sys.argv`` that a program is to find: ``import poptorch`` is ours."""
+    compat = str(Path(podrun.__file__).parent / "compat")
+    before = sys.argv, list(sys.path)
+    sys.argv = [str(path), *arguments]
+    sys.path[:0] = [str(path.resolve().parent), compat]
+    try:
+        with redirect_stdout(sys.stderr):  # The answer alone is standard output.
+            yield
+    finally:
+        sys.argv, sys.path[:] = before
+
+
+def module_source(path: Path, name: str, inputs: Sequence[str]) -> ModuleSource:
+    """A module of a file, with inputs like ``8x3x32x32`` or ``4x128:int64``; dimension 0 is the batch. UsageError for a
+    name or inputs that are not right."""
+    with _as_program(path, ()):
+        found: Mapping[str, Any] = _names(path)
+        made = found.get(name)
+        if made is None:
+            known = ", ".join(n for n, v in found.items() if isinstance(v, torch.nn.Module)) or "none"
+            raise UsageError(f"{path} has no {name}", hint=f"Modules in it: {known}.")
+        module = made if isinstance(made, torch.nn.Module) else made()
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(f"{name} of {path} gives a {type(module).__name__}, not a torch.nn.Module")
+    if not inputs:
+        raise UsageError(
+            f"the inputs of {name} are not known", hint="Give one --input for each: --input 8x3x32x32"
+        )
+    return ModuleSource(module, tuple(_input(each) for each in inputs), {}, Options())
+
+
+def _names(path: Path) -> Mapping[str, Any]:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return vars(module)
+
+
+def _input(text: str) -> torch.Tensor:
+    shape, _, kind = text.partition(":")
+    sizes = shape.split("x")
+    if not all(size.isdigit() and int(size) for size in sizes) or (kind or "float32") not in TYPES:
+        raise UsageError(
+            f"--input {text} is no shape", hint=f"As in 8x3x32x32 or 4x128:int64. Types: {', '.join(TYPES)}."
+        )
+    return torch.zeros([int(size) for size in sizes], dtype=TYPES[kind or "float32"])
