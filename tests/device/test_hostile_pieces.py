@@ -19,6 +19,9 @@ from jax import export
 from podrun.core import executable_file
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import Computation, Copy, Executable, Instruction, Receive, Send
+from podrun.core.layout import IpuRange
+from podrun.device.connection import AttachRequest
+from podrun.device.host.in_process import InProcessMachines
 from podrun.device.program.check import check_executable
 from podrun.device.xla import vetting
 from podrun.device.xla.custom_calls import SIGNATURES, RefusedPiece, mismatch
@@ -237,3 +240,21 @@ def test_programs_that_would_fail_in_the_middle_are_refused_when_they_are_loaded
     check_executable(linear(2))
     with pytest.raises(ApplicationRuntimeError, match=said):
         check_executable(_with_instructions(change))
+
+
+def test_pieces_that_do_not_fit_their_buffers_are_refused_when_a_program_is_loaded() -> None:
+    base = linear(2)
+    small = replace(base.arenas["gradients"], size=base.arenas["gradients"].size * 2)
+    machines = InProcessMachines(2, PieceCache(None), grace=0.1)
+    connection = machines.connect(threaded=False)
+    try:
+        everything = IpuRange(0, 2)
+        assert connection.try_attach(AttachRequest(everything, everything, 1, "u", "c")) is None
+        wrong = replace(base, arenas={**base.arenas, "gradients": small})
+        with pytest.raises(
+            ApplicationRuntimeError, match=r"elements of float32 for 'arena_slice:gradients', which has"
+        ):
+            connection.load(wrong)
+        connection.load(base)
+    finally:
+        connection.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,6 +41,9 @@ from podrun.device.program.xla_memory import (
     member_of,
     updated_in_place,
 )
+
+if TYPE_CHECKING:
+    from podrun.device.xla.pieces import Piece
 
 REDUCED_WHOLE = 64 * 1024
 """Bytes of arenas up to which one machine of a host reduces them for all machines. One slice for each of 64 machines
@@ -223,6 +226,18 @@ class Buffers:
                 raise InternalError(f"the program reads buffer {name!r} before anything wrote it") from None
 
         return temporary
+
+    def check(self, piece: Piece) -> None:
+        """Raises ApplicationRuntimeError unless what a piece takes from lasting buffers and puts there fits."""
+        names = (*piece.computation.inputs, *piece.computation.outputs)
+        for name, (size, dtype) in zip(names, piece.kinds, strict=True):
+            target = self._target(name)
+            if target is not None and (target.size, target.dtype) != (size, dtype):
+                raise ApplicationRuntimeError(
+                    f"the Executable is not consistent: Computation {piece.computation.name!r} has {size} elements of "
+                    f"{dtype} for {name!r}, which has {target.size} of {target.dtype}",
+                    hint="Compile the program again.",
+                )
 
     def updated_in_place(self, computation: Computation) -> dict[int, int]:
         """`podrun.device.program.xla_memory.updated_in_place` for the arenas that only this Computation writes."""

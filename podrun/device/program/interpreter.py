@@ -98,6 +98,8 @@ class Interpreter:
         self._first, self._messages, self._slot = first, messages, slot
         self._lists = instructions
         self._buffers = buffers
+        for piece in pieces.values():
+            buffers.check(piece)
         # First, because a donated arena moves to memory of XLA's.
         donated = {name: _donated(piece, buffers) for name, piece in pieces.items()}
         self._computes = {

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from podrun.core import executable_file
 from podrun.core.environment import cache_directory
 from podrun.core.errors import ApplicationRuntimeError
@@ -105,6 +107,8 @@ class Piece:
     shapes: Sequence[tuple[int, ...] | None]
     in_place: Mapping[int, int] = field(default_factory=dict)
     device: Any = None
+    kinds: Sequence[tuple[int, np.dtype[Any]]] = ()
+    """Elements and dtype of each operand and then of each result."""
 
 
 class PieceCache:
@@ -161,7 +165,7 @@ class PieceCache:
         if shared:
             call = callable_across_clients(call, in_place)
         device = two_thread_device() if shared else one_thread_device()
-        return Piece(computation, call, _shapes(lowered), in_place, device)
+        return Piece(computation, call, _shapes(lowered), in_place, device, _kinds(lowered))
 
     def forget(self) -> None:
         """Keep no piece in memory any more."""
@@ -317,6 +321,12 @@ def _lower(
 def _shapes(lowered: Any) -> list[tuple[int, ...]]:
     tree: Any = importlib.import_module("jax.tree")
     return [tuple(aval.shape) for aval in tree.leaves(lowered.in_avals)]
+
+
+def _kinds(lowered: Any) -> tuple[tuple[int, np.dtype[Any]], ...]:
+    tree: Any = importlib.import_module("jax.tree")
+    both = (*tree.leaves(lowered.in_avals), *tree.leaves(lowered.out_info))
+    return tuple((math.prod(each.shape), np.dtype(each.dtype)) for each in both)
 
 
 def _compile(lowered: Any) -> Callable[..., Any]:
