@@ -11,23 +11,22 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 
-from podrun.core import access, identity
+from podrun.core import access
 from podrun.core.cluster import load_cluster
-from podrun.core.environment import environment, runtime_directory
-from podrun.protos import ipuof_pb2, vipu_pb2
+from podrun.core.environment import runtime_directory
+from podrun.protos import ipuof_pb2
 from podrun.vipu.client import VipuClient
 from podrun.vipu.machine_pool import LocalMachinePool, MachineUse
-from podrun.vipu.rights import RIGHTS, Right, Sharing
+from podrun.vipu.rights import Sharing
 from podrun.vipu.service import Service
 from podrun.vipu.store import Store
 from podrun.vipu.types import Requirements
-from tests import other_users
+from tests import other_users, rpc_table
 from tests.other_users import ADMIN, ALICE, BOB
+from tests.rpc_table import ANYBODY, HARMLESS, OWNER, TABLE
 
 pytestmark = [
     pytest.mark.system,
@@ -42,52 +41,7 @@ with VipuClient("127.0.0.1", int(sys.argv[1]), 20) as client:
     client.create_partition(Requirements("alices", 4))
     print(json.dumps([info.owner for info in client.list_partitions()]))
 """
-CALLS = """
-import json, sys
-import grpc
-from podrun.core.access import make_token, open_channel
-from podrun.core.environment import environment, runtime_directory
-from podrun.protos import ipuof_pb2, ipuof_pb2_grpc, vipu_pb2, vipu_pb2_grpc
-from tests.test_two_users import every_call
-vipu, machine, how = json.loads(sys.argv[1])
-token = {"own": lambda: make_token(environment(), runtime_directory()), "none": str}[how]()
-codes = {}
-for where, stubs in ((vipu, vipu_pb2_grpc), (machine, ipuof_pb2_grpc)):
-    with open_channel(where, (), token) as channel:
-        for service, method, request, streams in every_call(stubs is vipu_pb2_grpc):
-            call = getattr(getattr(stubs, service + "Stub")(channel), method)
-            try:
-                if streams:
-                    error = next(call(iter([request]), timeout=20)).error_json
-                    codes[method] = "DENIED" if "another user" in error else "OK"
-                else:
-                    call(request, timeout=20)
-                    codes[method] = "OK"
-            except grpc.RpcError as error:
-                codes[method] = error.code().name
-print(json.dumps(codes))
-"""
 STRANGER = "UNAUTHENTICATED"
-HARMLESS = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITION", "UNAVAILABLE"}
-"""Answers to a caller who may ask, about what is asked for."""
-
-
-def every_call(vipu: bool) -> Iterator[tuple[str, str, Any, bool]]:
-    """Each call of the two protocols: service, method, a request about the partition ``alices``, whether it streams."""
-    module = vipu_pb2 if vipu else ipuof_pb2
-    for service in module.DESCRIPTOR.services_by_name.values():
-        for method in service.methods:
-            if method.name == "Stop":
-                continue  # asked for last: see the test
-            request = getattr(module, method.input_type.name)()
-            if hasattr(request, "partition_id"):
-                request.partition_id = "alices"
-            if method.name == "Session":
-                request = ipuof_pb2.HostRequest(attach=ipuof_pb2.AttachRequest(pid=1, user="root"))
-                request.attach.job.count = request.attach.owned.count = 4
-            if method.name == "RemovePartition" or (method.name == "JoinGroup"):
-                continue  # changes what the calls after it are about, or waits
-            yield service.name, method.name, request, bool(method.client_streaming)
 
 
 class _Pod:
@@ -101,7 +55,7 @@ class _Pod:
         self.service = Service(cluster, Store(None, "pod16"), self.pool)
         self.port = self.service.start("127.0.0.1", 0, sharing=sharing)
         if shared:
-            assert other_users.run(ALICE, home / "alice", CREATE, str(self.port)) == [str(ALICE)]
+            self.create()
         else:
             with VipuClient("127.0.0.1", self.port, 20) as client:
                 client.create_partition(Requirements("alices", 4))
@@ -115,8 +69,14 @@ class _Pod:
     def answers(self, uid: int, how: str = "own") -> dict[str, str]:
         """The status of every call of a user."""
         told = json.dumps([f"127.0.0.1:{self.port}", self.machine, how])
-        found: dict[str, str] = other_users.run(uid, self.home / str(uid), CALLS, told)
+        code = "from tests.rpc_table import main; main()"
+        found: dict[str, str] = other_users.run(uid, self.home / str(uid), code, told)
+        assert found.keys() == TABLE.keys()
         return found
+
+    def create(self) -> None:
+        """Alice makes her partition."""
+        assert other_users.run(ALICE, self.home / "alice", CREATE, str(self.port)) == [str(ALICE)]
 
 
 @pytest.fixture
@@ -135,28 +95,19 @@ def shared(home: Path) -> Iterator[_Pod]:
     pod.service.stop(grace=0)
 
 
+DENIED = {"PERMISSION_DENIED", "DENIED"}
+
+
 def test_every_call_of_a_shared_server_and_its_machines(shared: _Pod) -> None:
-    control = {m.name for m in ipuof_pb2.DESCRIPTOR.services_by_name["MachineControl"].methods} - {"Stop"}
-    bob = shared.answers(BOB)
-    assert bob.keys() == {name for _, name, _, _ in [*every_call(True), *every_call(False)]}
-    for method, code in bob.items():
-        if method in control:
-            assert code == "PERMISSION_DENIED", method
-        elif method == "Session":
-            assert code == "DENIED", "another user attached to the partition"
-        elif RIGHTS[method] is Right.ANYBODY:
-            assert code in HARMLESS, method
-        else:
-            assert code == "PERMISSION_DENIED", method
-    alice = shared.answers(ALICE)
-    for method, code in alice.items():
-        if method in control or RIGHTS.get(method) is Right.ADMIN:
-            assert code == "PERMISSION_DENIED", method
-        else:
-            assert code in HARMLESS, method
-    admin = shared.answers(ADMIN)
-    for method, code in admin.items():
-        assert code == "PERMISSION_DENIED" if method in control else code in HARMLESS, method
+    for user, may in (
+        (BOB, {ANYBODY}),
+        (ADMIN, {ANYBODY, OWNER, rpc_table.ADMIN}),
+        (ALICE, {ANYBODY, OWNER}),
+    ):
+        if user == ALICE:
+            shared.create()  # the administrator has removed her partition
+        for row, code in shared.answers(user).items():
+            assert code in (HARMLESS if TABLE[row] in may else DENIED), (user, row, code)
 
 
 def test_another_user_neither_removes_nor_sees_details(shared: _Pod) -> None:
@@ -189,41 +140,6 @@ def test_a_server_that_is_not_shared_answers_nobody_else(home: Path, how: str) -
         assert set(own) == {STRANGER}
     finally:
         pod.service.stop(grace=0)
-
-
-def test_a_stale_secret_and_a_repeated_proof_are_refused(home: Path) -> None:
-    pod = _Pod(home, shared=False)
-    try:
-        token, where = make_known(), f"127.0.0.1:{pod.port}"
-        method = "/podrun.vipu.UserService/ListPartitions"
-        for secret, now, reason in (
-            ("a-secret-of-long-ago", None, "does not know"),
-            (token, 1.0, "clocks"),
-        ):
-            said = _refusal(where, identity.make_proof(secret, method, where, now))
-            assert said.startswith(STRANGER)
-            assert reason in said
-        proof = identity.make_proof(token, method, where)
-        assert _refusal(where, proof) == ""
-        assert "repeats" in _refusal(where, proof)
-    finally:
-        pod.service.stop(grace=0)
-
-
-def make_known() -> str:
-    """The secret of this process's user."""
-    return access.make_token(environment(), runtime_directory())
-
-
-def _refusal(where: str, proof: identity.Proof) -> str:
-    """What a server says to a proof; empty if it takes it."""
-    with grpc.insecure_channel(where) as channel:
-        call = channel.unary_unary("/podrun.vipu.UserService/ListPartitions")
-        try:
-            call(b"", timeout=10, metadata=((access.PROOF_KEY, proof.text),))
-        except grpc.RpcError as error:
-            return f"{error.code().name} {error.details()}"
-    return ""
 
 
 def test_the_secret_lies_where_no_other_user_reads_it(home: Path) -> None:
