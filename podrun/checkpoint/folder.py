@@ -25,6 +25,8 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from podrun.checkpoint.values import DTYPES, Array, CheckpointError, DamagedCheckpointError
+from podrun.core.documents import parse_json
+from podrun.core.errors import ConfigError
 from podrun.core.executable import numpy_dtype
 from podrun.faults import ProgramFaults
 
@@ -137,7 +139,7 @@ class _Reader:
         if hashlib.sha256(text).digest() != prefix[-_DIGEST_BYTES:]:
             raise self.damaged("its header has another digest")
         try:
-            raw = json.loads(text)
+            raw = parse_json(text.decode(), self._name)
             entries = raw["arrays"]
             header = PartHeader(raw["batch"], raw["part"], raw["parts"], raw["run"], raw["state"])
             right = (
@@ -147,7 +149,7 @@ class _Reader:
                 and isinstance(header.run, str)
                 and all(_is_entry(entry) for entry in entries)
             )
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ConfigError, ValueError, KeyError, TypeError) as error:
             raise self.damaged(f"its header cannot be read ({error})") from error
         if not right:
             raise self.damaged("its header says what no header says")

@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import podrun
+from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import cache_directory, environment
+from podrun.core.errors import ConfigError, NotFoundError
 from podrun.costmodel.equations import FlatJaxpr
 
 VARIABLE = "PODRUN_PLAN_CACHE"
@@ -155,18 +157,19 @@ def _flat_words(flat: FlatJaxpr) -> Any:
 def _read(path: Path) -> Any:
     """The answer in a file; None if there is none, or none that can be read."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
+        text = read_text(path, MOST_BYTES)
+    except NotFoundError:
         return None
-    except UnicodeDecodeError:
-        text = ""
+    except ConfigError as error:
+        _log.warning("a kept plan is not used: %s; planning anew", error.message)
+        return None
     try:
         # The first line is a digest of the rest: a file that was cut short or changed is no answer.
         check, _, body = text.partition("\n")
         if check != hashlib.sha256(body.encode()).hexdigest():
             raise ValueError("its digest is another")
-        found = json.loads(body)
-    except ValueError as error:
+        found = parse_json(body, path.name)
+    except (ValueError, ConfigError) as error:
         _log.warning("the kept plan %s is damaged (%s); planning anew", path.name, error)
         return None
     with contextlib.suppress(OSError):

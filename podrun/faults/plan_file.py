@@ -20,7 +20,6 @@ without ``podrun``.
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 import threading
@@ -29,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from podrun.core.documents import Document, parse_document, read_document
+from podrun.core.documents import Document, parse_document, parse_json, read_document
 from podrun.core.environment import environment
 from podrun.core.errors import UsageError
 from podrun.faults.effects import EVENTS, PROGRAM_EVENTS, REQUESTS, WHERE, kinds_of
@@ -172,10 +171,7 @@ def simulated_soc_errors(environ: Mapping[str, str]) -> tuple[FaultSpec, ...]:
     text = environ.get(GCDA_OPTIONS, "")
     if _SOC not in text:
         return ()
-    try:
-        options = json.loads(text)
-    except ValueError as error:
-        raise UsageError(f"{GCDA_OPTIONS} is not JSON: {error}", hint="Unset it, or correct it.") from error
+    options = parse_json(text, GCDA_OPTIONS, hint="Unset it, or correct it.")
     given = {key.removeprefix(_SOC): value for key, value in dict(options).items() if key.startswith(_SOC)}
     names = str(given.get("errorList", "")).replace(",", " ").split()
     count = str(given.get("triggerCount", ""))

@@ -2,6 +2,11 @@
 
     python -m podrun.monitor.exporter --port 2112      # http://127.0.0.1:2112/metrics
 
+It shows what its user may see. So it answers that user and root alone, whom the kernel knows on loopback addresses, and
+who shows its *key* (``Authorization: Bearer KEY``): it is derived from the user's secret and lies in the file
+``exporter-key`` of the runtime directory. ``--public`` answers everybody. Where TLS is asked for (`podrun.core.tls`)
+it speaks TLS.
+
 Names of families follow the V-IPU exporter if they are known (``exporter_ticks``, ``ipu_attached``,
 ``ipu_tile_clk_speed``, ``ipum_hardware_info``); those that start with ``podrun_`` are podrun's own. Unknown values are
 left out, never written as zero.
@@ -9,15 +14,22 @@ left out, never written as zero.
 
 from __future__ import annotations
 
+import hmac
+import os
+import socket
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from podrun import commands
+from podrun.core.access import make_token, tls_asked_for
+from podrun.core.environment import environment, runtime_directory
+from podrun.core.identity import user_of_peer
 from podrun.core.telemetry import IpuReport, MachineReport
 from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
 
@@ -103,14 +115,49 @@ class _IpuFamilies:
         self.batches.add(ipu.batches_done, **labels)
 
 
-def make_server(client: VipuClient, host: str, port: int) -> ThreadingHTTPServer:
-    """An HTTP server that answers /metrics; the caller runs ``serve_forever``."""
+PATIENCE_S = 10.0
+"""Seconds that a caller may be silent."""
+KEY_FILE = "exporter-key"
+
+
+def make_key(directory: Path, token: str) -> str:
+    """The key for scrapers of another user or host, kept in ``directory`` for this user alone. It is derived from the
+    user's ``token``, and opens nothing else."""
+    key = hmac.new(token.encode(), b"podrun exporter 1", "sha256").hexdigest()
+    path = directory / KEY_FILE
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w", encoding="ascii") as file:
+        os.fchmod(fd, 0o600)
+        file.write(key + "\n")
+    return key
+
+
+def may_read(connection: socket.socket, authorization: str, key: str) -> bool:
+    """Whether who is at the other end shows the key, or is this user or root on this host."""
+    kind, _, shown = authorization.partition(" ")
+    if kind.lower() == "bearer" and hmac.compare_digest(shown.strip().encode(), key.encode()):
+        return True
+    peer, here = connection.getpeername(), connection.getsockname()
+    return user_of_peer((peer[0], peer[1]), (here[0], here[1])) in (0, os.getuid())
+
+
+def make_server(client: VipuClient, host: str, port: int, key: str = "") -> ThreadingHTTPServer:
+    """An HTTP server that answers /metrics; the caller runs ``serve_forever``. ``key``: see `may_read`; empty: it
+    answers everybody."""
     ticks = iter(range(1, sys.maxsize))
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = PATIENCE_S
+
         def do_GET(self) -> None:
             from podrun.core.errors import PodrunError
 
+            if key and not may_read(self.connection, self.headers.get("Authorization", ""), key):
+                self.send_response(401, "Who asks is unknown")
+                self.send_header("WWW-Authenticate", "Bearer")
+                self.end_headers()
+                self.wfile.write(f"Show the key of {KEY_FILE} (Authorization: Bearer KEY).\n".encode())
+                return
             if self.path.split("?")[0] != "/metrics":
                 self.send_error(404, "There is only /metrics.")
                 return
@@ -129,27 +176,56 @@ def make_server(client: VipuClient, host: str, port: int) -> ThreadingHTTPServer
         def log_message(self, format: str, *args: object) -> None:
             """Log nothing: scrapes come every few seconds."""
 
-    return ThreadingHTTPServer((host, port), Handler)
+    return _Server((host, port), Handler)
+
+
+class _Server(ThreadingHTTPServer):
+    """Speaks TLS where that is asked for; each caller's thread does its handshake."""
+
+    def get_request(self) -> tuple[Any, Any]:
+        """See `socketserver.BaseServer`."""
+        sock, peer = super().get_request()
+        if tls_asked_for():
+            from podrun.core.tls import credentials
+
+            ours = credentials()
+            assert ours is not None
+            sock = ours.server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        return sock, peer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of callers that go away, or that TLS refuses."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 @click.command(context_settings=HELP_OPTIONS)
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", help="Address to listen on [127.0.0.1].")
 @click.option("--port", type=click.IntRange(0, 65535), default=2112, help="Port; 0 for a free one [2112].")
+@click.option("--public", is_flag=True, help="Answer everybody who reaches it.")
 @server_options
-def exporter(host: str, port: int, api_host: str | None, api_port: int | None) -> None:
+def exporter(host: str, port: int, public: bool, api_host: str | None, api_port: int | None) -> None:
     """Serve metrics of the POD for Prometheus until Ctrl-C."""
     from podrun.core.errors import ConflictError
     from podrun.monitor.devices import connect, on_stderr
 
     with connect(api_host, api_port, say=on_stderr) as client:
         try:
-            server = make_server(client, host, port)
+            directory = runtime_directory()
+            key = "" if public else make_key(directory, make_token(environment(), directory))
+            server = make_server(client, host, port, key)
         except OSError as error:
             raise ConflictError(
                 f"cannot listen on {host}:{port}: {error.strerror}", hint="Use another port: --port 2113"
             ) from error
         with server:
-            click.echo(f"http://{host}:{server.server_address[1]}/metrics")
+            scheme = "https" if tls_asked_for() else "http"
+            who = (
+                "everybody who reaches it"
+                if public
+                else f"this user, and who shows the key in {directory / KEY_FILE}"
+            )
+            click.echo(f"{scheme}://{host}:{server.server_address[1]}/metrics answers {who}")
             server.serve_forever()
 
 

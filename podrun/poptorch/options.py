@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
+from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import environment
+from podrun.core.errors import ConfigError
 from podrun.poptorch import enums
 from podrun.poptorch.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from podrun.poptorch.option_group import OptionGroup
@@ -356,7 +358,10 @@ class Options(OptionGroup):
     def from_json(self, string: str) -> None:
         """Set options from JSON: ``{"deviceIterations": 2, "Training.gradientAccumulation": 4}``. A list is several
         arguments; ``"OutputMode.All"`` is a member of an enumeration."""
-        for accessor, value in json.loads(string).items():
+        given = parse_json(string, "the text of options")
+        if not isinstance(given, dict):
+            raise ConfigError("the text of options is no JSON object", hint='As in {"deviceIterations": 2}')
+        for accessor, value in given.items():
             *parts, name = accessor.split(".")
             target: Any = self
             for part in parts:
@@ -371,14 +376,13 @@ class Options(OptionGroup):
         ConfigFileError for a line that is none."""
         from podrun.poptorch.option_group import apply_line
 
-        with open(filepath, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                text = line.strip()
-                if text and not text.startswith("#"):
-                    try:
-                        apply_line(self, text)
-                    except SyntaxError as error:
-                        raise ConfigFileError(f"{filepath}:{number}: {error.msg}: {text}") from error
+        for number, line in enumerate(read_text(Path(filepath)).splitlines(), 1):
+            text = line.strip()
+            if text and not text.startswith("#"):
+                try:
+                    apply_line(self, text)
+                except SyntaxError as error:
+                    raise ConfigFileError(f"{filepath}:{number}: {error.msg}: {text}") from error
 
     def toDict(self) -> dict[str, Any]:
         """All values in one dictionary. AssertionError while the output mode is Default."""

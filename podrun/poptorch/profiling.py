@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from podrun.core.documents import parse_json
 from podrun.core.environment import environment
+from podrun.core.errors import ConfigError
 
 VARIABLE = "PVTI_OPTIONS"
 
@@ -25,8 +27,8 @@ VARIABLE = "PVTI_OPTIONS"
 def _directory() -> Path | None:
     """Where traces go, or None."""
     try:
-        settings = json.loads(environment().get(VARIABLE, "") or "{}")
-    except ValueError:
+        settings = parse_json(environment().get(VARIABLE, "") or "{}", VARIABLE)
+    except ConfigError:
         return None
     if not isinstance(settings, dict) or str(settings.get("enable", "")).lower() != "true":
         return None

@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from podrun.core.documents import parse_json
+from podrun.core.errors import ConfigError
 from podrun.poptorch.errors import Error
 from podrun.poptorch.user_modules import weights_changed
 from podrun.private_apis.torch import FUNCTION_MODULES
@@ -89,17 +91,20 @@ def read_metadata(filename: str) -> bytes:
     """The metadata of a file, as they stand in it. Error for a file that is none of these."""
     try:
         with zipfile.ZipFile(Path(filename).expanduser()) as archive:
-            return archive.read(_METADATA)
+            return _part(archive, _METADATA)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise Error(f"{filename} is no file of a compiled model: {error}") from error
 
 
 def read_export(filename: str) -> ExportedModel:
     """What a file holds. Error for a file that is none of these, is damaged, or names classes that are not allowed."""
-    metadata = json.loads(read_metadata(filename))
+    try:
+        metadata = parse_json(read_metadata(filename).decode(), filename)
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise Error(f"{filename} is damaged: {error}") from error
     try:
         with zipfile.ZipFile(Path(filename).expanduser()) as archive:
-            executable, model = archive.read(_EXECUTABLE), archive.read(_MODEL)
+            executable, model = _part(archive, _EXECUTABLE), _part(archive, _MODEL)
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise Error(f"{filename} is damaged: {error}") from error
     allowed = [
@@ -109,6 +114,14 @@ def read_export(filename: str) -> ExportedModel:
     with torch.serialization.safe_globals(allowed):
         payload = torch.load(_file(model), weights_only=True)
     return ExportedModel(metadata, executable, payload)
+
+
+def _part(archive: zipfile.ZipFile, name: str) -> bytes:
+    """A part of a file. BadZipFile for one that is compressed, which `save` never writes: a small file cannot become a
+    large value."""
+    if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
+        raise zipfile.BadZipFile(f"{name} is compressed")
+    return archive.read(name)
 
 
 def _file(data: bytes) -> Any:

@@ -21,7 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from podrun.core.documents import parse_json
 from podrun.core.environment import environment
+from podrun.core.errors import ConfigError
 from podrun.report.model import PHASES, Profile, ReportStage
 
 DETAILED = 2
@@ -266,8 +268,8 @@ class TracepointLog:
 def log_of(environ: Mapping[str, str]) -> TracepointLog:
     """The recorder that PVTI_OPTIONS asks for; one that keeps nothing for options that cannot be read."""
     try:
-        options = json.loads(environ.get(OPTIONS) or "{}")
-    except ValueError:
+        options = parse_json(environ.get(OPTIONS) or "{}", OPTIONS)
+    except ConfigError:
         options = {}
     if not isinstance(options, dict) or str(options.get("enable", "false")).lower() not in ("true", "1"):
         return TracepointLog(None)

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from podrun.core.documents import parse_json, read_text
 from podrun.core.environment import runtime_directory
-from podrun.core.errors import UsageError
+from podrun.core.errors import ConfigError, NotFoundError, UsageError
 from podrun.vipu.guardian import SCRATCH_PREFIX, end_writers, marked_processes, remove_tree
 
 VIPU_SERVER = "vipu-server"
@@ -132,10 +133,10 @@ class Registry:
     def _read(self) -> Iterable[tuple[Path, ServiceEntry]]:
         for path in sorted(self.directory.glob("*.json")):
             try:
-                entry = _from_json(json.loads(path.read_text(encoding="utf-8")))
-            except FileNotFoundError:
+                entry = _from_json(parse_json(read_text(path), str(path)))
+            except NotFoundError:
                 continue
-            except (ValueError, KeyError, TypeError):
+            except (ConfigError, ValueError, KeyError, TypeError):
                 # Written by another program or release: it cannot be used.
                 path.unlink(missing_ok=True)
                 continue

@@ -16,6 +16,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from podrun.core.documents import parse_json, read_text
+from podrun.core.errors import ConfigError, NotFoundError
+
 log = logging.getLogger("podrun.vipu")
 
 VERSION = 1
@@ -44,13 +47,13 @@ class MachineList:
         if self._path is None:
             return None
         try:
-            plain = json.loads(self._path.read_text(encoding="utf-8"))
+            plain = parse_json(read_text(self._path), str(self._path))
             if plain["version"] != VERSION:
                 return None
             return [ListedMachine(**entry) for entry in plain["machines"]]
-        except FileNotFoundError:
+        except NotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ConfigError, KeyError, TypeError) as error:
             log.warning("the list of machines %s cannot be read: %s", self._path, error)
             return None
 

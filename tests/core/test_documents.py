@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import time
@@ -123,3 +124,30 @@ def test_deep_json_is_refused() -> None:
     for text in ("[" * 100_000, '{"a":' * 100_000):
         with pytest.raises(ConfigError, match=r"nested too deeply|is not JSON"):
             parse_json(text, "f")
+
+
+DEEP = "[" * 100_000
+
+
+def test_kept_plans_options_and_notes_of_servers_go_through_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from podrun.costmodel import plan_cache
+    from podrun.faults.plan_file import simulated_soc_errors
+    from podrun.report.chrome_trace import log_of
+    from podrun.vipu.discovery import Registry
+    from podrun.vipu.machine_list import MachineList
+
+    kept = tmp_path / "plan"
+    kept.write_text(f"{hashlib.sha256(DEEP.encode()).hexdigest()}\n{DEEP}")
+    assert plan_cache._read(kept) is None
+    os.mkfifo(tmp_path / "pipe")
+    assert plan_cache._read(tmp_path / "pipe") is None
+    assert "is not a regular file" in caplog.text
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        simulated_soc_errors({"GCDA_OPTIONS": f'{{"simulateSOCError.errorList": {DEEP}'})
+    log_of({"PVTI_OPTIONS": DEEP})
+    (tmp_path / "deep.json").write_text(DEEP)
+    assert Registry(tmp_path).entries() == []
+    (tmp_path / "p.machines").write_text(DEEP)
+    assert MachineList(tmp_path, "p").read() is None

@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import re
+import stat
 import threading
 import urllib.error
 import urllib.request
@@ -17,7 +18,7 @@ from podrun.core.errors import ConfigError, IpusTakenError, UsageError
 from podrun.core.event_record import EVENT_FILE, EVENT_PATH, AttachedIpus, read_event_record, record_error
 from podrun.core.telemetry import AttachedProcess
 from podrun.device.error_messages import machine_lost
-from podrun.monitor import gcipuinfo
+from podrun.monitor import exporter, gcipuinfo
 from podrun.monitor.exporter import Family, make_server, metrics
 from tests.vipu.conftest import Pod
 
@@ -166,6 +167,41 @@ def test_every_sample_of_the_metrics_page_is_unique_and_its_labels_stay(pod: Pod
     pod.client.power_cycle_agent("ipum1")
     assert pod.client.get_partition("p").state.name == "ERROR"
     assert samples() == before
+
+
+def test_the_metrics_page_is_for_its_user_and_who_has_the_key(
+    pod: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = exporter.make_key(tmp_path, "a-secret-of-this-user")
+    path = tmp_path / exporter.KEY_FILE
+    assert path.read_text() == key + "\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert exporter.make_key(tmp_path, "another-secret-of-it") != key
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with make_server(pod.client, "127.0.0.1", 0, key) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        where = f"http://127.0.0.1:{server.server_address[1]}/metrics"
+        said: list[bytes] = []
+
+        def asked(**headers: str) -> int:
+            try:
+                return int(opener.open(urllib.request.Request(where, headers=headers), timeout=20).status)
+            except urllib.error.HTTPError as error:
+                with error:
+                    said.append(error.read())
+                return error.code
+
+        try:
+            assert asked() == 200, "its user, as the kernel knows"
+            for stranger in (None, os.getuid() + 1):
+                monkeypatch.setattr(exporter, "user_of_peer", lambda peer, here, uid=stranger: uid)
+                assert asked() == asked(Authorization="Bearer wrong") == asked(Authorization=key) == 401
+                assert asked(Authorization=f"Bearer {key}") == 200
+        finally:
+            server.shutdown()
+            thread.join()
+    assert all(b"exporter-key" in text for text in said)
 
 
 def test_labels_of_metrics_are_escaped() -> None:

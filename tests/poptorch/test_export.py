@@ -135,6 +135,10 @@ def test_files_that_cannot_be(tmp_path: Path) -> None:
     broken = rewritten(file, tmp_path / "broken", "executable", b"nothing")
     with pytest.raises(poptorch.Error):
         poptorch.load(broken)
+    with zipfile.ZipFile(tmp_path / "bomb", "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("metadata.json", bytes(1 << 20))
+    with pytest.raises(poptorch.Error, match=r"metadata\.json is compressed"):
+        poptorch.load(str(tmp_path / "bomb"))
 
 
 def test_a_file_calls_nothing_that_it_names(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
+from podrun.core.errors import ConfigError  # noqa: E402
 from podrun.poptorch import devices  # noqa: E402
 from podrun.poptorch.calls import batch_dimensions  # noqa: E402
 
@@ -19,6 +20,9 @@ O = poptorch.Options  # noqa: E741
 
 WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "iterations as text": (lambda: O().deviceIterations("2"), AssertionError),
+    "text nested too deeply": (lambda: O().from_json("[" * 100_000), ConfigError),
+    "text that is a list": (lambda: O().from_json("[]"), ConfigError),
+    "a device as a file": (lambda: O().loadFromFile("/dev/zero"), ConfigError),
     "iterations 0": (lambda: O().deviceIterations(0), AssertionError),
     "replicas as a fraction": (lambda: O().replicationFactor(1.5), AssertionError),
     "accumulation 0": (lambda: O().Training.gradientAccumulation(0), AssertionError),
