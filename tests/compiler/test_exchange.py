@@ -218,7 +218,7 @@ def test_gradients_go_through_collectives(kind: str, replicas: int, accumulation
             np.testing.assert_allclose(found[name], expected, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("budget", [1, 1 << 27])
+@pytest.mark.parametrize("budget", [pytest.param(1, marks=pytest.mark.slow), 1 << 27])
 def test_machines_equal_the_reference_to_the_bit(budget: int) -> None:
     program = trained(8, 2, GROUPS["consecutive"](8), Momentum())
     executable = compile_program(program, options=CompileOptions(chunk_bytes=budget))

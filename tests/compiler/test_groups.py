@@ -106,7 +106,10 @@ def plain_training(program: Program, start: Mapping[str, Any], inputs: Mapping[s
 
 
 @pytest.mark.parametrize("kind", [CONSECUTIVE, ORTHOGONAL, NONE])
-@pytest.mark.parametrize(("replicas", "accumulation"), [(4, 1), (4, 3), (8, 2), (16, 1)])
+@pytest.mark.parametrize(
+    ("replicas", "accumulation"),
+    [(4, 3), (8, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((4, 1), (16, 1)))],
+)
 def test_groups_train_apart(kind: str, replicas: int, accumulation: int) -> None:
     groups = {"w0": group_of(kind, replicas), "b1": group_of(CONSECUTIVE, replicas, replicas // 2)}
     program = grouped(mlp(replicas=replicas, accumulation_factor=accumulation, update=Momentum()), groups)
@@ -196,7 +199,7 @@ def test_half_gradients_of_a_group_are_rounded_once() -> None:
     np.testing.assert_allclose(moved, summed, rtol=2e-2, atol=2e-3)
 
 
-@pytest.mark.parametrize("budget", [1, 1 << 27])
+@pytest.mark.parametrize("budget", [1, pytest.param(1 << 27, marks=pytest.mark.slow)])
 def test_machines_equal_the_reference_to_the_bit(budget: int) -> None:
     program = mlp(
         replicas=16, accumulation_factor=2, update=Adam(), anchors=[AnchorSpec("loss"), AnchorSpec("w0")]

@@ -52,7 +52,10 @@ def on_machines(
         mlp(replicas=8, update=NormScaled()),
         mlp(replicas=4, ipus_per_replica=2, accumulation_factor=5),
         normalised(replicas=8, accumulation_factor=2),
-        chain([0, 1, 2, 3], replicas=2, accumulation_factor=3, dropout=True, update=Momentum()),
+        pytest.param(
+            chain([0, 1, 2, 3], replicas=2, accumulation_factor=3, dropout=True, update=Momentum()),
+            marks=pytest.mark.slow,
+        ),
         chain([0, 1, 0, 1], replicas=4, accumulation_factor=5, dropout=True, pipelined=True, anchors=PIPED),
     ],
     ids=["momentum", "adam", "whole weights", "two IPUs", "running statistics", "sharded", "pipelined"],

@@ -137,7 +137,7 @@ def test_training_equals_the_plain_program(options: dict[str, Any], pipelined: b
 
 @pytest.mark.parametrize(
     ("accumulation", "dropout", "reduction"),
-    [(2, False, Reduction.SUM), (3, True, Reduction.MEAN), (9, True, Reduction.SUM)],
+    [slow((2, False, Reduction.SUM)), (3, True, Reduction.MEAN), (9, True, Reduction.SUM)],
 )
 def test_pipelined_equals_sequential_to_the_bit(
     accumulation: int, dropout: bool, reduction: Reduction
@@ -155,7 +155,9 @@ def test_pipelined_equals_sequential_to_the_bit(
     assert_same_bits(program, replace(program, pipelined=True))
 
 
-@pytest.mark.parametrize(("accumulation", "places"), [(1, [0, 1, 2, 3]), (7, [0, 1, 2, 3]), (5, [0, 1, 0])])
+@pytest.mark.parametrize(
+    ("accumulation", "places"), [slow((1, [0, 1, 2, 3])), (7, [0, 1, 2, 3]), (5, [0, 1, 0])]
+)
 def test_interleaved_equals_grouped_to_the_bit(accumulation: int, places: list[int]) -> None:
     more: dict[str, Any] = {"accumulation_factor": accumulation, "pipelined": True, "anchors": ANCHORS}
     reduction = Reduction.MEAN if accumulation == 7 else Reduction.SUM

@@ -154,7 +154,7 @@ LAYOUTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=2, deadline=None, derandomize=True)
 @given(drawn=LAYOUTS)
 def test_generated_layouts(drawn: dict[str, Any]) -> None:
     replicas, ipus = drawn["layout"]

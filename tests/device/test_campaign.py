@@ -16,7 +16,7 @@ def linear_training() -> Training:
     return small()
 
 
-@pytest.mark.parametrize("instances", [1, 2])
+@pytest.mark.parametrize("instances", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_every_kind_and_every_place_of_a_small_program(
     pieces: PieceCache, linear_training: Training, instances: int
 ) -> None:

@@ -91,7 +91,9 @@ known = pytest.mark.skipif(not convolutions.available(), reason="no oneDNN here"
 
 
 @known
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [*CASES[::2], *(pytest.param(c, marks=pytest.mark.slow) for c in CASES[1::2])], ids=str
+)
 def test_numbers_are_those_of_plain_convolutions(case: Case) -> None:
     arrays = case.arrays()
     expected = jax.jit(case.all)(*arrays)
