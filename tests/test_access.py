@@ -24,7 +24,7 @@ from podrun.vipu.store import Store
 
 TOKEN = "a-token-of-this-test"
 ANOTHER = "another-token-than-that"
-METHOD = "/podrun.vipu.UserService/ListPartitions"
+METHOD = "/podrun.vipu.v1.UserService/ListPartitions"
 
 
 def checker(now: float = 1000.0, token: str = TOKEN) -> identity.ProofChecker:

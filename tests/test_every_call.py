@@ -88,7 +88,7 @@ def _elsewhere(doors: Doors, call: Call) -> identity.Proof:
 
 def _of_another_call(doors: Doors, call: Call) -> identity.Proof:
     other = (
-        "/podrun.vipu.UserService/ListPartitions"
+        "/podrun.vipu.v1.UserService/ListPartitions"
         if call.of_machine
         else "/podrun.ipuof.MachineControl/Telemetry"
     )

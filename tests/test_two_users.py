@@ -19,6 +19,7 @@ from podrun.core.cluster import load_cluster
 from podrun.core.environment import runtime_directory
 from podrun.protos import ipuof_pb2
 from podrun.vipu.client import VipuClient
+from podrun.vipu.grpc_service import FrontDesk
 from podrun.vipu.machine_pool import LocalMachinePool, MachineUse
 from podrun.vipu.rights import Sharing
 from podrun.vipu.service import Service
@@ -53,7 +54,7 @@ class _Pod:
         sharing = Sharing(shared, frozenset({ADMIN}) if shared else frozenset())
         self.pool = LocalMachinePool(cluster, options=sharing.machine_options())
         self.service = Service(cluster, Store(None, "pod16"), self.pool)
-        self.port = self.service.start("127.0.0.1", 0, sharing=sharing)
+        self.port = self.service.start("127.0.0.1", 0, desk=FrontDesk(sharing))
         if shared:
             self.create()
         else:

@@ -42,10 +42,15 @@ VARIABLE = "PODRUN_TOKEN"
 OWN_SERVER = "PODRUN_OWN_SERVER"
 PROOF_KEY = "podrun-proof"
 """Metadata of a call: the caller's proof."""
+USER_KEY = "podrun-user"
+ACCESS_KEY_KEY = "podrun-access-key"
+"""Metadata of calls at a V-IPU server with users of its own (``--secure``): who calls, and the access key."""
 ANSWER_KEY = "podrun-answer"
 """Initial metadata of an answer: the server's."""
 _SHAPE = re.compile(r"[\x21-\x7e]{16,256}")
 _OPEN = re.compile(r"ipv[46]:(.+):(\d+)")
+OPEN_METHODS = ("/grpc.health.v1.Health/Check",)
+"""Answered to everybody who reaches the server: whether it serves, for probes that prove nothing."""
 REFUSALS_EVERY_S = 10.0
 """Seconds between two lines in the log about calls that are refused."""
 _NO_ANSWER = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
@@ -135,6 +140,33 @@ class StrangersServerError(ServiceError):
 # --- the caller's side --------------------------------------------------------------------------------------
 
 
+def with_account(channel: grpc.Channel, account: tuple[str, str]) -> grpc.Channel:
+    """A channel whose calls name a user and show its access key (`podrun.vipu.accounts`); the same channel if both are
+    empty."""
+    import grpc
+
+    name, key = account
+    if not name and not key:
+        return channel
+    shown = ((USER_KEY, name), (ACCESS_KEY_KEY, key))
+
+    class Shows(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+        """Adds them to the metadata of each call."""
+
+        def intercept_unary_unary(self, proceed: Callable[..., Any], details: Any, request: Any) -> Any:
+            return proceed(_with_metadata(details, shown), request)
+
+        def intercept_unary_stream(self, proceed: Callable[..., Any], details: Any, request: Any) -> Any:
+            return proceed(_with_metadata(details, shown), request)
+
+    return grpc.intercept_channel(channel, Shows())
+
+
+def account_of(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The user and access key that the environment names; empty if it names none."""
+    return environ.get("VIPU_CLI_API_USER_ID", ""), environ.get("VIPU_CLI_API_ACCESS_KEY", "")
+
+
 def open_channel(
     endpoint: str, options: Sequence[tuple[str, Any]], token: str = "", *, own: bool = False
 ) -> grpc.Channel:
@@ -175,7 +207,11 @@ def why_unreachable(endpoint: str) -> str:
 def _proves(endpoint: str, token: str, own: bool) -> Any:
     import grpc
 
-    class Proves(grpc.UnaryUnaryClientInterceptor, grpc.StreamStreamClientInterceptor):
+    class Proves(
+        grpc.UnaryUnaryClientInterceptor,
+        grpc.UnaryStreamClientInterceptor,
+        grpc.StreamStreamClientInterceptor,
+    ):
         """Adds a proof to the metadata of each call, and looks at the server's answer to it."""
 
         def intercept_unary_unary(self, proceed: Callable[..., Any], details: Any, request: Any) -> Any:
@@ -187,6 +223,9 @@ def _proves(endpoint: str, token: str, own: bool) -> Any:
                 return _CheckedCall(call, proof, endpoint)
             _check_answer(call, proof, endpoint)
             return call
+
+        def intercept_unary_stream(self, proceed: Callable[..., Any], details: Any, request: Any) -> Any:
+            return self.intercept_stream_stream(proceed, details, request)
 
         def intercept_stream_stream(self, proceed: Callable[..., Any], details: Any, requests: Any) -> Any:
             proof = make_proof(token, _text(details.method), endpoint)
@@ -255,6 +294,10 @@ def _check_answer(call: Any, proof: Proof, endpoint: str) -> None:
 
 
 def _with_proof(details: Any, proof: Proof) -> Any:
+    return _with_metadata(details, ((PROOF_KEY, proof.text),))
+
+
+def _with_metadata(details: Any, more: tuple[tuple[str, str], ...]) -> Any:
     import grpc
 
     class Details(grpc.ClientCallDetails):
@@ -264,7 +307,7 @@ def _with_proof(details: Any, proof: Proof) -> Any:
             self.method, self.timeout = details.method, details.timeout
             self.credentials = details.credentials
             self.wait_for_ready, self.compression = details.wait_for_ready, details.compression
-            self.metadata = (*(details.metadata or ()), (PROOF_KEY, proof.text))
+            self.metadata = (*(details.metadata or ()), *more)
 
     return Details()
 
@@ -376,8 +419,8 @@ def _interceptor(gate: Gate) -> grpc.ServerInterceptor:
 
         def intercept_service(self, proceed: Callable[[Any], Any], call: Any) -> Any:
             handler = proceed(call)
-            if handler is None:
-                return None
+            if handler is None or call.method in OPEN_METHODS:
+                return handler
             kind, make = makers[bool(handler.request_streaming), bool(handler.response_streaming)]
             guarded = _guarded(gate, call.method, getattr(handler, kind), handler.response_streaming)
             return make(guarded, handler.request_deserializer, handler.response_serializer)

@@ -81,6 +81,8 @@ VARIABLES: Mapping[str, str] = {
     "VIPU_CLI_API_HOST": "Host of the partition service for the `vipu` command; `_PORT` and other options likewise.",
     "_PODRUN_COMPLETE": "Set by a shell that completes `podrun` (`podrun completion`); `_POPRUN_COMPLETE` likewise.",
     "NO_COLOR": "Any text: no colour on terminals either (no-color.org).",
+    "VIPU_CLI_API_USER_ID": "User at a partition service with users of its own (`vipu-server --secure`).",
+    "VIPU_CLI_API_ACCESS_KEY": "That user's access key.",
     # Of other programs
     "HOME": "Home directory, below which caches and state are kept.",
     "TERM": "Kind of terminal; `dumb` shows no colour.",

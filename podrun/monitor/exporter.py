@@ -35,7 +35,7 @@ from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
 
 if TYPE_CHECKING:
     from podrun.vipu.client import VipuClient
-    from podrun.vipu.types import PartitionInfo
+    from podrun.vipu.types import PartitionInfo, ServiceMetrics
 
 
 @dataclass(slots=True)
@@ -90,6 +90,35 @@ def metrics(partitions: Iterable[PartitionInfo], reports: Iterable[MachineReport
             ipus.add(report, ipu)
     families = [tick, info, up, state, size, *ipus.all]
     return "\n".join(line for family in families for line in family.lines()) + "\n"
+
+
+def service_page(found: ServiceMetrics) -> str:
+    """The part about the partition service itself."""
+    calls = Family("podrun_vipu_call_seconds", "histogram", "Duration of calls at the partition service.")
+    errors = Family("podrun_vipu_call_errors", "counter", "Calls at the partition service that failed.")
+    lines = list(calls.lines())
+    for call in found.calls:
+        bounds = [*(f"{bound:g}" for bound in found.bounds), "+Inf"]
+        for bound, count in zip(bounds, (*call.within, call.count), strict=True):
+            lines.append(f'{calls.name}_bucket{{call="{call.name}",le="{bound}"}} {count}')
+        lines.append(f'{calls.name}_sum{{call="{call.name}"}} {call.seconds:g}')
+        lines.append(f'{calls.name}_count{{call="{call.name}"}} {call.count}')
+        errors.add(call.errors, call=call.name)
+    queued = Family("podrun_vipu_queued_requests", "gauge", "Requests that wait for IPUs.")
+    queued.add(found.queued)
+    free = Family("podrun_vipu_free_ipus", "gauge", "IPUs that no partition holds, on agents in service.")
+    free.add(found.free_ipus)
+    largest = Family(
+        "podrun_vipu_largest_free_partition", "gauge", "IPUs of the largest partition possible now."
+    )
+    largest.add(found.largest_free)
+    split = Family("podrun_vipu_fragmentation", "gauge", "Share of the free IPUs outside the largest place.")
+    split.add(1 - found.largest_free / found.free_ipus if found.free_ipus else 0.0)
+    watchers = Family("podrun_vipu_watchers", "gauge", "Clients that watch.")
+    watchers.add(found.watchers)
+    for family in (errors, queued, free, largest, split, watchers):
+        lines += family.lines()
+    return "\n".join(lines) + "\n"
 
 
 class _IpuFamilies:
@@ -163,6 +192,7 @@ def make_server(client: VipuClient, host: str, port: int, key: str = "") -> Thre
                 return
             try:
                 page = metrics(client.list_partitions(), client.machine_reports(), next(ticks))
+                page += service_page(client.service_metrics())
             except PodrunError as error:
                 self.send_error(503, error.message)
                 return

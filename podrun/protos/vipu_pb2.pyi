@@ -542,3 +542,107 @@ class InjectFaultsResponse(_message.Message):
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     cancelled: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, cancelled: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("resume_token", "kinds")
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    resume_token: str
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, resume_token: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WatchEvent(_message.Message):
+    __slots__ = ("resume_token", "kind", "name", "removed", "json", "time")
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    resume_token: str
+    kind: str
+    name: str
+    removed: bool
+    json: str
+    time: float
+    def __init__(self, resume_token: _Optional[str] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., removed: _Optional[bool] = ..., json: _Optional[str] = ..., time: _Optional[float] = ...) -> None: ...
+
+class GetServiceMetricsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CallMetrics(_message.Message):
+    __slots__ = ("call", "count", "errors", "seconds", "within")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
+    call: str
+    count: int
+    errors: int
+    seconds: float
+    within: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, call: _Optional[str] = ..., count: _Optional[int] = ..., errors: _Optional[int] = ..., seconds: _Optional[float] = ..., within: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GetServiceMetricsResponse(_message.Message):
+    __slots__ = ("bounds", "calls", "queued", "free_ipus", "largest_free", "watchers")
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    FREE_IPUS_FIELD_NUMBER: _ClassVar[int]
+    LARGEST_FREE_FIELD_NUMBER: _ClassVar[int]
+    WATCHERS_FIELD_NUMBER: _ClassVar[int]
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    calls: _containers.RepeatedCompositeFieldContainer[CallMetrics]
+    queued: int
+    free_ipus: int
+    largest_free: int
+    watchers: int
+    def __init__(self, bounds: _Optional[_Iterable[float]] = ..., calls: _Optional[_Iterable[_Union[CallMetrics, _Mapping]]] = ..., queued: _Optional[int] = ..., free_ipus: _Optional[int] = ..., largest_free: _Optional[int] = ..., watchers: _Optional[int] = ...) -> None: ...
+
+class User(_message.Message):
+    __slots__ = ("user_id", "role", "allocation_ids", "may_inject", "created")
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ALLOCATION_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAY_INJECT_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    user_id: str
+    role: str
+    allocation_ids: _containers.RepeatedScalarFieldContainer[str]
+    may_inject: bool
+    created: float
+    def __init__(self, user_id: _Optional[str] = ..., role: _Optional[str] = ..., allocation_ids: _Optional[_Iterable[str]] = ..., may_inject: _Optional[bool] = ..., created: _Optional[float] = ...) -> None: ...
+
+class CreateUserRequest(_message.Message):
+    __slots__ = ("user",)
+    USER_FIELD_NUMBER: _ClassVar[int]
+    user: User
+    def __init__(self, user: _Optional[_Union[User, _Mapping]] = ...) -> None: ...
+
+class CreateUserResponse(_message.Message):
+    __slots__ = ("access_key",)
+    ACCESS_KEY_FIELD_NUMBER: _ClassVar[int]
+    access_key: str
+    def __init__(self, access_key: _Optional[str] = ...) -> None: ...
+
+class RemoveUserRequest(_message.Message):
+    __slots__ = ("user_id",)
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    user_id: str
+    def __init__(self, user_id: _Optional[str] = ...) -> None: ...
+
+class RemoveUserResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListUsersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListUsersResponse(_message.Message):
+    __slots__ = ("users",)
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    users: _containers.RepeatedCompositeFieldContainer[User]
+    def __init__(self, users: _Optional[_Iterable[_Union[User, _Mapping]]] = ...) -> None: ...

@@ -37,74 +37,84 @@ class UserServiceStub:
             channel: A grpc.Channel.
         """
         self.GetServerVersion = channel.unary_unary(
-                '/podrun.vipu.UserService/GetServerVersion',
+                '/podrun.vipu.v1.UserService/GetServerVersion',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.GetServerVersionRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.GetServerVersionResponse.FromString,
                 _registered_method=True)
         self.GetCluster = channel.unary_unary(
-                '/podrun.vipu.UserService/GetCluster',
+                '/podrun.vipu.v1.UserService/GetCluster',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.GetClusterRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.GetClusterResponse.FromString,
                 _registered_method=True)
         self.CreatePartition = channel.unary_unary(
-                '/podrun.vipu.UserService/CreatePartition',
+                '/podrun.vipu.v1.UserService/CreatePartition',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.CreatePartitionRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.CreatePartitionResponse.FromString,
                 _registered_method=True)
         self.GetPartition = channel.unary_unary(
-                '/podrun.vipu.UserService/GetPartition',
+                '/podrun.vipu.v1.UserService/GetPartition',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.GetPartitionRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.GetPartitionResponse.FromString,
                 _registered_method=True)
         self.ListPartitions = channel.unary_unary(
-                '/podrun.vipu.UserService/ListPartitions',
+                '/podrun.vipu.v1.UserService/ListPartitions',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.ListPartitionsRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.ListPartitionsResponse.FromString,
                 _registered_method=True)
         self.GetPartitionStatus = channel.unary_unary(
-                '/podrun.vipu.UserService/GetPartitionStatus',
+                '/podrun.vipu.v1.UserService/GetPartitionStatus',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.GetPartitionStatusRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.GetPartitionStatusResponse.FromString,
                 _registered_method=True)
         self.ResetPartition = channel.unary_unary(
-                '/podrun.vipu.UserService/ResetPartition',
+                '/podrun.vipu.v1.UserService/ResetPartition',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.ResetPartitionRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.ResetPartitionResponse.FromString,
                 _registered_method=True)
         self.RemovePartition = channel.unary_unary(
-                '/podrun.vipu.UserService/RemovePartition',
+                '/podrun.vipu.v1.UserService/RemovePartition',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.RemovePartitionRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.RemovePartitionResponse.FromString,
                 _registered_method=True)
         self.GetPartitionIpuofConfig = channel.unary_unary(
-                '/podrun.vipu.UserService/GetPartitionIpuofConfig',
+                '/podrun.vipu.v1.UserService/GetPartitionIpuofConfig',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.GetPartitionIpuofConfigRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.GetPartitionIpuofConfigResponse.FromString,
                 _registered_method=True)
         self.ListQueue = channel.unary_unary(
-                '/podrun.vipu.UserService/ListQueue',
+                '/podrun.vipu.v1.UserService/ListQueue',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.ListQueueRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.ListQueueResponse.FromString,
                 _registered_method=True)
         self.ListReservations = channel.unary_unary(
-                '/podrun.vipu.UserService/ListReservations',
+                '/podrun.vipu.v1.UserService/ListReservations',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.ListReservationsRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.ListReservationsResponse.FromString,
                 _registered_method=True)
         self.ListAllocations = channel.unary_unary(
-                '/podrun.vipu.UserService/ListAllocations',
+                '/podrun.vipu.v1.UserService/ListAllocations',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.ListAllocationsRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.ListAllocationsResponse.FromString,
                 _registered_method=True)
         self.ListMachineReports = channel.unary_unary(
-                '/podrun.vipu.UserService/ListMachineReports',
+                '/podrun.vipu.v1.UserService/ListMachineReports',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.ListMachineReportsRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.ListMachineReportsResponse.FromString,
                 _registered_method=True)
         self.ResetIpus = channel.unary_unary(
-                '/podrun.vipu.UserService/ResetIpus',
+                '/podrun.vipu.v1.UserService/ResetIpus',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.ResetIpusRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.ResetIpusResponse.FromString,
+                _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/podrun.vipu.v1.UserService/Watch',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.WatchRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.WatchEvent.FromString,
+                _registered_method=True)
+        self.GetServiceMetrics = channel.unary_unary(
+                '/podrun.vipu.v1.UserService/GetServiceMetrics',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.GetServiceMetricsRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.GetServiceMetricsResponse.FromString,
                 _registered_method=True)
 
 
@@ -211,6 +221,21 @@ class UserServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """What changes from now on, or from where an earlier call ended. First comes what is there, unless `resume_token` is
+        of a place that the server still knows; then an event of kind "synced"; then each change.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetServiceMetrics(self, request, context):
+        """How the service itself is doing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_UserServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -284,11 +309,21 @@ def add_UserServiceServicer_to_server(servicer, server):
                     request_deserializer=podrun_dot_protos_dot_vipu__pb2.ResetIpusRequest.FromString,
                     response_serializer=podrun_dot_protos_dot_vipu__pb2.ResetIpusResponse.SerializeToString,
             ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.WatchRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.WatchEvent.SerializeToString,
+            ),
+            'GetServiceMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetServiceMetrics,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.GetServiceMetricsRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.GetServiceMetricsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'podrun.vipu.UserService', rpc_method_handlers)
+            'podrun.vipu.v1.UserService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('podrun.vipu.UserService', rpc_method_handlers)
+    server.add_registered_method_handlers('podrun.vipu.v1.UserService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -311,7 +346,7 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/GetServerVersion',
+            '/podrun.vipu.v1.UserService/GetServerVersion',
             podrun_dot_protos_dot_vipu__pb2.GetServerVersionRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.GetServerVersionResponse.FromString,
             options,
@@ -338,7 +373,7 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/GetCluster',
+            '/podrun.vipu.v1.UserService/GetCluster',
             podrun_dot_protos_dot_vipu__pb2.GetClusterRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.GetClusterResponse.FromString,
             options,
@@ -365,7 +400,7 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/CreatePartition',
+            '/podrun.vipu.v1.UserService/CreatePartition',
             podrun_dot_protos_dot_vipu__pb2.CreatePartitionRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.CreatePartitionResponse.FromString,
             options,
@@ -392,7 +427,7 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/GetPartition',
+            '/podrun.vipu.v1.UserService/GetPartition',
             podrun_dot_protos_dot_vipu__pb2.GetPartitionRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.GetPartitionResponse.FromString,
             options,
@@ -419,7 +454,7 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/ListPartitions',
+            '/podrun.vipu.v1.UserService/ListPartitions',
             podrun_dot_protos_dot_vipu__pb2.ListPartitionsRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.ListPartitionsResponse.FromString,
             options,
@@ -446,7 +481,7 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/GetPartitionStatus',
+            '/podrun.vipu.v1.UserService/GetPartitionStatus',
             podrun_dot_protos_dot_vipu__pb2.GetPartitionStatusRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.GetPartitionStatusResponse.FromString,
             options,
@@ -473,7 +508,7 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/ResetPartition',
+            '/podrun.vipu.v1.UserService/ResetPartition',
             podrun_dot_protos_dot_vipu__pb2.ResetPartitionRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.ResetPartitionResponse.FromString,
             options,
@@ -500,7 +535,7 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/RemovePartition',
+            '/podrun.vipu.v1.UserService/RemovePartition',
             podrun_dot_protos_dot_vipu__pb2.RemovePartitionRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.RemovePartitionResponse.FromString,
             options,
@@ -527,7 +562,7 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/GetPartitionIpuofConfig',
+            '/podrun.vipu.v1.UserService/GetPartitionIpuofConfig',
             podrun_dot_protos_dot_vipu__pb2.GetPartitionIpuofConfigRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.GetPartitionIpuofConfigResponse.FromString,
             options,
@@ -554,7 +589,7 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/ListQueue',
+            '/podrun.vipu.v1.UserService/ListQueue',
             podrun_dot_protos_dot_vipu__pb2.ListQueueRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.ListQueueResponse.FromString,
             options,
@@ -581,7 +616,7 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/ListReservations',
+            '/podrun.vipu.v1.UserService/ListReservations',
             podrun_dot_protos_dot_vipu__pb2.ListReservationsRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.ListReservationsResponse.FromString,
             options,
@@ -608,7 +643,7 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/ListAllocations',
+            '/podrun.vipu.v1.UserService/ListAllocations',
             podrun_dot_protos_dot_vipu__pb2.ListAllocationsRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.ListAllocationsResponse.FromString,
             options,
@@ -635,7 +670,7 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/ListMachineReports',
+            '/podrun.vipu.v1.UserService/ListMachineReports',
             podrun_dot_protos_dot_vipu__pb2.ListMachineReportsRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.ListMachineReportsResponse.FromString,
             options,
@@ -662,9 +697,63 @@ class UserService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.UserService/ResetIpus',
+            '/podrun.vipu.v1.UserService/ResetIpus',
             podrun_dot_protos_dot_vipu__pb2.ResetIpusRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.ResetIpusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/podrun.vipu.v1.UserService/Watch',
+            podrun_dot_protos_dot_vipu__pb2.WatchRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.WatchEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetServiceMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.v1.UserService/GetServiceMetrics',
+            podrun_dot_protos_dot_vipu__pb2.GetServiceMetricsRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.GetServiceMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -687,54 +776,69 @@ class AdminServiceStub:
             channel: A grpc.Channel.
         """
         self.ListAgents = channel.unary_unary(
-                '/podrun.vipu.AdminService/ListAgents',
+                '/podrun.vipu.v1.AdminService/ListAgents',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.ListAgentsRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.ListAgentsResponse.FromString,
                 _registered_method=True)
         self.SetMaintenance = channel.unary_unary(
-                '/podrun.vipu.AdminService/SetMaintenance',
+                '/podrun.vipu.v1.AdminService/SetMaintenance',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.SetMaintenanceRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.SetMaintenanceResponse.FromString,
                 _registered_method=True)
         self.EndMaintenance = channel.unary_unary(
-                '/podrun.vipu.AdminService/EndMaintenance',
+                '/podrun.vipu.v1.AdminService/EndMaintenance',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.EndMaintenanceRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.EndMaintenanceResponse.FromString,
                 _registered_method=True)
         self.CreateReservation = channel.unary_unary(
-                '/podrun.vipu.AdminService/CreateReservation',
+                '/podrun.vipu.v1.AdminService/CreateReservation',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.CreateReservationRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.CreateReservationResponse.FromString,
                 _registered_method=True)
         self.RemoveReservation = channel.unary_unary(
-                '/podrun.vipu.AdminService/RemoveReservation',
+                '/podrun.vipu.v1.AdminService/RemoveReservation',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.RemoveReservationRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.RemoveReservationResponse.FromString,
                 _registered_method=True)
         self.CreateAllocation = channel.unary_unary(
-                '/podrun.vipu.AdminService/CreateAllocation',
+                '/podrun.vipu.v1.AdminService/CreateAllocation',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.CreateAllocationRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.CreateAllocationResponse.FromString,
                 _registered_method=True)
         self.RemoveAllocation = channel.unary_unary(
-                '/podrun.vipu.AdminService/RemoveAllocation',
+                '/podrun.vipu.v1.AdminService/RemoveAllocation',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.RemoveAllocationRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.RemoveAllocationResponse.FromString,
                 _registered_method=True)
         self.PowerCycleAgent = channel.unary_unary(
-                '/podrun.vipu.AdminService/PowerCycleAgent',
+                '/podrun.vipu.v1.AdminService/PowerCycleAgent',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.PowerCycleAgentRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.PowerCycleAgentResponse.FromString,
                 _registered_method=True)
         self.RestartAgent = channel.unary_unary(
-                '/podrun.vipu.AdminService/RestartAgent',
+                '/podrun.vipu.v1.AdminService/RestartAgent',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.RestartAgentRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.RestartAgentResponse.FromString,
                 _registered_method=True)
         self.InjectFaults = channel.unary_unary(
-                '/podrun.vipu.AdminService/InjectFaults',
+                '/podrun.vipu.v1.AdminService/InjectFaults',
                 request_serializer=podrun_dot_protos_dot_vipu__pb2.InjectFaultsRequest.SerializeToString,
                 response_deserializer=podrun_dot_protos_dot_vipu__pb2.InjectFaultsResponse.FromString,
+                _registered_method=True)
+        self.CreateUser = channel.unary_unary(
+                '/podrun.vipu.v1.AdminService/CreateUser',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.CreateUserRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.CreateUserResponse.FromString,
+                _registered_method=True)
+        self.RemoveUser = channel.unary_unary(
+                '/podrun.vipu.v1.AdminService/RemoveUser',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.RemoveUserRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.RemoveUserResponse.FromString,
+                _registered_method=True)
+        self.ListUsers = channel.unary_unary(
+                '/podrun.vipu.v1.AdminService/ListUsers',
+                request_serializer=podrun_dot_protos_dot_vipu__pb2.ListUsersRequest.SerializeToString,
+                response_deserializer=podrun_dot_protos_dot_vipu__pb2.ListUsersResponse.FromString,
                 _registered_method=True)
 
 
@@ -811,6 +915,25 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateUser(self, request, context):
+        """Users of a server that was started with --secure.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveUser(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListUsers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -864,11 +987,26 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=podrun_dot_protos_dot_vipu__pb2.InjectFaultsRequest.FromString,
                     response_serializer=podrun_dot_protos_dot_vipu__pb2.InjectFaultsResponse.SerializeToString,
             ),
+            'CreateUser': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateUser,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.CreateUserRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.CreateUserResponse.SerializeToString,
+            ),
+            'RemoveUser': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveUser,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.RemoveUserRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.RemoveUserResponse.SerializeToString,
+            ),
+            'ListUsers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListUsers,
+                    request_deserializer=podrun_dot_protos_dot_vipu__pb2.ListUsersRequest.FromString,
+                    response_serializer=podrun_dot_protos_dot_vipu__pb2.ListUsersResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'podrun.vipu.AdminService', rpc_method_handlers)
+            'podrun.vipu.v1.AdminService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('podrun.vipu.AdminService', rpc_method_handlers)
+    server.add_registered_method_handlers('podrun.vipu.v1.AdminService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
@@ -890,7 +1028,7 @@ class AdminService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.AdminService/ListAgents',
+            '/podrun.vipu.v1.AdminService/ListAgents',
             podrun_dot_protos_dot_vipu__pb2.ListAgentsRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.ListAgentsResponse.FromString,
             options,
@@ -917,7 +1055,7 @@ class AdminService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.AdminService/SetMaintenance',
+            '/podrun.vipu.v1.AdminService/SetMaintenance',
             podrun_dot_protos_dot_vipu__pb2.SetMaintenanceRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.SetMaintenanceResponse.FromString,
             options,
@@ -944,7 +1082,7 @@ class AdminService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.AdminService/EndMaintenance',
+            '/podrun.vipu.v1.AdminService/EndMaintenance',
             podrun_dot_protos_dot_vipu__pb2.EndMaintenanceRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.EndMaintenanceResponse.FromString,
             options,
@@ -971,7 +1109,7 @@ class AdminService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.AdminService/CreateReservation',
+            '/podrun.vipu.v1.AdminService/CreateReservation',
             podrun_dot_protos_dot_vipu__pb2.CreateReservationRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.CreateReservationResponse.FromString,
             options,
@@ -998,7 +1136,7 @@ class AdminService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.AdminService/RemoveReservation',
+            '/podrun.vipu.v1.AdminService/RemoveReservation',
             podrun_dot_protos_dot_vipu__pb2.RemoveReservationRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.RemoveReservationResponse.FromString,
             options,
@@ -1025,7 +1163,7 @@ class AdminService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.AdminService/CreateAllocation',
+            '/podrun.vipu.v1.AdminService/CreateAllocation',
             podrun_dot_protos_dot_vipu__pb2.CreateAllocationRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.CreateAllocationResponse.FromString,
             options,
@@ -1052,7 +1190,7 @@ class AdminService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.AdminService/RemoveAllocation',
+            '/podrun.vipu.v1.AdminService/RemoveAllocation',
             podrun_dot_protos_dot_vipu__pb2.RemoveAllocationRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.RemoveAllocationResponse.FromString,
             options,
@@ -1079,7 +1217,7 @@ class AdminService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.AdminService/PowerCycleAgent',
+            '/podrun.vipu.v1.AdminService/PowerCycleAgent',
             podrun_dot_protos_dot_vipu__pb2.PowerCycleAgentRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.PowerCycleAgentResponse.FromString,
             options,
@@ -1106,7 +1244,7 @@ class AdminService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.AdminService/RestartAgent',
+            '/podrun.vipu.v1.AdminService/RestartAgent',
             podrun_dot_protos_dot_vipu__pb2.RestartAgentRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.RestartAgentResponse.FromString,
             options,
@@ -1133,9 +1271,90 @@ class AdminService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/podrun.vipu.AdminService/InjectFaults',
+            '/podrun.vipu.v1.AdminService/InjectFaults',
             podrun_dot_protos_dot_vipu__pb2.InjectFaultsRequest.SerializeToString,
             podrun_dot_protos_dot_vipu__pb2.InjectFaultsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateUser(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.v1.AdminService/CreateUser',
+            podrun_dot_protos_dot_vipu__pb2.CreateUserRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.CreateUserResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveUser(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.v1.AdminService/RemoveUser',
+            podrun_dot_protos_dot_vipu__pb2.RemoveUserRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.RemoveUserResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListUsers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/podrun.vipu.v1.AdminService/ListUsers',
+            podrun_dot_protos_dot_vipu__pb2.ListUsersRequest.SerializeToString,
+            podrun_dot_protos_dot_vipu__pb2.ListUsersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,8 +18,10 @@ from podrun.vipu.cli_common import (
     global_options,
     open_context,
     run,
+    write_account,
 )
 from podrun.vipu.cli_user import add_user_commands, cordon_agent, create_reservation, drain_agent, moment
+from podrun.vipu.types import agent_json
 
 if TYPE_CHECKING:
     from podrun.vipu.client import VipuClient
@@ -48,16 +52,19 @@ def vipu_admin(ctx: click.Context, /, **options: Any) -> None:
 @click.pass_obj
 def list_agents(cli: CliContext) -> None:
     """List agents, one for each IPU-M2000."""
-    with cli.client() as client:
+
+    def once(client: VipuClient) -> None:
         found = client.list_agents()
-    cli.show(
-        "agents",
-        [agent_json(info) for info in found],
-        lambda: table(
-            ("Agent", "Host", "Serial", "ILD", "State", "Partitions", "Health"),
-            (agent_row(info) for info in found),
-        ),
-    )
+        cli.show(
+            "agents",
+            [agent_json(info) for info in found],
+            lambda: table(
+                ("Agent", "Host", "Serial", "ILD", "State", "Partitions", "Health"),
+                (agent_row(info) for info in found),
+            ),
+        )
+
+    cli.repeat(("machine",), once)
 
 
 @click.command("agent")
@@ -109,6 +116,46 @@ def inject_fault(cli: CliContext, partition: str, faults: tuple[str, ...]) -> No
     cli.show("injected", list(faults), lambda: f"inject fault ({partition}): success.")
 
 
+@click.command("user")
+@click.argument("name")
+@click.option("--role", default="user", help="viewer, user, operator or admin [user].")
+@click.option("--allocations", default="", metavar="A,B,...", help="Whose partitions it may use [all].")
+@click.option("--may-inject", is_flag=True, help="May make things go wrong.")
+@click.pass_obj
+def create_user(cli: CliContext, name: str, role: str, allocations: str, may_inject: bool) -> None:
+    """Create a user of a server that was started with --secure, and a file for its commands."""
+    with cli.client() as client:
+        names = [text.strip() for text in allocations.split(",") if text.strip()]
+        key = client.create_user(name, role, names, may_inject=may_inject)
+        where = cli.endpoint()
+    path = Path(f"{name}.vipu-cli.hcl")
+    write_account(path, where.host, where.port, (name, key))
+    cli.show(
+        "user",
+        {"id": name, "role": role, "allocations": names, "access_key": key, "config": str(path)},
+        lambda: (
+            f"create user ({name}): success.\naccess key: {key}\nUse it: vipu --config {path} list partitions"
+        ),
+    )
+
+
+@click.command("users")
+@click.pass_obj
+def list_users(cli: CliContext) -> None:
+    """List the users of a server that was started with --secure."""
+    with cli.client() as client:
+        found = client.list_users()
+    rows = (
+        (u.name, u.role, " ".join(u.allocations) or "all", "yes" if u.may_inject else "no", moment(u.created))
+        for u in found
+    )
+    cli.show(
+        "users",
+        [{**asdict(user), "allocations": list(user.allocations)} for user in found],
+        lambda: table(("User", "Role", "Allocations", "May inject", "Since"), rows),
+    )
+
+
 def _health(info: AgentInfo) -> str:
     """Health with what is known about it."""
     parts = [info.health]
@@ -132,25 +179,6 @@ def agent_row(info: AgentInfo) -> tuple[str, ...]:
         " ".join(info.partitions),
         info.health,
     )
-
-
-def agent_json(info: AgentInfo) -> dict[str, Any]:
-    """An agent for --format json."""
-    return {
-        "id": info.agent_id,
-        "host": info.host,
-        "port": info.port,
-        "serial": info.serial,
-        "state": info.state.name,
-        "health": info.health,
-        "stale_seconds": info.stale_seconds,
-        "reason": info.reason or None,
-        "deadline_s": info.deadline or None,
-        "ild": info.ild,
-        "num_ipus": info.num_ipus,
-        "partitions": list(info.partitions),
-        "endpoints": list(info.endpoints),
-    }
 
 
 def _named(
@@ -193,6 +221,13 @@ def _on_agent(
     return command
 
 
+remove_user = _named(
+    "remove",
+    "user",
+    "removed",
+    "Remove a user; its access key is worth nothing then.",
+    lambda client, name: client.remove_user(name),
+)
 remove_reservation = _named(
     "remove",
     "reservation",
@@ -240,13 +275,15 @@ _verbs = add_user_commands(
     {
         "agent": _POD,
         "cluster": _POD,
-        "user": "The server knows no users; allocations divide the agents: vipu-admin create allocation NAME",
     },
 )
 _verbs["list"].add_command(list_agents)
 _verbs["get"].add_command(get_agent)
 _verbs["create"].add_command(create_allocation)
 _verbs["remove"].add_command(remove_allocation)
+_verbs["create"].add_command(create_user)
+_verbs["remove"].add_command(remove_user)
+_verbs["list"].add_command(list_users)
 _verbs["create"].add_command(create_reservation)
 _verbs["remove"].add_command(remove_reservation)
 _verb("cordon", "Keep new partitions off an agent.", cordon_agent, "agents")

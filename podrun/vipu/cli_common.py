@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -227,6 +228,26 @@ def read_hcl(path: Path) -> dict[str, str]:
     return settings
 
 
+def write_account(path: Path, host: str, port: int, account: tuple[str, str]) -> None:
+    """Write a vipu-cli.hcl file (mode 0600) with a server, a user and its access key. Raises UsageError."""
+    lines = (
+        ("api-host", host),
+        ("api-port", str(port)),
+        ("api-user-id", account[0]),
+        ("api-access-key", account[1]),
+    )
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(file, "w", encoding="utf-8") as text:
+            os.fchmod(file, 0o600)
+            text.writelines(f'{name}="{value}"\n' for name, value in lines)
+    except OSError as error:
+        raise UsageError(
+            f"the access key of {account[0]} cannot be written to {path}: {error.strerror}",
+            hint=f"The user was made. Remove it and try elsewhere: vipu-admin remove user {account[0]}",
+        ) from error
+
+
 @dataclass(slots=True)
 class CliContext:
     """The global options of `vipu` and `vipu-admin`; makes the client for the command that needs it."""
@@ -236,6 +257,20 @@ class CliContext:
     config: Path | None
     timeout: float
     json: bool
+    account: tuple[str, str] = ("", "")
+    watch: bool = False
+
+    def repeat(self, kinds: tuple[str, ...], once: Callable[[VipuClient], None]) -> None:
+        """Call ``once`` with a client; with --watch again after each change of some kinds, until Ctrl-C."""
+        with self.client() as client:
+            once(client)
+            if not self.watch:
+                return
+            synced = False
+            for change in client.watch(kinds):
+                if synced:
+                    once(client)
+                synced = synced or change.kind == "synced"
 
     def endpoint(self) -> Endpoint:
         """Where the server is expected."""
@@ -246,7 +281,15 @@ class CliContext:
         from podrun.vipu.client import VipuClient
 
         where = self.endpoint()
-        return VipuClient(where.host, where.port, self.timeout, own=where.own)
+        return VipuClient(where.host, where.port, self.timeout, own=where.own, account=self.user_and_key())
+
+    def user_and_key(self) -> tuple[str, str]:
+        """Of the options, else of the configuration file; empty if neither names them."""
+        if any(self.account):
+            return self.account
+        path = self.config or (SYSTEM_CONFIG if SYSTEM_CONFIG.is_file() else None)
+        settings = read_hcl(path) if path else {}
+        return settings.get("api-user-id", ""), settings.get("api-access-key", "")
 
     def show(self, key: str, value: Any, text: Callable[[], str]) -> None:
         """Print ``text()``, or with --format json one object that holds ``value`` under ``key``."""
@@ -300,8 +343,8 @@ def global_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--api-host", "-H", metavar="HOST", help="Server [VIPU_CLI_API_HOST, else a running one]."
         ),
         click.option("--api-port", type=click.IntRange(1, 65535), metavar="PORT", help="Port [8090]."),
-        click.option("--api-user-id", metavar="ID", help="Accepted; the server does not authenticate."),
-        click.option("--api-access-key", metavar="KEY", help="Accepted; the server does not authenticate."),
+        click.option("--api-user-id", metavar="ID", help="User, if the server has users (--secure)."),
+        click.option("--api-access-key", metavar="KEY", help="That user's access key."),
         tls_options,
         click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="vipu-cli.hcl file."),
         click.option(
@@ -319,6 +362,9 @@ def global_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="What to print [text].",
         ),
         click.option("--showjson", is_flag=True, hidden=True),
+        click.option(
+            "--watch", is_flag=True, help="With list and get: print again whenever something changes."
+        ),
         click.option("--server-version", is_flag=True, help="Print the server's version and address."),
     ]
     for option in reversed(options):
@@ -335,6 +381,8 @@ def open_context(ctx: click.Context, **options: Any) -> CliContext:
         config=options["config"],
         timeout=options["timeout"],
         json=options["output"] == "json" or options["showjson"],
+        watch=options["watch"],
+        account=(options["api_user_id"] or "", options["api_access_key"] or ""),
     )
     ctx.obj = cli
     if options["server_version"]:

@@ -17,6 +17,7 @@ from podrun.core.telemetry import NO_ANSWER
 from podrun.core.terminal import fields, table
 from podrun.faults import parse_fault
 from podrun.vipu.cli_common import CliContext
+from podrun.vipu.types import partition_json
 
 if TYPE_CHECKING:
     from podrun.core.telemetry import MachineReport
@@ -104,26 +105,34 @@ def _wait_in_queue(client: VipuClient, name: str) -> None:
 @click.pass_obj
 def list_partitions(cli: CliContext) -> None:
     """List all partitions."""
-    with cli.client() as client:
+
+    def once(client: VipuClient) -> None:
         found = client.list_partitions()
-    cli.show(
-        "partitions",
-        [partition_json(info) for info in found],
-        lambda: table(PARTITION_COLUMNS, (partition_row(info) for info in found)),
-    )
+        cli.show(
+            "partitions",
+            [partition_json(info) for info in found],
+            lambda: table(PARTITION_COLUMNS, (partition_row(info) for info in found)),
+        )
+
+    cli.repeat(("partition",), once)
 
 
 @click.command("allocations")
 @click.pass_obj
 def list_allocations(cli: CliContext) -> None:
     """List allocations: agents that users have access to."""
-    with cli.client() as client:
+
+    def once(client: VipuClient) -> None:
         found = client.list_allocations()
-    cli.show(
-        "allocations",
-        [{"id": info.name, "cluster": info.cluster, "agents": list(info.agents)} for info in found],
-        lambda: table(("Allocation ID", "Agents"), ((info.name, " ".join(info.agents)) for info in found)),
-    )
+        cli.show(
+            "allocations",
+            [{"id": info.name, "cluster": info.cluster, "agents": list(info.agents)} for info in found],
+            lambda: table(
+                ("Allocation ID", "Agents"), ((info.name, " ".join(info.agents)) for info in found)
+            ),
+        )
+
+    cli.repeat(("machine",), once)
 
 
 @click.command("ipu-attrs")
@@ -132,7 +141,7 @@ def list_ipu_attrs(cli: CliContext) -> None:
     """List attributes of all IPUs."""
     from podrun.vipu.device_attributes import ipu_attributes
 
-    with cli.client() as client:
+    def once(client: VipuClient) -> None:
         numbers = {
             (info.name, device.partition_ipu): device.ipu_number
             for info in client.list_partitions()
@@ -140,16 +149,18 @@ def list_ipu_attrs(cli: CliContext) -> None:
             for device in client.ipuof_config(info.name, gcd).devices
         }
         groups = ipu_attributes(client.machine_reports(), numbers)
-    rows = []
-    for group in groups:
-        for i, (key, value) in enumerate(group.values.items()):
-            first = i == 0
-            rows.append((group.agent if first else "", str(group.ipu) if first else "", key, value))
-    cli.show(
-        "ipus",
-        [{"agent": group.agent, "ipu": group.ipu, "attributes": dict(group.values)} for group in groups],
-        lambda: table(("Agent", "IPU", "Attribute", "Value"), rows),
-    )
+        rows = []
+        for group in groups:
+            for i, (key, value) in enumerate(group.values.items()):
+                first = i == 0
+                rows.append((group.agent if first else "", str(group.ipu) if first else "", key, value))
+        cli.show(
+            "ipus",
+            [{"agent": group.agent, "ipu": group.ipu, "attributes": dict(group.values)} for group in groups],
+            lambda: table(("Agent", "IPU", "Attribute", "Value"), rows),
+        )
+
+    cli.repeat(("partition", "machine"), once)
 
 
 @click.command("partition")
@@ -159,19 +170,22 @@ def list_ipu_attrs(cli: CliContext) -> None:
 @click.pass_obj
 def get_partition(cli: CliContext, name: str, gcd: int | None, ipuof_configs: bool) -> None:
     """Show one partition, or its IPUoF configuration."""
-    with cli.client() as client:
+
+    def once(client: VipuClient) -> None:
         info = client.get_partition(name)
         gcds = range(info.num_gcds) if gcd is None else (gcd,)
         configs = [client.ipuof_config(name, i) for i in gcds] if ipuof_configs or gcd is not None else []
-    if configs:
-        plain = [ipuof_json(config) for config in configs]
-        texts = [
-            f"IPUoF configuration of partition {name}, GCD {i}:\n{json.dumps(config, indent=2)}"
-            for i, config in zip(gcds, plain, strict=True)
-        ]
-        cli.show("ipuof_configs", plain, lambda: "\n".join(texts))
-    else:
-        cli.show("partition", partition_json(info), lambda: fields(partition_fields(info)))
+        if configs:
+            plain = [ipuof_json(config) for config in configs]
+            texts = [
+                f"IPUoF configuration of partition {name}, GCD {i}:\n{json.dumps(config, indent=2)}"
+                for i, config in zip(gcds, plain, strict=True)
+            ]
+            cli.show("ipuof_configs", plain, lambda: "\n".join(texts))
+        else:
+            cli.show("partition", partition_json(info), lambda: fields(partition_fields(info)))
+
+    cli.repeat(("partition",), once)
 
 
 @click.command("partition")
@@ -277,18 +291,6 @@ def partition_fields(info: PartitionInfo) -> list[tuple[str, str]]:
         ("Generation", str(info.generation)),
     ]
     return rows + ([("Error", info.error)] if info.error else [])
-
-
-def partition_json(info: PartitionInfo) -> dict[str, Any]:
-    """A partition for --format json."""
-    plain = asdict(info)
-    return {
-        **plain,
-        "state": info.state.name,
-        "sync_type": info.sync_type.value,
-        "agents": list(info.agents),
-        "error": info.error or None,
-    }
 
 
 def ipuof_json(config: IpuofConfig) -> dict[str, Any]:

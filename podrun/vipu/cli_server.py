@@ -25,6 +25,7 @@ from podrun.vipu.rights import Sharing, user_ids
 
 if TYPE_CHECKING:
     from podrun.vipu.discovery import Registry, ServiceEntry
+    from podrun.vipu.grpc_service import FrontDesk
     from podrun.vipu.keeper import Keeper
     from podrun.vipu.ray_session import RaySession
 
@@ -53,6 +54,14 @@ PRESTART_PATIENCE_S = 120.0
     "--admin", multiple=True, metavar="USER", help="A user with all rights, with --shared; repeatable."
 )
 @tls_options
+@click.option("--secure", is_flag=True, help="Answer only users with an access key (vipu-admin create user).")
+@click.option("--admin-port", type=click.IntRange(0, 65535), help="Answer administrators at this port alone.")
+@click.option(
+    "--audit-log",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Note who changed what [with --secure: beside the state file].",
+)
 @click.option(
     "--keep-machines",
     is_flag=True,
@@ -150,8 +159,9 @@ def _run(
     shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     if options["ray_address"] and not is_loopback(host) and shown == "127.0.0.1":
         shown = pool.own_address()
-    sharing = _sharing(options)
-    port = service.start(host, options["port"], sharing=sharing)
+    desk = _desk(options, service)
+    sharing = desk.sharing
+    port = service.start(host, options["port"], desk=desk)
     published.listens(shown, port)
     if pool.keeper is not None:
         pool.keeper.used_at(port)
@@ -162,6 +172,10 @@ def _run(
     )
     if tls_asked_for():
         click.echo("TLS: clients need a certificate of the same authority")
+    if desk.admin_port is not None:
+        click.echo(f"administrators: {options['host']}:{desk.admin_port}")
+    if desk.accounts is not None:
+        _say_users(desk, shown, desk.admin_port or port)
     if sharing.shared:
         click.echo(
             "shared: every user of this host may create partitions here, and use and remove their own. Administrators: "
@@ -249,6 +263,41 @@ def _sharing(options: dict[str, Any]) -> Sharing:
             hint="Leave out --host and --ray-address; users log in on this host, or each runs a server of their own.",
         )
     return Sharing(shared=True, admins=user_ids(options["admin"]))
+
+
+def _desk(options: dict[str, Any], service: Any) -> FrontDesk:
+    """Who the server answers, and what is noted."""
+    from podrun.vipu.accounts import Accounts
+    from podrun.vipu.audit import AuditLog
+    from podrun.vipu.grpc_service import FrontDesk
+
+    path, state = options["audit_log"], service.store.path
+    if options["secure"] and not is_loopback(options["host"]) and not tls_asked_for():
+        raise UsageError(
+            "--secure needs TLS, or a loopback address: access keys would cross the network in the clear",
+            hint="Leave out --host, or see docs/security.md for certificates.",
+        )
+    if options["secure"] and path is None and state is not None:
+        path = state.with_name(f"{state.name}.audit.jsonl")
+    accounts = Accounts(service.store) if options["secure"] else None
+    return FrontDesk(_sharing(options), accounts, AuditLog(path), options["admin_port"])
+
+
+def _say_users(desk: FrontDesk, host: str, port: int) -> None:
+    """Make the first administrator, if there is none."""
+    from podrun.core.environment import runtime_directory
+    from podrun.vipu.accounts import Account, Role
+    from podrun.vipu.cli_common import write_account
+
+    assert desk.accounts is not None
+    users = desk.accounts.all()
+    if users:
+        click.echo(f"secure: {len(users)} users")
+        return
+    path = runtime_directory() / f"admin-{port}.vipu-cli.hcl"
+    key = desk.accounts.create(Account("admin", Role.ADMIN, may_inject=True))
+    write_account(path, host, port, ("admin", key))
+    click.echo(f"secure: the first user is admin: vipu-admin --config {path} create user NAME")
 
 
 def _stop_on_signals() -> threading.Event:

@@ -21,6 +21,7 @@ from podrun.vipu.cli_common import (
 )
 
 if TYPE_CHECKING:
+    from podrun.vipu.client import VipuClient
     from podrun.vipu.types import QueueInfo, ReservationInfo
 
 NOT_KNOWN = "not known: what is in the way has no time limit"
@@ -30,23 +31,26 @@ NOT_KNOWN = "not known: what is in the way has no time limit"
 @click.pass_obj
 def list_queue(cli: CliContext) -> None:
     """List requests that wait for IPUs, in the order in which they are served."""
-    with cli.client() as client:
+
+    def once(client: VipuClient) -> None:
         found = client.list_queue()
-    rows = (
-        (
-            str(info.position),
-            info.name,
-            str(info.size),
-            str(info.priority),
-            info.owner,
-            moment(info.since),
-            "-" if info.latest is None else moment(info.latest),
-            " ".join(info.blockers) or "-",
+        rows = (
+            (
+                str(info.position),
+                info.name,
+                str(info.size),
+                str(info.priority),
+                info.owner,
+                moment(info.since),
+                "-" if info.latest is None else moment(info.latest),
+                " ".join(info.blockers) or "-",
+            )
+            for info in found
         )
-        for info in found
-    )
-    header = ("Position", "Partition", "Size", "Priority", "User", "Since", "Starts by", "Waits for")
-    cli.show("queue", [queue_json(info) for info in found], lambda: table(header, rows))
+        header = ("Position", "Partition", "Size", "Priority", "User", "Since", "Starts by", "Waits for")
+        cli.show("queue", [queue_json(info) for info in found], lambda: table(header, rows))
+
+    cli.repeat(("partition",), once)
 
 
 @click.command("explain")
@@ -54,38 +58,45 @@ def list_queue(cli: CliContext) -> None:
 @click.pass_obj
 def explain(cli: CliContext, name: str) -> None:
     """Say what a request waits for and when it starts at the latest, or what a partition is doing."""
-    with cli.client() as client:
+
+    def once(client: VipuClient) -> None:
         waiting = {info.name: info for info in client.list_queue()}
         partition = None if name in waiting else client.get_partition(name)
-    if partition is not None:
-        from podrun.vipu.cli_partitions import partition_fields, partition_json
+        if partition is not None:
+            from podrun.vipu.cli_partitions import partition_fields
+            from podrun.vipu.types import partition_json
 
-        cli.show("partition", partition_json(partition), lambda: fields(partition_fields(partition)))
-        return
-    info = waiting[name]
-    rows = [
-        ("Partition", f"{info.name} ({info.size} IPUs), not there yet"),
-        ("Waits since", moment(info.since)),
-        ("Position", f"{info.position} of {len(waiting)} (priority {info.priority})"),
-        ("Behind", " ".join(info.ahead) or "-"),
-        ("Waits for", " ".join(info.blockers) or "-"),
-        ("Starts by", NOT_KNOWN if info.latest is None else moment(info.latest)),
-    ]
-    cli.show("request", queue_json(info), lambda: fields(rows))
+            cli.show("partition", partition_json(partition), lambda: fields(partition_fields(partition)))
+            return
+        info = waiting[name]
+        rows = [
+            ("Partition", f"{info.name} ({info.size} IPUs), not there yet"),
+            ("Waits since", moment(info.since)),
+            ("Position", f"{info.position} of {len(waiting)} (priority {info.priority})"),
+            ("Behind", " ".join(info.ahead) or "-"),
+            ("Waits for", " ".join(info.blockers) or "-"),
+            ("Starts by", NOT_KNOWN if info.latest is None else moment(info.latest)),
+        ]
+        cli.show("request", queue_json(info), lambda: fields(rows))
+
+    cli.repeat(("partition",), once)
 
 
 @click.command("reservations")
 @click.pass_obj
 def list_reservations(cli: CliContext) -> None:
     """List reservations of agents."""
-    with cli.client() as client:
+
+    def once(client: VipuClient) -> None:
         found = client.list_reservations()
-    rows = ((r.name, " ".join(r.agents), moment(r.start), moment(r.end)) for r in found)
-    cli.show(
-        "reservations",
-        [reservation_json(entry) for entry in found],
-        lambda: table(("Reservation", "Agents", "From", "To"), rows),
-    )
+        rows = ((r.name, " ".join(r.agents), moment(r.start), moment(r.end)) for r in found)
+        cli.show(
+            "reservations",
+            [reservation_json(entry) for entry in found],
+            lambda: table(("Reservation", "Agents", "From", "To"), rows),
+        )
+
+    cli.repeat(("partition",), once)
 
 
 @click.command("reservation")
@@ -169,6 +180,7 @@ def add_user_commands(root: click.Group, refused: Mapping[str, str] | None = Non
         "ipu-attr": "ipu-attrs",
         "agent": "agents",
         "reservation": "reservations",
+        "user": "users",
     }
     singulars = {plural: one for one, plural in plurals.items()}
     verbs = {

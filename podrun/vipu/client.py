@@ -14,12 +14,19 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
-from podrun.core.access import make_token, open_channel, quiet_grpc, why_unreachable
+from podrun.core.access import (
+    account_of,
+    make_token,
+    open_channel,
+    quiet_grpc,
+    why_unreachable,
+    with_account,
+)
 from podrun.core.environment import environment, runtime_directory
 from podrun.core.errors import (
     DeadlineError,
@@ -38,6 +45,7 @@ from podrun.vipu.types import (
     AgentInfo,
     AgentState,
     AllocationInfo,
+    CallInfo,
     ClusterInfo,
     IpuofConfig,
     IpuofDevice,
@@ -47,7 +55,10 @@ from podrun.vipu.types import (
     Requirements,
     ReservationInfo,
     ServerVersion,
+    ServiceMetrics,
     SyncType,
+    UserInfo,
+    WatchedChange,
 )
 
 DEFAULT_HOST = "127.0.0.1"
@@ -55,6 +66,9 @@ DEFAULT_TIMEOUT_S = 120.0
 """PopRun's default --vipu-server-timeout."""
 QUEUE_POLL_S = 0.5
 """Between two questions about a queued request."""
+WATCH_PATIENCE_S = 30.0
+"""A watch that is broken is tried again for so long."""
+WATCH_AGAIN_S = 0.5
 ERROR_METADATA_KEY = "podrun-error-bin"
 """Trailing metadata with the error as JSON."""
 
@@ -63,7 +77,8 @@ class VipuClient:
     """A connection to a V-IPU service. ``timeout``: seconds each request may take. Not valid in a forked process.
 
     Every call proves who makes it (`podrun.core.access`). ``own``: the server has to prove to be the same user's; give
-    it wherever nobody has named the server.
+    it wherever nobody has named the server. ``account``: user and access key at a server with users of its own; by
+    default those of the environment.
     """
 
     def __init__(
@@ -73,18 +88,20 @@ class VipuClient:
         timeout: float = DEFAULT_TIMEOUT_S,
         *,
         own: bool = False,
+        account: tuple[str, str] = ("", ""),
     ) -> None:
         quiet_grpc()
         from podrun.protos import vipu_pb2, vipu_pb2_grpc
 
         self.host, self.port, self.timeout, self.own = host, port, timeout, own
         self._pb: Any = vipu_pb2
-        self._channel = open_channel(
+        channel = open_channel(
             f"{host}:{port}",
             (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 << 20)),
             make_token(environment(), runtime_directory()),
             own=own,
         )
+        self._channel = with_account(channel, account if any(account) else account_of(environment()))
         self._user: Any = vipu_pb2_grpc.UserServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._admin: Any = vipu_pb2_grpc.AdminServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -402,6 +419,60 @@ class VipuClient:
         self._call(
             self._admin.RestartAgent, self._pb.RestartAgentRequest(agent_id=agent, generation=generation)
         )
+
+    # --- users, and the service itself ----------------------------------------------------------------------
+
+    def create_user(
+        self, name: str, role: str = "user", allocations: Iterable[str] = (), *, may_inject: bool = False
+    ) -> str:
+        """Add a user of a server that was started with --secure; returns the access key, which is told only now."""
+        user = self._pb.User(user_id=name, role=role, allocation_ids=list(allocations), may_inject=may_inject)
+        reply = self._call(self._admin.CreateUser, self._pb.CreateUserRequest(user=user))
+        return str(reply.access_key)
+
+    def remove_user(self, name: str) -> None:
+        """Remove a user; its key is worth nothing from then on."""
+        self._call(self._admin.RemoveUser, self._pb.RemoveUserRequest(user_id=name))
+
+    def list_users(self) -> list[UserInfo]:
+        """The users, by name."""
+        reply = self._call(self._admin.ListUsers, self._pb.ListUsersRequest())
+        return [
+            UserInfo(u.user_id, u.role, tuple(u.allocation_ids), u.may_inject, u.created) for u in reply.users
+        ]
+
+    def service_metrics(self) -> ServiceMetrics:
+        """How the service itself is doing."""
+        reply = self._call(self._user.GetServiceMetrics, self._pb.GetServiceMetricsRequest())
+        calls = tuple(CallInfo(c.call, c.count, c.errors, c.seconds, tuple(c.within)) for c in reply.calls)
+        return ServiceMetrics(
+            *(tuple(reply.bounds), calls, reply.queued, reply.free_ipus, reply.largest_free, reply.watchers)
+        )
+
+    def watch(self, kinds: Iterable[str] = (), *, token: str = "") -> Iterator[WatchedChange]:
+        """What changes, without end: first what is there, then a change of kind ``synced``, then each change.
+
+        ``kinds``: ``partition``, ``machine``, ``incident``; none: all. ``token``: of the last change that was seen, to
+        go on after it. A connection that breaks is made anew and goes on so; raises ServiceError if no server answers
+        for `WATCH_PATIENCE_S`.
+        """
+        import grpc
+
+        quiet_since = time.monotonic()
+        while True:
+            try:
+                for event in self._user.Watch(self._pb.WatchRequest(resume_token=token, kinds=list(kinds))):
+                    token, quiet_since = event.resume_token, time.monotonic()
+                    value = json.loads(event.json) if event.json else None
+                    yield WatchedChange(token, event.kind, event.name, value, event.time)
+            except grpc.RpcError as error:
+                gone = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+                if not gone or time.monotonic() - quiet_since > WATCH_PATIENCE_S:
+                    raise self._translate(error) from None
+            else:
+                if time.monotonic() - quiet_since > WATCH_PATIENCE_S:
+                    return
+            time.sleep(WATCH_AGAIN_S)
 
     # --- inside ---------------------------------------------------------------------------------------------
 

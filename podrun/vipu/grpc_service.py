@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import socket
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from podrun.core.access import Gate, add_port, caller_of
+from podrun.core.access import caller_of
 from podrun.core.errors import (
     ConflictError,
     DeadlineError,
@@ -27,13 +25,16 @@ from podrun.core.errors import (
     UsageError,
     error_to_dict,
 )
-from podrun.core.identity import Caller
+from podrun.core.identity import Caller, user_name
+from podrun.core.telemetry import MachineReport
 from podrun.faults import parse_fault
 from podrun.protos import vipu_pb2 as messages
-from podrun.protos import vipu_pb2_grpc
 from podrun.vipu import events as ev
+from podrun.vipu.accounts import Account, AccountCaller, Accounts, Role, role_of
+from podrun.vipu.audit import AuditLog
 from podrun.vipu.client import ERROR_METADATA_KEY
-from podrun.vipu.rights import CallRoom, Sharing
+from podrun.vipu.event_log import BOUNDS_S, SYNCED, Change
+from podrun.vipu.rights import RIGHTS, CallRoom, Right, Sharing
 from podrun.vipu.types import AgentInfo, PartitionInfo, PartitionState, Requirements, SyncType
 from podrun.vipu.views import ViewCache
 
@@ -43,68 +44,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("podrun.vipu")
 pb: Any = messages
 
-HANDLER_THREADS = 16
-REQUEST_BYTES = 4 << 20
-"""Longest request: an allocation of all agents of the largest POD has a hundredth of it."""
+NOBODY = -2
+"""A user id that owns nothing."""
 MESSAGE_BYTES = 800
 """Longest error message or hint on the wire: gRPC drops an answer whose headers exceed 8 KiB."""
 
 
-def serve(
-    service: Service, host: str, port: int, token: str, sharing: Sharing | None = None
-) -> tuple[grpc.Server, int]:
-    """Listen for ``service``; returns the server and its port. ``token``: the secret that callers must prove to know
-    (`podrun.core.access`); ``sharing``: who else may call. Raises ConflictError if the port is taken."""
-    sharing = sharing or Sharing()
-    gate, room = Gate(token, shared=sharing.shared), CallRoom()
-    _refuse_taken(host, port)
-    server = grpc.server(
-        ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="podrun-vipu"),
-        options=(
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_receive_message_length", REQUEST_BYTES),
-            ("grpc.server_handshake_timeout_ms", 30_000),
-        ),
-        interceptors=gate.interceptors(),
-    )
-    vipu_pb2_grpc.add_UserServiceServicer_to_server(UserServicer(service, sharing, room), server)  # type: ignore[no-untyped-call]
-    vipu_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(service, sharing, room), server)  # type: ignore[no-untyped-call]
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        bound = add_port(server, address)
-    except RuntimeError as error:
-        raise _taken(host, port) from error
-    if not bound:
-        raise _taken(host, port)
-    gate.listens(host, bound)
-    server.start()
-    return server, bound
+@dataclass(slots=True)
+class FrontDesk:
+    """Who may call a server, and what of it is noted. ``sharing``: other users of the host; ``accounts``: users with
+    access keys, None without --secure; ``admin_port``: where calls for administrators alone are answered (0: a free
+    port), None: with all others."""
 
-
-def _refuse_taken(host: str, port: int) -> None:
-    """Check the port before gRPC does, which prints a trace of its own to the terminal."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise _taken(host, port) from error
-            raise UsageError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}",
-                hint="Name another: --host, --port.",
-            ) from error
-        except OverflowError as error:
-            raise UsageError(f"there is no port {port}", hint="Use --port 1 to 65535.") from error
-
-
-def _taken(host: str, port: int) -> ConflictError:
-    return ConflictError(
-        f"port {port} on {host} is taken by another program",
-        hint=f"Perhaps a server runs already: vipu -H {host} --api-port {port} --server-version. "
-        f"A server of another POD: vipu-server --cluster NAME --port {port + 1 if port < 65535 else port - 1}",
-    )
+    sharing: Sharing = field(default_factory=Sharing)
+    accounts: Accounts | None = None
+    audit: AuditLog = field(default_factory=lambda: AuditLog(None))
+    admin_port: int | None = None
+    room: CallRoom = field(default_factory=CallRoom)
 
 
 _STATUS: tuple[tuple[type[PodrunError], grpc.StatusCode], ...] = (
@@ -130,25 +86,36 @@ def _shortened(text: str) -> str:
     return text if len(data) <= MESSAGE_BYTES else f"{data[:MESSAGE_BYTES].decode(errors='ignore')}..."
 
 
+def _abort(context: grpc.ServicerContext, error: PodrunError) -> None:
+    """End a call with an error."""
+    message, hint = _shortened(error.message), _shortened(error.hint or "") or None
+    plain = {**error_to_dict(error), "message": message, "hint": hint}
+    context.set_trailing_metadata(((ERROR_METADATA_KEY, json.dumps(plain).encode()),))
+    context.abort(_status(error), message)
+
+
 def _answers(method: Callable[[Any, Any, Caller], Any]) -> Callable[[Any, Any, grpc.ServicerContext], Any]:
     """Make a gRPC handler from a method: it is called for those who may, with who calls; its errors become a status,
     with podrun's error in the metadata."""
 
+    name = method.__name__
+
     @wraps(method)
     def handler(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
+        begin, failed = time.perf_counter(), True
         try:
-            caller = caller_of(context)
-            self.check(caller, method.__name__, request)
-            with self.room.call(caller):
-                return self.answer(method.__name__, request, lambda: method(self, request, caller))
+            caller = self.admit(name, request, context)
+            with self.desk.room.call(caller), self.desk.audit.call(name, who(caller), request):
+                reply = self.answer(name, request, lambda: method(self, request, caller))
+            failed = False
+            return reply
         except PodrunError as error:
-            message, hint = _shortened(error.message), _shortened(error.hint or "") or None
-            plain = {**error_to_dict(error), "message": message, "hint": hint}
-            context.set_trailing_metadata(((ERROR_METADATA_KEY, json.dumps(plain).encode()),))
-            context.abort(_status(error), message)
+            _abort(context, error)
         except Exception as error:
-            log.exception("%s failed", method.__name__)
+            log.exception("%s failed", name)
             context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+        finally:
+            self.meter.note(name, time.perf_counter() - begin, failed=failed)
 
     return handler
 
@@ -156,11 +123,65 @@ def _answers(method: Callable[[Any, Any, Caller], Any]) -> Callable[[Any, Any, g
 class _Servicer:
     """What both services share: the service behind them, and who may ask it for what."""
 
-    def __init__(self, service: Service, sharing: Sharing, room: CallRoom | None = None) -> None:
-        self._service, self._sharing = service, sharing
+    def __init__(self, service: Service, desk: FrontDesk, admin: bool = True) -> None:
+        self._service, self.desk, self._admin = service, desk, admin
+        self._sharing, self.meter = desk.sharing, service.meter
         self._partitions: ViewCache[PartitionInfo, Any] = ViewCache()
         self._agents: ViewCache[AgentInfo, Any] = ViewCache()
-        self.room = room or CallRoom()
+
+    def admit(self, method: str, request: Any, context: grpc.ServicerContext) -> Caller:
+        """Who makes a call. Raises DeniedError, noted in the audit log, if the caller may not make it."""
+        caller = caller_of(context)
+        try:
+            if not self._admin and RIGHTS.get(method, Right.ADMIN) is Right.ADMIN:
+                raise DeniedError(
+                    f"{method} is answered at the port for administrators",
+                    hint=f"vipu-admin --api-port {self.desk.admin_port}",
+                )
+            if self.desk.accounts is None:
+                self.check(caller, method, request)
+                return caller
+            metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
+            account = self.desk.accounts.authenticate(metadata)
+            caller = AccountCaller(caller.uid, caller.own, account)
+            self._check_account(account, method, request)
+        except PodrunError as error:
+            self.desk.audit.refused(method, who(caller), request, error)
+            raise
+        return caller
+
+    def _check_account(self, account: Account, method: str, request: Any) -> None:
+        account.check(method, injects=bool(getattr(request, "faults", ())))
+        name = getattr(request, "partition_id", "")
+        allocation = self._service.allocation_of(name) if name and method != "CreatePartition" else None
+        if allocation:
+            account.check_allocation(method, allocation, name)
+        if method == "CreatePartition":
+            wanted = request.requirements.allocation_id
+            if wanted:
+                account.check_allocation(method, wanted, name)
+            elif len(account.allocations) == 1:
+                request.requirements.allocation_id = account.allocations[0]
+            elif account.allocations:
+                raise UsageError(
+                    f"{account.name} has several allocations: say which",
+                    hint=f"--allocation {account.allocations[0]} (or: {', '.join(account.allocations[1:])})",
+                )
+
+    def is_admin(self, caller: Caller) -> bool:
+        """Whether the caller may see and do what concerns the whole POD."""
+        if isinstance(caller, AccountCaller):
+            return caller.account.role.covers(Role.OPERATOR)
+        return self._sharing.is_admin(caller)
+
+    def sees(self, caller: Caller, allocation: str | None) -> bool:
+        """Whether the caller is told of partitions of an allocation."""
+        account = caller.account if isinstance(caller, AccountCaller) else None
+        return account is None or not allocation or account.may_use(allocation)
+
+    def sees_all(self, caller: Caller) -> bool:
+        """Whether the caller is told of all partitions."""
+        return not isinstance(caller, AccountCaller) or not caller.account.allocations
 
     def check(self, caller: Caller, method: str, request: Any) -> None:
         """Raise DeniedError if the caller may not make this call."""
@@ -180,7 +201,7 @@ class _Servicer:
 
 
 class UserServicer(_Servicer):
-    """podrun.vipu.UserService."""
+    """podrun.vipu.v1.UserService."""
 
     @_answers
     def GetServerVersion(self, request: Any, caller: Caller) -> Any:
@@ -212,7 +233,7 @@ class UserServicer(_Servicer):
                 f"there is no sync type {needs.sync_type}",
                 hint=f"There are: {', '.join(pb.SyncType.keys())}.",
             ) from error
-        if request.priority > 0 and not self._sharing.is_admin(caller):
+        if request.priority > 0 and not self.is_admin(caller):
             raise DeniedError(
                 f"priority {request.priority} is for administrators of this server", hint="Use 0 or less."
             )
@@ -246,7 +267,10 @@ class UserServicer(_Servicer):
         messages = self._partitions.all(
             (info.name, info, partial(_partition, info)) for info in self._service.partitions()
         )
-        return pb.ListPartitionsResponse(partitions=messages)
+        seen = (
+            messages if self.sees_all(caller) else [m for m in messages if self.sees(caller, m.allocation_id)]
+        )
+        return pb.ListPartitionsResponse(partitions=seen)
 
     @_answers
     def GetPartitionStatus(self, request: Any, caller: Caller) -> Any:
@@ -319,11 +343,62 @@ class UserServicer(_Servicer):
     def ListMachineReports(self, request: Any, caller: Caller) -> Any:
         owners = self._service.owners()
         reports = [
-            self._sharing.visible(caller, report, owners.get(report.partition))
+            self._visible(caller, report, owners.get(report.partition))
             for report in self._service.machine_reports(request.partition_id)
         ]
         return pb.ListMachineReportsResponse(
             reports_json=[json.dumps(report.to_json_dict()) for report in reports]
+        )
+
+    def _visible(self, caller: Caller, report: MachineReport, owner: int | None) -> MachineReport:
+        """A machine's report as the caller may see it."""
+        if self.sees_all(caller):
+            return self._sharing.visible(caller, report, owner)
+        if self.sees(caller, self._service.allocation_of(report.partition) if report.partition else None):
+            return report
+        return Sharing(shared=True).visible(Caller(NOBODY, own=False), report, owner)
+
+    def Watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        """The stream of changes."""
+        try:
+            caller = self.admit("Watch", request, context)
+            log_ = self._service.events
+            for change in log_.watch(request.resume_token, request.kinds, context.is_active):
+                if not self._told(caller, change):
+                    continue
+                yield pb.WatchEvent(
+                    resume_token=log_.token(change),
+                    kind=change.kind,
+                    name=change.name,
+                    removed=change.kind != SYNCED and not change.text,
+                    json=change.text,
+                    time=change.time,
+                )
+        except PodrunError as error:
+            _abort(context, error)
+
+    def _told(self, caller: Caller, change: Change) -> bool:
+        """Whether the caller is told of a change."""
+        if self.sees_all(caller) or change.kind not in ("partition", "incident") or not change.text:
+            return True
+        told = json.loads(change.text)
+        allocation = told.get("allocation") or self._service.allocation_of(change.name)
+        return self.sees(caller, allocation)
+
+    @_answers
+    def GetServiceMetrics(self, request: Any, caller: Caller) -> Any:
+        queued, free, largest = self._service.room()
+        calls = [
+            pb.CallMetrics(call=name, count=f.count, errors=f.errors, seconds=f.seconds, within=f.within)
+            for name, f in self.meter.all()
+        ]
+        return pb.GetServiceMetricsResponse(
+            bounds=BOUNDS_S,
+            calls=calls,
+            queued=queued,
+            free_ipus=free,
+            largest_free=largest,
+            watchers=self._service.events.watchers,
         )
 
     @_answers
@@ -333,7 +408,7 @@ class UserServicer(_Servicer):
 
 
 class AdminServicer(_Servicer):
-    """podrun.vipu.AdminService."""
+    """podrun.vipu.v1.AdminService."""
 
     @_answers
     def ListAgents(self, request: Any, caller: Caller) -> Any:
@@ -341,7 +416,7 @@ class AdminServicer(_Servicer):
             (info.agent_id, info, partial(_agent, info)) for info in self._service.agents()
         )
         reply = pb.ListAgentsResponse(agents=messages)
-        if not self._sharing.is_admin(caller):
+        if not self.is_admin(caller):
             for agent in reply.agents:
                 agent.ClearField("endpoints")
         return reply
@@ -401,6 +476,46 @@ class AdminServicer(_Servicer):
             return pb.InjectFaultsResponse(cancelled=gone)
         self._service.inject_faults(request.partition_id, [parse_fault(text) for text in request.faults])
         return pb.InjectFaultsResponse()
+
+    @_answers
+    def CreateUser(self, request: Any, caller: Caller) -> Any:
+        user = request.user
+        for allocation in user.allocation_ids:
+            self._service.check_allocation(allocation)
+        account = Account(user.user_id, role_of(user.role), tuple(user.allocation_ids), user.may_inject)
+        return pb.CreateUserResponse(access_key=self._accounts().create(account))
+
+    @_answers
+    def RemoveUser(self, request: Any, caller: Caller) -> Any:
+        self._accounts().remove(request.user_id)
+        return pb.RemoveUserResponse()
+
+    @_answers
+    def ListUsers(self, request: Any, caller: Caller) -> Any:
+        users = [
+            pb.User(
+                user_id=account.name,
+                role=account.role.value,
+                allocation_ids=account.allocations,
+                may_inject=account.may_inject,
+                created=account.created,
+            )
+            for account in self._accounts().all()
+        ]
+        return pb.ListUsersResponse(users=users)
+
+    def _accounts(self) -> Accounts:
+        if self.desk.accounts is None:
+            raise ConflictError(
+                "this server has no users: it was started without --secure",
+                hint="Allocations divide the agents without users: vipu-admin create allocation NAME",
+            )
+        return self.desk.accounts
+
+
+def who(caller: Caller) -> str:
+    """A caller's name in the audit log."""
+    return caller.account.name if isinstance(caller, AccountCaller) else user_name(caller.uid)
 
 
 def _agent(info: AgentInfo) -> Any:

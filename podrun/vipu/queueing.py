@@ -211,6 +211,14 @@ def _possible_at_all(draft: Allocator, needs: Requirements) -> None:
     )
 
 
+def free_ipus(draft: Allocator) -> Flags:
+    """The IPUs that no partition holds, on agents in service."""
+    free = np.zeros(draft.cluster.ipu_count, bool)
+    for allocation in draft.allocations.values():
+        free |= draft.table.of_allocation(allocation, draft.unavailable())
+    return free & ~draft.table.taken
+
+
 # --- explanations -----------------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,8 @@ RIGHTS: Mapping[str, Right] = {
     "ListAllocations": Right.ANYBODY,
     "ListQueue": Right.ANYBODY,
     "ListReservations": Right.ANYBODY,
+    "Watch": Right.ANYBODY,
+    "GetServiceMetrics": Right.ANYBODY,
     "ListMachineReports": Right.ANYBODY,  # what concerns partitions of others is left out
     "ListAgents": Right.ANYBODY,  # without the addresses of machines
     "ResetPartition": Right.OWNER,
@@ -61,6 +63,9 @@ RIGHTS: Mapping[str, Right] = {
     "RemoveAllocation": Right.ADMIN,
     "PowerCycleAgent": Right.ADMIN,
     "RestartAgent": Right.ADMIN,
+    "CreateUser": Right.ADMIN,
+    "RemoveUser": Right.ADMIN,
+    "ListUsers": Right.ADMIN,
 }
 """Of each call by name; one that is not here is for administrators."""
 

@@ -14,6 +14,7 @@ longer current when its turn comes is skipped.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import os
@@ -24,7 +25,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from podrun import __version__
 from podrun.core.access import make_token, quiet_grpc
@@ -36,15 +37,15 @@ from podrun.faults import FaultSpec, parse_fault, partition_links, validate
 from podrun.vipu import events as ev
 from podrun.vipu.allocator import Allocator
 from podrun.vipu.endpoint_watch import HEARTBEAT_S, ROUND_S, Rounds, SignsOfLife, steady_clock
+from podrun.vipu.event_log import CallMeter, EventLog
 from podrun.vipu.events import Partition
-from podrun.vipu.ipu_placement import routing_of
+from podrun.vipu.ipu_placement import largest_place, routing_of
 from podrun.vipu.machine_pool import MachinePool, MachineUse
 from podrun.vipu.operations import bring_up, on_machines, take_over, work_on_agent
-from podrun.vipu.queueing import explain
+from podrun.vipu.queueing import explain, free_ipus
 from podrun.vipu.reports import Reporter, refuse_in_use
 from podrun.vipu.request_faults import RequestFaults, of_service
-from podrun.vipu.requirements import complete_requirements
-from podrun.vipu.rights import Sharing
+from podrun.vipu.requirements import complete_requirements, unknown_name
 from podrun.vipu.store import Store, Superseded
 from podrun.vipu.types import (
     AgentInfo,
@@ -56,6 +57,8 @@ from podrun.vipu.types import (
     Requirements,
     ReservationInfo,
     ServerVersion,
+    agent_json,
+    partition_json,
 )
 from podrun.vipu.views import (
     IDLE_AGENT,
@@ -63,11 +66,15 @@ from podrun.vipu.views import (
     ViewCache,
     agent_info,
     agent_state,
+    changes_told,
     ipuof_config,
     partition_info,
     queue_info,
     queued_info,
 )
+
+if TYPE_CHECKING:
+    from podrun.vipu.grpc_service import FrontDesk
 
 log = logging.getLogger("podrun.vipu")
 
@@ -115,6 +122,8 @@ class Service:
         self.request_faults = RequestFaults()
         self._reporter = Reporter(cluster, machine_pool)
         self._server: Any = None
+        self.events, self.meter = EventLog(self._all_there_is, self._clock), CallMeter()
+        self._told_agents: dict[str, AgentInfo] = {}
         self._stopping = threading.Event()
         self.on_superseded: Callable[[], None] = lambda: None
         self._address = ("", 0)
@@ -126,17 +135,17 @@ class Service:
         host: str = "127.0.0.1",
         port: int = 8090,
         token: str | None = None,
-        sharing: Sharing | None = None,
+        desk: FrontDesk | None = None,
     ) -> int:
         """Listen; returns the port (a free one if ``port`` is 0). ``token``: the secret that callers must prove to know
-        (`podrun.core.access`), by default this user's; ``sharing``: who else may call. Raises ConflictError if the port
-        is taken."""
+        (`podrun.core.access`), by default this user's; ``desk``: who else may call, and what for. Raises ConflictError
+        if the port is taken."""
         quiet_grpc()
-        from podrun.vipu.grpc_service import serve
+        from podrun.vipu.grpc_listen import serve
 
         secret = token or make_token(environment(), runtime_directory())
         with self._lock:  # Requests wait until it is known which machines are up.
-            self._server, bound = serve(self, host, port, secret, sharing)
+            self._server, bound = serve(self, host, port, secret, desk)
             self._address = (host, bound)
             self.pool.open(self._machine_lost, self._lease)
             instructions = self._take_over()
@@ -165,6 +174,7 @@ class Service:
         """Stop listening, end all machines (or leave them for the next server), close the store. Partitions stay in the
         store. Idempotent."""
         self._stopping.set()
+        self.events.close()
         for rounds in self._rounds:
             rounds.stop()
         if self._server is not None:
@@ -372,6 +382,7 @@ class Service:
                 self.handle(ev.LeaveQueue(name))
         if waiting or timed or due:
             self.handle(ev.Tick(self._clock()))
+        self._tell_of_agents()
 
     def _ask_machines(self) -> None:
         """A heartbeat: which machines answer."""
@@ -434,9 +445,56 @@ class Service:
             self._allocator.apply(decision)
             for name, partition in decision.change.partitions.items():
                 log.info("partition %s: %s", name, partition.story[-1] if partition else "removed")
+            self._tell(decision.change)
             for instruction in decision.instructions:
                 self._carry_out(instruction)
             return decision.instructions
+
+    def _tell(self, change: ev.StateChange) -> None:
+        """Tell those who watch."""
+        for kind, name, text in changes_told(self.cluster, change, self._clock()):
+            self.events.add(kind, name, text)
+
+    def _tell_of_agents(self) -> None:
+        """Tell those who watch which agents have changed."""
+        if not self.events.watchers:
+            return
+        infos = {info.agent_id: info for info in self.agents()}
+        told, self._told_agents = self._told_agents, infos
+        for name, info in infos.items():
+            if told and told.get(name) != info:
+                self.events.add("machine", name, json.dumps(agent_json(info)))
+
+    def _all_there_is(self) -> list[tuple[str, str, str]]:
+        """For those who begin to watch."""
+        with self._lock:
+            waiting = [queued_info(self.cluster, entry) for entry in self._allocator.queue.values()]
+        partitions = [
+            ("partition", p.name, json.dumps(partition_json(p))) for p in [*self.partitions(), *waiting]
+        ]
+        self._told_agents = {info.agent_id: info for info in self.agents()}
+        return partitions + [
+            ("machine", name, json.dumps(agent_json(info))) for name, info in self._told_agents.items()
+        ]
+
+    def room(self) -> tuple[int, int, int]:
+        """Queued requests, free IPUs on agents in service, and IPUs of the largest partition possible now."""
+        with self._lock:
+            free = free_ipus(self._allocator)
+            return len(self._allocator.queue), int(free.sum()), largest_place(self.cluster, free)
+
+    def check_allocation(self, name: str) -> None:
+        """Raise NotFoundError unless there is an allocation of that name."""
+        with self._lock:
+            if name not in self._allocator.allocations:
+                known = self._allocator.allocations
+                raise unknown_name("allocation", name, known, "vipu-admin create allocation NAME")
+
+    def allocation_of(self, name: str) -> str | None:
+        """The allocation of a partition, or that a queued request names; None if there is neither."""
+        with self._lock:
+            partition, entry = self._allocator.partitions.get(name), self._allocator.queue.get(name)
+            return partition.allocation if partition else entry.needs.allocation if entry else None
 
     def _commit(self, change: ev.StateChange) -> None:
         try:

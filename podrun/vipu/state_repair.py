@@ -45,6 +45,7 @@ class StateRows:
     allocations: tuple[Row, ...] | None = None
     lost: tuple[str, ...] = ()
     plans: tuple[Row, ...] = ()
+    users: tuple[Row, ...] = ()
     unreadable: tuple[str, ...] = ()
 
 
@@ -101,7 +102,8 @@ def diagnose(cluster: Cluster, rows: StateRows) -> StateDiagnosis:
     plans = Plans(
         tuple(core.maintenance.values()), tuple(core.queue.values()), tuple(core.reservations.values())
     )
-    kept = StoredState(tuple(core.partitions.values()), allocations, frozenset(core.lost), plans)
+    users = {str(name): str(data) for name, data in rows.users}
+    kept = StoredState(tuple(core.partitions.values()), allocations, frozenset(core.lost), plans, users)
     pod = rows.pod or {}
     return StateDiagnosis(tuple(problems), kept, Lease(str(pod.get("uid", "")), int(pod.get("epoch", 0))))
 
@@ -223,6 +225,7 @@ def read_rows(path: Path) -> StateRows:
             tuple(ask("SELECT name, agents FROM allocations ORDER BY position")) if own else None,
             tuple(str(row[0]) for row in ask("SELECT agent FROM lost")),
             tuple(ask("SELECT kind, name, data FROM plans")) if number > 3 else (),
+            tuple(ask("SELECT name, data FROM users")) if number > 4 else (),
             tuple(unreadable),
         )
 

@@ -17,7 +17,7 @@ import socket
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,9 @@ from podrun.vipu.machine_pool import Lease
 from podrun.vipu.requirements import validate_state
 from podrun.vipu.types import PartitionState, Requirements, SyncType
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 _PLANS = "CREATE TABLE plans (kind TEXT NOT NULL, name TEXT NOT NULL, data TEXT NOT NULL, PRIMARY KEY (kind, name))"
+_USERS = "CREATE TABLE users (name TEXT PRIMARY KEY, data TEXT NOT NULL)"
 MIGRATIONS = {
     1: ("ALTER TABLE pod ADD COLUMN fingerprint TEXT NOT NULL DEFAULT ''",),
     2: (
@@ -41,6 +42,7 @@ MIGRATIONS = {
         "ALTER TABLE pod ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0",
     ),
     3: (_PLANS,),
+    4: (_USERS,),
 }
 """What makes a file of a schema version one of the next."""
 
@@ -62,12 +64,14 @@ PLAN_KINDS: tuple[tuple[str, type], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """What a store holds. ``allocations`` None: those of the POD's description were never changed."""
+    """What a store holds. ``allocations`` None: those of the POD's description were never changed. ``users``: the
+    record of each user of a server started with --secure, by name."""
 
     partitions: tuple[Partition, ...]
     allocations: tuple[Allocation, ...] | None
     lost: frozenset[str]
     plans: Plans = NO_PLANS
+    users: Mapping[str, str] = field(default_factory=dict)
 
 
 class Superseded(ConflictError):
@@ -189,6 +193,20 @@ class Store:
         with self._committing():
             row = (fingerprint_of(cluster), lease.pod, lease.epoch)
             self._db.execute("UPDATE pod SET fingerprint = ?, uid = ?, epoch = ?", row)
+            self._db.executemany("INSERT INTO users VALUES (?, ?)", state.users.items())
+
+    def users(self) -> dict[str, str]:
+        """The record of each user, by name."""
+        with self._guard:
+            return {str(n): str(data) for n, data in self._db.execute("SELECT name, data FROM users")}
+
+    def put_user(self, name: str, data: str | None) -> None:
+        """Store a user's record; None removes it. Raises ServiceError if it cannot be stored."""
+        with self._committing():
+            self._check_lead()
+            self._db.execute("DELETE FROM users WHERE name = ?", (name,))
+            if data is not None:
+                self._db.execute("INSERT INTO users VALUES (?, ?)", (name, data))
 
     @property
     def uid(self) -> str:
@@ -376,7 +394,7 @@ def _create(path: Path, cluster: str) -> None:
 
 def _make_tables(db: sqlite3.Connection, cluster: str) -> None:
     db.execute("BEGIN")
-    for statement in (*_TABLES.strip().split(";\n"), _PLANS):
+    for statement in (*_TABLES.strip().split(";\n"), _PLANS, _USERS):
         db.execute(statement)
     db.execute("INSERT INTO pod (name) VALUES (?)", (cluster,))
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

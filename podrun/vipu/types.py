@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import UsageError
@@ -234,3 +234,83 @@ class ServerVersion:
     host: str
     port: int
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class UserInfo:
+    """A user of a server that was started with --secure. ``allocations``: whose partitions it may use; empty: all."""
+
+    name: str
+    role: str
+    allocations: tuple[str, ...] = ()
+    may_inject: bool = False
+    created: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallInfo:
+    """Calls of one name: how many, with an error, seconds in all, and how many within each bound."""
+
+    name: str
+    count: int
+    errors: int
+    seconds: float
+    within: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceMetrics:
+    """How the service is doing. ``bounds`` in seconds; ``largest_free``: IPUs of the largest partition possible now."""
+
+    bounds: tuple[float, ...]
+    calls: tuple[CallInfo, ...]
+    queued: int
+    free_ipus: int
+    largest_free: int
+    watchers: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedChange:
+    """A partition, machine or incident as it is from now on. ``value``: as --format json has it; None: it is gone, or
+    the kind is ``synced``. ``token``: to go on after it."""
+
+    token: str
+    kind: str
+    name: str
+    value: dict[str, Any] | None
+    time: float
+
+
+# --- as JSON, for --format json and for those who watch ---------------------------------------------------------
+
+
+def partition_json(info: PartitionInfo) -> dict[str, Any]:
+    """A partition for --format json."""
+    plain = asdict(info)
+    return {
+        **plain,
+        "state": info.state.name,
+        "sync_type": info.sync_type.value,
+        "agents": list(info.agents),
+        "error": info.error or None,
+    }
+
+
+def agent_json(info: AgentInfo) -> dict[str, Any]:
+    """An agent for --format json."""
+    return {
+        "id": info.agent_id,
+        "host": info.host,
+        "port": info.port,
+        "serial": info.serial,
+        "state": info.state.name,
+        "health": info.health,
+        "stale_seconds": info.stale_seconds,
+        "reason": info.reason or None,
+        "deadline_s": info.deadline or None,
+        "ild": info.ild,
+        "num_ipus": info.num_ipus,
+        "partitions": list(info.partitions),
+        "endpoints": list(info.endpoints),
+    }

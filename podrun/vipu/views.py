@@ -5,12 +5,13 @@ Pure, from the POD's description, the allocator's `Partition` and the addresses 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from podrun.core.cluster import Agent, Cluster, ipu_number
 from podrun.core.errors import UsageError
-from podrun.vipu.events import Maintenance, Partition, Queued
+from podrun.vipu.events import Maintenance, Partition, Queued, StateChange
 from podrun.vipu.ipu_placement import routing_of
 from podrun.vipu.machine_pool import MachineUse
 from podrun.vipu.queueing import Explanation
@@ -23,6 +24,7 @@ from podrun.vipu.types import (
     PartitionInfo,
     PartitionState,
     QueueInfo,
+    partition_json,
 )
 
 Source = TypeVar("Source")
@@ -208,3 +210,20 @@ def _attributes(cluster: Cluster, partition: Partition, gcd: int) -> dict[str, s
         "Auto Reset": str(partition.auto_reset).lower(),
         "Error": partition.error,
     }
+
+
+def changes_told(cluster: Cluster, change: StateChange, now: float) -> Iterator[tuple[str, str, str]]:
+    """A change of state as those who watch are told: kind, name, JSON (empty for what is gone)."""
+    for name, partition in change.partitions.items():
+        text = ""
+        if partition is not None:
+            text = json.dumps(partition_json(partition_info(cluster, partition)))
+            if partition.state is PartitionState.ERROR:
+                told = {"partition": name, "allocation": partition.allocation, "error": partition.error}
+                yield "incident", name, json.dumps({**told, "time_s": now})
+        yield "partition", name, text
+    for name, entry in change.queue.items():
+        if entry is not None:
+            yield "partition", name, json.dumps(partition_json(queued_info(cluster, entry)))
+        elif name not in change.partitions:
+            yield "partition", name, ""

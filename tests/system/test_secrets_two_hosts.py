@@ -52,7 +52,7 @@ from podrun.core import identity
 from podrun.core.access import PROOF_KEY
 from podrun.core.errors import PodrunError
 service, machine, token, secrets = json.loads(sys.argv[1])
-calls = {service: "/podrun.vipu.UserService/ListPartitions", machine: "/podrun.ipuof.MachineControl/Telemetry"}
+calls = {service: "/podrun.vipu.v1.UserService/ListPartitions", machine: "/podrun.ipuof.MachineControl/Telemetry"}
 
 def ask(where, proof):
     with grpc.insecure_channel(where) as channel:

@@ -14,7 +14,10 @@ from podrun.core.errors import ServiceError
 from podrun.core.telemetry import AttachedProcess, IpuReport, MachineReport
 from podrun.faults import FaultSpec
 from podrun.vipu import events as ev
+from podrun.vipu.accounts import Accounts
+from podrun.vipu.audit import AuditLog
 from podrun.vipu.client import VipuClient
+from podrun.vipu.grpc_service import FrontDesk
 from podrun.vipu.machine_pool import BasePool, _LeftMachine
 from podrun.vipu.service import Service
 from podrun.vipu.store import Store
@@ -168,13 +171,18 @@ class Pod:
         *,
         keep_spares: bool = False,
         left: Sequence[FakeMachine] | None = None,
+        secure: bool = False,
+        audit: Path | None = None,
+        admin_port: int | None = None,
     ) -> None:
         self.cluster = load_cluster(name)
         self.pool = FakePool(self.cluster, keep_spares=keep_spares, left=left)
         self.service = CheckedService(
             self.cluster, Store(state, name), self.pool, clock=lambda: 1_700_000_000.0
         )
-        self.port = self.service.start("127.0.0.1", 0)
+        accounts = Accounts(self.service.store) if secure else None
+        self.desk = FrontDesk(accounts=accounts, audit=AuditLog(audit), admin_port=admin_port)
+        self.port = self.service.start("127.0.0.1", 0, desk=self.desk)
         self.client = VipuClient("127.0.0.1", self.port, timeout=20)
 
     def stop(self, *, leave_machines: bool = False) -> None:

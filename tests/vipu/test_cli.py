@@ -227,11 +227,11 @@ def test_bad_input_is_explained_with_exit_code_two(shell: Shell, line: str, word
     [
         ("create partition p --size 4 --routing ring", "podrun does not have --routing"),
         ("create partition p --size 4 --index 1", "podrun does not have --index"),
-        ("create user bob", "create user\nhint: The server knows no users"),
+        ("create user bob", "this server has no users: it was started without --secure"),
         ("create agents ipum9", "create agents\nhint: Agents and"),
         ("create cluster c1", "vipu-server --cluster FILE"),
         ("discover agent", "vipu-admin list agents"),
-        ("remove agents x", "Commands: allocation, partition, reservation."),
+        ("remove agents x", "Commands: allocation, partition, reservation, user."),
     ],
 )
 def test_commands_and_options_that_podrun_lacks_are_refused_by_name(

@@ -127,7 +127,7 @@ def test_an_oversized_request_is_refused(raw: Raw) -> None:
 @given(
     method=st.sampled_from(
         [
-            f"/podrun.vipu.{service}/{method.name}"
+            f"/podrun.vipu.v1.{service}/{method.name}"
             for service, found in pb.DESCRIPTOR.services_by_name.items()
             for method in found.methods
         ]

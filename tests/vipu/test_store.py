@@ -251,6 +251,7 @@ TABLES_OF = {
     3: "CREATE TABLE pod (name TEXT NOT NULL, own_allocations INTEGER NOT NULL DEFAULT 0, "
     "fingerprint TEXT NOT NULL DEFAULT '', uid TEXT NOT NULL DEFAULT '', epoch INTEGER NOT NULL DEFAULT 0)",
 }
+TABLES_OF[4] = TABLES_OF[3]
 """The table that changed, as each earlier schema had it."""
 
 
@@ -265,6 +266,8 @@ def test_a_state_file_of_an_earlier_schema_goes_on(
         db.execute(
             "CREATE TABLE allocations (position INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, agents TEXT NOT NULL)"
         )
+        if version > 3:
+            db.execute("CREATE TABLE plans (kind TEXT NOT NULL, name TEXT NOT NULL, data TEXT NOT NULL)")
         db.execute("CREATE TABLE lost (agent TEXT PRIMARY KEY)")
         db.execute("INSERT INTO pod (name) VALUES ('pod16')")
         db.execute("INSERT INTO partitions VALUES ('p', ?)", (ROW,))

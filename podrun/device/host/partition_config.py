@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import grpc
 
-from podrun.core.access import OWN_SERVER, make_token, open_channel, why_unreachable
+from podrun.core.access import OWN_SERVER, account_of, make_token, open_channel, why_unreachable, with_account
 from podrun.core.environment import runtime_directory
 from podrun.core.errors import NotFoundError, ServiceError, UsageError
 from podrun.core.layout import IpuRange
@@ -47,7 +47,7 @@ def connect_partition(environ: Mapping[str, str]) -> PortConnection:
     token, own = make_token(environ, runtime_directory(environ)), environ.get(OWN_SERVER) == "1"
     end = time.monotonic() + timeout
     with open_channel(where, wire.CHANNEL_OPTIONS, token, own=own) as channel:
-        stub = vipu_pb2_grpc.UserServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = vipu_pb2_grpc.UserServiceStub(with_account(channel, account_of(environ)))  # type: ignore[no-untyped-call]
 
         def ask(number: int) -> vipu_pb2.PartitionConfig:
             request = vipu_pb2.GetPartitionIpuofConfigRequest(
