@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: docs pictures demo test test-rooms test-front test-processes test-all stress check format proto clean
+.PHONY: docs pictures demo test test-rooms test-front test-processes test-slurm test-all stress check format proto clean
 
 demo: $(STAMP)
 	$(BIN)/podrun --num-replicas 16 examples/digits/train.py
@@ -41,6 +41,10 @@ MINUTES ?= 10
 
 stress: $(STAMP)
 	$(BIN)/python -m tests.stress.convolutions --minutes $(MINUTES)
+
+# Prolog and epilog against a real Slurm of this host: apt-get install slurmctld slurmd slurm-client munge; as root.
+test-slurm: $(STAMP)
+	$(BIN)/pytest -m "" tests/slurm
 
 test-all: $(STAMP)
 	$(BIN)/pytest -m ""

@@ -34,6 +34,8 @@ TABLE = {
     "UserService.ListAllocations": ANYBODY,
     "UserService.ListMachineReports": ANYBODY,
     "UserService.ResetIpus": OWNER,
+    "UserService.Watch": ANYBODY,
+    "UserService.GetServiceMetrics": ANYBODY,
     "AdminService.ListAgents": ANYBODY,
     "AdminService.SetMaintenance": ADMIN,
     "AdminService.EndMaintenance": ADMIN,
@@ -44,6 +46,9 @@ TABLE = {
     "AdminService.PowerCycleAgent": ADMIN,
     "AdminService.RestartAgent": ADMIN,
     "AdminService.InjectFaults": OWNER,
+    "AdminService.CreateUser": ADMIN,
+    "AdminService.RemoveUser": ADMIN,
+    "AdminService.ListUsers": ADMIN,
     "Ipuof.Session": OWNER,
     "Ipuof.JoinGroup": SELF,
     "MachineControl.Lead": SELF,
@@ -71,6 +76,8 @@ class Call:
     path: str
     request: bytes
     streams: bool
+    endless: bool = False
+    """Its replies have no end."""
 
     @property
     def of_machine(self) -> bool:
@@ -98,7 +105,11 @@ def _call(messages: Any, service: Any, method: Any) -> Call:
         request.attach.job.count = request.attach.owned.count = 4
     path = f"/{service.full_name}/{method.name}"
     return Call(
-        f"{service.name}.{method.name}", path, request.SerializeToString(), bool(method.client_streaming)
+        f"{service.name}.{method.name}",
+        path,
+        request.SerializeToString(),
+        bool(method.client_streaming),
+        bool(method.server_streaming and not method.client_streaming),
     )
 
 
@@ -112,6 +123,11 @@ def answer(channel: Any, call: Call, metadata: Any = ()) -> str:
                 iter([call.request]), timeout=20, metadata=metadata
             ):
                 return "DENIED" if b"another user" in reply else "OK"
+            return "OK"
+        if call.endless:
+            replies = channel.unary_stream(call.path)(call.request, timeout=20, metadata=metadata)
+            next(replies)
+            replies.cancel()
             return "OK"
         channel.unary_unary(call.path)(call.request, timeout=20, metadata=metadata)
     except grpc.RpcError as error:
