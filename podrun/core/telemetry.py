@@ -111,6 +111,9 @@ class MachineReport:
     """Faults that have still to strike (`podrun.faults.parse_fault` reads them)."""
     struck_faults: tuple[Mapping[str, Any], ...] = ()
     """Faults that struck, oldest first: ``fault``, ``job``, ``batch``, ``time_s`` (since 1970)."""
+    control_events: tuple[Mapping[str, Any], ...] = ()
+    """In the report of a partition's first machine: requests that changed the partition and machines that were lost,
+    oldest first: ``did``, ``what``, ``time_s`` (since 1970)."""
     stale_seconds: float | None = None
     """Age of what the report says, if the machine does not answer: the rest is from its last answer. None: it is new,
     or the machine never answered."""
@@ -137,6 +140,7 @@ class MachineReport:
             versions = dict(data.get("versions", {}))
             struck = tuple(dict(entry) for entry in data.get("struck_faults", ()))
             known = {**_known(cls, data), "versions": versions, "ipus": ipus}
+            known["control_events"] = tuple(dict(entry) for entry in data.get("control_events", ()))
             return cls(**known | {"planned_faults": planned, "struck_faults": struck})
         except (TypeError, AttributeError) as error:
             raise ServiceError(
@@ -150,6 +154,7 @@ def _plain(report: MachineReport) -> dict[str, Any]:
     plain["versions"] = dict(report.versions)
     plain["planned_faults"] = list(report.planned_faults)
     plain["struck_faults"] = [dict(entry) for entry in report.struck_faults]
+    plain["control_events"] = [dict(entry) for entry in report.control_events]
     plain["ipus"] = [{**ipu, "links_down": list(ipu["links_down"])} for ipu in plain["ipus"]]
     return plain
 

@@ -82,6 +82,7 @@ class _Launch:
         self._program_environment: Mapping[str, str] = {}
         """Tells instances of this host which faults strike in them."""
         self.started = time.monotonic()
+        self._began = time.time()
         self._undo = contextlib.ExitStack()
         self._stopping = Stopping(self._on_signal)
 
@@ -122,7 +123,7 @@ class _Launch:
             from podrun.launcher.recording import LaunchRecording
 
             self.recording = LaunchRecording(
-                Path(residue.cache_directory()), self.spec.record, self.spec.header
+                Path(residue.cache_directory()), self.spec.record, self.spec.header, self._began
             )
         repairs = None
         if self.session is not None and self.spec.restarts is not None:
@@ -173,7 +174,8 @@ class _Launch:
             self.recording.ended(outcome.failed)
         self.recording.note("end", code=code)
         try:
-            lines = self.recording.finish(self._left).lines
+            control = () if self.session is None else self.session.control_events()
+            lines = self.recording.finish(self._left, control).lines
         except PodrunError as error:
             self.log.write(error_text(error))
             return

@@ -334,6 +334,15 @@ class PartitionSession:
             self.log.debug(f"no machine reports: {error.message}")
             return []
 
+    def control_events(self) -> tuple[Mapping[str, Any], ...]:
+        """What was done to the partition, for the record; nothing if the server does not answer."""
+        try:
+            reports = self.client.machine_reports(self.name)
+        except PodrunError as error:
+            self.log.debug(f"no control events: {error.message}")
+            return ()
+        return tuple(event for report in reports for event in report.control_events)
+
     def _answers(self) -> list[MachineReport]:
         return answers(lambda: self.client.machine_reports(self.name), self.pause)
 

@@ -343,7 +343,6 @@ def _faults(values: Mapping[str, Any], context: LaunchContext, layout: LaunchLay
         FaultTarget,
         parse_fault,
         parse_faults,
-        read_plan,
         simulated_soc_errors,
         validate,
     )
@@ -351,7 +350,7 @@ def _faults(values: Mapping[str, Any], context: LaunchContext, layout: LaunchLay
     specs = (*parse_faults(environ.get(VARIABLE, "")), *map(parse_fault, texts))
     specs += simulated_soc_errors(environ)
     if path:
-        specs += read_plan(Path(context.directory, path))
+        specs += _plan_or_record(Path(context.directory, path))
     twice = next((spec for number, spec in enumerate(specs) if spec in specs[:number]), None)
     if twice is not None:
         raise UsageError(
@@ -360,6 +359,28 @@ def _faults(values: Mapping[str, Any], context: LaunchContext, layout: LaunchLay
     links = (FaultTarget.LINK, FaultTarget.GW_LINK)
     validate([s for s in specs if s.target not in links], ipus=layout.ipus, instances=layout.instances)
     return tuple(dataclasses.replace(spec, relative=False) for spec in specs)
+
+
+def begins_with(path: Path, data: bytes) -> bool:
+    """True iff a regular file begins with some bytes."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(data)) == data
+    except OSError:
+        return False
+
+
+def _plan_or_record(path: Path) -> tuple[FaultSpec, ...]:
+    """The faults of a plan; of a record (``podrun --record``) those that struck in its launch."""
+    from podrun.faults import parse_fault, read_plan
+    from podrun.record.events import FIRST_BYTES, read_record
+
+    if begins_with(path, FIRST_BYTES):
+        struck = [str(event.data.get("fault")) for event in read_record(path).events if event.kind == "fault"]
+        return tuple(parse_fault(text) for text in dict.fromkeys(struck))
+    return read_plan(path)
 
 
 def _check_faults(spec: LaunchSpec, pod: PodFacts, ilds: int) -> None:

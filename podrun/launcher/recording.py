@@ -38,6 +38,7 @@ from podrun.record.events import (
     read_parts,
     read_record,
     to_lines,
+    with_control,
     with_faults,
     without_ends_after_errors,
 )
@@ -45,7 +46,9 @@ from podrun.record.goodput import Goodput, goodput_of
 from podrun.record.incidents import Incident, incidents_json, incidents_of
 from podrun.record.recorder import FOLDER, EventRecorder
 
-NOT_RECORDED = frozenset({"record", "fault", "export-config", "overwrite-config", "import-config"})
+NOT_RECORDED = frozenset(
+    {"record", "fault", "fault-plan", "export-config", "overwrite-config", "import-config"}
+)
 """Options that a replay does not repeat: its faults come from the record."""
 
 
@@ -79,11 +82,11 @@ def with_header(
 
 class LaunchRecording:
     """The record of one launch. ``folder``: for the files of its processes; ``file``: of the record, if one is asked
-    for.
+    for; ``since``: when the launch began, in seconds since 1970.
     """
 
-    def __init__(self, folder: Path, file: str | None, header: LaunchHeader) -> None:
-        self._folder, self._header = folder, header
+    def __init__(self, folder: Path, file: str | None, header: LaunchHeader, since: float = 0.0) -> None:
+        self._folder, self._header, self._since = folder, header, since
         self._file = None if file is None else Path(file)
         self._notes = EventRecorder(folder / f"launch.0.{os.getpid()}.jsonl", LAUNCH, 0)
         self.environment: Mapping[str, str] = {FOLDER: str(folder)}
@@ -113,14 +116,16 @@ class LaunchRecording:
         """Write down what came after all that the instances did since they were started."""
         self._notes.note_at(AT_END, kind, data)
 
-    def finish(self, left: Set[str]) -> Recorded:
+    def finish(self, left: Set[str], control: Sequence[Mapping[str, Any]] = ()) -> Recorded:
         """Bring all files together, and write the record, with ``FILE.incidents.json`` and ``FILE.goodput.json``.
 
-        ``left``: planned faults that did not strike. Raises NotFoundError if the files cannot be written.
+        ``left``: planned faults that did not strike. ``control``: what the service did to the partition.
+        Raises NotFoundError if the files cannot be written.
         """
         self._notes.close()
         struck = [text for text in self._header.faults if text not in left]
-        timed = with_faults(read_parts(self._folder), struck)
+        since = [entry for entry in control if float(entry["time_s"]) >= self._since]
+        timed = with_control(with_faults(read_parts(self._folder), struck), since)
         record = Record(self._header, tuple(each.event for each in without_ends_after_errors(timed)))
         incidents = tuple(incidents_of(record))
         goodput = goodput_of(timed, incidents=len(incidents))

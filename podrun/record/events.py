@@ -16,6 +16,7 @@ counted from.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,10 +28,16 @@ from podrun.core.errors import NotFoundError, UsageError
 from podrun.faults import FaultTarget, error_for, parse_fault
 
 VERSION = 1
+FIRST_BYTES = b'{"podrun_record":'
+"""How the file of a record begins."""
 LARGEST_LINE = 1 << 20
+AFTER = 1 << 20
+"""In the order of actors: after all instances."""
 LAUNCH = "launch"
 """The actor that is podrun itself; instances are ``instance N``."""
-_ACTOR = re.compile(r"launch|instance \d{1,6}", re.ASCII)
+SERVICE = "service"
+"""The actor that is the partition service."""
+_ACTOR = re.compile(r"launch|service|instance \d{1,6}", re.ASCII)
 _KIND = re.compile(r"[a-z-]{1,30}", re.ASCII)
 
 
@@ -77,6 +84,7 @@ def normalised(text: str) -> str:
     text = re.sub(r"\b\d{1,3}(?:\.\d{1,3}){3}:\d+\b|\[[0-9a-f:]+\]:\d+\b|\blocalhost:\d+\b", "ADDRESS", text)
     text = re.sub(r"\bpodrun-\d+\b", "podrun-PID", text)
     text = re.sub(r"\b(process|pid) \d+\b", r"\1 PID", text)
+    text = re.sub(r":launch=[0-9A-Za-z-]+", "", text)
     return re.sub(r"\bgeneration \d+\b", "generation N", text)
 
 
@@ -193,8 +201,10 @@ def causal_order(events: Sequence[Event]) -> list[Event]:
     """Events of all actors in causal order; those of one actor stay in theirs."""
 
     def place(event: Event) -> tuple[int, int, int, str]:
-        # podrun starts instances before, and hears of them after, all that they do; instances count with numbers.
-        return (event.life, event.clock, len(event.actor) if event.actor != LAUNCH else 0, event.actor)
+        # podrun starts instances before, and hears of them after, all that they do; instances count with numbers. What
+        # the service did comes after that which it answers to.
+        order = {LAUNCH: 0, SERVICE: AFTER if event.clock else 0}.get(event.actor, len(event.actor))
+        return (event.life, event.clock, order, event.actor)
 
     return sorted(events, key=place)
 
@@ -250,6 +260,29 @@ def _at(event: Event, clock: int) -> Event:
     return Event(event.actor, event.life, clock, event.kind, event.data)
 
 
+def with_control(events: Sequence[TimedEvent], control: Iterable[Mapping[str, Any]]) -> list[TimedEvent]:
+    """The events with what the service did to the partition, as it tells it (`MachineReport.control_events`): each
+    after the last event that was written before it. Machines that are lost at once come in the order of their names.
+    """
+    found = []
+    for entry in control:
+        seconds = float(entry["time_s"])
+        before = [t.event for t in events if t.seconds <= seconds and t.event.actor != LAUNCH]
+        life, clock = max(((event.life, event.clock) for event in before), default=(0, 0))
+        data = {"did": str(entry["did"])}
+        what = normalised(str(entry.get("what") or ""))
+        found.append(
+            TimedEvent(
+                Event(SERVICE, life, clock, "control", data | ({"what": what} if what else {})), seconds
+            )
+        )
+    placed = []
+    for lost, same in itertools.groupby(found, lambda t: t.event.data["did"] == "machine lost"):
+        group = list(same)
+        placed += sorted(group, key=lambda t: t.event.text) if lost else group
+    return ordered([*events, *placed])
+
+
 def without_ends_after_errors(events: Sequence[TimedEvent]) -> list[TimedEvent]:
     """The events without ends of instances that have said why: which of them ended first is a matter of luck."""
     said = {timed.event.life for timed in events if timed.event.kind == "error"}
@@ -270,7 +303,9 @@ def with_faults(events: Sequence[TimedEvent], struck: Iterable[str]) -> list[Tim
                 timed for timed in errors if not _is_of_same_operation(cause.event, timed.event)
             ] or errors
             fault = Event(LAUNCH, cause.event.life, cause.event.clock, "fault", {"fault": text})
-            found.append(TimedEvent(fault, cause.seconds))
+            found.insert(
+                next(k for k, timed in enumerate(found) if timed is cause), TimedEvent(fault, cause.seconds)
+            )
         else:
             life = max((timed.event.life for timed in events), default=0)
             end = max((timed.event.clock for timed in events if timed.event.life == life), default=0)
@@ -291,7 +326,10 @@ def _explains(text: str, event: Event) -> bool:
     spec = parse_fault(text)
     where = str(event.data.get("where", ""))
     if event.kind == "ended":
-        return spec.target is FaultTarget.INSTANCE and event.data.get("instance") in spec.indices
+        return (
+            spec.target in (FaultTarget.INSTANCE, FaultTarget.DISK)
+            and event.data.get("instance") in spec.indices
+        )
     if not spec.raises:
         return (
             spec.kind == "corrupt" and event.data.get("during") == "check" and _names(where, spec.indices[0])

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from podrun.record.events import LAUNCH, Event, TimedEvent
+from podrun.record.events import LAUNCH, SERVICE, Event, TimedEvent
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ def goodput_of(events: Sequence[TimedEvent], *, incidents: int = 0) -> Goodput |
         return None
     start = min(timed.seconds for timed in events)
     end = max(timed.seconds for timed in events)
-    actors = sorted({timed.event.actor for timed in events} - {LAUNCH})
+    actors = sorted({timed.event.actor for timed in events} - {LAUNCH, SERVICE})
     each = [_of_one([timed for timed in events if timed.event.actor == actor], events) for actor in actors]
     if not each:
         return None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from podrun.record.events import LAUNCH, Event, Record
+from podrun.record.events import LAUNCH, SERVICE, Event, Record
 from podrun.record.goodput import progress_of
 
 SCHEMA = 1
@@ -145,7 +145,7 @@ def _incident(number: int, group: _Group, events: Sequence[Event], after: Sequen
 def _instance(event: Event) -> int:
     if event.kind == "ended":
         return int(event.data.get("instance", -1))
-    return -1 if event.actor == LAUNCH else int(event.actor.split()[1])
+    return -1 if event.actor in (LAUNCH, SERVICE) else int(event.actor.split()[1])
 
 
 def _progress(events: Sequence[Event], actor: str, start: int, end: int) -> tuple[int, int]:

@@ -195,9 +195,15 @@ class _Servicer:
         """The answer to a call, unless a fault that is planned for it prevents it."""
         faults, name = self._service.request_faults, getattr(request, "partition_id", "")
         agent = getattr(request, "agent_id", "")
-        if agent and not name:
-            name = next(iter(self._service.partitions_on(agent)), "")
-        return faults.answer(method, name, work)
+        concerned = list(self._service.partitions_on(agent)) if agent and not name else [name]
+        log = self._service.control_log
+
+        def work_and_note() -> Any:
+            done = work()
+            log.note_request(method, concerned, request)
+            return done
+
+        return faults.answer(method, next(iter(concerned), ""), work_and_note)
 
 
 class UserServicer(_Servicer):

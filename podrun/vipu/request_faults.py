@@ -1,4 +1,7 @@
-"""Faults of the partition service itself: a request that is answered late, or not, or is carried out twice."""
+"""Faults of the partition service itself: a request that is answered late, or not, or is carried out twice.
+
+`ControlLog` remembers what was asked for and done, for the records of launches.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,53 @@ class _Waiting:
     spec: FaultSpec
     partition: str
     left: int
+
+
+CONTROL = {
+    "CreatePartition": "partition created",
+    "ResetPartition": "partition reset",
+    "RemovePartition": "partition removed",
+    "ResetIpus": "IPUs reset",
+    "PowerCycleAgent": "machine power-cycled",
+    "RestartAgent": "machine replaced",
+    "InjectFaults": "faults injected",
+}
+"""Requests that a launch's record tells, and what each did."""
+REMEMBERED = 1000
+"""Events of a partition that are remembered."""
+
+
+class ControlLog:
+    """What was done to each partition. Safe to use from several threads. ``clock``: seconds since 1970."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._events: dict[str, list[dict[str, Any]]] = {}
+
+    def note(self, partition: str, did: str, what: str = "") -> None:
+        """Something was done to a partition."""
+        with self._lock:
+            known = self._events.setdefault(partition, [])
+            known.append({"did": did, "what": what, "time_s": self._clock()})
+            del known[:-REMEMBERED]
+
+    def note_request(self, method: str, partitions: Iterable[str], request: Any) -> None:
+        """A request was carried out."""
+        if method not in CONTROL:
+            return
+        parts = [*getattr(request, "faults", ()), getattr(request, "agent_id", "")]
+        parts += [f"IPU {ipu}" for ipu in getattr(request, "partition_ipus", ())]
+        did = CONTROL[method]
+        if method == "InjectFaults" and request.cancel:
+            did = "faults cancelled"
+        for partition in partitions:
+            self.note(partition, did, " ".join(part for part in parts if part))
+
+    def of(self, partition: str) -> tuple[dict[str, Any], ...]:
+        """The events of a partition, oldest first."""
+        with self._lock:
+            return tuple(self._events.get(partition, ()))
 
 
 class RequestFaults:

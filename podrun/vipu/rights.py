@@ -115,7 +115,9 @@ class Sharing:
             ipu if ipu.process is None else replace(ipu, process=replace(hidden, host=ipu.process.host))
             for ipu in report.ipus
         )
-        return replace(report, ipus=ipus, endpoint="", pid=0, planned_faults=(), struck_faults=())
+        return replace(
+            report, ipus=ipus, endpoint="", pid=0, planned_faults=(), struck_faults=(), control_events=()
+        )
 
 
 CALLS_OF_OTHERS = 4

@@ -44,7 +44,7 @@ from podrun.vipu.machine_pool import MachinePool, MachineUse
 from podrun.vipu.operations import bring_up, on_machines, take_over, work_on_agent
 from podrun.vipu.queueing import explain, free_ipus
 from podrun.vipu.reports import Reporter, refuse_in_use
-from podrun.vipu.request_faults import RequestFaults, of_service
+from podrun.vipu.request_faults import ControlLog, RequestFaults, of_service
 from podrun.vipu.requirements import complete_requirements, unknown_name
 from podrun.vipu.store import Store, Superseded
 from podrun.vipu.types import (
@@ -120,6 +120,7 @@ class Service:
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="podrun-partition")
         self._partition_locks: dict[str, threading.Lock] = {}
         self.request_faults = RequestFaults()
+        self.control_log = ControlLog()
         self._reporter = Reporter(cluster, machine_pool)
         self._server: Any = None
         self.events, self.meter = EventLog(self._all_there_is, self._clock), CallMeter()
@@ -290,6 +291,7 @@ class Service:
             report,
             planned_faults=report.planned_faults + self.request_faults.planned(report.partition),
             struck_faults=report.struck_faults + self.request_faults.struck(report.partition),
+            control_events=self.control_log.of(report.partition),
         )
 
     def reset_ipus(self, name: str, ipus: Sequence[int]) -> None:
@@ -576,6 +578,8 @@ class Service:
 
     def _machine_lost(self, agent: str, reason: str) -> None:
         log.warning("machine %s is lost: %s", agent, reason)
+        for partition in self.partitions_on(agent):
+            self.control_log.note(partition, "machine lost", agent)
         self._report(ev.AgentLost(agent, reason))
 
     # --- inside ---------------------------------------------------------------------------------------------

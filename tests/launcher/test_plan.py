@@ -13,7 +13,9 @@ from podrun.launcher.config import merge_config
 from podrun.launcher.option_table import OPTIONS, Option
 from podrun.launcher.options import parse_command_line
 from podrun.launcher.plan import LaunchContext, fit_to_pod, plan_launch
+from podrun.launcher.recording import words_of
 from podrun.launcher.spec import LaunchSpec, PodFacts
+from podrun.record.events import Event, LaunchHeader, Record, to_lines
 
 POD16 = PodFacts("pod16", 16, 16)
 POD64 = PodFacts("pod64", 64, 64, "torus")
@@ -248,3 +250,23 @@ def test_faults_of_the_environment_are_planned_as_those_of_the_command_line(dire
     for wrong, message in (("ipu:9@batch=2:trap", "no IPU 9"), ("nonsense", "is not of the form")):
         with pytest.raises(UsageError, match=message):
             plan("--num-replicas 4", directory, {"PATH": "/bin", "PODRUN_FAULTS": wrong})
+
+
+def test_a_record_is_a_plan_of_the_faults_that_struck(directory: Path) -> None:
+    struck = Event("launch", 0, 3, "fault", {"fault": "ipu:3@batch=4:trap"})
+    header = LaunchHeader(
+        ("--fault-plan=old.yaml", "--", "train.py"),
+        str(directory),
+        ("ipu:3@batch=4:trap", "ipu:1@batch=9:trap"),
+    )
+    file = directory / "run.record"
+    file.write_text("\n".join(to_lines(Record(header, (struck, struck)))) + "\n")
+    spec = plan(f"--num-replicas 4 --fault-plan {file.name}", directory)
+    assert spec.partition is not None
+    assert [fault.text for fault in spec.partition.faults] == ["ipu:3@batch=4:trap"]
+    assert not [
+        word for word in words_of({"fault-plan": "run.record", "num-replicas": 4}, ()) if "fault" in word
+    ]
+    file.write_text(file.read_text().replace("batch=4", "batch=5"))
+    with pytest.raises(UsageError, match=r"run.record was changed: its digest is not that of its lines"):
+        plan(f"--num-replicas 4 --fault-plan {file.name}", directory)

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 from podrun.faults import error_for, parse_fault
-from podrun.record.events import AT_END, Event, LaunchHeader, Record, TimedEvent, ordered, with_faults
+from podrun.record.events import (
+    AT_END,
+    Event,
+    LaunchHeader,
+    Record,
+    TimedEvent,
+    ordered,
+    parse_record,
+    to_lines,
+    with_control,
+    with_faults,
+)
 from podrun.record.goodput import goodput_of
 from podrun.record.incidents import incidents_json, incidents_of
 
@@ -199,3 +210,40 @@ def test_a_fault_belongs_to_the_incident_it_explains(
     assert incident.lost_batches == 3
     wanted = {"corrupt": "ipu 5, found as ipus 4-7", "killed": "instance 0: the program or its host"}
     assert incident.component == wanted.get(parse_fault(fault).kind, "ipu 1")
+
+
+def test_what_the_service_did_stands_where_it_happened() -> None:
+    def at(seconds: float, did: str, what: str = "") -> dict[str, object]:
+        return {"did": did, "what": what, "time_s": seconds}
+
+    events = [
+        TimedEvent(Event("launch", 0, 0, "start"), 1.0),
+        TimedEvent(Event("instance 0", 0, 0, "attach"), 2.0),
+        TimedEvent(Event("instance 0", 0, 3, "error"), 5.0),
+        TimedEvent(Event("instance 1", 0, 3, "error"), 5.5),
+        TimedEvent(Event("instance 0", 1, 0, "load"), 8.0),
+    ]
+    control = [
+        at(0.5, "partition created", "ipu:0@batch=1:trap:launch=47-11"),
+        at(5.1, "machine lost", "ipum4"),
+        at(5.2, "machine lost", "ipum3"),
+        at(6.0, "partition reset"),
+    ]
+    found = [
+        (t.event.actor, t.event.kind, t.event.data.get("what", "")) for t in with_control(events, control)
+    ]
+    assert found == [
+        ("launch", "start", ""),
+        ("service", "control", "ipu:0@batch=1:trap"),
+        ("instance 0", "attach", ""),
+        ("instance 0", "error", ""),
+        ("instance 1", "error", ""),
+        ("service", "control", "ipum3"),
+        ("service", "control", "ipum4"),
+        ("service", "control", ""),
+        ("instance 0", "load", ""),
+    ]
+    text = "\n".join(
+        to_lines(Record(LaunchHeader((), "/"), tuple(t.event for t in with_control(events, control))))
+    )
+    assert parse_record(text + "\n", "r").events[1].data["did"] == "partition created"

@@ -12,3 +12,20 @@ def test_a_fault_without_an_error_explains_none(text: str) -> None:
     error = Event("instance 0", 0, 5, "error", {"error": "runtime_error", "message": "m", "where": "ipu 5"})
     found = with_faults([TimedEvent(error, 2.0)], [text])
     assert {timed.event.kind for timed in found} == {"error", "fault"}
+
+
+@pytest.mark.parametrize("text", ["instance:1@batch=12:killed", "disk:1@during=checkpoint-write:full"])
+def test_the_end_of_an_instance_is_explained_by_what_struck_it(text: str) -> None:
+    events = [
+        TimedEvent(Event("launch", 0, 3, "ended", {"instance": 1, "code": 1}), 3.0),
+        TimedEvent(Event("launch", 0, 3, "restart", {"text": "again"}), 4.0),
+        TimedEvent(Event("launch", 1, 9, "end", {"code": 0}), 9.0),
+    ]
+    kinds = [timed.event.kind for timed in with_faults(events, [text])]
+    assert kinds == ["fault", "ended", "restart", "end"]
+    found = [
+        (timed.event.life, timed.event.clock)
+        for timed in with_faults(events, [text])
+        if timed.event.kind == "fault"
+    ]
+    assert found == [(0, 3)]

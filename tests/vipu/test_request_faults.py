@@ -79,3 +79,27 @@ def test_of_another_partition_nothing_strikes(pod16: Pod) -> None:
     faults.plan("p", [parse_fault("service:vipu@during=ResetPartition:answer-lost")])
     assert faults.answer("ResetPartition", "q", lambda: "done") == "done"
     assert faults.answer("GetPartition", "p", lambda: "done") == "done"
+
+
+def test_what_is_done_to_a_partition_is_told_for_records(pod16: Pod) -> None:
+    pod16.active("p", 16)
+    pod16.client.reset_ipus("p", [5, 6])
+    pod16.client.inject_faults("p", ["ipu:1@batch=3:trap"])
+    pod16.client.reset_partition("p")
+    assert pod16.service.wait_idle(5)
+    pod16.pool.machine("ipum2", "p").die()
+    pod16.client.restart_agent("ipum2")
+    assert pod16.service.wait_idle(5)
+    reports = pod16.client.machine_reports("p")
+    told = [(event["did"], event["what"]) for event in reports[0].control_events]
+    assert told == [
+        ("partition created", ""),
+        ("IPUs reset", "IPU 5 IPU 6"),
+        ("faults injected", "ipu:1@batch=3:trap"),
+        ("partition reset", ""),
+        ("machine lost", "ipum2"),
+        ("machine replaced", "ipum2"),
+    ]
+    times = [event["time_s"] for event in reports[0].control_events]
+    assert times == sorted(times)
+    assert not any(report.control_events for report in reports[1:])
