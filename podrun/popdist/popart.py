@@ -113,7 +113,7 @@ def broadcast_weights(session: TrainingSession, root_rank: int = 0) -> None:
     distributed (`popdist.popart.configureSessionOptions`) but the instances are several.
     """
     session.broadcastWeights(root_rank)
-    if session._executable is not None:
+    if session.parts.program.executable is not None:
         session.weightsFromHost()
 
 
@@ -126,7 +126,7 @@ class DistributedTrainingSession(TrainingSession):
 
     def __init__(self, *args: Any, enableEngineCaching: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        options = self._options
+        options = self.parts.source.options
         if core.getNumInstances() > 1 and not options.enableDistributedReplicatedGraphs:
             raise popdist_error(
                 f"There are {core.getNumInstances()} instances, but the session's options are those of one.",

@@ -116,7 +116,7 @@ class CompiledModel:
 
     def read_weights(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Values of parameters and buffers as the device has them; those that it does not have are left out."""
-        held = {name: self.session._weights.get(name) for name in names}
+        held = {name: self.session.parts.weights.get(name) for name in names}
         rows = {name: self._returned_rows(name) for name in names}
         arrays = {
             name: np.zeros((rows[name], *value.shape[1:]) if rows[name] else value.shape, value.dtype)
@@ -130,14 +130,14 @@ class CompiledModel:
 
     def _returned_rows(self, name: str) -> int:
         """Rows of a parameter that is read of all replicas; 0 for any other."""
-        settings = self.session._built.settings.get(name)
+        settings = self.session.parts.model.built.settings.get(name)
         if settings is None or settings.getRetrievalMode() is not VariableRetrievalMode.AllReplicas:
             return 0
-        return int(self.session._built.program.replicas)
+        return int(self.session.parts.model.built.program.replicas)
 
     def write_weights(self, values: Mapping[str, np.ndarray]) -> None:
         """Send parameters and buffers to the device, or state of the optimizer."""
-        known = {n: v for n, v in values.items() if self.session._weights.get(n) is not None}
+        known = {n: v for n, v in values.items() if self.session.parts.weights.get(n) is not None}
         with translated("writing the weights"):
             self.session.writeWeights(PyWeightsIO({n: np.asarray(v, order="C") for n, v in known.items()}))
             self.session.weightsFromHost()
@@ -150,7 +150,7 @@ class CompiledModel:
     @property
     def needs_weights(self) -> bool:
         """Whether the device has none: its program was loaded again."""
-        return bool(not self.session._weights_sent and self.session._built.weights)
+        return bool(not self.session.parts.loader.weights_sent and self.session.parts.model.built.weights)
 
     # --- Optimizer ----------------------------------------------------------------------------------------------------
 
@@ -163,8 +163,9 @@ class CompiledModel:
         """The optimizer's state and its variable hyper-parameters, by the session's names."""
         with translated("reading the optimizer's state"):
             self.session.weightsToHost()
-            state, scalars = self.session._weights.state_values(), self.session._scalars()
-        shown = shown_scalars(scalars, self.session._built.trained)
+            parts = self.session.parts
+            state, scalars = parts.weights.state_values(), parts.scalars.values(parts.program.prepared("run"))
+        shown = shown_scalars(scalars, self.session.parts.model.built.trained)
         return (
             {name: torch.from_numpy(np.array(value)) for name, value in state.items()},
             {name: torch.from_numpy(np.array(value)) for name, value in shown.items()},
@@ -175,18 +176,18 @@ class CompiledModel:
     @property
     def attached(self) -> bool:
         """Whether the model holds its IPUs."""
-        return bool(self.session._device.isAttached)
+        return bool(self.session.parts.program.device.isAttached)
 
     def attach(self) -> None:
         """Take IPUs and load the program."""
         with translated("attaching to a device"):
-            self.session._device.attach()
+            self.session.parts.program.device.attach()
             self.session.loadEngineAndConnectStreams()
 
     def detach(self) -> None:
         """Let the IPUs go."""
         with translated("detaching from the device"):
-            self.session._device.detach()
+            self.session.parts.program.device.detach()
 
     @property
     def random_state(self) -> list[int]:
@@ -204,11 +205,11 @@ class CompiledModel:
 
     def tensor_names(self) -> list[str]:
         """All tensors that `Options.anchorTensor` can name."""
-        return sorted(self.session._tensor_ids())
+        return sorted(self.session.parts.model.built.infos)
 
     def cycles(self) -> int | None:
         """Modelled cycles of the last run; None before one."""
-        return None if self.session._reports.cycles is None else int(self.session.getCycleCount())
+        return None if self.session.parts.reports.cycles is None else int(self.session.getCycleCount())
 
     def ir_text(self) -> str:
         """The forward graph as JSON."""

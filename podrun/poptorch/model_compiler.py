@@ -230,7 +230,7 @@ def _prepare(session: Any, asked: CompileRequest) -> None:
             session.loadExecutable(path)
     attached = asked.options.connection_type != ConnectionType.Never
     session.prepareDevice(loadEngine=attached)
-    if session._built.program.uses_random or asked.options.Precision.stochastic_rounding:
+    if session.parts.model.built.program.uses_random or asked.options.Precision.stochastic_rounding:
         session.setRandomSeed(asked.options.extra("random_seed", DEFAULT_SEED))
     if attached:
         session.weightsFromHost()

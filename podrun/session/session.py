@@ -4,59 +4,59 @@ Source: graphcore/popart, willow/src/session.cpp and popx/devicex.cpp, and the w
 
 Order of calls: construct (checks everything), ``prepareDevice`` (compiles and loads), ``weightsFromHost``,
 ``run`` any number of times, ``weightsToHost`` and ``readWeights``, or ``modelToHost``.
+
+A session holds its parts (`podrun.session.parts.assembly.SessionParts`), one object for each concern; its methods are
+PopART's names for what the parts do.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
+import logging
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from podrun.core.progress import at
 from podrun.onnx_models import loader
 from podrun.onnx_models.light_model import LightModel
 from podrun.onnx_models.transformer import ExternalFiles
 from podrun.session import option_checks
-from podrun.session import virtual_graphs as placement
 from podrun.session.dataflow import DataFlow
 from podrun.session.device import DeviceInfo
-from podrun.session.enums import IrSerializationFormat, VirtualGraphMode
-from podrun.session.environment import check_replicas, progress
+from podrun.session.enums import DeviceType, IrSerializationFormat
+from podrun.session.environment import progress
 from podrun.session.exceptions import (
     OutOfMemoryException as OutOfMemoryException,  # Programs look for it here, too.
 )
-from podrun.session.exceptions import popart_exception, surfaced
+from podrun.session.exceptions import popart_exception, popart_runtime_error, surfaced
+from podrun.session.names import FormerSession
 from podrun.session.optimizers.base import Optimizer
+from podrun.session.parts.assembly import PlacedModel, SessionSource, assemble, place_and_build
 from podrun.session.parts.device_program import DeviceProgram
-from podrun.session.parts.files import ExecutableFiles, SessionReports, check_writable
-from podrun.session.parts.host_weights import HostWeights
+from podrun.session.parts.files import check_writable
 from podrun.session.parts.ir import Ir, inference_from, ir_text, write_dots
-from podrun.session.parts.replica_check import ReplicaCheck
-from podrun.session.parts.rng import RandomState
-from podrun.session.parts.run import SessionRun, StepRunner
-from podrun.session.parts.weights import SessionWeights
 from podrun.session.patterns import Patterns
-from podrun.session.pipelining import check_pipeline
-from podrun.session.program.build import BuiltModel, build
 from podrun.session.program.lowering_models import Request
 from podrun.session.session_options import SessionOptions
-from podrun.session.stepio import IStepIO
-from podrun.session.tensor_info import InputShapeInfo
+from podrun.session.stepio import IStepIO, IWeightsIO
+from podrun.session.tensor_info import InputShapeInfo, TensorInfo
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
-
     from podrun.onnx_models.model_loader import ExternalPlace
     from podrun.report.model import Profile
     from podrun.session.parts.forward_only import ForwardOnly
 
+_log = logging.getLogger("podrun.popart.devicex")
 
-class Session(SessionRun, SessionWeights):
+
+class Session(FormerSession):
     """What both kinds of session are. Made through InferenceSession or TrainingSession."""
+
+    _training = False
 
     def __init__(
         self,
@@ -74,64 +74,169 @@ class Session(SessionRun, SessionWeights):
             raise popart_exception(
                 "A session needs a device: deviceInfo=DeviceManager().acquireAvailableDevice(1)."
             )
-        self._options = (userOptions or SessionOptions()).copy()
-        self._flow = copy.copy(dataFlow)
-        self._program = DeviceProgram(deviceInfo, self)
-        self._check = ReplicaCheck(check_replicas(deviceInfo._environ))
-        self._patterns = patterns or Patterns()
-        self._name = name
-        self._optimizer = copy.deepcopy(optimizer)
+        options, shapes = (userOptions or SessionOptions()).copy(), inputShapeInfo or InputShapeInfo()
+        optimizer = copy.deepcopy(optimizer)
         places: dict[str, ExternalPlace] = {}
-        self._model = loader.read_light_model(fnModel, places)
-        option_checks.check_options(self._options, dataFlow, deviceInfo, training=self._training)
-        shapes = inputShapeInfo or InputShapeInfo()
-        loader.check_model(self._model, shapes)
-        self._shapes, self._external = shapes, ExternalFiles(places)
-        with progress(f"reading the model of {name!r}"), surfaced():
-            self._built = self._build(shapes, loss)
-        write_dots(self._built.lowered.graph, self._options)
-        self._weights = HostWeights(self._model, self._built)
-        self._weights_sent = False
-        self._pending_scalars = False
-        self._random = RandomState(self._program, self._options)
-        ipus = self._built.program.ipus_per_replica
-        self._reports = SessionReports(self._program, self._options, ipus, name)
-        self._files = ExecutableFiles(self._program, self._built, self._weights)
-        inputs = (value.name for value in self._model.proto.graph.input)
-        self._runner = StepRunner(self._built, self._flow, self._options, inputs)
-
-    def _build(self, shapes: InputShapeInfo, loss: str | None) -> BuiltModel:
-        self._placed = self._model.copy()
-        placed, options = self._placed.proto, self._options
-        option_checks.check_recomputation(options, placement.recompute_annotated(placed))
-        asked = self._request(shapes, loss)
-        if options.virtualGraphMode is VirtualGraphMode.Auto:
-            self._place_automatically(asked)
-        placement.place(placed, options, asked.ipus_per_replica)
-        check_pipeline(placed, options, self._flow.batchesPerStep(), training=self._training)
-        return build(self._placed, asked)
-
-    def _request(self, shapes: InputShapeInfo, loss: str | None) -> Request:
-        per_replica = self._device.numIpus // self._options.local_replicas
-        asked = Request(self._name, self._flow, self._options, shapes, per_replica, loss, self._optimizer)
-        return dataclasses.replace(asked, own_copies=self._check.every > 0)
-
-    def _place_automatically(self, asked: Request) -> None:
-        from podrun.session.virtual_graphs import place_automatically
-
-        model, options = self._placed, self._options
-
-        def without_places(plain: ModelProto) -> BuiltModel:
-            return build(LightModel(plain, model.values), asked)
-
-        place_automatically(
-            model.proto,
-            without_places,
-            asked.ipus_per_replica,
-            options.virtualGraphSplitRatios,
-            self._device.target,
-            pipelined=options.overlaps,
+        model = loader.read_light_model(fnModel, places)
+        option_checks.check_options(options, dataFlow, deviceInfo, training=self._training)
+        loader.check_model(model, shapes)
+        source = SessionSource(
+            name, model, copy.copy(dataFlow), options, patterns or Patterns(), shapes, self._training
         )
+        self._external = ExternalFiles(places)
+        with progress(f"reading the model of {name!r}"), surfaced():
+            built = self._build(source, source.request(deviceInfo, loss, optimizer), deviceInfo.target)
+        write_dots(built.built.lowered.graph, options)
+        self.parts = assemble(source, built, DeviceProgram(deviceInfo, self), optimizer)
+        """What the session is made of: podrun's own, no part of PopART's interface."""
+
+    def _build(self, source: SessionSource, request: Request, target: str) -> PlacedModel:
+        return place_and_build(source, request, target)
+
+    # -- questions ----------------------------------------------------------------------------------------
+
+    @property
+    def dataFlow(self) -> DataFlow:
+        """The session's data flow."""
+        return self.parts.source.flow
+
+    @property
+    def replicationFactor(self) -> int:
+        """Replicas of this process."""
+        return self.parts.source.options.local_replicas
+
+    @property
+    def accumulationFactor(self) -> int:
+        """Micro-batches in a batch."""
+        return self.parts.source.options.micro_batches
+
+    def _getDataFlow(self) -> DataFlow:
+        return self.dataFlow
+
+    def _replicationFactor(self) -> int:
+        return self.replicationFactor
+
+    def _accumulationFactor(self) -> int:
+        return self.accumulationFactor
+
+    def getInfo(self, TensorId: str) -> TensorInfo:
+        """Type and shape of a tensor on the device. popart_exception for an unknown one."""
+        return self.parts.model.built.info(TensorId)
+
+    def initAnchorArrays(self) -> dict[str, np.ndarray]:
+        """An array for every anchor, in order of name, of the shape that its return type asks for.
+
+        Zeros: with synthetic data nothing is written into them.
+        """
+        arrays, flow = {}, self.dataFlow
+        for anchor in flow.anchors():
+            info = self.getInfo(anchor)
+            leading = flow.art(anchor).leading_dims(
+                flow.batchesPerStep(), self.accumulationFactor, self.replicationFactor
+            )
+            arrays[anchor] = np.zeros((*leading, *info.shape()), info.numpy_dtype())
+        return arrays
+
+    # -- program and runs ---------------------------------------------------------------------------------
+
+    def prepareDevice(self, loadEngine: bool = True) -> None:
+        """Compile, and load onto the device unless ``loadEngine`` is False. OutOfMemoryException if it does
+        not fit. Again, while the program is on the device, it does nothing: weights stay.
+        """
+        parts, source = self.parts, self.parts.source
+        if not source.options.compileEngine:
+            _log.info("Not compiling engine by request")
+            return
+        option_checks.check_every_n_with_pipelining(source.options, source.flow)
+        settings = parts.reports.engine_settings()
+        with progress(f"preparing {source.name!r}"):
+            parts.loader.compile()
+            parts.reports.after_compile(settings)
+            offline = parts.program.device.type is DeviceType.OfflineIpu
+            if loadEngine and not offline and not parts.loader.loaded:
+                at("loading")
+                self.loadEngineAndConnectStreams()
+
+    def loadEngineAndConnectStreams(self) -> None:
+        """Load the program onto the device: what was there is gone, weights have to be sent again."""
+        self.parts.loader.load()
+
+    def run(self, *args: Any, stepio: IStepIO | None = None, debugName: str = "") -> None:
+        """``run(stepio, debugName="")``: one step. Anchors are in the stepio's arrays afterwards.
+
+        ``run(programHandle, stepio, debugName="")``: a program of the session by name. If a run fails, the stepio's
+        arrays may hold anchors of some of its batches.
+        """
+        rest = list(args)
+        handle = rest.pop(0) if rest and isinstance(rest[0], str) else None
+        io = rest.pop(0) if rest else stepio
+        debugName = rest.pop(0) if rest else debugName
+        if not isinstance(io, IStepIO):
+            raise TypeError(f"run(): incompatible function arguments. run takes a PyStepIO, not {io!r}.")
+        self.parts.batches.ensure_ready()
+        self.parts.reports.name_run(debugName)
+        if handle is None:
+            self.parts.batches.run(io)
+        else:
+            self._run_program(handle, io)
+
+    def _run_program(self, handle: str, io: IStepIO) -> None:
+        raise popart_runtime_error(f"The session has no custom program {handle!r}.")
+
+    def connectStreamToCallback(
+        self, streamHandle: str, callback: Callable[[object], None], index: int = 0
+    ) -> None:
+        """Let a function fill an input's stream (``h2d_<input>``) or see an anchor's (``anchor_d2h_<anchor>``).
+
+        ``index``: the replica of this process (`podrun.session.stepio`). popart_runtime_error for a stream that is
+        not there.
+        """
+        self.parts.program.prepared("connectStreamToCallback")
+        self.parts.runner.connect(streamHandle, callback, index)
+
+    # -- weights ------------------------------------------------------------------------------------------
+
+    def weightsFromHost(self) -> None:
+        """Send the host's weights and optimizer state to the device."""
+        self.parts.transfer.from_host()
+
+    def weightsToHost(self) -> None:
+        """Bring weights and optimizer state from the device into the host's copy."""
+        self.parts.transfer.to_host()
+
+    def readWeights(self, weightsIo: IWeightsIO) -> None:
+        """Copy the host's weights into the arrays of a PyWeightsIO; names it does not know are left alone."""
+        self.parts.transfer.read(weightsIo)
+
+    def writeWeights(self, weightsIo: IWeightsIO) -> None:
+        """Change the host's weights; weightsFromHost sends them.
+
+        As in PopART, names that the session does not have are passed over (programs offer a checkpoint's optimizer
+        state whatever the optimizer); a warning says which.
+        """
+        self.parts.transfer.write(weightsIo)
+
+    def modelToHost(self, fn: str | os.PathLike[str]) -> None:
+        """Write the model with the current weights and optimizer state as an ONNX file."""
+        data = self._external.put_out(self.parts.transfer.model(), fn)
+        with open(fn, "wb") as file:
+            file.write(data.to_bytes())
+
+    def resetHostWeights(
+        self,
+        modelProtoOrFilename: str | bytes | os.PathLike[str],
+        ignoreWeightsInModelWithoutCorrespondingHostWeight: bool = False,
+    ) -> None:
+        """Take weights by name from another model; weightsFromHost sends them."""
+        self.parts.transfer.reset(modelProtoOrFilename, ignoreWeightsInModelWithoutCorrespondingHostWeight)
+
+    def _checkpoint_state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """See `podrun.checkpoint.Checkpointed`."""
+        return self.parts.transfer.checkpoint()
+
+    def _restore_checkpoint(self, tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
+        """Continue from what `_checkpoint_state` gave. popart_exception for the state of another program."""
+        self.parts.transfer.restore(tensors, values)
 
     # -- random numbers -----------------------------------------------------------------------------------
 
@@ -140,36 +245,36 @@ class Session(SessionRun, SessionWeights):
 
         popart_exception without enableLoadAndOffloadRNGState, or before prepareDevice.
         """
-        return self._random.rng_state()
+        return self.parts.random.rng_state()
 
     def setRNGState(self, rngValue: Iterable[int]) -> None:
         """Continue from a state that `getRNGState` gave. popart_runtime_error for one of another size."""
-        self._random.set_rng_state(rngValue)
+        self.parts.random.set_rng_state(rngValue)
 
     def setRandomSeed(self, seedValue: int) -> None:
         """Start the sequence of random numbers anew from a seed."""
-        self._random.set_seed(seedValue)
+        self.parts.random.set_seed(seedValue)
 
     def getRandomSeed(self) -> int:
         """The seed as it stands now; setting it again later continues the sequence from here."""
-        return self._random.seed()
+        return self.parts.random.seed()
 
     # -- reports ------------------------------------------------------------------------------------------
 
     def getCycleCount(self, id: str = "") -> int:
         """Modelled cycles of the last run. popart_exception unless instrumentWithHardwareCycleCounter was set."""
-        return self._reports.cycle_count(id)
+        return self.parts.reports.cycle_count(id)
 
     def getSummaryReport(self, resetProfile: bool = True) -> str:
         """The tile model's report as text: time by cause, operators, layers, memory."""
-        return self._reports.summary()
+        return self.parts.reports.summary()
 
     def getReport(self) -> Profile:
         """The tile model's report as values: a `podrun.report.Profile`, units in the names of its fields.
 
         Its ``compilation`` and ``execution`` have the shape of the SDK's analysis library.
         """
-        return self._reports.profile()
+        return self.parts.reports.profile()
 
     # -- files --------------------------------------------------------------------------------------------
 
@@ -180,26 +285,26 @@ class Session(SessionRun, SessionWeights):
         """
         path = check_writable(filename)
         self.prepareDevice(loadEngine=False)
-        self._files.save(path, variables=True)
+        self.parts.files.save(path, variables=True)
 
     def saveExecutable(self, path: str, savePopartMetadata: bool = True, saveVariables: bool = True) -> None:
         """Write the compiled program (with ``saveVariables`` the weights as an ONNX model beside it)."""
-        self._files.save(path, variables=saveVariables)
+        self.parts.files.save(path, variables=saveVariables)
 
     def saveVariables(self, path: str) -> None:
         """Write weights and optimizer state: an ONNX model whose initializers they are."""
-        self._files.save_variables(path)
+        self.parts.files.save_variables(path)
 
     def loadExecutable(self, filename: str) -> None:
         """Take a program that compileAndExport wrote, in place of compiling; before prepareDevice.
 
         popart_exception if it is damaged or not the program of this session's model.
         """
-        self._files.load(filename)
+        self.parts.files.load(filename)
 
     def updateEngineCache(self) -> None:
         """Executables are written to the cache when they are compiled, so there is nothing left to do."""
-        self._prepared("updateEngineCache")
+        self.parts.program.prepared("updateEngineCache")
 
     def updateExternallySavedTensorLocations(self, fromLocation: str, toLocation: str) -> None:
         """Have modelToHost write the tensors that lie in the file ``fromLocation`` to ``toLocation``, with their
@@ -213,14 +318,15 @@ class Session(SessionRun, SessionWeights):
 
     def getIr(self) -> Ir:
         """The session's IR, with the weights that the host holds."""
+        source = self.parts.source
         return Ir(
-            self._name,
-            self._weights.model(with_state=False).to_bytes(),
-            self._flow,
-            self._shapes,
-            self._patterns,
-            self._options.copy(),
-            self._training,
+            source.name,
+            self.parts.weights.model(with_state=False).to_bytes(),
+            source.flow,
+            source.shapes,
+            source.patterns,
+            source.options.copy(),
+            source.training,
             self._serializeIr(),
         )
 
@@ -230,9 +336,9 @@ class Session(SessionRun, SessionWeights):
             raise TypeError(
                 f"_serializeIr(): incompatible function arguments. {format!r} is no IrSerializationFormat."
             )
-        built = self._built
+        built, placed = self.parts.model.built, self.parts.model.placed.proto
         return ir_text(
-            built.lowered.graph, self._placed.proto, built.infos, self._options, training=self._training
+            built.lowered.graph, placed, built.infos, self.parts.source.options, training=self._training
         )
 
     def getSerializedGraph(self) -> bytes:
@@ -242,7 +348,7 @@ class Session(SessionRun, SessionWeights):
         """
         from podrun.core import executable_file
 
-        return json.dumps(executable_file.description(self._program.profiled()), sort_keys=True).encode()
+        return json.dumps(executable_file.description(self.parts.program.profiled()), sort_keys=True).encode()
 
 
 class InferenceSession(Session):
@@ -262,7 +368,7 @@ class InferenceSession(Session):
 
     def getAllTensorIds(self) -> set[str]:
         """Every tensor of the session."""
-        return self._tensor_ids()
+        return set(self.parts.model.built.infos)
 
     def copyDeviceWeightsToHost(self) -> None:
         """Bring the weights from the device into the host's copy."""
@@ -270,19 +376,19 @@ class InferenceSession(Session):
 
     def markHostWeightsInSync(self) -> None:
         """Say that the host's weights are those of the device."""
-        self._weights.device_is_ahead = False
+        self.parts.weights.device_is_ahead = False
 
     def markHostWeightsOutOfSync(self) -> None:
         """Say that the device's weights have moved on."""
-        self._weights.device_is_ahead = True
+        self.parts.weights.device_is_ahead = True
 
     def areHostWeightsInSync(self) -> bool:
         """True iff the host's weights are those of the device."""
-        return not self._weights.device_is_ahead
+        return not self.parts.weights.device_is_ahead
 
     def setEngineIsLoaded(self, isLoaded: bool) -> None:
         """Say whether the program is on the device; False makes the next call load it again."""
-        self._program.on_device = isLoaded
+        self.parts.program.on_device = isLoaded
 
     def checkInplacingAmbiguity(self) -> bool:
         """True iff in-place operators could change results: here nothing works in place."""
@@ -295,13 +401,14 @@ class InferenceSession(Session):
 
     def _setDeviceInfo(self, deviceInfo: DeviceInfo) -> None:
         """Use another device with as many IPUs; before prepareDevice. popart_exception otherwise."""
-        if self._executable is not None:
+        if self.parts.program.executable is not None:
             raise popart_exception("_setDeviceInfo comes before prepareDevice.")
-        if deviceInfo.numIpus != self._device.numIpus:
+        ipus = self.parts.program.device.numIpus
+        if deviceInfo.numIpus != ipus:
             raise popart_exception(
-                f"The session was made for {self._device.numIpus} IPUs; the device has {deviceInfo.numIpus}."
+                f"The session was made for {ipus} IPUs; the device has {deviceInfo.numIpus}."
             )
-        self._program.device = deviceInfo
+        self.parts.program.device = deviceInfo
 
 
 class TrainingSession(Session):
@@ -334,26 +441,21 @@ class TrainingSession(Session):
 
     def getTensorIds(self) -> set[str]:
         """Every tensor of the session."""
-        return self._tensor_ids()
+        return set(self.parts.model.built.infos)
 
     def updateOptimizerFromHost(self, optimizer: Optimizer) -> None:
         """Change non-constant hyper-parameters from the next run on. popart_exception for any other
         change."""
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"updateOptimizerFromHost(): incompatible function arguments: {optimizer!r}.")
-        assert self._optimizer is not None
-        assert self._built.rule is not None
-        optimizer.check_replaces(self._optimizer)
-        self._optimizer = copy.deepcopy(optimizer)
-        self._built.rule.optimizer = self._optimizer
-        self._pending_scalars = True
+        self.parts.scalars.replace(optimizer)
 
     def _run_program(self, handle: str, io: IStepIO) -> None:
         from podrun.session.parts.forward_only import HANDLE, ForwardOnly
 
-        if handle != HANDLE or not self._options.createImplicitPipeliningFwdOnlyProgram:
+        if handle != HANDLE or not self.parts.source.options.createImplicitPipeliningFwdOnlyProgram:
             super()._run_program(handle, io)
-        self._runner.check(io)
+        self.parts.runner.check(io)
         if self._forward_only is None:
             self._forward_only = ForwardOnly(self)
         self._forward_only.run(io)
@@ -366,12 +468,11 @@ class TrainingSession(Session):
         """
         from podrun import popdist
 
-        count = popdist.getNumInstances() if self._options.enableDistributedReplicatedGraphs else 1
+        count = (
+            popdist.getNumInstances() if self.parts.source.options.enableDistributedReplicatedGraphs else 1
+        )
         if not 0 <= rootRank < count:
             raise popart_exception(f"There is no instance {rootRank}: there are {count}, from 0.")
         if count == 1:
             return
-        popdist.init()
-        for name, value in sorted(self._weights.get_all().items()):
-            self._weights.put(name, popdist.broadcast(np.array(value, order="C"), rootRank))
-        self._weights_sent = False
+        self.parts.transfer.broadcast(rootRank)

@@ -55,7 +55,7 @@ class Training:
 
     def weights(self) -> dict[str, bytes]:
         self.session.weightsToHost()
-        return {name: value.tobytes() for name, value in self.session._weights.get_all().items()}
+        return {name: value.tobytes() for name, value in self.session.parts.weights.get_all().items()}
 
     def flip(self, machine: int) -> None:
         """Flip a bit of ``w`` where machine ``machine`` has it."""

@@ -194,7 +194,7 @@ def pieces(
             builder.getModelProto(), flow, loss, popart.ConstSGD(0.1), device, userOptions=opts
         )
         session.prepareDevice()
-        found = session._executable.computations
+        found = session.parts.program.executable.computations
     return {name: (piece.stablehlo, *piece.inputs, "->", *piece.outputs) for name, piece in found.items()}
 
 
@@ -225,4 +225,4 @@ def test_stages_that_are_none_do_not_matter_without_pipelining() -> None:
     with popart.DeviceManager().acquireAvailableDevice(2) as device:
         session = popart.InferenceSession(builder.getModelProto(), flow, device, userOptions=opts)
         session.prepareDevice()
-        assert {"segment.0", "segment.1"} <= set(session._executable.computations)
+        assert {"segment.0", "segment.1"} <= set(session.parts.program.executable.computations)

@@ -120,7 +120,7 @@ def test_the_program_must_want_the_ipus_per_replica_it_was_launched_with(launche
 
 
 def test_the_backend_s_order():
-    backend = popdist.backend
+    backend = popdist.collectives
     popdist.init()
     popdist.init()
     assert popdist.isBackendInitialized()

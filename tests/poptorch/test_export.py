@@ -49,7 +49,7 @@ def trained() -> Any:
 
 
 def compiled_here(executor: Any) -> bool:
-    return bool(executor._compiled.session._compiled_here)
+    return bool(executor._compiled.session.parts.loader.compiler.compiled_here)
 
 
 def test_a_training_model_goes_on_from_a_file(tmp_path: Path) -> None:

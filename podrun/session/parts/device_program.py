@@ -1,23 +1,41 @@
-"""A session's compiled program and the device it is for: what the other parts of a session read, write and ask."""
+"""A session's compiled program and its device: compile it or find it in a cache, load it, send what it starts with.
+
+`DeviceProgram` is what the other parts of a session read, write and ask. `ProgramCompiler` makes the program,
+`ProgramLoader` brings it and its first values to the device. `Hyperparameters` are the optimizer's streamed scalars.
+"""
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import logging
 import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from podrun.core.executable import Executable
+from podrun.compiler.program import RNG
+from podrun.core.executable import FLOATING_POINT_EXCEPTIONS, Executable, VariableRole
+from podrun.core.progress import at
 from podrun.onnx_models.tensor_proto import raw_data
 from podrun.session.device import DeviceInfo
 from podrun.session.enums import DeviceType
+from podrun.session.environment import shared_cache
 from podrun.session.exceptions import popart_exception, poplar_exception, surfaced
 from podrun.session.program.build import BuiltModel
 
 if TYPE_CHECKING:
     from podrun.onnx_models.light_model import LightModel
+    from podrun.session.optimizers.base import Optimizer
+    from podrun.session.parts.files import SessionReports
+    from podrun.session.parts.host_weights import HostWeights
+    from podrun.session.parts.rng import RandomState
+    from podrun.session.session_options import SessionOptions
+
+_log = logging.getLogger("podrun.popart.devicex")
 
 
 class DeviceProgram:
@@ -65,6 +83,139 @@ class DeviceProgram:
         """Variables as they stand on the device."""
         with surfaced():
             return self.device.connection.read_variables(list(names))
+
+
+class Hyperparameters:
+    """The optimizer's values as the program reads them. ``changed`` since they were last sent."""
+
+    def __init__(self, built: BuiltModel, optimizer: Optimizer | None) -> None:
+        self._built, self._optimizer = built, optimizer
+        self.changed = False
+
+    def replace(self, optimizer: Optimizer) -> None:
+        """Take other values. popart_exception if more than non-constant values differ."""
+        assert self._optimizer is not None
+        assert self._built.rule is not None
+        optimizer.check_replaces(self._optimizer)
+        self._optimizer = self._built.rule.optimizer = copy.deepcopy(optimizer)
+        self.changed = True
+
+    def values(self, executable: Executable) -> dict[str, np.ndarray]:
+        """The scalar variables of a program, in the types that it has them in."""
+        scalars = {name: v for name, v in executable.variables.items() if v.role is VariableRole.SCALAR}
+        current: dict[str, float] = {}
+        if self._built.rule is not None and self._optimizer is not None:
+            for weight in self._built.trained:
+                current |= self._built.rule.scalars(weight)
+            if isinstance(self._built.program.loss_scaling, str):
+                current[self._built.program.loss_scaling] = self._optimizer.getLossScalingVal()
+        return {
+            name: np.asarray(current[name], variable.spec.dtype).reshape(variable.spec.shape)
+            for name, variable in scalars.items()
+            if name != RNG
+        }
+
+
+class ProgramCompiler:
+    """Makes a session's program. ``placed``: the model with places, as it was built."""
+
+    def __init__(self, name: str, placed: LightModel, built: BuiltModel, options: SessionOptions) -> None:
+        self._name, self._placed, self._built, self._options = name, placed, built, options
+        self.compiled_here = False
+        """True iff this session has compiled its program; False if it came from a cache or a file."""
+
+    def compile(self, device: DeviceInfo) -> Executable:
+        """The program for a device: from a cache, or compiled."""
+        from podrun.compiler.compile import CompileOptions, compile_program
+
+        folder = self._cache_directory(device)
+        digest = fingerprint(self._placed, self._built) if folder is not None else None
+        options = CompileOptions(cache_directory=folder, program_digest=digest, on_compile=self._starting)
+        executable = compile_program(self._built.program, target=device.target, options=options)
+        if not self.compiled_here:
+            _log.debug("Loading serialized PopART executable from the cache %s", folder)
+        return executable
+
+    def _starting(self) -> None:
+        _log.debug("Starting compilation of %r", self._name)
+        self.compiled_here = True
+
+    def _cache_directory(self, device: DeviceInfo) -> Path | None:
+        """The session's own directory if caching is on, else the one that ``podrun`` gives all its instances."""
+        if device.type not in (DeviceType.Ipu, DeviceType.OfflineIpu):
+            return None
+        if self._options.enableEngineCaching and self._options.cachePath:
+            return Path(self._options.cachePath).expanduser()
+        shared = shared_cache()
+        return Path(shared) if shared else None
+
+
+class ProgramLoader:
+    """Brings a session's program to its device, with the values that it starts with.
+
+    ``weights_sent``: whether the host's weights went to the device since the program was loaded or they changed.
+    """
+
+    def __init__(
+        self,
+        program: DeviceProgram,
+        compiler: ProgramCompiler,
+        weights: HostWeights,
+        random: RandomState,
+        scalars: Hyperparameters,
+        reports: SessionReports,
+    ) -> None:
+        self.program, self.compiler, self._weights = program, compiler, weights
+        self._random, self._scalars, self._reports = random, scalars, reports
+        self.weights_sent = False
+
+    def compile(self) -> None:
+        """Compile, unless there is a program."""
+        if self.program.executable is None:
+            at("tracing")
+            with surfaced():
+                self.program.executable = self.compiler.compile(self.program.device)
+            _log.info("Graph compiled")
+
+    def load(self) -> None:
+        """`Session.loadEngineAndConnectStreams`."""
+        executable, device = self.program.executable, self.program.device
+        if executable is None:
+            raise popart_exception(
+                "Cannot load an engine onto the device: there is no compiled engine.",
+                hint="session.prepareDevice()",
+            )
+        device.hold(executable.layout.ipus)
+        device.ensure_attached()
+        if self._reports.stops_at_exceptions():
+            metadata = {**executable.metadata, FLOATING_POINT_EXCEPTIONS: True}
+            executable = replace(executable, metadata=metadata)
+        with surfaced():
+            device.connection.load(executable)
+        self.program.on_device = True
+        _log.info("Engine loaded")
+        self.weights_sent = False
+        self.program.write(self._start_values(executable))
+
+    def _start_values(self, executable: Executable) -> dict[str, np.ndarray]:
+        """What the host gives without being asked: constant weights, streamed scalars, the seed."""
+        constant = self._weights.device_values() if self._weights.constant else {}
+        return constant | self._scalars.values(executable) | self._random.values()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the device has the program and belongs to this process."""
+        return self.program.on_device and self.program.device.isAttached
+
+    def ensure_loaded(self) -> None:
+        """Load again if another session has used the device since, or an error cost it its memory."""
+        self.program.prepared("run")
+        if self.program.device.type is DeviceType.OfflineIpu:
+            raise popart_exception(
+                "The device is an offline device: a session can be compiled for it, not run."
+            )
+        if not self.loaded:
+            self.load()
 
 
 def fingerprint(light: LightModel, built: BuiltModel) -> str | None:

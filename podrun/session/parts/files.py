@@ -177,6 +177,10 @@ class SessionReports:
         with surfaced():
             return engine_options(self._options.engineOptions, ours())
 
+    def stops_at_exceptions(self) -> bool:
+        """Whether tiles stop at floating-point exceptions: an option of the session or of the engine."""
+        return self._options.enableFloatingPointChecks or self.engine_settings().floating_point_exceptions
+
     def after_compile(self, settings: EngineOptions) -> None:
         """Write the reports that are asked for, then see that the program fits its tiles.
 

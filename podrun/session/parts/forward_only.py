@@ -22,15 +22,16 @@ from podrun.compiler.program import RNG
 from podrun.session.dataflow import DataFlow
 from podrun.session.enums import RecomputationType
 from podrun.session.option_groups import AutomaticLossScalingSettings
+from podrun.session.parts.assembly import PlacedModel
 from podrun.session.pipelining import check_pipeline
 from podrun.session.program.build import build
 from podrun.session.program.lowering_models import tensors_of
 from podrun.session.stepio import IStepIO, StepTensor
 
 if TYPE_CHECKING:
-    from podrun.session.program.build import BuiltModel
+    from podrun.session.parts.assembly import SessionParts, SessionSource
+    from podrun.session.program.lowering_models import Request
     from podrun.session.session import InferenceSession, Session
-    from podrun.session.tensor_info import InputShapeInfo
 
 HANDLE = "implicitPipeliningFwdOnly"
 
@@ -44,26 +45,26 @@ class ForwardOnly:
 
     def run(self, io: IStepIO) -> None:
         """One step forward: as many micro-batches as a training step has."""
-        training, forward = self._training, self._session
-        training.weightsToHost()
-        kept = _kept(training)
-        for name in forward._built.weights:
-            value = training._weights.get(name)
+        training, forward = self._training.parts, self._session.parts
+        training.transfer.to_host()
+        state = _changing_values(training)
+        for name in forward.model.built.weights:
+            value = training.weights.get(name)
             assert value is not None
-            forward._weights.put(name, np.ascontiguousarray(value))
-        if forward._executable is None:
-            forward.prepareDevice()
-        forward.weightsFromHost()
-        forward._write({name: kept[name] for name in _changing(forward) & kept.keys()})
+            forward.weights.put(name, np.ascontiguousarray(value))
+        if forward.program.executable is None:
+            self._session.prepareDevice()
+        forward.transfer.from_host()
+        forward.program.write({name: state[name] for name in _changing(forward) & state.keys()})
         try:
-            forward.run(_Shared(io))
-            kept |= _kept(forward)
+            self._session.run(_Shared(io))
+            state |= _changing_values(forward)
         finally:
-            training.loadEngineAndConnectStreams()
-            training.weightsFromHost()
-            training._write(kept)
+            training.loader.load()
+            training.transfer.from_host()
+            training.program.write(state)
             # The host has the statistics of one replica for all, or of each group: the device knows them all.
-            training._weights.device_is_ahead = True
+            training.weights.device_is_ahead = True
 
 
 class _Shared(IStepIO):
@@ -85,44 +86,44 @@ class _Shared(IStepIO):
 def _inference(training: Session) -> InferenceSession:
     from podrun.session.session import InferenceSession
 
+    parts, source = training.parts, training.parts.source
+
     class Forward(InferenceSession):
         """The training session's placed model, its operators as in training."""
 
-        def _build(self, shapes: InputShapeInfo, loss: str | None) -> BuiltModel:
-            self._placed = training._placed
-            check_pipeline(self._placed.proto, self._options, self._flow.batchesPerStep(), training=False)
-            return build(self._placed, replace(self._request(shapes, loss), as_in_training=True))
+        def _build(self, source: SessionSource, request: Request, target: str) -> PlacedModel:
+            placed = parts.model.placed
+            check_pipeline(placed.proto, source.options, source.flow.batchesPerStep(), training=False)
+            return PlacedModel(placed, build(placed, replace(request, as_in_training=True)))
 
-    options = training._options.copy()
+    options = source.options.copy()
     options.enableGradientAccumulation, options.accumulationFactor = False, 1
     options.createImplicitPipeliningFwdOnlyProgram = options.constantWeights = False
     options.autoRecomputation = RecomputationType.NoRecompute
     options.automaticLossScalingSettings = AutomaticLossScalingSettings()
-    flow, known = training._flow, tensors_of(training._model.proto)
-    batches = flow.batchesPerStep() * training.accumulationFactor
+    flow, known = source.flow, tensors_of(source.model.proto)
+    batches = flow.batchesPerStep() * source.options.micro_batches
     anchors = {name: flow.art(name) for name in flow.anchors() if name in known}
-    model = training._weights.model(with_state=False).to_bytes()
     return Forward(
-        model,
+        parts.weights.model(with_state=False).to_bytes(),
         DataFlow(batches, anchors),
-        training._device,
-        training._shapes,
-        training._patterns,
+        parts.program.device,
+        source.shapes,
+        source.patterns,
         options,
-        f"{training._name}_forward",
+        f"{source.name}_forward",
     )
 
 
-def _changing(session: Session) -> set[str]:
+def _changing(parts: SessionParts) -> set[str]:
     """What forward work changes on the device: running statistics, and the state of the generators of what it draws
     and of what it rounds stochastically."""
-    return {RNG, SEED_VARIABLE, *session._built.lowered.state_updates} & session._prepared(
-        "run"
-    ).variables.keys()
+    changed = {RNG, SEED_VARIABLE, *parts.model.built.lowered.state_updates}
+    return changed & parts.program.prepared("run").variables.keys()
 
 
-def _kept(session: Session) -> dict[str, np.ndarray]:
+def _changing_values(parts: SessionParts) -> dict[str, np.ndarray]:
     """Their values on the device; nothing where another session has it."""
-    if not session._program.on_device:
+    if not parts.program.on_device:
         return {}
-    return session._program.read(sorted(_changing(session)))
+    return parts.program.read(sorted(_changing(parts)))

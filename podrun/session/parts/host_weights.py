@@ -27,12 +27,14 @@ Form = Literal["program", "model"]
 class HostWeights:
     """Weights (those the program uses and those it does not) and optimizer state, as the host knows them.
 
-    ``device_is_ahead`` is True after a run, until the host's copy is brought up to date or sent again.
+    ``constant``: weights that no run changes and the program starts with. ``device_is_ahead`` is True after a run,
+    until the host's copy is brought up to date or sent again.
     """
 
-    def __init__(self, model: LightModel, built: BuiltModel) -> None:
+    def __init__(self, model: LightModel, built: BuiltModel, *, constant: bool = False) -> None:
         self._model = model
-        self._built = built
+        self.built = built
+        self.constant = constant
         self._kept = built.kept
         self._weights = {name: self._as_host(name, value, "model") for name, value in built.weights.items()}
         self._state = self._first_state()
@@ -40,19 +42,19 @@ class HostWeights:
 
     def _first_state(self) -> dict[str, np.ndarray]:
         """State that the model brought, and state whose start depends on its weight."""
-        rule, found = self._built.rule, dict[str, np.ndarray]()
+        rule, found = self.built.rule, dict[str, np.ndarray]()
         if rule is None:
             return {}
         if rule.context.automatic:
             starts = {FACTOR: np.ones((), np.float32), PHASE: np.zeros((), np.float32)}
-            found |= {n: _fitting(n, self._built.state.get(n, v), (), v.dtype) for n, v in starts.items()}
-        for name in self._built.trained:
-            parameter = self._built.program.parameters[name]
+            found |= {n: _fitting(n, self.built.state.get(n, v), (), v.dtype) for n, v in starts.items()}
+        for name in self.built.trained:
+            parameter = self.built.program.parameters[name]
             computed = _initial_state(rule, parameter, self._weights[name])
             for prefix, (spec, initial) in state_of(rule, parameter).items():
                 dtype = numpy_dtype(spec.dtype)
-                if spec.name in self._built.state:
-                    found[spec.name] = _fitting(spec.name, self._built.state[spec.name], spec.shape, dtype)
+                if spec.name in self.built.state:
+                    found[spec.name] = _fitting(spec.name, self.built.state[spec.name], spec.shape, dtype)
                 elif prefix in computed:
                     found[spec.name] = computed[prefix].astype(dtype)
                 else:

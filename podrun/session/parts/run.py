@@ -1,6 +1,6 @@
 """Running a session: step data in, a run on the device, anchors out.
 
-`StepRunner` moves the data of runs between a stepIO and a device; `SessionRun` decides when a session may run.
+`StepRunner` moves the data of runs between a stepIO and a device; `BatchRunner` decides when a session may run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from podrun.core.executable import Retrieval
 from podrun.session.dataflow import AnchorReturnType, DataFlow
 from podrun.session.enums import ReplicatedStreamMode, SyntheticDataMode
 from podrun.session.exceptions import popart_runtime_error, poplar_application_runtime_error, surfaced
-from podrun.session.parts.device import SessionDevice
+from podrun.session.parts.device_program import Hyperparameters, ProgramLoader
+from podrun.session.parts.files import SessionReports
+from podrun.session.parts.host_weights import HostWeights
+from podrun.session.parts.replica_check import ReplicaCheck
 from podrun.session.program.build import BuiltModel
 from podrun.session.program.observers import observe
 from podrun.session.program.reserved_tensors import info_of
@@ -153,12 +156,16 @@ class StepRunner:
                 io.store(tensor, value)
             self._streams.show(tensor, value, self._options.local_replicas)
 
-    def observed(self, result: RunResult) -> dict[str, np.ndarray]:
-        """The tensors that the program's observers look at."""
-        return self._built.observed(self._by_batch(result.anchors))
+    def observe(self, result: RunResult) -> None:
+        """Print and abort as the program's observers say."""
+        if not self._built.observers:
+            return
+        first = self._options.globalReplicaOffset if self._options.enableDistributedReplicatedGraphs else 0
+        observed = self._built.observed(self._by_batch(result.anchors))
+        observe(self._built.observers, observed, first, self._built.program.replicas > 1)
 
     def connect(self, handle: str, callback: Callable[[object], None], index: int) -> None:
-        """See `SessionRun.connectStreamToCallback`."""
+        """See `Session.connectStreamToCallback`."""
         streams = {TO_DEVICE + name: self._rows(name) for name in self._built.program.inputs}
         streams |= {TO_HOST + name: self._options.local_replicas for name in self._flow.anchors()}
         self._streams.connect(handle, callback, index, streams)
@@ -277,84 +284,53 @@ def _same_memory(value: np.ndarray, target: np.ndarray) -> bool:
     return value.nbytes == target.nbytes and value.ctypes.data == target.ctypes.data
 
 
-class SessionRun(SessionDevice):
-    """The part of a session that runs batches."""
+class BatchRunner:
+    """Runs the batches of a session, with what has to be right before and what is done after."""
 
-    _runner: StepRunner
-
-    def run(self, *args: Any, stepio: IStepIO | None = None, debugName: str = "") -> None:
-        """``run(stepio, debugName="")``: one step. Anchors are in the stepio's arrays afterwards.
-
-        ``run(programHandle, stepio, debugName="")``: a program of the session by name. If a run fails, the stepio's
-        arrays may hold anchors of some of its batches.
-        """
-        rest = list(args)
-        handle = rest.pop(0) if rest and isinstance(rest[0], str) else None
-        io = rest.pop(0) if rest else stepio
-        debugName = rest.pop(0) if rest else debugName
-        if not isinstance(io, IStepIO):
-            raise TypeError(f"run(): incompatible function arguments. run takes a PyStepIO, not {io!r}.")
-        self._ensure_ready()
-        self._reports.name_run(debugName)
-        if handle is None:
-            self._run_training_or_inference(io)
-        else:
-            self._run_program(handle, io)
-
-    def connectStreamToCallback(
-        self, streamHandle: str, callback: Callable[[object], None], index: int = 0
+    def __init__(
+        self,
+        runner: StepRunner,
+        loader: ProgramLoader,
+        weights: HostWeights,
+        scalars: Hyperparameters,
+        check: ReplicaCheck,
+        reports: SessionReports,
     ) -> None:
-        """Let a function fill an input's stream (``h2d_<input>``) or see an anchor's (``anchor_d2h_<anchor>``).
+        self._runner, self._loader, self._program = runner, loader, loader.program
+        self._weights, self._scalars, self._check = weights, scalars, check
+        self._reports = reports
 
-        ``index``: the replica of this process (`podrun.session.stepio`). popart_runtime_error for a stream that is
-        not there.
-        """
-        self._prepared("connectStreamToCallback")
-        self._runner.connect(streamHandle, callback, index)
-
-    def _run_program(self, handle: str, io: IStepIO) -> None:
-        raise popart_runtime_error(f"The session has no custom program {handle!r}.")
-
-    def _ensure_ready(self) -> None:
+    def ensure_ready(self) -> None:
         """The program is loaded and has its weights. popart_runtime_error if they were not sent."""
-        self._ensure_loaded()
-        if self._built.weights and not self._weights_sent and not self._constant_weights:
+        self._loader.ensure_loaded()
+        if self._weights.built.weights and not self._loader.weights_sent and not self._weights.constant:
             raise popart_runtime_error(
                 "Must call weightsFromHost before run as the model has initializers: they have not been sent to the "
                 "device since the program was loaded or the host's weights changed."
             )
 
-    def _run_training_or_inference(self, io: IStepIO) -> None:
+    def run(self, io: IStepIO) -> None:
+        """One run of the session."""
         self._runner.check(io)
-        if self._pending_scalars:
-            self._write(self._scalars())
-            self._pending_scalars = False
+        executable, replicas = self._program.prepared("run"), self._weights.built.program.replicas
+        if self._scalars.changed:
+            self._program.write(self._scalars.values(executable))
+            self._scalars.changed = False
         try:
-            result = self._runner.run(io, self._device.connection)
+            result = self._runner.run(io, self._program.device.connection)
             with surfaced():
-                self._check.after_run(
-                    self._prepared("run"), self._device, result.batches_done, self._built.program.replicas
-                )
+                self._check.after_run(executable, self._program.device, result.batches_done, replicas)
         except PoplarError:
             self._program.on_device = (
                 False  # What was on the IPUs cannot be trusted: the next call loads anew.
             )
             raise
-        step = self._prepared("run").tile_report.get("step", {})
+        step = executable.tile_report.get("step", {})
         self._reports.cycles = int(step.get("cycles") or 0) * self._runner.passes
         self._weights.device_is_ahead = True
-        self._observe(result)
-        self._runner.store(io, result)
-
-    def _observe(self, result: RunResult) -> None:
-        """Print and abort as the program says."""
-        if not self._built.observers:
-            return
-        first = self._options.globalReplicaOffset if self._options.enableDistributedReplicatedGraphs else 0
         try:
-            observe(
-                self._built.observers, self._runner.observed(result), first, self._built.program.replicas > 1
-            )
+            self._runner.observe(result)
         except poplar_application_runtime_error:
             self._program.on_device = False
             raise
+        self._runner.store(io, result)

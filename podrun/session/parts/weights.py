@@ -1,4 +1,4 @@
-"""Weights and optimizer state of a session: between the host's copy, the device and ONNX files."""
+"""Weights and optimizer state of a session: the host's copy, and its ways to the device and ONNX files."""
 
 from __future__ import annotations
 
@@ -11,48 +11,61 @@ import numpy as np
 
 from podrun.core.errors import PoplarError
 from podrun.core.executable import Executable, VariableRole
-from podrun.onnx_models import loader
+from podrun.onnx_models import loader as model_loader
+from podrun.onnx_models.light_model import LightModel
 from podrun.session.exceptions import popart_exception, popart_runtime_error, surfaced
-from podrun.session.parts.device import SessionDevice
-from podrun.session.parts.rng import WORDS
+from podrun.session.parts.device_program import ProgramLoader
+from podrun.session.parts.host_weights import HostWeights
+from podrun.session.parts.replica_check import ReplicaCheck
+from podrun.session.parts.rng import WORDS, RandomState
+from podrun.session.session_options import SessionOptions
 from podrun.session.stepio import IWeightsIO
 from podrun.session.variables import given, retrieved
 
 _log = logging.getLogger("podrun.popart.session")
 
 
-class SessionWeights(SessionDevice):
-    """The part of a session that moves weights."""
+class WeightTransfer:
+    """Moves weights and optimizer state between a session's host copy, its device and ONNX files."""
 
-    def weightsFromHost(self) -> None:
-        """Send the host's weights and optimizer state to the device."""
-        self._prepared("Devicex::weightsFromHost()")
-        self._ensure_loaded()
-        self._write(self._weights.device_values() | self._weights.state_values())
+    def __init__(
+        self,
+        loader: ProgramLoader,
+        weights: HostWeights,
+        random: RandomState,
+        check: ReplicaCheck,
+        options: SessionOptions,
+    ) -> None:
+        self._program, self._loader, self._weights = loader.program, loader, weights
+        self._random, self._check, self._options = random, check, options
+
+    def from_host(self) -> None:
+        """`Session.weightsFromHost`."""
+        self._program.prepared("Devicex::weightsFromHost()")
+        self._loader.ensure_loaded()
+        self._program.write(self._weights.device_values() | self._weights.state_values())
         self._weights.device_is_ahead = False
-        self._weights_sent = True
+        self._loader.weights_sent = True
 
-    def weightsToHost(self) -> None:
-        """Bring weights and optimizer state from the device into the host's copy."""
-        executable = self._prepared("Devicex::weightsToHost()")
+    def to_host(self) -> None:
+        """`Session.weightsToHost`."""
+        executable = self._program.prepared("Devicex::weightsToHost()")
         if not self._program.on_device:
             # Another program has the device and what was there is gone: the host keeps its copy.
             return
-        if self._constant_weights or not self._weights.device_is_ahead:
+        if self._weights.constant or not self._weights.device_is_ahead:
             return
-        roles = (VariableRole.WEIGHT, VariableRole.OPTIMIZER_STATE)
-        wanted = [name for name, variable in executable.variables.items() if variable.role in roles]
-        self._weights.take_device(self._program.read(wanted))
+        self._weights.take_device(self._program.read(_of_training(executable)))
 
-    def readWeights(self, weightsIo: IWeightsIO) -> None:
-        """Copy the host's weights into the arrays of a PyWeightsIO; names it does not know are left alone."""
-        replicas = self._built.program.replicas
-        for name, array in weightsIo.weights.items():
+    def read(self, weights_io: IWeightsIO) -> None:
+        """`Session.readWeights`."""
+        built = self._weights.built
+        for name, array in weights_io.weights.items():
             value = self._weights.get(name)
             if value is None:
                 continue
-            if name not in self._built.kept:
-                value = retrieved(self._built.settings, name, value, replicas)
+            if name not in built.kept:
+                value = retrieved(built.settings, name, value, built.program.replicas)
             if array.nbytes != value.nbytes:
                 raise popart_runtime_error(
                     f"Differing sizes for weight {name!r}: the array has {array.nbytes} bytes "
@@ -61,78 +74,72 @@ class SessionWeights(SessionDevice):
                 )
             array.reshape(-1).view(value.dtype)[...] = value.reshape(-1)
 
-    def writeWeights(self, weightsIo: IWeightsIO) -> None:
-        """Change the host's weights; weightsFromHost sends them.
-
-        As in PopART, names that the session does not have are passed over (programs offer a checkpoint's optimizer
-        state whatever the optimizer); a warning says which.
-        """
-        if self._constant_weights:
+    def write(self, weights_io: IWeightsIO) -> None:
+        """`Session.writeWeights`."""
+        if self._weights.constant:
             raise _constant("writeWeights")
-        replicas = self._built.program.replicas
-        strange = [name for name in weightsIo.weights if self._weights.get(name) is None]
+        built = self._weights.built
+        strange = [name for name in weights_io.weights if self._weights.get(name) is None]
         if strange:
             _log.warning(
                 "writeWeights: the session has no weight or state %s: passed over", ", ".join(strange)
             )
-        for name, array in weightsIo.weights.items():
+        for name, array in weights_io.weights.items():
             held = self._weights.get(name)
             if held is not None:
-                if name not in self._built.kept:
-                    array = given(self._built.settings, name, array, held, replicas)
+                if name not in built.kept:
+                    array = given(built.settings, name, array, held, built.program.replicas)
                 self._weights.put(name, array)
 
-    def modelToHost(self, fn: str | os.PathLike[str]) -> None:
-        """Write the model with the current weights and optimizer state as an ONNX file."""
-        self.weightsToHost()
+    def model(self) -> LightModel:
+        """The model with the current weights, and optimizer state unless an option leaves it out."""
+        self.to_host()
         keep = not self._options.disableOptimizerStateTensorStreams
-        data = self._weights.model(with_state=keep and not self._options.disableGradAccumulationTensorStreams)
-        data = self._external.put_out(data, fn)
-        with open(fn, "wb") as file:
-            file.write(data.to_bytes())
+        return self._weights.model(with_state=keep and not self._options.disableGradAccumulationTensorStreams)
 
-    def resetHostWeights(
-        self,
-        modelProtoOrFilename: str | bytes | os.PathLike[str],
-        ignoreWeightsInModelWithoutCorrespondingHostWeight: bool = False,
-    ) -> None:
-        """Take weights by name from another model; weightsFromHost sends them."""
-        if self._constant_weights:
+    def reset(self, model: str | bytes | os.PathLike[str], ignore_unknown: bool) -> None:
+        """`Session.resetHostWeights`."""
+        if self._weights.constant:
             raise _constant("resetHostWeights")
-        source = loader.read_light_model(modelProtoOrFilename)
-        self._weights.reset(source, ignoreWeightsInModelWithoutCorrespondingHostWeight)
-        self._weights_sent = False
+        self._weights.reset(model_loader.read_light_model(model), ignore_unknown)
+        self._loader.weights_sent = False
 
-    # -- checkpoints (`podrun.checkpoint.Checkpointed`) ---------------------------------------------------
+    def broadcast(self, root: int) -> None:
+        """Give the host's copies of all instances the weights and optimizer state of one."""
+        from podrun import popdist
 
-    def _checkpoint_state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Weights and optimizer state as the program has them, with what each replica keeps for itself, and the states
-        of the random numbers. The arrays are the caller's.
+        popdist.init()
+        for name, value in sorted(self._weights.get_all().items()):
+            self._weights.put(name, popdist.broadcast(np.array(value, order="C"), root))
+        self._loader.weights_sent = False
+
+    def checkpoint(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Weights and optimizer state as the program has them, with the replica state, and the states of the random
+        numbers. The arrays are the caller's.
         """
-        executable = self._prepared("a checkpoint's save")
+        executable = self._program.prepared("a checkpoint's save")
         self._compare_replicas(executable)
         held = self._weights.device_values() | self._weights.state_values()
         values = {name: np.array(value) for name, value in held.items()}
-        roles = (VariableRole.WEIGHT, VariableRole.OPTIMIZER_STATE)
-        if self._program.on_device and self._weights.device_is_ahead and not self._constant_weights:
-            wanted = [name for name, variable in executable.variables.items() if variable.role in roles]
-            values |= self._program.read(wanted)
+        if self._program.on_device and self._weights.device_is_ahead and not self._weights.constant:
+            values |= self._program.read(_of_training(executable))
         return values, {"seed": self._random.seed(), "rng": self._random.read_rng()}
 
     def _compare_replicas(self, executable: Executable) -> None:
         """Where replicas are compared, no checkpoint is saved of replicas that differ."""
         if self._program.on_device and self._weights.device_is_ahead:
+            replicas = self._weights.built.program.replicas
             try:
                 with surfaced():
-                    self._check.before_save(executable, self._device, self._built.program.replicas)
+                    self._check.before_save(executable, self._program.device, replicas)
             except PoplarError:
                 self._program.on_device = False
                 raise
 
-    def _restore_checkpoint(self, tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
-        """Continue from what `_checkpoint_state` gave. popart_exception for the state of another program."""
-        self._prepared("a checkpoint's resume")
-        if self._constant_weights:
+    def restore(self, tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
+        """Continue from what `checkpoint` gave. popart_exception for the state of another program."""
+        self._program.prepared("a checkpoint's resume")
+        if self._weights.constant:
             raise _constant("a checkpoint's resume")
         _check_same(self._weights.device_values() | self._weights.state_values(), tensors)
         self._weights.take_device(tensors)
@@ -140,9 +147,15 @@ class SessionWeights(SessionDevice):
         if not isinstance(seed, int) or not isinstance(rng, list) or len(rng) != WORDS:
             raise popart_exception("The checkpoint was not saved by a session: it has no random state.")
         self._random.restore(seed, rng)
-        self._ensure_loaded()
-        self._write(dict(tensors) | self._random.values())
-        self._weights_sent = True
+        self._loader.ensure_loaded()
+        self._program.write(dict(tensors) | self._random.values())
+        self._loader.weights_sent = True
+
+
+def _of_training(executable: Executable) -> list[str]:
+    """The variables that training changes: weights and optimizer state."""
+    roles = (VariableRole.WEIGHT, VariableRole.OPTIMIZER_STATE)
+    return [name for name, variable in executable.variables.items() if variable.role in roles]
 
 
 def _check_same(held: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:

@@ -80,7 +80,7 @@ def modelled(opts: popart.SessionOptions, replicas: int = 4) -> dict[str, Any]:
         userOptions=opts,
     )
     session.prepareDevice()
-    report = session._executable.tile_report  # type: ignore[union-attr]
+    report = session.parts.program.executable.tile_report  # type: ignore[union-attr]
     return {
         "content": report["ipus"][0]["memory"]["by_content"],
         "causes": report["step"]["seconds_by_cause"],

@@ -52,7 +52,7 @@ def test_values_and_shapes_in_training(device_of, batches, accumulation, replica
             leading = [dim for dim in wanted.shape[: wanted.ndim - 2] if dim != 1]
             assert anchors[tensor].shape == (*leading, *wanted.shape[-2:])
             np.testing.assert_allclose(anchors[tensor], wanted.reshape(anchors[tensor].shape), 2e-5, 1e-6)
-        session._device.detach()
+        session.parts.program.device.detach()
 
 
 def _numpy_run(case, x):

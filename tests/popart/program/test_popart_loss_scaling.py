@@ -332,7 +332,7 @@ def test_named_tensors_alone_count():
     method = popart.GradientTensorTrackingMethod.GradientsOfUserSpecifiedTensors
     made = scaled(options(), gradientTensorTrackingMethod=method, toTrackTensors=[case.y])
     session = training(case, automatic(), made, popart.DataFlow(1, []))
-    assert session._built.program.automatic_scaling.tracked == (case.y,)
+    assert session.parts.model.built.program.automatic_scaling.tracked == (case.y,)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

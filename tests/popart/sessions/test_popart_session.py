@@ -86,7 +86,7 @@ def test_repeats_give_the_same_bits(device_of):
         anchors = session.initAnchorArrays()
         session.run(popart.PyStepIO({case.x: x}, anchors))
         results.append((weights(session, case.w)[0], anchors[case.loss]))
-        session._device.detach()
+        session.parts.program.device.detach()
     np.testing.assert_array_equal(results[0][0], results[1][0])
     np.testing.assert_array_equal(results[0][1], results[1][1])
 
