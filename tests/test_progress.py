@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 
-from podrun.core.progress import Preparation, at, counted, reporting
+from podrun.core.terminal import Preparation, at, counted, reporting
 
 
 class Screen(io.StringIO):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
-from podrun.costmodel import amp, exchange, vertices
+from podrun.costmodel import exchange, vertices
 
 
 def amp_tile(record: Record) -> float:
@@ -12,7 +12,9 @@ def amp_tile(record: Record) -> float:
     input_type, partials = record.product_types()
     units = record.chip.conv_units(input_type, partials)
     cycles = float(
-        amp.matmul_cycles(rows, inputs, outputs, input_type=input_type, partials_type=partials, units=units)
+        vertices.matmul_cycles(
+            rows, inputs, outputs, input_type=input_type, partials_type=partials, units=units
+        )
     )
     return record.rate(cycles, flops=2.0 * rows * inputs * outputs * record.params["tiles"])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fidelity_kinds import sparse
 from fidelity_kinds.record import BYTES, TYPES, NotPredicted, Record
-from podrun.costmodel import amp, exchange, vertices
+from podrun.costmodel import exchange, vertices
 from podrun.costmodel.matmul import Product, plan_product
 from podrun.costmodel.target import GC2, Chip
 
@@ -96,7 +96,9 @@ def _one_tile(
     part = math.ceil(k / splits)
     item = 2.0 if input_type == "float16" else 4.0
     units = chip.conv_units(input_type, partials)
-    turn = float(amp.matmul_cycles(m, part, n, input_type=input_type, partials_type=partials, units=units))
+    turn = float(
+        vertices.matmul_cycles(m, part, n, input_type=input_type, partials_type=partials, units=units)
+    )
     turn += exchange.ARRANGE_PER_BYTE * item * (m * part + part * n + m * n)
     join = vertices.scaled_add_cycles(m * n, partials)
     clear = vertices.fill_cycles(m * n, partials)

@@ -66,7 +66,7 @@ from podrun.core.executable import (
     numpy_dtype,
 )
 from podrun.core.names import WHOLE
-from podrun.core.progress import at, counted
+from podrun.core.terminal import at, counted
 from podrun.device.xla.clients import instruction_set
 from podrun.private_apis.jax import one_context
 

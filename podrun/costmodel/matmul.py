@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from podrun.core.errors import InvalidOptionError
-from podrun.costmodel import amp, vertices
+from podrun.costmodel import vertices
 from podrun.costmodel.equations import Equation, Plan
 from podrun.costmodel.exchange import PHASE_CYCLES
 from podrun.costmodel.splits import BYTES, ProductCandidate, ProductSplits, choose, splits
@@ -138,14 +138,14 @@ def _amp_plan(
     chip: Chip, product: Product, tiles: int, transform: float = 0.0, method: str = "amp"
 ) -> ProductCandidate:
     units = chip.conv_units(product.input_type, product.partials_type)
-    grain_k = amp.in_group(product.input_type)
+    grain_k = vertices.in_group(product.input_type)
     pg, pm, pk, pn, used = _grid(product, tiles, grain_k, units)
     rows = np.ceil(product.m / pm)
     k = np.ceil(product.k / pk / grain_k) * grain_k
     n = np.ceil(product.n / pn / units) * units
     groups = np.ceil(product.groups / pg)
     if product.kernel == 1:
-        compute = amp.matmul_cycles(
+        compute = vertices.matmul_cycles(
             rows,
             k,
             n,
@@ -156,7 +156,7 @@ def _amp_plan(
         )
     else:
         row_length = np.minimum(rows, product.row_length)
-        compute = amp.kernel_cycles(
+        compute = vertices.kernel_cycles(
             np.ceil(rows / row_length),
             row_length,
             k,
@@ -176,7 +176,7 @@ def _combined(product: Product) -> Product:
 
     The library joins as many groups as fill a block, so that small groups cost no more than one that size.
     """
-    factor = amp.in_group(product.input_type) // max(1, product.k, product.n)
+    factor = vertices.in_group(product.input_type) // max(1, product.k, product.n)
     if product.groups == 1 or factor < 2:
         return product
     factor = min(factor, product.groups)
@@ -219,10 +219,10 @@ def _rows_plan(chip: Chip, product: Product, tiles: int, side: int) -> ProductCa
     groups = np.ceil(product.groups / pg)
     units = chip.conv_units(product.input_type, product.partials_type)
     k, n = np.full_like(rows, ROW_CHANNELS), np.ceil(product.n / pn / units) * units
-    compute = amp.kernel_cycles(
+    compute = vertices.kernel_cycles(
         np.ceil(rows / row_length),
         row_length,
-        amp.in_group(product.input_type),
+        vertices.in_group(product.input_type),
         n,
         blocks,
         input_type=product.input_type,
@@ -248,7 +248,7 @@ def _slic_plan(chip: Chip, product: Product, tiles: int) -> ProductCandidate:
     rows = np.ceil(product.m / pm)
     groups = np.ceil(blocks.groups / pg)
     row_length = np.minimum(rows, product.row_length)
-    compute = groups * amp.slic_cycles(np.ceil(rows / row_length), row_length, product.k, product.kernel)
+    compute = groups * vertices.slic_cycles(np.ceil(rows / row_length), row_length, product.k, product.kernel)
     k, n = np.full_like(rows, product.k), np.full_like(rows, product.n)
     cut = ProductSplits(
         pm, pk, pn, used, groups * SLIC_GROUPS, rows, rows * _halo(product, rows), k, n, compute
@@ -293,7 +293,7 @@ def _vector_plan(chip: Chip, product: Product, tiles: int) -> ProductCandidate:
     k = np.ceil(product.k / pk)
     n = np.ceil(product.n / pn)
     groups = np.ceil(product.groups / pg)
-    compute = groups * amp.mac_cycles(rows, k, n, vector=vector, kernel=product.kernel)
+    compute = groups * vertices.mac_cycles(rows, k, n, vector=vector, kernel=product.kernel)
     cut = ProductSplits(pm, pk, pn, used, groups, rows, rows * _halo(product, rows), k, n, compute)
     return choose(chip, product, "mac", cut, grain=1)
 

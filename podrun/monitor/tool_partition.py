@@ -193,11 +193,15 @@ def streamed_product_cycles(chip: Chip, input_type: str, rows: int) -> float:
     The tile model's vertex for a further block of input channels: it loads the block's weights, starts the workers and
     adds to the partial sums that are there.
     """
-    from podrun.costmodel import amp
+    from podrun.costmodel import vertices
 
-    units, block = chip.conv_units(input_type, input_type), amp.in_group(input_type)
+    units, block = chip.conv_units(input_type, input_type), vertices.in_group(input_type)
     cycles = [
-        float(amp.matmul_cycles(rows, k, units, input_type=input_type, partials_type=input_type, units=units))
+        float(
+            vertices.matmul_cycles(
+                rows, k, units, input_type=input_type, partials_type=input_type, units=units
+            )
+        )
         for k in (block, 2 * block)
     ]
     return cycles[1] - cycles[0]

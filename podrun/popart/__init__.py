@@ -14,8 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Never
 
 from podrun.onnx_models.custom import register_op
-from podrun.onnx_models.numerics import NumericsReport
-from podrun.onnx_models.transformer import GraphTransformer
+from podrun.onnx_models.transformer import GraphTransformer, NumericsReport
 from podrun.popart.builder import Builder
 from podrun.popart.builder_model import (
     DEFAULT_OPSET,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from podrun.core.environment import environment
-from podrun.core.progress import reporting
+from podrun.core.terminal import reporting
 from podrun.session.exceptions import popart_exception
 
 CACHE_DIRECTORIES = ("POPART_CACHE_DIR", "POPXL_CACHE_DIR")
@@ -61,7 +61,7 @@ def check_replicas(environ: Mapping[str, str] | None = None) -> int:
 
 
 def progress(what: str, environ: Mapping[str, str] | None = None) -> AbstractContextManager[None]:
-    """Report on standard error how far ``what`` is, if it takes long (`podrun.core.progress`): in the first instance
+    """Report on standard error how far ``what`` is, if it takes long (`podrun.core.terminal`): in the first instance
     of a program only, and not at all if PODRUN_PROGRESS is ``off``.
     """
     found = ours(environ)

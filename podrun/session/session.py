@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.core.progress import at
+from podrun.core.terminal import at
 from podrun.onnx_models import loader
 from podrun.onnx_models.light_model import LightModel
 from podrun.onnx_models.transformer import ExternalFiles

@@ -33,8 +33,8 @@ from podrun.core.executable import (
     Send,
     StoreStream,
 )
-from podrun.core.progress import counted
 from podrun.core.shared_region import RegionName
+from podrun.core.terminal import counted
 from podrun.device.crash_records import CrashReader, describe_piece, own_crash_record
 from podrun.device.program.buffers import Buffers
 from podrun.device.program.interpreter import InstructionHook, Interpreter

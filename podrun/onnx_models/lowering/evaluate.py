@@ -21,8 +21,7 @@ from podrun.core.names import operator_scopes, place_scopes
 from podrun.onnx_models.lowering.graph import OperatorGraph, captured
 from podrun.onnx_models.lowering.tensors import NO_ORIGINS, TooWide, TracedTensor, lift
 from podrun.onnx_models.ops.registry import Node, Operator, lookup
-from podrun.onnx_models.ops.sdk import Sdk, check
-from podrun.onnx_models.ops.sdk_values import unknown_value
+from podrun.onnx_models.ops.sdk import Sdk, check, unknown_value
 from podrun.session.names import CUT, PIPELINE_STAGE, VIRTUAL_GRAPH
 
 

@@ -10,7 +10,7 @@ from jax import lax
 
 from podrun.onnx_models.ops.common import Array, axes_in, axis_in, fold_module, ints, same_dtype
 from podrun.onnx_models.ops.registry import GRAPHCORE, ONNX, Context, Node, operator
-from podrun.onnx_models.ops.sdk_values import expanded, reshaped, tiled
+from podrun.onnx_models.ops.sdk import expanded, reshaped, tiled
 
 
 def _reshaped(x: Array, target: tuple[int, ...], allow_zero: bool) -> Array:

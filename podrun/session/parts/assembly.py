@@ -18,11 +18,10 @@ from podrun.session.environment import check_replicas
 from podrun.session.optimizers.base import Optimizer
 from podrun.session.parts.device_program import DeviceProgram, Hyperparameters, ProgramCompiler, ProgramLoader
 from podrun.session.parts.files import ExecutableFiles, SessionReports
-from podrun.session.parts.host_weights import HostWeights
 from podrun.session.parts.replica_check import ReplicaCheck
 from podrun.session.parts.rng import RandomState
 from podrun.session.parts.run import BatchRunner, StepRunner
-from podrun.session.parts.weights import WeightTransfer
+from podrun.session.parts.weights import HostWeights, WeightTransfer
 from podrun.session.patterns import Patterns
 from podrun.session.pipelining import check_pipeline
 from podrun.session.program.build import BuiltModel, build

@@ -19,7 +19,7 @@ import numpy as np
 
 from podrun.compiler.program import RNG
 from podrun.core.executable import FLOATING_POINT_EXCEPTIONS, Executable, VariableRole
-from podrun.core.progress import at
+from podrun.core.terminal import at
 from podrun.onnx_models.tensor_proto import raw_data
 from podrun.session.device import DeviceInfo
 from podrun.session.enums import DeviceType
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from podrun.onnx_models.light_model import LightModel
     from podrun.session.optimizers.base import Optimizer
     from podrun.session.parts.files import SessionReports
-    from podrun.session.parts.host_weights import HostWeights
     from podrun.session.parts.rng import RandomState
+    from podrun.session.parts.weights import HostWeights
     from podrun.session.session_options import SessionOptions
 
 _log = logging.getLogger("podrun.popart.devicex")

@@ -20,7 +20,7 @@ from podrun.session.enums import DeviceType, Instrumentation
 from podrun.session.environment import ours
 from podrun.session.exceptions import popart_exception, surfaced
 from podrun.session.parts.device_program import DeviceProgram
-from podrun.session.parts.host_weights import HostWeights
+from podrun.session.parts.weights import HostWeights
 from podrun.session.program.build import BuiltModel
 from podrun.session.session_options import SessionOptions
 

@@ -21,8 +21,8 @@ from podrun.session.enums import ReplicatedStreamMode, SyntheticDataMode
 from podrun.session.exceptions import popart_runtime_error, poplar_application_runtime_error, surfaced
 from podrun.session.parts.device_program import Hyperparameters, ProgramLoader
 from podrun.session.parts.files import SessionReports
-from podrun.session.parts.host_weights import HostWeights
 from podrun.session.parts.replica_check import ReplicaCheck
+from podrun.session.parts.weights import HostWeights
 from podrun.session.program.build import BuiltModel
 from podrun.session.program.observers import observe
 from podrun.session.program.reserved_tensors import info_of

@@ -5,22 +5,195 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from podrun.compiler.arenas import state_of
+from podrun.compiler.program import FACTOR, PHASE, ParameterSpec
 from podrun.core.errors import PoplarError
-from podrun.core.executable import Executable, VariableRole
+from podrun.core.executable import Executable, VariableRole, numpy_dtype
 from podrun.onnx_models import loader as model_loader
-from podrun.onnx_models.light_model import LightModel
+from podrun.onnx_models.light_model import LightModel, put_beside
+from podrun.onnx_models.tensor_proto import type_proto
+from podrun.session import names
 from podrun.session.exceptions import popart_exception, popart_runtime_error, surfaced
 from podrun.session.parts.device_program import ProgramLoader
-from podrun.session.parts.host_weights import HostWeights
 from podrun.session.parts.replica_check import ReplicaCheck
 from podrun.session.parts.rng import WORDS, RandomState
 from podrun.session.session_options import SessionOptions
 from podrun.session.stepio import IWeightsIO
-from podrun.session.variables import given, retrieved
+from podrun.session.tensor_info import TensorInfo
+from podrun.session.variables import Kept, given, regrouped, retrieved
+
+if TYPE_CHECKING:
+    from podrun.session.optimizers.rules import Rule
+    from podrun.session.program.build import BuiltModel
+
+Form = Literal["program", "model"]
+
+
+class HostWeights:
+    """Weights (those the program uses and those it does not) and optimizer state, as the host knows them.
+
+    ``constant``: weights that no run changes and the program starts with. ``device_is_ahead`` is True after a run,
+    until the host's copy is brought up to date or sent again.
+    """
+
+    def __init__(self, model: LightModel, built: BuiltModel, *, constant: bool = False) -> None:
+        self._model = model
+        self.built = built
+        self.constant = constant
+        self._kept = built.kept
+        self._weights = {name: self._as_host(name, value, "model") for name, value in built.weights.items()}
+        self._state = self._first_state()
+        self.device_is_ahead = False
+
+    def _first_state(self) -> dict[str, np.ndarray]:
+        """State that the model brought, and state whose start depends on its weight."""
+        rule, found = self.built.rule, dict[str, np.ndarray]()
+        if rule is None:
+            return {}
+        if rule.context.automatic:
+            starts = {FACTOR: np.ones((), np.float32), PHASE: np.zeros((), np.float32)}
+            found |= {n: _fitting(n, self.built.state.get(n, v), (), v.dtype) for n, v in starts.items()}
+        for name in self.built.trained:
+            parameter = self.built.program.parameters[name]
+            computed = _initial_state(rule, parameter, self._weights[name])
+            for prefix, (spec, initial) in state_of(rule, parameter).items():
+                dtype = numpy_dtype(spec.dtype)
+                if spec.name in self.built.state:
+                    found[spec.name] = _fitting(spec.name, self.built.state[spec.name], spec.shape, dtype)
+                elif prefix in computed:
+                    found[spec.name] = computed[prefix].astype(dtype)
+                else:
+                    found[spec.name] = np.full(spec.shape, initial, dtype)
+        return found
+
+    def get(self, name: str) -> np.ndarray | None:
+        """A weight or a piece of optimizer state, or None."""
+        return self._weights.get(name, self._state.get(name))
+
+    def get_all(self) -> dict[str, np.ndarray]:
+        """All weights and all optimizer state."""
+        return {**self._weights, **self._state}
+
+    def put(self, name: str, array: np.ndarray) -> None:
+        """Replace a weight's value. popart_exception for an unknown one, popart_runtime_error for another
+        size.
+        """
+        held = self.get(name)
+        if held is None:
+            raise popart_exception(f"The session has no weight {name!r}; it has {sorted(self._weights)}.")
+        if array.nbytes != held.nbytes:
+            raise popart_runtime_error(
+                f"Differing sizes for weight {name!r}: the array has {array.nbytes} bytes, the weight "
+                f"{held.nbytes}."
+            )
+        target = self._weights if name in self._weights else self._state
+        target[name] = np.ascontiguousarray(array).reshape(-1).view(held.dtype).reshape(held.shape).copy()
+
+    def device_values(self) -> dict[str, np.ndarray]:
+        """Weights to send."""
+        return {name: self._from_host(name, value, "program") for name, value in self._weights.items()}
+
+    def state_values(self) -> dict[str, np.ndarray]:
+        """Optimizer state to send."""
+        return dict(self._state)
+
+    def take_device(self, values: Mapping[str, np.ndarray]) -> None:
+        """Take what was read from the device."""
+        for name, value in values.items():
+            target = self._weights if name in self._weights else self._state
+            target[name] = np.array(self._as_host(name, value, "program"))
+        self.device_is_ahead = False
+
+    def reset(self, source: LightModel, ignore_unknown: bool) -> None:
+        """Take initializers of another model by name. popart_exception for unknown ones (unless ignored)
+        and for another type or shape.
+        """
+        values = {}
+        for tensor in source.proto.graph.initializer:
+            held = self.get(tensor.name)
+            if held is None:
+                if ignore_unknown or self._belongs_to_model(tensor.name):
+                    continue
+                raise popart_exception(
+                    f"resetWeights, no tensor '{tensor.name}' in tensors",
+                    hint="ignoreWeightsInModelWithoutCorrespondingHostWeight=True leaves such weights out.",
+                )
+            value = source.value(tensor)
+            if value.dtype != held.dtype and value.dtype.kind == held.dtype.kind == "i":
+                value = value.astype(held.dtype)
+            stored = self._from_host(tensor.name, held, "model")
+            if value.shape != stored.shape or value.dtype != held.dtype:
+                raise popart_exception(
+                    f"resetHostWeights: weight {tensor.name!r} is {TensorInfo(value)} in the model, but "
+                    f"{TensorInfo(stored)} in this session."
+                )
+            values[tensor.name] = self._as_host(tensor.name, value, "model")
+        for name, value in values.items():
+            (self._weights if name in self._weights else self._state)[name] = value
+
+    def _as_host(self, name: str, value: np.ndarray, form: Form) -> np.ndarray:
+        """A weight as the host's copy has it, from how the model or the program has it."""
+        kept = self._kept.get(name)
+        return value if kept is None else regrouped(value, _rows(kept, form), kept.host)
+
+    def _from_host(self, name: str, value: np.ndarray, form: Form) -> np.ndarray:
+        """The other way round."""
+        kept = self._kept.get(name)
+        return value if kept is None else regrouped(value, kept.host, _rows(kept, form))
+
+    def _belongs_to_model(self, name: str) -> bool:
+        """True for weights of this session's model that its program does not need."""
+        return any(tensor.name == name for tensor in self._model.proto.graph.initializer)
+
+    def model(self, *, with_state: bool) -> LightModel:
+        """This session's model with the weights as they are; optimizer state as further initializers."""
+        from onnx import helper
+
+        model = self._model.copy().proto
+        graph, values = model.graph, dict(self._model.values)
+        kept = [t for t in graph.initializer if not t.name.startswith(names.STATE_PREFIXES)]
+        for index, tensor in enumerate(kept):
+            value = self._weights.get(tensor.name)
+            if value is not None:
+                value = self._from_host(tensor.name, value, "model")
+                stored = value.astype(helper.tensor_dtype_to_np_dtype(tensor.data_type), copy=False)
+                kept[index] = put_beside(values, tensor.name, stored)
+        inputs = [value for value in graph.input if not value.name.startswith(names.STATE_PREFIXES)]
+        if with_state:
+            for name, value in sorted(self._state.items()):
+                kept.append(put_beside(values, name, value))
+                inputs.append(helper.make_value_info(name, type_proto(TensorInfo(value))))
+        del graph.initializer[:]
+        graph.initializer.extend(kept)
+        del graph.input[:]
+        graph.input.extend(inputs)
+        return LightModel(model, {t.name: values[t.name] for t in kept if t.name in values})
+
+
+def _rows(kept: Kept, form: Form) -> tuple[int, ...]:
+    return kept.program if form == "program" else kept.model
+
+
+def _initial_state(rule: Rule, parameter: ParameterSpec, value: np.ndarray) -> dict[str, np.ndarray]:
+    """State whose start depends on the weight's value, as it is stored: for each group of replicas, if it has any."""
+    if not parameter.group_of:
+        return rule.initial_state(parameter.spec, value)
+    each = [rule.initial_state(parameter.spec, row) for row in value]
+    return {prefix: np.stack([state[prefix] for state in each]) for prefix in each[0]}
+
+
+def _fitting(name: str, value: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> np.ndarray:
+    if value.size != int(np.prod(shape, dtype=np.int64)):
+        raise popart_exception(
+            f"The model's optimizer state {name!r} has shape {list(value.shape)}; this session's has "
+            f"{list(shape)}."
+        )
+    return value.reshape(shape).astype(dtype)
+
 
 _log = logging.getLogger("podrun.popart.session")
 
