@@ -65,7 +65,7 @@ format: $(STAMP)
 proto: $(STAMP)
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $$(find podrun -name '*.proto')
 
-$(STAMP): pyproject.toml constraints.txt build_extension.py podrun/collectives/_collectives.c podrun/device/_last_words.c \
+$(STAMP): pyproject.toml constraints.txt build_extension.py podrun/collectives/_collectives.c podrun/device/_crash_stack.c \
 		$(wildcard podrun/device/xla/native/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || (echo "podrun needs Python 3.11 or later; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11" >&2; exit 2)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

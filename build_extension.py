@@ -33,8 +33,8 @@ MODULES = (
         "podrun.collectives._collectives", "podrun/collectives/_collectives.c", "collectives will be slower"
     ),
     Module(
-        "podrun.device._last_words",
-        "podrun/device/_last_words.c",
+        "podrun.device._crash_stack",
+        "podrun/device/_crash_stack.c",
         "a script in which native code dies will not say what it computed",
     ),
     Module(

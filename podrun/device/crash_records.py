@@ -187,11 +187,11 @@ def report_fatal_signals() -> None:
         if not faulthandler.is_enabled():
             faulthandler.enable(2, all_threads=True)
     try:
-        from podrun.device import _last_words
+        from podrun.device import _crash_stack
     except ImportError:
         return
     first = "\npodrun: native code died in this process by "
-    _last_words.install(own_crash_record().slots, SLOT_BYTES, 2, first, f"podrun: {WORKAROUND}:\n")
+    _crash_stack.install(own_crash_record().slots, SLOT_BYTES, 2, first, f"podrun: {WORKAROUND}:\n")
 
 
 def describe_piece(computation: Computation, executable: Executable, ipu: int, on: str) -> str:

@@ -1,6 +1,6 @@
-/* What a process says when native code dies in it: which pieces were being computed.
+/* Reports which pieces were being computed when native code dies in a process.
  *
- * `podrun.device.crash_records` keeps that in memory of fixed layout: slots of equal size, each two int64 and texts. The
+ * `podrun.device.crash_records` keeps them in memory of fixed layout: slots of equal size, each two int64 and texts. The
  * first is 0, or where in the slot the text of the piece under way begins (it ends with a NUL); the second is the batch.
  * The handlers below write the texts to a file descriptor and leave the rest to the handlers that were there before,
  * as Python's faulthandler, whose stacks follow.
@@ -31,7 +31,7 @@ static Py_buffer memory;
 static Py_ssize_t slot_bytes;
 static int output = -1;
 static pid_t speaker; /* not what is forked from it */
-static char first_words[MOST_TEXT], last_words[MOST_TEXT];
+static char before_stacks[MOST_TEXT], after_stacks[MOST_TEXT];
 static volatile sig_atomic_t spoken;
 
 static void say(const char *text, size_t length)
@@ -67,7 +67,7 @@ static void tell(int number)
         if (cells[0] < (int64_t)sizeof cells || cells[0] >= slot_bytes)
             continue;
         if (!said++) {
-            say(first_words, strlen(first_words));
+            say(before_stacks, strlen(before_stacks));
             for (int i = 0; i < COUNT; i++)
                 if (SIGNALS[i].number == number)
                     say(SIGNALS[i].name, strlen(SIGNALS[i].name));
@@ -80,7 +80,7 @@ static void tell(int number)
         say("\n", 1);
     }
     if (said)
-        say(last_words, strlen(last_words));
+        say(after_stacks, strlen(after_stacks));
 }
 
 static void handle(int number, siginfo_t *info, void *context)
@@ -120,8 +120,8 @@ static PyObject *install(PyObject *self, PyObject *arguments)
     slot_bytes = bytes;
     output = descriptor;
     speaker = getpid();
-    strncpy(first_words, first, MOST_TEXT - 1);
-    strncpy(last_words, last, MOST_TEXT - 1);
+    strncpy(before_stacks, first, MOST_TEXT - 1);
+    strncpy(after_stacks, last, MOST_TEXT - 1);
     struct sigaction ours;
     memset(&ours, 0, sizeof ours);
     ours.sa_sigaction = handle;
@@ -134,13 +134,14 @@ static PyObject *install(PyObject *self, PyObject *arguments)
 
 static PyMethodDef METHODS[] = {
     {"install", install, METH_VARARGS,
-     "install(memory, slot_bytes, descriptor, first_words, last_words): speak when a fatal signal comes."},
+     "install(memory, slot_bytes, descriptor, before_stacks, after_stacks): write these texts around the stacks when a\n"
+     "fatal signal comes."},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef MODULE = {
-    PyModuleDef_HEAD_INIT, "_last_words", "What a process says when native code dies in it.", -1, METHODS,
+    PyModuleDef_HEAD_INIT, "_crash_stack", "Reports the piece under way when native code dies.", -1, METHODS,
     NULL, NULL, NULL, NULL,
 };
 
-PyMODINIT_FUNC PyInit__last_words(void) { return PyModule_Create(&MODULE); }
+PyMODINIT_FUNC PyInit__crash_stack(void) { return PyModule_Create(&MODULE); }
