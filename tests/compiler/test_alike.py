@@ -46,7 +46,7 @@ def test_weights_of_one_shape_share_an_update_that_is_theirs(monkeypatch, mode):
         exported.clear()
         device = popart.DeviceManager().acquireAvailableDevice(1)
         made, found = session(device, popart.SessionOptions(), popart.Adam({}, mode=mode))
-        computations = made._executable.computations
+        computations = made.parts.program.executable.computations
         updates = {name: computations[name] for name in computations if name.startswith("update.")}
         results.append((updates, found))
         assert len(updates) == 3

@@ -48,7 +48,7 @@ def session(model, loss, ipus, device=None, **values):
 def places_of(made: popart.TrainingSession) -> list[int]:
     return [
         item.i
-        for node in made._placed.proto.graph.node
+        for node in made.parts.model.placed.proto.graph.node
         for item in node.attribute
         if item.name == "__ipu_number"
     ]
@@ -58,7 +58,7 @@ def cycles_by_ipu(made: popart.TrainingSession) -> list[int]:
     """Modelled cycles of one micro-batch on each IPU."""
     made.prepareDevice()
     found: dict[int, int] = {}
-    for segment in made._executable.tile_report["segments"]:
+    for segment in made.parts.program.executable.tile_report["segments"]:
         found[segment["ipu"]] = found.get(segment["ipu"], 0) + segment["report"]["step"]["cycles"]
     return [found[ipu] for ipu in sorted(found)]
 

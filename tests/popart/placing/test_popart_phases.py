@@ -63,7 +63,12 @@ def session(chain, opts, ipus, optimizer=None):
 
 
 def attributes(made, name):
-    return [item.i for node in made._placed.proto.graph.node for item in node.attribute if item.name == name]
+    return [
+        item.i
+        for node in made.parts.model.placed.proto.graph.node
+        for item in node.attribute
+        if item.name == name
+    ]
 
 
 def train(chain, opts, ipus):
@@ -96,7 +101,7 @@ def test_phases_take_turns_on_two_ipus():
     assert attributes(made, "__execution_phase") == expected
     assert attributes(made, "__ipu_number") == [phase % 2 for phase in expected]
     made.prepareDevice()
-    order = [s["ipu"] for s in made._executable.tile_report["segments"]]
+    order = [s["ipu"] for s in made.parts.program.executable.tile_report["segments"]]
     assert order == [0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0], "six forward (the last also backward), five backward"
 
 
@@ -104,7 +109,7 @@ def test_one_stage_is_one_ipu():
     made = session(Chain(phases=range(LAYERS)), phased(LAYERS, stages=1), 1)
     assert set(attributes(made, "__ipu_number")) == {0}
     made.prepareDevice()
-    assert len(made._executable.tile_report["segments"]) == 2 * LAYERS - 1
+    assert len(made.parts.program.executable.tile_report["segments"]) == 2 * LAYERS - 1
 
 
 def test_phases_without_annotations_have_equal_weights():
@@ -170,7 +175,7 @@ def test_one_phase_is_no_phase(phases, caplog):
     """Phases and their options do not count; virtual graphs do, as by hand."""
     made = session(Chain(), phased(phases, stages=3), 2)
     made.prepareDevice()
-    assert len(made._executable.tile_report["segments"]) == 1
+    assert len(made.parts.program.executable.tile_report["segments"]) == 1
     assert f"only {phases} phases were defined" in caplog.text
     placed = [0, 0, 0, 1, 1, 1]
     made = session(
@@ -184,7 +189,7 @@ def test_one_phase_is_no_phase(phases, caplog):
 def streaming(opts, ipus, width=WIDTH):
     made = session(Chain(phases=range(LAYERS), width=width), opts, ipus)
     made.prepareDevice()
-    return made._executable.tile_report["step"]["seconds_by_cause"].get("streaming", 0.0)
+    return made.parts.program.executable.tile_report["step"]["seconds_by_cause"].get("streaming", 0.0)
 
 
 def test_what_streams_is_counted():
@@ -214,7 +219,7 @@ def test_the_schedule_batches_what_updates_need():
         opts.executionPhaseSettings.schedule = getattr(popart.ExecutionPhaseSchedule, schedule)
         made = session(Chain(phases=range(LAYERS), width=128), opts, 2, popart.Adam({}))
         made.prepareDevice()
-        report = made._executable.tile_report
+        report = made.parts.program.executable.tile_report
         held = sum(ipu["memory"]["not_always_live_peak_bytes"] for ipu in report["ipus"])
         found[schedule] = report["step"]["seconds_by_cause"]["streaming"], held
     assert found["Batch"][0] < found["Interleaving"][0]
@@ -233,6 +238,6 @@ def test_neighbouring_phases_keep_activations_on_chip(phases, streams):
         chain.model, popart.DataFlow(1, [chain.loss]), OFFLINE[1], userOptions=opts
     )
     made.prepareDevice()
-    causes = made._executable.tile_report["step"]["seconds_by_cause"]
+    causes = made.parts.program.executable.tile_report["step"]["seconds_by_cause"]
     expected = 2 * 4 * WIDTH * 4 / 20e9 if streams else 0.0
     assert causes.get("streaming", 0.0) == pytest.approx(expected)

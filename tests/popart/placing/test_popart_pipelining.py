@@ -297,7 +297,7 @@ def test_consecutive_stages_on_one_ipu_are_one_stage():
         np.testing.assert_array_equal(found[1][name], value)
     made = session(chain, ipus=2, **accumulating(3))
     made.prepareDevice()
-    assert made._executable.tile_report["pipeline"]["stages"] == 2
+    assert made.parts.program.executable.tile_report["pipeline"]["stages"] == 2
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
@@ -417,7 +417,7 @@ def test_the_report_shows_the_bubble():
     for name, schedule in popart.PipelineSchedule.__members__.items():
         made = session(Chain([0, 1, 2, 3]), pipelineSchedule=schedule, **accumulating(12))
         made.prepareDevice()
-        shares[name] = made._executable.tile_report.get("pipeline", {})
+        shares[name] = made.parts.program.executable.tile_report.get("pipeline", {})
     grouped = shares["Grouped"]
     assert (grouped["fill_cycles"], grouped["main_cycles"], grouped["flush_cycles"]) == (6, 6, 6)
     assert (grouped["stages"], grouped["period"]) == (4, 1)
@@ -439,7 +439,7 @@ def test_what_is_restored_is_what_was_stashed(recompute):
         np.testing.assert_array_equal(found[f"Restored___{name}"], found[name])
     made = session(chain, batches=7, anchors=[f"Restored___{chain.x}"], **more)
     made.prepareDevice()
-    work = made._executable.instructions[0]
+    work = made.parts.program.executable.instructions[0]
     first = next(k for k, i in enumerate(work) if isinstance(i, StoreStream))
     assert sum(isinstance(i, LoadStream) for i in work[:first]) == 5, (
         "the first batch is back after five cycles"

@@ -55,7 +55,7 @@ def test_steps_too_small_for_the_last_place_are_not_lost(device_of, replicas):
     )  # fmt: skip
     data = steps(replicas)
     plain.run(popart.PyStepIO({case.x: data}, {}))
-    before = plain._built.weights[case.w].astype(np.float64)
+    before = plain.parts.model.built.weights[case.w].astype(np.float64)
     still = np.abs(weights(plain, case.w)[0] - before).mean()
     rounded = session_of(device_of(replicas), case)
     rounded.run(popart.PyStepIO({case.x: data}, {}))

@@ -89,7 +89,7 @@ def test_tensors_move_to_another_file_with_their_state(device_of, saved, tmp_pat
     assert (tmp_path / "new.data").stat().st_size == 2 * now.nbytes
     saved.model = str(tmp_path / "after.onnx")
     again = training(saved, [], device_of(1), optimizer=optimizer)
-    np.testing.assert_array_equal(again._weights.get(saved.w), now)
+    np.testing.assert_array_equal(again.parts.weights.get(saved.w), now)
 
 
 def test_moves_that_cannot_be(device_of, saved, tmp_path):
@@ -143,7 +143,8 @@ def test_data_beside_a_model_are_overwritten_where_they_lie(device, tmp_path, ma
     for _ in range(2):
         first.modelToHost(str(tmp_path / "elsewhere.onnx"))
         held = {
-            name: first._weights.get(name) for name in (narrow, wide, f"Accl___{narrow}", f"Accl___{wide}")
+            name: first.parts.weights.get(name)
+            for name in (narrow, wide, f"Accl___{narrow}", f"Accl___{wide}")
         }
         found = np.fromfile(data, np.float32)
         np.testing.assert_array_equal(found[:8], np.concatenate([held[narrow], held[wide]]))
