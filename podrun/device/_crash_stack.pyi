@@ -2,4 +2,6 @@
 
 from typing import Any
 
-def install(memory: Any, slot_bytes: int, descriptor: int, before_stacks: str, after_stacks: str, /) -> None: ...
+def install(
+    memory: Any, slot_bytes: int, descriptor: int, before_stacks: str, after_stacks: str, /
+) -> None: ...
