@@ -38,6 +38,9 @@ def products() -> Iterator[Case]:
 def linear_algebra() -> Iterator[Case]:
     """Factorizations and solutions, in float32 alone."""
     yield from cases_of("cholesky", lambda n: (n.matrix(3),), lambda n: (n.matrix(3, 2), True))
+    yield from cases_of("linalg_lstsq", lambda n: (n(2, 5, 3), n(2, 5, 4)), lambda n: (n.matrix(3), n(3, 2)))
+    yield from cases_of("linalg_lstsq", lambda n: (n(2, 5, 3), n(2, 5, 4)), driver="gels")
+    yield from cases_of("linalg_lstsq", lambda n: (n(2, 3, 5), n(2, 3, 4)), smooth=False)
     yield from cases_of("linalg_cholesky_ex", lambda n: (n.matrix(3, 2),))
     yield from cases_of("cholesky_inverse", lambda n: (torch.linalg.cholesky(n.matrix(3)),), smooth=False)
     yield from cases_of(
@@ -114,6 +117,15 @@ def networks() -> Iterator[Case]:
         "max_unpool2d",
         lambda n: (n(2, 2, 2, 2), torch.tensor([0, 2, 8, 10]).reshape(2, 2).expand(2, 2, 2, 2), [4, 4]),
     )
+    for how in range(12):
+        volume: Make = lambda n, h=how: (
+            *(n(2, 3, 4, 3, 5), n(2, 2, 3, 2, 3, low=-1.4, high=1.4)),
+            *(h // 6, h // 2 % 3, bool(h % 2)),
+        )
+        yield from cases_of("grid_sampler_3d", volume)
+    for how in ("sum", "mean", "max", "min", "prod"):
+        parts: Make = lambda n, h=how: (n(6, 2), h)
+        yield from cases_of("segment_reduce", parts, lengths=torch.tensor([2, 0, 3, 1]), initial=1.5)
     yield from cases_of("im2col", lambda n: (n(2, 3, 5, 6), [2, 3], [1, 1], [1, 0], [1, 2]))
     yield from cases_of("col2im", lambda n: (n(2, 12, 12), [4, 5], [2, 2], [1, 1], [0, 0], [1, 1]))
     statistics: Make = lambda n: (
@@ -194,7 +206,16 @@ def indexing() -> Iterator[Case]:
     yield from cases_of("scatter_add", lambda n: (n(3, 4), 0, n.whole(3, 5, 4), n(5, 4)))
     for how in ("sum", "amax", "amin", "mean", "prod"):
         into: Make = lambda n, h=how: (n(3, 4), 0, n.whole(3, 5, 4), n(5, 4), h)
-        yield from cases_of("scatter_reduce.two", into, smooth=how != "prod")
+        yield from cases_of("scatter_reduce.two", into)
+    for how in ("amax", "amin", "mean", "prod"):
+        rows: Make = lambda n, h=how: (n(5, 4), 0, torch.tensor([3, 1, 3]), n(3, 4), h)
+        yield from cases_of("index_reduce", rows)
+        yield from cases_of("index_reduce", rows, include_self=False, smooth=how != "prod")
+    yield from cases_of("put", lambda n: (n(3, 4), torch.tensor([[7, 2]]), n(1, 2), True))
+    yield from cases_of("put", lambda n: (n(3, 4), torch.tensor([7, 2]), n(2)))
+    mask = torch.tensor([True, False, True])
+    yield from cases_of("index_put", lambda n: (n(3, 4), [mask], n(2, 4)))
+    yield from cases_of("index_put", lambda n: (n(3, 4), [mask], n(4), True))
     yield from cases_of("index_add", lambda n: (n(5, 4), 0, n.whole(5, 3), n(3, 4)), alpha=0.5)
     yield from cases_of("index_copy", lambda n: (n(5, 4), 0, torch.tensor([3, 1]), n(2, 4)))
     yield from cases_of("index_fill.int_Scalar", lambda n: (n(5, 4), 0, torch.tensor([3, 1]), 1.5))

@@ -15,6 +15,7 @@ def pointwise() -> Iterator[Case]:
     yield from shaped("log log1p log2 log10 sqrt rsqrt reciprocal lgamma digamma special_psi", 0.2, 3.0)
     yield from shaped("asin acos atanh erfinv", -0.8, 0.8)
     yield from shaped("acosh", 1.3, 3.0)
+    yield from shaped("angle", smooth=False)
     yield from shaped("ceil floor trunc frac sign round", smooth=False)
     yield from shaped("signbit isnan isinf isfinite isposinf isneginf logical_not", smooth=False)
     yield from shaped(
@@ -187,6 +188,7 @@ def factories() -> Iterator[Case]:
 
 def reductions() -> Iterator[Case]:
     """Reductions, running sums and sorting."""
+    yield from cases_of("histc", lambda n: (n(5, 7), 4), lambda n: (n(5, 7), 6, -1.2, 1.4), smooth=False)
     whole, one, two = (
         (lambda n: (n(3, 4),)),
         (lambda n: (n(3, 4), [1])),

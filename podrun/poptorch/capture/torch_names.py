@@ -118,9 +118,28 @@ def _bincount(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: i
     return x.new_empty(minlength) if weights is None else weights.new_empty(minlength)
 
 
-FAKE_RESULTS: dict[str, Callable[..., torch.Tensor]] = {
+def _least_squares(
+    a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[torch.Tensor, ...]:
+    rows, columns = a.shape[-2:]
+    vector = b.dim() == a.dim() - 1 and b.shape == a.shape[:-1]
+    broadcast: Any = torch.broadcast_shapes
+    lead = list(broadcast(a.shape[:-2], b.shape[: -1 if vector else -2]))
+    right = [] if vector else [b.shape[-1]]
+    residuals = [*lead, *right] if rows > columns and driver not in (None, "gelsy") else [0]
+    ranks = [0] if driver == "gels" else list(a.shape[:-2])
+    return (
+        b.new_empty([*lead, columns, *right]),
+        b.new_empty(residuals),
+        b.new_empty(ranks, dtype=torch.int64),
+        b.new_empty([0]),
+    )
+
+
+FAKE_RESULTS: dict[str, Callable[..., Any]] = {
     "aten.ctc_loss.IntList": _ctc_loss,
     "aten.ctc_loss.Tensor": _ctc_loss,
+    "aten.linalg_lstsq.default": _least_squares,
     "aten.bincount.default": _bincount,
     "aten.cov.default": _of_rows,
     "aten.corrcoef.default": _of_rows,

@@ -63,14 +63,66 @@ def index_put(
         mask = indices[0].reshape(indices[0].shape + (1,) * (x.ndim - indices[0].ndim))
         filled = values.reshape(())
         return jnp.where(mask, x + filled if accumulate else filled, x)
+    if indices[0] is not None and indices[0].dtype == jnp.bool_:
+        return _masked_put(x, indices[0], values, accumulate)
     target = x.at[_full_index(indices)]
     return target.add(values) if accumulate else target.set(values)
+
+
+def _masked_put(x: Array, mask: Array, values: Array, accumulate: bool) -> Array:
+    """x with one row of ``values`` after the other where a mask of its first dimensions holds."""
+    rest = x.ndim - mask.ndim
+    where = mask.reshape(mask.shape + (1,) * rest)
+    if values.ndim > rest and values.shape[0] > 1:
+        places = jnp.clip(jnp.cumsum(mask.reshape(-1)) - 1, 0, values.shape[0] - 1)
+        values = values[places].reshape(*mask.shape, *values.shape[1:])
+    elif values.ndim > rest:
+        values = values[0]
+    return jnp.where(where, x + values if accumulate else values, x)
+
+
+@aten("put", kind="ScatterElements")
+def put(call: Call, x: Array, indices: Array, source: Array, accumulate: bool = False) -> Array:
+    """x with elements replaced, or added to, by their place in x read row by row."""
+    target = x.reshape(-1).at[indices.reshape(-1)]
+    values = source.astype(x.dtype).reshape(-1)
+    return (target.add(values) if accumulate else target.set(values)).reshape(x.shape)
 
 
 def _places(x: Array, dim: int, indices: Array) -> tuple[Array, ...]:
     grid = list(jnp.ogrid[tuple(slice(0, n) for n in indices.shape)])
     grid[axis(dim, x.ndim)] = indices
     return tuple(grid)
+
+
+@jax.custom_vjp
+def _multiplied(x: Array, places: tuple[Array, ...], values: Array) -> Array:
+    """x with elements multiplied, some of them several times; JAX has no gradient for that."""
+    return x.at[places].multiply(values)
+
+
+def _multiplied_forward(x: Array, places: tuple[Array, ...], values: Array) -> Any:
+    made = _multiplied(x, places, values)
+    return made, (x, places, values, made)
+
+
+def _multiplied_backward(saved: Any, gradient: Array) -> Any:
+    """The product over each factor, as torch's gradient of ``scatter_reduce`` is; the other factors where one is 0."""
+    x, places, values, made = saved
+    rows = jnp.where(values == 0, 0, 1).astype(x.dtype)
+    zeros = jnp.where(x == 0, 1, 0).astype(jnp.int32).at[places].add((values == 0).astype(jnp.int32))
+    others = jnp.where(x == 0, 1, x).at[places].multiply(jnp.where(rows == 0, 1, values))
+    own = jnp.where(zeros == 0, made / jnp.where(x == 0, 1, x), jnp.where((zeros == 1) & (x == 0), others, 0))
+    total = zeros[places]
+    part = jnp.where(
+        total == 0,
+        made[places] / jnp.where(values == 0, 1, values),
+        jnp.where((total == 1) & (values == 0), others[places], 0),
+    )
+    return gradient * own, None, gradient[places] * part
+
+
+_multiplied.defvjp(_multiplied_forward, _multiplied_backward)
 
 
 def _scattered(
@@ -86,6 +138,8 @@ def _scattered(
     if not include and reduce is not None:
         empty = {"amax": _lowest(x), "amin": _highest(x), "prod": 1, "mean": 0}.get(reduce, 0)
         x = x.at[places].set(jnp.asarray(empty, x.dtype))
+    if reduce in ("multiply", "prod"):
+        return _multiplied(x, places, values)
     target = x.at[places]
     if reduce == "mean":
         count = jnp.zeros(x.shape, x.dtype).at[places].add(1)
@@ -97,8 +151,6 @@ def _scattered(
         None: target.set,
         "add": target.add,
         "sum": target.add,
-        "multiply": target.multiply,
-        "prod": target.multiply,
         "amax": target.max,
         "amin": target.min,
     }[reduce](values)
@@ -134,6 +186,20 @@ def scatter_reduce(
 ) -> Array:
     """x with ``source`` reduced into it at the indices."""
     return _scattered(x, dim, indices, source, reduce, include_self)
+
+
+@aten("index_reduce", kind="ScatterElements")
+def index_reduce(
+    call: Call, x: Array, dim: int, indices: Array, source: Array, reduce: str, include_self: bool = True
+) -> Array:
+    """x with ``source`` reduced into elements of one dimension."""
+    where = axis(dim, x.ndim) if x.ndim else 0
+    shape = [1] * source.ndim
+    if source.ndim:
+        shape[where] = -1
+    return _scattered(
+        x, dim, jnp.broadcast_to(indices.reshape(shape), source.shape), source, reduce, include_self
+    )
 
 
 @aten("index_add", kind="ScatterElements")

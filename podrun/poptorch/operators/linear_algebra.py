@@ -318,3 +318,30 @@ def correlation(call: Call, x: Array) -> Array:
     found = jnp.cov(widened(x))
     scale = jnp.sqrt(jnp.diagonal(found))
     return jnp.clip(found / scale[:, None] / scale, -1, 1)
+
+
+@aten("linalg_lstsq")
+def least_squares(
+    call: Call, a: Array, b: Array, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[Array, Array, Array, Array]:
+    """The solution of ``a @ x = b`` with the least error (of those the least one), for matrices of full rank.
+
+    Also the sums of squared errors where there are more rows than columns (not by ``gelsy``, the default driver), the
+    rank, and no singular values.
+    """
+    rows, columns = a.shape[-2:]
+    wide, right = widened(a), widened(b)
+    vector = call.results[0].shape != (*call.results[0].shape[:-2], columns, b.shape[-1]) or b.ndim < a.ndim
+    right = right[..., None] if vector else right
+    if rows >= columns:
+        q, r = jnp.linalg.qr(wide)
+        made = jax.scipy.linalg.solve_triangular(r, _transposed(q) @ right)
+    else:
+        q, r = jnp.linalg.qr(_transposed(wide))
+        made = q @ jax.scipy.linalg.solve_triangular(r, right, trans=1)
+    error = jnp.sum(jnp.square(wide @ made - right), -2)
+    shape = call.results[1].shape
+    residuals = jnp.zeros(shape) if 0 in shape else error.reshape(shape)
+    rank = jnp.full(call.results[2].shape, min(rows, columns), jnp.int32)
+    solution = made[..., 0] if vector else made
+    return solution.reshape(call.results[0].shape), residuals, rank, jnp.zeros(call.results[3].shape)

@@ -289,6 +289,13 @@ for _names, _function in (
     aten(*_names)(_of_one(_function))
 
 
+@aten("angle")
+def angle(call: Call, x: Array) -> Array:
+    """0, pi for negative numbers."""
+    made = jnp.where(x < 0, jnp.asarray(jnp.pi, call.dtype), jnp.zeros((), call.dtype))
+    return jnp.where(jnp.isnan(x), x, made) if jnp.issubdtype(x.dtype, jnp.floating) else made
+
+
 @aten("polygamma")
 def polygamma(call: Call, order: int, x: Array) -> Array:
     """Derivatives of the logarithm of the gamma function, the first of them for order 0."""

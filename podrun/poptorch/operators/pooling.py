@@ -271,3 +271,50 @@ for _count in (1, 2, 3):
 for _name, _count in (("linear1d", 1), ("bilinear2d", 2), ("trilinear3d", 3)):
     aten(f"upsample_{_name}", kind="Resize")(_smooth_resize(_count, _linear_matrix))
 aten("upsample_bicubic2d", kind="Resize")(_smooth_resize(2, _cubic_matrix))
+
+
+@aten("grid_sampler_3d", kind="Resize")
+def sample_volume(
+    call: Call, x: Array, grid: Array, interpolation: int, padding: int, align_corners: bool
+) -> Array:
+    """Volumes ``[N, C, D, H, W]`` at places ``[N, d, h, w, 3]`` (x, y, z from -1 to 1): between the eight neighbours,
+    or the nearest one (``interpolation`` 1). ``padding`` outside: zeros, the border, or reflection."""
+    volume, sizes = widened(x), x.shape[:1:-1]
+    places = [_place(widened(grid)[..., i], size, padding, align_corners) for i, size in enumerate(sizes)]
+    if interpolation == 1:
+        return _voxels(volume, [jnp.round(p) for p in places])
+    lower = [jnp.floor(p) for p in places]
+    total: Any = 0.0
+    for corner in np.ndindex(2, 2, 2):
+        weight: Any = 1.0
+        for place, low, up in zip(places, lower, corner, strict=True):
+            weight = weight * (place - low if up else 1.0 - (place - low))
+        total = (
+            total
+            + _voxels(volume, [low + up for low, up in zip(lower, corner, strict=True)]) * weight[:, None]
+        )
+    return total
+
+
+def _place(position: Array, size: int, padding: int, align_corners: bool) -> Array:
+    """A position from -1 to 1 as an index of a dimension, by torch's rules for what lies outside."""
+    found = (position + 1) / 2 * (size - 1) if align_corners else ((position + 1) * size - 1) / 2
+    if padding == 2:
+        low, span = (0.0, float(size - 1)) if align_corners else (-0.5, float(size))
+        if span == 0:
+            return jnp.zeros_like(found)
+        away = jnp.abs(found - low)
+        turns, extra = jnp.floor(away / span), jnp.mod(away, span)
+        found = jnp.where(jnp.mod(turns, 2) == 0, extra + low, span - extra + low)
+    return jnp.clip(found, 0, size - 1) if padding else found
+
+
+def _voxels(volume: Array, index: list[Array]) -> Array:
+    """Elements ``[N, C, ...]`` at indices of the last three dimensions, last one first; 0 outside."""
+    sizes = volume.shape[:1:-1]
+    inside: Any = True
+    for each, size in zip(index, sizes, strict=True):
+        inside = inside & (each >= 0) & (each < size)
+    w, h, d = (jnp.clip(each, 0, size - 1).astype(jnp.int32) for each, size in zip(index, sizes, strict=True))
+    n = jnp.arange(volume.shape[0]).reshape(-1, 1, 1, 1)
+    return jnp.where(inside[:, None], jnp.moveaxis(volume[n, :, d, h, w], -1, 1), 0)

@@ -319,3 +319,57 @@ def search_sorted(
 def bucketize(call: Call, x: Array, boundaries: Array, out_int32: bool = False, right: bool = False) -> Array:
     """Which interval between boundaries x falls into."""
     return jnp.searchsorted(boundaries, jnp.asarray(x), side="right" if right else "left")
+
+
+@aten("histc", kind="Reduce")
+def histogram(call: Call, x: Array, bins: int = 100, low: float = 0, high: float = 0) -> Array:
+    """How many elements fall into each of ``bins`` equal parts from ``low`` to ``high`` (of x, if both are equal)."""
+    wide = x.reshape(-1).astype(jnp.float32)
+    first, last = (jnp.min(wide), jnp.max(wide)) if low == high else (jnp.float32(low), jnp.float32(high))
+    alone = first == last
+    first, last = jnp.where(alone, first - 1, first), jnp.where(alone, last + 1, last)
+    place = jnp.clip(jnp.floor((wide - first) * (bins / (last - first))).astype(jnp.int32), 0, bins - 1)
+    inside = (wide >= first) & (wide <= last)
+    return jnp.zeros(bins, jnp.float32).at[place].add(inside.astype(jnp.float32))
+
+
+@aten("segment_reduce", kind="Reduce")
+def segment_reduce(
+    call: Call,
+    x: Array,
+    reduce: str,
+    *,
+    lengths: Array | None = None,
+    indices: Array | None = None,
+    offsets: Array | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> Array:
+    """Each of the parts that follow each other along the last dimension of ``lengths`` (or between ``offsets``),
+    reduced: sum, mean, prod, max or min. A part without elements is ``initial``, or the reduction's neutral element."""
+    if offsets is not None:
+        begins, ends = offsets[..., :-1], offsets[..., 1:]
+    else:
+        assert lengths is not None, "torch asks for one of both"
+        ends = jnp.cumsum(lengths, -1)
+        begins = ends - lengths
+    where = jnp.arange(x.shape[axis])
+    member = (where >= begins[..., None]) & (where < ends[..., None])  # [..., parts, elements]
+    rest = x.ndim - axis - 1
+    member = member.reshape(member.shape + (1,) * rest)
+    wide = jnp.expand_dims(widened(x), axis)
+    neutral = {"max": -jnp.inf, "min": jnp.inf, "prod": 1.0}.get(reduce, 0.0)
+    chosen = jnp.where(member, wide, neutral)
+    count = jnp.sum(member, axis + 1)
+    start = neutral if initial is None else initial
+    if reduce == "mean":
+        total = jnp.sum(chosen, axis + 1) + (start if initial is not None else 0.0)
+        empty = jnp.nan if initial is None else initial
+        return jnp.where(count > 0, total / jnp.maximum(count, 1), empty)
+    if reduce == "sum":
+        return jnp.sum(chosen, axis + 1) + start
+    if reduce == "prod":
+        return jnp.prod(chosen, axis + 1) * start
+    found = (jnp.max if reduce == "max" else jnp.min)(chosen, axis + 1)
+    return (jnp.maximum if reduce == "max" else jnp.minimum)(found, start)
