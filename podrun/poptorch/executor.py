@@ -21,6 +21,7 @@ from podrun.poptorch.devices import uses_ipu_model
 from podrun.poptorch.enums import ConnectionType, OutputMode
 from podrun.poptorch.errors import Error, translated
 from podrun.poptorch.executor_state import ExecutorState
+from podrun.poptorch.host_calls import ChainedModel
 from podrun.poptorch.model_compiler import (
     CompileRequest,
     ReplicaGroups,
@@ -70,7 +71,7 @@ class PoplarExecutor(ExecutorState):
         self._model = copy.copy(model)
         self._training = training
         self._optimizer: Any = None
-        self._compiled: CompiledModel | None = None
+        self._compiled: CompiledModel | ChainedModel | None = None
         self._arguments: CallArguments | None = None
         self._executable: bytes | None = None
         self._device_is_newer = False

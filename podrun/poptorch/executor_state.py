@@ -19,6 +19,7 @@ from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compiled_model import CompiledModel
 from podrun.poptorch.enums import ConnectionType, MeanReductionStrategy
 from podrun.poptorch.errors import Error
+from podrun.poptorch.host_calls import ChainedModel
 from podrun.poptorch.model_compiler import (
     ReplicaGroups,
 )
@@ -42,7 +43,7 @@ class ExecutorState:
     _model: torch.nn.Module
     _training: bool
     _optimizer: Any
-    _compiled: CompiledModel | None
+    _compiled: CompiledModel | ChainedModel | None
     _arguments: CallArguments | None
     _executable: bytes | None
     _device_is_newer: bool
@@ -55,7 +56,7 @@ class ExecutorState:
     _groups: dict[str, ReplicaGroups]
     _attributes: set[str]
 
-    def _need_compiled(self, call: str) -> CompiledModel:
+    def _need_compiled(self, call: str) -> CompiledModel | ChainedModel:
         if self._compiled is None:
             raise Error(f"{call}() needs a compiled model: call the model or compile() first")
         return self._compiled
@@ -177,6 +178,7 @@ class ExecutorState:
         if self._compiled is None:
             return
         self._warn_of_ignored(optimizer)
+        assert isinstance(self._compiled, CompiledModel)
         with untracked():
             self._compiled.change_optimizer(optimizer, self._parameter_names())
         self._connect_optimizer()
@@ -206,7 +208,7 @@ class ExecutorState:
 
     def _send_optimizer_state(self) -> None:
         optimizer, compiled = self._optimizer, self._compiled
-        assert compiled is not None
+        assert isinstance(compiled, CompiledModel)
         optimizer._state_dirty = False
         if optimizer.ipu_state is None:
             return
@@ -221,6 +223,7 @@ class ExecutorState:
         if self._compiled is None or self._detached or self._optimizer._state_dirty:
             return
         if self._state_is_newer:
+            assert isinstance(self._compiled, CompiledModel)
             with untracked():
                 self._optimizer.ipu_state, self._optimizer.ipu_param = self._compiled.optimizer_values()
             self._state_is_newer = False
@@ -238,7 +241,7 @@ class ExecutorState:
             raise Error("detachFromDevice(): the model is not attached to a device")
         self._leave(compiled)
 
-    def _leave(self, compiled: CompiledModel) -> None:
+    def _leave(self, compiled: CompiledModel | ChainedModel) -> None:
         self.copyWeightsToHostIfNeeded()
         compiled.bring_weights()
         if isinstance(self._optimizer, Optimizer):

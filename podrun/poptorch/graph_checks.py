@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from podrun.poptorch.capture.graph import CapturedGraph, GraphNode, GraphValue
+from podrun.poptorch.capture.graph import HOST_CALL, CapturedGraph, GraphNode, GraphValue
 from podrun.poptorch.enums import OutputMode, OverlapMode
 from podrun.poptorch.errors import Error
 from podrun.poptorch.strategies import PIPELINED
 
 IDENTITY_LOSS = "podrun.identity_loss.default"
 
-INFERENCE_ONLY = frozenset(("podrun.for_loop.default", "podrun.cond.default"))
+INFERENCE_ONLY = frozenset(("podrun.for_loop.default", "podrun.cond.default", HOST_CALL))
 """Operators that have no gradient on an IPU."""
 
 LOSSES = frozenset(

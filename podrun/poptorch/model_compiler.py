@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from podrun.poptorch.devices import acquire
 from podrun.poptorch.enums import CommGroupType, ConnectionType, OutputMode, VariableRetrievalMode
 from podrun.poptorch.errors import Error, translated
 from podrun.poptorch.graph_checks import check_overlap, find_loss
+from podrun.poptorch.host_calls import ChainedModel, Part, calls_host, parts_of
 from podrun.poptorch.operators.table import supported
 from podrun.poptorch.session_model import PlacedGraph, session_model
 from podrun.poptorch.session_optimizers import session_optimizer
@@ -156,8 +157,34 @@ def offer(captured: Capture, asked: CompileRequest, call: tuple[Any, Any]) -> No
         take(captured, asked, call)
 
 
-def compile_model(captured: Capture, asked: CompileRequest) -> CompiledModel:
-    """Build and compile a session for a captured module; its device is attached as the options say."""
+def compile_model(captured: Capture, asked: CompileRequest) -> CompiledModel | ChainedModel:
+    """Build and compile a session for a captured module; its device is attached as the options say. A module that calls
+    functions of the host has a session for each part between the calls."""
+    if not asked.training and calls_host(captured.graph):
+        return _chained(captured, asked)
+    return _compile_session(captured, asked)
+
+
+def _chained(captured: Capture, asked: CompileRequest) -> ChainedModel:
+    options, batches = asked.options, asked.batches
+    if batches.groups != batches.replicas:
+        raise Error("poptorch.CPU and inputReplicaGrouping do not go together")
+    if asked.executable is not None:
+        raise Error("a model that calls poptorch.CPU cannot be loaded from a file")
+    made: list[tuple[Part, CompiledModel | None]] = []
+    for place, part in enumerate(parts_of(captured)):
+        own = options.clone()
+        if part.call is not None:
+            own.outputMode(OutputMode.All)
+        own.modelName(f"{options.extra('model_name', 'inference')}-part{place}")
+        wanted = [each for each in part.captured.graph.outputs if isinstance(each, GraphValue)]
+        needed = bool(wanted or part.captured.graph.updates or part.captured.graph.input_updates)
+        model = _compile_session(part.captured, replace(asked, options=own)) if needed else None
+        made.append((part, model))
+    return ChainedModel(captured, made, captured.graph.functions, batches)
+
+
+def _compile_session(captured: Capture, asked: CompileRequest) -> CompiledModel:
     options = asked.options
     division = division_of(captured.graph.nodes)
     check_pipeline(division, options, asked.training)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from podrun.poptorch.annotations import capturing, isRunningOnIpu
-from podrun.poptorch.capture.capture import branch, loop
+from podrun.poptorch.capture.capture import branch, host_call, loop
 from podrun.poptorch.capture.graph import flatten, unflatten
 from podrun.poptorch.capture.recorder import line_of_user
 from podrun.poptorch.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
@@ -219,24 +219,26 @@ def fps(
 
 
 class CPU:
-    """A function that runs on the host in the middle of a model: ``CPU(function, "id")(x)``.
+    """A function or module that runs on the host in the middle of an inference model: ``CPU(function, "id")(x)``.
 
-    Outside a model that is compiled for the IPU it calls the function. A compiled model is one program here, which
-    does not return to Python: Error names the call, and what to do instead.
+    In a compiled model it is called again in every run, once for each micro-batch, with copies of the tensors. What it
+    gives must have the same shapes and types each time. Outside of one it is just called. Error in training.
     """
 
     def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
         self._layer, self._id = layer_to_call, ID
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function. Error in a model that is compiled."""
-        if isRunningOnIpu():
+        """Call the function, or note the call in a model that is compiled."""
+        if not isRunningOnIpu():
+            return self._layer(*args, **kwargs)
+        if not args or kwargs or not all(isinstance(each, torch.Tensor) for each in args):
             raise Error(
-                f"poptorch.CPU ({self._id!r}) runs Python on the host in the middle of a model: podrun does not",
-                hint="Return the value from forward, and call the function on what the model returns.",
+                f"poptorch.CPU ({self._id!r}) takes tensors by position in a model that is compiled",
                 location=line_of_user(),
             )
-        return self._layer(*args, **kwargs)
+        made = host_call(self._layer, args)
+        return made[0] if len(made) == 1 else tuple(made)
 
     def execute(self) -> None:
         """Nothing: the SDK's machinery calls this."""

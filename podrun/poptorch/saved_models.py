@@ -196,7 +196,10 @@ def _session(executor: PoplarExecutor, doing: str) -> Any:
         raise Error(
             f"a model is {doing} when it is compiled and attached to its IPUs: call model.compile(*inputs) first"
         )
-    return executor._compiled.session
+    session = getattr(executor._compiled, "session", None)
+    if session is None:
+        raise Error(f"a model that calls poptorch.CPU cannot be {doing}: it only infers")
+    return session
 
 
 def _groups(optimizer: Any) -> list[dict[str, Any]]:

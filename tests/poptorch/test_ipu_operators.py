@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -76,7 +77,68 @@ def test_control_flow_is_refused_where_it_cannot_work() -> None:
     with pytest.raises(ValueError, match="list of tensors"):
         poptorch.for_loop(2, lambda y: y, torch.ones(1))
     with pytest.raises(poptorch.Error, match=r"poptorch.CPU \('host'\)[\s\S]*test_ipu_operators"):
-        on_ipu(lambda m, x: poptorch.CPU(lambda y: y, "host")(x), torch.ones(1))
+        on_ipu(lambda m, x: poptorch.CPU(lambda y: y, "host")(1.0), torch.ones(1))
+    with pytest.raises(poptorch.Error, match="must return tensors"):
+        on_ipu(lambda m, x: poptorch.CPU(lambda y: 1, "host")(x), torch.ones(1))
+
+    def on_host(module: Any, x: Any) -> Any:
+        made = poptorch.CPU(lambda y: y, "host")(x * module.weight)
+        return poptorch.identity_loss(made, "sum")
+
+    with pytest.raises(poptorch.Error, match="host_call is supported in inference models only"):
+        poptorch.trainingModel(Function(on_host))(torch.ones(1, 2))
+
+
+class AroundTheHost(torch.nn.Module):
+    """Two functions of the host, one of numpy and one with parameters of the model, between layers of the IPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.own, self.last = (torch.nn.Linear(4, 4) for _ in range(3))
+        self.calls = 0
+        self.sorted, self.applied = poptorch.CPU(self.count, "sorted"), poptorch.CPU(self.own, "own")
+
+    def count(self, x: Any, y: Any) -> Any:
+        self.calls += 1
+        return torch.from_numpy(np.sort(x.detach().numpy(), 1)), y.sum()
+
+    def forward(self, x: Any) -> Any:
+        hidden = self.first(x)
+        ordered, total = self.sorted(hidden, x)
+        return self.last(self.applied(torch.relu(ordered) + total)) + hidden, x * 2
+
+
+def test_functions_of_the_host_run_in_the_middle_of_a_model_in_every_run() -> None:
+    torch.manual_seed(0)
+    model = AroundTheHost().eval()
+    inference = poptorch.inferenceModel(
+        model, poptorch.Options().deviceIterations(2).replicationFactor(2).logCycleCount(True)
+    )
+    for seed in range(2):
+        torch.manual_seed(seed)
+        x = torch.randn(12, 4)
+        made, double = inference(x)
+        expected = torch.cat([model(each)[0].detach() for each in x.split(3)])
+        torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(double, 2 * x)
+    assert model.calls == 1 + 2 * (4 + 4)  # Once to learn the shapes; then in each run, and in torch's.
+    assert inference.cycleCount() > 0
+    with torch.no_grad():
+        model.last.bias += 1.0
+    inference.copyWeightsToDevice()
+    torch.testing.assert_close(inference(x)[0], made + 1.0, rtol=1e-4, atol=1e-5)
+    inference.detachFromDevice()
+    torch.testing.assert_close(inference(x)[0], made + 1.0, rtol=1e-4, atol=1e-5)
+    with pytest.raises(poptorch.Error, match="cannot be saved"):
+        inference.save("model.poptorch")
+
+
+def test_what_a_function_of_the_host_gives_keeps_its_shape() -> None:
+    model = poptorch.inferenceModel(
+        Function(lambda m, x: poptorch.CPU(lambda y: y[: 1 + int(y.sum() != 0)], "cut")(x * 1) + 1)
+    )
+    with pytest.raises(poptorch.Error, match="shape"):
+        model(torch.ones(2))
 
 
 def test_slices_at_run_time_follow_their_start() -> None:

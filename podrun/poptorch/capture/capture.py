@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from podrun.poptorch.capture.graph import (
+    HOST_CALL,
     CapturedGraph,
     GraphNode,
     GraphValue,
@@ -69,6 +70,25 @@ def branch(
         raise Error("poptorch.cond: both bodies must return as many tensors, of the same shapes and types")
     parts = tuple((graph, given, graph.outer) for graph, given in zip(graphs, values, strict=True))
     return recorder.add_control_flow("podrun.cond.default", (chosen, *parts), results[0])
+
+
+def host_call(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Record a call of a function of the host; it is called once, for zeros, to learn what it gives."""
+    recorder = _recording[-1]
+    values = tuple(recorder.value_of(each) for each in inputs)
+    try:
+        with private.without_modes():
+            zeros = [torch.zeros(tuple(each.shape), dtype=each.dtype) for each in inputs]
+            given = function(*zeros)
+    except RuntimeError:  # It uses parameters of the model, which have no data while it is captured.
+        with recorder.aside():
+            given = function(*(_like(recorder, each) for each in inputs))
+    results = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not results or not all(isinstance(each, torch.Tensor) for each in results):
+        raise Error("the function of poptorch.CPU must return tensors")
+    recorder.graph.functions.append(function)
+    number = len(recorder.graph.functions) - 1
+    return recorder.add_control_flow(HOST_CALL, (number, values), [_like(recorder, each) for each in results])
 
 
 def _captured(

@@ -95,6 +95,10 @@ def values_in(argument: Argument) -> Iterator[GraphValue]:
             yield from values_in(each)
 
 
+HOST_CALL = "podrun.host_call.default"
+"""A call of a function of the host: its number among the functions of the graph, and the values that it takes."""
+
+
 @dataclass(slots=True)
 class CapturedGraph:
     """A forward pass.
@@ -102,7 +106,7 @@ class CapturedGraph:
     ``inputs``: value by position of the tensor among the flattened arguments. ``parameters``: value by the name of a
     parameter or buffer. ``constants``: values whose data are known, by number. ``outputs``: leaves of what forward
     returned: a `GraphValue`, or whatever else it was. ``updates``: what replaces a parameter or buffer that forward
-    writes; ``input_updates``: the same for an argument, by position.
+    writes; ``input_updates``: the same for an argument, by position. ``functions``: of the host, which nodes call.
     """
 
     nodes: list[GraphNode] = field(default_factory=list)
@@ -112,6 +116,7 @@ class CapturedGraph:
     outputs: list[Any] = field(default_factory=list)
     updates: dict[str, GraphValue] = field(default_factory=dict)
     input_updates: dict[int, GraphValue] = field(default_factory=dict)
+    functions: list[Any] = field(default_factory=list)
 
     def without_unused(self, wanted: list[GraphValue]) -> list[GraphNode]:
         """The nodes that ``wanted`` values need, in order."""
