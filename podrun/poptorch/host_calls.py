@@ -32,7 +32,7 @@ def calls_host(graph: CapturedGraph) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GraphPart:
     """Nodes between two calls, as a graph of their own. ``crossing``: the values behind its outputs. ``call``: what the
     host does afterwards; None at the end."""
 
@@ -41,7 +41,7 @@ class Part:
     call: GraphNode | None
 
 
-def parts_of(captured: Capture) -> Iterator[Part]:
+def parts_of(captured: Capture) -> Iterator[GraphPart]:
     """The parts of a graph, in order. The last one gives what forward returns."""
     graph = captured.graph
     runs: list[list[GraphNode]] = [[]]
@@ -60,7 +60,7 @@ def parts_of(captured: Capture) -> Iterator[Part]:
         later += [v for call in calls[place:] for v in values_in(call.arguments)] + final
         last = place == len(runs) - 1
         crossing = [] if last else list({v.number: v for v in later if v.number in made}.values())
-        yield Part(
+        yield GraphPart(
             Capture(_graph_of(graph, nodes, graph.outputs if last else crossing), captured.result, {}),
             tuple(crossing),
             None if last else calls[place],
@@ -92,7 +92,7 @@ class ChainedModel:
     """
 
     captured: Capture
-    parts: Sequence[tuple[Part, CompiledModel | None]]
+    parts: Sequence[tuple[GraphPart, CompiledModel | None]]
     functions: Sequence[Callable[..., Any]]
     batches: BatchDimensions
     stamps: CallStamps | None = None

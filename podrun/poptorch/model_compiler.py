@@ -21,7 +21,7 @@ from podrun.poptorch.devices import acquire
 from podrun.poptorch.enums import CommGroupType, ConnectionType, OutputMode, VariableRetrievalMode
 from podrun.poptorch.errors import Error, translated
 from podrun.poptorch.graph_checks import check_overlap, find_loss
-from podrun.poptorch.host_calls import ChainedModel, Part, calls_host, parts_of
+from podrun.poptorch.host_calls import ChainedModel, GraphPart, calls_host, parts_of
 from podrun.poptorch.operators.table import supported
 from podrun.poptorch.session_model import PlacedGraph, session_model
 from podrun.poptorch.session_optimizers import session_optimizer
@@ -171,7 +171,7 @@ def _chained(captured: Capture, asked: CompileRequest) -> ChainedModel:
         raise Error("poptorch.CPU and inputReplicaGrouping do not go together")
     if asked.executable is not None:
         raise Error("a model that calls poptorch.CPU cannot be loaded from a file")
-    made: list[tuple[Part, CompiledModel | None]] = []
+    made: list[tuple[GraphPart, CompiledModel | None]] = []
     for place, part in enumerate(parts_of(captured)):
         own = options.clone()
         if part.call is not None:
