@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Tests start hundreds of processes: each would compile podrun's modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: docs pictures demo test test-rooms test-front test-processes test-slurm test-all stress check format proto clean
 
 demo: $(STAMP)

@@ -89,27 +89,26 @@ main(sys.argv[2:])
 
 
 @pytest.mark.system
-def test_bits_do_not_depend_on_what_the_process_computed_before(tmp_path):
-    """JAX's own client keeps the threads that it started with, so each number of them takes a process."""
-    short = ["--epochs", "1", "--replicas", "4", "--seed", "1"]
-    clean = {model: tmp_path / model for model in ("mlp", "cnn")}
-    for model, path in clean.items():
-        train(*short, "--model", model, "--save", str(path))
-    eigen = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=true"}
-    cases = [
-        ("mlp", "jax", {"NPROC": "1"}),
+@pytest.mark.parametrize(
+    ("model", "before", "environment"),
+    [
+        pytest.param("mlp", "jax", {"NPROC": "1"}, marks=pytest.mark.slow),
         ("cnn", "jax", {"NPROC": "3"}),
-        ("mlp", "all", {"NPROC": "8"} | eigen),
-    ]
-    for model, before, environment in cases:
-        path = tmp_path / "after"
-        words = [sys.executable, "-c", COMPUTED_BEFORE, before, str(SCRIPT), *short]
-        words += ["--model", model, "--save", str(path)]
-        done = subprocess.run(
-            words, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
-        )
-        assert done.returncode == 0, done.stderr
-        assert path.read_bytes() == clean[model].read_bytes(), (model, before, environment)
+        ("mlp", "all", {"NPROC": "8", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=true"}),
+    ],
+    ids=["1 thread", "3 threads", "8 threads and other libraries"],
+)
+def test_bits_do_not_depend_on_what_the_process_computed_before(tmp_path, model, before, environment):
+    """JAX's own client keeps the threads that it started with, so each number of them takes a process."""
+    short = ["--epochs", "1", "--replicas", "4", "--seed", "1", "--model", model]
+    clean, after = tmp_path / "clean", tmp_path / "after"
+    train(*short, "--save", str(clean))
+    words = [sys.executable, "-c", COMPUTED_BEFORE, before, str(SCRIPT), *short, "--save", str(after)]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    assert after.read_bytes() == clean.read_bytes()
 
 
 def test_nothing_is_computed_by_the_client_that_jax_has_for_everyone(tmp_path, monkeypatch):

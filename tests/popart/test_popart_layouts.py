@@ -202,7 +202,7 @@ def pieces(
     "case",
     [
         {"places": (0, 1, 0)},
-        {"places": (0, 2, 1), "ahead": True},
+        pytest.param({"places": (0, 2, 1), "ahead": True}, marks=pytest.mark.slow),
         {"places": (1, 2), "labelled": True, "meets": True},
         {"places": (0, 1), "labelled": True, "meets": True, "named": False},
     ],

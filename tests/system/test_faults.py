@@ -33,13 +33,14 @@ def usable(pod: Commands) -> bool:
 @pytest.mark.parametrize(
     ("fault", "kind", "action", "shown", "too_weak", "right"),
     [
-        (
+        pytest.param(
             "ipu:5@batch=17:tile-parity",
             "poplar_recoverable_runtime_error",
             "IPU_RESET",
             "parity",
             [("gc-reset", "-d", "4")],
             [("gc-reset", "-d", "5")],
+            marks=pytest.mark.slow,
         ),
         (
             "link:2-3@batch=17:down",

@@ -19,7 +19,7 @@ def launch(commands, instances, *words, env=None):
     return commands.run(*line, PROGRAM, *words, timeout=60.0, env=env)
 
 
-@pytest.mark.parametrize("instances", [2, 4])
+@pytest.mark.parametrize("instances", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_instances_exchange_arrays_and_weights(commands: Commands, instances: int) -> None:
     done = launch(commands, instances)
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ def launched(pod: Commands, instances: int, *words: str) -> tuple[list[str], str
     return tagged(done.stdout, 0), done.stderr
 
 
+@pytest.mark.slow
 def test_eight_stages_on_two_replicas_of_a_pod16(pod: Commands) -> None:
     (one, told), (two, _) = launched(pod, 1), launched(pod, 2)
     assert one[0].startswith("8 stages, 2 replica(s): loss"), told

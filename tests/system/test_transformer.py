@@ -38,6 +38,7 @@ def launched(pod: Commands, program: str, instances: int, steps: int) -> tuple[s
     return trained(done.stdout)
 
 
+@pytest.mark.slow
 def test_it_learns_launched(pod: Commands) -> None:
     _, first, last = launched(pod, "pipelined.py", instances=2, steps=3)
     assert last < first - 0.1
