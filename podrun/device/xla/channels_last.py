@@ -1,9 +1,9 @@
 """Keeps images channels last between the calls into oneDNN.
 
-XLA on CPUs lays every array out row by row as its program says, so each transpose around a call is a copy. Here they
-are moved: an operation on ``transpose(x)`` becomes the transpose of the operation on x, and where it meets the next
-call's transpose the two are one identity. Numbers do not change: sums over batch and positions aside, each element is
-worked out as before.
+oneDNN reads images channels last. XLA on CPUs stores every array in the order of its program's axes, so each transpose
+around a call is a copy. This pass moves the transposes: an operation on ``transpose(x)`` becomes the transpose of the
+operation on x, and two transposes that become neighbours cancel. Each element is computed as before; only sums over
+batch and positions add their terms in another order.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ ELEMENTWISE = frozenset(f"stablehlo.{name}" for name in _NAMES)
 
 
 def sink_transposes(module: Any) -> None:
-    """Move transposes from channels last to channels first behind the operations that can do without, in place."""
+    """Move transposes to channels first behind the operations that work in either order, in place."""
     ir = mlir()
     with module.context, ir.Location.unknown():
         for function in module.body.operations:
@@ -97,7 +97,7 @@ def _sink(ir: Any, op: Any) -> None:
 
 
 def _last(value: Any) -> Any:
-    """x of ``value = transpose(x)``, x channels last; None of any other value."""
+    """``x`` if the value is ``transpose(x)`` with x channels last; None for any other value."""
     owner = _owner(value)
     if owner is None or owner.name != "stablehlo.transpose":
         return None
@@ -119,7 +119,7 @@ def _permuted(ir: Any, kind: Any) -> Any:
 
 
 def _as_last(ir: Any, value: Any) -> Any:
-    """An image channels last: without its transpose, or made so anew, or transposed."""
+    """An image channels last: its transpose removed, or computed in that order, or transposed."""
     there = _last(value)
     if there is not None:
         return there
@@ -152,7 +152,7 @@ def _as_first(ir: Any, value: Any, kind: Any) -> Any:
 
 
 def _moved(ir: Any, op: Any, permute: tuple[str, ...] = ()) -> Any:
-    """The operation on images channels last, attributes with an entry for each axis permuted too."""
+    """The operation on images channels last; attributes with an entry for each axis are permuted as well."""
     clone = op.clone()
     for place, value in enumerate(op.operands):
         if _is_image(value):
@@ -186,7 +186,7 @@ def _concatenate(ir: Any, op: Any) -> Any:
 
 
 def _reduce(ir: Any, op: Any) -> Any:
-    """A sum (or maximum) over both spatial axes at least, so that what stays is in the same order."""
+    """A sum (or maximum) over at least both spatial axes, so that the remaining axes keep their order."""
     axes, rank = list(op.attributes["dimensions"]), len(op.operands[0].type.shape)
     if len(op.operands) != 2 or not {rank - 2, rank - 1} <= set(axes):
         return None
@@ -198,7 +198,7 @@ def _reduce(ir: Any, op: Any) -> Any:
 
 
 def _reshape(ir: Any, op: Any) -> Any:
-    """Leading axes made one or several; the image's own stay."""
+    """A reshape that joins or splits leading axes and leaves the image's axes alone."""
     kind = op.results[0].type
     if not _is_image(op.results[0]) or list(kind.shape)[-3:] != list(op.operands[0].type.shape)[-3:]:
         return None

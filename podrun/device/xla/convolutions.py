@@ -1,14 +1,16 @@
-"""Convolutions as oneDNN computes them: forward, the gradient of images, the gradient of weights.
+"""Convolutions for oneDNN: which of its three kinds a StableHLO convolution is, and the numbers of its call.
 
-XLA's own convolutions run on one thread at half of the library's speed or less, and those whose kernel is larger than
-the image, as gradients of weights are, at a hundredth. A StableHLO convolution says neither which of the three it is
-nor which axis is what to the library; `call` finds out.
+oneDNN computes a convolution forward, the gradient of the image, and the gradient of the weights.
 
-The library is the one of the package ``onednn-cpu-gomp``; ``podrun.device.xla._onednn``, podrun's own C module, loads
-it and is called by XLA through its foreign function interface. The library runs on one thread; a large call is divided
-in two by the module, whose one kind of thread it understands (`podrun/device/xla/native`). Before it is first used it
-computes some small convolutions, compared with NumPy. Where anything is missing or wrong, XLA's convolutions are used,
-and one message says so.
+XLA's own convolutions run on one thread at half of the library's speed or less. Those with a kernel larger than the
+image (gradients of weights) run at a hundredth of it. A StableHLO convolution names neither its kind nor the meaning of
+its axes to the library; `call` derives both.
+
+The library is that of the package ``onednn-cpu-gomp``. podrun's own C module ``podrun.device.xla._onednn`` loads it,
+and XLA calls the module through its foreign function interface. The library runs on the calling thread; the module
+divides a large call over two threads of its own (`podrun/device/xla/native`). A process checks the library against
+NumPy on small convolutions before it first uses it. If anything is missing or wrong, XLA's convolutions are used, and
+one message says so.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ from podrun.core.errors import UsageError
 from podrun.private_apis.jax import convolutions_problem
 
 LEAST_PRODUCTS = 1 << 16
-"""Products of a convolution below which a call is not worth while."""
+"""Fewest products of a convolution that oneDNN computes; XLA computes smaller ones."""
 WORTH_DIVIDING = 1 << 20
-"""Products from which on a call of a piece that two threads share is divided in two parts."""
+"""Fewest products of a call that is divided over two threads, in a piece that two threads share."""
 
 
 class Kind(IntEnum):
-    """What a call computes, of ``dst = src * weights``."""
+    """Which of the three arrays of ``dst = src * weights`` a call computes."""
 
     FORWARD = 0
     OF_IMAGE = 1
@@ -89,17 +91,17 @@ class Convolution:
 
     @property
     def products(self) -> int:
-        """Multiplications, those by padding and spread counted."""
+        """Number of multiplications, including those with padding and spread."""
         return self.image[0] // self.batch_groups * math.prod(self.out) * math.prod(self.weights)
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionCall:
-    """A call of the library: `sizes` of ``src`` ``[N, *in, C]`` and of ``dst`` ``[N, *out, M]``, channels last; the
-    weights' gradient and the weights lie in any order.
+    """A call of the library. ``src`` is ``[N, *in, C]`` and ``dst`` ``[N, *out, M]``, channels last; weights and their
+    gradient may have any order of axes.
 
-    ``crop``: what is cut off the image before, (before, after) of rows and columns. ``flipped``: the kernel has to be
-    reversed before.
+    ``crop``: rows and columns to cut off the image first, (before, after) for each. ``flipped``: the kernel has to be
+    reversed first.
     """
 
     kind: Kind
@@ -115,12 +117,12 @@ class ConvolutionCall:
 
     @property
     def products(self) -> int:
-        """Multiplications, those by padding counted."""
+        """Number of multiplications, including those with padding."""
         return math.prod(self.dst) * math.prod(self.kernel) * self.src[3] // self.groups
 
     def numbers(self, weights: tuple[int, ...], follows: tuple[bool, bool, bool], parts: int) -> list[int]:
-        """What the native module is told. ``weights``: elements between neighbouring (groups, outputs, inputs, rows,
-        columns). ``follows``: whether a bias, another image, a cut at 0 come after."""
+        """Arguments of the native module. ``weights``: elements between neighbouring (groups, outputs, inputs, rows,
+        columns). ``follows``: whether a bias, another image and a cut at 0 follow."""
         if self.products < WORTH_DIVIDING:
             parts = 1
         flags = sum(1 << at for at, on in enumerate(follows) if on)
@@ -152,7 +154,8 @@ def _forward(c: Convolution) -> ConvolutionCall | None:
 
 
 def _of_weights(c: Convolution) -> ConvolutionCall | None:
-    """The image's batch are the weights' inputs, its channels the batch, and the kernel is the gradient of dst."""
+    """The call for a gradient of weights: the image's batch is the weights' input axis, its channels are the batch,
+    and the kernel is the gradient of dst."""
     if max(c.spread) > 1 or c.groups > 1:
         return None
     made = ConvolutionCall(
@@ -169,7 +172,7 @@ def _of_weights(c: Convolution) -> ConvolutionCall | None:
 
 
 def _cropped(made: ConvolutionCall, c: Convolution) -> ConvolutionCall:
-    """Negative padding, and pixels behind the last that is read, cut off where the library cannot leave them out."""
+    """The call with its image cropped by negative padding and by trailing pixels that the library cannot skip."""
     crop, src, before = [], [*made.src], []
     for axis, (pad, _) in enumerate(c.pads):
         out, k, s, d = made.dst[1 + axis], made.kernel[axis], made.strides[axis], made.dilation[axis]
@@ -183,7 +186,8 @@ def _cropped(made: ConvolutionCall, c: Convolution) -> ConvolutionCall:
 
 
 def _of_image(c: Convolution) -> ConvolutionCall | None:
-    """The image is the gradient of dst, spread by the stride; the kernel is read backwards."""
+    """The call for a gradient of the image: the image is the gradient of dst, dilated by the stride, and the kernel is
+    reversed."""
     ends = [(k - 1) * d for k, d in zip(c.weights[:2], c.dilation, strict=True)]
     before = tuple(end - pad for end, (pad, _) in zip(ends, c.pads, strict=True))
     after = [
@@ -225,12 +229,12 @@ def wanted(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def formulation() -> str:
-    """What is to compute convolutions, as caches of compiled programs name it. Loads nothing."""
+    """The name, in keys of compiled programs, of the library that computes convolutions. Loads nothing."""
     return "onednn" if wanted() else "xla"
 
 
 def available() -> bool:
-    """Whether the library is there and computes right. Says once what is wrong."""
+    """Whether the library is installed and passes its check. Reports once what is wrong."""
     if not wanted():
         return False
     with _starting:
@@ -270,7 +274,7 @@ def _start() -> None:
 
 
 def _path() -> str:
-    """The library's file. It lies beside Python's own libraries, not among its packages."""
+    """Path of the library, which is installed beside Python's own libraries and not among its packages."""
     metadata: Any = importlib.import_module("importlib.metadata")
     try:
         files = metadata.distribution(PACKAGE).files or ()
@@ -293,7 +297,7 @@ def algorithms(numbers: list[int]) -> str:
 
 
 def check(compute: Any) -> None:
-    """Compute small convolutions of each kind on integers, whose sums are exact. RuntimeError: one is wrong."""
+    """Compare small convolutions of each kind on integers, whose sums are exact. RuntimeError if one is wrong."""
     src, dst, kernel, steps = (2, 5, 6, 8), (2, 3, 3, 16), (3, 2), ((2, 2), (1, 1), (1, 0))
     for groups in (1, 8):
         x, y = _integers(src, 3), _integers(dst, 5)
@@ -315,7 +319,7 @@ def _integers(shape: tuple[int, ...], step: int) -> np.ndarray[Any, np.dtype[np.
 
 
 def _plainly(x: Any, w: Any, y: Any, groups: int) -> tuple[Any, Any, Any]:
-    """The convolution of `check` and its gradients by x and w, from patches."""
+    """NumPy's convolution of `check`, with its gradients by x and w, computed from patches."""
     wide = np.zeros((2, 7, 6, 8), np.float32)
     wide[:, 1:6] = x
     at = [(slice(None), slice(i, i + 5, 2), slice(j, j + 5, 2)) for i in range(3) for j in range(2)]

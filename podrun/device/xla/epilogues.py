@@ -1,11 +1,10 @@
-"""What a program does to a convolution's result before anything else reads it: adds a bias, adds another image, cuts
-off what is negative.
+"""Epilogues: operations on a convolution's result that oneDNN can do in the same call.
 
-The library does all of that while it still holds the sums (`podrun/device/xla/native`). Apart they are
-passes over memory, each a task to hand to threads, which small networks at batch 1 feel most.
+An epilogue adds a bias, another image or both, and then may replace negative elements by 0. The library does this
+before it stores the sums (`podrun/device/xla/native`). As operations of their own each would be another pass over
+memory and another task for XLA's threads, which slows small networks at batch 1 most.
 
-`nested` and `inline` read and change a StableHLO program: its operations at any depth, and calls replaced by what
-they call.
+`nested` yields the operations of a StableHLO program at any depth, and `inline` replaces calls by the called functions.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """Operations after a convolution that its call can do. Values and operations are MLIR's."""
+    """The operations after a convolution that become part of its call. Values and operations are MLIR's."""
 
     bias: Any = None
     """A value with one element for each output channel."""
     other: Any = None
     """A value of the result's shape."""
     sums: tuple[Any, ...] = ()
-    """The convolution and the operations that add these to it, in order."""
+    """The convolution and the additions of bias and image, in order."""
     cut: Any = None
-    """The operation that makes what is negative 0."""
+    """The operation that replaces negative elements by 0."""
     compare: Any = None
     """The comparison that a select of ``cut`` reads; gradients may read it too."""
 
@@ -37,7 +36,7 @@ class Epilogue:
         return self.bias is not None, self.other is not None, self.cut is not None
 
     def operands(self, ir: Any) -> tuple[list[Any], list[Any]]:
-        """What the call reads more: the bias as a vector, made where MLIR inserts now, and the other image, if any."""
+        """Further operands of the call: the bias as a vector, made where MLIR inserts now, and the other image."""
         other = [] if self.other is None else [self.other]
         if self.bias is None:
             return [], other
@@ -47,7 +46,7 @@ class Epilogue:
         return [made.results[0]], other
 
     def replace(self, result: Any) -> None:
-        """Let readers read ``result``, and erase what the call does now."""
+        """Replace the epilogue's result by ``result`` and erase its operations."""
         (self.cut or self.sums[-1]).results[0].replace_all_uses_with(result)
         if self.cut is not None:
             self.cut.erase()
@@ -79,7 +78,7 @@ def match(convolution: Any, feature: int) -> Epilogue:
 
 
 def _cut(value: Any) -> tuple[Any, Any]:
-    """The operation that makes what is negative in a value 0, and the comparison that it reads, or None."""
+    """The operation that replaces a value's negative elements by 0, and the comparison that it reads; or None."""
     users = [use.owner for use in value.uses]
     if len(users) == 1 and users[0].name == "stablehlo.maximum":
         return (users[0], None) if any(map(_is_zero, users[0].operands)) else (None, None)
@@ -105,7 +104,7 @@ def _only_user(value: Any) -> Any:
 
 
 def _producer(value: Any) -> Any:
-    """The operation that makes a value; None of an argument."""
+    """The operation that defines a value; None for an argument."""
     owner = value.owner
     return owner if hasattr(owner, "operands") else None
 
@@ -116,7 +115,7 @@ def _is_broadcast(value: Any) -> bool:
 
 
 def _per_channel(value: Any, feature: int) -> Any:
-    """What a value repeats over all axes but ``feature``, one element for each channel; None if it does not."""
+    """The vector that a value broadcasts over all axes but ``feature``; None if it is no such broadcast."""
     producer = _producer(value)
     if producer is None or producer.name != "stablehlo.broadcast_in_dim":
         return None
@@ -137,7 +136,7 @@ def _is_zero(value: Any) -> bool:
 
 
 def inline(ir: Any, module: Any) -> None:
-    """Put functions in the place of their calls, so that operations meet those that they take their operands from."""
+    """Replace calls by the called functions, so that operations stand beside those that define their operands."""
     functions = {ir.StringAttr(f.attributes["sym_name"]).value: f for f in module.body.operations}
     queue = [op for op in nested(module.operation) if op.name == "func.call"]
     inlined = set()
@@ -162,7 +161,7 @@ def inline(ir: Any, module: Any) -> None:
 
 
 def rename(op: Any, values: Any) -> None:
-    """Let an operation and those inside it read the new values of old ones."""
+    """Replace old operands by new ones in an operation and in those nested in it."""
     for inner in (op, *nested(op)):
         for place, operand in enumerate(inner.operands):
             if operand in values:
@@ -170,7 +169,7 @@ def rename(op: Any, values: Any) -> None:
 
 
 def nested(operation: Any) -> Iterator[Any]:
-    """The operations inside of one, at any depth."""
+    """The operations nested in one, at any depth."""
     for region in operation.regions:
         for block in region:
             for op in block:

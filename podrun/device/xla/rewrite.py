@@ -1,7 +1,7 @@
-"""Puts calls into oneDNN in the place of convolutions, between tracing and compiling.
+"""Replaces convolutions of a lowered piece by calls of oneDNN, before XLA compiles it.
 
-Front ends trace plain convolutions, which JAX differentiates and the tile model costs; which library computes them on a
-CPU is decided here, when a piece is compiled.
+Front ends trace plain convolutions, which JAX differentiates and the tile model costs. Only when a piece is compiled
+does this module choose the library that computes them on a CPU.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def rewrite(lowered: Any, least: int = 0, parts: int = 1) -> int:
 
 
 _Axes = tuple[int, ...]
-"""Where an array's axes are: of an image batch, rows, columns, channels; of weights rows, columns, inputs, outputs."""
+"""Positions of an array's axes. Image: batch, rows, columns, channels. Weights: rows, columns, inputs, outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class _Site:
 
 
 def _recognise(ir: Any, op: Any) -> _Site | None:
-    """The call for an operation; None if it stays."""
+    """The call that replaces an operation; None if the operation stays."""
     image, weights, result = (ir.RankedTensorType(v.type) for v in (*op.operands, op.results[0]))
     single = all(str(t.element_type) == "f32" and t.has_static_shape for t in (image, weights, result))
     if not single or len(image.shape) != 4:
@@ -96,7 +96,7 @@ def _recognise(ir: Any, op: Any) -> _Site | None:
 
 
 def _reversed(weights: Any, axes: _Axes) -> Any:
-    """What weights are a reversal of, by rows and columns; None if they are none."""
+    """The operand of which weights are the reversal by rows and columns; None if they are no reversal."""
     maker = weights.owner
     if getattr(maker, "name", "") != "stablehlo.reverse":
         return None
@@ -104,7 +104,7 @@ def _reversed(weights: Any, axes: _Axes) -> Any:
 
 
 def _values(attributes: Any, name: str, default: Any, count: int = 2) -> tuple[Any, ...]:
-    """An attribute's numbers, whether it is dense elements or a dense array."""
+    """The numbers of an attribute, which is either dense elements or a dense array."""
     if name not in attributes:
         return (default,) * count
     import numpy as np
@@ -113,7 +113,7 @@ def _values(attributes: Any, name: str, default: Any, count: int = 2) -> tuple[A
 
 
 def _replace(ir: Any, site: _Site, parts: int) -> bool:
-    """Put the call in the operation's place, with what follows it if the library does that too. False: it stays."""
+    """Replace an operation, with its epilogue if the library can do that, by the call. Returns False if it stays."""
     made, op = site.call, site.op
     epilogue = Epilogue(sums=(op,))
     if made.kind is Kind.FORWARD:
@@ -151,7 +151,7 @@ def _order(site: _Site) -> tuple[int, ...]:
 
 
 def _operands(ir: Any, site: _Site) -> list[Any]:
-    """The two that every call has: images channels last, weights as they lie."""
+    """The two operands of every call: images channels last, weights in their own order."""
     image, weights = site.op.operands
     if site.call.kind is Kind.OF_WEIGHTS:
         batch, rows, columns, channels = site.image
@@ -177,7 +177,7 @@ def _flipped(ir: Any, weights: Any, axes: _Axes) -> Any:
 
 
 def _cropped(ir: Any, image: Any, made: ConvolutionCall) -> Any:
-    """An image channels last without what the call leaves out."""
+    """An image channels last, cropped as the call requires."""
     if not any(map(any, made.crop)):
         return image
     kind = image.type
@@ -204,7 +204,7 @@ def _create(ir: Any, name: str, operands: list[Any], kind: Any, **numbers: Seque
 
 
 def _call(ir: Any, numbers: list[int], operands: list[Any], kind: Any) -> Any:
-    """A call of XLA's foreign function interface, all arrays row by row."""
+    """A custom call through XLA's foreign function interface, with all arrays in row-major order."""
     layouts = [_row_by_row(ir, value.type) for value in operands]
     attributes = {
         "call_target_name": ir.StringAttr.get(TARGET),

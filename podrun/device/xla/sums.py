@@ -1,18 +1,18 @@
-"""Sums over images, and images that lie in zeros, in a form that costs few passes over memory.
+"""Rewrites sums over images and zero-padded images so that XLA makes fewer passes over memory.
 
-XLA on CPUs gives a sum to a library that reads its terms from memory, so whatever is summed is written out first. A
-training step sums much that need not be: normalisation's gradient sums the same products four times, each time with
-another factor for each channel, and a depthwise convolution's weight gradient writes out a shifted image for every
-kernel position. Here:
+XLA on CPUs calls a library for sums. The library reads terms from memory, so XLA writes them out first. A training step
+sums many terms needlessly: the gradient of a normalisation sums the same products four times, each time with another
+factor for each channel, and the weight gradient of a depthwise convolution writes out a shifted image for every kernel
+position. Three rewrites reduce this:
 
-* what is constant over a sum is taken out of it, and equal sums are one (``sum(g * s) = s * sum(g)``);
-* a sum of products is first added up element by element from `PARTS` parts of the images, which XLA does where it reads
-  them; only the part that is left goes to the library;
-* images that differ by factors and by where zeros surround them (the data gradient of a depthwise convolution) become
-  parts of one: XLA asks at every element of each whether it lies outside, and no longer does.
+* Factors that are constant over a sum move out of it, and equal sums are computed once (``sum(g * s) = s * sum(g)``).
+* A sum of products first adds `PARTS` parts of the images element by element, which XLA fuses with reading them. Only
+  the remaining part goes to the library.
+* Images that differ by factors and by the zeros around them (the data gradient of a depthwise convolution) become parts
+  of one image. XLA then no longer tests for every element of each whether it lies in the padding.
 
-No sum of n numbers becomes longer, and none becomes a difference of large numbers that was not one before. The
-program's form alone decides.
+No sum of n numbers becomes longer, and none becomes a difference of large numbers that was not one before. The decision
+depends on the program's form alone.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from podrun.device.xla.epilogues import nested
 from podrun.private_apis.jax import mlir, run_passes
 
 PARTS = 8
-"""Parts of an image that are added element by element, at most: as many as divide its first axis."""
+"""Most parts of an image that are added element by element; their number divides the image's first axis."""
 LEAST = 1 << 14
-"""Elements of an image from which on this is worth while."""
+"""Fewest elements of an image whose sums are rewritten."""
 MANY = 4
-"""Images in zeros from which on they are made parts of one."""
+"""Fewest zero-padded images that are joined into one."""
 
 _BROADCAST = "stablehlo.broadcast_in_dim"
 _TIDY = "builtin.module(func.func(canonicalize,cse))"
@@ -38,7 +38,7 @@ _LOW, _HIGH, _BETWEEN = "edge_padding_low", "edge_padding_high", "interior_paddi
 
 
 def simplify_sums(module: Any) -> None:
-    """Rewrite the sums of a module's functions, in place, if it has any of products."""
+    """Rewrite in place the sums in a module's functions, if it sums products."""
     ir = mlir()
     with module.context, ir.Location.unknown():
         if not any(_is_sum_of_products(op) for op in nested(module.operation)):
@@ -53,7 +53,7 @@ def simplify_sums(module: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A value that is ``core`` times ``factors``, which are constant over some axes."""
+    """A value as the product of ``core`` and ``factors``; factors are constant over some axes."""
 
     core: Any
     factors: tuple[Any, ...] = ()
@@ -61,7 +61,7 @@ class _Term:
 
 
 def _peeled(value: Any, axes: tuple[int, ...]) -> _Term:
-    """A value without the factors that are constant over the axes."""
+    """Split a value into its core and the factors that are constant over the axes."""
     owner = _owner(value)
     if owner is not None and owner.name == "stablehlo.negate":
         inner = _peeled(owner.operands[0], axes)
@@ -75,7 +75,7 @@ def _peeled(value: Any, axes: tuple[int, ...]) -> _Term:
 
 
 def _is_constant(value: Any, axes: tuple[int, ...]) -> bool:
-    """Whether a value repeats something smaller over the axes, in the order of the others."""
+    """Whether a value is a broadcast over the axes that keeps the order of its other axes."""
     owner = _owner(value)
     if owner is None or owner.name != _BROADCAST:
         return False
@@ -88,7 +88,7 @@ def _is_constant(value: Any, axes: tuple[int, ...]) -> bool:
 
 
 def _add_up(ir: Any, sums: list[Any]) -> None:
-    """Work each different sum out once, in parts, and multiply by what is constant over it."""
+    """Compute each distinct sum once, in parts, and multiply it by its constant factors."""
     done: dict[Any, Any] = {}
     for op in sums:
         axes, kind = tuple(op.attributes["dimensions"]), op.results[0].type
@@ -128,7 +128,7 @@ def _added(ir: Any, op: Any, cores: list[Any], axes: tuple[int, ...]) -> Any:
 
 
 def _in_parts(ir: Any, value: Any, axes: tuple[int, ...]) -> Any:
-    """Parts of an image along the first axis that is summed, added."""
+    """Add parts of an image along the first axis that is summed."""
     whole = list(value.type.shape)
     axis = next((a for a in axes if whole[a] > 1), axes[0])
     parts = next((p for p in range(PARTS, 1, -1) if whole[axis] % p == 0), 1)
@@ -147,7 +147,7 @@ def _in_parts(ir: Any, value: Any, axes: tuple[int, ...]) -> Any:
 
 
 def _over(ir: Any, factor: Any, axes: tuple[int, ...], kind: Any) -> Any:
-    """A factor without the axes that it is constant over."""
+    """Drop from a factor the axes that it is constant over."""
     source = factor.owner.operands[0]
     kept = [axis for axis in range(len(factor.type.shape)) if axis not in axes]
     mapped = zip(factor.owner.attributes["broadcast_dimensions"], source.type.shape, strict=True)
@@ -179,7 +179,7 @@ def _is_sum_of_products(op: Any) -> bool:
 
 
 def _is_less_something(value: Any) -> bool:
-    """Whether a value is an image less a number for each channel, which costs nothing to work out again."""
+    """Whether a value is an image minus one number for each channel, which is free to recompute."""
     owner = _owner(value)
     if owner is None or owner.name != "stablehlo.subtract":
         return False
@@ -190,7 +190,7 @@ def _is_less_something(value: Any) -> bool:
 
 
 def _shift(ir: Any, pads: list[Any]) -> None:
-    """Make images that differ by factors and by the zeros around them parts of one."""
+    """Join images that differ only by factors and by the zeros around them into one."""
     groups: dict[Any, list[tuple[Any, _Term]]] = {}
     for op in pads:
         low, high, between = (tuple(op.attributes[name]) for name in (_LOW, _HIGH, _BETWEEN))
@@ -243,14 +243,14 @@ def _create(ir: Any, name: str, kind: Any, operands: list[Any], **numbers: list[
 
 
 def _slice(ir: Any, kind: Any, value: Any, starts: list[int]) -> Any:
-    """As much as ``kind`` holds, from ``starts`` on."""
+    """The slice that begins at ``starts`` and has the shape of ``kind``."""
     limits = [start + size for start, size in zip(starts, kind.shape, strict=True)]
     strides = [1] * len(starts)
     return _create(ir, "slice", kind, [value], start_indices=starts, limit_indices=limits, strides=strides)
 
 
 def _owner(value: Any) -> Any:
-    """The operation that makes a value; None of an argument."""
+    """The operation that defines a value; None for an argument."""
     owner = value.owner
     return owner if hasattr(owner, "operands") else None
 
