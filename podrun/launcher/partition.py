@@ -572,16 +572,16 @@ def _goes_with_a_launch(name: str) -> bool:
 def work_since(before: Sequence[MachineReport], report: MachineReport) -> MachineReport:
     """A machine's report without the work that it had done ``before``.
 
-    Samples that were not known before are counted anew from the next job on.
+    What was not known before counts as 0.
     """
     from dataclasses import replace
 
     for earlier in before:
-        if earlier.agent_id == report.agent_id and 0 < earlier.batches_done <= report.batches_done:
+        if earlier.agent_id == report.agent_id and earlier.batches_done <= report.batches_done:
             return replace(
                 report,
                 batches_done=report.batches_done - earlier.batches_done,
-                samples_done=_less(report.samples_done, earlier.samples_done or 0),
+                samples_done=_less(report.samples_done, earlier.samples_done),
                 modelled_s=_less(report.modelled_s, earlier.modelled_s),
                 emulation_s=_less(report.emulation_s, earlier.emulation_s),
             )
@@ -589,4 +589,4 @@ def work_since(before: Sequence[MachineReport], report: MachineReport) -> Machin
 
 
 def _less(now: Number | None, before: Number | None) -> Number | None:
-    return None if now is None or before is None else now - before
+    return None if now is None else now - (before or 0)

@@ -60,6 +60,58 @@ def computation(
     return Computation(name, data, tuple(inputs), outputs, **more)
 
 
+def _linear_pieces(lead: tuple[int, ...], part: int, weights: str, gradients: str) -> list[Computation]:
+    """Step and update of `linear`. ``lead``: leading axes of inputs. ``part``: elements that a machine updates."""
+
+    def step(w: Any, b: Any, x: Any, y: Any) -> Any:
+        def loss(w: Any, b: Any) -> Any:
+            per_replica = jnp.mean((x @ w + b - y) ** 2, axis=(2, 3))
+            return jnp.sum(per_replica), per_replica
+
+        (gw, gb), losses = jax.grad(loss, argnums=(0, 1), has_aux=True)(w, b)
+        return gw, gb, losses
+
+    def update(w: Any, g: Any, rate: Any) -> Any:
+        return (w - rate * g,)
+
+    f32 = np.float32
+    return [
+        computation(
+            "step",
+            step,
+            {
+                "w": (W.shape, f32),
+                "b": (B.shape, f32),
+                "in:x": ((*lead, FEATURES), f32),
+                "in:y": ((*lead, 1), f32),
+            },
+            ("gradient:w", "gradient:b", "out:loss"),
+        ),
+        computation(
+            "update",
+            update,
+            {weights: ((part,), f32), gradients: ((part,), f32), "rate": ((), f32)},
+            (weights,),
+        ),
+    ]
+
+
+def _linear_instructions(accumulation: int, *, sliced: bool) -> tuple[Instruction, ...]:
+    first: list[Instruction] = [
+        Sync(SyncScope.HOST),
+        LoadStream("x", "in:x", 0, accumulation),
+        LoadStream("y", "in:y", 0, accumulation),
+        Compute("step"),
+        StoreStream("loss", "out:loss", 0, accumulation),
+    ]
+    last: list[Instruction] = (
+        [ReduceScatter("gradients"), Compute("update"), AllGather("weights")]
+        if sliced
+        else [AllReduce("gradients"), Compute("update")]
+    )
+    return (*first, *last)
+
+
 @functools.cache
 def linear(
     replicas: int = 16,
@@ -79,51 +131,7 @@ def linear(
     weights, gradients = (
         ("arena_slice:weights", "arena_slice:gradients") if sliced else ("arena:weights", "arena:gradients")
     )
-    lead = (accumulation, per_machine, BATCH)
-
-    def step(w: Any, b: Any, x: Any, y: Any) -> Any:
-        def loss(w: Any, b: Any) -> Any:
-            per_replica = jnp.mean((x @ w + b - y) ** 2, axis=(2, 3))
-            return jnp.sum(per_replica), per_replica
-
-        (gw, gb), losses = jax.grad(loss, argnums=(0, 1), has_aux=True)(w, b)
-        return gw, gb, losses
-
-    def update(w: Any, g: Any, rate: Any) -> Any:
-        return (w - rate * g,)
-
-    f32 = np.float32
-    pieces = [
-        computation(
-            "step",
-            step,
-            {
-                "w": (W.shape, f32),
-                "b": (B.shape, f32),
-                "in:x": ((*lead, FEATURES), f32),
-                "in:y": ((*lead, 1), f32),
-            },
-            ("gradient:w", "gradient:b", "out:loss"),
-        ),
-        computation(
-            "update",
-            update,
-            {weights: ((part,), f32), gradients: ((part,), f32), "rate": ((), f32)},
-            (weights,),
-        ),
-    ]
-    first: list[Instruction] = [
-        Sync(SyncScope.HOST),
-        LoadStream("x", "in:x", 0, accumulation),
-        LoadStream("y", "in:y", 0, accumulation),
-        Compute("step"),
-        StoreStream("loss", "out:loss", 0, accumulation),
-    ]
-    last: list[Instruction] = (
-        [ReduceScatter("gradients"), Compute("update"), AllGather("weights")]
-        if sliced
-        else [AllReduce("gradients"), Compute("update")]
-    )
+    pieces = _linear_pieces((accumulation, per_machine, BATCH), part, weights, gradients)
     return Executable(
         name="linear",
         layout=Layout(replicas, 1, machines, per_machine),
@@ -154,7 +162,7 @@ def linear(
             ),
         },
         computations={piece.name: piece for piece in pieces},
-        instructions=((*first, *last),),
+        instructions=(_linear_instructions(accumulation, sliced=sliced),),
         target="gc200",
         tile_report={"step": {"cycles": int(step_seconds * 1.33e9), "seconds": step_seconds}},
         metadata={"made by": "hand"},

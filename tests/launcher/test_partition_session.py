@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,6 +17,7 @@ from podrun.launcher.output import Log
 from podrun.launcher.partition import PartitionSession, answers, work_since
 from podrun.launcher.plan import LaunchContext, plan_launch
 from podrun.vipu.types import PartitionState
+from tests.conftest import wait_until
 from tests.vipu.conftest import Pod
 
 
@@ -128,10 +128,8 @@ def test_a_launch_waits_in_the_queue(launch: Launches) -> None:
     session = launch("--num-replicas 16 --vipu-partition mine --wait yes")
     waiter = threading.Thread(target=session.prepare)
     waiter.start()
-    end = time.monotonic() + 20
-    while not (waiting := launch.pod.client.list_queue()) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert [told.name for told in waiting] == ["mine"]
+    wait_until(lambda: bool(launch.pod.client.list_queue()), 20, "the launch is not in the queue")
+    assert [told.name for told in launch.pod.client.list_queue()] == ["mine"]
     launch.pod.client.remove_partition("taken")
     waiter.join(20)
     assert not waiter.is_alive()

@@ -66,6 +66,13 @@ def linear_algebra() -> Iterator[Case]:
 
 def networks() -> Iterator[Case]:
     """Convolutions, pooling, resizing, normalisation, recurrent networks, attention."""
+    yield from _convolutions_and_pooling()
+    yield from _resizing()
+    yield from _normalisation()
+    yield from _sequences()
+
+
+def _convolutions_and_pooling() -> Iterator[Case]:
     sizes = {1: (9,), 2: (7, 6), 3: (5, 4, 6)}
     for count, size in sizes.items():
         d = f"{count}d"
@@ -104,6 +111,9 @@ def networks() -> Iterator[Case]:
             yield from cases_of(f"_adaptive_avg_pool{d}", lambda n, s=size, c=count: (n(2, 4, *s), [2] * c))
         for kind in (f"upsample_nearest{d}", f"_upsample_nearest_exact{d}"):
             yield from cases_of(kind, lambda n, s=size, c=count: (n(2, 4, *s), [8] * c))
+
+
+def _resizing() -> Iterator[Case]:
     yield from cases_of(
         "upsample_linear1d", lambda n: (n(2, 3, 5), [8], False), lambda n: (n(2, 3, 5), [8], True)
     )
@@ -128,6 +138,9 @@ def networks() -> Iterator[Case]:
         yield from cases_of("segment_reduce", parts, lengths=torch.tensor([2, 0, 3, 1]), initial=1.5)
     yield from cases_of("im2col", lambda n: (n(2, 3, 5, 6), [2, 3], [1, 1], [1, 0], [1, 2]))
     yield from cases_of("col2im", lambda n: (n(2, 12, 12), [4, 5], [2, 2], [1, 1], [0, 0], [1, 1]))
+
+
+def _normalisation() -> Iterator[Case]:
     statistics: Make = lambda n: (
         n(4, 3, 5),
         n(3),
@@ -148,6 +161,9 @@ def networks() -> Iterator[Case]:
     yield from cases_of("group_norm", lambda n: (n(2, 4, 5), 2, n(4), n(4)))
     yield from cases_of("native_group_norm", lambda n: (n(2, 4, 5), n(4), n(4), 2, 4, 5, 2, 1e-5))
     yield from cases_of("_weight_norm", lambda n: (n(3, 4), n(3, 1)))
+
+
+def _sequences() -> Iterator[Case]:
     recurrent = (True, 2, 0.0, False, True, False)
     for form, gates, states in (
         ("lstm.input", 4, 2),
