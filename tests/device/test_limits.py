@@ -7,6 +7,7 @@ import logging
 import queue
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -52,7 +53,7 @@ class Silent:
         for request in requests:
             self.requests.put(request)
         stub = stubs.IpuofStub(self.channel)  # type: ignore[no-untyped-call]
-        self.call: Any = stub.Session(iter(self.requests.get, None), timeout=30)
+        self.call: Any = stub.Session(iter(self.requests.get, None), timeout=120)
 
     def code(self) -> grpc.StatusCode:
         """How it ends."""
@@ -143,12 +144,11 @@ def test_sessions_are_counted_and_the_partition_service_is_heard_all_the_same(
 
 
 def silent_code(endpoint: str) -> grpc.StatusCode | None:
-    session = Silent(endpoint)
+    """How a further session ends; None if it is still there after a while."""
+    session, ended = Silent(endpoint), threading.Event()
     try:
-        for _ in range(10):
-            if not session.call.is_active():
-                return session.code()
-            time.sleep(0.02)
+        if not session.call.add_callback(ended.set) or ended.wait(0.5):
+            return session.code()
         return None
     finally:
         session.close()
