@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -103,8 +104,20 @@ class Connection(Protocol):
         """Detach and end the connection. Idempotent."""
 
 
+def config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The IPUoF configuration files that say where IPUs are, if no partition service is named: that of
+    ``IPUOF_CONFIG_PATH``, else all of ``~/.ipuof.conf.d``; empty if there are none."""
+    if environ.get("IPUOF_VIPU_API_HOST") and environ.get("IPUOF_VIPU_API_PARTITION_ID"):
+        return ()
+    if named := environ.get("IPUOF_CONFIG_PATH"):
+        return (Path(named),)
+    home = environ.get("HOME")
+    return tuple(sorted(Path(home, ".ipuof.conf.d").glob("*.conf"))) if home else ()
+
+
 def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -> Connection:
-    """A connection to the partition that ``environ`` names, else to ``standalone_ipus`` IPUs inside this process.
+    """A connection to the partition that ``environ`` or an IPUoF configuration file names (`config_files`), else to
+    ``standalone_ipus`` IPUs inside this process.
 
     ``IPUOF_VIPU_API_HOST`` and ``IPUOF_VIPU_API_PARTITION_ID`` name a partition; ``_PORT`` (8090), ``_GCD_ID`` (0)
     and ``_TIMEOUT`` (120, seconds) are optional. If the partition is being created or reset, this waits at most the
@@ -124,6 +137,11 @@ def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -
         from podrun.device.host.partition_config import connect_partition
 
         return connect_partition(environ)
+    if config_files(environ):
+        quiet_grpc()
+        from podrun.device.host.partition_config import connect_files
+
+        return connect_files(environ)
     from podrun.device.host.in_process import connect_in_process
 
     return connect_in_process(environ, standalone_ipus)

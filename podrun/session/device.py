@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from podrun.core.layout import IpuRange
-from podrun.device.connection import AttachRequest, Connection
+from podrun.device.connection import AttachRequest, Connection, config_files
 from podrun.record.recorder import RecordedConnection, recorder
 from podrun.session.enums import DeviceConnectionType, DeviceType, SyncPattern
 from podrun.session.environment import ours
@@ -39,8 +39,9 @@ _ATTACH_POLL_SECONDS = 1.0
 
 
 def partition_configured(environ: Mapping[str, str]) -> bool:
-    """True iff the environment names a partition (as it does under ``podrun``)."""
-    return bool(environ.get("IPUOF_VIPU_API_HOST") and environ.get("IPUOF_VIPU_API_PARTITION_ID"))
+    """True iff the environment, or a file of IPUoF configuration, names a partition."""
+    named = bool(environ.get("IPUOF_VIPU_API_HOST") and environ.get("IPUOF_VIPU_API_PARTITION_ID"))
+    return named or bool(config_files(environ))
 
 
 class _Standalone:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 import pytest
 
-from podrun.core.errors import NotFoundError, PodrunError, ServiceError, UsageError
+from podrun.core.errors import ConfigError, NotFoundError, PodrunError, ServiceError, UsageError
 from podrun.core.layout import IpuRange
-from podrun.device.connection import connect
+from podrun.device.connection import Connection, config_files, connect
 from podrun.device.host.partition_config import sites_of
 from podrun.device.host.ports import Site
 from podrun.protos import vipu_pb2, vipu_pb2_grpc
@@ -103,3 +106,75 @@ def test_machines_of_a_configuration() -> None:
         sites_of(devices((0, "10.0.0.1:5", range(2)), (0, "10.0.0.1:5", range(3, 4))))
     with pytest.raises(ServiceError, match="with gaps"):
         sites_of(devices((0, "10.0.0.1:5", range(2)), (0, "10.0.0.2:5", range(2, 4))))
+
+
+DEVICE = {
+    "ip": "127.0.0.1",
+    "server_port": 1,
+    "partition_ipu": 0,
+    "machine": 0,
+    "ipu": 0,
+    "agent_id": "ipum1",
+}
+
+
+def write(path: Path, gcd: int, *ipus: int) -> Path:
+    devices = [{**DEVICE, "partition_ipu": ipu, "ipu": ipu % 4, "machine": ipu // 4} for ipu in ipus]
+    text = json.dumps({"devices": devices, "attributes": {"GCD Id": str(gcd)}})
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"IPUoF configuration of partition p, GCD {gcd}:\n{text}\n")
+    return path
+
+
+def test_files_say_where_ipus_are(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "PODRUN_RUNTIME_DIR": str(tmp_path)}
+    assert config_files(home) == ()
+    first = write(tmp_path / ".ipuof.conf.d/p_gcd0_ipuof.conf", 0, 0, 1, 2, 3)
+    assert config_files(home) == (first,)
+    with connected(home) as connection:
+        assert connection.total_ipus == 4
+    write(tmp_path / ".ipuof.conf.d/p_gcd1_ipuof.conf", 1, 4, 5, 6, 7)
+    with connected({**home, "IPUOF_VIPU_API_GCD_ID": "1"}) as connection:
+        assert connection.total_ipus == 8
+    elsewhere = write(tmp_path / "own.conf", 3, 0, 1)
+    with connected({**home, "IPUOF_CONFIG_PATH": str(elsewhere)}) as connection:
+        assert connection.total_ipus == 2
+    named = {**home, "IPUOF_VIPU_API_HOST": "127.0.0.1", "IPUOF_VIPU_API_PARTITION_ID": "p"}
+    assert config_files({**named, "IPUOF_CONFIG_PATH": str(elsewhere)}) == ()
+
+
+@contextmanager
+def connected(environ: dict[str, str]) -> Iterator[Connection]:
+    connection = connect(environ)
+    yield connection
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "substring not found"),
+        ("{}", "it has no 'devices'"),
+        ('{"devices": []}', "it names no IPUs"),
+        ('{"devices": [7]}', "no attribute"),
+        ('{"devices": [{"ip": 7}]}', "bad argument"),
+        (
+            '{"devices": [{"partition_ipu": 0, "machine": 0}, {"partition_ipu": 2, "machine": 0}]}',
+            "with gaps",
+        ),
+    ],
+)
+def test_files_that_make_no_sense_are_refused(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "a.conf").write_text(text)
+    with pytest.raises(ConfigError, match="is no IPUoF configuration") as caught:
+        connect({"IPUOF_CONFIG_PATH": str(tmp_path / "a.conf"), "PODRUN_RUNTIME_DIR": str(tmp_path)})
+    assert why in caught.value.message
+    assert "vipu get partition NAME --ipuof-configs" in str(caught.value.hint)
+
+
+def test_two_files_of_one_gcd_are_refused(tmp_path: Path) -> None:
+    for name in ("p", "q"):
+        write(tmp_path / f".ipuof.conf.d/{name}_ipuof.conf", 0, 0, 1)
+    with pytest.raises(ConfigError, match="describes GCD 0, and so does another") as caught:
+        connect({"HOME": str(tmp_path), "PODRUN_RUNTIME_DIR": str(tmp_path)})
+    assert "IPUOF_CONFIG_PATH" in str(caught.value.hint)

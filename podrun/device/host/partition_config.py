@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import json
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import grpc
 
 from podrun.core.access import OWN_SERVER, account_of, make_token, open_channel, why_unreachable, with_account
+from podrun.core.documents import read_text
 from podrun.core.environment import runtime_directory
-from podrun.core.errors import NotFoundError, ServiceError, UsageError
+from podrun.core.errors import ConfigError, NotFoundError, ServiceError, UsageError
 from podrun.core.layout import IpuRange
 from podrun.device.host.client import PortConnection
 from podrun.device.host.ports import Site
@@ -36,6 +39,67 @@ def sites_of(config: vipu_pb2.PartitionConfig) -> list[Site]:
             raise ServiceError(f"the partition service describes machine {index} of the partition with gaps")
         sites.append(Site(index, endpoints.pop(), IpuRange(ipus[0], len(ipus))))
     return sites
+
+
+def connect_files(environ: Mapping[str, str]) -> PortConnection:
+    """A connection to the partition that IPUoF configuration files describe (`podrun.device.connection.config_files`),
+    without asking the partition service. Raises ConfigError for files that make no sense together."""
+    from podrun.device.connection import config_files
+
+    wanted = _number(environ, "IPUOF_VIPU_API_GCD_ID", 0)
+    by_gcd: dict[int, vipu_pb2.PartitionConfig] = {}
+    paths = config_files(environ)
+    for path in paths:
+        described = _read_config(path)
+        gcd = int(described.attributes.get("GCD Id", "0"))
+        if gcd in by_gcd:
+            raise ConfigError(
+                f"{path} describes GCD {gcd}, and so does another of: {', '.join(map(str, paths))}",
+                hint="Name the one to use: export IPUOF_CONFIG_PATH=FILE",
+            )
+        by_gcd[gcd] = described
+    config = by_gcd.get(wanted) or (by_gcd[min(by_gcd)] if len(by_gcd) == 1 else None)
+    if config is None:
+        raise ConfigError(
+            f"no GCD {wanted} is described by: {', '.join(map(str, paths))}",
+            hint=f"Described: {', '.join(map(str, sorted(by_gcd)))}. Say which: export IPUOF_VIPU_API_GCD_ID=N",
+        )
+    for other in by_gcd.values():
+        if other is not config:
+            config.devices.extend(other.devices)
+    token = make_token(environ, runtime_directory(environ))
+    return _connection(config, paths[0].name.removesuffix(".conf").removesuffix("_ipuof"), token, own=False)
+
+
+def _read_config(path: Path) -> vipu_pb2.PartitionConfig:
+    """An IPUoF configuration file, as `vipu get partition NAME --ipuof-configs` prints it."""
+    hint = "Write it anew: vipu get partition NAME --ipuof-configs > FILE"
+    try:
+        text = read_text(path, hint=hint)
+        plain = json.loads(text[text.index("{") :])
+        fields = {field.name for field in vipu_pb2.IpuofDevice.DESCRIPTOR.fields}
+        devices = [
+            vipu_pb2.IpuofDevice(**{name: value for name, value in device.items() if name in fields})
+            for device in plain["devices"]
+        ]
+        attributes = {str(name): str(value) for name, value in plain.get("attributes", {}).items()}
+        int(attributes.get("GCD Id", "0"))
+        config = vipu_pb2.PartitionConfig(devices=devices, attributes=attributes)
+        if not devices:
+            raise ValueError("it names no IPUs")
+        sites_of(config)
+    except (
+        ConfigError,
+        NotFoundError,
+        ServiceError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        told = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(f"{path} is no IPUoF configuration: {told}", hint=hint) from error
+    return config
 
 
 def connect_partition(environ: Mapping[str, str]) -> PortConnection:
@@ -72,6 +136,10 @@ def connect_partition(environ: Mapping[str, str]) -> PortConnection:
             + (f": {why}" if why else ""),
             hint=f"vipu get partition {partition}",
         )
+    return _connection(config, partition, token, own=own)
+
+
+def _connection(config: vipu_pb2.PartitionConfig, partition: str, token: str, *, own: bool) -> PortConnection:
     connection = PortConnection(
         sites_of(config),
         lambda site, machines: RemotePort(site, token=token, own=own),
