@@ -87,20 +87,24 @@ class GetClusterResponse(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., target: _Optional[str] = ..., num_agents: _Optional[int] = ..., num_ipus: _Optional[int] = ..., ipu_link_domain_size: _Optional[int] = ..., ipu_link_topology: _Optional[str] = ..., gateway_topology: _Optional[str] = ...) -> None: ...
 
 class PartitionRequirements(_message.Message):
-    __slots__ = ("size", "reconfigurable", "num_gcds", "sync_type", "allocation_id", "num_ilds")
+    __slots__ = ("size", "reconfigurable", "num_gcds", "sync_type", "allocation_id", "num_ilds", "routing", "index")
     SIZE_FIELD_NUMBER: _ClassVar[int]
     RECONFIGURABLE_FIELD_NUMBER: _ClassVar[int]
     NUM_GCDS_FIELD_NUMBER: _ClassVar[int]
     SYNC_TYPE_FIELD_NUMBER: _ClassVar[int]
     ALLOCATION_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_ILDS_FIELD_NUMBER: _ClassVar[int]
+    ROUTING_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     size: int
     reconfigurable: bool
     num_gcds: int
     sync_type: SyncType
     allocation_id: str
     num_ilds: int
-    def __init__(self, size: _Optional[int] = ..., reconfigurable: _Optional[bool] = ..., num_gcds: _Optional[int] = ..., sync_type: _Optional[_Union[SyncType, str]] = ..., allocation_id: _Optional[str] = ..., num_ilds: _Optional[int] = ...) -> None: ...
+    routing: str
+    index: int
+    def __init__(self, size: _Optional[int] = ..., reconfigurable: _Optional[bool] = ..., num_gcds: _Optional[int] = ..., sync_type: _Optional[_Union[SyncType, str]] = ..., allocation_id: _Optional[str] = ..., num_ilds: _Optional[int] = ..., routing: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class CreatePartitionRequest(_message.Message):
     __slots__ = ("partition_id", "requirements", "disable_auto_reset", "relocatable", "faults", "wait", "priority", "limit_seconds", "reservation")

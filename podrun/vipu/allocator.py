@@ -198,6 +198,7 @@ class Allocator:
             owner=needs.owner,
             limit_s=needs.limit_s,
             relocatable=needs.relocatable,
+            routing=needs.routing,
             operation=self.next_operation(),
             story=("created",),
         )

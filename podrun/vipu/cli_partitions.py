@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from podrun.core.environment import environment
-from podrun.core.errors import ConflictError, NotFoundError, PodrunError, UnsupportedError, UsageError
+from podrun.core.errors import ConflictError, NotFoundError, PodrunError, UsageError
 from podrun.core.telemetry import NO_ANSWER
 from podrun.core.terminal import fields, table
 from podrun.faults import parse_fault
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 PARTITION_COLUMNS = ("Partition", "Cluster", "ILDs", "GW Routing", "ILD Routing", "Size", "GCDs", "State")
 
 
-def _refuse(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    """Refuse an option of the real tool whose value podrun derives from others."""
-    if value is not None:
-        assert isinstance(option, click.Option)
-        raise UnsupportedError(f"podrun does not have {option.opts[0]}", hint=option.help)
-
-
 @click.command("partition")
 @click.argument("name")
 @click.option("--size", type=int, required=True, help="IPUs: a power of two.")
@@ -46,10 +39,8 @@ def _refuse(context: click.Context, option: click.Parameter, value: str | None) 
     "--gcd-sync-replicas", "--total-num-replicas", type=int, help="Accepted; PopRun decides the replicas."
 )
 @click.option("--sync-type", help="c2-compatible or pod-native-default.")
-@click.option(
-    "--routing", hidden=True, callback=_refuse, help="It follows from the size and the POD's topology."
-)
-@click.option("--index", hidden=True, callback=_refuse, help="IPUs are chosen by the server.")
+@click.option("--routing", default="", help="DNC, SWNC or RINGSWNC [by the size and the POD's links].")
+@click.option("--index", type=click.IntRange(1), help="Which of the POD's places of this size [any].")
 @click.option("--disable-auto-reset", is_flag=True, help="Leave IPU errors until they are reset.")
 @click.option("--fault", "faults", multiple=True, metavar="SPEC", help="Plan a fault; may be repeated.")
 @click.option("--relocatable", is_flag=True, help="May be moved to other IPUs when a machine fails.")
@@ -78,6 +69,8 @@ def create_partition(cli: CliContext, /, name: str, **options: Any) -> None:
         limit_s=options["time_limit"],
         relocatable=options["relocatable"],
         reservation=options["reservation"],
+        routing=options["routing"],
+        index=options["index"] or 0,
     )
     if options["wait"] and options["no_wait"]:
         raise UsageError("--wait and --no-wait contradict each other", hint="Give one of them.")

@@ -137,6 +137,8 @@ class VipuClient:
                 needs.sync_type.wire_name if needs.sync_type else "ST_UNSPECIFIED"
             ),
             allocation_id=needs.allocation,
+            routing=needs.routing,
+            index=_unsigned(needs.index, "index"),
         )
         self._call(
             self._user.CreatePartition,

@@ -44,6 +44,8 @@ class Partition:
     """When it is removed, in seconds since 1970: its limit after it became active first. 0: not yet, or no limit."""
     relocatable: bool = False
     """User id of who made it."""
+    routing: str = ""
+    """The IPU-Link routing that was asked for; empty: what size and POD make best."""
     story: tuple[str, ...] = ()
     """The transitions that led here, oldest first; the last `STORY_LENGTH` of them."""
 

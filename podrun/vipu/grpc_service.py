@@ -34,6 +34,7 @@ from podrun.vipu.accounts import Account, AccountCaller, Accounts, Role, role_of
 from podrun.vipu.audit import AuditLog
 from podrun.vipu.client import ERROR_METADATA_KEY
 from podrun.vipu.event_log import BOUNDS_S, SYNCED, Change
+from podrun.vipu.ipu_placement import routing_named
 from podrun.vipu.rights import RIGHTS, CallRoom, Right, Sharing
 from podrun.vipu.types import AgentInfo, PartitionInfo, PartitionState, Requirements, SyncType
 from podrun.vipu.views import ViewCache
@@ -258,6 +259,8 @@ class UserServicer(_Servicer):
                 limit_s=request.limit_seconds,
                 relocatable=request.relocatable,
                 reservation=request.reservation,
+                routing=routing_named(needs.routing) if needs.routing else "",
+                index=needs.index,
             ),
             wait=request.wait,
             priority=request.priority,

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from podrun.core.cluster import IPUS_PER_MACHINE, Allocation, Cluster, LinkTopology
+from podrun.core.errors import UsageError
 
 if TYPE_CHECKING:
     from podrun.vipu.events import Partition
@@ -68,16 +69,53 @@ def ipus_of(cluster: Cluster, slices: Iterable[MachineSlice]) -> tuple[int, ...]
     )
 
 
-def routing_of(cluster: Cluster, size: int, ilds: int) -> Routing:
-    """Wiring of a partition.
+DIRECT_IPUS = 16
+"""IPUs of a domain that are routed directly at most."""
+ROUTINGS = {
+    "DNC": Routing("DNC", "default", "mesh"),
+    "SWNC": Routing("SWNC", "slidingWindow", "mesh"),
+    "RINGSWNC": Routing("RINGSWNC", "slidingWindow", "torus"),
+}
+"""By the name that V-IPU shows."""
+
+
+def routing_named(text: str) -> str:
+    """The name that V-IPU shows of a routing in any spelling (``ring-swnc``). Raises UsageError, which lists them."""
+    plain = text.upper().replace("-", "").replace("_", "")
+    name = {"RINGSWNC": "RINGSWNC", "RINGSSWNC": "RINGSWNC"}.get(plain, plain)
+    if name not in ROUTINGS:
+        raise UsageError(f"there is no routing {text!r}", hint=f"There are: {', '.join(ROUTINGS)}.")
+    return name
+
+
+def place_of_index(cluster: Cluster, size: int, ilds: int, index: int) -> tuple[int, ...]:
+    """The IPUs of the POD's ``index``-th place of this size, from 1, in the POD's order. Raises UsageError if there are
+    fewer."""
+    domain, share = cluster.topology.ild_ipus, size // ilds
+    per_group = domain // share
+    places = len(cluster.ilds) // ilds * per_group
+    if index > places or (
+        len(cluster.ilds) * domain > cluster.ipu_count and index * size > cluster.ipu_count
+    ):
+        raise UsageError(
+            f"{cluster.name} has {places} places for {size} IPUs, no place {index}",
+            hint=f"--index 1 to {places}",
+        )
+    return place_at(cluster, size, ilds, *divmod(index - 1, per_group))
+
+
+def routing_of(cluster: Cluster, size: int, ilds: int, wanted: str = "") -> Routing:
+    """Wiring of a partition; ``wanted``: the routing that was asked for.
 
     A whole torus ILD is routed as rings (RINGSWNC), up to 16 IPUs directly (DNC), sizes between by sliding window
     (SWNC). Observed on real systems: 4 IPUs default and mesh, 64 IPUs slidingWindow and torus; the rest is inferred.
     """
+    if wanted:
+        return ROUTINGS[wanted]
     share = size // ilds
     if share == cluster.topology.ild_ipus and cluster.topology.ipu_links is LinkTopology.TORUS:
         return Routing("RINGSWNC", "slidingWindow", "torus")
-    if share <= 16:
+    if share <= DIRECT_IPUS:
         return Routing("DNC", "default", "mesh")
     return Routing("SWNC", "slidingWindow", "mesh")
 

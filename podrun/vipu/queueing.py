@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from podrun.core.errors import ConflictError, ExhaustedError, ExistsError, UsageError
 from podrun.vipu import events as ev
 from podrun.vipu.events import Instruction, Partition, Queued
-from podrun.vipu.ipu_placement import Flags, find_place, ipus_of, largest_place
+from podrun.vipu.ipu_placement import Flags, find_place, ipus_of, largest_place, place_of_index
 from podrun.vipu.queue_plan import Planned, Timeline, Wish, plan
 from podrun.vipu.requirements import check_name, unknown_name
 from podrun.vipu.types import Requirements
@@ -179,6 +179,10 @@ def _usable(draft: Allocator, needs: Requirements) -> list[tuple[str, Flags]]:
     found = []
     for name in _allocations(draft, needs):
         mask = draft.table.of_allocation(draft.allocations[name], unavailable)
+        if needs.index:
+            there = np.zeros_like(mask)
+            there[list(place_of_index(draft.cluster, needs.size, needs.num_ilds, needs.index))] = True
+            mask &= there
         if needs.reservation:
             mask &= draft.table.of_agents(draft.reservations[needs.reservation].agents)
         found.append((name, mask))

@@ -9,9 +9,17 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from podrun.core.cluster import IPUS_PER_MACHINE, Allocation, Cluster, smallest_holding
+from podrun.core.cluster import IPUS_PER_MACHINE, Allocation, Cluster, LinkTopology, smallest_holding
 from podrun.core.errors import InternalError, NotFoundError, UsageError
-from podrun.vipu.ipu_placement import ipus_of, is_power_of_two, least_ilds
+from podrun.vipu.ipu_placement import (
+    DIRECT_IPUS,
+    ROUTINGS,
+    ipus_of,
+    is_power_of_two,
+    least_ilds,
+    place_of_index,
+    routing_named,
+)
 from podrun.vipu.types import PartitionState, Requirements, SyncType
 
 if TYPE_CHECKING:
@@ -51,6 +59,9 @@ def complete_requirements(needs: Requirements, cluster: Cluster) -> Requirements
         )
     ilds = needs.num_ilds or least_ilds(cluster, needs.size)
     _check_domains(needs.size, ilds, cluster)
+    _check_routing(needs, ilds, cluster)
+    if needs.index:
+        place_of_index(cluster, needs.size, ilds, needs.index)
     gcds = needs.num_gcds or 1
     if needs.reconfigurable:
         _check_reconfigurable(needs, gcds, ilds)
@@ -84,6 +95,24 @@ def _check_domains(size: int, ilds: int, cluster: Cluster) -> None:
             f"{size} IPUs do not fit {ilds} IPU-Link domains of {cluster.topology.ild_ipus}",
             hint=f"Use --num-ilds {least_ilds(cluster, size)}.",
         )
+
+
+def _check_routing(needs: Requirements, ilds: int, cluster: Cluster) -> None:
+    """Raise UsageError for a routing that IPU-Links of the partition cannot have."""
+    share, topology = needs.size // ilds, cluster.topology
+    ring = share == topology.ild_ipus and topology.ipu_links is LinkTopology.TORUS
+    if needs.routing == "RINGSWNC" and not ring:
+        raise UsageError(
+            f"rings (RINGSWNC) need a whole IPU-Link domain of {topology.ild_ipus} IPUs, a torus, not {share}",
+            hint="Leave out --routing, or use SWNC.",
+        )
+    if needs.routing == "DNC" and share > DIRECT_IPUS:
+        raise UsageError(
+            f"direct links (DNC) join at most {DIRECT_IPUS} IPUs of a domain, not {share}",
+            hint="Leave out --routing, or use SWNC.",
+        )
+    if needs.routing and needs.routing not in ROUTINGS:
+        routing_named(needs.routing)
 
 
 def _check_reconfigurable(needs: Requirements, gcds: int, ilds: int) -> None:

@@ -93,6 +93,10 @@ class Requirements:
     reservation: str = ""
     """The reservation whose IPUs it may use."""
     owner: int = NO_USER
+    routing: str = ""
+    """``DNC``, ``SWNC`` or ``RINGSWNC``; empty: what the size and the POD's links make best."""
+    index: int = 0
+    """Which of the POD's places of this size, from 1; 0: the server chooses."""
 
 
 class AgentState(enum.Enum):

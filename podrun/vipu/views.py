@@ -96,7 +96,7 @@ def partition_info(cluster: Cluster, partition: Partition) -> PartitionInfo:
         num_gcds=partition.num_gcds,
         sync_type=partition.sync_type,
         num_ilds=partition.num_ilds,
-        ild_routing=routing_of(cluster, partition.size, partition.num_ilds).ild_routing,
+        ild_routing=routing_of(cluster, partition.size, partition.num_ilds, partition.routing).ild_routing,
         agents=tuple(part.agent_id for part in partition.slices),
         error=partition.error,
         generation=partition.generation,
@@ -119,7 +119,7 @@ def queued_info(cluster: Cluster, entry: Queued) -> PartitionInfo:
         reconfigurable=needs.reconfigurable,
         num_gcds=needs.num_gcds,
         num_ilds=needs.num_ilds,
-        ild_routing=routing_of(cluster, needs.size, needs.num_ilds).ild_routing,
+        ild_routing=routing_of(cluster, needs.size, needs.num_ilds, needs.routing).ild_routing,
         created=entry.since,
         relocatable=needs.relocatable,
         owner=owner_name(needs.owner),
@@ -195,7 +195,7 @@ def _devices(partition: Partition, endpoints: Mapping[MachineUse, str]) -> Itera
 
 
 def _attributes(cluster: Cluster, partition: Partition, gcd: int) -> dict[str, str]:
-    routing = routing_of(cluster, partition.size, partition.num_ilds)
+    routing = routing_of(cluster, partition.size, partition.num_ilds, partition.routing)
     return {
         "GCD Id": str(gcd),
         "Num GCDs": str(partition.num_gcds),

@@ -225,8 +225,12 @@ def test_bad_input_is_explained_with_exit_code_two(shell: Shell, line: str, word
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("create partition p --size 4 --routing ring", "podrun does not have --routing"),
-        ("create partition p --size 4 --index 1", "podrun does not have --index"),
+        (
+            "create partition p --size 4 --routing ring",
+            "there is no routing 'ring'\nhint: There are: DNC, SWNC, RINGSWNC.",
+        ),
+        ("create partition p --size 4 --routing ring-swnc", "need a whole IPU-Link domain"),
+        ("create partition p --size 4 --index 5", "has 4 places for 4 IPUs, no place 5"),
         ("create user bob", "this server has no users: it was started without --secure"),
         ("create agents ipum9", "create agents\nhint: Agents and"),
         ("create cluster c1", "vipu-server --cluster FILE"),

@@ -365,3 +365,36 @@ def test_a_reset_waits_until_machines_that_are_being_replaced_are_there(
     restart.join(5)
     pod16.client.wait_for_state("p", {PartitionState.ACTIVE}, 5)
     assert all(pod16.pool.machine(f"ipum{n}", "p").configured for n in (1, 2, 3, 4))
+
+
+def test_a_place_that_is_named_is_taken_or_waited_for(pod16: Pod) -> None:
+    pod16.active("third", 4, index=3)
+    assert pod16.client.get_partition("third").agents == ("ipum3",)
+    with pytest.raises(ConflictError, match="partitions in the way: third"):
+        pod16.client.create_partition(Requirements("again", 4, index=3))
+    pod16.client.create_partition(Requirements("waits", 8, index=2), wait=True)
+    assert pod16.client.list_queue()[0].blockers == ("third",)
+    pod16.active("first", 4)
+    assert pod16.client.get_partition("first").agents[0] in ("ipum1", "ipum2")
+    pod16.client.remove_partition("third")
+    assert pod16.client.wait_for_state("waits", {S.ACTIVE}, 20) is S.ACTIVE
+    assert pod16.client.get_partition("waits").agents == ("ipum3", "ipum4")
+    with pytest.raises(UsageError, match="pod16 has 1 places for 16 IPUs, no place 2"):
+        pod16.client.create_partition(Requirements("p", 16, index=2))
+
+
+def test_a_routing_that_is_named_is_used(make_pod: Callable[..., Pod], tmp_path: Path) -> None:
+    pod = make_pod("pod64", tmp_path / "state")
+    pod.active("p", 16, routing="swnc")
+    assert pod.client.get_partition("p").ild_routing == "SWNC"
+    assert pod.client.ipuof_config("p").attributes["IPU-Link Configuration"] == "slidingWindow"
+    for size, routing, why in (
+        (32, "DNC", "direct links .* at most 16 IPUs of a domain, not 32"),
+        (32, "ring-swnc", "need a whole IPU-Link domain of 64"),
+        (4, "btnc", "there is no routing 'btnc'"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            pod.client.create_partition(Requirements("q", size, routing=routing))
+    pod.stop()
+    again = make_pod("pod64", tmp_path / "state")
+    assert again.client.get_partition("p").ild_routing == "SWNC"
