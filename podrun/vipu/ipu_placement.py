@@ -94,9 +94,7 @@ def place_of_index(cluster: Cluster, size: int, ilds: int, index: int) -> tuple[
     domain, share = cluster.topology.ild_ipus, size // ilds
     per_group = domain // share
     places = len(cluster.ilds) // ilds * per_group
-    if index > places or (
-        len(cluster.ilds) * domain > cluster.ipu_count and index * size > cluster.ipu_count
-    ):
+    if index > places:
         raise UsageError(
             f"{cluster.name} has {places} places for {size} IPUs, no place {index}",
             hint=f"--index 1 to {places}",
