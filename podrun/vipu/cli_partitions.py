@@ -16,7 +16,7 @@ from podrun.core.errors import ConflictError, NotFoundError, PodrunError, UsageE
 from podrun.core.telemetry import NO_ANSWER
 from podrun.core.terminal import fields, table
 from podrun.faults import parse_fault
-from podrun.vipu.cli_common import CliContext
+from podrun.vipu.cli_common import CliContext, partition_names
 from podrun.vipu.types import partition_json
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def list_ipu_attrs(cli: CliContext) -> None:
 
 
 @click.command("partition")
-@click.argument("name")
+@click.argument("name", shell_complete=partition_names)
 @click.option("--gcd", type=click.IntRange(0), help="Only this GCD.")
 @click.option("--ipuof-configs", is_flag=True, help="Print the IPUoF configuration as JSON.")
 @click.pass_obj
@@ -182,7 +182,7 @@ def get_partition(cli: CliContext, name: str, gcd: int | None, ipuof_configs: bo
 
 
 @click.command("partition")
-@click.argument("name")
+@click.argument("name", shell_complete=partition_names)
 @click.option("--no-wait", is_flag=True, help="Do not wait until the partition is active.")
 @click.option(
     "--generation",
@@ -211,7 +211,7 @@ def reset_partition(cli: CliContext, name: str, no_wait: bool, generation: int, 
 
 
 @click.command("partition")
-@click.argument("name")
+@click.argument("name", shell_complete=partition_names)
 @click.option("--force", is_flag=True, help="Also if processes are attached: they lose their IPUs.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until the partition is gone.")
 @click.pass_obj

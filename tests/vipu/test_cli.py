@@ -9,12 +9,14 @@ import socketserver
 import threading
 from pathlib import Path
 
+import click
 import pytest
 
 from podrun.core.errors import ConfigError, UsageError
 from podrun.core.telemetry import AttachedProcess
 from podrun.vipu.cli_admin import vipu_admin
-from podrun.vipu.cli_common import find_server, read_hcl, run
+from podrun.vipu.cli_common import find_server, partition_names, read_hcl, run
+from podrun.vipu.cli_partitions import get_partition
 from podrun.vipu.cli_server import vipu_server
 from podrun.vipu.cli_user import vipu
 from podrun.vipu.discovery import VIPU_SERVER, Registry, ServiceEntry, this_process
@@ -405,3 +407,16 @@ def test_a_full_pod_says_how_to_wait_and_whose_to_remove(shell: Shell) -> None:
     assert "one of your own" in shell.err
     assert shell("create partition p --size 2") == 2
     assert "remove partition" not in shell.err
+
+
+def test_names_of_partitions_are_completed(pod16: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod16.active("first", 4)
+    pod16.active("second", 4)
+    monkeypatch.setenv("VIPU_CLI_API_HOST", "127.0.0.1")
+    monkeypatch.setenv("VIPU_CLI_API_PORT", str(pod16.port))
+    command = get_partition
+    context = click.Context(command)
+    assert partition_names(context, command.params[0], "f") == ["first"]
+    assert [item.value for item in command.params[0].shell_complete(context, "")] == ["first", "second"]
+    monkeypatch.setenv("VIPU_CLI_API_PORT", "1")
+    assert partition_names(context, command.params[0], "") == []
