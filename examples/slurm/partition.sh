@@ -1,7 +1,7 @@
 # Functions of prolog and epilog. Read by them; runs nothing by itself.
 
 here=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
-. "$here/podrun.env"
+. "$here/settings.env"
 
 say() { echo "$(date -Is) job ${SLURM_JOB_ID:-?}: $*" >> "$here/podrun-slurm.log" 2>/dev/null || true; }
 

@@ -90,7 +90,7 @@ export VIPU_CLI_API_HOST=127.0.0.1 VIPU_CLI_API_PORT={self.port} PODRUN_SLURM_TI
 """
         for script in ("partition.sh", "prolog.sh", "epilog.sh", "task_prolog.sh"):
             shutil.copy(SCRIPTS / script, home)
-        (home / "podrun.env").write_text(settings)
+        (home / "settings.env").write_text(settings)
         host = socket.gethostname().partition(".")[0]
         config = CONFIG.format(home=home, host=host, controller=free_port(), node=free_port())
         (home / "slurm.conf").write_text(config)
