@@ -104,10 +104,14 @@ export VIPU_CLI_API_HOST=127.0.0.1 VIPU_CLI_API_PORT={self.port} PODRUN_SLURM_TI
             f"--{name}={home}/munge.{name.split('-')[0]}"
             for name in ("socket", "log-file", "pid-file", "seed-file")
         ]
-        self._start("munged", "--foreground", "--force", f"--key-file={key}", *munge)
-        self.wait(lambda: (home / "munge.socket").exists(), "munged answers")
+        self.munge, self.host = [f"--key-file={key}", *munge], host
+
+    def start(self) -> None:
+        """Start munged, slurmctld and slurmd."""
+        self._start("munged", "--foreground", "--force", *self.munge)
+        self.wait(lambda: (self.home / "munge.socket").exists(), "munged answers")
         self._start("slurmctld", "-D", "-c")
-        self._start("slurmd", "-D", "-N", host)
+        self._start("slurmd", "-D", "-N", self.host)
         self.wait(lambda: " idle" in self.run("sinfo", "--noheader", "--format= %T"), "the node is up")
 
     def _start(self, *words: str) -> None:
@@ -209,8 +213,11 @@ export VIPU_CLI_API_HOST=127.0.0.1 VIPU_CLI_API_PORT={self.port} PODRUN_SLURM_TI
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     made = Slurm(tmp_path_factory.mktemp("slurm"))
-    yield made
-    made.close()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
 
 
 PRINT = "srun sh -c 'echo partition $IPUOF_VIPU_API_PARTITION_ID'"
