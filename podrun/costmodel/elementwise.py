@@ -81,7 +81,7 @@ def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int], sh
     stores = max(1, len(made & read_outside))
     ops = tuple(OPS[e.primitive] for e in chain)
     # What is made for each channel or row is no work for each element.
-    each = [e for e in chain if e.results[0].size * 2 > largest.size]
+    each = [e for e in chain if _is_whole(e.results[0].size, largest.size)]
     kinds = [_kind(e, largest.size) for e in each]
     widest = min(kinds, key=vertices.vector_width)
     grains = max(1, math.ceil(largest.nbytes / GRAIN_BYTES))
@@ -109,9 +109,14 @@ def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int], sh
     )
 
 
+def _is_whole(size: int, largest: int) -> bool:
+    """Whether a tensor has an element for each element of the chain, or all of the chain's tensors are empty."""
+    return size * 2 > largest or largest == 0
+
+
 def _kind(equation: Equation, size: int) -> str:
     """The type that an equation works in: the widest of its operands and result, whose truth value may be narrow."""
-    subjects = [t.dtype for t in (*equation.operands, *equation.results) if t.size * 2 > size]
+    subjects = [t.dtype for t in (*equation.operands, *equation.results) if _is_whole(t.size, size)]
     return min(subjects, key=vertices.vector_width)
 
 

@@ -35,6 +35,7 @@ from podrun.popart.debug import (
     versionString,
 )
 from podrun.popart.debug import configure as _configure_log
+from podrun.popart.former_losses import AnchorReturnTypes, IdentityLoss, L1Loss, NllLoss
 from podrun.popart.schemas import (
     OpDefinition,
     OperatorIdentifier,
@@ -123,6 +124,10 @@ __all__ = [
     "Adam",
     "Adaptive",
     "AnchorReturnType",
+    "AnchorReturnTypes",
+    "IdentityLoss",
+    "L1Loss",
+    "NllLoss",
     "AutodiffSettings",
     "AutomaticLossScalingSettings",
     "BatchSerializationSettings",

@@ -19,7 +19,7 @@ import numpy as np
 from podrun.popart.debug import DebugContext, note
 from podrun.popart.graphcore_ops import NODE_NAMES, OPS, REQUIRED, GraphcoreOp, attribute_value
 from podrun.popart.node_inference import multi_convolution
-from podrun.popart.schemas import Unfit, onnx_methods, onnx_parameters, onnx_value
+from podrun.popart.schemas import AUTO_PAD, Unfit, onnx_methods, onnx_parameters, onnx_value
 from podrun.session.exceptions import popart_exception
 
 if TYPE_CHECKING:
@@ -150,9 +150,9 @@ class AiOnnx(_OpFamily):
         parameters = onnx_parameters(op_type, self.version)
         varies = schema.min_output != schema.max_output
         before = [*([] if op_type in _NO_ARGS else ["args"]), *(["num_outputs"] if varies else [])]
-        signature = self._signature(
-            before, [(parameter.name, parameter.default) for parameter in parameters], (), "debugContext"
-        )
+        usual = [(p.name, p.default) for p in parameters if p.name != AUTO_PAD]
+        last = [(p.name, p.default) for p in parameters if p.name == AUTO_PAD]
+        signature = self._signature(before, usual, last, "debugContext")
         bound = self._bind(method, signature, args, kwargs)
         if isinstance(bound.get("is_value_sparse"), str):  # Before opset 11 the name stands in its place.
             bound["debugContext"] = bound.pop("is_value_sparse")

@@ -38,6 +38,10 @@ _NOT_OFFERED = frozenset(
 )
 """Attributes that PopART's builder does not take: it wants explicit pads and tensors."""
 
+AUTO_PAD = "auto_pad"
+POOLS = ("AveragePool", "MaxPool")
+"""Operators whose methods take it by name, behind the others, for programs that are written so."""
+
 _LISTS = ("INTS", "FLOATS", "STRINGS")
 
 
@@ -85,7 +89,10 @@ def onnx_parameters(op_type: str, version: int) -> tuple[Parameter, ...]:
         found.append(Parameter(name, kind, default))
     if op_type == "Constant":
         found.append(Parameter("is_value_sparse", "INT", False))
-    return tuple(sorted(found, key=lambda parameter: parameter.default is not REQUIRED))
+    found.sort(key=lambda parameter: parameter.default is not REQUIRED)
+    if op_type in POOLS:
+        found.append(Parameter(AUTO_PAD, "STRING", "NOTSET"))
+    return tuple(found)
 
 
 def _default(op_type: str, name: str, kind: str, proto: Any) -> Any:

@@ -14,10 +14,15 @@ write instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, cast
 
 from podrun.core.names import GRADIENT_ANCHOR, NORM_ANCHOR, REDUCED_ANCHOR, UPDATED_ANCHOR
+
+P = ParamSpec("P")
 
 PREFIXES: dict[str, str] = {
     "Gradient": GRADIENT_ANCHOR,
@@ -170,11 +175,7 @@ UNNAMED = "BuilderGraph"
 """The name of a graph that the program has given none."""
 
 
-_LOSS = "is PopART 1's: losses are operators. {instead}, and give its output to TrainingSession as the loss."
 _MODULE = {
-    "L1Loss": _LOSS.format(instead="Write builder.aiGraphcore.l1loss([x], scale)"),
-    "NllLoss": _LOSS.format(instead="Write builder.aiGraphcore.nllloss([probabilities, labels])"),
-    "IdentityLoss": _LOSS.format(instead="Write builder.aiGraphcore.identityloss([x])"),
     "SessionOptionsCore": "is PopART 1's: write popart.SessionOptions().",
     "ir": "is the interface that has become popxl, which podrun does not have: make the model with popart.Builder().",
     "DataFeed": "is PopART 0's: write popart.DataFlow(batchesPerStep, anchors).",
@@ -184,8 +185,6 @@ _MODULE = {
 _RUN = "is PopART 0's: write session.run(stepio)."
 _REPORT = "is PopART 2's: write session.getReport(), or session.getSummaryReport() for text."
 _SESSION = {
-    "optimizerFromHost": "is PopART 1's: session.updateOptimizerFromHost(optimizer) sends the values too.",
-    "updateOptimizer": "is PopART 1's: write session.updateOptimizerFromHost(optimizer).",
     "train": _RUN,
     "evaluate": _RUN,
     "infer": _RUN,
@@ -195,18 +194,56 @@ _SESSION = {
     "session.getReport().compilation.tiles has the bytes of each tile.",
     "getHostReduceStreamIds": "is PopART 2's: IPUs reduce gradients among themselves, no stream goes through hosts.",
 }
-_KEYWORDS = {
+_FORMER = {
     "dataFeed": "It is dataFlow now.",
     "losses": "It is loss now: the name of one scalar tensor, such as builder.aiGraphcore.l1loss([x], scale) gives.",
+}
+"""Arguments that sessions took, and still take."""
+_KEYWORDS = {
     "passes": "It is patterns now.",
 }
-"""Arguments that sessions took."""
+"""Arguments that sessions took, and take no more."""
 _BUILDER = {"pingPongPhase": "is PopART 1's: write builder.executionPhase(ids, phase)."}
 
 
 def missing(name: str) -> AttributeError:
     """What ``popart.name`` raises where there is no such name."""
     return _error("module 'popart'", f"popart.{name}", _MODULE, name)
+
+
+def takes_former_arguments(init: Callable[P, None]) -> Callable[P, None]:
+    """A session's ``__init__`` that also takes what PopART 1's took, with a DeprecationWarning: ``dataFeed``, and
+    ``losses``, a list of loss objects, by name or in the place of ``loss``.
+    """
+
+    names = list(inspect.signature(init).parameters)
+
+    @functools.wraps(init)
+    def call(*args: P.args, **given: P.kwargs) -> None:
+        if not any(name in given for name in _FORMER) and not any(isinstance(arg, list) for arg in args):
+            init(*args, **given)
+        else:
+            cast(Any, init)(**_present(names, args, given))
+
+    return call
+
+
+def _present(names: Sequence[str], args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments under their present names, by the parameters' ``names``; the losses are in the model then."""
+    found = dict(zip(names, args, strict=False)) | dict(given)
+    asked = [name for name in _FORMER if name in given]
+    if "dataFeed" in found:
+        found["dataFlow"] = found.pop("dataFeed")
+    losses = found.pop("losses", None)
+    if isinstance(found.get("loss"), (list, tuple)):
+        losses, asked = found.pop("loss"), [*asked, "losses"]
+    if losses:
+        found["fnModel"], total = losses[0].into(found["fnModel"], losses)
+        if "loss" in names:
+            found["loss"] = total
+    for name in asked:
+        warnings.warn(f"{name} is PopART 1's. {_FORMER[name]}", DeprecationWarning, stacklevel=3)
+    return found
 
 
 class Formerly:

@@ -15,6 +15,7 @@ import copy
 import json
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ from podrun.session.exceptions import (
     OutOfMemoryException as OutOfMemoryException,  # Programs look for it here, too.
 )
 from podrun.session.exceptions import popart_exception, popart_runtime_error, surfaced
-from podrun.session.names import FormerSession
+from podrun.session.names import FormerSession, takes_former_arguments
 from podrun.session.optimizers.base import Optimizer
 from podrun.session.parts.assembly import PlacedModel, SessionSource, assemble, place_and_build
 from podrun.session.parts.device_program import DeviceProgram
@@ -354,6 +355,7 @@ class Session(FormerSession):
 class InferenceSession(Session):
     """A model that runs forward: ``InferenceSession(model, DataFlow(1, {y: art}), device)``."""
 
+    @takes_former_arguments
     def __init__(
         self,
         fnModel: str | bytes | os.PathLike[str] | LightModel,
@@ -416,6 +418,7 @@ class TrainingSession(Session):
 
     _training = True
 
+    @takes_former_arguments
     def __init__(
         self,
         fnModel: str | bytes | os.PathLike[str] | LightModel,
@@ -449,6 +452,23 @@ class TrainingSession(Session):
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"updateOptimizerFromHost(): incompatible function arguments: {optimizer!r}.")
         self.parts.scalars.replace(optimizer)
+
+    def updateOptimizer(self, optimizer: Optimizer) -> None:
+        """PopART 1's name of `updateOptimizerFromHost`; the values are sent at once."""
+        warnings.warn(
+            "updateOptimizer is PopART 1's: write session.updateOptimizerFromHost(optimizer)",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        self.updateOptimizerFromHost(optimizer)
+
+    def optimizerFromHost(self) -> None:
+        """PopART 1's: sends the optimizer's values, which `weightsFromHost` and `updateOptimizerFromHost` do."""
+        warnings.warn(
+            "optimizerFromHost is PopART 1's: session.updateOptimizerFromHost(optimizer) sends the values too",
+            DeprecationWarning,
+            stacklevel=2,
+        )
 
     def _run_program(self, handle: str, io: IStepIO) -> None:
         from podrun.session.parts.forward_only import HANDLE, ForwardOnly

@@ -1,7 +1,8 @@
 """The random seed, and the state of the generator that rounds stochastically: read, written, started from a seed.
 
 On an IPU every worker context of every tile has 128 bits of it. Here it is one 64-bit number for the whole program,
-because all replicas round alike; so the state is two words.
+because all replicas round alike; so the state is two words. Operators round with, and draw from, another one, the seed:
+where a program has it the state is four words, and setting a state repeats a run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from podrun.compiler.program import RNG
 from podrun.core.executable import Executable, VariableRole
+from podrun.session.enums import SyntheticDataMode
 from podrun.session.exceptions import popart_exception, popart_runtime_error
 from podrun.session.parts.device_program import DeviceProgram
 from podrun.session.session_options import SessionOptions
@@ -31,9 +33,12 @@ class RandomState:
         self._rng = [0] * WORDS
 
     def rng_state(self) -> list[int]:
-        """`Session.getRNGState`."""
+        """`Session.getRNGState`: what updates round with, then what operators round with and draw from, if any does."""
         self._check_rng("getRNGState")
-        return self.read_rng()
+        if self._is_synthetic:
+            return []
+        seed = self.seed()
+        return [*self.read_rng(), *([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF] if self._has_seed else [])]
 
     def read_rng(self) -> list[int]:
         """The RNG state as it stands now, 32-bit words."""
@@ -46,14 +51,19 @@ class RandomState:
         """`Session.setRNGState`."""
         self._check_rng("setRNGState")
         words = [int(word) for word in words]
-        if len(words) != WORDS or any(not 0 <= word < 1 << 32 for word in words):
+        size = 0 if self._is_synthetic else WORDS * (1 + self._has_seed)
+        if len(words) != size or any(not 0 <= word < 1 << 32 for word in words):
             raise popart_runtime_error(
-                f"Devicex::setRngStateValue received rngState of size {len(words)}; was expecting size {WORDS} "
+                f"Devicex::setRngStateValue received rngState of size {len(words)}; was expecting size {size} "
                 "(32-bit words)."
             )
-        self._rng = words
+        if not words:
+            return
+        self._rng = words[:WORDS]
+        if self._has_seed:
+            self._seed = words[WORDS] << 32 | words[WORDS + 1]
         if self._program.on_device:
-            self._program.write(self._rng_value())
+            self._program.write(self.values())
 
     def set_seed(self, seed: int) -> None:
         """`Session.setRandomSeed`."""
@@ -87,6 +97,16 @@ class RandomState:
     def values(self) -> dict[str, np.ndarray]:
         """The variables that a program on the device starts with, if it draws numbers or rounds stochastically."""
         return self._seed_value() | self._rng_value()
+
+    @property
+    def _has_seed(self) -> bool:
+        """Whether operators draw from a seed: dropout, random tensors, and what rounds stochastically."""
+        return _seed_variable(self._program.prepared("getRNGState")) is not None
+
+    @property
+    def _is_synthetic(self) -> bool:
+        """With synthetic data nothing travels between host and device, so the state is empty."""
+        return self._options.syntheticDataMode is not SyntheticDataMode.Off
 
     def _check_rng(self, call: str) -> None:
         self._program.prepared(call)

@@ -312,12 +312,6 @@ def test_explicit_pipelining_says_what_has_taken_its_place() -> None:
         popart.SessionOptions().explicitPipelining = True
 
 
-def test_losses_of_popart_1_say_what_has_taken_their_place() -> None:
-    for name, operator in {"L1Loss": "l1loss", "NllLoss": "nllloss", "IdentityLoss": "identityloss"}.items():
-        with pytest.raises(AttributeError, match=f"aiGraphcore.{operator}"):
-            getattr(popart, name)
-
-
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
@@ -355,7 +349,6 @@ def test_a_learning_rate_alone_is_told_how_to_be_given() -> None:
 def test_former_methods_say_what_has_taken_their_place() -> None:
     made = session()
     for name, instead in [
-        ("optimizerFromHost", r"updateOptimizerFromHost\(optimizer\)"),
         ("infer", r"session\.run\(stepio\)"),
         ("getGraphReport", r"getReport\(\)"),
         ("getExecutionReport", r"getReport\(\)"),
@@ -365,8 +358,8 @@ def test_former_methods_say_what_has_taken_their_place() -> None:
         assert not hasattr(made, name)
         with pytest.raises(AttributeError, match=instead):
             getattr(made, name)
-    with pytest.raises(TypeError, match=r"'dataFeed'\. It is dataFlow now"):
-        popart.InferenceSession(fnModel=b"", dataFeed=popart.DataFlow(1, ["y"]), deviceInfo=OFFLINE[1])
+    with pytest.raises(TypeError, match=r"'passes'\. It is patterns now"):
+        popart.InferenceSession(fnModel=b"", passes=None, deviceInfo=OFFLINE[1])
     with pytest.raises(AttributeError, match="executionPhase"):
         _ = popart.Builder().pingPongPhase
 

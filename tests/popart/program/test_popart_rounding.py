@@ -97,6 +97,36 @@ def test_a_state_that_was_read_goes_on_where_it_was(device_of):
     np.testing.assert_array_equal(weights(other, case.w)[0], end)
 
 
+def test_a_state_repeats_what_operators_round_with_too(device_of):
+    """In one session: without the seed the second pass rounds the operators' results otherwise."""
+    case, data = linear("float16"), steps(1)
+    session = session_of(device_of(1), case)
+    session.setRandomSeed(3)
+    session.run(popart.PyStepIO({case.x: data}, {}))
+    state, middle = session.getRNGState(), weights(session, case.w)[0]
+    assert len(state) == 4
+    found = []
+    for _ in range(2):
+        session.writeWeights(popart.PyWeightsIO({case.w: middle}))
+        session.weightsFromHost()
+        session.setRNGState(state)
+        assert session.getRNGState() == state
+        session.run(popart.PyStepIO({case.x: data}, {}))
+        found.append((weights(session, case.w)[0], session.getRNGState()))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1] != state
+
+
+def test_with_synthetic_data_the_state_is_empty(device_of):
+    opts = options(enableStochasticRounding=True, enableLoadAndOffloadRNGState=True)
+    opts.syntheticDataMode = popart.SyntheticDataMode.Zeros
+    session = training(linear("float16"), [], device_of(1), opts=opts)
+    assert session.getRNGState() == []
+    session.setRNGState([])
+    with pytest.raises(popart.popart_runtime_error, match="expecting size 0"):
+        session.setRNGState([1, 2])
+
+
 def test_sharded_programs_round_and_move_on(device_of):
     builder = popart.Builder()
     x = builder.addInputTensor(popart.TensorInfo("FLOAT16", [2, 4]))
@@ -124,7 +154,7 @@ def test_misuse(device):
     with pytest.raises(popart.popart_exception, match="enableLoadAndOffloadRNGState"):
         session.getRNGState()
     session = session_of(device, linear("float16"))
-    for state in ([1], [1, 2, 3], [1, -1]):
+    for state in ([1], [1, 2, 3], [1, -1, 1, 1]):
         with pytest.raises(popart.popart_runtime_error, match="received rngState of size"):
             session.setRNGState(state)
 
