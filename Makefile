@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# On a terminal pip shows what it downloads: the first `make` fetches several hundred megabytes.
+PIP_SHOWS := $(shell test -t 2 || echo --quiet)
 
 # Tests start hundreds of processes: each would compile podrun's modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -72,7 +74,7 @@ $(STAMP): pyproject.toml constraints.txt build_extension.py podrun/collectives/_
 		$(wildcard podrun/device/xla/native/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || (echo "podrun needs Python 3.11 or later; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11" >&2; exit 2)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,examples,torch]'
+	$(BIN)/python -m pip install $(PIP_SHOWS) --disable-pip-version-check -c constraints.txt -e '.[dev,examples,pod,torch]'
 	touch $(STAMP)
 
 $(VENV)/.docs: $(STAMP)

@@ -147,9 +147,11 @@ class PartitionSession:
 
     def _start_service(self) -> PodFacts:
         from podrun.vipu.ray_pool import RayMachinePool
+        from podrun.vipu.ray_session import check_installed
         from podrun.vipu.service import Service
         from podrun.vipu.store import Store
 
+        check_installed()
         cluster = choose_cluster(self.spec)
         self.pod = facts_of(cluster)
         if self.spec.layout.ipus > self.pod.ipus:

@@ -235,7 +235,9 @@ def _pool(
 
         return LocalMachinePool(cluster, keep_spares=True, options=_sharing(options).machine_options())
     from podrun.vipu.ray_pool import RayMachinePool
+    from podrun.vipu.ray_session import check_installed
 
+    check_installed()
     address = options["ray_address"]
     if address is not None:
         from podrun.vipu.ray_starts import resolve

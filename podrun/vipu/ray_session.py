@@ -8,6 +8,7 @@ session directory is a scratch directory of podrun's, removed at the end; a guar
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import queue
@@ -23,7 +24,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from podrun.core.errors import ServiceError
+from podrun.core.errors import ServiceError, UsageError
 from podrun.private_apis import ray as private_ray
 from podrun.private_apis.ray import RayletEnded, only_what_machines_need
 from podrun.vipu.discovery import ProcessId, ServiceEntry, remove_scratch, scratch_directory
@@ -98,6 +99,7 @@ class RaySession:
 
             self.ray: Any = ray
             return
+        check_installed()
         if not address:
             _check_file_size()
             _check_paths([os.path.abspath(os.curdir), tempfile.gettempdir(), *sys.argv[:1], *sys.path])
@@ -307,6 +309,16 @@ def _initialized() -> bool:
     """True iff this process uses Ray already. Does not import it."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
+
+
+def check_installed() -> None:
+    """Raise UsageError if Ray is not installed: only PODs of machine processes need it."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError(
+            "Ray is not installed, and podrun and vipu-server start machine processes with it",
+            hint="Install it: pip install 'podrun[pod]' (in a checkout: pip install -c constraints.txt '.[pod]'). "
+            "Without Ray, in one process: podrun compat PROGRAM",
+        )
 
 
 def _import_ray() -> Any:

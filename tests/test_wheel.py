@@ -1,0 +1,74 @@
+"""The wheel as users install it: built from the tree, used from another folder, with and without Ray."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from podrun.core.errors import UsageError
+from podrun.vipu import ray_session
+from tests.conftest import ROOT
+
+
+def test_ray_is_an_extra_of_its_own() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert not any(text.startswith("ray") for text in project["dependencies"])
+    assert [text.split(">")[0] for text in project["optional-dependencies"]["pod"]] == ["ray"]
+    installs = "Makefile", "docs/first-run.md", "examples/continuous_integration/Dockerfile"
+    for name in installs:
+        assert (
+            "pod" in (ROOT / name).read_text(encoding="utf-8").partition("pip install")[2].split("\n")[0]
+        ), name
+
+
+def test_without_ray_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray_session.check_installed()
+    monkeypatch.setattr(ray_session.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="Ray is not installed") as error:
+        ray_session.check_installed()
+    assert "pip install 'podrun[pod]'" in str(error.value.hint)
+    assert "podrun compat PROGRAM" in str(error.value.hint)
+
+
+@pytest.mark.slow
+@pytest.mark.system
+def test_the_wheel_works_from_another_folder(tmp_path: Path) -> None:
+    """Built by pip, and unpacked beside this environment's packages, without what only a checkout has."""
+    source = tmp_path / "source"
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, names.stdout.split("\0")):
+        if (ROOT / name).is_file() and not name.startswith(("tests/", "docs/", "website/", "benchmarks/")):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), "."]
+    built = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=300, check=False)
+    if "No module named pip" in built.stderr:
+        pytest.skip("this environment has no pip: make test-all has one")
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("podrun-*.whl")
+    installed = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(installed)
+    for data in ("report/page.js", "report/page.css", "py.typed", "_cluster_configs"):
+        assert (installed / "podrun" / data).exists(), data
+    environ = {**os.environ, "PYTHONPATH": str(installed), "PODRUN_CACHE_DIR": str(tmp_path / "cache")}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    where = "import podrun; print(podrun.__file__)"
+    for words in (
+        ["-c", where],
+        ["-m", "podrun.compat", str(ROOT / "examples/first_run/train.py")],
+        ["-m", "podrun.launcher.cli", "--help"],
+    ):
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=elsewhere, env=environ, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert words[1] != where or done.stdout.startswith(str(installed)), done.stdout
