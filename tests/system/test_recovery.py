@@ -93,3 +93,59 @@ def test_a_crash_loop_ends_with_a_verdict_and_the_exit_code_of_the_program(pod: 
     assert done.returncode == 7
     assert "podrun: not started again: crash loop: the last 3 attempts ended alike" in done.stderr
     assert done.stderr.count("instance 0 ended with exit code 7 after 0 batches") == 5, done.stderr
+
+
+def test_a_launch_goes_on_with_spare_machines_and_loses_nothing(commands: Commands, tmp_path: Path) -> None:
+    program = PROGRAM.with_name("supervised.py")
+    words = ("podrun", "--cluster=pod16", "--num-replicas=8", "--max-restarts=2")
+    losses = tagged(commands.run(*words, program, "--checkpoints", tmp_path / "undisturbed").stdout, 0)[-1]
+    fault = "--fault=machine:1@batch=17:lost"
+    done = commands.run(*words, fault, program, "--checkpoints", tmp_path / "disturbed")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"partition podrun-\d+ was created anew on other machines", done.stderr)
+    assert "replace" not in done.stderr
+    said = tagged(done.stdout, 0)
+    assert [line for line in said if line.startswith("start")] == [
+        "start 0 from batch 0",
+        "start 1 from batch 15",
+    ]
+    assert said[-1] == losses
+
+
+def test_a_launch_goes_on_with_fewer_replicas_where_the_policy_allows(
+    commands: Commands, tmp_path: Path
+) -> None:
+    policy = tmp_path / "elastic.yaml"
+    policy.write_text("version: 1\nmax-restarts: 2\nafter: {machine-lost: [spare, fewer-replicas]}\n")
+    words = ("podrun", "--cluster=pod16", "--num-replicas=16", "--restart-policy", policy)
+    done = commands.run(
+        *words,
+        "--fault=machine:1@batch=17:lost",
+        PROGRAM.with_name("supervised.py"),
+        "--checkpoints",
+        tmp_path / "c",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "not possible: the POD has no spare machine" in done.stderr
+    assert "8 replicas instead of 16" in done.stderr
+    assert "8 replicas, 1 instance, 2 machines" in done.stderr
+    said = tagged(done.stdout, 0)
+    assert "start 1 from batch 15" in said
+    assert len(said[-1].split()) == 31
+
+
+@pytest.mark.parametrize(("front_end", "replicas", "instances"), [("popart", 8, 2), ("poptorch", 1, 1)])
+def test_a_session_goes_on_in_place_after_ipu_reset(
+    commands: Commands, front_end: str, replicas: int, instances: int
+) -> None:
+    if front_end == "poptorch":
+        pytest.importorskip("torch")
+    words = ("podrun", f"--num-replicas={replicas}", f"--num-instances={instances}")
+    program = (Path(__file__).parent / "programs" / "reload.py", front_end)
+    undisturbed = commands.run(*words, *program)
+    faults = ("--fault=ipu:0@batch=3:tile-parity", "--fault=ipu:0@batch=1:soft-error")
+    done = commands.run(*words, *faults, *program)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for instance in range(instances):
+        (losses,) = tagged(undisturbed.stdout, instance)
+        assert tagged(done.stdout, instance) == ["IPU_RESET", "IPU_RESET", losses]
