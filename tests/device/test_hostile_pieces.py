@@ -258,3 +258,12 @@ def test_pieces_that_do_not_fit_their_buffers_are_refused_when_a_program_is_load
         connection.load(base)
     finally:
         connection.close()
+
+
+def test_names_are_counted_for_a_piece_that_is_known_already_too(known: None) -> None:
+    made, pieces = piece(lambda x, y: x + y, (3,), (3,)), PieceCache(None)
+    pieces.piece(made, ())
+    with pytest.raises(
+        ApplicationRuntimeError, match="names 1 inputs and 1 outputs, but its StableHLO has 2 and 1"
+    ):
+        pieces.piece(replace(made, inputs=made.inputs[:1]), ())

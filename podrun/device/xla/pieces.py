@@ -144,6 +144,7 @@ class PieceCache:
             piece = self._pieces.get(key)
             if piece is None:
                 piece = self._pieces[key] = self._compiled(key, computation, donated, in_place)
+        _check_names(computation, len(piece.shapes), len(piece.kinds) - len(piece.shapes))
         return replace(piece, computation=computation)
 
     def _compiled(
@@ -343,11 +344,13 @@ def _check(computation: Computation, exported: Any) -> None:
             f"Computation {name!r} is for {exported.nr_devices} device(s) of "
             f"{', '.join(exported.platforms)}, not one CPU"
         )
-    if len(exported.in_avals) != len(computation.inputs) or len(exported.out_avals) != len(
-        computation.outputs
-    ):
+    _check_names(computation, len(exported.in_avals), len(exported.out_avals))
+
+
+def _check_names(computation: Computation, inputs: int, outputs: int) -> None:
+    """Raise ApplicationRuntimeError unless a Computation has a name for each operand and result of its StableHLO."""
+    if (len(computation.inputs), len(computation.outputs)) != (inputs, outputs):
         raise ApplicationRuntimeError(
-            f"Computation {name!r} names {len(computation.inputs)} inputs and "
-            f"{len(computation.outputs)} outputs, "
-            f"but its StableHLO has {len(exported.in_avals)} and {len(exported.out_avals)}"
+            f"Computation {computation.name!r} names {len(computation.inputs)} inputs and "
+            f"{len(computation.outputs)} outputs, but its StableHLO has {inputs} and {outputs}"
         )
