@@ -18,6 +18,7 @@ import hmac
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -146,6 +147,8 @@ class _IpuFamilies:
 
 PATIENCE_S = 10.0
 """Seconds that a caller may be silent."""
+CALLERS = 64
+"""Most callers at a time."""
 KEY_FILE = "exporter-key"
 
 
@@ -210,7 +213,28 @@ def make_server(client: VipuClient, host: str, port: int, key: str = "") -> Thre
 
 
 class _Server(ThreadingHTTPServer):
-    """Speaks TLS where that is asked for; each caller's thread does its handshake."""
+    """Speaks TLS where that is asked for; each caller's thread does its handshake. At most `CALLERS` have a thread;
+    more are let go at once."""
+
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._room = threading.BoundedSemaphore(CALLERS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """See `socketserver.BaseServer`."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """See `socketserver.ThreadingMixIn`."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
 
     def get_request(self) -> tuple[Any, Any]:
         """See `socketserver.BaseServer`."""
