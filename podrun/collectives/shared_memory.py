@@ -245,11 +245,11 @@ class SharedMemoryGroup:
 
     def all_gather(self, arena: str) -> Array:
         found = self._memory.find(arena)
-        self._meet("all_gather", arena, found)
+        self._barrier("all_gather", arena, found)
         if found.rows:
             own = slice_of(self._rank, self._size, found.whole.size)
             found.whole[own] = found.rows[self._rank][own]
-            self._meet("end of all_gather", arena, found)
+            self._barrier("end of all_gather", arena, found)
         return found.whole
 
     # --- Moving data ----------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ class SharedMemoryGroup:
         self._posts = []
         self._memory.close()
 
-    def _meet(self, operation: str, arena: str, found: MappedArena) -> None:
+    def _barrier(self, operation: str, arena: str, found: MappedArena) -> None:
         text = self._labels.get((operation, arena))
         if text is None:
             text = self._labels[operation, arena] = label(f"{operation}({arena!r}: {found.text})")

@@ -224,7 +224,7 @@ class _Contents:
     def _stash(self, ipu: int) -> Iterator[tuple[str, str, int]]:
         place = self.program.locations.activations
         makers = {name: scope for work in self.works for name, scope in work.makers.items()}
-        for name, (size, made) in self._kept().items():
+        for name, (size, made) in self._crossing_bytes().items():
             reads = [work.cycle for work in self.works if work.ipu == ipu and name in work.reads]
             here = [cycle for at, cycle in made if at == ipu]
             if not reads and not here:
@@ -238,7 +238,7 @@ class _Contents:
             if copies and not place.streamed(size):
                 yield STASH, f"{makers.get(name) or name} x {copies}", copies * size
 
-    def _kept(self) -> dict[str, tuple[int, list[tuple[int, int]]]]:
+    def _crossing_bytes(self) -> dict[str, tuple[int, list[tuple[int, int]]]]:
         """Bytes of what crosses between segments, and (IPU, cycle) of its maker; none for inputs."""
         found: dict[str, tuple[int, list[tuple[int, int]]]] = {}
         for work in self.works:

@@ -93,7 +93,7 @@ def schedule(
     else:
         for index, group in enumerate(groups):
             work += update_instructions(index, group)
-    work += closing(builder)
+    work += end_of_batch(builder)
     work += updated_anchors(builder, 0)
     idle: tuple[Instruction, ...] = (Sync(SyncScope.HOST),)
     return (tuple(work), *([idle] * (builder.layout.ipus_per_replica - 1)))
@@ -118,7 +118,7 @@ def update_instructions(index: int, group: WeightGroup) -> list[Instruction]:
     return [AllReduce(group.gradient_arena), update]
 
 
-def closing(builder: ChunkBuilder) -> list[Instruction]:
+def end_of_batch(builder: ChunkBuilder) -> list[Instruction]:
     """What comes after all weights were updated: the loss scale's factor and the RNG state move on."""
     found: list[Instruction] = [AllReduce(STATISTICS), Compute(SCALING)] if builder.tracked else []
     return [*found, Compute(ADVANCE)] if RNG in builder.memory.variables else found
@@ -222,7 +222,7 @@ class Timetable:
     def _close(self) -> None:
         """What waits for the update of all weights: on IPU 0, or on the first IPU of every machine of a replica, which
         all do it alike."""
-        work = closing(self.builder)
+        work = end_of_batch(self.builder)
         if not work:
             return
         self._everywhere(Sync(SyncScope.MACHINE))

@@ -174,10 +174,10 @@ def evaluate(
         entering(value, at(state, index)) if value is not None and value.dtype == HALF else value
         for index, value in enumerate(arguments, start=1)
     ]
-    return _closing(closed.jaxpr, _Evaluation(closed, apply, taps).run(opened, at(state, 0)))
+    return _results(closed.jaxpr, _Evaluation(closed, apply, taps).run(opened, at(state, 0)))
 
 
-def _closing(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
+def _results(jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
     return [
         value.astype(HALF) if _is_half(atom) and value.dtype != HALF else value
         for atom, value in zip(jaxpr.outvars, values, strict=True)

@@ -52,7 +52,7 @@ class CompiledModel:
 
     def run(self, inputs: Mapping[int, torch.Tensor]) -> list[Any]:
         """The leaves of what forward returns, for inputs by position, with all micro-batches."""
-        asked = time.monotonic()
+        request = time.monotonic()
         data = {name: self._input(self.graph.inputs[p], inputs[p]) for p, name in self.model.inputs.items()}
         arrays = self.session.initAnchorArrays()
         arrived = time.monotonic()
@@ -64,7 +64,7 @@ class CompiledModel:
         }
         leaves = [self._output(each, arrays) for each in self.graph.outputs]
         self._update_inputs(inputs, arrays)
-        self._note_stamps(asked, arrived, ready)
+        self._note_stamps(request, arrived, ready)
         return leaves
 
     def _input(self, value: GraphValue, tensor: torch.Tensor) -> np.ndarray:
@@ -101,11 +101,11 @@ class CompiledModel:
             with torch.no_grad():
                 target.copy_(torch.from_numpy(np.array(data)).reshape(target.shape))
 
-    def _note_stamps(self, asked: float, arrived: float, ready: float) -> None:
+    def _note_stamps(self, request: float, arrived: float, ready: float) -> None:
         batches = self.batches
         outputs = sum(isinstance(each, GraphValue) for each in self.graph.outputs)
         self.stamps = CallStamps(
-            *((0.0,) * 4 if self.synthetic else (asked, arrived, ready, time.monotonic())),
+            *((0.0,) * 4 if self.synthetic else (request, arrived, ready, time.monotonic())),
             inputs=len(self.model.inputs),
             input_crossings=batches.iterations * batches.accumulation * batches.replicas,
             outputs=outputs,

@@ -116,12 +116,12 @@ class PoplarExecutor(ExecutorState):
         finally:
             watching.run_after()
         self._check_buffers(captured.graph)
-        asked = CompileRequest(
+        request = CompileRequest(
             self._model, self._options, batches, self._optimizer, dict(self._groups), self._executable
         )
-        offer(captured, asked, (args, kwargs))
+        offer(captured, request, (args, kwargs))
         with untracked():
-            self._compiled = compile_model(captured, asked)
+            self._compiled = compile_model(captured, request)
         self._arguments = arguments
         self._seconds = time.monotonic() - started
         self._detached = False

@@ -151,25 +151,25 @@ def instead_of_compiling(take: Taker) -> Iterator[None]:
         _takers.pop()
 
 
-def offer(captured: Capture, asked: CompileRequest, call: tuple[Any, Any]) -> None:
+def offer(captured: Capture, request: CompileRequest, call: tuple[Any, Any]) -> None:
     """Show what is to be compiled to the functions of `instead_of_compiling`."""
     for take in _takers:
-        take(captured, asked, call)
+        take(captured, request, call)
 
 
-def compile_model(captured: Capture, asked: CompileRequest) -> CompiledModel | ChainedModel:
+def compile_model(captured: Capture, request: CompileRequest) -> CompiledModel | ChainedModel:
     """Build and compile a session for a captured module; its device is attached as the options say. A module that calls
     functions of the host has a session for each part between the calls."""
-    if not asked.training and calls_host(captured.graph):
-        return _chained(captured, asked)
-    return _compile_session(captured, asked)
+    if not request.training and calls_host(captured.graph):
+        return _chained(captured, request)
+    return _compile_session(captured, request)
 
 
-def _chained(captured: Capture, asked: CompileRequest) -> ChainedModel:
-    options, batches = asked.options, asked.batches
+def _chained(captured: Capture, request: CompileRequest) -> ChainedModel:
+    options, batches = request.options, request.batches
     if batches.groups != batches.replicas:
         raise Error("poptorch.CPU and inputReplicaGrouping do not go together")
-    if asked.executable is not None:
+    if request.executable is not None:
         raise Error("a model that calls poptorch.CPU cannot be loaded from a file")
     made: list[tuple[GraphPart, CompiledModel | None]] = []
     for place, part in enumerate(parts_of(captured)):
@@ -179,17 +179,17 @@ def _chained(captured: Capture, asked: CompileRequest) -> ChainedModel:
         own.modelName(f"{options.extra('model_name', 'inference')}-part{place}")
         wanted = [each for each in part.captured.graph.outputs if isinstance(each, GraphValue)]
         needed = bool(wanted or part.captured.graph.updates or part.captured.graph.input_updates)
-        model = _compile_session(part.captured, replace(asked, options=own)) if needed else None
+        model = _compile_session(part.captured, replace(request, options=own)) if needed else None
         made.append((part, model))
     return ChainedModel(captured, made, captured.graph.functions, batches)
 
 
-def _compile_session(captured: Capture, asked: CompileRequest) -> CompiledModel:
-    options = asked.options
+def _compile_session(captured: Capture, request: CompileRequest) -> CompiledModel:
+    options = request.options
     division = division_of(captured.graph.nodes)
-    check_pipeline(division, options, asked.training)
+    check_pipeline(division, options, request.training)
     check_overlap(captured.graph, options)
-    loss = _summed(captured, find_loss(captured.graph)) if asked.training else None
+    loss = _summed(captured, find_loss(captured.graph)) if request.training else None
     _compute_something(captured)
     outputs = [each for each in captured.graph.outputs if isinstance(each, GraphValue)]
     updates = _input_updates(captured)
@@ -197,7 +197,7 @@ def _compile_session(captured: Capture, asked: CompileRequest) -> CompiledModel:
         loss if outputs or loss is not None else _copied(captured, next(iter(captured.graph.inputs.values())))
     )
     wanted = [*outputs, *updates.values(), *([] if unseen is None else [unseen])]
-    model = session_model(_placed(captured, asked, division), wanted, type(asked.module).__name__)
+    model = session_model(_placed(captured, request, division), wanted, type(request.module).__name__)
     mode, period = options.output_mode, options.output_return_period
     anchors = {
         short: (name, mode if kind is None else kind, every)
@@ -210,8 +210,8 @@ def _compile_session(captured: Capture, asked: CompileRequest) -> CompiledModel:
         kinds = {model.names[unseen.number]: anchor_type(OutputMode.Final, 1)}
     flow = DataFlow(options.device_iterations, kinds)
     device = acquire(options, division.ipus * options.replication_factor)
-    made = session_options(options, asked.training, division.ipus, division.phases)
-    name = str(options.extra("model_name", "training" if asked.training else "inference"))
+    made = session_options(options, request.training, division.ipus, division.phases)
+    name = str(options.extra("model_name", "training" if request.training else "inference"))
     with translated("compiling the model"):
         patterns = session_patterns(options)
         if loss is None:
@@ -219,8 +219,8 @@ def _compile_session(captured: Capture, asked: CompileRequest) -> CompiledModel:
                 model.model, flow, device, patterns=patterns, userOptions=made, name=name
             )
         else:
-            names = {id(parameter): name for name, parameter in asked.module.named_parameters()}
-            optimizer = session_optimizer(asked.optimizer, names)
+            names = {id(parameter): name for name, parameter in request.module.named_parameters()}
+            optimizer = session_optimizer(request.optimizer, names)
             session = TrainingSession(
                 model.model,
                 flow,
@@ -231,13 +231,13 @@ def _compile_session(captured: Capture, asked: CompileRequest) -> CompiledModel:
                 userOptions=made,
                 name=name,
             )
-        _prepare(session, asked)
+        _prepare(session, request)
     return CompiledModel(
         session,
         captured,
         model,
-        asked.batches,
-        asked.training,
+        request.batches,
+        request.training,
         mode,
         period,
         anchors,
@@ -247,34 +247,34 @@ def _compile_session(captured: Capture, asked: CompileRequest) -> CompiledModel:
     )
 
 
-def _prepare(session: Any, asked: CompileRequest) -> None:
+def _prepare(session: Any, request: CompileRequest) -> None:
     """Compile, or take the program of a file; load it and send weights unless there is no device."""
-    if asked.executable is not None:
+    if request.executable is not None:
         with tempfile.TemporaryDirectory(prefix="podrun-") as folder:
             path = os.path.join(folder, "executable")
             with open(path, "wb") as file:
-                file.write(asked.executable)
+                file.write(request.executable)
             session.loadExecutable(path)
-    attached = asked.options.connection_type != ConnectionType.Never
+    attached = request.options.connection_type != ConnectionType.Never
     session.prepareDevice(loadEngine=attached)
-    if session.parts.model.built.program.uses_random or asked.options.Precision.stochastic_rounding:
-        session.setRandomSeed(asked.options.extra("random_seed", DEFAULT_SEED))
+    if session.parts.model.built.program.uses_random or request.options.Precision.stochastic_rounding:
+        session.setRandomSeed(request.options.extra("random_seed", DEFAULT_SEED))
     if attached:
         session.weightsFromHost()
 
 
-def _placed(captured: Capture, asked: CompileRequest, division: Division) -> PlacedGraph:
+def _placed(captured: Capture, request: CompileRequest, division: Division) -> PlacedGraph:
     """The graph with the values of parameters and buffers, and what its nodes are to say of places."""
-    module, options = asked.module, asked.options
+    module, options = request.module, request.options
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return PlacedGraph(
         captured.graph,
         {name: to_numpy(_tensor(tensors, name)) for name in captured.graph.parameters},
-        _trained(module, asked.optimizer),
+        _trained(module, request.optimizer),
         placed=division.ipus > 1,
         phased=division.ipus > 1 and options._execution_strategy.execution_mode == PHASED,
         scopes=options._module_namescope_enabled,
-        groups={n: (g.kind.name, g.shards, g.retrieval.name) for n, g in asked.groups.items()},
+        groups={n: (g.kind.name, g.shards, g.retrieval.name) for n, g in request.groups.items()},
     )
 
 

@@ -310,7 +310,7 @@ def host_values(
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ReplicaStateRows:
     """How a variable that replicas keep for themselves (running statistics) is stored: the row that each replica has
     of it, in the program, in the host's copy and in the model. Empty: one value for all.
 
@@ -335,9 +335,9 @@ def regrouped(value: np.ndarray, stored: tuple[int, ...], wanted: tuple[int, ...
     return np.ascontiguousarray(value[[stored[replica] for replica in firsts]])
 
 
-def kept_by_replicas(
+def replica_state_rows(
     settings: Settings, state_updates: Iterable[str], replicas: int, *, all_needed: bool
-) -> dict[str, Kept]:
+) -> dict[str, ReplicaStateRows]:
     """The running statistics of a program with several replicas. ``all_needed``: the session has to know the values of
     all replicas, whatever the program reads.
 
@@ -356,7 +356,7 @@ def kept_by_replicas(
             )
         groups = group_of(settings, name, replicas)
         host = each if chosen.getRetrievalMode() is VariableRetrievalMode.AllReplicas else groups
-        found[name] = Kept(each if all_needed else host, host, groups)
+        found[name] = ReplicaStateRows(each if all_needed else host, host, groups)
     return found
 
 

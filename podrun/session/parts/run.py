@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _LOSSES = {"Nll": -1, "SoftmaxCrossEntropyLoss": 1, "NegativeLogLikelihoodLoss": 1}
 """Losses of labels, and the axis of their first input that counts classes."""
-_PASSING = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Transpose"}
+_LABEL_PRESERVING = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Transpose"}
 """Operators behind which a label is what it was."""
 
 
@@ -70,7 +70,7 @@ def label_ranges(
         if node.op_type not in _LOSSES or len(node.inputs) < 2:
             continue
         name = node.inputs[1]
-        while name in makers and makers[name].op_type in _PASSING:
+        while name in makers and makers[name].op_type in _LABEL_PRESERVING:
             name = makers[name].inputs[0]
         spec = tensors.get(node.inputs[0])
         axis = _LOSSES[node.op_type]

@@ -24,7 +24,7 @@ from podrun.session.parts.rng import WORDS, RandomState
 from podrun.session.session_options import SessionOptions
 from podrun.session.stepio import IWeightsIO
 from podrun.session.tensor_info import TensorInfo
-from podrun.session.variables import Kept, given, regrouped, retrieved
+from podrun.session.variables import ReplicaStateRows, given, regrouped, retrieved
 
 if TYPE_CHECKING:
     from podrun.session.optimizers.rules import Rule
@@ -44,7 +44,7 @@ class HostWeights:
         self._model = model
         self.built = built
         self.constant = constant
-        self._kept = built.kept
+        self._replica_state = built.replica_state
         self._weights = {name: self._as_host(name, value, "model") for name, value in built.weights.items()}
         self._state = self._first_state()
         self.device_is_ahead = False
@@ -137,13 +137,13 @@ class HostWeights:
 
     def _as_host(self, name: str, value: np.ndarray, form: Form) -> np.ndarray:
         """A weight as the host's copy has it, from how the model or the program has it."""
-        kept = self._kept.get(name)
-        return value if kept is None else regrouped(value, _rows(kept, form), kept.host)
+        rows = self._replica_state.get(name)
+        return value if rows is None else regrouped(value, _rows(rows, form), rows.host)
 
     def _from_host(self, name: str, value: np.ndarray, form: Form) -> np.ndarray:
         """The other way round."""
-        kept = self._kept.get(name)
-        return value if kept is None else regrouped(value, kept.host, _rows(kept, form))
+        rows = self._replica_state.get(name)
+        return value if rows is None else regrouped(value, rows.host, _rows(rows, form))
 
     def _belongs_to_model(self, name: str) -> bool:
         """True for weights of this session's model that its program does not need."""
@@ -174,8 +174,8 @@ class HostWeights:
         return LightModel(model, {t.name: values[t.name] for t in kept if t.name in values})
 
 
-def _rows(kept: Kept, form: Form) -> tuple[int, ...]:
-    return kept.program if form == "program" else kept.model
+def _rows(rows: ReplicaStateRows, form: Form) -> tuple[int, ...]:
+    return rows.program if form == "program" else rows.model
 
 
 def _initial_state(rule: Rule, parameter: ParameterSpec, value: np.ndarray) -> dict[str, np.ndarray]:
@@ -237,7 +237,7 @@ class WeightTransfer:
             value = self._weights.get(name)
             if value is None:
                 continue
-            if name not in built.kept:
+            if name not in built.replica_state:
                 value = retrieved(built.settings, name, value, built.program.replicas)
             if array.nbytes != value.nbytes:
                 raise popart_runtime_error(
@@ -260,7 +260,7 @@ class WeightTransfer:
         for name, array in weights_io.weights.items():
             held = self._weights.get(name)
             if held is not None:
-                if name not in built.kept:
+                if name not in built.replica_state:
                     array = given(built.settings, name, array, held, built.program.replicas)
                 self._weights.put(name, array)
 

@@ -53,13 +53,13 @@ from podrun.session.program.reserved_tensors import (
 from podrun.session.session_options import SessionOptions
 from podrun.session.tensor_info import TensorInfo
 from podrun.session.variables import (
-    Kept,
+    ReplicaStateRows,
     VariableSettings,
     check_variables,
     for_one_replica,
     group_of,
     host_values,
-    kept_by_replicas,
+    replica_state_rows,
     settings_of,
 )
 from podrun.session.virtual_graphs import phases_of
@@ -96,7 +96,7 @@ class BuiltModel:
     settings: dict[str, VariableSettings] = field(default_factory=dict)
     observers: tuple[Observer, ...] = ()
     """What prints or aborts."""
-    kept: dict[str, Kept] = field(default_factory=dict)
+    replica_state: dict[str, ReplicaStateRows] = field(default_factory=dict)
     """Variables of which replicas have values of their own."""
 
     def info(self, name: str) -> TensorInfo:
@@ -134,35 +134,37 @@ def _samples_per_micro_batch(lowered: Lowered, broadcast: Collection[str]) -> in
     return leading.pop() if len(leading) == 1 else None
 
 
-def build(model: LightModel, asked: Request) -> BuiltModel:
+def build(model: LightModel, request: Request) -> BuiltModel:
     """Lower and check a placed model. popart_exception for what the model or its anchors cannot be."""
     from podrun.device.xla.clients import on_one_thread_device
 
     import_jax()
     with on_one_thread_device():
-        return _built(model, asked)
+        return _built(model, request)
 
 
-def _built(model: LightModel, asked: Request) -> BuiltModel:
-    flow, options, loss, optimizer = asked.flow, asked.options, asked.loss, asked.optimizer
-    found = _read(model, asked)
+def _built(model: LightModel, request: Request) -> BuiltModel:
+    flow, options, loss, optimizer = request.flow, request.options, request.loss, request.optimizer
+    found = _read(model, request)
     lowered = found.lowered
     trained = trainable(lowered, loss, found.trained) if loss is not None else set()
     _check_clipping(optimizer, trained, options)
-    rule = optimizer.rule(_update_context(options, loss, asked.own_copies)) if optimizer is not None else None
+    rule = (
+        optimizer.rule(_update_context(options, loss, request.own_copies)) if optimizer is not None else None
+    )
     scale = _loss_scaling(optimizer)
-    kept = stashed(model.proto, options, training=loss is not None)
+    stashes = stashed(model.proto, options, training=loss is not None)
     infos = tensor_infos(lowered, trained, rule, loss, scale, options.enableGradientAccumulation)
-    infos |= {RESTORED + n: infos[n] for n in kept if n in infos}
+    infos |= {RESTORED + n: infos[n] for n in stashes if n in infos}
     check_anchors(flow, infos)
     watching = seen(found.watching, infos)
-    derived = _derived(lowered, asked, trained, rule, found.grouped)
-    scaling = _automatic_scaling(lowered, asked, trained)
+    derived = _derived(lowered, request, trained, rule, found.grouped)
+    scaling = _automatic_scaling(lowered, request, trained)
     lowered = returning(lowered, scaling)
     wanted = _wanted(flow, lowered, updated_when_copied(flow, trained, options))
     program = Program(
-        name=asked.name,
-        forward=_forward(lowered, flow, watching, kept),
+        name=request.name,
+        forward=_forward(lowered, flow, watching, stashes),
         parameters=found.parameters(trained),
         inputs={n: InputSpec(spec, n in found.broadcast) for n, spec in lowered.inputs.items()},
         anchors=program_anchors(wanted, derived, _hidden(watching, lowered)),
@@ -174,7 +176,7 @@ def _built(model: LightModel, asked: Request) -> BuiltModel:
         uses_random=lowered.uses_random,
         rounds_stochastically=options.enableStochasticRounding,
         recompute=recompute_of(lowered.graph.nodes, options) if loss is not None else NOTHING,
-        ipus_per_replica=_filled(asked.ipus_per_replica),
+        ipus_per_replica=_filled(request.ipus_per_replica),
         updates_each_micro_batch=options.overlaps_batches and bool(trained),
         metadata=_step_metadata(flow, lowered, found.broadcast, options),
         **_arrangement(options, flow, stage_count(model.proto)),
@@ -190,7 +192,7 @@ def _built(model: LightModel, asked: Request) -> BuiltModel:
         derived=derived,
         settings=found.settings,
         observers=watching,
-        kept=found.own,
+        replica_state=found.replica_state,
     )
 
 
@@ -202,25 +204,25 @@ def _forward(
     return restoring(aliasing(lowered, [*flow.anchors(), *observed_tensors(watching)]), restored)
 
 
-def _automatic_scaling(lowered: Lowered, asked: Request, trained: set[str]) -> AutomaticScaling | None:
-    if asked.loss is None or asked.optimizer is None:
+def _automatic_scaling(lowered: Lowered, request: Request, trained: set[str]) -> AutomaticScaling | None:
+    if request.loss is None or request.optimizer is None:
         return None
-    able = differentiable(lowered, asked.loss)
-    return automatic_scaling(lowered, able, trained, asked.loss, asked.optimizer, asked.options)
+    able = differentiable(lowered, request.loss)
+    return automatic_scaling(lowered, able, trained, request.loss, request.optimizer, request.options)
 
 
 def _derived(
     lowered: Lowered,
-    asked: Request,
+    request: Request,
     trained: set[str],
     rule: Rule | None,
     grouped: Mapping[str, np.ndarray],
 ) -> dict[str, Derived]:
     """Anchors that are worked out on the host."""
     weights = {n: lowered.parameters[n] for n in sorted(trained)}
-    loss_type = scaling_type(lowered, asked.loss) if asked.loss is not None else "float32"
-    derived = derived_anchors(asked.flow.anchors(), weights, rule, grouped, loss_type)
-    return derived | update_anchors(asked.flow, weights, rule, asked.options)
+    loss_type = scaling_type(lowered, request.loss) if request.loss is not None else "float32"
+    derived = derived_anchors(request.flow.anchors(), weights, rule, grouped, loss_type)
+    return derived | update_anchors(request.flow, weights, rule, request.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ class _Read:
     state: dict[str, np.ndarray]
     settings: dict[str, VariableSettings]
     grouped: dict[str, np.ndarray]
-    own: dict[str, Kept]
+    replica_state: dict[str, ReplicaStateRows]
     group_of: dict[str, tuple[int, ...]]
     watching: tuple[Observer, ...]
     broadcast: frozenset[str]
@@ -244,25 +246,28 @@ class _Read:
         return {n: ParameterSpec(spec, n in trained, self.group_of[n]) for n, spec in specs.items()}
 
 
-def _read(model: LightModel, asked: Request) -> _Read:
-    options, loss = asked.options, asked.loss
+def _read(model: LightModel, request: Request) -> _Read:
+    options, loss = request.options, request.loss
     replicas, settings = options.getGlobalReplicationFactor(), settings_of(model.proto)
     state, pruned = take_state(model)
     pruned, grouped = for_one_replica(pruned, settings, replicas)
     watching = observers_of(pruned.proto)
     updates = metadata(model.proto, UPDATES_KEY, [])
-    lowered = lower_model(pruned, asked, [*observed_tensors(watching), *updates])
+    lowered = lower_model(pruned, request, [*observed_tensors(watching), *updates])
     if loss is not None and options.ensureFp32LossScaleTensor:
-        lowered = widening(lowered, loss, asked.flow.anchors())
+        lowered = widening(lowered, loss, request.flow.anchors())
     needed = {name: None for node in lowered.graph.nodes for name in node.inputs}
     check_variables(grouped, lowered.parameters, needed)
-    forward_only = asked.as_in_training or options.createImplicitPipeliningFwdOnlyProgram
-    own = kept_by_replicas(settings, lowered.state_updates, replicas, all_needed=forward_only)
-    groups = {n: own[n].program if n in own else group_of(settings, n, replicas) for n in lowered.parameters}
+    forward_only = request.as_in_training or options.createImplicitPipeliningFwdOnlyProgram
+    replica_state = replica_state_rows(settings, lowered.state_updates, replicas, all_needed=forward_only)
+    groups = {
+        n: replica_state[n].program if n in replica_state else group_of(settings, n, replicas)
+        for n in lowered.parameters
+    }
     broadcast = frozenset(metadata(model.proto, BROADCAST_KEY, []))
     trained = metadata(model.proto, TRAINED_KEY, None)
     only = None if trained is None else frozenset(trained)
-    return _Read(lowered, state, settings, grouped, own, groups, watching, broadcast, only)
+    return _Read(lowered, state, settings, grouped, replica_state, groups, watching, broadcast, only)
 
 
 def _wanted(flow: DataFlow, lowered: Lowered, updated: Collection[str]) -> dict[str, AnchorSpec]:

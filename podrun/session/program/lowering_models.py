@@ -125,25 +125,25 @@ def take_state(model: LightModel) -> tuple[dict[str, np.ndarray], LightModel]:
     return state, pruned
 
 
-def lower_model(model: LightModel, asked: Request, observed: Sequence[str] = ()) -> Lowered:
+def lower_model(model: LightModel, request: Request, observed: Sequence[str] = ()) -> Lowered:
     """The model's main graph as far as anchors, loss and ``observed`` tensors need it. popart_exception for a loss that
     there is not or that is no scalar, or if nothing is needed.
     """
     from podrun.onnx_models.lowering import lower
     from podrun.onnx_models.ops.sdk import Sdk, detached_or_training
 
-    flow, options, loss = asked.flow, asked.options, asked.loss
+    flow, options, loss = request.flow, request.options, request.loss
     wanted = _wanted(tensors_of(model.proto), flow, loss, observed)
     if loss is not None and not options.automaticLossScalingSettings.enabled:
         model = _joined(model, flow.anchors())
-    fixed = loader.input_shapes(model.proto, asked.shapes)
+    fixed = loader.input_shapes(model.proto, request.shapes)
     casting = options.enableSupportedDataTypeCasting
 
     def lowered(outputs: list[str]) -> Lowered:
         return lower(
             model.proto,
             initial=model.values,
-            training=asked.training,
+            training=request.training,
             outputs=outputs,
             input_shapes=fixed,
             casting=casting,
