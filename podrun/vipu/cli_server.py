@@ -269,8 +269,7 @@ def _sharing(options: dict[str, Any]) -> Sharing:
 
 def _desk(options: dict[str, Any], service: Any) -> FrontDesk:
     """Who the server answers, and what is noted."""
-    from podrun.vipu.accounts import Accounts
-    from podrun.vipu.audit import AuditLog
+    from podrun.vipu.accounts import Accounts, AuditLog
     from podrun.vipu.grpc_service import FrontDesk
 
     path, state = options["audit_log"], service.store.path

@@ -30,8 +30,7 @@ from podrun.core.telemetry import MachineReport
 from podrun.faults import parse_fault
 from podrun.protos import vipu_pb2 as messages
 from podrun.vipu import events as ev
-from podrun.vipu.accounts import Account, AccountCaller, Accounts, Role, role_of
-from podrun.vipu.audit import AuditLog
+from podrun.vipu.accounts import Account, AccountCaller, Accounts, AuditLog, Role, role_of
 from podrun.vipu.client import ERROR_METADATA_KEY
 from podrun.vipu.event_log import BOUNDS_S, SYNCED, Change
 from podrun.vipu.ipu_placement import routing_named

@@ -4,6 +4,10 @@ A `vipu-server` that stores its partitions starts a keeper with its first machin
 machines there as detached, named actors. If the server is killed, keeper and machines go on; the next server of the
 same state finds the keeper in the runtime directory and takes the machines over. A server that is stopped ends the
 keeper, which ends Ray and everything in it. If the keeper itself is killed, its guardian does that.
+
+Beside the keeper, each server keeps a list of the machines it has started, whole after every change. The next server
+takes them over by it: to join Ray takes longer than the rest of a start, and Ray cannot tell which partition a machine
+works for while that does not answer. A list that is missing or cannot be read only costs time.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -18,9 +23,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from podrun.core.errors import PodrunError, ServiceError
+from podrun.core.documents import parse_json, read_text
+from podrun.core.errors import ConfigError, NotFoundError, PodrunError, ServiceError
 from podrun.vipu.discovery import POD, Publication, Registry, ServiceEntry, this_process
 
 START_SECONDS = 90.0
@@ -171,3 +179,63 @@ if __name__ == "__main__":
     code = main()
     # Everything has ended by now. Ray's exit handler can wait a minute for processes that have ended.
     os._exit(code)
+
+
+log = logging.getLogger("podrun.vipu")
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ListedMachine:
+    """A machine: its agent, where it listens, the partition that it works for (empty: a spare), the name of the actor
+    that runs it, and whether that actor runs no other machine."""
+
+    agent: str
+    endpoint: str
+    partition: str
+    actor: str
+    alone: bool
+
+
+class MachineList:
+    """The list of one POD. ``pod``: the id of its state; without one there is no list."""
+
+    def __init__(self, directory: Path, pod: str) -> None:
+        self._path = directory / f"{pod}.machines" if pod else None
+
+    def read(self) -> list[ListedMachine] | None:
+        """The machines; None if there is no list that can be read."""
+        if self._path is None:
+            return None
+        try:
+            plain = parse_json(read_text(self._path), str(self._path))
+            if plain["version"] != VERSION:
+                return None
+            return [ListedMachine(**entry) for entry in plain["machines"]]
+        except NotFoundError:
+            return None
+        except (ConfigError, KeyError, TypeError) as error:
+            log.warning("the list of machines %s cannot be read: %s", self._path, error)
+            return None
+
+    def write(self, machines: Iterable[ListedMachine]) -> None:
+        """Replace the list. One that cannot be written is removed: no list is better than an old one."""
+        if self._path is None:
+            return
+        fresh = self._path.with_name(f"{self._path.name}.{os.getpid()}.new")
+        try:
+            plain = {"version": VERSION, "machines": [asdict(machine) for machine in machines]}
+            fresh.write_text(json.dumps(plain), encoding="utf-8")
+            fresh.replace(self._path)
+        except OSError as error:
+            log.warning("the list of machines cannot be written: %s", error)
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            self.remove()
+
+    def remove(self) -> None:
+        """Remove the list. Idempotent."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)

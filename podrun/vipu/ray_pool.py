@@ -20,8 +20,7 @@ from podrun.core.access import make_token, tls_asked_for
 from podrun.core.cluster import IPUS_PER_MACHINE, Cluster
 from podrun.core.environment import TLS_VARIABLES, environment, runtime_directory
 from podrun.core.errors import ServiceError
-from podrun.vipu.keeper import Keeper
-from podrun.vipu.machine_list import ListedMachine, MachineList
+from podrun.vipu.keeper import Keeper, ListedMachine, MachineList
 from podrun.vipu.machine_pool import (
     ADOPT_SECONDS,
     NO_LEASE,

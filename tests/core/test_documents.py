@@ -136,7 +136,7 @@ def test_kept_plans_options_and_notes_of_servers_go_through_it(
     from podrun.faults.plan_file import simulated_soc_errors
     from podrun.report.chrome_trace import log_of
     from podrun.vipu.discovery import Registry
-    from podrun.vipu.machine_list import MachineList
+    from podrun.vipu.keeper import MachineList
 
     kept = tmp_path / "plan"
     kept.write_text(f"{hashlib.sha256(DEEP.encode()).hexdigest()}\n{DEEP}")

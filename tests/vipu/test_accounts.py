@@ -21,8 +21,7 @@ from podrun.core.errors import (
     UsageError,
 )
 from podrun.protos import vipu_pb2
-from podrun.vipu.accounts import NEEDED, WRONG_KEYS, Account, Accounts, Role
-from podrun.vipu.audit import AuditLog
+from podrun.vipu.accounts import NEEDED, WRONG_KEYS, Account, Accounts, AuditLog, Role
 from podrun.vipu.cli_common import read_hcl, write_account
 from podrun.vipu.client import VipuClient
 from podrun.vipu.store import Store

@@ -13,7 +13,7 @@ from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
 from podrun.vipu.cli_server_verbs import choose
 from podrun.vipu.discovery import POD, VIPU_SERVER, ServiceEntry, this_process
-from podrun.vipu.machine_list import ListedMachine, MachineList
+from podrun.vipu.keeper import ListedMachine, MachineList
 from podrun.vipu.store import Superseded
 from podrun.vipu.types import AgentState, PartitionState
 
