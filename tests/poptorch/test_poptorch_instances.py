@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from tests.conftest import Commands
+from tests.conftest import Commands  # noqa: E402
+from tests.poptorch.models import MODELS  # noqa: E402
+from tests.poptorch.test_loss_curves import BATCH, STEPS, by_torch  # noqa: E402
 
 PROGRAM = Path(__file__).parent / "programs" / "popdist_train.py"
+CURVES = Path(__file__).parent / "programs" / "curves.py"
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 
@@ -40,3 +43,20 @@ def test_the_same_bits_for_any_number_of_instances(commands: Commands) -> None:
             assert one["ragged"] == [rank for rank in range(instances) for _ in range(rank + 1)]
         loaded = [label for one in launched for label in one["loaded"]]
         assert len(loaded) == len(set(loaded)) == 48
+
+
+@pytest.mark.parametrize("first", range(3))
+def test_losses_of_models_over_two_instances_are_torchs(commands: Commands, first: int) -> None:
+    """Two instances of two replicas; the last replica's loss is that of torch's last micro-batch."""
+    names = list(MODELS)[first::3]
+    done = commands.run("podrun", "--num-replicas=4", "--num-instances=2", CURVES, *names, timeout=400.0)
+    assert done.returncode == 0, done.stderr
+    lines = [line[line.index("{") :] for line in done.stdout.splitlines() if '{"rank"' in line]
+    found = {each["rank"]: each["models"] for each in map(json.loads, lines)}
+    assert set(found) == {0, 1}
+    for name in names:
+        torch.manual_seed(0)
+        reference = MODELS[name].make().train()
+        expected = by_torch(reference, MODELS[name].samples(BATCH * 4), 4, STEPS)
+        assert found[1][name]["losses"] == pytest.approx(expected, rel=2e-4, abs=2e-5), name
+        assert found[0][name]["total"] == found[1][name]["total"]
