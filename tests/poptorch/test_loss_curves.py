@@ -20,7 +20,7 @@ WAYS = {
     "pipelined": (4, 1, True),
 }
 """Accumulation, replicas, two IPUs."""
-FAST = [("mlp", "pipelined"), ("cnn", "alone"), ("lstm", "replicated"), ("gpt", "accumulated")]
+FAST = [("mlp", "pipelined"), ("cnn", "alone"), ("lstm", "replicated")]
 
 
 def by_torch(model: Any, samples: Any, parts: int, steps: int) -> list[float]:
