@@ -129,7 +129,7 @@ def _network(record: Record, name: str) -> dict[str, Any]:
 
 def _transformer(record: Record, name: str) -> dict[str, Any]:
     """Encoder layers ``first_layer`` to ``last_layer`` of a transformer, or one operation of a layer."""
-    layers = TRANSFORMERS[name].layers
+    layers = int(record.params.get("layers") or TRANSFORMERS[name].layers)
     tokens, train = sequence_length(record), is_training(record)
     costs = trace.transformer_parts(
         record.chip.name,

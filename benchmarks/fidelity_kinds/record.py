@@ -76,7 +76,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "ipus": 1,
         "input_type": "fp16",
         "available_memory_proportion": 0.6,
-        "layers": 1,
         "norm": "batch",
     },
     "stencil": {

@@ -207,3 +207,25 @@ def test_matrix_vector_tutorial_is_right_in_each_term(fidelity: Any, phase: str,
         "value": 1.0,
     }
     assert fidelity.predict(record, {}) == pytest.approx(MATRIX_VECTOR[phase], rel=share)
+
+
+def test_a_memory_record_of_fewer_layers_is_of_these_layers(
+    fidelity: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A one-layer BERT was predicted as one of 24 layers."""
+    footprints, record = sys.modules["fidelity_kinds.footprints"], sys.modules["fidelity_kinds.record"]
+    code = {"vertex_code": 1.0, "vertex_state": 10.0, "exchange_code": 10.0, "control_code": 10.0}
+    sizes = {"always_live_bytes": 1000.0, "not_always_live_peak_bytes": 5.0, "activations_peak_bytes": 5.0}
+    part = [{"memory": {**sizes, "code": code}}]
+    parts = {"layer": part, "embedding": part}
+    monkeypatch.setattr(footprints.trace, "transformer_parts", lambda *_, **__: parts)
+
+    def always(**given: Any) -> float:
+        params = {**record.DEFAULTS["memory"], "sequence_length": 128, "category": "variables", **given}
+        made = record.Record("memory", "gc200", "bytes", params)
+        found: float = footprints._transformer(made, "bert_large")["always"]
+        return found
+
+    assert always(layers=1) == 2 * 1000.0  # With the embedding.
+    assert always(layers=3) == 4 * 1000.0
+    assert always() == 25 * 1000.0
