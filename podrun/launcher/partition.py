@@ -503,7 +503,7 @@ class PartitionSession:
         raise ExhaustedError(
             f"partition {info.name} has no {size} aligned IPUs of its {info.size} free; it is in use by {users}",
             hint="Wait until they are done (gc-monitor), use another (--vipu-partition NAME), or a POD of the run's "
-            "own: --private",
+            "own: --private yes",
         )
 
     def _check_free(self, info: PartitionInfo) -> None:
@@ -519,7 +519,7 @@ class PartitionSession:
                     raise ExhaustedError(
                         f"partition {info.name} is in use by {who}",
                         hint="Wait until it is done (gc-monitor), use another (--vipu-partition NAME), or a POD of the "
-                        "run's own: --private",
+                        "run's own: --private yes",
                     )
 
 

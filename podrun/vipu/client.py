@@ -536,7 +536,7 @@ class VipuClient:
             return DeniedError(
                 f"the V-IPU server at {where} is another user's, or does not know this user's secret: "
                 f"{error.details()}",
-                hint="Use a server of your own (vipu-server, or podrun --private), or ask that user to share it.",
+                hint="Use a server of your own (vipu-server, or podrun --private yes), or ask that user to share it.",
             )
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return ServiceError(
