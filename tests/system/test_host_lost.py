@@ -59,3 +59,17 @@ def test_a_host_that_ends_in_a_run(cluster: Cluster, instances: int) -> None:
     assert re.search(rf"IPU-M {second}:\d+ \(machine [23] of the partition\)", out)
     assert len(re.findall(rf"machine ipum[34] is lost: its process at {second}", out)) == 2
     wait_until(lambda: not left_on_first_host(cluster), 10, "the run's processes end on the other host")
+
+
+def test_a_host_is_lost_by_plan(cluster: Cluster) -> None:
+    words = ("podrun", f"--ray-address={cluster.address}", "--num-replicas=16")
+    refused = cluster.run(*words, "--fault=host:0@batch=20:lost", SMALL, "30")
+    assert refused.returncode != 0
+    assert "that host runs the partition service" in refused.stdout + refused.stderr
+    done = cluster.run(*words, "--fault=host:1@batch=20:lost", SMALL, "1000000")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "poplar_unrecoverable_runtime_error" in done.stdout + done.stderr
+    assert "did not strike" not in done.stderr
+    second = cluster.hosts[1].address
+    wait_until(lambda: not left_on_first_host(cluster), 10, "the run's processes end on the other host")
+    assert f"IPU-M {second}" in done.stdout + done.stderr
