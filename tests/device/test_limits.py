@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -128,30 +128,42 @@ def test_nothing_is_buffered_before_a_session_is_attached(silent: Callable[..., 
     assert "a message is more than 65536 bytes" in json.loads(reply.error_json)["message"]
 
 
+class CountedLimits(SessionLimits):
+    """Limits that tell how many sessions were let in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.admitted = threading.Semaphore(0)
+
+    @contextlib.contextmanager
+    def session(self, caller: Caller) -> Iterator[str]:
+        with super().session(caller) as refusal:
+            if not refusal:
+                self.admitted.release()
+            yield refusal
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> CountedLimits:
+    """The limits of `machine`, if it is asked for after this."""
+    counted = CountedLimits()
+    monkeypatch.setattr(servicer, "SessionLimits", lambda: counted)
+    return counted
+
+
 def test_sessions_are_counted_and_the_partition_service_is_heard_all_the_same(
-    machine: str, silent: Callable[..., Silent], monkeypatch: pytest.MonkeyPatch
+    limits: CountedLimits, machine: str, silent: Callable[..., Silent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servicer, "ATTACH_SECONDS", 300.0)  # a busy host ends none of them early
     held = [silent() for _ in range(host_session.SESSIONS)]
+    # A further session must not come before one of these.
+    assert all(limits.admitted.acquire(timeout=60) for _ in held)
+    assert silent().code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     control = MachineControl(machine)
-    end = time.monotonic() + 20
-    while (code := silent_code(machine)) is not grpc.StatusCode.RESOURCE_EXHAUSTED:
-        assert time.monotonic() < end, code
     assert control.telemetry().partition == "p"
     control.power_cycle()
     control.close()
     assert all(each.call.is_active() for each in held)
-
-
-def silent_code(endpoint: str) -> grpc.StatusCode | None:
-    """How a further session ends; None if it is still there after a while."""
-    session, ended = Silent(endpoint), threading.Event()
-    try:
-        if not session.call.add_callback(ended.set) or ended.wait(0.5):
-            return session.code()
-        return None
-    finally:
-        session.close()
 
 
 def test_another_user_has_fewer_sessions_and_bytes() -> None:
