@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 
-class OutputMode(enum.IntEnum):
+class _SavedByValue:
+    """Members are pickled as their class and value, by every Python.
+
+    Python 3.11.2 pickles a member of an enumeration as a call of getattr, which `poptorch.load` refuses to read.
+    """
+
+    value: Any
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self), (self.value,)
+
+
+class OutputMode(_SavedByValue, enum.IntEnum):
     """Which results a call returns."""
 
     Final = 0
@@ -20,7 +33,7 @@ class OutputMode(enum.IntEnum):
     """Final in training, All in inference."""
 
 
-class DataLoaderMode(enum.IntEnum):
+class DataLoaderMode(_SavedByValue, enum.IntEnum):
     """Where a DataLoader loads."""
 
     Sync = 0
@@ -31,7 +44,7 @@ class DataLoaderMode(enum.IntEnum):
     """In a process of its own, which also forms the batches."""
 
 
-class SharingStrategy(enum.IntEnum):
+class SharingStrategy(_SavedByValue, enum.IntEnum):
     """How a process of a data loader is started and shares tensors."""
 
     SharedMemory = 0
@@ -40,7 +53,7 @@ class SharingStrategy(enum.IntEnum):
     ForkServer = 3
 
 
-class OverlapMode(enum.Enum):
+class OverlapMode(_SavedByValue, enum.Enum):
     """What transfers of data overlap with."""
 
     NoOverlap = "no_overlap"
@@ -48,7 +61,7 @@ class OverlapMode(enum.Enum):
     OverlapDeviceIterationLoop = "overlap_device_iteration_loop"
 
 
-class ConnectionType(enum.IntEnum):
+class ConnectionType(_SavedByValue, enum.IntEnum):
     """When a model takes its IPUs."""
 
     Always = 0
@@ -59,7 +72,7 @@ class ConnectionType(enum.IntEnum):
     """Not at all: it is compiled for later."""
 
 
-class HalfFloatCastingBehavior(enum.IntEnum):
+class HalfFloatCastingBehavior(_SavedByValue, enum.IntEnum):
     """Deprecated: types are promoted as torch does."""
 
     FloatDowncastToHalf = 0
@@ -67,7 +80,7 @@ class HalfFloatCastingBehavior(enum.IntEnum):
     Default = 2
 
 
-class ReductionType(enum.IntEnum):
+class ReductionType(_SavedByValue, enum.IntEnum):
     """How values of several replicas or micro-batches become one."""
 
     Sum = 0
@@ -75,7 +88,7 @@ class ReductionType(enum.IntEnum):
     NoReduction = 2
 
 
-class MeanReductionStrategy(enum.IntEnum):
+class MeanReductionStrategy(_SavedByValue, enum.IntEnum):
     """When a mean of gradients is divided."""
 
     Running = 0
@@ -83,7 +96,7 @@ class MeanReductionStrategy(enum.IntEnum):
     PostAndLoss = 2
 
 
-class SyncPattern(enum.IntEnum):
+class SyncPattern(_SavedByValue, enum.IntEnum):
     """Which IPUs wait for each other."""
 
     Full = 0
@@ -91,7 +104,7 @@ class SyncPattern(enum.IntEnum):
     ReplicaAndLadder = 2
 
 
-class Liveness(enum.IntEnum):
+class Liveness(_SavedByValue, enum.IntEnum):
     """When a phase's tensors leave the tiles."""
 
     AlwaysLive = 0
@@ -100,7 +113,7 @@ class Liveness(enum.IntEnum):
     OffChipAfterEachPhase = 3
 
 
-class AutoStage(enum.IntEnum):
+class AutoStage(_SavedByValue, enum.IntEnum):
     """How blocks become pipeline stages."""
 
     SameAsIpu = 0
@@ -109,7 +122,7 @@ class AutoStage(enum.IntEnum):
     """A stage for each block."""
 
 
-class MatMulSerializationMode(enum.Enum):
+class MatMulSerializationMode(_SavedByValue, enum.Enum):
     """Which dimension of a product is computed in parts."""
 
     InputChannels = "input_channels"
@@ -118,14 +131,14 @@ class MatMulSerializationMode(enum.Enum):
     Disabled = "none"
 
 
-class MultiConvPlanType(enum.IntEnum):
+class MultiConvPlanType(_SavedByValue, enum.IntEnum):
     """How grouped convolutions run."""
 
     Parallel = 0
     Serial = 1
 
 
-class CommGroupType(enum.IntEnum):
+class CommGroupType(_SavedByValue, enum.IntEnum):
     """Which replicas form a group."""
 
     All = 0
@@ -134,7 +147,7 @@ class CommGroupType(enum.IntEnum):
     NoGrouping = 3
 
 
-class VariableRetrievalMode(enum.IntEnum):
+class VariableRetrievalMode(_SavedByValue, enum.IntEnum):
     """Which replicas' values of a parameter the host reads."""
 
     OnePerGroup = 0

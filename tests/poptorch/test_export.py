@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import json
 import os
+import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from podrun import poptorch  # noqa: E402
+from podrun.poptorch import enums  # noqa: E402
 from podrun.poptorch.saved_models import read_metadata  # noqa: E402
 
 
@@ -50,6 +53,17 @@ def trained() -> Any:
 
 def compiled_here(executor: Any) -> bool:
     return bool(executor._compiled.session.parts.loader.compiler.compiled_here)
+
+
+ENUMERATIONS = [k for k in vars(enums).values() if isinstance(k, type) and issubclass(k, enum.Enum)]
+
+
+@pytest.mark.parametrize("kind", ENUMERATIONS, ids=lambda kind: kind.__name__)
+def test_members_of_enumerations_are_saved_without_calling_getattr(kind: Any) -> None:
+    for member in kind:
+        assert b"getattr" not in pickle.dumps(member, protocol=2)
+        made, values = member.__reduce_ex__(2)
+        assert made(*values) is member
 
 
 def test_a_training_model_goes_on_from_a_file(tmp_path: Path) -> None:
