@@ -7,6 +7,7 @@ and the storage has a new value from then on. So ``x[0] += 1`` becomes four func
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,20 +52,20 @@ class TensorView:
     steps: tuple[ViewStep, ...] = ()
 
 
-class Emitter:
+class Emitter(ABC):
     """What reads and writes need from a recorder: new numbers and a place to put nodes."""
 
+    @abstractmethod
     def new_value(self, shape: tuple[int, ...], dtype: str) -> GraphValue:
         """A value that no node has given yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def emit_view(self, step: ViewStep, base: GraphValue, result: GraphValue) -> None:
         """Add the node ``result = view(base)``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def emit_write(self, step: ViewStep, base: GraphValue, part: GraphValue, result: GraphValue) -> None:
         """Add the node ``result = base with part where the view lies``."""
-        raise NotImplementedError
 
 
 def read(view: TensorView, emitter: Emitter, depth: int | None = None) -> GraphValue:
