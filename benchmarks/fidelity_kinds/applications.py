@@ -24,8 +24,10 @@ from podrun.models import CATALOGUE, TRANSFORMERS
 ASSUMED_VARIANT = {
     "vit_variant_unstated": "vit_b16",
     "resnet_depth_unstated": "resnet50",
+    "clip_text": "clip_text_large",
 }
-"""The variant taken where the source names none."""
+"""The variant taken where the source names none. CLIP's text tower that is served is Stable Diffusion's encoder of
+prompts (ByteMLPerf's `clip-text-encoder.onnx`)."""
 SEQUENCE_LENGTH = {
     "pretrain_phase_1": 128,
     "pretrain_phase_2": 512,
@@ -47,8 +49,6 @@ published cuts are more even, so it stands for other waiting too (`docs/fidelity
 OPTIMIZER = {"resnet50": "lars", "bert_base": "lamb", "bert_large": "lamb", "gpt_117m": "adam"}
 COUNTED = ("cycles", "tile_mean_cycles", "fraction")
 """Metrics read from the device's own counters, which do not count what it waits for the host's first word."""
-BATCHES_IN_FLIGHT = 4
-"""Batches in flight when a serving harness measures latency."""
 ITEM = {"float16": 2.0, "float32": 4.0}
 WEIGHTS_PER_HIDDEN = 12.0
 """Weights of an encoder layer over its hidden size squared: four products in attention, eight behind it."""
@@ -98,7 +98,7 @@ def network(record: Record) -> float:
     if record.metric == "tokens_per_s":
         return samples / seconds * (sequence_length(record) / packing(record))
     if record.metric == "latency_ms":
-        return BATCHES_IN_FLIGHT * seconds * 1e3
+        return layout_of(record, network_name(record)).in_flight * seconds * 1e3
     if record.metric in ("time_s", "cycles"):
         evaluation = params["mode"] == "inference" and str(params.get("task")).startswith("mlperf")
         if evaluation and params["name"] in VALIDATION:

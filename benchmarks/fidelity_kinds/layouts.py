@@ -26,7 +26,8 @@ class Layout:
     ``tokens`` hold. ``halves``: stages may end between attention and feed-forward. ``attention_dropout``:
     attention's shares are dropped too. ``norm``: how channels are normalised; batch statistics are those of
     ``norm_span`` replicas together. ``length``: tokens of a served sequence (0: as the task says), which are
-    ``packed`` or not.
+    ``packed`` or not. ``in_flight``: batches in flight where latency is measured: one for each client, and of packed
+    text, which one client sends, the pack that runs and the one that is filled.
     """
 
     ipus: int = 1
@@ -40,6 +41,7 @@ class Layout:
     norm_span: int = 1
     length: int = 0
     packed: bool = False
+    in_flight: int = 4
 
     def sequences(self, length: int) -> int:
         """Sequences of ``length`` tokens in a micro-batch."""
@@ -67,9 +69,10 @@ LAYOUTS = {
 }
 """By network; where there is one for it, by task or its first word, front end, and systems of 64 IPUs or more."""
 SERVED = {
-    "bert_base": Layout(proportion=0.4),
-    "albert": Layout(proportion=0.5, length=384, packed=True),
-    "roberta": Layout(proportion=0.4, length=384, packed=True),
+    "bert_base": Layout(proportion=0.4, in_flight=2),
+    "albert": Layout(proportion=0.5, length=384, packed=True, in_flight=2),
+    "roberta": Layout(proportion=0.4, length=384, packed=True, in_flight=2),
+    "clip_text_large": Layout(proportion=0.8, length=77, in_flight=3),
     "swin_l": Layout(proportion=0.2),
 }
 """Networks served on a C600."""

@@ -98,6 +98,13 @@ taken from the vendor's rates alone: what PyTorch's BERT-Large loses to PopART's
 Else the front end is not modelled: TensorFlow and PyTorch runs are 3 to 15 % slower than PopART's of the same network
 and batch.
 
+Sources of others describe what four kinds of rows measured; the rows were in view. The benchmark behind the library's
+triad on GC2 copies one array and adds the other in place: two passes of the library's own rates, no constant. The N x 1
+vertex's supervisor takes the loops of its code, and the published trace says which of their cycles are instructions. A
+serial split's outputs stay as the matrix unit leaves them until the last turn, its slices are padded to the unit's
+groups. ByteMLPerf's CLIP is the text encoder of Stable Diffusion (768 wide, 77 tokens), and its harness names how many
+clients send (`interact_infos`), which is how many batches a latency holds.
+
 Two terms rest on figures of other kinds than the ones they improve. Exchange delivers 0.82 of its nominal rate (a
 simulation of ResNet-50's inference, a low-confidence record that is not scored). A dot product of the vector unit
 joins its partial sum in six cycles (the blur in FP16 with a proportion that leaves the AMP no room); the same blur in

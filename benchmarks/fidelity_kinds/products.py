@@ -11,6 +11,7 @@ from podrun.costmodel import exchange, vertices
 from podrun.costmodel.matmul import Product, plan_product
 from podrun.costmodel.target import GC2, Chip
 
+ITEM = {"float8": 1.0, "float16": 2.0, "float32": 4.0}
 TRAINING_PASSES = 3.0
 """Products of a layer's training step: forward, gradient of the data, gradient of the weights."""
 
@@ -91,20 +92,28 @@ LINEAR_FRAGMENTS = 1.1
 def _one_tile(
     chip: Any, m: int, k: int, n: int, input_type: str, partials: str, splits: int, variant: str
 ) -> float:
-    """A product on one tile with a serial split: slices and outputs are rearranged in every turn of the
-    loop."""
+    """A product on one tile with a serial split: every turn slices both operands and arranges them by the matrix unit's
+    groups of channels. Outputs are added up as the unit leaves them, and arranged once, behind the loop.
+    """
     part = math.ceil(k / splits)
-    item = 2.0 if input_type == "float16" else 4.0
+    item, sums = ITEM[input_type], ITEM[partials]
+    group = vertices.in_group(input_type)
+    padded_k, padded_n = (
+        math.ceil(part / group) * group,
+        math.ceil(n / vertices.CONV_UNITS) * vertices.CONV_UNITS,
+    )
     units = chip.conv_units(input_type, partials)
     turn = float(
         vertices.matmul_cycles(m, part, n, input_type=input_type, partials_type=partials, units=units)
     )
-    turn += exchange.ARRANGE_PER_BYTE * item * (m * part + part * n + m * n)
+    turn += sum(vertices.elementwise_cycles(part * side, input_type, (), 1) for side in (m, n))
+    turn += exchange.ARRANGE_PER_BYTE * item * padded_k * (m + padded_n)
     join = vertices.scaled_add_cycles(m * n, partials)
     clear = vertices.fill_cycles(m * n, partials)
     joins = splits if variant == "zeroing" else splits - 1
     control = {"if": 120.0, "switch": 0.0, "zeroing": 0.0}[variant] * splits
-    return splits * turn + joins * join + control + (clear if variant == "zeroing" else 0.0)
+    arranged = exchange.ARRANGE_PER_BYTE * sums * m * n
+    return splits * turn + joins * join + control + arranged + (clear if variant == "zeroing" else 0.0)
 
 
 def sparse_product(record: Record) -> float:

@@ -39,6 +39,7 @@ TRANSFORMERS: Mapping[str, Transformer] = MappingProxyType(
         "roformer": Transformer(12, 768, 12, 3072, 50000),
         "gpt_117m": Transformer(12, 768, 12, 3072, 50257, causal=True),
         "clip_text": Transformer(12, 512, 8, 2048, 49408, causal=True),
+        "clip_text_large": Transformer(12, 768, 12, 3072, 49408, causal=True),
     }
 )
 """Published sizes; a name without a size means the base model."""

@@ -359,6 +359,32 @@ def test_only_pytorchs_packed_text_waits_for_its_program(fidelity: Any) -> None:
         assert waits(trained(fidelity, "pod64", **other), 60_000) == 0.0
 
 
+def test_a_serial_split_arranges_its_outputs_once(fidelity: Any) -> None:
+    """Three turns over a product whose outputs are most of its data: they are added up where the matrix unit leaves
+    them.
+    """
+    shape = {"m": 480, "k": 48, "n": 480, "input_type": "fp16", "tiles": 1}
+    once, turns = (
+        answered(fidelity, numbered("gemm", "gc2", "cycles", **shape, serial_split_k=splits))
+        for splits in (1, 3)
+    )
+    assert once is not None
+    assert turns is not None
+    assert once < turns < 2.0 * once
+
+
+def test_a_served_texts_latency_follows_its_clients(fidelity: Any) -> None:
+    text = {"mode": "inference", "ipus": 1, "replicas": 1, "ipus_per_replica": 1, "input_type": "fp16"}
+    of = fidelity.applications.layout_of
+    flights = {
+        name: of(
+            fidelity.make_record(numbered("network", "c600", "latency_ms", **text, name=name)), name
+        ).in_flight
+        for name in ("bert_base", "clip_text_large", "resnet50")
+    }
+    assert flights == {"bert_base": 2, "clip_text_large": 3, "resnet50": 4}
+
+
 @pytest.mark.parametrize("pattern", ["stream_triad", "load_only"])
 def test_a_naive_loop_moves_an_element_at_a_time(fidelity: Any, pattern: str) -> None:
     naive, vectors = {"pattern": pattern, "implementation": "naive_cpp"}, {"pattern": pattern}
