@@ -9,6 +9,7 @@ product lasts as long as the tile with most of its outputs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -35,6 +36,21 @@ class PlanOptions:
     loop_trips: int = 1
     product_type: str | None = None
     convolution_partials: str | None = None
+    proportions: tuple[tuple[str, float], ...] = ()
+    """Memory proportions of the products of operators that have one of their own, by label."""
+
+    def proportion_in(self, scope: str) -> float:
+        """The memory proportion of a product, by the scope that it stands in."""
+        if not self.proportions:
+            return self.proportion
+        own = _by_label(self.proportions)
+        label = parse(scope).within(frozenset(own))
+        return self.proportion if label is None else own[label]
+
+
+@functools.lru_cache(maxsize=64)
+def _by_label(proportions: tuple[tuple[str, float], ...]) -> dict[str, float]:
+    return dict(proportions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +170,7 @@ def _single_step(chip: Chip, equation: Equation, options: PlanOptions, share: fl
         return _loop_step(chip, equation, options, reads)
     if name in PRODUCTS:
         own = options.convolution_partials if name == "conv_general_dilated" else None
-        product = MAKERS[name](equation, own or options.partials_type, options.proportion)
+        product = MAKERS[name](equation, own or options.partials_type, options.proportion_in(equation.scope))
         if options.product_type:
             product = replace(product, input_type=options.product_type)
         plan = plan_product(chip, product)

@@ -69,7 +69,7 @@ class CompiledModel:
 
     def _input(self, value: GraphValue, tensor: torch.Tensor) -> np.ndarray:
         batches = self.batches
-        data = to_numpy(tensor)
+        data = to_numpy(tensor, copy=False)
         leading = (batches.iterations, batches.accumulation, batches.groups)
         data = data.reshape(*leading, *value.shape)
         if batches.groups != batches.replicas:

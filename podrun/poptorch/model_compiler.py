@@ -275,6 +275,7 @@ def _placed(captured: Capture, request: CompileRequest, division: Division) -> P
         phased=division.ipus > 1 and options._execution_strategy.execution_mode == PHASED,
         scopes=options._module_namescope_enabled,
         groups={n: (g.kind.name, g.shards, g.retrieval.name) for n, g in request.groups.items()},
+        proportions=options.available_memory_proportion,
     )
 
 

@@ -233,10 +233,8 @@ class Options(OptionGroup):
         return self._set_extra("ipu_version", ipu_version)
 
     def setAvailableMemoryProportion(self, available_memory_proportion: Mapping[str, float]) -> Options:
-        """Part of the tiles' memory that products and convolutions may take, by ``"IPU0"``, ``"IPU1"`` and so on.
-
-        Accepted; the tile model plans with one proportion for all (`docs/poptorch.md`).
-        """
+        """Part of the tiles' memory that products and convolutions may take for temporary data, by ``"IPU0"``,
+        ``"IPU1"`` and so on: IPUs of a replica. Changes modelled cycles and memory, no number."""
         found = {}
         for name, value in available_memory_proportion.items():
             number = name.removeprefix("IPU")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +27,13 @@ from podrun.poptorch.capture.graph import (
     Subgraph,
 )
 from podrun.poptorch.operators.table import find, run_node
-from podrun.session.enums import CommGroupType, VariableRetrievalMode
+from podrun.session.enums import CommGroupType, RecomputeType, VariableRetrievalMode
 from podrun.session.names import (
+    AVAILABLE_MEMORY,
     EXECUTION_PHASE,
     KIND,
     PIPELINE_STAGE,
+    RECOMPUTE,
     TRAINED_KEY,
     UPDATES_KEY,
     VARIABLE_KEY,
@@ -40,6 +42,8 @@ from podrun.session.names import (
 
 DOMAIN = "pytorch.aten"
 """Domain of nodes that are ATen operators."""
+CHECKPOINT = "podrun.recomputation_checkpoint.default"
+SET_MEMORY = "podrun.set_available_memory.default"
 PRINT = "podrun.print_tensor.default"
 UPDATE = "podrun.update"
 """Operator that names the new value of a buffer."""
@@ -83,6 +87,8 @@ class PlacedGraph:
     scopes: bool = True
     groups: Mapping[str, tuple[str, int, str]] = field(default_factory=dict)
     """Parameters of which groups of replicas have values of their own: kind, size of a group, retrieval mode."""
+    proportions: Mapping[int, float] = field(default_factory=dict)
+    """The part of the tiles' memory that a product may take for temporary data, by IPU of a replica."""
 
 
 def session_model(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) -> SessionModel:
@@ -94,8 +100,11 @@ def session_model(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) 
     updates = {n: v for n, v in graph.updates.items() if n in graph.parameters}
     nodes = graph.without_unused([*wanted, *updates.values()])
     names = _names(graph)
+    marks = _marks(nodes)
     beside: dict[str, np.ndarray] = {}
     made = [_node(node, names, source, index) for index, node in enumerate(nodes)]
+    for proto, node in zip(made, nodes, strict=True):
+        proto.attribute.extend(_plan_attributes(node, source, marks))
     made += [_update(n, value, names, _place_of(value, nodes), source) for n, value in updates.items()]
     used = {name for node in made for name in node.input}
     initializers = [put_beside(beside, n, source.values[n]) for n in graph.parameters if n in used]
@@ -131,6 +140,34 @@ def session_model(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) 
         {v.number: names[v.number] for v in wanted},
         names,
     )
+
+
+def _marks(nodes: Sequence[GraphNode]) -> dict[int, dict[str, Any]]:
+    """What `set_available_memory` and `recomputationCheckpoint` say of the operators that made the tensors they mark,
+    as attributes by number of the value."""
+    found: dict[int, dict[str, Any]] = {}
+    for node in nodes:
+        if node.operator not in (SET_MEMORY, CHECKPOINT):
+            continue
+        value, *share = node.arguments
+        assert isinstance(value, GraphValue)
+        said = {AVAILABLE_MEMORY: share[0]} if share else {RECOMPUTE: int(RecomputeType.Checkpoint.value)}
+        found.setdefault(value.number, {}).update(said)
+    return found
+
+
+def _plan_attributes(
+    node: GraphNode, source: PlacedGraph, marks: Mapping[int, Mapping[str, Any]]
+) -> Iterator[Any]:
+    """What the tile model is to know of a node: its memory proportion, or else its IPU's, and what stays for the
+    backward pass."""
+    from onnx import helper
+
+    ipu = 0 if node.origin.placement is None else node.origin.placement.ipu
+    said = {AVAILABLE_MEMORY: source.proportions[ipu]} if ipu in source.proportions else {}
+    for value in node.results:
+        said |= marks.get(value.number, {})
+    return (helper.make_attribute(name, each) for name, each in said.items())
 
 
 def _variable(kind: str, size: int, retrieval: str) -> list[int]:

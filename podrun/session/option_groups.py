@@ -39,7 +39,7 @@ from podrun.session.enums import (
     TileSet,
 )
 from podrun.session.exceptions import popart_exception
-from podrun.session.names import RECOMPUTE
+from podrun.session.names import AVAILABLE_MEMORY, RECOMPUTE
 from podrun.session.tensor_info import boolean, integer, number
 from podrun.session.variables import CommGroup
 
@@ -277,15 +277,22 @@ NONLINEARITIES = frozenset(
 _PARTIALS = {"float": "float32", "half": "float16"}
 
 
-def plans_of(options: SessionOptions) -> PlanOptions:
-    """How products of halves are planned: ``partialsTypeMatMuls`` (else of matmulOptions) and ``partialsType`` of
-    convolutionOptions. popart_exception for another type than float and half."""
+def plans_of(nodes: Iterable[Any], options: SessionOptions) -> PlanOptions:
+    """How products are planned: ``partialsTypeMatMuls`` (else of matmulOptions) and ``partialsType`` of
+    convolutionOptions for halves, and the memory proportions that the lowered graph's ``nodes`` say.
+    popart_exception for another partials type than float and half."""
     products = options.partialsTypeMatMuls or options.matmulOptions.get("partialsType", "float")
     convolutions = options.convolutionOptions.get("partialsType", "float")
     for given in (products, convolutions):
         if given not in _PARTIALS:
             raise popart_exception(f"A partials type is 'float' or 'half', not {given!r}.")
-    return PlanOptions(partials_type=_PARTIALS[products], convolution_partials=_PARTIALS[convolutions])
+    found = ((node.label, node.attributes.get(AVAILABLE_MEMORY)) for node in nodes)
+    own = {label: round(float(value), 6) for label, value in found if value is not None}
+    return PlanOptions(
+        partials_type=_PARTIALS[products],
+        convolution_partials=_PARTIALS[convolutions],
+        proportions=tuple(sorted(own.items())),
+    )
 
 
 def recompute_of(nodes: Iterable[Any], options: SessionOptions) -> Recompute:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from podrun.core.errors import InvalidOptionError
 from podrun.costmodel.matmul import Product, plan_product
+from podrun.costmodel.schedule import PlanOptions
 from podrun.costmodel.splits import splits
 from podrun.costmodel.target import BOW, GC2, GC200, Chip
 
@@ -93,6 +94,19 @@ def test_a_smaller_proportion_takes_less_memory_and_not_less_time() -> None:
 def test_an_impossible_proportion_is_refused(proportion: float) -> None:
     with pytest.raises(InvalidOptionError, match="availableMemoryProportion"):
         plan_product(GC200, Product(1, 16, 16, 16, proportion=proportion))
+
+
+def test_a_proportion_of_an_operator_is_for_its_scope_forward_and_backward() -> None:
+    plans = PlanOptions(proportion=0.6, proportions=(("MatMul:0", 0.1), ("a/conv:0", 0.2)))
+    found = {
+        "ipu:0/a/conv:0": 0.2,
+        "transpose(jvp(ipu:0))/stage:1/a/conv:0": 0.2,
+        "MatMul:0": 0.1,
+        "MatMul:0/1": 0.6,
+        "ipu:0/b/conv:0": 0.6,
+        "": 0.6,
+    }
+    assert {scope: plans.proportion_in(scope) for scope in found} == found
 
 
 def test_published_products() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -186,6 +187,67 @@ class Overlapped(torch.nn.Module):
         if self.twice:
             y = y + x
         return poptorch.set_overlap_for_output(y, mode)
+
+
+class Convolutions(torch.nn.Module):
+    """A convolution on each of two IPUs. ``mark``: what is done to the first one's result."""
+
+    def __init__(self, mark: Any = None) -> None:
+        super().__init__()
+        self.mark = mark
+        self.first = torch.nn.Conv2d(3, 32, 5, padding=2)
+        self.second = poptorch.BeginBlock(torch.nn.Conv2d(32, 64, 3, padding=1), ipu_id=1)
+
+    def forward(self, x: Any) -> Any:
+        hidden = self.first(x)
+        hidden = hidden if self.mark is None else self.mark(hidden)
+        made = self.second(torch.relu(hidden))
+        return poptorch.identity_loss(made, "mean")
+
+
+def compiled_convolutions(model: Any, proportions: dict[str, float]) -> tuple[dict[str, float], Any]:
+    """Memory proportions by label as the tile model gets them, and its report."""
+    options = poptorch.Options().useOfflineIpuTarget().setAvailableMemoryProportion(proportions)
+    options.Training.gradientAccumulation(3)
+    training = poptorch.trainingModel(model, options)
+    training.compile(torch.ones(3, 3, 64, 64))
+    parts = training._compiled.session.parts
+    report = parts.program.prepared("compile").tile_report
+    found = dict(parts.model.built.program.plans.proportions), report
+    training.destroy()
+    return found
+
+
+@pytest.mark.slow
+def test_memory_proportions_are_those_of_an_ipu_and_of_marked_operators() -> None:
+    mark = functools.partial(poptorch.set_available_memory, available_memory_proportion=0.3)
+    found, _ = compiled_convolutions(Convolutions(mark), {"IPU0": 0.2, "IPU1": 0.02})
+    assert {share for label, share in found.items() if label.startswith("first/")} == {0.3}
+    assert {share for label, share in found.items() if label.startswith("second/")} == {0.02}
+    assert min(found.values()) == 0.02
+
+
+@pytest.mark.slow
+def test_a_small_memory_proportion_takes_cycles_on_its_ipu_alone() -> None:
+    def cycles(report: Any, ipu: int) -> int:
+        return sum(s["report"]["step"]["cycles"] for s in report["segments"] if s["ipu"] == ipu)
+
+    _, plain = compiled_convolutions(Convolutions(), {})
+    _, little = compiled_convolutions(Convolutions(), {"IPU1": 0.005})
+    assert cycles(little, 0) == cycles(plain, 0)
+    assert cycles(little, 1) > cycles(plain, 1)
+
+
+@pytest.mark.slow
+def test_what_a_checkpoint_keeps_is_not_computed_again() -> None:
+    kept, remade = (
+        compiled_convolutions(Convolutions(mark), {})[1] for mark in (poptorch.recomputationCheckpoint, None)
+    )
+    assert kept["step"]["seconds_by_cause"]["compute"] < remade["step"]["seconds_by_cause"]["compute"]
+    held = [
+        sum(entry["memory"]["by_content"]["stash"] for entry in report["ipus"]) for report in (kept, remade)
+    ]
+    assert held[0] > held[1]
 
 
 def test_overlapped_transfers_and_what_they_need() -> None:

@@ -165,6 +165,26 @@ def _cycle(schedule_of: Any) -> Any:
     return torch.optim.lr_scheduler.OneCycleLR(schedule_of, 0.1, total_steps=STEPS + 1, cycle_momentum=False)
 
 
+def _warm(schedule_of: Any) -> Any:
+    """Linear warm-up, then a cosine, as fine-tuning scripts have them."""
+    up = torch.optim.lr_scheduler.LinearLR(schedule_of, 0.1, total_iters=5)
+    down = torch.optim.lr_scheduler.CosineAnnealingLR(schedule_of, STEPS - 5)
+    return torch.optim.lr_scheduler.SequentialLR(schedule_of, [up, down], [5])
+
+
+def _restarts(schedule_of: Any) -> Any:
+    return torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(schedule_of, 7, 2)
+
+
+def _milestones(schedule_of: Any) -> Any:
+    return torch.optim.lr_scheduler.MultiStepLR(schedule_of, [5, 20], 0.3)
+
+
+def _momentum_too(schedule_of: Any) -> Any:
+    """Moves momentum, or the first of two betas, against the rate."""
+    return torch.optim.lr_scheduler.OneCycleLR(schedule_of, 0.1, total_steps=STEPS + 1)
+
+
 @pytest.mark.parametrize(("case", "schedule"), [("sgd-nesterov-groups", _half)])
 def test_schedulers_change_rates(case: str, schedule: Any) -> None:
     compare(*CASES[case], schedule=schedule).destroy()
@@ -177,6 +197,27 @@ def test_schedulers_change_rates(case: str, schedule: Any) -> None:
 )
 def test_every_optimizer_with_every_schedule_and_accumulation(case: str, schedule: Any, parts: int) -> None:
     compare(*CASES[case], schedule=schedule, parts=parts).destroy()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["sgd-combined-scaled", "adamw-groups", "rmsprop-centered"])
+@pytest.mark.parametrize("schedule", [_warm, _restarts, _milestones])
+def test_schedules_of_fine_tuning(case: str, schedule: Any) -> None:
+    compare(*CASES[case], schedule=schedule).destroy()
+
+
+@pytest.mark.slow
+def test_a_cycle_moves_momentum_and_betas_that_are_variable() -> None:
+    compare(
+        lambda m: poptorch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9),
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9),
+        schedule=_momentum_too,
+    ).destroy()
+    compare(
+        lambda m: poptorch.optim.AdamW(m.parameters(), lr=0.01, betas=(0.9, 0.99)),
+        lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, betas=(0.9, 0.99)),
+        schedule=_momentum_too,
+    ).destroy()
 
 
 @pytest.mark.parametrize(

@@ -50,15 +50,15 @@ def device_dtype(dtype: torch.dtype) -> str:
     return DTYPES[dtype]
 
 
-def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """The data of a tensor, in the type that the IPU computes."""
+def to_numpy(tensor: torch.Tensor, *, copy: bool = True) -> np.ndarray:
+    """The data of a tensor, in the type that the IPU computes. ``copy``: in memory of its own."""
     plain = tensor.detach()
     name = device_dtype(plain.dtype)
     if plain.dtype == torch.bfloat16:
         import ml_dtypes
 
         return plain.float().numpy().astype(ml_dtypes.bfloat16)
-    return np.asarray(plain.cpu().numpy().astype(name), order="C")
+    return np.asarray(plain.cpu().numpy().astype(name, copy=copy), order="C")
 
 
 @functools.cache

@@ -179,6 +179,7 @@ def _built(model: LightModel, request: Request) -> BuiltModel:
         ipus_per_replica=_filled(request.ipus_per_replica),
         updates_each_micro_batch=options.overlaps_batches and bool(trained),
         metadata=_step_metadata(flow, lowered, found.broadcast, options),
+        plans=plans_of(lowered.graph.nodes, options),
         **_arrangement(options, flow, stage_count(model.proto)),
     )
     return BuiltModel(
@@ -307,7 +308,6 @@ def _arrangement(options: SessionOptions, flow: DataFlow, stages: int) -> dict[s
         "phases": phases_of(options),
         "reduction": Reduction.MEAN if _running_mean(options) else Reduction.SUM,
         "locations": locations_of(options),
-        "plans": plans_of(options),
     }
 
 
