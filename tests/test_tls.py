@@ -129,7 +129,7 @@ class Wire:
 
     def listen_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Keep what TLS and plain connections of groups send."""
-        from podrun.collectives import encryption
+        from podrun.collectives import connection_security as encryption
 
         whole = encryption._relayed
         wire = self

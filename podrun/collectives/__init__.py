@@ -5,10 +5,10 @@ and weights, popdist for host data, and the compiler and reports use the modelle
 
 In the order in which to read: `group` is the protocol of a group, with its errors; `communicator` applies it to any
 arrays, and `rendezvous` makes groups: of one rank, of those of one host (`shared_memory`: `barrier` and arenas on the
-`board`, `host_memory`, `plans` of all-reduces) or of several (`hosts`: `registrar` brings them together, `admission`
-checks keys, `encryption` is TLS, `host_reduction` reduces over the `mesh` of `tcp_link` connections). `arithmetic` is
-the only place where values are combined; `linux` holds what Python lacks. `timing` models collectives on a POD;
-`measure` and `perf` measure them on this host.
+`board`, `host_memory`, `plans` of all-reduces) or of several (`hosts`: `registrar` brings them together,
+`connection_security` checks keys and has TLS, `host_reduction` reduces over the `mesh` of `tcp_link` connections).
+`arithmetic` is the only place where values are combined; `linux` holds what Python lacks. `timing` models collectives
+on a POD; `perf` measures them on this host.
 """
 
 from podrun.collectives.communicator import Communicator, check_groups

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from podrun.collectives.admission import Admission, Hello, Introduction
 from podrun.collectives.barrier import label_text
-from podrun.collectives.encryption import accepted, dialled
+from podrun.collectives.connection_security import Admission, Hello, Introduction, accepted, dialled
 from podrun.collectives.group import (
     ByteArray,
     HostLimitError,

@@ -30,9 +30,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from podrun.collectives.admission import MOST_STRANGERS
 from podrun.collectives.barrier import label_text
-from podrun.collectives.encryption import accepted, dialled
+from podrun.collectives.connection_security import MOST_STRANGERS, accepted, dialled
 from podrun.collectives.group import (
     GroupError,
     HostLimitError,

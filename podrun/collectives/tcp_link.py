@@ -79,7 +79,7 @@ class RankLink:
     def __init__(self, peer: int, outgoing: socket.socket, incoming: socket.socket, *, near: bool) -> None:
         self.peer = peer
         self.outgoing, self.incoming = outgoing, incoming
-        if outgoing.family != socket.AF_UNIX:  # otherwise `podrun.collectives.encryption` has
+        if outgoing.family != socket.AF_UNIX:  # otherwise `podrun.collectives.connection_security` has
             outgoing.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         incoming.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _PATIENCE)
         outgoing.settimeout(None)

@@ -11,5 +11,5 @@ In the order in which data passes (`compile` runs the stages, `cache` keeps what
 * `arenas`, `extra_state`: the variables that last from batch to batch.
 * `chunk` (with `fold`) and `update`: what a batch computes on all replicas of a machine; `export` makes it StableHLO.
 * `chain`, `collective_cuts`, `schedule`: the instruction lists of the IPUs of a replica.
-* `cost`, `ipu_memory`, `timeline`, `balance`: modelled memory and time. They read the same traces and change nothing.
+* `cost`, `ipu_memory`, `timeline`: modelled memory and time. They read the same traces and change nothing.
 """

@@ -142,6 +142,6 @@ def connect(environ: Mapping[str, str], *, standalone_ipus: int | None = None) -
         from podrun.device.host.partition_config import connect_files
 
         return connect_files(environ)
-    from podrun.device.host.in_process import connect_in_process
+    from podrun.device.host.client import connect_in_process
 
     return connect_in_process(environ, standalone_ipus)

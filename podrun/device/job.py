@@ -18,7 +18,6 @@ from podrun.collectives import ClosedError, Group, create, join
 from podrun.core.errors import ApplicationRuntimeError, PoplarError, error_to_dict
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
-from podrun.device.disturbances import LASTING, LastingFaults, flip_bit, instances_here, signal_process
 from podrun.device.error_messages import (
     as_poplar_error,
     batches_in_words,
@@ -27,7 +26,15 @@ from podrun.device.error_messages import (
     ipus_in_words,
     machine_lost,
 )
-from podrun.device.health import Health, WorkDone
+from podrun.device.health import (
+    LASTING,
+    Health,
+    LastingFaults,
+    WorkDone,
+    flip_bit,
+    instances_here,
+    signal_process,
+)
 from podrun.device.owners import (
     HOST_SYNC_TIMEOUT,
     LoadCall,

@@ -2,23 +2,224 @@
 
 The first three only read. `gc-reset` resets IPUs (recovery action IPU_RESET); it retrains no links, which
 `vipu reset partition` does.
+
+gc-monitor's tables show devices, the processes attached to them, and errors. The device and process tables have the
+widths of published output. The error table is podrun's own and comes last, so that the published tables keep their
+shape. Tables are drawn with ``+ - |``, and cells are centred.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from podrun import __version__
 from podrun.core.environment import environment
+from podrun.monitor.devices import Device, View, diagnose
 from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
+from podrun.vipu.device_attributes import board_serial, reading
 
 if TYPE_CHECKING:
     from podrun.monitor.devices import Device, View
     from podrun.vipu.types import PartitionInfo
+
+
+DEVICE_COLUMNS = (
+    ("IPU-M", 13),
+    ("Serial", 20),
+    ("IPU-M SW", 8),
+    ("Server version", 14),
+    ("ICU FW", 10),
+    ("Type", 7),
+    ("ID", 4),
+    ("IPU#", 6),
+    ("Routing", 7),
+)
+TITLE_WIDTH = 15
+PROCESS_COLUMNS = (
+    ("PID", 8),
+    ("Command", 41),
+    ("Time", 8),
+    ("User", 12),
+    ("ID", 4),
+    ("Clock", 10),
+    ("Temp", 8),
+    ("Temp", 8),
+    ("Power", 8),
+)
+IDLE_WIDTH = 98
+
+
+def device_table(view: View) -> str:
+    """IPUs of a partition by device id; a rule after each IPU-Machine."""
+    widths = [width for _, width in DEVICE_COLUMNS]
+    title = (TITLE_WIDTH, span(widths) - TITLE_WIDTH - 1)
+    lines = [rule(title), row(("gc-monitor", headline(view)), title), rule(widths)]
+    lines += [row([name for name, _ in DEVICE_COLUMNS], widths), rule(widths)]
+    for group in machines(view.devices):
+        lines += [row(_device_cells(view, device), widths) for device in group]
+        lines.append(rule(widths))
+    return "\n".join(lines)
+
+
+def headline(view: View) -> str:
+    """Which partition it is and how many IPUs it has."""
+    info = view.info
+    gcd = f" (gcd:{view.config.attributes.get('GCD Id', '0')})" if info.num_gcds > 1 else ""
+    active = " [active]" if view.active else ""
+    kind = "reconfigurable IPUs" if info.reconfigurable else "IPUs"
+    return f"Partition: {info.name}{gcd}{active} has {info.size} {kind}"
+
+
+def machines(devices: Iterable[Device]) -> list[list[Device]]:
+    """Devices by IPU-Machine."""
+    groups: dict[str, list[Device]] = {}
+    for device in devices:
+        groups.setdefault(device.machine.agent_id, []).append(device)
+    return list(groups.values())
+
+
+def _device_cells(view: View, device: Device) -> list[str]:
+    versions = device.machine.versions
+    return [
+        device.host,
+        board_serial(device.machine.serial, device.number),
+        versions.get("IPU-M software", ""),
+        versions.get("IPUoF server", __version__),
+        versions.get("ICU firmware", ""),
+        "M2000",
+        str(device.id),
+        str(device.number),
+        view.info.ild_routing,
+    ]
+
+
+def process_table(view: View, now: float | None = None) -> str:
+    """A row for each IPU that a process holds, grouped by process and machine; a box that says so if none does."""
+    busy = [device for device in view.devices if device.ipu.process is not None]
+    if not busy:
+        return _box(f"No attached processes in partition {view.info.name}")
+    moment = time.time() if now is None else now
+    cells = [_process_cells(device, moment) for device in busy]
+    command = max([PROCESS_COLUMNS[1][1], *(len(line[1]) + 2 for line in cells)])
+    widths = [command if name == "Command" else width for name, width in PROCESS_COLUMNS]
+    top = [span(widths[:4]), span(widths[4:7]), span(widths[7:])]
+    lines = [rule(top), row([f"Attached processes in partition {view.info.name}", "IPU", "Board"], top)]
+    lines += [rule(widths), row([name for name, _ in PROCESS_COLUMNS], widths), rule(widths)]
+    previous = None
+    for device, line in zip(busy, cells, strict=True):
+        group = (line[0], device.machine.agent_id)
+        if previous not in (None, group):
+            lines.append(rule(widths))
+        board = ["", ""] if group == previous else _board_cells(device)
+        lines.append(row([*line, *board], widths))
+        previous = group
+    lines.append(rule(widths))
+    return "\n".join(lines)
+
+
+def _box(text: str) -> str:
+    return "\n".join([rule([IDLE_WIDTH]), row([text], [IDLE_WIDTH]), rule([IDLE_WIDTH])])
+
+
+def _process_cells(device: Device, now: float) -> list[str]:
+    process = device.ipu.process
+    assert process is not None, "only devices that a process holds"
+    running = "" if process.start_time_s is None else duration(now - process.start_time_s)
+    return [
+        str(process.pid),
+        process.command,
+        running,
+        process.user,
+        str(device.id),
+        reading(device.ipu.clock_mhz, "{:.0f}MHz"),
+        reading(device.ipu.die_temperature_c, "{:.1f} C"),
+    ]
+
+
+def _board_cells(device: Device) -> list[str]:
+    return [
+        reading(device.machine.board_temperature_c, "{:.1f} C"),
+        reading(device.machine.board_power_w, "{:.1f} W"),
+    ]
+
+
+def duration(seconds: float) -> str:
+    """Time as gc-monitor shows it: ``10s``, ``1m3s``, ``2h0m5s``."""
+    whole = max(0, int(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, last = divmod(rest, 60)
+    if hours:
+        return f"{hours}h{minutes}m{last}s"
+    return f"{minutes}m{last}s" if minutes else f"{last}s"
+
+
+def error_table(view: View) -> str | None:
+    """IPUs that are not usable, why, and what makes them usable; None if all are usable.
+
+    A partition that is being brought up or taken back gets one line, since it needs no help.
+    """
+    if not view.info.state.is_terminal():
+        return _box(f"Partition {view.info.name} is {view.info.state.name}: its IPUs cannot be used now")
+    found = [(device.id, diagnose(view.info.name, device)) for device in view.devices]
+    lines = [[str(number), diagnosis.state, diagnosis.remedy] for number, diagnosis in found if diagnosis]
+    if view.info.error:
+        lines.insert(0, ["-", f"partition {view.info.state.name}", view.info.error])
+    if not lines:
+        return None
+    widths = [
+        4,
+        max(24, *(len(line[1]) + 2 for line in lines)),
+        max(60, *(len(line[2]) + 2 for line in lines)),
+    ]
+    text = f"Errors in partition {view.info.name}"
+    result = [rule([span(widths)]), row([text], [span(widths)]), rule(widths)]
+    result += [row(["ID", "State", "What makes it usable again"], widths), rule(widths)]
+    result += [row(line, widths) for line in lines]
+    return "\n".join([*result, rule(widths)])
+
+
+def whole(views: Sequence[View], *, cards: bool = True, now: float | None = None) -> str:
+    """All tables of gc-monitor for some partitions."""
+    parts = []
+    for view in views:
+        parts += [device_table(view)] if cards else []
+        parts.append(process_table(view, now))
+        errors = error_table(view)
+        parts += [errors] if errors else []
+    return "\n".join(parts)
+
+
+# --- drawing ----------------------------------------------------------------------------------------------------
+
+
+def fit(text: str, width: int) -> str:
+    """Text centred in a cell; text that does not fit keeps its end after three dots."""
+    if len(text) > width:
+        return "..." + text[len(text) - (width - 3) :] if width > 3 else text[-width:]
+    left = (width - len(text)) // 2
+    return " " * left + text + " " * (width - len(text) - left)
+
+
+def rule(widths: Sequence[int]) -> str:
+    """A horizontal line with a plus where columns meet."""
+    return "+" + "+".join("-" * width for width in widths) + "+"
+
+
+def row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """A row of centred cells."""
+    return "|" + "|".join(fit(cell, width) for cell, width in zip(cells, widths, strict=True)) + "|"
+
+
+def span(widths: Sequence[int]) -> int:
+    """Width of one cell over several columns: their widths and the bars between them."""
+    return sum(widths) + len(widths) - 1
+
 
 NEEDS_EXCLUSIVE_ACCESS = (
     "--tile-overview",
@@ -184,7 +385,7 @@ def gc_monitor(
     if as_json:
         click.echo(json.dumps(json_object(found), indent=2))
     else:
-        from podrun.monitor.monitor_tables import whole
+        from podrun.monitor.device_tools import whole
 
         click.echo(whole(found, cards=not no_card_info))
 
@@ -192,7 +393,7 @@ def gc_monitor(
 def json_object(found: list[View]) -> dict[str, Any]:
     """One object: ``cards`` has an entry for each IPU-Machine; its ``ipus`` have PID if a process is attached."""
     from podrun.core.telemetry import SCHEMA_VERSION
-    from podrun.monitor.monitor_tables import machines
+    from podrun.monitor.device_tools import machines
 
     return {
         "schema_version": SCHEMA_VERSION,

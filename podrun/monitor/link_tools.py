@@ -18,8 +18,8 @@ from podrun.vipu.cli_common import HELP_OPTIONS, run, server_options
 
 if TYPE_CHECKING:
     from podrun.core.layout import IpuRange
-    from podrun.monitor.link_check import LinkCheck
     from podrun.monitor.tool_partition import Route, ToolPartition
+    from podrun.monitor.tool_programs import LinkCheck
 
 ITERATIONS = 1000
 ALL_LINKS_WORDS = 16 * 1024
@@ -109,8 +109,8 @@ def measure(
 ) -> list[PairTraffic]:
     """Attach, send, compare."""
     from podrun.core.layout import IpuRange
-    from podrun.monitor.link_check import LinkCheck
     from podrun.monitor.tool_partition import STREAM_BYTES, STREAM_TILES, attach, route, transfer_seconds
+    from podrun.monitor.tool_programs import LinkCheck
 
     everything = IpuRange(0, partition.view.info.size)
     alone = len(pairs) == 1 and not options["all_links"]
@@ -258,8 +258,8 @@ def check(partition: ToolPartition) -> list[LinkResult]:
     """The state of every IPU-Link: as machines report it, and if all are up, as a transfer over each shows it."""
     from podrun.core.errors import ErrorCode, PoplarError
     from podrun.core.layout import IpuRange
-    from podrun.monitor.link_check import LinkCheck
     from podrun.monitor.tool_partition import Route, attach, transfer_seconds
+    from podrun.monitor.tool_programs import LinkCheck
 
     links = partition.links()
     if broken := {ends: error for ends in links if (error := _down(partition, ends))}:

@@ -1,10 +1,10 @@
 """The PopART front end: PopART's public Python API over podrun's compiler and machines.
 
 `import popart` under ``podrun`` (or ``python -m podrun.compat``) is this package. What may enter: the API and its
-checks. Models that `Builder` makes go to sessions (`podrun.session`), ONNX models are read by `podrun.onnx_models`.
-`graph_builder` is the model as it grows, with `node_inference` for shapes; `attributes` are those of nodes, placement
-among them. `opsets` has one method per operator, made from `schemas` (ONNX's) and `graphcore_ops`; `builder_model`
-reads and writes models.
+checks. Models that `Builder` makes go to sessions (`podrun.session`), `podrun.onnx_models` reads ONNX models.
+`graph_builder` holds the model as it grows, with `node_inference` for shapes, and reads and writes it. `attributes`
+sets attributes of nodes, such as their placement. `opsets` has one method per operator, made from `schemas` (ONNX's)
+and `graphcore_ops`.
 
 Importing it imports neither JAX nor ONNX.
 """
@@ -16,12 +16,6 @@ from typing import TYPE_CHECKING, Never
 from podrun.onnx_models.custom import register_op
 from podrun.onnx_models.transformer import GraphTransformer, NumericsReport
 from podrun.popart.builder import Builder
-from podrun.popart.builder_model import (
-    DEFAULT_OPSET,
-    AttributeContextManager,
-    KeyValueContextManager,
-    NameContextManager,
-)
 from podrun.popart.debug import (
     DebugContext,
     DebugInfo,
@@ -36,6 +30,12 @@ from podrun.popart.debug import (
 )
 from podrun.popart.debug import configure as _configure_log
 from podrun.popart.former_losses import AnchorReturnTypes, IdentityLoss, L1Loss, NllLoss
+from podrun.popart.graph_builder import (
+    DEFAULT_OPSET,
+    AttributeContextManager,
+    KeyValueContextManager,
+    NameContextManager,
+)
 from podrun.popart.schemas import (
     OpDefinition,
     OperatorIdentifier,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podrun.popart.builder_model import Pushed
+from podrun.popart.graph_builder import Pushed
 from podrun.session.enums import RecomputeType
 from podrun.session.exceptions import popart_exception
 from podrun.session.names import (

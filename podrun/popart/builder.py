@@ -21,9 +21,16 @@ import numpy as np
 
 from podrun.onnx_models.tensor_proto import check_initializer
 from podrun.popart.attributes import NodeAttributes
-from podrun.popart.builder_model import DEFAULT_OPSET, BuilderModel, Pushed, load
 from podrun.popart.debug import TRACE, note
-from podrun.popart.graph_builder import GRAPHCORE_DOMAIN, GraphScope, Names
+from podrun.popart.graph_builder import (
+    DEFAULT_OPSET,
+    GRAPHCORE_DOMAIN,
+    BuilderModel,
+    GraphScope,
+    Names,
+    Pushed,
+    load,
+)
 from podrun.popart.graphcore_ops import GraphcoreOp
 from podrun.popart.node_inference import check_windows, infer_custom, infer_graphcore
 from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name, takes_debug_prefix

@@ -50,7 +50,7 @@ from podrun.poptorch.ops import (
     set_overlap_for_input,
     set_overlap_for_output,
 )
-from podrun.poptorch.option_group import TensorLocationSettings
+from podrun.poptorch.option_parts import TensorLocationSettings
 from podrun.poptorch.options import ConfigFileError, Options
 from podrun.poptorch.strategies import (
     ParallelPhasedExecution,

@@ -24,7 +24,7 @@ from podrun.poptorch import model_compiler
 from podrun.poptorch.capture.capture import Capture
 from podrun.poptorch.capture.graph import GraphValue, flatten, unflatten
 from podrun.poptorch.capture.torch_names import to_numpy
-from podrun.poptorch.graph_checks import find_loss
+from podrun.poptorch.model_compiler import find_loss
 from podrun.poptorch.options import Options
 from podrun.poptorch.session_model import PlacedGraph, session_model
 from podrun.poptorch.user_modules import untracked

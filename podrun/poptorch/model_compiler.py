@@ -1,4 +1,10 @@
-"""From a captured module to a `CompiledModel`: the division over IPUs, the session, the device."""
+"""From a captured module to a `CompiledModel`: checks of the graph, the division over IPUs, the session, the device.
+
+A graph must have one loss that feeds no other, and sound marks of overlapped transfers.
+`podrun.poptorch.set_overlap_for_input` and ``set_overlap_for_output`` mark tensors. On hardware, tiles that only move
+data then load the next micro-batch and store the last one while the others compute. Here the marks change no number and
+no modelled time; the rules are the SDK's, so that a program that runs here runs there.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +20,18 @@ import torch
 from podrun.poptorch.annotations import BlockPlacement, CaptureAnnotations, following
 from podrun.poptorch.calls import BatchDimensions
 from podrun.poptorch.capture.capture import Capture, capture
-from podrun.poptorch.capture.graph import GraphNode, GraphValue, Origin
+from podrun.poptorch.capture.graph import HOST_CALL, CapturedGraph, GraphNode, GraphValue, Origin
 from podrun.poptorch.capture.torch_names import to_numpy
 from podrun.poptorch.compiled_model import CompiledModel
 from podrun.poptorch.devices import acquire
-from podrun.poptorch.enums import CommGroupType, ConnectionType, OutputMode, VariableRetrievalMode
+from podrun.poptorch.enums import (
+    CommGroupType,
+    ConnectionType,
+    OutputMode,
+    OverlapMode,
+    VariableRetrievalMode,
+)
 from podrun.poptorch.errors import Error, translated
-from podrun.poptorch.graph_checks import check_overlap, find_loss
 from podrun.poptorch.host_calls import ChainedModel, GraphPart, calls_host, parts_of
 from podrun.poptorch.operators.table import supported
 from podrun.poptorch.session_model import PlacedGraph, session_model
@@ -29,6 +40,127 @@ from podrun.poptorch.session_options import anchor_type, session_options, sessio
 from podrun.poptorch.strategies import PHASED, PIPELINED, PipelinedExecution
 from podrun.session.dataflow import DataFlow
 from podrun.session.session import InferenceSession, TrainingSession
+
+IDENTITY_LOSS = "podrun.identity_loss.default"
+
+INFERENCE_ONLY = frozenset(("podrun.for_loop.default", "podrun.cond.default", HOST_CALL))
+"""Operators that have no gradient on an IPU."""
+
+LOSSES = frozenset(
+    (
+        *("l1_loss", "mse_loss", "cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"),
+        *(
+            "nll_loss_forward",
+            "nll_loss2d_forward",
+            "binary_cross_entropy",
+            "binary_cross_entropy_with_logits",
+        ),
+        *("kl_div", "poisson_nll_loss", "hinge_embedding_loss", "smooth_l1_loss", "huber_loss"),
+        *("soft_margin_loss", "multilabel_margin_loss", "multi_margin_loss", "cosine_embedding_loss"),
+        *("margin_ranking_loss", "triplet_margin_loss", "ctc_loss"),
+    )
+)
+"""Operators of torch that are losses by themselves."""
+
+
+def is_loss(node: GraphNode) -> bool:
+    """Whether a node is a loss."""
+    return node.operator == IDENTITY_LOSS or (
+        node.operator.startswith("aten.") and node.operator.split(".")[1] in LOSSES
+    )
+
+
+def find_loss(graph: CapturedGraph) -> GraphValue:
+    """The value to minimise. Error if there is none, or more than one that feeds no other."""
+    for node in graph.nodes:
+        if node.operator in INFERENCE_ONLY:
+            raise Error(
+                f"poptorch.{node.operator.split('.')[1]} is supported in inference models only",
+                location=f"module '{node.origin.module}', {node.origin.line}",
+                hint="Use torch.where, or a Python loop, in a model that is trained.",
+            )
+    candidates = {node.results[0].number: node for node in graph.nodes if is_loss(node)}
+    if not candidates:
+        raise Error(
+            "Couldn't find a loss in the model",
+            hint="End forward with a loss function of torch's, or mark a value with poptorch.identity_loss.",
+        )
+    leading = _leading_to_losses(graph, set(candidates))
+    final = [node for number, node in candidates.items() if number not in leading]
+    if len(final) > 1:
+        places = ", ".join(f"{node.operator} ({node.origin.line})" for node in final)
+        raise Error(
+            f"Multiple independent losses found in the model: {places}",
+            hint="Add them up and mark the sum with poptorch.identity_loss(total, reduction='none').",
+        )
+    return final[0].results[0]
+
+
+def _leading_to_losses(graph: CapturedGraph, losses: set[int]) -> set[int]:
+    """Losses whose value another loss is made from."""
+    needed: set[int] = set()
+    for node in reversed(graph.nodes):
+        numbers = {result.number for result in node.results}
+        if numbers & losses or numbers & needed:
+            needed.update(value.number for value in node.reads())
+    return needed & losses
+
+
+INPUT, OUTPUT = "podrun.overlap_input.default", "podrun.overlap_output.default"
+LEAST_IO_TILES = 32
+
+
+def check_overlap(graph: CapturedGraph, options: Any) -> None:
+    """Error for marks where they cannot be, and for options that they do not go with."""
+    marks = [node for node in graph.nodes if node.operator in (INPUT, OUTPUT)]
+    for node in marks:
+        (_check_input if node.operator == INPUT else _check_output)(node, graph)
+    if any(node.arguments[1] != OverlapMode.NoOverlap.value for node in marks):
+        _check_options(options)
+
+
+def _check_options(options: Any) -> None:
+    if options._execution_strategy.execution_mode == PIPELINED:
+        raise Error(
+            "overlapped transfers need another execution strategy than PipelinedExecution",
+            hint="Use options.setExecutionStrategy(poptorch.ShardedExecution()).",
+        )
+    if options.TensorLocations.num_io_tiles < LEAST_IO_TILES:
+        raise Error(
+            "overlapped transfers need tiles that only move data",
+            hint=f"Use options.TensorLocations.numIOTiles({LEAST_IO_TILES}) or more.",
+        )
+    if options.output_mode not in (OutputMode.All, OutputMode.Sum):
+        raise Error(
+            f"overlapped transfers need outputMode All or Sum, not {options.output_mode.name}",
+            hint="Use options.outputMode(poptorch.OutputMode.All).",
+        )
+
+
+def _check_input(node: GraphNode, graph: CapturedGraph) -> None:
+    given = node.arguments[0]
+    if given.number not in {value.number for value in graph.inputs.values()}:
+        raise Error(
+            f"poptorch.set_overlap_for_input takes inputs of the model as they are ({node.origin.line})"
+        )
+    users = sum(given.number in {v.number for v in other.reads()} for other in graph.nodes)
+    if users > 1:
+        raise Error(
+            f"an input is used beside poptorch.set_overlap_for_input ({node.origin.line})",
+            hint="Use what set_overlap_for_input gives everywhere.",
+        )
+
+
+def _check_output(node: GraphNode, graph: CapturedGraph) -> None:
+    made = node.results[0].number
+    returned = sum(isinstance(each, GraphValue) and each.number == made for each in graph.outputs)
+    used = any(made in {v.number for v in other.reads()} for other in graph.nodes)
+    if returned != 1 or used:
+        raise Error(
+            f"what poptorch.set_overlap_for_output gives must be returned once, and used nowhere else "
+            f"({node.origin.line})"
+        )
+
 
 DEFAULT_SEED = 42
 """Seed of the IPU's random numbers if none is set."""

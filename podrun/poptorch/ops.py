@@ -1,8 +1,15 @@
-"""PopTorch's functions for use in forward: losses, hints, slices at run time, control flow, custom operators."""
+"""PopTorch's functions for use in forward: losses, hints, slices at run time, control flow, custom operators.
+
+They are operators of torch in the namespace ``podrun``, so the recorder sees them like any other. On the host they
+compute what they mean there; `podrun.poptorch.operators.ipu` has what the IPU computes.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +21,119 @@ from podrun.poptorch.capture.graph import flatten, unflatten
 from podrun.poptorch.capture.recorder import line_of_user
 from podrun.poptorch.enums import MatMulSerializationMode, MultiConvPlanType, OverlapMode
 from podrun.poptorch.errors import Error
-from podrun.poptorch.ipu_operators import define
+from podrun.private_apis.torch import FakeTensor
+
+NAMESPACE = "podrun"
+
+SCHEMAS = {
+    "identity_loss": "(Tensor x, int reduction) -> Tensor",
+    "nop": "(Tensor x) -> Tensor",
+    "recomputation_checkpoint": "(Tensor x) -> Tensor",
+    "set_available_memory": "(Tensor x, float proportion) -> Tensor",
+    "print_tensor": "(Tensor x, str settings) -> Tensor",
+    "serialized_matmul": "(Tensor a, Tensor b, str mode, int factor, bool keep_precision) -> Tensor",
+    "dynamic_slice": "(Tensor x, int dim, Tensor start, int size, int step) -> Tensor",
+    "dynamic_update": "(Tensor x, Tensor part, int dim, Tensor start, int size) -> Tensor",
+    "overlap_input": "(Tensor x, str mode) -> Tensor",
+    "overlap_output": "(Tensor x, str mode) -> Tensor",
+    "ctc_beam_search": "(Tensor logs, Tensor lengths, int blank, int width, int best) -> (Tensor, Tensor, Tensor)",
+    "fps": "(Tensor points, int[] begins, float ratio, bool random_start) -> Tensor",
+    "custom": "(Tensor[] inputs, str name, str domain, int version, str attributes, Tensor[] examples) -> Tensor[]",
+}
+
+
+def _identity_loss(x: torch.Tensor, reduction: int) -> torch.Tensor:
+    return x.sum() if reduction == 0 else x.mean() if reduction == 1 else x.clone()
+
+
+def _same(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return x.clone()
+
+
+def _matmul(a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return torch.matmul(a, b)
+
+
+def _dynamic_slice(x: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int) -> torch.Tensor:
+    if isinstance(start, FakeTensor):
+        return x.narrow(dim, 0, size)[(slice(None),) * (dim % x.dim()) + (slice(None, None, step),)].clone()
+    first = int(start.reshape(-1)[0])
+    return x[(slice(None),) * (dim % x.dim()) + (slice(first, first + size, step),)].clone()
+
+
+def _dynamic_update(
+    x: torch.Tensor, part: torch.Tensor, dim: int, start: torch.Tensor, size: int
+) -> torch.Tensor:
+    made = x.clone()
+    if not isinstance(start, FakeTensor):
+        made.narrow(dim, int(start.reshape(-1)[0]), size).copy_(part)
+    return made
+
+
+def _custom(
+    inputs: list[torch.Tensor],
+    name: str,
+    domain: str,
+    version: int,
+    attributes: str,
+    examples: list[torch.Tensor],
+) -> list[torch.Tensor]:
+    return [torch.empty_like(each) for each in examples]
+
+
+def _ctc_beam_search(
+    logs: torch.Tensor, lengths: torch.Tensor, blank: int, width: int, best: int
+) -> tuple[torch.Tensor, ...]:
+    time, samples, _ = logs.shape
+    sizes = logs.new_zeros((samples, best), dtype=torch.int32)
+    return logs.new_zeros((samples, best)), sizes, logs.new_zeros((samples, best, time), dtype=torch.int32)
+
+
+def _fps(points: torch.Tensor, begins: list[int], ratio: float, random_start: bool) -> torch.Tensor:
+    parts = []
+    for first, end in itertools.pairwise(begins):
+        count = math.ceil((end - first) * ratio)
+        if isinstance(points, FakeTensor):
+            parts.append(points.new_empty(count, dtype=torch.int64))
+            continue
+        start = int(torch.randint(end - first, ())) if random_start else 0
+        chosen, inside = [start], points[first:end]
+        nearest = torch.full((end - first,), float("inf"))
+        for _ in range(count - 1):
+            nearest = torch.minimum(nearest, (inside - inside[chosen[-1]]).square().sum(-1))
+            chosen.append(int(nearest.argmax()))
+        parts.append(torch.tensor(chosen) + first)
+    return torch.cat(parts)
+
+
+_HOST = {
+    "identity_loss": _identity_loss,
+    "nop": _same,
+    "recomputation_checkpoint": _same,
+    "set_available_memory": _same,
+    "print_tensor": _same,
+    "serialized_matmul": _matmul,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update": _dynamic_update,
+    "overlap_input": _same,
+    "overlap_output": _same,
+    "ctc_beam_search": _ctc_beam_search,
+    "fps": _fps,
+    "custom": _custom,
+}
+
+
+@functools.cache
+def operator_library() -> Any:
+    """Let torch know the operators; the namespace that they are in."""
+    kind: Any = torch.library.Library
+    library = kind(NAMESPACE, "DEF")
+    for name, schema in SCHEMAS.items():
+        library.define(name + schema)
+        library.impl(name, _HOST[name], "CompositeExplicitAutograd")
+    operator_library.library = library  # type: ignore[attr-defined]  # It is undone when nobody holds it.
+    return getattr(torch.ops, NAMESPACE)
+
 
 FLOAT_FORMATS = ("auto", "fixed", "scientific", "none")
 REDUCTIONS = {"sum": 0, "mean": 1, "none": 2}
@@ -25,7 +144,7 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
     reduction."""
     assert reduction in REDUCTIONS, "Unsupported reduction type!"
     if isRunningOnIpu():
-        made: torch.Tensor = define().identity_loss(x, REDUCTIONS[reduction])
+        made: torch.Tensor = operator_library().identity_loss(x, REDUCTIONS[reduction])
         return made
     return x.sum() if reduction == "sum" else x.mean() if reduction == "mean" else x
 
@@ -33,7 +152,7 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
 def _marked(tensor: torch.Tensor, name: str, *settings: Any) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise Error(f"poptorch.{name} takes a tensor, not {type(tensor).__name__}")
-    return getattr(define(), name)(tensor, *settings) if isRunningOnIpu() else tensor
+    return getattr(operator_library(), name)(tensor, *settings) if isRunningOnIpu() else tensor
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
@@ -102,7 +221,9 @@ def serializedMatMul(
     assert isinstance(factor, int), "factor is a number"
     assert isinstance(mode, MatMulSerializationMode), "mode is a poptorch.MatMulSerializationMode"
     if isRunningOnIpu():
-        made: torch.Tensor = define().serialized_matmul(lhs, rhs, mode.value, factor, keep_precision)
+        made: torch.Tensor = operator_library().serialized_matmul(
+            lhs, rhs, mode.value, factor, keep_precision
+        )
         return made
     return torch.matmul(lhs, rhs)
 
@@ -113,7 +234,7 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
         raise Error("poptorch.dynamic_slice takes a tensor and a start that is a tensor")
     if size <= 0:
         raise Error(f"poptorch.dynamic_slice: the size must be above 0, not {size}")
-    made: torch.Tensor = define().dynamic_slice(tensor, dim, start, size, step)
+    made: torch.Tensor = operator_library().dynamic_slice(tensor, dim, start, size, step)
     return made
 
 
@@ -125,7 +246,7 @@ def dynamic_update(
         raise Error("poptorch.dynamic_update takes tensors")
     if input.dtype != src.dtype or input.dim() != src.dim():
         raise Error("poptorch.dynamic_update: input and src must have the same type and rank")
-    made: torch.Tensor = define().dynamic_update(input, src, dim, start, size)
+    made: torch.Tensor = operator_library().dynamic_update(input, src, dim, start, size)
     return made
 
 
@@ -181,7 +302,7 @@ def ctc_beam_search_decoder(
         raise Error(
             f"poptorch.ctc_beam_search_decoder: top_paths {top_paths} exceeds beam_width {beam_width}"
         )
-    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = define().ctc_beam_search(
+    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = operator_library().ctc_beam_search(
         probs, lengths, blank, beam_width, top_paths
     )
     return made
@@ -214,7 +335,7 @@ def fps(
     if not isinstance(ratio, float) or not 0 < ratio <= 1:
         raise Error("poptorch.fps: the ratio is a float above 0 and at most 1")
     points = src.unsqueeze(-1) if src.dim() == 1 else src
-    made: torch.Tensor = define().fps(points, list(ptr), ratio, bool(random_start))
+    made: torch.Tensor = operator_library().fps(points, list(ptr), ratio, bool(random_start))
     return made
 
 
@@ -264,7 +385,9 @@ def custom_op(
     if not isRunningOnIpu():
         return [torch.zeros_like(each) for each in example_outputs]
     examples = [torch.empty_like(each) for each in example_outputs]
-    return list(define().custom(list(inputs), name, domain, domain_version, json.dumps(given), examples))
+    return list(
+        operator_library().custom(list(inputs), name, domain, domain_version, json.dumps(given), examples)
+    )
 
 
 def _plain(value: Any) -> bool:
@@ -278,14 +401,14 @@ def _overlapped(tensors: Any, mode: OverlapMode, name: str) -> Any:
     if not isRunningOnIpu():
         return tensors
     leaves, structure = flatten(tensors)
-    operator = getattr(define(), name)
+    operator = getattr(operator_library(), name)
     marked = [operator(x, mode.value) if isinstance(x, torch.Tensor) else x for x in leaves]
     return unflatten(structure, marked)
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     """Let the transfer of inputs overlap with computing. Nothing else may use the inputs;
-    `podrun.poptorch.graph_checks` has what the options need."""
+    `podrun.poptorch.model_compiler` has what the options need."""
     return _overlapped(input_tensors, mode, "overlap_input")
 
 

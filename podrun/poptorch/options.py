@@ -14,10 +14,10 @@ from podrun.core.environment import environment
 from podrun.core.errors import ConfigError
 from podrun.poptorch import enums
 from podrun.poptorch.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
-from podrun.poptorch.option_group import OptionGroup
 from podrun.poptorch.option_parts import (
     DistributedOptions,
     JitOptions,
+    OptionGroup,
     PopartOptions,
     PrecisionOptions,
     TensorLocationOptions,
@@ -372,7 +372,7 @@ class Options(OptionGroup):
     def loadFromFile(self, filepath: str) -> None:
         """Set options from a file: one call a line, as ``deviceIterations(1)``; ``#`` begins a comment.
         ConfigFileError for a line that is none."""
-        from podrun.poptorch.option_group import apply_line
+        from podrun.poptorch.option_parts import apply_line
 
         for number, line in enumerate(read_text(Path(filepath)).splitlines(), 1):
             text = line.strip()

@@ -131,7 +131,7 @@ ACCESSORS = _accessors()
 
 
 def in_float32(tensor: str) -> str:
-    """The name in a Program of a tensor of halves as it is in float32 (`podrun.onnx_models.lowering.wide`)."""
+    """The name in a Program of a tensor of halves as it is in float32 (`podrun.onnx_models.lowering.evaluate`)."""
     return f"in float32: {tensor}"
 
 

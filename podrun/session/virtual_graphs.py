@@ -42,7 +42,7 @@ from podrun.session.session_options import SessionOptions
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
 
-    from podrun.compiler.balance import OperatorCost
+    from podrun.compiler.cost import OperatorCost
     from podrun.compiler.program import Phases
     from podrun.session.program.build import BuiltModel
 
@@ -247,7 +247,7 @@ def place_automatically(
     ``build`` makes a program of a model without places. ``ratios``: the share of the work that each IPU is meant to
     get (empty: equal shares). popart_exception if there are fewer operators than IPUs.
     """
-    from podrun.compiler.balance import balanced_places, operator_costs
+    from podrun.compiler.cost import balanced_places, operator_costs
     from podrun.costmodel.target import chip
 
     counted = [node for node in model.graph.node if node.op_type != "Constant"]

@@ -1,15 +1,21 @@
-"""What the service does with machines: bring partitions up, act on agents, take over what an earlier server left.
+"""What the service does with machines: bring partitions up, act on agents, take over what an earlier server left, and
+collect reports.
 
-Functions over the pool, without the service's state: they may take long, and hold no lock.
+These functions and the `Reporter` work on the pool, without the service's state: they may take long and hold no lock. A
+machine that does not answer gets a report that says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from podrun.core.errors import PodrunError, ServiceError, UsageError
+from podrun.core.cluster import Cluster
+from podrun.core.errors import ConflictError, PodrunError, ServiceError, UsageError
+from podrun.core.telemetry import NO_ANSWER, IpuReport, MachineReport
 from podrun.vipu import events as ev
 from podrun.vipu.events import Partition
 from podrun.vipu.machine_pool import SILENT, MachinePool, MachineUse
@@ -106,3 +112,136 @@ def on_machines(pool: MachinePool, partition: Partition, work: Callable[[int, Ma
                 raise
             pool.check(use)
             raise ServiceError(f"machine {use.agent_id}: {error.message}", hint=error.hint) from error
+
+
+log = logging.getLogger("podrun.vipu")
+
+REPORT_SECONDS = 2.0
+"""Longest wait for a machine's report. Tools wait 10 s for the service, so one stopped machine does not fail them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PartitionMachine:
+    """A machine of a partition: its index there, its first IPU there, and its number of IPUs."""
+
+    use: MachineUse
+    index: int
+    first_ipu: int
+    count: int
+
+
+def refuse_in_use(name: str, reports: Iterable[MachineReport]) -> None:
+    """Raise ConflictError if a process is attached to the partition of some reports."""
+    for report in reports:
+        for ipu in report.ipus:
+            if ipu.process is not None:
+                who = f"process {ipu.process.pid} ({ipu.process.command}) of {ipu.process.user}"
+                raise ConflictError(
+                    f"partition {name} is in use by {who}",
+                    hint=f"Wait until it ends, or end its use: vipu remove partition {name} --force",
+                )
+
+
+class Reporter:
+    """Asks all machines at once for telemetry and adds what only the service knows."""
+
+    def __init__(
+        self, cluster: Cluster, pool: MachinePool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.cluster, self._pool = cluster, pool
+        self._clock = clock
+        self._answers: dict[MachineUse, tuple[float, MachineReport]] = {}
+        self._silent: set[MachineUse] = set()
+
+    def reports(self, partitions: Iterable[Partition], lost: set[str]) -> list[MachineReport]:
+        """A report for each machine of each partition, in partition order, after `REPORT_SECONDS` at the latest."""
+        uses = [
+            _PartitionMachine(MachineUse(part.agent_id, partition.name), index, first, part.count)
+            for partition in partitions
+            for index, (first, part) in enumerate(partition.machines())
+        ]
+        if not uses:
+            return []
+        with ThreadPoolExecutor(min(len(uses), 64), thread_name_prefix="podrun-telemetry") as threads:
+            return list(threads.map(lambda machine: self._ask(machine, lost), uses))
+
+    def _ask(self, machine: _PartitionMachine, lost: set[str]) -> MachineReport:
+        use, first, count = machine.use, machine.first_ipu, machine.count
+        agent = self.cluster.agents_by_id[use.agent_id]
+        where = self._pool.endpoints().get(use, "")
+        known = MachineReport(
+            agent_id=agent.id,
+            state="lost" if agent.id in lost else "standby",
+            endpoint=where,
+            partition=use.partition,
+            machine_index=machine.index,
+            serial=agent.serial,
+            target=self.cluster.target,
+            ipus=tuple(
+                IpuReport(first + i, i, error_state="machine lost" if agent.id in lost else "not ready")
+                for i in range(count)
+            ),
+        )
+        if agent.id in lost or not where:
+            return known
+        try:
+            report = self._pool.control(use).telemetry(timeout=REPORT_SECONDS)
+        except PodrunError as error:
+            if use not in self._silent:  # Once, not with every heartbeat.
+                log.warning("machine %s does not report: %s", use.agent_id, error.message)
+            self._pool.check(use)
+            return self._last_answer(use, known)
+        ipus = tuple(replace(ipu, partition_ipu=first + ipu.ipu) for ipu in report.ipus[:count])
+        whole = replace(
+            report,
+            agent_id=agent.id,
+            state="up",
+            endpoint=where,
+            partition=use.partition,
+            machine_index=machine.index,
+            serial=agent.serial,
+            target=self.cluster.target,
+            ipus=ipus,
+        )
+        self._silent.discard(use)
+        self._answers[use] = (self._clock(), whole)
+        return whole
+
+    def _last_answer(self, use: MachineUse, known: MachineReport) -> MachineReport:
+        """What a machine that does not answer said last, with its age; ``known`` if it never answered in this place."""
+        at, last = self._answers.setdefault(use, (self._clock(), known))
+        if last.endpoint != known.endpoint:
+            at, last = self._answers[use] = (self._clock(), known)
+        self._silent.add(use)
+        ipus = tuple(replace(ipu, error_state=NO_ANSWER) for ipu in last.ipus)
+        return replace(last, state=NO_ANSWER, ipus=ipus, stale_seconds=self._clock() - at)
+
+    def note_silent(self, uses: Iterable[MachineUse]) -> None:
+        """These machines, which an earlier server left, did not answer when they were taken over."""
+        self._silent.update(uses)
+
+    def silent_agents(self) -> dict[str, float]:
+        """Agents with a machine that does not answer, and for how many seconds."""
+        now = self._clock()
+        silent: dict[str, float] = {}
+        for use in list(self._silent):
+            at, _ = self._answers.get(use, (now, None))
+            silent[use.agent_id] = max(silent.get(use.agent_id, 0.0), now - at)
+        return silent
+
+    def forget(self, in_use: Collection[MachineUse]) -> None:
+        """Forget machines that are no longer in use."""
+        for use in [use for use in self._answers if use not in in_use]:
+            self._answers.pop(use, None)
+        self._silent.intersection_update(in_use)
+
+    def whole_pod(self, reports: Sequence[MachineReport], lost: set[str]) -> list[MachineReport]:
+        """Reports in the order of agents; an agent that no partition uses gets one without IPUs."""
+        running = self._pool.running_agents()
+        result: list[MachineReport] = []
+        for agent in self.cluster.agents:
+            of_agent = [report for report in reports if report.agent_id == agent.id]
+            state = "lost" if agent.id in lost else "up" if agent.id in running else "standby"
+            bare = MachineReport(agent.id, state=state, serial=agent.serial, target=self.cluster.target)
+            result += of_agent or [bare]
+        return result

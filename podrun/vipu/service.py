@@ -41,9 +41,8 @@ from podrun.vipu.event_log import CallMeter, EventLog
 from podrun.vipu.events import Partition
 from podrun.vipu.ipu_placement import largest_place, routing_of
 from podrun.vipu.machine_pool import MachinePool, MachineUse
-from podrun.vipu.operations import bring_up, on_machines, take_over, work_on_agent
+from podrun.vipu.operations import Reporter, bring_up, on_machines, refuse_in_use, take_over, work_on_agent
 from podrun.vipu.queueing import explain, free_ipus
-from podrun.vipu.reports import Reporter, refuse_in_use
 from podrun.vipu.request_faults import ControlLog, RequestFaults, of_service
 from podrun.vipu.requirements import complete_requirements, unknown_name
 from podrun.vipu.store import Store, Superseded

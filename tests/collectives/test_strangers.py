@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from podrun.collectives import RankLostError, create, join, registrar
-from podrun.collectives.admission import Admission, Hello, Introduction, StrangerError
+from podrun.collectives.connection_security import Admission, Hello, Introduction, StrangerError
 from podrun.collectives.rendezvous import hosts_token
 from podrun.collectives.tcp_link import listen
 from podrun.core.errors import ConflictError, UsageError

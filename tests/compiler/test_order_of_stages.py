@@ -19,11 +19,11 @@ ORDER = (
         "segments",
     ),
     *("extra_state", "arenas", "fold", "chunk", "update", "collective_cuts", "chain", "schedule"),
-    *("ipu_memory", "timeline", "cost", "balance", "cache", "compile"),
+    *("ipu_memory", "timeline", "cost", "cache", "compile"),
 )
 """The order of the list in ``podrun/compiler/__init__.py``: a module may import those before it."""
 SCHEDULES = {"collective_cuts", "chain", "schedule"}
-COSTS = {"ipu_memory", "timeline", "cost", "balance"}
+COSTS = {"ipu_memory", "timeline", "cost"}
 
 
 def _imported(path: Path) -> set[str]:

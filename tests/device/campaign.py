@@ -30,8 +30,7 @@ from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport
 from podrun.device.connection import AttachRequest
-from podrun.device.host.client import PortConnection
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.program.interpreter import batch_starts
 from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache

@@ -25,7 +25,7 @@ from podrun.core.errors import PodrunError
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines
 from podrun.device.xla.pieces import PieceCache
 from tests.device.programs import computation, data, first_weights, inference, linear
 

@@ -21,9 +21,8 @@ from podrun.core.errors import (
 )
 from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport
-from podrun.device.disturbances import LastingFaults, flip_bit, instances_here, signal_process
-from podrun.device.host.client import PortConnection
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.health import LastingFaults, flip_bit, instances_here, signal_process
+from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.host.ports import LocalPort, Site
 from podrun.device.job import strike_error
 from podrun.device.machine import Machine

@@ -15,8 +15,7 @@ import pytest
 from podrun.core.errors import ApplicationRuntimeError, IpusTakenError, PodrunError
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
-from podrun.device.host.client import PortConnection
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.owners import MachinePlace
 from podrun.device.xla.pieces import PieceCache
 

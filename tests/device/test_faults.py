@@ -29,8 +29,7 @@ from podrun.core.executable import BATCHES_PER_PASS, FLOATING_POINT_EXCEPTIONS
 from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport
 from podrun.device.connection import connect
-from podrun.device.host.client import PortConnection
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import parse_faults

@@ -12,8 +12,7 @@ import pytest
 
 from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.layout import IpuRange
-from podrun.device.host.client import PortConnection
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.xla.pieces import PieceCache
 
 from .conftest import request

@@ -11,8 +11,7 @@ import pytest
 
 from podrun.compiler.compile import compile_program
 from podrun.core.layout import IpuRange
-from podrun.device.host.client import PortConnection
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.xla.pieces import PieceCache
 from tests.compiler.programs import Momentum
 from tests.compiler.test_exchange import GROUPS, SHAPE, start, trained

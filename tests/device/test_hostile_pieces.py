@@ -21,7 +21,7 @@ from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import Computation, Copy, Executable, Instruction, Receive, Send
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines
 from podrun.device.program.check import check_executable
 from podrun.device.xla import vetting
 from podrun.device.xla.custom_calls import SIGNATURES, RefusedPiece, mismatch

@@ -21,7 +21,7 @@ from podrun.core.executable import Reduction
 from podrun.costmodel.recompute import Recompute
 from podrun.costmodel.tile_memory import ON_CHIP, Location
 from podrun.device import job
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines
 from podrun.device.program import buffers
 from podrun.device.xla.pieces import PieceCache
 from tests.compiler.programs import Adam, Clipped, Momentum, NormScaled, Sgd

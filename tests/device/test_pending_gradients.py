@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from podrun.collectives.rendezvous import SoloGroup
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines
 from podrun.device.program.buffers import Buffers, Frame
 from podrun.device.program.xla_memory import PendingGradients
 from podrun.device.xla.clients import one_thread_device, two_thread_device

@@ -18,7 +18,7 @@ import pytest
 
 from podrun.core.errors import ApplicationRuntimeError, PoplarError, UnrecoverableRuntimeError
 from podrun.core.layout import IpuRange
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines
 from podrun.device.xla.pieces import PieceCache
 
 from .conftest import request

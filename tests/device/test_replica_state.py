@@ -21,8 +21,7 @@ from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
 from podrun.device import job
-from podrun.device.host.client import PortConnection
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.xla.pieces import PieceCache
 
 from .conftest import owners, request, together

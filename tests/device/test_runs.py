@@ -14,7 +14,7 @@ from podrun.core.errors import ApplicationRuntimeError
 from podrun.core.executable import AllGather, Compute, Executable, Retrieval
 from podrun.core.layout import IpuRange, Layout
 from podrun.device.connection import RunResult, connect
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines
 from podrun.device.program import buffers, interpreter
 from podrun.device.program.interpreter import trailing_gathers
 from podrun.device.xla.pieces import PieceCache

@@ -26,8 +26,7 @@ from podrun.core.errors import (
 )
 from podrun.core.layout import IpuRange
 from podrun.device.host import remote
-from podrun.device.host.client import PortConnection
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.host.ports import Site
 from podrun.device.host.remote import RemotePort
 from podrun.device.program.fabric import JobName

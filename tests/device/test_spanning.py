@@ -23,8 +23,7 @@ from podrun.core.errors import (
 )
 from podrun.core.executable import Executable, Reduction, Retrieval, Send, StreamDirection
 from podrun.core.layout import IpuRange
-from podrun.device.host.client import PortConnection
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.host.ports import Site, replica_slices
 from podrun.device.program.machine_groups import at_position, home_of, traffic
 from podrun.device.xla.pieces import PieceCache

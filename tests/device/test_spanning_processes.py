@@ -13,8 +13,7 @@ import pytest
 from podrun.compiler.compile import compile_program
 from podrun.core.errors import UnrecoverableRuntimeError
 from podrun.core.layout import IpuRange
-from podrun.device.host.client import PortConnection
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.xla.pieces import PieceCache
 from tests.compiler.programs import Momentum, weights_for
 from tests.compiler.test_sharding import chain

@@ -11,9 +11,19 @@ import pytest
 from podrun.core.cluster import load_cluster
 from podrun.core.telemetry import ATTRIBUTES, UNRECOVERABLE, AttachedProcess, IpuReport, MachineReport
 from podrun.faults.effects import EFFECTS
-from podrun.monitor.device_tools import gc_info, gc_info_main, gc_inventory, gc_monitor, gc_reset
+from podrun.monitor.device_tools import (
+    device_table,
+    duration,
+    fit,
+    gc_info,
+    gc_info_main,
+    gc_inventory,
+    gc_monitor,
+    gc_reset,
+    process_table,
+    whole,
+)
 from podrun.monitor.devices import Device, View, device_sets, diagnose
-from podrun.monitor.monitor_tables import device_table, duration, fit, process_table, whole
 from podrun.vipu.cli_common import run
 from podrun.vipu.types import IpuofConfig, PartitionInfo, PartitionState
 from tests.vipu.conftest import Pod

@@ -22,10 +22,10 @@ from podrun.costmodel.target import BOW, GC200
 from podrun.monitor import tool_partition, tool_programs
 from podrun.monitor.gc_gwlinkstraffictest import gc_gwlinkstraffictest, own_ipus
 from podrun.monitor.host_tools import LEGS, gc_hostsynclatencytest, gc_hosttraffictest
-from podrun.monitor.link_check import LinkCheck
 from podrun.monitor.link_tools import gc_iputraffictest, gc_links
 from podrun.monitor.load_tools import gc_flops, gc_powertest
 from podrun.monitor.tool_partition import Route, attach, find_partition, route
+from podrun.monitor.tool_programs import LinkCheck
 from podrun.vipu.cli_common import run
 from tests.monitor.real import RealPod
 

@@ -24,7 +24,7 @@ from podrun.core.executable import Executable, Retrieval
 from podrun.core.layout import IpuRange
 from podrun.device import job
 from podrun.device.connection import AttachRequest, RunResult
-from podrun.device.host.in_process import InProcessMachines
+from podrun.device.host.client import InProcessMachines
 from podrun.device.xla.pieces import PieceCache
 from tests.device.conftest import together
 

@@ -90,7 +90,7 @@ def test_the_service_on_real_machines(pool: LocalMachinePool) -> None:
 def test_one_stopped_machine_leaves_the_reports_of_the_others(
     pool: LocalMachinePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("podrun.vipu.reports.REPORT_SECONDS", 0.5)
+    monkeypatch.setattr("podrun.vipu.operations.REPORT_SECONDS", 0.5)
     service = Service(pool.cluster, Store(None, "pod16"), pool)
     port = service.start("127.0.0.1", 0)
     try:

@@ -11,7 +11,7 @@ import pytest
 from podrun.core.errors import ConflictError, UsageError
 from podrun.device.service.control import MachineControl
 from podrun.device.service.server import MachineServer
-from podrun.vipu.cli_server_verbs import choose
+from podrun.vipu.cli_server import choose
 from podrun.vipu.discovery import POD, VIPU_SERVER, ServiceEntry, this_process
 from podrun.vipu.keeper import ListedMachine, MachineList
 from podrun.vipu.store import Superseded

@@ -1,4 +1,8 @@
-"""The Connection: one host process's part of a job, spread over the machines that hold its IPUs."""
+"""The Connection: one host process's part of a job, spread over the machines that hold its IPUs.
+
+`connect_in_process` connects to in-process machines, for a script that runs without ``podrun``. They have one thread
+each and use the same machines, interpreter and collectives as machines behind gRPC, so all results have the same bits.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,23 @@ from typing import Any, TypeVar
 import numpy as np
 
 from podrun.core import executable_file
+from podrun.core.cluster import IPUS_PER_MACHINE
 from podrun.core.errors import (
     ApplicationRuntimeError,
     DeadlineError,
     IpusTakenError,
     PodrunError,
     PoplarError,
+    UsageError,
 )
 from podrun.core.event_record import AttachedIpus, record_error
 from podrun.core.executable import Executable, Retrieval, Stream, numpy_dtype
 from podrun.core.layout import IpuRange
 from podrun.device.connection import AttachRequest, RunResult
+from podrun.device.crash_records import report_fatal_signals
 from podrun.device.error_messages import LOST_HINT
 from podrun.device.host.ports import (
+    LocalPort,
     Port,
     ProgramFile,
     RunArrays,
@@ -34,12 +42,14 @@ from podrun.device.host.ports import (
     replica_slices,
     sites_holding,
 )
-from podrun.device.owners import HOST_SYNC_TIMEOUT
-from podrun.device.program.fabric import program_digest
+from podrun.device.machine import Machine
+from podrun.device.owners import HOST_SYNC_TIMEOUT, MachinePlace
+from podrun.device.program.fabric import LocalFabric, program_digest
 from podrun.device.program.machine_groups import home_of, parts_of
 from podrun.device.program.streams import anchor_shape, anchors_of, check_inputs, input_shape, inputs_of
 from podrun.device.program.xla_memory import Array, aligned_empty
-from podrun.faults import recovery_hint
+from podrun.device.xla.pieces import PieceCache, writable_cache
+from podrun.faults import ProcessPlan, process_plan, recovery_hint, validate
 
 T = TypeVar("T")
 _AFTER_ERROR = 5.0
@@ -349,3 +359,58 @@ def _close(ports: Iterable[Port]) -> None:
     with contextlib.ExitStack() as stack:
         for port in ports:
             stack.callback(port.close)
+
+
+DEFAULT_IPUS = 16
+
+
+class InProcessMachines:
+    """``ipus`` emulated IPUs in this process: one machine of fewer than four, or machines of four."""
+
+    def __init__(
+        self, ipus: int, pieces: PieceCache, faults: ProcessPlan | None = None, *, grace: float = 5.0
+    ) -> None:
+        if ipus < 1:
+            raise UsageError(f"a device needs at least one IPU, not {ipus}")
+        each = min(ipus, IPUS_PER_MACHINE)
+        count = -(-ipus // each)
+        fabric = LocalFabric()
+        faults = faults or ProcessPlan(())
+        validate(faults.planned, ipus=count * each)
+        endpoints = tuple("in process" for _ in range(count))
+        self.machines = [
+            Machine(
+                MachinePlace("", index, index * each, each, endpoints),
+                fabric,
+                pieces,
+                grace=grace,
+                claim=faults.claim,
+            )
+            for index in range(count)
+        ]
+        for index, machine in enumerate(self.machines):
+            fabric.add(index, machine.offers)
+            machine.plan_faults(faults.planned)
+        self.sites = [Site(m.place.machine, m.place.endpoint, m.place.range) for m in self.machines]
+        self.ipus = IpuRange(0, count * each)
+
+    def connect(self, *, threaded: bool | None = None) -> PortConnection:
+        """A connection of one host process. Several connections in one process have to be used in threads of their
+        own."""
+
+        def open_port(site: Site, machines: int) -> LocalPort:
+            own_thread = machines > 1 if threaded is None else threaded
+            return LocalPort(site, self.machines[site.machine], threaded=own_thread)
+
+        return PortConnection(self.sites, open_port)
+
+
+def connect_in_process(environ: Mapping[str, str], ipus: int | None) -> PortConnection:
+    """A connection to fresh machines in this process.
+
+    ``PODRUN_FAULTS``: faults to plan, separated by white space or semicolons. ``PODRUN_CACHE_DIR``: see
+    `podrun.core.environment.cache_directory`. Raises UsageError for a fault that cannot happen on these machines.
+    """
+    report_fatal_signals()
+    faults = process_plan(environ)
+    return InProcessMachines(ipus or DEFAULT_IPUS, PieceCache(writable_cache(environ)), faults).connect()

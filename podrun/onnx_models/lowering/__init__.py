@@ -1,7 +1,9 @@
 """From an ONNX model to a JAX function of (parameters, inputs, key): the front end of the compiler.
 
-``graph`` reads the protobuf into plain values, ``trace`` runs a graph's operators on ``tensors`` inside a JAX trace,
-``lower`` ties them into a `Lowered`. The JAX functions of operators are in ``podrun.onnx_models.ops``.
+An ONNX model enters and a `Lowered` leaves, which sessions, the estimate and the ONNX backend give to the compiler.
+`graph` reads the protobuf into plain values, `evaluate` runs a graph's operators inside a JAX trace, `lower` makes the
+`Lowered` of them, `folding` computes once what all inputs share. `podrun.onnx_models.ops` has the JAX functions of
+operators.
 """
 
 from podrun.session.environment import import_jax

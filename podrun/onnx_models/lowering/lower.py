@@ -16,10 +16,16 @@ import onnx
 from podrun.compiler.program import tap
 from podrun.core.errors import UnsupportedError, UsageError
 from podrun.core.executable import TensorSpec
-from podrun.onnx_models.lowering.evaluate import Environment, TraceSession, run_graph
-from podrun.onnx_models.lowering.graph import OperatorGraph, captured, read_model
-from podrun.onnx_models.lowering.tensors import TooWide, TracedTensor, misfit, to_device
-from podrun.onnx_models.lowering.wide import widened
+from podrun.onnx_models.lowering.evaluate import Environment, TraceSession, run_graph, widened
+from podrun.onnx_models.lowering.graph import (
+    OperatorGraph,
+    TooWide,
+    TracedTensor,
+    captured,
+    misfit,
+    read_model,
+    to_device,
+)
 from podrun.onnx_models.ops.common import device_dtype
 from podrun.onnx_models.ops.registry import Node
 from podrun.onnx_models.ops.sdk import Sdk

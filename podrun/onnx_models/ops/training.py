@@ -56,7 +56,7 @@ def identity_loss(ctx: Context, node: Node, x: Array) -> Array:
 
 
 WIDE = "__wide"
-"""Attribute of an Nll of halves that gives its loss in float32 (`podrun.onnx_models.lowering.wide`)."""
+"""Attribute of an Nll of halves that gives its loss in float32 (`podrun.onnx_models.lowering.evaluate`)."""
 SOFTMAX_AXIS = "__softmax_axis"
 """Attribute of a joined Nll: the axis of the Softmax that made its probabilities."""
 

@@ -3,7 +3,7 @@
 The pass runs once, on fake tensors, with autograd's dispatch keys left out: composite operators (``linear``, ``lstm``,
 ``layer_norm``, ``cross_entropy_loss``) arrive whole. What the table of operators lacks is decomposed here, by torch's
 own definitions, until it consists of operators that the table has. Views and writes in place become values
-(`aliasing`).
+(`graph`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ from typing import Any
 
 import torch
 
-from podrun.poptorch.capture.aliasing import Emitter, StorageState, TensorView, ViewStep, read, write
 from podrun.poptorch.capture.graph import (
     Argument,
     CapturedGraph,
     DTypeArgument,
+    Emitter,
     GraphNode,
     GraphValue,
     Origin,
+    StorageState,
+    TensorView,
+    ViewStep,
+    read,
+    write,
 )
 from podrun.poptorch.capture.torch_names import (
     FAKE_RESULTS,

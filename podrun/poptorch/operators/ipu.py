@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from podrun.poptorch.capture.graph import Subgraph
-from podrun.poptorch.operators.products import product
+from podrun.poptorch.operators.linear_algebra import product
 from podrun.poptorch.operators.table import Array, Call, aten, axis, widened, with_gradient_of
 
 SUM, MEAN = 0, 1

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from podrun.poptorch.operators.factories import dropped
-from podrun.poptorch.operators.products import product_with_rows
+from podrun.poptorch.operators.linear_algebra import product_with_rows
 from podrun.poptorch.operators.table import Array, Call, aten, spread, widened
 
 

@@ -23,9 +23,8 @@ from podrun.session.parts.device_program import Hyperparameters, ProgramLoader
 from podrun.session.parts.files import SessionReports
 from podrun.session.parts.replica_check import ReplicaCheck
 from podrun.session.parts.weights import HostWeights
-from podrun.session.program.build import BuiltModel
+from podrun.session.program.build import BuiltModel, info_of
 from podrun.session.program.observers import observe
-from podrun.session.program.reserved_tensors import info_of
 from podrun.session.session_options import SessionOptions
 from podrun.session.stepio import TO_DEVICE, TO_HOST, IStepIO, PyStepIO, StepTensor, StreamCallbacks
 from podrun.session.tensor_info import TensorInfo

@@ -88,7 +88,7 @@ def widening(lowered: Lowered, loss: str, anchors: Iterable[str]) -> Lowered:
 
     popart_exception where that cannot be, popart_unimplemented for an anchored gradient that is of float32 then.
     """
-    from podrun.onnx_models.lowering.wide import wide_nodes
+    from podrun.onnx_models.lowering.evaluate import wide_nodes
 
     try:
         lowered = replace(lowered, wide=wide_nodes(lowered.graph.nodes, lowered.tensors, loss))
