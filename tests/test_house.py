@@ -13,17 +13,14 @@ ROOMS_OF_FOREIGN_NAMES = {"compat", "protos"}
 """Folders that re-export names, or hold generated code."""
 
 SAME_NAMES = {
-    "Adam",
     "CommGroupType",
     "MeanReductionStrategy",
-    "Optimizer",
     "ReductionType",
-    "SGD",
     "SyncPattern",
     "TensorLocationSettings",
     "VariableRetrievalMode",
 }
-"""Class names that stand for two things: public names of PopTorch and, with another meaning or base, of PopART."""
+"""Names of values that PopTorch and PopART both publish. PopTorch's are integers or take setters, PopART's do not."""
 SMALL_FILES = 12
 """Files under 70 lines. May only go down."""
 LONGEST = 600

@@ -129,9 +129,9 @@ class Wire:
 
     def listen_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Keep what TLS and plain connections of groups send."""
-        from podrun.collectives import connection_security as encryption
+        from podrun.collectives import connection_security
 
-        whole = encryption._relayed
+        whole = connection_security._relayed
         wire = self
 
         class Tapped:
@@ -146,7 +146,7 @@ class Wire:
             def __getattr__(self, name: str) -> Any:
                 return getattr(self._sock, name)
 
-        monkeypatch.setattr(encryption, "_relayed", lambda sock, *rest: whole(Tapped(sock), *rest))
+        monkeypatch.setattr(connection_security, "_relayed", lambda sock, *rest: whole(Tapped(sock), *rest))
 
 
 def test_groups_over_hosts_send_nothing_that_can_be_read(

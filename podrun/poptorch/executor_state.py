@@ -23,7 +23,7 @@ from podrun.poptorch.host_calls import ChainedModel
 from podrun.poptorch.model_compiler import (
     ReplicaGroups,
 )
-from podrun.poptorch.optim import Optimizer
+from podrun.poptorch.optim import TorchOptimizer
 from podrun.poptorch.options import Options
 from podrun.poptorch.session_optimizers import (
     attributes_of,
@@ -74,7 +74,7 @@ class ExecutorState:
                 self.copyWeightsToDevice()
         if self._compiled.needs_weights:
             self.copyWeightsToDevice()
-        if isinstance(self._optimizer, Optimizer) and self._optimizer._state_dirty:
+        if isinstance(self._optimizer, TorchOptimizer) and self._optimizer._state_dirty:
             self._send_optimizer_state()
 
     # --- Weights ------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class ExecutorState:
         assert self._training, "setOptimizer is for training models"
         self._choose_mean_strategy(optimizer)
         before = self._optimizer
-        if before is not optimizer and isinstance(before, Optimizer) and self._compiled is not None:
+        if before is not optimizer and isinstance(before, TorchOptimizer) and self._compiled is not None:
             self._read_optimizer_state()
             before._read_state = None
         self._optimizer = optimizer
@@ -198,7 +198,7 @@ class ExecutorState:
         private.note_step(self._optimizer)
         self._attributes |= attributes_of(self._optimizer)
         if (
-            not isinstance(self._optimizer, Optimizer)
+            not isinstance(self._optimizer, TorchOptimizer)
             or self._options.connection_type == ConnectionType.Never
         ):
             return
@@ -244,7 +244,7 @@ class ExecutorState:
     def _leave(self, compiled: CompiledModel | ChainedModel) -> None:
         self.copyWeightsToHostIfNeeded()
         compiled.bring_weights()
-        if isinstance(self._optimizer, Optimizer):
+        if isinstance(self._optimizer, TorchOptimizer):
             self._read_optimizer_state()
         self._random_state = compiled.random_state
         compiled.detach()
@@ -263,7 +263,7 @@ class ExecutorState:
         self.copyWeightsToDevice()
         if self._random_state is not None:
             compiled.random_state = self._random_state
-        if isinstance(self._optimizer, Optimizer) and self._optimizer._state_dirty:
+        if isinstance(self._optimizer, TorchOptimizer) and self._optimizer._state_dirty:
             self._send_optimizer_state()
 
     def destroy(self) -> None:
@@ -272,7 +272,7 @@ class ExecutorState:
             if self.isAttachedToDevice():
                 self._leave(self._compiled)
             self._compiled = None
-        if isinstance(self._optimizer, Optimizer) and self._optimizer._read_state is not None:
+        if isinstance(self._optimizer, TorchOptimizer) and self._optimizer._read_state is not None:
             self._optimizer._read_state = None
             self._optimizer._state_dirty = self._optimizer.has_state()
         self._arguments, self._executable, self._random_state, self._detached = None, None, None, False

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+Kind = TypeVar("Kind", bound=type)
 
 UNLIMITED_NORM = math.inf
 LARGEST_WEIGHT_NORM = 65500.0
@@ -56,7 +58,18 @@ _OWN = (
 """Attributes that poptorch's optimizers have beside torch's."""
 
 
-class Optimizer:
+def shown_as(name: str) -> Callable[[Kind], Kind]:
+    """Give a class the name that PopTorch shows. In podrun's code the plain name means PopART's optimizer."""
+
+    def rename(kind: Kind) -> Kind:
+        kind.__name__ = kind.__qualname__ = name
+        return kind
+
+    return rename
+
+
+@shown_as("Optimizer")
+class TorchOptimizer:
     """What poptorch's optimizers add to torch's: IPU state in ``state_dict``, constant and variable attributes."""
 
     _child_vars: Sequence[str] = ()
@@ -119,7 +132,8 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-class SGD(Optimizer, torch.optim.SGD):
+@shown_as("SGD")
+class TorchSGD(TorchOptimizer, torch.optim.SGD):
     """torch.optim.SGD with loss scaling, velocity scaling and one or two states a weight."""
 
     _child_vars = ("loss_scaling",)
@@ -163,7 +177,7 @@ class SGD(Optimizer, torch.optim.SGD):
             group.setdefault("velocity_scaling", self.defaults["velocity_scaling"])
 
 
-class _AdamBase(Optimizer):
+class _AdamBase(TorchOptimizer):
     _child_vars = ("loss_scaling",)
     _group_vars = ("lr", "betas", "weight_decay", "eps")
 
@@ -186,7 +200,8 @@ def _refuse_amsgrad(amsgrad: bool | None) -> None:
         raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
 
 
-class Adam(_AdamBase, torch.optim.Adam):
+@shown_as("Adam")
+class TorchAdam(_AdamBase, torch.optim.Adam):
     """torch.optim.Adam, whose weight decay is added to the gradient. ValueError for amsgrad."""
 
     def __init__(
@@ -258,7 +273,7 @@ class AdamW(_AdamBase, torch.optim.AdamW):
         self._set_up_adam(given, options)
 
 
-class RMSprop(Optimizer, torch.optim.RMSprop):
+class RMSprop(TorchOptimizer, torch.optim.RMSprop):
     """torch.optim.RMSprop; ``use_tf_variant`` adds eps inside the root."""
 
     _child_vars = ("loss_scaling",)
@@ -294,7 +309,7 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         self.use_tf_variant = bool(use_tf_variant)
 
 
-class LAMB(Optimizer, torch.optim.Optimizer):
+class LAMB(TorchOptimizer, torch.optim.Optimizer):
     """LAMB: Adam whose step is scaled by the norms of weight and step (You et al., 2020)."""
 
     _child_vars = ("loss_scaling",)
@@ -355,3 +370,9 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         norm, size = parameter.norm().clamp(max=group["max_weight_norm"]), step.norm()
         trust = float(norm / size) if norm > 0 and size > 0 else 1.0
         parameter.add_(step, alpha=-group["lr"] * trust)
+
+
+Optimizer = TorchOptimizer
+SGD = TorchSGD
+Adam = TorchAdam
+"""The names that programs use."""

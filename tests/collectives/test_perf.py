@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from podrun.collectives import measure, timing
-from podrun.collectives.perf import main, modelled, parse_size, render, table_row
+from podrun.collectives import timing
+from podrun.collectives.perf import (
+    OPERATIONS,
+    MeasuredSize,
+    Measurement,
+    main,
+    modelled,
+    parse_size,
+    render,
+    table_row,
+)
 from podrun.core.errors import UsageError
 
 
@@ -25,11 +34,9 @@ def test_wrong_sizes(text: str) -> None:
 
 
 def test_the_table_has_the_columns_of_nccl_tests() -> None:
-    job = measure.Measurement("all_reduce", "copy", 4, (2**20,))
+    job = Measurement("all_reduce", "copy", 4, (2**20,))
     fabric = timing.fabric("gc200")
-    row = table_row(
-        measure.MeasuredSize(2**20, 2**18, 1e-3, 0), modelled("all_reduce", 2**20, 4, fabric), job
-    )
+    row = table_row(MeasuredSize(2**20, 2**18, 1e-3, 0), modelled("all_reduce", 2**20, 4, fabric), job)
     assert row["emulated_algbw_gb_s"] == pytest.approx(2**20 / 1e-3 / 1e9)
     assert row["emulated_busbw_gb_s"] == pytest.approx(row["emulated_algbw_gb_s"] * 2 * 3 / 4)
     assert row["modelled_seconds"] == timing.all_reduce(2**20, 4, fabric).seconds
@@ -47,7 +54,7 @@ def test_the_table_has_the_columns_of_nccl_tests() -> None:
     assert "1048576     262144  float32    sum    1000.0     1.05     1.57       0" in text
 
 
-@pytest.mark.parametrize("operation", measure.OPERATIONS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_operation_has_a_model(operation: str) -> None:
     assert modelled(operation, 2**20, 4, timing.fabric("bow")).seconds > 0
 
@@ -74,7 +81,7 @@ def test_one_table_for_each_operation(tmp_path: Path) -> None:
     run = CliRunner().invoke(main, ["--operation", "all", *sizes, "--json", str(report)])
     assert run.exit_code == 0, run.output
     tables = json.loads(report.read_text())["tables"]
-    assert [table["job"]["operation"] for table in tables] == list(measure.OPERATIONS)
+    assert [table["job"]["operation"] for table in tables] == list(OPERATIONS)
     for table in tables:
         assert table["rows"][0]["wrong"] == 0
         assert table["rows"][0]["modelled_seconds"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import itertools
 import logging
 from collections.abc import Callable
@@ -345,6 +346,13 @@ def test_half_accumulation_averages_as_it_goes() -> None:
     with pytest.raises(ValueError, match="half precision"):
         plain.setOptimizer(optimizer)
     plain.destroy()
+
+
+@pytest.mark.parametrize("name", ["Optimizer", "SGD", "Adam", "AdamW", "RMSprop", "LAMB"])
+def test_optimizers_show_the_names_that_programs_use(name: str) -> None:
+    kind = getattr(poptorch.optim, name)
+    assert (kind.__name__, kind.__qualname__) == (name, name)
+    assert pickle.loads(pickle.dumps(kind)) is kind
 
 
 def test_what_optimizers_refuse() -> None:

@@ -33,7 +33,6 @@ FAMILIES = (
     "shaping",
     "factories",
     "reductions",
-    "products",
     "linear_algebra",
     "layers",
     "pooling",
