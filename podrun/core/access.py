@@ -1,4 +1,4 @@
-"""Who may talk to podrun's servers: who proves to know the secret of the user who runs them.
+"""Who may talk to podrun's servers: who proves that they know the secret of the user who runs them.
 
 The secret is the *token*: ``$PODRUN_TOKEN``, else the file ``token`` of the user's runtime directory (mode 0600), made
 when it is first needed. It never travels: every gRPC call carries a proof (`podrun.core.identity`), on loopback
@@ -50,7 +50,7 @@ ANSWER_KEY = "podrun-answer"
 _SHAPE = re.compile(r"[\x21-\x7e]{16,256}")
 _OPEN = re.compile(r"ipv[46]:(.+):(\d+)")
 OPEN_METHODS = ("/grpc.health.v1.Health/Check",)
-"""Answered to everybody who reaches the server: whether it serves, for probes that prove nothing."""
+"""Methods that a server answers for everybody who reaches it: probes prove nothing and only ask whether it serves."""
 REFUSALS_EVERY_S = 10.0
 """Seconds between two lines in the log about calls that are refused."""
 _NO_ANSWER = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
@@ -58,8 +58,9 @@ _NO_ANSWER = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
 
 
 def known_token(environ: Mapping[str, str], directory: Path | None) -> str:
-    """The token that ``environ`` or the file in ``directory`` holds; empty if neither does. UsageError for one that
-    cannot be right, and for a file that others may read or write."""
+    """The token that ``environ`` or the file in ``directory`` holds; empty if neither does. Raises UsageError for a
+    malformed token, and for a file that others may read or write.
+    """
     token = environ.get(VARIABLE, "")
     if not token and directory is not None:
         token = _read_token(directory / "token")
@@ -103,7 +104,7 @@ def make_token(environ: Mapping[str, str], directory: Path) -> str:
         try:
             os.link(fresh, directory / "token")
         except FileExistsError:
-            pass  # Another process was first: its token is the one.
+            pass  # Another process made the token first: use that one.
         finally:
             fresh.unlink()
     except OSError as error:
@@ -120,29 +121,30 @@ def tls_asked_for() -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """True iff only this host reaches what listens there."""
+    """True iff only processes of this host can reach ``host``."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def quiet_grpc() -> None:
-    """Settings for processes that run gRPC and start others. They count only before gRPC is first imported.
+    """Configure processes that run gRPC and start others. The settings count only before gRPC is first imported.
 
-    Ray forks, and so do loaders of data: gRPC's handlers for that print a line for each fork, and may end the child.
+    Ray and data loaders fork. gRPC's fork handlers print a line for each fork and can end the child.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 class StrangersServerError(ServiceError):
-    """What listens at an address did not prove that it knows this user's secret."""
+    """The server at an address did not prove that it knows this user's secret."""
 
 
 # --- the caller's side --------------------------------------------------------------------------------------
 
 
 def with_account(channel: grpc.Channel, account: tuple[str, str]) -> grpc.Channel:
-    """A channel whose calls name a user and show its access key (`podrun.vipu.accounts`); the same channel if both are
-    empty."""
+    """A channel whose calls name a user and show its access key (`podrun.vipu.accounts`). Returns the same channel if
+    both are empty.
+    """
     import grpc
 
     name, key = account
@@ -151,7 +153,7 @@ def with_account(channel: grpc.Channel, account: tuple[str, str]) -> grpc.Channe
     shown = ((USER_KEY, name), (ACCESS_KEY_KEY, key))
 
     class Shows(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-        """Adds them to the metadata of each call."""
+        """Adds the user's name and access key to the metadata of each call."""
 
         def intercept_unary_unary(self, proceed: Callable[..., Any], details: Any, request: Any) -> Any:
             return proceed(_with_metadata(details, shown), request)
@@ -170,7 +172,7 @@ def account_of(environ: Mapping[str, str]) -> tuple[str, str]:
 def open_channel(
     endpoint: str, options: Sequence[tuple[str, Any]], token: str = "", *, own: bool = False
 ) -> grpc.Channel:
-    """A gRPC channel whose calls prove that the caller knows ``token`` (none: they say nothing).
+    """A gRPC channel whose calls prove that the caller knows ``token``; with an empty token they prove nothing.
 
     ``own``: calls raise StrangersServerError unless the server proves that it knows the token too.
     """
@@ -181,7 +183,7 @@ def open_channel(
 
 
 def _connected(endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
-    """A channel over TLS where that is asked for (`podrun.core.tls`)."""
+    """A channel, over TLS where the environment asks for it (`podrun.core.tls`)."""
     import grpc
 
     if not tls_asked_for():
@@ -198,7 +200,7 @@ def _connected(endpoint: str, options: list[tuple[str, Any]]) -> grpc.Channel:
 
 
 def why_unreachable(endpoint: str) -> str:
-    """What TLS has to do with a server that does not answer, and what to do; empty if nothing."""
+    """Why TLS may keep a server from answering, and what to do; empty if TLS is not the cause."""
     from podrun.core.tls import explain
 
     return explain(endpoint)
@@ -212,7 +214,7 @@ def _proves(endpoint: str, token: str, own: bool) -> Any:
         grpc.UnaryStreamClientInterceptor,
         grpc.StreamStreamClientInterceptor,
     ):
-        """Adds a proof to the metadata of each call, and looks at the server's answer to it."""
+        """Adds a proof to the metadata of each call, and checks the server's answer to it."""
 
         def intercept_unary_unary(self, proceed: Callable[..., Any], details: Any, request: Any) -> Any:
             proof = make_proof(token, _text(details.method), endpoint)
@@ -279,7 +281,7 @@ class _CheckedStream:
 
 
 def _check_answer(call: Any, proof: Proof, endpoint: str) -> None:
-    """Raise StrangersServerError if a server answered without knowing the secret; nothing if none answered."""
+    """Raise StrangersServerError if a server answered without knowing the secret. No-op if no server answered."""
     answer = dict(call.initial_metadata() or ()).get(ANSWER_KEY)
     if answer == proof.answer:
         return
@@ -322,13 +324,15 @@ _ATTRIBUTE = "podrun_caller"
 
 
 def caller_of(context: Any) -> Caller:
-    """Who makes the call that a handler serves. Without a gate everybody counts as the server's own user."""
+    """Who makes the call that a handler serves. Without a gate every caller counts as the server's own user."""
     found: Caller = getattr(context, _ATTRIBUTE, None) or Caller(os.getuid(), own=True)
     return found
 
 
 def add_port(server: grpc.Server, address: str) -> int:
-    """Let a server listen at ``host:port``, over TLS where that is asked for; the port, or RuntimeError."""
+    """Let a server listen at ``host:port``, over TLS where the environment asks for it. Returns the port; raises
+    RuntimeError.
+    """
     import grpc
 
     if not tls_asked_for():
@@ -342,7 +346,7 @@ def add_port(server: grpc.Server, address: str) -> int:
 
 
 class Gate:
-    """Lets calls pass that prove to know ``token``; with ``shared``, also those whose user the kernel knows.
+    """Lets calls pass that prove that they know ``token``; with ``shared``, also calls whose user the kernel knows.
 
     Give `interceptors` to the gRPC server, and say where it listens (`listens`) before it starts.
     """
@@ -354,12 +358,12 @@ class Gate:
         self._refused, self._next_line = 0, 0.0
 
     def listens(self, host: str, port: int) -> None:
-        """The server listens there."""
+        """Record an address at which the server listens."""
         self._here = (host, port)
         self._checker = ProofChecker(self._token, OwnAddresses(host, port))
 
     def interceptors(self) -> list[grpc.ServerInterceptor]:
-        """What the gRPC server needs; none without a token."""
+        """What the gRPC server needs; empty without a token."""
         return [_interceptor(self)] if self._token else []
 
     def admit(self, context: Any, method: str) -> Caller:
@@ -386,7 +390,7 @@ class Gate:
         raise AssertionError("abort raises")
 
     def _log_refusal(self, method: str, peer: str, reason: str) -> None:
-        """One line for many refusals, so that nobody fills the log."""
+        """Log one line for many refusals, so that nobody can fill the log."""
         self._refused += 1
         now = time.monotonic()
         if now >= self._next_line:
@@ -415,7 +419,7 @@ def _interceptor(gate: Gate) -> grpc.ServerInterceptor:
     }
 
     class Asks(grpc.ServerInterceptor):
-        """Has the gate look at each call before its handler does."""
+        """Has the gate check each call before its handler runs."""
 
         def intercept_service(self, proceed: Callable[[Any], Any], call: Any) -> Any:
             handler = proceed(call)

@@ -23,7 +23,7 @@ MAX_ILD_IPUS = 64
 
 
 class LinkTopology(enum.Enum):
-    """How IPU-Links join the IPUs of an ILD: pairs are the rungs of a ladder, machines stack along it."""
+    """How IPU-Links join the IPUs of an ILD: a ladder whose rungs are pairs of IPUs, with machines stacked along it."""
 
     MESH = "mesh"
     """An open ladder."""
@@ -37,7 +37,7 @@ class GatewayTopology(enum.Enum):
     NONE = "none"
     """One ILD: nothing to join."""
     LOOPED = "looped"
-    """Machine *m* of each ILD to machine *m* of the next, the last to the first."""
+    """Machine *m* of each ILD is joined to machine *m* of the next one, and the last to the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,9 @@ def cluster_names() -> list[str]:
 
 @functools.cache
 def smallest_holding(ipus: int, target: str) -> Cluster | None:
-    """The smallest POD with a name that has so many IPUs of that target (``gc200``, ``bow``); None if none has."""
+    """The smallest named POD that has at least ``ipus`` IPUs of that target (``gc200``, ``bow``); None if there is
+    none.
+    """
     pods = (load_cluster(name) for name in cluster_names())
     return next((pod for pod in pods if pod.target == target and pod.ipu_count >= ipus), None)
 
@@ -193,8 +195,8 @@ def _natural(name: str) -> tuple[bool, int, str]:
 def load_cluster(name_or_path: str | Path) -> Cluster:
     """The POD of that name (``pod16``) or in that file.
 
-    Raises NotFoundError, which lists the names there are, and ConfigError, which names file, line, key and
-    what was expected.
+    Raises NotFoundError, which lists the known names, and ConfigError, which names file, line, key and what was
+    expected.
     """
     from podrun.core.cluster_file import find_cluster_file, read_cluster
 

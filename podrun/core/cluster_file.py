@@ -172,7 +172,7 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def _first_error(marked: _Marked, error: ValidationError) -> ConfigError:
-    """The complaint to show: a misspelt key before the missing one it leaves, else the first."""
+    """The complaint to show first: a misspelt key goes before the missing key that it causes."""
     items = error.errors()
     misspelt = [item for item in items if item["type"] == "extra_forbidden"]
     return _complaint(marked, dict((misspelt or items)[0]))
@@ -257,7 +257,7 @@ def _agents(marked: _Marked, model: ClusterModel, per_ild: int) -> Iterator[Agen
 
 
 def _fill(marked: _Marked, at: Path_, text: str, numbers: Mapping[str, int]) -> str:
-    """Put numbers in for ``{n}`` and its like. ``{board}`` stays: it differs within a machine."""
+    """Put numbers in place of ``{n}`` and the like. ``{board}`` stays: it differs within a machine."""
 
     def number(match: re.Match[str]) -> str:
         name, width = match["name"], int(match["width"] or 0)

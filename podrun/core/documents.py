@@ -32,7 +32,9 @@ _SCALARS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "int", "flo
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """``where``: the file's name, for messages; ``value``: what it says; ``lines``: from 1, by place."""
+    """``where`` is the file's name, for messages; ``value`` is its content; ``lines`` has line numbers from 1, by
+    place.
+    """
 
     where: str
     value: Any
@@ -51,7 +53,7 @@ class Document:
         return ConfigError(f"{self.at(place)}: {problem}", hint=hint)
 
     def check(self, schema: Mapping[str, Any], *, hint: str | None = None) -> None:
-        """Raises ConfigError that names file, line and key of the first value that is not as the schema says."""
+        """Raise ConfigError that names file, line and key of the first value that does not fit the schema."""
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import best_match
 
@@ -63,13 +65,16 @@ class Document:
 
 
 def read_document(path: Path, *, hint: str | None = None) -> Document:
-    """Read a file. Raises NotFoundError, or ConfigError that names file and line. ``hint``: what such a file says."""
+    """Read a file. Raises NotFoundError, or ConfigError that names file and line. ``hint`` says what such a file holds."""
     return parse_document(read_text(path, hint=hint), str(path), hint=hint)
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES, *, hint: str | None = None) -> bytes:
-    """What a regular file of at most ``most`` bytes holds. Raises NotFoundError, or ConfigError for a directory, a
-    device, a pipe or a larger file: they could block for ever, or fill the memory."""
+    """The bytes of a regular file of at most ``most`` bytes.
+
+    Raises NotFoundError, and ConfigError for a directory, a device, a pipe or a larger file: reading one could block
+    for ever, or fill the memory.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
@@ -118,8 +123,9 @@ def parse_document(text: str, where: str, *, hint: str | None = None) -> Documen
 
 
 def compose_yaml(text: str, where: str, *, hint: str | None = None) -> Any:
-    """YAML's node for a text, with neither aliases nor more than `DEEPEST` levels; None for an empty text. Raises
-    ConfigError."""
+    """The YAML node of a text; None for an empty text. Raises ConfigError for aliases and for more than `DEEPEST`
+    levels.
+    """
     import yaml
 
     try:
@@ -137,7 +143,7 @@ def compose_yaml(text: str, where: str, *, hint: str | None = None) -> Any:
 
 
 def _check_nodes(root: Any, where: str, hint: str | None) -> None:
-    """Raise ConfigError for an alias, which could stand for a value of any size or for itself, and for many levels."""
+    """Raise ConfigError for too many levels, and for an alias: it could stand for a value of any size or for itself."""
     import yaml
 
     seen: set[int] = set()

@@ -108,12 +108,12 @@ VARIABLES: Mapping[str, str] = {
 
 
 def environment(given: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """``given``, or the environment of this process if it is None."""
+    """``given``, or the environment of this process if ``given`` is None."""
     return os.environ if given is None else given
 
 
 def pass_on(name: str, value: str) -> None:
-    """Set a variable in this process, for what it does from now on and for what it starts."""
+    """Set a variable for the rest of this process and for the processes that it starts."""
     os.environ[name] = value
 
 

@@ -39,7 +39,7 @@ class Fault(enum.Enum):
     SYSTEM = "system"
     """The emulated hardware or the host: follow the recovery action."""
     INTERNAL = "internal"
-    """podrun itself: report it."""
+    """podrun itself. Report it."""
 
 
 class PodrunError(Exception):
@@ -69,27 +69,27 @@ class UsageError(PodrunError):
 
 
 class ConfigError(UsageError):
-    """A file that does not say what it should: names the file, the key, the line and what was expected."""
+    """A file with wrong content. The message names the file, the key, the line and what was expected."""
 
 
 class NotFoundError(UsageError):
-    """Something named does not exist: a partition, a cluster, a script. Lists what does."""
+    """A named thing does not exist: a partition, a cluster, a script. The message lists the existing ones."""
 
 
 class ConflictError(UsageError):
-    """Something is there already or in use: a partition of that name, IPUs, a port."""
+    """A thing exists already or is in use: a partition of that name, IPUs, a port."""
 
 
 class ExistsError(ConflictError):
-    """There is one of that name already."""
+    """A thing of that name exists already."""
 
 
 class ExhaustedError(ConflictError):
-    """What is asked for is right, but others have it: it can be had when they are done."""
+    """A valid request that others' use makes impossible now; it can succeed when they are done."""
 
 
 class DeniedError(UsageError):
-    """The caller may not do that: it is another user's, or needs an administrator."""
+    """The caller may not do that: it concerns another user's things, or needs an administrator."""
 
 
 class UnsupportedError(PodrunError):
@@ -100,7 +100,7 @@ class UnsupportedError(PodrunError):
 
 
 class UnimplementedError(PodrunError):
-    """Not there as yet; names what is missing."""
+    """Not implemented yet; the message names what is missing."""
 
     fault = Fault.UNIMPLEMENTED
     exit_code = 2
@@ -113,11 +113,11 @@ class ServiceError(PodrunError):
 
 
 class DeadlineError(ServiceError):
-    """A wait ended without what was waited for; names who is missing and how long was waited."""
+    """A wait reached its deadline; the message names who is missing and how long the wait was."""
 
 
 class InternalError(PodrunError):
-    """A state that cannot be. Please report it."""
+    """A state that should be impossible. Please report it."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(
@@ -165,7 +165,7 @@ class ErrorCode(enum.Enum):
 
 
 class PoplarError(PodrunError):
-    """poplar_error: the root of what the emulated system and its runtime report.
+    """poplar_error: the root of all errors that the emulated system and its runtime report.
 
     ``code`` is the ErrorCode; ``where`` names the IPU, machine or link, or is empty.
     """
@@ -231,7 +231,7 @@ class ApplicationRuntimeError(PoplarRuntimeError):
 
 
 class IpusTakenError(ApplicationRuntimeError):
-    """The process holds its IPUs no more: a reset of the partition or a power cycle took them away."""
+    """The process holds its IPUs no longer: a partition reset or a power cycle took them away."""
 
 
 class SystemRuntimeError(PoplarRuntimeError):
@@ -271,13 +271,13 @@ class UnknownRuntimeError(SystemRuntimeError):
 
 
 RESERVED = frozenset(("type", "bases", "message", "hint", "exit_code", "fault"))
-"""Keys that no field of an error may have."""
+"""Keys that no field of an error may use."""
 
 AnyError = TypeVar("AnyError", bound=PodrunError)
 
 
 def error_classes() -> Iterator[type[PodrunError]]:
-    """`PodrunError` and all of its subclasses that are loaded, bases before the classes derived from them."""
+    """`PodrunError` and all its loaded subclasses, base classes first."""
     waiting, seen = [PodrunError], {PodrunError}
     while waiting:
         kind = waiting.pop(0)
@@ -311,9 +311,10 @@ def error_to_dict(error: PodrunError) -> dict[str, Any]:
 
 
 def error_from_dict(data: Mapping[str, Any], *, unknown: type[PodrunError] = ServiceError) -> PodrunError:
-    """The error that `error_to_dict` described; an ``unknown`` if neither its class nor a base of it is loaded.
+    """The error that `error_to_dict` described; an error of class ``unknown`` if neither its class nor a base is
+    loaded.
 
-    A class whose fields do not have the values they need arrives as its nearest base that can be made.
+    A class whose required fields are missing or wrong arrives as its nearest base that can be made.
     """
     name, bases = str(data.get("type", "")), data.get("bases", ())
     wanted = [name, *(bases if isinstance(bases, (list, tuple)) else ())]
@@ -352,8 +353,8 @@ def copy_error(error: AnyError) -> AnyError:
 
 
 def _made(kind: type[PodrunError], data: Mapping[str, Any], *, exact: bool) -> PodrunError | None:
-    """An error of a class; None if the data lack a field that the class requires. ``exact``: it is the class that
-    was described, so the message need not name another.
+    """An error of a class; None if the data lack a field that the class requires. ``exact`` means that this is the
+    class that was described, so that the message need not name another.
     """
     message, hint, name = str(data.get("message", "")), data.get("hint"), str(data.get("type", ""))
     fields = {}
@@ -361,7 +362,7 @@ def _made(kind: type[PodrunError], data: Mapping[str, Any], *, exact: bool) -> P
         try:
             fields[field] = _typed(annotation, data[field])
         except (KeyError, TypeError, ValueError):
-            continue  # the constructor's default stands, if there is one
+            continue  # Keep the constructor's default, if there is one.
     try:
         error = kind(
             message if exact or not name else f"{name}: {message}",
@@ -387,7 +388,9 @@ def _plain(value: Any) -> Any:
 
 
 def _typed(annotation: Any, value: Any) -> Any:
-    """A received value as its annotation wants it. Raises TypeError, KeyError or ValueError if it is another."""
+    """A received value in the form that its annotation asks for. Raises TypeError, KeyError or ValueError if it does
+    not fit.
+    """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is Any or (origin is None and annotation in (int, float, str, bool, type(None))):
         if annotation is not Any and type(value) is not annotation:

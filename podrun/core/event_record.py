@@ -54,7 +54,7 @@ class AttachedIpus:
         return ", ".join(dict.fromkeys(self.hosts[ipu] for ipu in ipus if self.hosts.get(ipu)))
 
     def named_by(self, where: str, ipus_per_machine: int) -> list[int]:
-        """The IPUs that an error's ``where`` names: ``ipu 5``, ``link 2-3``, ``machine 1``."""
+        """The IPUs in an error's ``where``: ``ipu 5``, ``link 2-3``, ``machine 1``."""
         what, _, numbers = where.partition(" ")
         found = [int(part) for part in numbers.split("-") if part.isdecimal()]
         if what == "machine" or what == "gw-link":
@@ -70,9 +70,10 @@ def record_error(
     environ: Mapping[str, str] | None = None,
     now: datetime.datetime | None = None,
 ) -> Path | None:
-    """Write an error that a program got from its IPUs, unless a worse one is recorded. The file that was written.
+    """Write an error that a program got from its IPUs, unless a worse one is recorded. Returns the file that was
+    written.
 
-    A directory that cannot be written to is logged: the error itself has to reach the program.
+    A directory that cannot be written to is only logged, because the error itself has to reach the program.
     """
     directory = environment(environ).get(EVENT_PATH, "")
     if not directory:
@@ -103,7 +104,7 @@ def record_error(
 
 
 def read_event_record(directory: str | Path) -> dict[str, str]:
-    """The event record in a directory, or {}. Raises ConfigError for a file that is none."""
+    """The event record in a directory, or {}. Raises ConfigError for a file that is not an event record."""
     file = Path(directory) / EVENT_FILE
     if not file.is_file():
         return {}
@@ -125,7 +126,7 @@ def _description(error: PodrunError) -> str:
 
 
 def _severity_in(file: Path) -> int:
-    """The severity of the event that a file has; 0 for a file that has none."""
+    """The severity of the event in a file; 0 if the file holds none."""
     try:
         name = read_event_record(file.parent).get("severity", "").upper()
     except ConfigError:
@@ -134,7 +135,7 @@ def _severity_in(file: Path) -> int:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Give a file a new content at once: a reader sees the old one or the new one."""
+    """Replace a file's content at once: a reader sees either the old content or the new one."""
     handle, draft = tempfile.mkstemp(dir=file.parent, prefix=f".{EVENT_FILE}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:

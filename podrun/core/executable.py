@@ -7,7 +7,7 @@ they take. Machines interpret the instructions (``podrun.device.program``); comp
 (``podrun.compiler``).
 
 Vocabulary
-    *batch*: what one weight update sees, ``accumulation_factor`` micro-batches on every replica. One *step*.
+    *batch*: what one weight update sees, ``accumulation_factor`` micro-batches on every replica. One weight update.
     *machine*: one IPU-M2000. Its replicas are folded: a Computation sees all ``replicas_per_machine`` of them
     at once on a leading axis, and returns gradients already summed over them.
     *arena*: variables of one dtype laid end to end in one flat buffer, so that collectives and optimizer
@@ -50,7 +50,7 @@ EXECUTABLE_VERSION = 1
 """Version of the file format; a reader refuses a newer one."""
 
 FLOATING_POINT_EXCEPTIONS = "floating_point_exceptions"
-"""Key of `Executable.metadata`: whether tiles stop where a piece gives a value that is infinite or no number."""
+"""Key of `Executable.metadata`: whether tiles stop when a piece computes an infinity or a NaN."""
 BATCHES_PER_PASS = "batches_per_pass"
 """Key of `Executable.metadata`: see `Executable.batches_per_pass`."""
 
@@ -61,7 +61,9 @@ replicas differ (random numbers), they differ by this."""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype for a dtype name; bfloat16 and the smaller ones are ml_dtypes', imported only if asked for."""
+    """The NumPy dtype for a dtype name. bfloat16 and smaller types come from ml_dtypes, which is imported only for
+    them.
+    """
     if name.startswith(("bfloat", "float8_", "float6_", "float4_", "int4", "uint4", "int2", "uint2")):
         import ml_dtypes
 
@@ -97,7 +99,7 @@ class StreamDirection(enum.Enum):
 
 
 class Retrieval(enum.Enum):
-    """How the values of an anchor over the micro-batches of a run are handed to the host (AnchorReturnType)."""
+    """Which values of an anchor, over the micro-batches of a run, the host gets (AnchorReturnType)."""
 
     ALL = "all"
     FINAL = "final"
@@ -121,14 +123,14 @@ class Stream:
 
 
 class VariableRole(enum.Enum):
-    """What a variable is for; decides who may write it and what happens to it in `modelToHost`."""
+    """What a variable is for. Decides who may write it and what `modelToHost` does with it."""
 
     WEIGHT = "weight"
     """An initializer of the model, trained or not."""
     OPTIMIZER_STATE = "optimizer_state"
-    """Momenta, step counters: starts from `initial`, may be read and written by the host."""
+    """Momenta and step counters. Starts from `initial`; the host may read and write it."""
     SCALAR = "scalar"
-    """A streamed hyper-parameter (non-const learning rate and the like): written by the host between runs."""
+    """A streamed hyper-parameter (a non-const learning rate and the like). The host writes it between runs."""
     RANDOM_SEED = "random_seed"
     """The base random seed, uint32 ``[2]`` (high word, low word); the program advances it with every
     micro-batch."""
@@ -158,7 +160,7 @@ class Variable:
 
     @property
     def host_spec(self) -> TensorSpec:
-        """What the host reads and writes."""
+        """The tensor that the host reads and writes."""
         if not self.rows:
             return self.spec
         return TensorSpec(self.spec.name, self.spec.dtype, (max(self.rows) + 1, *self.spec.shape))
@@ -215,7 +217,7 @@ class Computation:
 
 
 class Reduction(enum.Enum):
-    """How a collective combines the values of its members."""
+    """How a collective combines the values of its ranks."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -261,9 +263,9 @@ class ReduceScatter:
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """Make every machine see all slices of the arena, each written by its owner.
+    """Let every machine see all slices of the arena, each written by its owner.
 
-    Where machines share one copy of the arena this is the barrier between the last write and the next read.
+    Where machines share one copy of the arena, this is the barrier between the last write and the next read.
     """
 
     arena: str
@@ -301,8 +303,9 @@ class SyncScope(enum.Enum):
     ALL = "all"
     """All machines of the program."""
     HOST = "host"
-    """All machines and the host processes attached to them. A list begins with it: the host has given this
-    batch's data. Between the batches of one run a machine need not wait again."""
+    """All machines and the host processes attached to them. An instruction list begins with it: the host has given this
+    batch's data. A machine need not wait again between the batches of one run.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,11 +378,12 @@ class Executable:
     target: str
     tile_report: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """The front end's own (plain JSON): anchors, model digest, names of weights in the ONNX file. `BATCHES_PER_PASS`
-    and `FLOATING_POINT_EXCEPTIONS` are the keys that machines read."""
+    """The front end's own metadata (plain JSON): anchors, model digest, names of weights in the ONNX file. Machines
+    read the keys `BATCHES_PER_PASS` and `FLOATING_POINT_EXCEPTIONS`.
+    """
 
     @property
     def batches_per_pass(self) -> int:
-        """Batches that one pass of the instruction lists runs: several iff a pipeline overlaps whole batches."""
+        """Batches that one pass of the instruction lists runs. More than one iff a pipeline overlaps whole batches."""
         found = self.metadata.get(BATCHES_PER_PASS, 1)
         return found if isinstance(found, int) and found >= 1 else 1

@@ -94,7 +94,7 @@ def dumps(executable: Executable) -> bytes:
         "arenas": [_plain(arena) for arena in executable.arenas.values()],
         "computations": computations,
         "instructions": [[_instruction_to_plain(i) for i in ipu] for ipu in executable.instructions],
-        # What the front end and the tile model add is plain JSON with no order of its own.
+        # What the front end and the tile model add is plain JSON without an order of its own.
         "tile_report": _sorted(executable.tile_report),
         "metadata": _sorted(executable.metadata),
     }
@@ -104,7 +104,7 @@ def dumps(executable: Executable) -> bytes:
 
 
 def description(executable: Executable) -> dict[str, Any]:
-    """All of the file but the pieces' code, as plain JSON values."""
+    """Everything in the file except the pieces' code, as plain JSON values."""
     return _split(dumps(executable), "the executable")[0]
 
 
@@ -127,12 +127,12 @@ def loads(data: bytes, *, where: str = "the received bytes") -> Executable:
 
 
 def write(executable: Executable, path: str | os.PathLike[str]) -> None:
-    """Write the file so that a reader sees all of it or none (written beside its place, then renamed)."""
+    """Write the file so that a reader sees either all of it or nothing (written beside its place, then renamed)."""
     write_bytes(dumps(executable), path)
 
 
 def write_bytes(data: bytes, path: str | os.PathLike[str]) -> None:
-    """As `write`, for bytes that `dumps` gave."""
+    """Like `write`, for bytes that `dumps` returned."""
     target = Path(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
@@ -145,8 +145,9 @@ def write_bytes(data: bytes, path: str | os.PathLike[str]) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> Executable:
-    """The Executable in the file at ``path``. Raises ConfigError as `loads`, FileNotFoundError without a
-    file."""
+    """The Executable in the file at ``path``. Raises ConfigError as `loads` does, and FileNotFoundError if there is no
+    file.
+    """
     return loads(Path(path).read_bytes(), where=os.fspath(path))
 
 
@@ -192,7 +193,7 @@ def _sorted(value: Any) -> Any:
 
 
 def _split(data: bytes, where: str) -> tuple[dict[str, Any], memoryview]:
-    """The header and the blobs, once length, version and digest are right."""
+    """The header and the blobs. Raises ConfigError unless length, version and digest are right."""
     if len(data) < _PREFIX.size + _DIGEST_BYTES or not data.startswith(MAGIC):
         raise ConfigError(
             f"{where} is not an Executable: it does not start with {MAGIC.decode()!r}",
@@ -343,25 +344,25 @@ def _digest(stablehlo: bytes) -> bytes:
 
 
 def remember(stablehlo: bytes) -> None:
-    """The piece may be read in this process."""
+    """Let this process read the piece without vetting."""
     _known.add(_digest(stablehlo))
 
 
 def note(stablehlo: bytes, environ: Mapping[str, str] | None = None) -> None:
-    """podrun has exported the piece: it may be read in this process and in later ones of this user."""
+    """Record that podrun has exported the piece: this process and later ones of this user may read it without vetting."""
     digest = _digest(stablehlo)
     if digest in _known:
         return
     _known.add(digest)
     path = _file(digest, environ)
     if path is not None:
-        with contextlib.suppress(OSError):  # A cache that cannot be written costs a second look, later.
+        with contextlib.suppress(OSError):  # A cache that cannot be written only costs another vetting later.
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(mode=0o600)
 
 
 def is_own(stablehlo: bytes, environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the piece may be read in this process."""
+    """Whether this process may read the piece without vetting."""
     digest = _digest(stablehlo)
     if digest in _known:
         return True
@@ -373,7 +374,7 @@ def is_own(stablehlo: bytes, environ: Mapping[str, str] | None = None) -> bool:
 
 
 def are_own(pieces: Iterable[bytes]) -> bool:
-    """Whether all of them may."""
+    """Whether this process may read all of these pieces without vetting."""
     return all(map(is_own, pieces))
 
 

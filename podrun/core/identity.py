@@ -55,7 +55,7 @@ class Proof:
 
 
 class RefusedProof(Exception):
-    """A proof that does not hold; the message says why, in words for the caller."""
+    """An invalid proof; the message tells the caller why."""
 
 
 def _mac(secret: str, *parts: str) -> str:
@@ -70,9 +70,7 @@ def make_proof(secret: str, method: str, where: str, now: float | None = None) -
 
 
 class ProofChecker:
-    """A server's side. ``is_here(host, port)``: whether that is an address of this server. Safe to use from several
-    threads.
-    """
+    """The server's side of proofs. ``is_here(host, port)`` says whether that is an address of this server. Thread-safe."""
 
     def __init__(
         self, secret: str, is_here: Callable[[str, int], bool], clock: Callable[[], float] = time.time
@@ -83,7 +81,7 @@ class ProofChecker:
         self._oldest = 0.0
 
     def check(self, text: str, method: str) -> str:
-        """The answer to a proof. Raises RefusedProof for one that is wrong, too old, or used before."""
+        """The answer to a proof. Raises RefusedProof if it is wrong, too old, or was used before."""
         parts = text.split(" ") if len(text) <= _LONGEST else []
         if len(parts) != _FIELDS or parts[0] != "1" or not (parts[2].isdecimal() and text.isascii()):
             raise RefusedProof("the call's proof is malformed")
@@ -131,7 +129,7 @@ class OwnAddresses:
 
 
 def _is_of_this_host(host: str) -> bool:
-    """Whether a name or address is one of this host's: whether a socket can be bound to it."""
+    """Whether a name or address belongs to this host, that is, whether a socket can be bound to it."""
     with contextlib.suppress(OSError, UnicodeError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind) as probe:
@@ -143,8 +141,8 @@ def _is_of_this_host(host: str) -> bool:
 def user_of_peer(peer: tuple[str, int], here: tuple[str, int]) -> int | None:
     """The user id of the process at the other end of a TCP connection on this host, as the kernel knows it.
 
-    ``peer`` and ``here``: address and port of the two ends. None if the kernel knows no such connection, for a user of
-    another user namespace, and where it may not be asked.
+    ``peer`` and ``here`` are address and port of the two ends. None if the kernel knows no such connection, does not
+    allow the question, or the user belongs to another user namespace.
     """
     try:
         family = socket.AF_INET6 if ":" in peer[0] else socket.AF_INET
@@ -160,18 +158,18 @@ def user_of_peer(peer: tuple[str, int], here: tuple[str, int]) -> int | None:
     except (OSError, struct.error):
         return None
     kind = struct.unpack_from("=H", reply, 4)[0]
-    # The addresses in the reply may be those of an IPv6 socket that speaks IPv4.
+    # The addresses in the reply may be those of an IPv6 socket that carries IPv4.
     if kind == _ERROR_MESSAGE or len(reply) < 16 + 72 or reply[20:24] != ports:
         return None
     uid, inode = struct.unpack_from("=II", reply, 16 + 64)
-    # A connection that is being closed belongs to nobody any more: the kernel then says user 0.
+    # A connection that is being closed has no owner any more, and the kernel then says user 0.
     if reply[17] != _ESTABLISHED or inode == 0 or uid == _overflow_uid():
         return None
     return int(uid)
 
 
 def user_name(uid: int) -> str:
-    """The name of a user, or the number of one that has none."""
+    """The name of a user, or the number of a user without a name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):

@@ -110,7 +110,7 @@ class Layout:
 
     @property
     def is_consistent(self) -> bool:
-        """Whether the numbers fit each other and the size of a machine."""
+        """Whether the numbers are consistent with each other and with the size of a machine."""
         if min(self.replicas, self.ipus_per_replica, self.machines, self.machines_per_replica) < 1:
             return False
         if self.machines_per_replica == 1:

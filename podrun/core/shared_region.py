@@ -21,8 +21,8 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 @dataclass(frozen=True, slots=True)
 class RegionName:
-    """How another process finds a region. ``inode`` and ``size`` (in bytes) tell whether ``fd`` still is the file that
-    was meant; 0 where the opener identifies the region by its content.
+    """How another process finds a region. ``inode`` and ``size`` (in bytes) identify the file behind ``fd``; 0 where
+    the opener identifies the region by its content.
     """
 
     pid: int
@@ -77,13 +77,14 @@ class SharedRegion:
 
     @classmethod
     def adopt(cls, fd: int) -> SharedRegion:
-        """The region behind a file descriptor that another process handed over; it is closed if it is none.
+        """The region behind a file descriptor that another process handed over; the descriptor is closed if it is not a
+        region.
 
         Raises OSError, or ValueError if the file is not memory whose size is sealed.
         """
         try:
             status = os.fstat(fd)
-            # Pages of other sizes may run out, and reading such memory then ends the process.
+            # Pages of other sizes may run out; reading such memory would then end the process.
             if not _is_sealed(fd) or status.st_blksize > mmap.PAGESIZE or not status.st_size:
                 raise ValueError("the file is not sealed shared memory")
             return cls(fd, status.st_size)
@@ -93,11 +94,11 @@ class SharedRegion:
 
     @property
     def name(self) -> RegionName:
-        """What to tell other processes."""
+        """The name by which other processes find the region."""
         return RegionName(os.getpid(), self.fd, os.fstat(self.fd).st_ino, self.nbytes)
 
     def array(self, dtype: Any, size: int, offset: int = 0) -> np.ndarray[Any, np.dtype[Any]]:
-        """``size`` elements from byte ``offset`` on, writable. The array keeps the mapping alive."""
+        """``size`` writable elements from byte ``offset`` on. The array keeps the mapping alive."""
         return np.frombuffer(self.map, dtype, size, offset)
 
     @property

@@ -72,7 +72,7 @@ class IpuReport:
 
     @property
     def has_error(self) -> bool:
-        """True iff the IPU or one of its links is not usable before a recovery action."""
+        """True iff the IPU or one of its links needs a recovery action before it can be used."""
         return self.error_state != NO_ERRORS or bool(self.links_down)
 
 
@@ -110,13 +110,14 @@ class MachineReport:
     planned_faults: tuple[str, ...] = ()
     """Faults that have still to strike (`podrun.faults.parse_fault` reads them)."""
     struck_faults: tuple[Mapping[str, Any], ...] = ()
-    """Faults that struck, oldest first: ``fault``, ``job``, ``batch``, ``time_s`` (since 1970)."""
+    """Faults that have struck, oldest first: ``fault``, ``job``, ``batch``, ``time_s`` (since 1970)."""
     control_events: tuple[Mapping[str, Any], ...] = ()
     """In the report of a partition's first machine: requests that changed the partition and machines that were lost,
     oldest first: ``did``, ``what``, ``time_s`` (since 1970)."""
     stale_seconds: float | None = None
-    """Age of what the report says, if the machine does not answer: the rest is from its last answer. None: it is new,
-    or the machine never answered."""
+    """Age of the report's content, if the machine does not answer: the rest is from its last answer. None: the report
+    is new, or the machine never answered.
+    """
 
     def to_json_dict(self) -> dict[str, Any]:
         """Plain JSON data, with ``schema_version``."""
@@ -182,7 +183,7 @@ def this_process(pid: int, command: str, start_time_s: float | None) -> Attached
 
 @dataclass(frozen=True, slots=True)
 class ReportedAttribute:
-    """A device attribute: the key tools print, the unit behind its value ("" if none), and what it means."""
+    """A device attribute: the key that tools print, the unit behind its value ("" if none), and what it means."""
 
     key: str
     unit: str

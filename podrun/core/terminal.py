@@ -14,7 +14,7 @@ Colour appears on a terminal only: never in a file or a pipe, with ``NO_COLOR`` 
         for piece in counted("compiling piece", pieces):
             ...
 
-What is quick says nothing. One preparation at a time is reported: of one inside another, the steps.
+Quick work prints nothing. One preparation is reported at a time; of a preparation inside another, only the steps.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def reporting(
     log_after: float = LOG_AFTER,
     terminal_after: float = TERMINAL_AFTER,
 ) -> Iterator[None]:
-    """Report on ``output`` what happens inside, if it takes long."""
+    """Report on ``output`` what happens inside the block, if it takes long."""
     preparation = Preparation(what)
     with _lock:
         inside = bool(_current)
@@ -100,7 +100,7 @@ def reporting(
     show, after = (_on_terminal, terminal_after) if terminal else (_in_log, log_after)
 
     def run() -> None:
-        with contextlib.suppress(OSError, ValueError):  # Nobody reads it, or the stream was closed.
+        with contextlib.suppress(OSError, ValueError):  # Nobody reads the output, or the stream was closed.
             show(preparation, output, over, after)
 
     thread = threading.Thread(target=run, name="podrun-progress", daemon=True)
@@ -115,14 +115,14 @@ def reporting(
 
 
 def counted(step: str, items: Collection[Item]) -> Iterator[Item]:
-    """The items one after another; while one is worked on, it is the present step of what is reported."""
+    """The items, one after another; the item being worked on is the present step of what is reported."""
     for number, item in enumerate(items, 1):
         at(step, number, len(items))
         yield item
 
 
 def at(step: str, done: int = 0, total: int = 0) -> None:
-    """Note the present step of what is reported, if anything is."""
+    """Note the present step of the preparation that is reported, if any."""
     with _lock:
         for preparation in _current:
             preparation.step, preparation.done, preparation.total = step, done, total
@@ -173,7 +173,7 @@ def styled(text: str, style: str, stream: TextIO, environ: Mapping[str, str] | N
 
 
 def error_lines(command: str, message: str, hint: str | None = None, stream: TextIO | None = None) -> str:
-    """What a command prints for an error: its name, the message, and the hint on a line of its own."""
+    """What a command prints for an error: its own name, the message, and the hint on a line of its own."""
     to = stream or sys.stderr
     said = f"{command}: {styled('error:', 'red', to)} {message}\n"
     return said + (f"{styled('hint:', 'bold', to)} {hint}\n" if hint else "")
@@ -202,7 +202,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], stream: TextIO |
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> str:
-    """Name and value, one pair a line, values aligned."""
+    """One pair of name and value a line, values aligned."""
     known = list(pairs)
     width = max(len(name) for name, _ in known)
     return "\n".join(f" {name.ljust(width)} | {value}".rstrip() for name, value in known)

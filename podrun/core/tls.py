@@ -37,7 +37,7 @@ _EXPIRED, _NOT_YET, _PURPOSE = 10, 9, 26  # X509_V_ERR_*
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What this process shows and what it trusts. ``names``: the hosts that its certificate is for, its own first."""
+    """What this process shows and what it trusts. ``names`` are the hosts that its certificate is for, its own first."""
 
     cert: bytes = field(repr=False)
     key: bytes = field(repr=False)
@@ -52,8 +52,9 @@ class Credentials:
 
 
 def credentials(environ: Mapping[str, str] | None = None) -> Credentials | None:
-    """Those that the environment names; None if it names none. Raises UsageError or ConfigError for files that do not
-    fit together, or that others may read."""
+    """The credentials that the environment names; None if it names none. Raises UsageError or ConfigError for files
+    that do not fit together, or that others may read.
+    """
     env = environment(environ)
     named = {name: env.get(name, "") for name in VARIABLES}
     if not any(named.values()):
@@ -68,7 +69,7 @@ def credentials(environ: Mapping[str, str] | None = None) -> Credentials | None:
 
 
 def use(cert: str | None, key: str | None, ca: str | None) -> None:
-    """Let this process, and what it starts, use these files (options of a command); None leaves a variable as it is."""
+    """Let this process and its children use these files (options of a command). None leaves a variable unchanged."""
     for name, value in zip(VARIABLES, (cert, key, ca), strict=True):
         if value:
             pass_on(name, str(Path(value).absolute()))
@@ -120,7 +121,7 @@ def _context(kind: int) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     if kind == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # Nobody resumes; unread tickets would lie in one-way connections.
+        context.num_tickets = 0  # Nobody resumes sessions; unread tickets would stay in one-way connections.
     return context
 
 
@@ -171,7 +172,7 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def explain(endpoint: str, environ: Mapping[str, str] | None = None) -> str:
-    """Why no connection to a server was made, as far as TLS is the cause, and what to do; empty if it is not."""
+    """Why no connection to a server could be made, as far as TLS is the cause, and what to do; empty if it is not."""
     ours = credentials(environ)
     try:
         with socket.create_connection(split_endpoint(endpoint), timeout=PROBE_S) as sock:
