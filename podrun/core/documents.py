@@ -65,7 +65,7 @@ class Document:
 
 
 def read_document(path: Path, *, hint: str | None = None) -> Document:
-    """Read a file. Raises NotFoundError, or ConfigError that names file and line. ``hint`` says what such a file holds."""
+    """Read a file. Raises NotFoundError, or ConfigError that names file and line. ``hint``: what such a file holds."""
     return parse_document(read_text(path, hint=hint), str(path), hint=hint)
 
 

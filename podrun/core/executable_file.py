@@ -349,7 +349,7 @@ def remember(stablehlo: bytes) -> None:
 
 
 def note(stablehlo: bytes, environ: Mapping[str, str] | None = None) -> None:
-    """Record that podrun has exported the piece: this process and later ones of this user may read it without vetting."""
+    """Record that podrun exported the piece: this process and later ones of this user may read it without vetting."""
     digest = _digest(stablehlo)
     if digest in _known:
         return

@@ -70,7 +70,7 @@ def make_proof(secret: str, method: str, where: str, now: float | None = None) -
 
 
 class ProofChecker:
-    """The server's side of proofs. ``is_here(host, port)`` says whether that is an address of this server. Thread-safe."""
+    """The server's side of proofs. ``is_here(host, port)``: whether that is an address of this server. Thread-safe."""
 
     def __init__(
         self, secret: str, is_here: Callable[[str, int], bool], clock: Callable[[], float] = time.time

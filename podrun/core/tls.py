@@ -37,7 +37,7 @@ _EXPIRED, _NOT_YET, _PURPOSE = 10, 9, 26  # X509_V_ERR_*
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What this process shows and what it trusts. ``names`` are the hosts that its certificate is for, its own first."""
+    """What this process shows and what it trusts. ``names``: the hosts that its certificate is for, its own first."""
 
     cert: bytes = field(repr=False)
     key: bytes = field(repr=False)

@@ -1,10 +1,10 @@
 """The ``podrun`` command: starts the instances of a program on a partition and ends with their exit code.
 
-Command lines, configuration files and environments enter. They become a `spec.LaunchSpec` without starting anything
-(``option_table``, ``options``, ``config``, ``hosts``, ``mpi_args``, ``plan``, ``environment``, ``preview``: pure, and
-``--dry-run`` ends there); then ``launch`` gets a partition ready (``server``, ``partition``), starts child processes
-here (``process``) and on other Ray nodes (``remote``), and supervises them (``supervise``, ``output``, ``stopping``,
-``residue``). What instances print goes to the terminal, machine reports to ``summary``.
+Command lines, configuration files and environments enter. `option_table`, `options`, `config` and `plan` make a
+`spec.LaunchSpec` of them; they are pure, and ``--dry-run`` ends there. Then `launch` gets a partition ready (`server`,
+`partition`), starts child processes on this host (`process`) and on other Ray nodes (`remote`), supervises them
+(`supervise`), writes what they print (`output`) and decides what follows a failure (`recovery`, `repair`). What
+instances print goes to the terminal, the machines' reports to `profile`, events to `recording`.
 
-``cli.main`` is the entry point. Importing ``podrun.launcher.cli`` imports neither Ray, gRPC, JAX nor pydantic.
+`cli.main` is the entry point. Importing `podrun.launcher.cli` imports neither Ray, gRPC, JAX nor pydantic.
 """

@@ -25,9 +25,9 @@ UPKEEP_VERBS = ("doctor", "cache", "ps", "stop", "completion")
 VERBS = ("profile", "estimate", "compat", "faults", "inject", *RECORD_VERBS, *UPKEEP_VERBS, "help")
 """Verbs. ``podrun -- profile`` runs a program of that name instead."""
 COMPLETES = {"_PODRUN_COMPLETE", "_POPRUN_COMPLETE"}
-"""Variables by which a shell asks for completions."""
+"""Variables through which a shell asks for completions."""
 NO_VERBS = ("init", "version", "run", "start", "status", "list", "info", "new", "test", "config")
-"""What people type for verbs that podrun does not have; a command of the host has some of these names."""
+"""Words that people type as verbs although podrun does not have them; some are commands of the host."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(error_text(error))
         return error.exit_code
     except BrokenPipeError as error:
-        # The reader of our output is gone (podrun ... | head), so there is nobody to tell.
+        # The reader of our output is gone (podrun ... | head), so nobody is left to tell.
         silence(sys.stdout, error)
         return 1
     except KeyboardInterrupt:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_verb(word: str) -> None:
-    """Refuse what was meant for a verb of podrun, before a command of the host that has this name is run for it."""
+    """Refuse a word that was meant as a verb of podrun, before a command of the host of this name runs."""
     import difflib
 
     if os.path.exists(word) or not word.isalpha():
@@ -76,7 +76,7 @@ def run_verb(verb: str, words: Sequence[str], environ: Mapping[str, str]) -> int
     if verb == "help":
         return run(parse_command_line(["--help"]), environ)
     if verb == "compat":
-        # A process of its own kind: the program in it is __main__.
+        # `compat` runs in this process, because the program becomes its __main__.
         os.execv(sys.executable, [sys.executable, "-m", "podrun.compat", *words])
     if verb in UPKEEP_VERBS:
         from podrun.upkeep import verbs
@@ -115,7 +115,7 @@ def run(line: CommandLine, environ: Mapping[str, str]) -> int:
 
 
 def _configured(line: CommandLine) -> Mapping[str, Any]:
-    """The options given over those of --import-config, written to a file if --export-config asks for it."""
+    """The given options over those of --import-config, written to a file if --export-config asks for it."""
     if not {"import-config", "export-config"} & line.given.keys():
         return line.given
     from podrun.launcher.config import current_directory, merge_config, write_config

@@ -1,4 +1,4 @@
-"""Options that come from elsewhere than podrun's command line: a YAML file, and the options of mpirun.
+"""Options from other places than podrun's command line: a YAML file, and the options of mpirun.
 
 The file (``--import-config``, ``--export-config``) is
 
@@ -194,7 +194,7 @@ WORDS_TAKEN: Mapping[str, int] = {
 }
 """Options of mpirun that take words; options that are not listed take none."""
 NO_EFFECT_NEEDED = frozenset({"tag-output", "allow-run-as-root", "oversubscribe", "q", "quiet"})
-"""Options that ask for what podrun does by default."""
+"""Options that ask for what podrun does anyway."""
 RESERVED = ("POPDIST_", "OMPI_COMM_WORLD_")
 """Prefixes of variables that podrun sets for each instance."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -202,7 +202,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class MpiArguments:
-    """``exports``: variables for the instances; None means: the value they have where podrun runs."""
+    """``exports`` are variables for the instances; None means the value that a variable has where podrun runs."""
 
     exports: Mapping[str, str | None] = field(default_factory=dict)
     output_directory: str | None = None

@@ -59,7 +59,9 @@ def job_at(job: str, host: str | None, port: int | None) -> Iterator[tuple[VipuC
 
 
 def _servers(host: str | None, port: int | None) -> list[tuple[str, int, bool, str]]:
-    """Servers to look at: address, whether it has to prove to be this user's, and the process id of its owner."""
+    """The servers to ask: address, whether the server has to prove that it is this user's, and the process id of its
+    owner.
+    """
     from podrun.vipu.cli_common import find_server
     from podrun.vipu.discovery import Registry
 
@@ -100,7 +102,7 @@ def faults() -> None:
 @_server_options
 @_JSON
 def list_faults(job: str, api_host: str | None, api_port: int | None, as_json: bool) -> None:
-    """The faults that have still to strike. JOB is a partition or a process id."""
+    """List the faults that have still to strike. JOB is a partition or a process id."""
     from podrun.faults import parse_fault
 
     with job_at(job, api_host, api_port) as (client, name):
@@ -119,7 +121,7 @@ def list_faults(job: str, api_host: str | None, api_port: int | None, as_json: b
 @click.argument("texts", nargs=-1, metavar="[FAULT]...")
 @_server_options
 def cancel_faults(job: str, texts: Sequence[str], api_host: str | None, api_port: int | None) -> None:
-    """Take faults of JOB off the plan: those named, or all."""
+    """Take faults of JOB off the plan: the named ones, or all."""
     with job_at(job, api_host, api_port) as (client, name):
         gone = client.cancel_faults(name, texts)
     click.echo(f"Cancelled on partition {name}: {', '.join(gone) or 'nothing was planned'}.")
@@ -130,7 +132,7 @@ def cancel_faults(job: str, texts: Sequence[str], api_host: str | None, api_port
 @_server_options
 @_JSON
 def fault_history(job: str, api_host: str | None, api_port: int | None, as_json: bool) -> None:
-    """The faults that have struck, oldest first. JOB is a partition or a process id."""
+    """List the faults that have struck, oldest first. JOB is a partition or a process id."""
     with job_at(job, api_host, api_port) as (client, name):
         struck = history_of(client.machine_reports(name))
     if as_json:
@@ -151,14 +153,14 @@ def fault_history(job: str, api_host: str | None, api_port: int | None, as_json:
 
 
 def history_of(reports: Sequence[MachineReport]) -> list[dict[str, Any]]:
-    """What struck on the machines of a partition, by time."""
+    """The faults that struck the machines of a partition, by time."""
     found = [{**entry, "machine": report.agent_id} for report in reports for entry in report.struck_faults]
     return sorted(found, key=lambda entry: (entry["time_s"], entry["machine"]))
 
 
 @faults.command("kinds")
 def fault_kinds() -> None:
-    """All targets and kinds, with their settings."""
+    """List all targets and kinds, with their settings."""
     from podrun.faults import DISTURBANCES, EFFECTS
 
     rows = [
@@ -192,7 +194,7 @@ def check_plan(plan: Path) -> None:
 
 @faults.command("schema")
 def print_schema() -> None:
-    """The JSON schema of fault plans."""
+    """Print the JSON schema of fault plans."""
     import json
 
     from podrun.faults import plan_schema

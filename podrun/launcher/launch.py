@@ -55,9 +55,9 @@ def preview(spec: LaunchSpec, environ: Mapping[str, str]) -> str:
 def launch(spec: LaunchSpec, environ: Mapping[str, str], replan: Replan | None = None) -> int:
     """Run a launch and return its exit code. Raises PodrunError for errors before instances run.
 
-    ``replan``: the launch with another number of replicas, for those that may go on with fewer.
+    ``replan`` returns the launch with another number of replicas, for launches that may go on with fewer.
     """
-    # Instances get the environment as the user had it; podrun and Ray change that of this process.
+    # Instances get the environment as the user had it; podrun and Ray change the one of this process.
     before = dict(environ)
     quiet_grpc()
     with _Launch(spec, before, replan) as running:
@@ -80,7 +80,7 @@ class _Launch:
         """The planned faults that have not struck."""
         self._program_faults: PlanOfALaunch | None = None
         self._program_environment: Mapping[str, str] = {}
-        """Tells instances of this host which faults strike in them."""
+        """Variables that tell instances on this host which faults strike in them."""
         self.started = time.monotonic()
         self._began = time.time()
         self._undo = contextlib.ExitStack()
@@ -150,7 +150,9 @@ class _Launch:
         return code
 
     def _plan_program_faults(self, folder: str) -> None:
-        """Write down the faults that strike in instances. Raises UsageError for one of an instance elsewhere."""
+        """Write down the faults that strike in instances. Raises UsageError for a fault in an instance on
+        another host.
+        """
         planned = () if self.spec.partition is None else self.spec.partition.faults
         faults = [fault for fault in planned if fault.in_program]
         for fault in faults:
@@ -167,7 +169,7 @@ class _Launch:
             self._program_environment = {FILE: str(file)}
 
     def _finish_recording(self, outcome: LaunchOutcome, code: int, mixer: OutputMixer) -> None:
-        """Write the record, and say what went wrong and what it cost, if anything did."""
+        """Write the record; if anything went wrong, say what it was and what it cost."""
         if self.recording is None:
             return
         if outcome.failed is not None and self.spec.restarts is None:
@@ -192,7 +194,9 @@ class _Launch:
         cache: str,
         mixer: OutputMixer,
     ) -> LaunchOutcome:
-        """Start all instances, and supervise them until they have ended. ``beside``: the partition is on its way."""
+        """Start all instances, and supervise them until they have ended. ``beside``: the partition is being made
+        meanwhile.
+        """
         with contextlib.ExitStack() as undo:
             runner = ProcessRunner()
             undo.callback(runner.close)
@@ -200,7 +204,7 @@ class _Launch:
             for other in others:
                 undo.callback(other.close)
             self.supervisor = Supervisor([runner, *others], mixer, self.log, wake=runner.wake)
-            self._stopping.check()  # From here on the supervisor hears of signals.
+            self._stopping.check()  # From here on the supervisor receives signals.
             if beside:
                 self._watch_partition()
             if self.recording is not None:
@@ -211,7 +215,7 @@ class _Launch:
             return outcome
 
     def _recover(self, failed: Ended, repairs: Repairs | None, mixer: OutputMixer, seconds: float) -> bool:
-        """Do what the coordinator decides about an attempt that failed. True iff the instances are to start again."""
+        """Do what the coordinator decides about a failed attempt. True iff the instances are to start again."""
         damage, batches = (
             (Damage(), 0) if repairs is None else self._stopping.wait_for(repairs.look, self._cancel)
         )
@@ -232,8 +236,8 @@ class _Launch:
         return False
 
     def _carry_out(self, recovery: Recovery, repairs: Repairs | None) -> bool:
-        """Make the partition usable again. Faults that have still to strike are planned before instances start. False
-        if there is no way.
+        """Make the partition usable again and plan the faults that have still to strike, before instances start. False
+        if that is impossible.
         """
         if repairs is None or self.session is None:
             return True
@@ -402,7 +406,7 @@ class _Launch:
                 self.log.progress(line)
 
     def _unstruck_faults(self) -> str:
-        """The message that names planned faults that did not strike; empty if none had to."""
+        """The message that names planned faults that did not strike; empty if every fault that had to strike did."""
         if self.session is None:
             return ""
         try:
@@ -474,7 +478,7 @@ def write_bytes(channel: OutputChannel, data: bytes) -> None:
         stream.buffer.write(data)
         stream.buffer.flush()
     except OSError as error:
-        # Nobody reads the output: it is dropped, and the instances go on.
+        # Nobody reads the output: drop it, and let the instances go on.
         silence(stream, error)
 
 

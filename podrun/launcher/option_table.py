@@ -10,11 +10,11 @@ import enum
 from dataclasses import dataclass
 
 PORT_DEFAULT = 8090
-"""Where a V-IPU controller listens."""
+"""The port at which a V-IPU controller listens."""
 
 
 class ValueKind(enum.Enum):
-    """What stands behind an option on the command line."""
+    """The kind of value that an option takes on the command line."""
 
     FLAG = "flag"
     """Nothing: ``--dry-run``. (``--dry-run=no`` is understood.)"""
@@ -49,10 +49,10 @@ class Section(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. ``default`` is what an absent option means; None: decided at run time as ``help`` says.
+    """One option. ``default`` is the value of an absent option; None: podrun decides at run time, as ``help`` says.
 
-    ``repeatable`` options gather a tuple. ``choices`` lists the only values. ``config``: may stand in a
-    configuration file. ``ignored`` is the one warning given when it is used: why it does nothing here.
+    ``repeatable`` options gather a tuple. ``choices`` lists the only values. ``config``: whether it may stand in a
+    configuration file. ``ignored`` is the warning given once when the option is used: why it has no effect here.
     """
 
     name: str

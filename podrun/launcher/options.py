@@ -165,7 +165,7 @@ ELSEWHERE = {
     "num-ipus": "num-replicas",
     "ipus": "ipus-per-replica",
 }
-"""What other launchers (mpirun, torchrun, srun) and programs call options of podrun."""
+"""Options of podrun by the names that other launchers (mpirun, torchrun, srun) and programs give them."""
 
 
 def _nearest(name: str) -> str | None:
@@ -299,7 +299,7 @@ VERBS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("podrun completion SHELL", "for bash, zsh and fish"),
     ),
 }
-"""Commands by what they are for; each has a --help of its own."""
+"""Commands by purpose; each has a --help of its own."""
 EXAMPLES = (
     "podrun --num-replicas 16 train.py",
     "podrun --num-replicas 16 --num-instances 4 --print-topology=yes train.py --epochs 3",
@@ -323,7 +323,7 @@ def spelled(option: Option) -> str:
 
 
 def default_text(option: Option) -> str:
-    """The default as users type it; empty if there is none or ``help`` says it."""
+    """The default as users type it; empty if there is none or ``help`` states it."""
     if option.kind in (ValueKind.FLAG, ValueKind.VERBOSITY) or option.default is None or option.default == ():
         return ""
     if isinstance(option.default, bool):

@@ -53,8 +53,9 @@ class OutputChannel(enum.Enum):
 
 
 class LineAssembler:
-    """Chunks in, whole lines out (without line ends). Of a line that rewrites itself with carriage returns,
-    as progress bars do, the last state is kept."""
+    """Turns chunks into whole lines (without line ends). Of a line that rewrites itself with carriage returns, as
+    progress bars do, it keeps the last state.
+    """
 
     def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
         self._rest = b""
@@ -69,7 +70,7 @@ class LineAssembler:
         return [last_state(line) for line in lines]
 
     def finish(self) -> list[bytes]:
-        """The last line, if it had no line end."""
+        """The last line, if it has no line end."""
         rest, self._rest = self._rest, b""
         return [last_state(rest)] if rest else []
 
@@ -137,12 +138,12 @@ class OutputMixer:
             self._emit(instance, OutputChannel.STDERR, self._held.pop(instance)[1])
 
     def keep(self, instance: int) -> None:
-        """Keep the held lines of the failing instance for `show_failure`."""
+        """Keep the held lines of the failing instance, for `show_failure`."""
         if instance in self._held:
             self._held[instance] = (math.inf, self._held[instance][1])
 
     def release_due(self) -> None:
-        """Write lines that were held back for `HOLD_SECONDS`: their instance did not end."""
+        """Write lines that were held back for `HOLD_SECONDS`, because their instance did not end."""
         due = self._clock() - HOLD_SECONDS
         for instance in [i for i, (since, _) in self._held.items() if since <= due]:
             self.release(instance)
@@ -160,9 +161,9 @@ class OutputMixer:
         self._files = {}
 
     def show_failure(self, instance: int) -> bool:
-        """Make what the instance said of its failure the last thing on screen. False if it said nothing.
+        """Show what the instance said about its failure as the last thing on screen. False if it said nothing.
 
-        Nothing is repeated if nothing came after it.
+        Nothing is repeated if no other output followed.
         """
         held = self._held.pop(instance, None)
         lines = last_words(self._errors[instance]) if held is None else held[1]
@@ -177,8 +178,7 @@ class OutputMixer:
         return True
 
     def explains_itself(self, instance: int) -> bool:
-        """True iff the instance's last words are a traceback or an error of Python's (SyntaxError has
-        none)."""
+        """True iff the instance's last words are a traceback, or a Python error without one (SyntaxError)."""
         lines = self._errors[instance]
         return bool(last_traceback(lines)) or (bool(lines) and b"Error: " in lines[-1])
 
@@ -187,7 +187,9 @@ class OutputMixer:
         self._written += 1
 
     def _copy(self, instance: int, channel: OutputChannel, chunk: bytes) -> None:
-        """Into the instance's file. One that cannot be written (a full disk) is given up, which is said once."""
+        """Copy the bytes to the instance's file. If the file cannot be written (a full disk), warn once and stop
+        copying.
+        """
         file = self._files.get((instance, channel))
         if file is None:
             return
@@ -238,7 +240,7 @@ def last_words(lines: Sequence[bytes]) -> list[bytes]:
 
 
 def last_traceback(lines: Sequence[bytes]) -> list[bytes]:
-    """The last Python traceback, with those it is chained to, and what follows it; empty if there is none."""
+    """The last Python traceback, with those it is chained to and the text after it; empty if there is none."""
     kept = list(lines)
     starts = [i for i, line in enumerate(kept) if line.lstrip().startswith(TRACEBACK)]
     if not starts:
@@ -297,7 +299,7 @@ class Log:
             self._line("W", text)
 
     def progress(self, text: str) -> None:
-        """Progress of the launch: a plain line unless --quiet (with -v a log line)."""
+        """Show the progress of the launch: a plain line unless --quiet (with -v a log line)."""
         if self.verbosity >= 1:
             self._line("I", text)
         elif self.verbosity == 0:
@@ -314,7 +316,7 @@ class Log:
         return capture.get()
 
     def error(self, error: PodrunError) -> None:
-        """Message and hint, always."""
+        """Write message and hint, at every verbosity."""
         self.write(error_text(error))
 
     def write(self, text: str) -> None:
@@ -324,7 +326,7 @@ class Log:
                 self._stream.write(text)
                 self._stream.flush()
             except OSError as error:
-                # A launch must still be ended when nobody reads its output.
+                # A launch must still end properly when nobody reads its output.
                 silence(self._stream, error)
             except ValueError:
                 return  # The stream is closed.
@@ -337,8 +339,8 @@ class Log:
 def silence(stream: TextIO, error: OSError) -> None:
     """Discard further output, so that the interpreter does not fail when it flushes the stream at its end.
 
-    Nothing is said if the reader is gone (a pipe, a closed terminal). Another reason, such as a full disk, is reported
-    on standard error.
+    Silent if the reader is gone (a pipe, a closed terminal). Any other reason, such as a full disk, is reported on
+    standard error.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())

@@ -45,13 +45,13 @@ BETWEEN_ATTEMPTS_SECONDS = 2.0
 BETWEEN_REPORTS_SECONDS = 0.2
 """Pause between two attempts to get IPUs that others use."""
 _OF_A_LAUNCH = re.compile(r"podrun-(\d+)")
-"""Names of partitions that podrun makes for one launch; the number is its process id."""
+"""Names of partitions that podrun makes for one launch; the number is podrun's process id."""
 _STARTS_BADLY = (
     "Try again, with -vv to see more. A host that is very busy or short of memory starts machines too slowly; "
     "a vipu-server that stays up (vipu-server --prestart) starts them once."
 )
 CLOSE_SECONDS = 1.0
-"""Seconds for a thread that waits for the partition to notice that the launch is over."""
+"""Seconds in which a thread that waits for the partition must notice that the launch is over."""
 
 
 class Closed(PodrunError):
@@ -74,24 +74,24 @@ class PartitionSession:
     name: str = ""
     created: bool = False
     launch_id: str = ""
-    """Marks the faults of this launch, which hit no other."""
+    """Marks the faults of this launch; they hit no other launch."""
     others: Sequence[str] = ()
-    """Other hosts that run instances: they must reach the server."""
+    """Other hosts that run instances and must reach the server."""
     token: str = field(default="", repr=False)
     first_ipu: int = 0
-    """Where the launch's IPUs begin in a reconfigurable partition that it shares with others."""
+    """First IPU of this launch in a reconfigurable partition that it shares with other launches."""
     _place: PlaceInPartition | None = None
     _client: Any = None
     _service: Any = None
     _info: Any = None
     before: Sequence[MachineReport] = ()
-    """What the machines had done when the launch took the partition."""
+    """The work that the machines had done before the launch took the partition."""
     _closing: threading.Event = field(default_factory=threading.Event)
     _waiting: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def wanted(self) -> PartitionSpec:
-        """The command line's requirements of the partition."""
+        """The requirements that the command line states for the partition."""
         assert self.spec.partition is not None, "a launch without a partition has no session"
         return self.spec.partition
 
@@ -103,7 +103,7 @@ class PartitionSession:
 
     @property
     def server_missing(self) -> bool:
-        """True iff no server was found: podrun has started its own, or the POD is too small to start one."""
+        """True iff no server was found: podrun has started its own, or the POD is too small for the launch."""
         return self.address is None or self.own_service
 
     @property
@@ -114,8 +114,9 @@ class PartitionSession:
     # --- the server -------------------------------------------------------------------------------------------
 
     def connect(self) -> PodFacts:
-        """Find the server or start one; the POD it has. Raises ServiceError if a server that is named does
-        not answer, ConflictError if it has another POD than --cluster says or the port is taken."""
+        """Find the server or start one, and return its POD. Raises ServiceError if a named server does not answer, and
+        ConflictError if it has another POD than --cluster says or the port is taken.
+        """
         self.address = find_server(self.spec.server, self.environ)
         if self.address is None:
             return self._start_service()
@@ -155,7 +156,7 @@ class PartitionSession:
         cluster = choose_cluster(self.spec)
         self.pod = facts_of(cluster)
         if self.spec.layout.ipus > self.pod.ipus:
-            return self.pod  # Too small: the caller refuses it, and nothing is started.
+            return self.pod  # The POD is too small: the caller refuses it, and nothing is started.
         ray = self.spec.server.ray
         if ray is not None:
             from podrun.vipu.ray_starts import resolve
@@ -230,7 +231,9 @@ class PartitionSession:
                 break
             except ServiceError as error:
                 if attempt == self.wanted.attempts:
-                    if self.own_service:  # The server ends with podrun, so a hint to look at it is of no use.
+                    if (
+                        self.own_service
+                    ):  # The server ends with podrun, so a hint to look at it would be of no use.
                         raise type(error)(error.message, hint=_STARTS_BADLY) from error
                     raise
                 self.log.warning(f"attempt {attempt} of {self.wanted.attempts}: {error.message}")
@@ -269,9 +272,8 @@ class PartitionSession:
         self.spec = replace(self.spec, partition=replace(self.wanted, faults=tuple(faults)))
 
     def make_anew(self, spec: LaunchSpec | None = None, faults: Sequence[FaultSpec] | None = None) -> None:
-        """Remove the partition and create one of the same name, for ``spec`` if given; lost machines are left out.
-
-        Raises ExhaustedError if there is no room; the partition of before is gone then.
+        """Remove the partition and create one of the same name, for ``spec`` if given, without lost machines. Raises
+        ExhaustedError if there is no room; the previous partition is gone by then.
         """
         from podrun.launcher.plan import fit_to_pod
 
@@ -286,7 +288,7 @@ class PartitionSession:
         self._create()
 
     def where(self) -> PartitionAddress:
-        """The address that instances need to reach the partition."""
+        """The address through which instances reach the partition."""
         assert self.address is not None
         assert self.pod is not None
         info: PartitionInfo = self._info
@@ -337,7 +339,7 @@ class PartitionSession:
             return []
 
     def control_events(self) -> tuple[Mapping[str, Any], ...]:
-        """What was done to the partition, for the record; nothing if the server does not answer."""
+        """Requests and losses that changed the partition, for the record; empty if the server does not answer."""
         try:
             reports = self.client.machine_reports(self.name)
         except PodrunError as error:
@@ -355,7 +357,7 @@ class PartitionSession:
             self._client.close()
 
     def close(self) -> None:
-        """Remove the partition if podrun created it and is to; end its own service. Does not raise."""
+        """Remove the partition if podrun created it and has to remove it; end podrun's own service. Does not raise."""
         self._closing.set()
         if not self._waiting.acquire(timeout=CLOSE_SECONDS):
             self.cancel()
@@ -382,14 +384,14 @@ class PartitionSession:
                 self._service.stop()
 
     def _disarm(self) -> None:
-        """Take what is left of the launch's faults off the plan: they are nobody else's."""
+        """Take the launch's remaining faults off the plan, because they must hit nobody else."""
         try:
             reports = self.client.machine_reports(self.name)
             planned = {text for report in reports for text in report.planned_faults}
             ours = sorted(text for text in planned if text.endswith(f":launch={self.launch_id}"))
             if ours:
                 self.client.cancel_faults(self.name, ours)
-        except PodrunError as error:  # The partition is gone, and its faults with it, or nobody can be asked.
+        except PodrunError as error:  # The partition is gone and its faults with it, or nobody answers.
             self.log.debug(f"faults were not cancelled: {error.message}")
 
     # --- inside -----------------------------------------------------------------------------------------------
@@ -422,7 +424,7 @@ class PartitionSession:
             sync_type=parse_sync_type(wanted.sync_type) if wanted.sync_type else None,
             faults=self.faults,
         )
-        self.created = True  # A request without an answer may still be carried out.
+        self.created = True  # The server may still carry out a request that it did not answer.
         try:
             self._info = self.client.create_partition(needs, wait=wanted.wait)
         except UsageError:
@@ -435,7 +437,7 @@ class PartitionSession:
         self.log.info(f"creating partition {self.name} of {wanted.size} IPUs")
 
     def _remove_at_end(self) -> None:
-        """Remove the partition over a new connection: the other one may have been cancelled."""
+        """Remove the partition over a new connection, because the other one may have been cancelled."""
         assert self.address is not None
         self._client.close()
         self._connect(self.address, min(self.spec.server.timeout, REMOVE_SECONDS))
@@ -476,7 +478,7 @@ class PartitionSession:
         return f"has {info.num_gcds} GCDs; the run needs 1 or {self.wanted.num_gcds}"
 
     def _shares(self, info: PartitionInfo) -> bool:
-        """Whether the launch takes a part of the partition and leaves the rest to others."""
+        """Whether the launch takes a part of the partition and leaves the rest to other launches."""
         return info.reconfigurable and info.size > self.wanted.size and not self.wanted.reset
 
     def _take_place(self, info: PartitionInfo) -> None:
@@ -507,11 +509,11 @@ class PartitionSession:
         )
 
     def _check_free(self, info: PartitionInfo) -> None:
-        """Refuse a partition that somebody else's processes are using: a reset would take their IPUs away."""
+        """Refuse a partition that another user's processes use: a reset would take their IPUs away."""
         try:
             reports = self.client.machine_reports(info.name)
         except (ServiceError, NotFoundError):
-            return  # The state of the partition, asked for next, says more.
+            return  # The next request, for the state of the partition, gives a better error.
         for report in reports:
             for ipu in report.ipus:
                 if ipu.process is not None:
@@ -524,16 +526,19 @@ class PartitionSession:
 
 
 class PlaceInPartition:
-    """A launch's choice of IPUs in a partition that several launches share: a lock on a range of a file's bytes, one
-    for each IPU, that the kernel gives up when the launch ends, however it ends. Launches that start at the same
-    moment so choose different IPUs; machines refuse a second process in any case."""
+    """A launch's choice of IPUs in a partition that several launches share: a lock on bytes of a file, one for each
+    IPU.
+
+    The kernel releases it when the launch ends, however it ends. So launches that start at the same moment choose
+    different IPUs; machines refuse a second process in any case.
+    """
 
     def __init__(self, file: int) -> None:
         self._file = file
 
     @classmethod
     def take(cls, directory: Path, name: str, first: int, size: int) -> PlaceInPartition | None:
-        """The place, or None if another launch of this user on this host has a part of it."""
+        """The place, or None if another launch of this user on this host holds a part of it."""
         file = os.open(directory / f"{name}.ipus", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, size, first)
@@ -543,7 +548,7 @@ class PlaceInPartition:
         return cls(file)
 
     def release(self) -> None:
-        """Give it up. Idempotent."""
+        """Release the place. Idempotent."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -552,9 +557,9 @@ class PlaceInPartition:
 def answers(
     ask: Callable[[], list[MachineReport]], pause: Callable[[float], None], attempts: int = 25
 ) -> list[MachineReport]:
-    """Reports of a partition's machines. On a busy host some do not answer in time; those are asked again.
+    """Reports of a partition's machines, which are asked again while some do not answer in time, as on a busy host.
 
-    Returns the last reports, some of which are without an answer if that lasts for ``attempts`` questions.
+    Returns the last reports; a machine that does not answer ``attempts`` questions has a report without an answer.
     """
     reports = ask()
     for _ in range(attempts - 1):
@@ -566,15 +571,16 @@ def answers(
 
 
 def _goes_with_a_launch(name: str) -> bool:
-    """Whether another podrun on this host made the partition for itself, and removes it when it ends."""
+    """Whether another podrun on this host made the partition for its own launch, and removes it when the launch
+    ends.
+    """
     made = _OF_A_LAUNCH.fullmatch(name)
     return made is not None and int(made[1]) != os.getpid() and os.path.exists(f"/proc/{made[1]}")
 
 
 def work_since(before: Sequence[MachineReport], report: MachineReport) -> MachineReport:
-    """A machine's report without the work that it had done ``before``.
-
-    What was not known before counts as 0.
+    """A machine's report without the work that it had done ``before``; work that ``before`` does not mention counts as
+    0.
     """
     from dataclasses import replace
 

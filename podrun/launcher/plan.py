@@ -1,4 +1,4 @@
-"""Options -> `LaunchSpec`: PopRun's validation rules and placement. Pure; the environment and the host are
+"""From options to a `LaunchSpec`: PopRun's validation rules and placement. Pure; the environment and the host are
 passed in.
 
 Every refusal says which numbers clash and what to type instead.
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 MAX_IPUS_PER_INSTANCE = 64
 """The most IPUs that one process drives: those of an IPU-POD64."""
 _OURS = re.compile("num-|ipus-per|vipu-|mpi-|only-output|print-topology|fault$|offline-mode|.*-partition$")
-"""Options that programs rarely have themselves. After the program they cause a warning."""
+"""Options whose names programs rarely use themselves. After the program they cause a warning."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What planning reads besides options: the environment, the working directory, the interpreter for .py files."""
+    """What planning reads apart from options: the environment, the working directory, the interpreter for .py files."""
 
     environ: Mapping[str, str]
     directory: str
@@ -52,7 +52,7 @@ class LaunchContext:
 def plan_launch(given: Mapping[str, Any], program: tuple[str, ...], context: LaunchContext) -> LaunchSpec:
     """The launch that options and program describe. Raises UsageError for invalid values.
 
-    What depends on the POD (its size, IPU-Link domains) is checked by `fit_to_pod` once the POD is known.
+    `fit_to_pod` checks what depends on the POD (its size, IPU-Link domains), once the POD is known.
     """
     values = settle(given)
     layout = plan_layout(values)
@@ -318,7 +318,7 @@ def _partition(values: Mapping[str, Any], layout: LaunchLayout, context: LaunchC
 
 
 def _restarts(values: Mapping[str, Any], context: LaunchContext) -> RestartPolicy | None:
-    """What is done when instances fail; None: nothing."""
+    """The restart policy; None if instances that fail are not started again."""
     path, most = values["restart-policy"], values["max-restarts"]
     if path is None and not most:
         return None
@@ -373,7 +373,7 @@ def begins_with(path: Path, data: bytes) -> bool:
 
 
 def _plan_or_record(path: Path) -> tuple[FaultSpec, ...]:
-    """The faults of a plan; of a record (``podrun --record``) those that struck in its launch."""
+    """The faults of a plan, or of a record (``podrun --record``) those that struck in its launch."""
     from podrun.faults import parse_fault, read_plan
     from podrun.record.events import FIRST_BYTES, read_record
 
@@ -384,7 +384,7 @@ def _plan_or_record(path: Path) -> tuple[FaultSpec, ...]:
 
 
 def _check_faults(spec: LaunchSpec, pod: PodFacts, ilds: int) -> None:
-    """Raises UsageError for a fault whose IPU, machine or IPU-Link the partition does not have."""
+    """Raise UsageError for a fault whose IPU, machine or IPU-Link the partition does not have."""
     if spec.partition is None or not spec.partition.faults:
         return
     from podrun.core.cluster import LinkTopology
@@ -438,7 +438,7 @@ def _warnings(
 
 
 def _misplaced(given: Mapping[str, Any], command: tuple[str, ...]) -> list[str]:
-    """Warn of options of podrun that stand after the program and so go to the program."""
+    """Warn of options of podrun that stand after the program and therefore go to the program."""
     names = {word.removeprefix("--").partition("=")[0] for word in command[1:] if word.startswith("--")}
     ours = [f"--{name}" for name in sorted(names - given.keys()) if name in BY_NAME and _OURS.match(name)]
     if not ours:
@@ -448,7 +448,7 @@ def _misplaced(given: Mapping[str, Any], command: tuple[str, ...]) -> list[str]:
 
 
 def _interpreter_warning(command: tuple[str, ...], context: LaunchContext) -> list[str]:
-    """Warn of another Python than podrun's, which may not find podrun."""
+    """Warn of a Python other than podrun's, which may not find podrun."""
     import shutil
 
     if os.path.basename(command[0]) not in ("python", "python3") or command[0] == context.python:

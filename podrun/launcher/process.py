@@ -64,7 +64,7 @@ class Ended:
 
     @property
     def in_words(self) -> str:
-        """How it ended."""
+        """How it ended, in words."""
         if self.signal is None:
             return f"exit code {self.code}"
         return f"signal {signal.Signals(self.signal).name} (exit code {self.code})"
@@ -82,7 +82,7 @@ class Command:
     directory: str
     environment: Mapping[str, str]
     stdin: int | None = None
-    """The file descriptor of its standard input; None: it reads nothing."""
+    """The file descriptor of its standard input; None: it has no input."""
 
 
 @dataclass(slots=True)
@@ -128,9 +128,7 @@ class ProcessRunner:
         return process.pid
 
     def poll(self, timeout: float) -> list[Event]:
-        """Wait at most ``timeout`` seconds for something to happen; what happened, in order for each
-        instance.
-        """
+        """Wait at most ``timeout`` seconds for events; returns them in order for each instance."""
         lingering = any(child.status and not child.reported for child in self._children.values())
         events: list[Event] = []
         for key, _ in self._selector.select(min(timeout, 0.05) if lingering else timeout):
@@ -161,7 +159,7 @@ class ProcessRunner:
                     os.killpg(child.process.pid, number)
 
     def wake(self) -> None:
-        """Make a `poll` that waits return. Nothing happens once it is closed."""
+        """End a `poll` that waits. No-op after `close`."""
         if self._wake_write >= 0:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._wake_write, b"x")
@@ -179,7 +177,7 @@ class ProcessRunner:
         self._children = {}
         self._selector.close()
         os.close(self._wake_read)
-        # A signal handler may wake us at any moment, also when this number names another file.
+        # A signal handler may call this at any moment, also when the number already names another file.
         wake, self._wake_write = self._wake_write, -1
         os.close(wake)
 
@@ -236,7 +234,7 @@ class ProcessRunner:
 
 
 class Residue:
-    """Processes and directories of one launch. ``launch_id`` marks its processes' environment."""
+    """The processes and directories of one launch. ``launch_id`` marks the environment of its processes."""
 
     def __init__(self, registry: Registry) -> None:
         owner = this_process()
@@ -257,7 +255,7 @@ class Residue:
         return cls(registry)
 
     def publish(self, session: PartitionSession) -> None:
-        """Publish which partition the launch uses, and the address of podrun's own service to monitors."""
+        """Publish which partition the launch uses, and for monitors the address of podrun's own service."""
         if session.own_service and session.address is not None and session.pod is not None:
             entry = dataclasses.replace(
                 self._publication.entry,

@@ -62,7 +62,7 @@ class ProfileOptions:
 
 
 def main(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the verb; the program's own exit code. Raises PodrunError for what cannot be right."""
+    """Run the verb; returns the program's exit code. Raises PodrunError for invalid options."""
     from podrun.launcher.cli import run
     from podrun.report.document import load
 
@@ -116,9 +116,9 @@ def beside(before: Path, after: Path, directory: str | None) -> int:
 
 
 def split_options(words: Sequence[str]) -> tuple[ProfileOptions, list[str]]:
-    """The verb's own options, and what is left for podrun. They may stand anywhere before the program.
+    """The verb's own options, and the words left for podrun. Own options may stand anywhere before the program.
 
-    Raises UsageError for an own option without its value or given twice, and for an option nobody has.
+    Raises UsageError for an own option without its value or given twice, and for an unknown option.
     """
     queue, rest = list(words), []
     found: dict[str, str] = {}
@@ -151,10 +151,11 @@ def _takes_next(word: str) -> bool:
 
 
 def reporting(environ: Mapping[str, str], directory: str | None) -> tuple[dict[str, str], Path]:
-    """The environment with all reports on, and the absolute directory that instances' names derive from.
+    """The environment with all reports on, and the absolute directory that the names of instances' directories begin
+    with.
 
-    Engine options that the user has set stay; so does their directory, unless another one is given.
-    Raises InvalidOptionError if they cannot be right.
+    Engine options that the user has set stay; so does their directory, unless another one is given. Raises
+    InvalidOptionError if they are invalid.
     """
     from podrun.report.engine_options import DIRECTORY as KEY
     from podrun.report.engine_options import VARIABLE, engine_options
@@ -173,7 +174,7 @@ def _documents(directory: Path) -> dict[Path, int]:
 
 
 def _shown(path: Path, profile: Profile, other: Profile | None) -> str:
-    """A session's summary and files; with ``other``, what changed, which goes into its page as well."""
+    """A session's summary and files. With ``other``, also what changed, which goes into its page as well."""
     from podrun.report.document import PAGE, TRACE, load_origin, write_report
     from podrun.report.text import compare, summary
 

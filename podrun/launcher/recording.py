@@ -2,9 +2,9 @@
 
 Instances write to files in a folder of the launch (`podrun.record.recorder`), podrun to one beside them. At the end
 they become one record. Without ``--record`` a launch that plans faults or may start instances again is recorded too,
-for what is said at the end.
+because the end of the launch reports on it.
 
-``podrun replay``, ``shrink``, ``diff`` and ``incidents`` are what can be done with a record.
+``podrun replay``, ``shrink``, ``diff`` and ``incidents`` read records.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NOT_RECORDED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What came out of it."""
+    """What a recorded launch left: its record, incidents and goodput."""
 
     record: Record
     incidents: tuple[Incident, ...]
@@ -62,7 +62,7 @@ class Recorded:
 
     @property
     def lines(self) -> list[str]:
-        """What is said at the end of a launch in which something went wrong."""
+        """The lines printed at the end of a launch in which something went wrong."""
         if not self.incidents:
             return []
         said = [incident.text for incident in self.incidents]
@@ -72,7 +72,7 @@ class Recorded:
 def with_header(
     spec: LaunchSpec, given: Mapping[str, Any], program: Sequence[str], directory: str
 ) -> LaunchSpec:
-    """A launch that is written down. Raises NotFoundError if its record cannot be."""
+    """The launch with the header of its record. Raises NotFoundError if the record cannot be written."""
     if spec.record is not None:
         check_file(Path(spec.record))
     planned = () if spec.partition is None else spec.partition.faults
@@ -81,8 +81,8 @@ def with_header(
 
 
 class LaunchRecording:
-    """The record of one launch. ``folder``: for the files of its processes; ``file``: of the record, if one is asked
-    for; ``since``: when the launch began, in seconds since 1970.
+    """The record of one launch. ``folder`` holds the files of its processes; ``file`` is the record, if one is asked
+    for; ``since`` is when the launch began, in seconds since 1970.
     """
 
     def __init__(self, folder: Path, file: str | None, header: LaunchHeader, since: float = 0.0) -> None:
@@ -93,13 +93,13 @@ class LaunchRecording:
         """Variables for instances on this host."""
 
     def begin(self, life: int, layout: LaunchLayout) -> None:
-        """Instances are about to start; they were started ``life`` times before."""
+        """Note that instances are about to start; they were started ``life`` times before."""
         self._notes.life = life
         parts = {"replicas": layout.replicas, "instances": layout.instances, "ipus": layout.ipus}
         self._notes.note_at(0, "start", parts)
 
     def decided(self, failed: Ended, decision: Recovery | Verdict) -> None:
-        """An attempt failed, and this was decided."""
+        """Note that an attempt failed and what the coordinator decided."""
         self.ended(failed)
         if isinstance(decision, Verdict):
             self.note("verdict", text="not started again: " + decision.text.partition("\n")[0])
@@ -109,18 +109,18 @@ class LaunchRecording:
         self.note("restart", text=f"{steps}, {text}" if steps else text)
 
     def ended(self, failed: Ended) -> None:
-        """An instance failed."""
+        """Note that an instance failed."""
         self.note("ended", instance=failed.instance, code=failed.code, how=failed.in_words)
 
     def note(self, kind: str, **data: Any) -> None:
-        """Write down what came after all that the instances did since they were started."""
+        """Write an event that comes after everything that the instances did since they were started."""
         self._notes.note_at(AT_END, kind, data)
 
     def finish(self, left: Set[str], control: Sequence[Mapping[str, Any]] = ()) -> Recorded:
-        """Bring all files together, and write the record, with ``FILE.incidents.json`` and ``FILE.goodput.json``.
+        """Join all files and write the record, with ``FILE.incidents.json`` and ``FILE.goodput.json``.
 
-        ``left``: planned faults that did not strike. ``control``: what the service did to the partition.
-        Raises NotFoundError if the files cannot be written.
+        ``left``: planned faults that did not strike. ``control``: what the service did to the partition. Raises
+        NotFoundError if the files cannot be written.
         """
         self._notes.close()
         struck = [text for text in self._header.faults if text not in left]
@@ -138,7 +138,7 @@ class LaunchRecording:
 
 
 def step_in_words(step: Step) -> str:
-    """A step of a recovery: ``replace machine ipum2``."""
+    """A step of a recovery in words: ``replace machine ipum2``."""
     words = " ".join(re.findall("[A-Z][a-z]*", type(step).__name__)).lower()
     values = [getattr(step, field.name) for field in dataclasses.fields(step)]
     return " ".join(
@@ -152,7 +152,9 @@ def beside(file: Path, what: str) -> Path:
 
 
 def check_file(file: Path) -> None:
-    """Raises NotFoundError if a record cannot be written there: before a launch, not after it."""
+    """Raise NotFoundError if a record cannot be written there, so that a launch fails at its start and not at
+    its end.
+    """
     if not file.parent.is_dir() or file.is_dir() or not os.access(file.parent, os.W_OK):
         raise NotFoundError(
             f"the record cannot be written to {file}",
@@ -172,7 +174,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def words_of(given: Mapping[str, Any], program: Sequence[str]) -> tuple[str, ...]:
-    """The words after ``podrun`` that give these options and this program, without faults and record."""
+    """The words after ``podrun`` that state these options and this program, without faults and record."""
     words: list[str] = []
     for name, value in given.items():
         if name in NOT_RECORDED:
@@ -207,7 +209,7 @@ _OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """How a recorded launch is started again: by what, with which environment, and in which folder (None: its own)."""
+    """How a recorded launch starts again: with which command, environment and folder (None: its own)."""
 
     start: Start
     environ: Mapping[str, str]
@@ -236,7 +238,7 @@ class Again:
 
 
 def start_podrun(words: Sequence[str], environ: Mapping[str, str], folder: str) -> int:
-    """`Start` in a process of its own."""
+    """`Start` in a new process."""
     command = [sys.executable, "-m", "podrun.launcher.cli", *words]
     return subprocess.run(command, env=dict(environ), cwd=folder, check=False).returncode
 
@@ -281,7 +283,7 @@ def _parse(verb: str, words: list[str]) -> tuple[list[Path], dict[str, str]]:
 
 
 def diff(ours: Path, theirs: Path) -> int:
-    """Name the first event that differs. 0 for records of the same events, else `DIFFERENT`."""
+    """Name the first event that differs. Returns 0 for records of the same events, else `DIFFERENT`."""
     a, b = read_record(ours), read_record(theirs)
     for line in header_differences(a, b):
         sys.stdout.write(f"{line}\n")
@@ -291,7 +293,7 @@ def diff(ours: Path, theirs: Path) -> int:
 
 
 def incidents(file: Path, *, as_json: bool) -> int:
-    """Tell the incidents of a record, and its goodput where that is beside it."""
+    """Print the incidents of a record, and its goodput if that lies beside it."""
     record = read_record(file)
     if as_json:
         sys.stdout.write(incidents_json(record))
@@ -310,7 +312,7 @@ def incidents(file: Path, *, as_json: bool) -> int:
 
 
 def replay(file: Path, keep: str | None, again: Again) -> int:
-    """Launch again what was recorded, with the same faults, and compare. ``keep``: where the new record goes."""
+    """Repeat a recorded launch with the same faults, and compare. ``keep``: where to write the new record."""
     before = read_record(file)
     with _new_record(keep) as place:
         again.launch(before, before.header.faults, place)
@@ -373,7 +375,7 @@ def shrink(file: Path, keep: str | None, again: Again) -> int:
 
 
 def verdict(record: Record) -> tuple[int, str] | None:
-    """How a launch failed: its exit code and the type of its last error; None if it ended well."""
+    """How a launch failed: its exit code and the type of its last error; None if it succeeded."""
     ends = [event for event in record.events if event.kind == "end"]
     code = int(ends[-1].data.get("code", 0)) if ends else 1
     errors = [event for event in record.events if event.kind == "error"]
@@ -381,7 +383,7 @@ def verdict(record: Record) -> tuple[int, str] | None:
 
 
 def struck_faults(record: Record) -> list[str]:
-    """The faults that struck, each as one that need not strike."""
+    """The faults that struck, each marked as optional."""
     found = [str(event.data.get("fault")) for event in record.events if event.kind == "fault"]
     return [text if parse_fault(text).optional else f"{text}:optional" for text in found]
 

@@ -1,8 +1,8 @@
-"""Recovery under supervision: what is done when the instances of a launch have failed. Pure: no I/O, no clock.
+"""Recovery under supervision: what happens after the instances of a launch have failed. Pure: no I/O, no clock.
 
 `damage_of` reads from the machines' reports what is broken. `Coordinator.failed` takes how an attempt ended and answers
-with a `Recovery`, the steps that make the IPUs usable again before the instances are started once more, or with a
-`Verdict`, that it is of no use. One coordinator decides for all instances; `podrun.launcher.repair` carries out.
+with a `Recovery`, the steps that make the IPUs usable again before the instances start once more, or with a `Verdict`:
+no recovery helps. One coordinator decides for all instances; `podrun.launcher.repair` carries out its decisions.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class FailureKind(enum.Enum):
     IPU = "ipu-error"
     """An IPU needs IPU_RESET."""
     LINK = "link-down"
-    """An IPU-Link is down: PARTITION_RESET."""
-    POWER = "power-fault"
     """A machine needs FULL_RESET."""
+    POWER = "power-fault"
+    """A machine is gone, or has failed for good."""
     LOST = "machine-lost"
     """A machine is gone, or failed for good."""
 
@@ -41,9 +41,9 @@ class Answer(enum.Enum):
     RESTART = "restart"
     """Do the recovery action that the error names, and start the instances again."""
     SPARE = "spare"
-    """The same IPUs elsewhere: a new partition without the lost machine."""
+    """Use the same number of IPUs elsewhere: a new partition without the lost machine."""
     REPLACE = "replace"
-    """A fresh machine in place of the lost one (``vipu-admin restart agent``), and a reset."""
+    """Put a fresh machine in place of the lost one (``vipu-admin restart agent``), and reset."""
     FEWER = "fewer-replicas"
     """Go on with half as many replicas, or a quarter, on the machines that are left."""
     STOP = "stop"
@@ -52,7 +52,7 @@ class Answer(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """What is done after failures. ``max_restarts`` 0: nothing. ``crash_loop_after``: that many attempts that end alike
+    """What to do after failures. ``max_restarts`` 0: nothing. ``crash_loop_after``: that many attempts that end alike
     end the launch. ``after``: answers by kind of failure, tried in order.
     """
 
@@ -97,9 +97,11 @@ def read_policy(path: Path) -> RestartPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """What is broken in a partition. ``ipus``: in need of IPU_RESET, by partition index; ``links``: that are down, by
-    their ends; ``power``, ``lost``: agents. ``partition``: something else needs PARTITION_RESET. ``words``: the states
-    that machines report, each once.
+    """What is broken in a partition.
+
+    ``ipus``: partition indices of IPUs that need IPU_RESET. ``links``: the ends of links that are down. ``power``,
+    ``lost``: agents. ``partition``: something else needs PARTITION_RESET. ``words``: the states that machines report,
+    each once.
     """
 
     ipus: tuple[int, ...] = ()
@@ -112,7 +114,7 @@ class Damage:
 
     @property
     def kind(self) -> FailureKind:
-        """The worst of it."""
+        """The worst kind of failure among them."""
         found = (
             (self.lost, FailureKind.LOST),
             (self.power, FailureKind.POWER),
@@ -193,12 +195,12 @@ class ReplaceMachine:
 
 @dataclass(frozen=True, slots=True)
 class TakeSpare:
-    """A new partition of the same size, which holds no lost machine. Not possible where there is no room."""
+    """A new partition of the same size without lost machines. Impossible where there is no room."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoOnWithFewer:
-    """A new partition for half as many replicas, or a quarter, ..., at least ``at_least``; not possible below."""
+    """A new partition for half as many replicas, or a quarter, and so on, but at least ``at_least``."""
 
     at_least: int
 
@@ -209,7 +211,7 @@ Step = ResetTheseIpus | ResetThePartition | PowerCycleMachine | ReplaceMachine |
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """How one attempt of all instances ended. ``cause``: the first instance that failed and how, in words; ``batches``:
-    done in it; ``seconds``: how long it took.
+    how many it did; ``seconds``: how long it took.
     """
 
     cause: str
@@ -220,7 +222,7 @@ class Attempt:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The attempt in words."""
         broken = f" ({', '.join(self.damage.words)})" if self.damage.words else ""
         batches = f"{self.batches} {'batch' if self.batches == 1 else 'batches'}"
         return f"{self.cause} after {batches}{broken}"
@@ -232,7 +234,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Start the instances again after ``pause_seconds`` and the first of ``ways`` that is possible. ``number``: of the
+    """Start the instances again after ``pause_seconds`` and the first possible one of ``ways``. ``number``: of the
     restart, from 1.
     """
 
@@ -243,7 +245,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The instances are not started again. ``text``: why, with how each attempt ended."""
+    """The instances do not start again. ``text``: why, and how each attempt ended."""
 
     text: str
 
@@ -256,7 +258,7 @@ class Coordinator:
         self.attempts: list[Attempt] = []
 
     def failed(self, attempt: Attempt) -> Recovery | Verdict:
-        """What is done about an attempt that failed."""
+        """What to do about a failed attempt."""
         self.attempts.append(attempt)
         kind = attempt.damage.kind
         answers = self.policy.answers(kind)
@@ -273,7 +275,7 @@ class Coordinator:
         return Recovery(restarts + 1, ways, self.policy.pause_seconds)
 
     def impossible(self) -> Verdict:
-        """The verdict when none of the ways of a recovery was possible."""
+        """The verdict when no way of a recovery was possible."""
         return self._verdict("there is no machine to go on with")
 
     def _way(self, answer: Answer, damage: Damage) -> tuple[Step, ...]:

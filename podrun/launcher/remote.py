@@ -41,8 +41,8 @@ HOST_MARK = "PODRUN_HOST_MARK"
 class HostActor:
     """Runs inside the Ray actor: plain values in and out. Its methods run one at a time, on one thread.
 
-    ``scratch``: a directory for temporary files that instances make here and that goes with the launch. A guardian sees
-    to it, and to processes that instances have started, if this process or podrun is killed.
+    ``scratch``: a directory for temporary files of instances on this host, removed with the launch. If this process or
+    podrun is killed, a guardian removes it and the processes that instances have started.
     """
 
     def __init__(self, scratch: str) -> None:
@@ -69,7 +69,7 @@ class HostActor:
         self._runner.signal(number, instances)
 
     def close(self) -> None:
-        """See `ProcessRunner.close`. Removes everything that the instances left here."""
+        """See `ProcessRunner.close`. Also removes everything that the instances left on this host."""
         self._runner.close()
         end_marked(f"{HOST_MARK}={self._mark}")
         remove_scratch(Path(self._scratch))
@@ -104,7 +104,7 @@ class RemoteRunner:
         self._thread = threading.Thread(target=self._fetch, name=f"podrun-host-{host}", daemon=True)
 
     def start(self, command: Command) -> int:
-        """ActorStart an instance there. Raises OSError as `ProcessRunner.start` does, ServiceError if the host is
+        """Start an instance on the host. Raises OSError as `ProcessRunner.start` does, ServiceError if the host is
         gone.
         """
         call = self._actor.start.remote(
@@ -186,10 +186,9 @@ def connect_hosts(
 ) -> list[RemoteRunner]:
     """A runner for each host, a node of the Ray cluster at ``address`` (see `podrun.vipu.ray_starts`).
 
-    ``scratch``: what instances make there as on this host, and what goes with the launch (`HostActor`).
-
-    Raises NotFoundError naming hosts that are no nodes of the Ray cluster,
-    ServiceError if there is no such cluster or a host's actor dies, DeadlineError if it does not start."""
+    ``scratch``: as for `HostActor`. Raises NotFoundError that names hosts that are no nodes of the Ray cluster,
+    ServiceError if there is no such cluster or a host's actor dies, and DeadlineError if an actor does not start.
+    """
     from podrun.vipu.ray_session import RaySession
     from podrun.vipu.ray_starts import resolve
 
@@ -225,7 +224,7 @@ def nodes_of(hosts: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def names_of(node: Mapping[str, Any]) -> set[str]:
-    """What a user may call a Ray node: its host name (short, too), its address, its Ray name."""
+    """The names that a user may give a Ray node: its host name (short, too), its address, its Ray name."""
     full = str(node.get("NodeManagerHostname", ""))
     return {
         full,
@@ -236,7 +235,7 @@ def names_of(node: Mapping[str, Any]) -> set[str]:
 
 
 def _begin_on(ray: Any, host: str, scratch: str) -> ActorStart:
-    """Have Ray start a host's actor; not awaited. A host whose node ended and came back is another node."""
+    """Have Ray start a host's actor, without waiting. A host whose node ended and came back is another node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     strategy = NodeAffinitySchedulingStrategy(node_id=nodes_of([host], ray.nodes())[host], soft=False)

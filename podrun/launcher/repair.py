@@ -27,13 +27,13 @@ from podrun.launcher.spec import LaunchSpec
 from podrun.vipu.types import AgentState
 
 Replan = Callable[[int], LaunchSpec]
-"""The launch with another number of replicas. Raises UsageError where there is none."""
+"""Returns the launch with another number of replicas. Raises UsageError if there is none."""
 ASKED_AGAIN = 4
 """How often a machine that does not answer is asked before it counts as lost."""
 
 
 class Repairs:
-    """See the module docstring. ``replan``: None where a launch keeps its replicas."""
+    """Carries out recoveries on the partition of a launch. ``replan`` is None where a launch keeps its replicas."""
 
     def __init__(self, session: PartitionSession, log: Log, replan: Replan | None = None) -> None:
         self._session = session
@@ -43,7 +43,7 @@ class Repairs:
         self._reports: Sequence[MachineReport] = ()
 
     def look(self) -> tuple[Damage, int]:
-        """What is broken now, and the batches that were done since this was called before."""
+        """What is broken now, and the batches done since the previous call."""
         session = self._session
         self._reports = answers(
             lambda: session.client.machine_reports(session.name), session.pause, ASKED_AGAIN
@@ -54,9 +54,9 @@ class Repairs:
         return damage_of(self._reports), batches
 
     def carry_out(self, recovery: Recovery) -> bool:
-        """Do the first way that is possible. False if none is. The partition is on its way to ACTIVE afterwards.
+        """Take the first way that is possible; False if none is. Afterwards the partition is on its way to ACTIVE.
 
-        Raises PodrunError for what fails half-way.
+        Raises PodrunError for a way that fails half-way.
         """
         left = remaining(self._session.faults, self._reports)
         self._session.keep_faults(left)
@@ -71,7 +71,7 @@ class Repairs:
         return False
 
     def plan_again(self) -> None:
-        """Plan faults on machines that are new, once the partition is active."""
+        """Plan faults on new machines, once the partition is active."""
         session = self._session
         if session.faults:
             there = planned_on(session.client.machine_reports(session.name))
@@ -95,7 +95,7 @@ class Repairs:
                 self._log.progress(f"reset partition {name}")
                 try:
                     client.reset_partition(name)
-                except NotFoundError:  # A way that was tried before has removed it.
+                except NotFoundError:  # An earlier way of this recovery has removed the partition.
                     session.make_anew()
             case TakeSpare():
                 self._check_ours()
@@ -107,12 +107,12 @@ class Repairs:
                 self._go_on_with_fewer(least)
 
     def _check_ours(self) -> None:
-        """A partition that podrun did not create is not removed to make another."""
+        """Refuse to remove a partition that podrun did not create."""
         if not self._session.created:
             raise _Impossible(f"partition {self._session.name} was there before, so that podrun keeps it")
 
     def _check_spare(self) -> None:
-        """Keep a partition together as long as there are surely too few machines to make another."""
+        """Refuse to give up the partition while there are surely too few machines for another."""
         session = self._session
         usable = [
             agent
@@ -143,7 +143,7 @@ class Repairs:
 
 
 class _Impossible(ConflictError):
-    """A way of recovery that is closed here."""
+    """This way of recovery is impossible here; the message says why."""
 
 
 def planned_on(reports: Iterable[MachineReport]) -> dict[FaultSpec, FaultSpec]:
@@ -159,8 +159,8 @@ def planned_on(reports: Iterable[MachineReport]) -> dict[FaultSpec, FaultSpec]:
 
 
 def remaining(faults: Iterable[FaultSpec], reports: Sequence[MachineReport]) -> tuple[FaultSpec, ...]:
-    """The planned faults that have still to strike: those that machines report, and on lost machines those that
-    come after what took the machine.
+    """The planned faults that have still to strike: those that machines report, and for lost machines those that come
+    after the fault that took the machine.
     """
     planned = planned_on(reports)
     lost = {report.machine_index for report in reports if not report.pid or report.state != "up"}

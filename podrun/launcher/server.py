@@ -1,4 +1,6 @@
-"""Where the V-IPU server is, or else which POD podrun emulates: ``--cluster``, else the smallest that holds the run."""
+"""Finds the V-IPU server, or else chooses the POD that podrun emulates: ``--cluster``, else the smallest that holds the
+run.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,17 @@ class ServerAddress:
     port: int
     source: str
     own: bool = True
-    """Nobody has named it: it has to prove to be this user's."""
+    """The user has not named the server, so it has to prove that it is this user's."""
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port} ({self.source})"
 
 
 def find_server(server: ServerSpec, environ: Mapping[str, str]) -> ServerAddress | None:
-    """The server to use, or None if podrun is to start one. A place named by the user is not tried here.
+    """The server to use, or None if podrun has to start one. Does not connect to a server that the user names.
 
     In this order: --vipu-server-host, $IPUOF_VIPU_API_HOST, a `vipu-server` of this user on this host,
-    $VIPU_CLI_API_HOST, a V-IPU server at the default port of this host that proves to be this user's. The port is
+    $VIPU_CLI_API_HOST, a V-IPU server at the default port of this host that proves that it is this user's. The port is
     that of --vipu-server-port, else of $IPUOF_VIPU_API_PORT, else 8090. With --private: none.
     """
     if server.private:
@@ -75,7 +77,7 @@ def _published(server: ServerSpec) -> ServerAddress | None:
 
 
 def _answers(address: ServerAddress, cluster: str | None) -> bool:
-    """True iff a V-IPU server of this user answers there, and has the POD asked for."""
+    """True iff a V-IPU server of this user answers there, and has the POD that the user asks for."""
     try:
         with socket.create_connection((address.host, address.port), timeout=0.5):
             pass
@@ -95,9 +97,9 @@ SMALLEST_DEFAULT = 16
 
 
 def choose_cluster(spec: LaunchSpec) -> Cluster:
-    """The POD of ``--cluster``; else the smallest GC200 POD that holds the run, else the largest.
+    """The POD of ``--cluster``; else the smallest GC200 POD that holds the run, else the largest one.
 
-    Raises NotFoundError for an unknown POD, ConfigError for a description that is wrong.
+    Raises NotFoundError for an unknown POD, ConfigError for a wrong description.
     """
     if spec.server.cluster:
         return load_cluster(spec.server.cluster)
@@ -118,5 +120,5 @@ def facts_of(cluster: Cluster) -> PodFacts:
 
 
 def pods_by_size() -> dict[str, int]:
-    """IPUs of the GC200 PODs that can be asked for by name, smallest first: for hints."""
+    """IPUs of the named GC200 PODs, smallest first: for hints."""
     return {name: load_cluster(name).ipu_count for name in cluster_names() if name.startswith("pod")}

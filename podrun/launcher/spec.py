@@ -104,9 +104,9 @@ class ServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSpec:
-    """The user's requirements of the partition; None: decided when the server is known.
+    """The user's requirements of the partition; None: podrun decides when it knows the server.
 
-    ``faults`` are planned before the first instance attaches; only instances of this launch are hit.
+    ``faults`` are planned before the first instance attaches; they hit only instances of this launch.
     """
 
     size: int
@@ -125,9 +125,7 @@ class PartitionSpec:
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    """Where the output of instances goes. ``directory``: also to files ``DIR/1/rank.N/stdout`` and
-    ``stderr``.
-    """
+    """Where the output of instances goes. ``directory``: also into files ``DIR/1/rank.N/stdout`` and ``stderr``."""
 
     only_instance: int | None = None
     directory: str | None = None
@@ -169,9 +167,9 @@ class LaunchSpec:
     host_subnet: str | None = None
     restarts: RestartPolicy | None = None
     check_replicas: int = 0
-    """After how many batches replicas compare their weights; 0: never."""
+    """Number of batches after which replicas compare their weights; 0: never."""
     header: LaunchHeader | None = None
-    """Of the launch's record; None: nothing is written down."""
+    """Header of the launch's record; None: nothing is recorded."""
     record: str | None = None
     """The file of the record."""
     warnings: tuple[str, ...] = ()
@@ -200,11 +198,11 @@ class PartitionAddress:
     timeout: float
     target_options: Mapping[str, str] = field(default_factory=dict)
     token: str = field(default="", repr=False)
-    """The secret that instances on other hosts prove to know (`podrun.core.access`)."""
+    """The secret by which instances on other hosts prove whose they are (`podrun.core.access`)."""
     directory: str = ""
     """The runtime directory, in which instances on this host find that secret."""
     own: bool = False
-    """The service has to prove to be this user's."""
+    """The service has to prove that it is this user's."""
     first_ipu: int = 0
     """The launch's first IPU in the partition; not 0 only where several launches share one."""
 
@@ -269,8 +267,9 @@ def layout_variables(layout: LaunchLayout, instance: InstanceSpec) -> dict[str, 
 def partition_variables(
     address: PartitionAddress, instance: InstanceSpec, *, local: bool = True
 ) -> dict[str, str]:
-    """IPUOF_* and POPLAR_TARGET_OPTIONS, and where the secret is: in a file on this host, elsewhere (``local`` False)
-    in a variable."""
+    """IPUOF_* and POPLAR_TARGET_OPTIONS, and where the secret is: on this host in a file, elsewhere (``local`` False)
+    in a variable.
+    """
     secret = {"PODRUN_RUNTIME_DIR": address.directory} if local else {VARIABLE: address.token}
     own = {OWN_SERVER: "1"} if address.own else {}
     if address.first_ipu:

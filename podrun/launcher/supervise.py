@@ -32,7 +32,7 @@ SETTLE_SECONDS = 1.0
 GRACE_SECONDS = 3.0
 """From SIGTERM to SIGKILL."""
 END_SECONDS = 5.0
-"""From SIGKILL until podrun gives an instance up (its host does not answer)."""
+"""From SIGKILL until podrun gives up on an instance (its host does not answer)."""
 
 
 class Runner(Protocol):
@@ -51,7 +51,7 @@ class Runner(Protocol):
         """Send a signal to the groups of instances."""
 
     def close(self) -> None:
-        """Kill what is left, and let go of everything."""
+        """Kill the remaining processes and release everything."""
 
 
 class StopPhase(enum.Enum):
@@ -85,8 +85,11 @@ class LaunchOutcome:
 
 
 class Supervisor:
-    """See the module docstring. ``runners[0]`` is this host's; `notify_signal` and `notify_error` may be
-    called from any thread or a signal handler, then ``wake`` must make the first runner's poll return."""
+    """Supervises the instances of a launch, see the module docstring. ``runners[0]`` is this host's.
+
+    `notify_signal` and `notify_error` may be called from any thread or a signal handler; ``wake`` must then make the
+    first runner's poll return.
+    """
 
     def __init__(
         self,
@@ -115,7 +118,7 @@ class Supervisor:
         self._wake()
 
     def notify_error(self, error: PodrunError) -> None:
-        """The launch cannot go on."""
+        """End the launch with an error, because it cannot go on."""
         self._mail.put(error)
         self._wake()
 
@@ -208,7 +211,7 @@ PATIENCE_SECONDS = 1.0
 GIVE_UP_SECONDS = 10.0
 """Time for cancelled background work to end."""
 CLEARING_SECONDS = 4.0
-"""Time for clean-up; after it one more signal leaves the rest to the guardian process."""
+"""Time for clean-up; after it, one more signal leaves the rest to the guardian process."""
 
 
 class Interrupted(BaseException):
@@ -220,8 +223,9 @@ class Interrupted(BaseException):
 
 
 class Stopping:
-    """The stop signals of this process while `heard`. ``on_signal`` is called in the handler: it may note things and
-    wake somebody, nothing more."""
+    """The stop signals of this process while `heard`. ``on_signal`` is called in the handler: it may only note things
+    and wake a thread.
+    """
 
     def __init__(
         self, on_signal: Callable[[int], None], *, exit_at_once: Callable[[int], None] = os._exit
@@ -233,7 +237,7 @@ class Stopping:
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[Stopping]:
-        """Handle the signals. What the caller ignores (nohup, a job in the background of a script) stays ignored."""
+        """Handle the signals. Signals that the caller ignores (nohup, a background job of a script) stay ignored."""
         heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._handle) for number in heard}
         try:
@@ -243,11 +247,11 @@ class Stopping:
                 signal.signal(number, handler)
 
     def clearing(self) -> None:
-        """Clean-up begins: signals do not interrupt it unless it takes longer than `CLEARING_SECONDS`."""
+        """Begin clean-up: signals do not interrupt it unless it takes longer than `CLEARING_SECONDS`."""
         self._clearing_since = time.monotonic()
 
     def check(self) -> None:
-        """Raises Interrupted if a signal has come."""
+        """Raise Interrupted if a signal has come."""
         if self.number is not None:
             raise Interrupted(self.number)
 

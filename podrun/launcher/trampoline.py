@@ -12,13 +12,13 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-CANNOT_EXECUTE, NOT_FOUND = 126, 127  # What a shell answers.
+CANNOT_EXECUTE, NOT_FOUND = 126, 127  # The exit code that a shell gives.
 
 
 def main() -> None:
     parent, program = int(sys.argv[1]), sys.argv[2:]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # podrun ended before the line above.
+    if os.getppid() != parent:  # podrun ended before the line above ran.
         os._exit(1)
     try:
         os.execvp(program[0], program)
