@@ -13,7 +13,7 @@ from typing import Any
 
 from podrun.core.errors import GraphMemoryAllocationError, UnimplementedError
 from podrun.costmodel import plan_cache
-from podrun.costmodel.equations import FlatJaxpr, Plan, code_bytes
+from podrun.costmodel.equations import CALL_CODE, FlatJaxpr, Plan, code_bytes
 from podrun.costmodel.flatten import flatten
 from podrun.costmodel.schedule import PlannedOperation, PlanOptions, make_schedule
 from podrun.costmodel.target import CHIPS, Chip
@@ -177,17 +177,30 @@ def timeline(chip: Chip, steps: Sequence[PlannedOperation]) -> list[dict[str, An
 
 
 def code_by_scope(chip: Chip, steps: Sequence[PlannedOperation]) -> dict[str, dict[str, int]]:
-    """Bytes of vertex state, exchange and control code on the chip, by named scope."""
+    """Bytes of vertex state, exchange and control code on the chip, by named scope. A call of outlined code is of the
+    scope that it begins with.
+    """
     grouped: dict[str, list[Plan]] = {}
     for step in leaves(steps):
         if step.plan.family != "view":
-            grouped.setdefault(step.scope or "(no scope)", []).append(step.plan)
+            grouped.setdefault(step.scope or "(no scope)", []).extend([] if step.outlined else [step.plan])
+    found = {scope: code_bytes(chip, plans) for scope, plans in sorted(grouped.items())}
+    for step in calls(steps):
+        found[step.scope or "(no scope)"]["control_code"] += CALL_CODE * chip.tiles
     return {
-        scope: {
-            part: round(value) for part, value in code_bytes(chip, plans).items() if part != "vertex_code"
-        }
-        for scope, plans in sorted(grouped.items())
+        scope: {part: round(value) for part, value in code.items() if part != "vertex_code"}
+        for scope, code in found.items()
     }
+
+
+def calls(steps: Sequence[PlannedOperation]) -> Iterator[PlannedOperation]:
+    """The first step of each run of steps whose code others hold: each run is a call."""
+    inside = False
+    for step in leaves(steps):
+        if step.plan.family != "view":
+            if step.outlined and not inside:
+                yield step
+            inside = step.outlined
 
 
 def _ranked(entries: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
@@ -211,8 +224,8 @@ def memory_by_scope(
 
 def demand_of(chip: Chip, steps: Sequence[PlannedOperation], liveness: LiveBytes) -> tuple[Demand, int]:
     """What a planned schedule needs by itself, and the step at which its fullest tile is fullest."""
-    plans = [step.plan for step in leaves(steps)]
-    code = code_bytes(chip, plans)
+    plans = [step.plan for step in leaves(steps) if not step.outlined]
+    code = code_bytes(chip, plans, sum(1 for _ in calls(steps)))
     held = [
         live + temporary_on_chip(chip, step.plan) for live, step in zip(liveness.curve, steps, strict=True)
     ]

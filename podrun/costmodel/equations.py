@@ -83,8 +83,14 @@ REPEATED = 0.33
 BERT's first layer holds 3.7 MB, each later one 1.0 MB."""
 
 
-def code_bytes(chip: Chip, plans: Sequence[Plan]) -> dict[str, float]:
-    """Bytes on the whole chip by category, of a program that holds ``plans`` once each."""
+CALL_CODE = 2 * CONTROL_CODE
+"""Bytes of control code on each tile of a call of outlined code: a copy of what it reads, and the jump. Assumed."""
+
+
+def code_bytes(chip: Chip, plans: Sequence[Plan], calls: int = 0) -> dict[str, float]:
+    """Bytes on the whole chip by category, of a program that holds ``plans`` once each and calls what it holds
+    ``calls`` times more.
+    """
     families = {plan.family for plan in plans if plan.family not in ("view", "loop")}
     state = sum(plan.vertices * plan.tiles for plan in plans) * VERTEX_STATE
     seen: set[tuple[str, str, int]] = set()
@@ -99,7 +105,7 @@ def code_bytes(chip: Chip, plans: Sequence[Plan]) -> dict[str, float]:
         "vertex_code": vertex_code_bytes(chip, families),
         "vertex_state": state,
         "exchange_code": fragments * FRAGMENT_CODE,
-        "control_code": float(chip.tiles * CONTROL_CODE * (sets + phases)),
+        "control_code": float(chip.tiles * (CONTROL_CODE * (sets + phases) + CALL_CODE * calls)),
     }
 
 
@@ -157,7 +163,7 @@ class FlatTensor:
 @dataclass(frozen=True, slots=True)
 class Equation:
     """One primitive on numbered values. ``inputs`` holds None for literals. ``bodies`` of loops and
-    branches."""
+    branches. ``outlined``: it runs the code of an equation just like it (`podrun.costmodel.recompute`)."""
 
     primitive: str
     params: Mapping[str, Any]
@@ -167,6 +173,7 @@ class Equation:
     results: tuple[FlatTensor, ...]
     scope: str
     bodies: tuple[FlatJaxpr, ...] = ()
+    outlined: bool = False
 
 
 @dataclass(slots=True)

@@ -146,7 +146,7 @@ def _flat_words(flat: FlatJaxpr) -> Any:
     used = {*flat.arguments, *flat.constants}
     for equation in flat.equations:
         used.update(equation.outputs)
-        yield repr((equation.primitive, equation.inputs, equation.outputs, equation.scope))
+        yield repr((equation.primitive, equation.inputs, equation.outputs, equation.scope, equation.outlined))
         yield repr([(t.shape, t.dtype) for t in (*equation.operands, *equation.results)])
         yield from _words(equation.params)
         for body in equation.bodies:

@@ -4,9 +4,14 @@ A flat training step lists its forward equations, then its backward ones (scope 
 backward equation reads a value that is to be made again, copies of the forward equations that lead to it
 are put just before that reader, once, and read from there on; so the value lives from its maker to its last
 forward reader, and again from its copy to its last backward reader. Copies keep their layer and their IPU
-(``transpose(checkpoint(...))``) and so belong to the backward work of their own pipeline stage. Liveness,
-cycles and code of the changed step are then what they are: saving and price are both counted, neither is
-assumed. No bit of a result depends on it.
+(``transpose(checkpoint(...))``) and so belong to the backward work of their own pipeline stage. Liveness and
+cycles of the changed step are then what they are: saving and price are both counted, neither is assumed. No bit of a
+result depends on it.
+
+A copy is like its original, on the same IPU, so outlining makes one function of the two: vertices, their state and the
+exchange's code are there once, and a run of copies is a call (`podrun.costmodel.equations.CALL_CODE`). A copy whose
+original is gone, because only the backward pass read it, has code of its own; so has every copy where a program
+switches outlining off.
 """
 
 from __future__ import annotations
@@ -30,12 +35,14 @@ class Recompute:
 
     ``rule``: ``"none"``; ``"standard"``: all but checkpoints chosen so that peak memory is small;
     ``"pipeline"``: everything in all forward stages but the last; ``"all"``: everything. Whatever the rule,
-    operators whose scope is in ``scopes`` are made again, and those in ``kept`` are checkpoints.
+    operators whose scope is in ``scopes`` are made again, and those in ``kept`` are checkpoints. ``outlined``: copies
+    call the code of their originals.
     """
 
     rule: str = "none"
     scopes: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
+    outlined: bool = True
 
     @property
     def active(self) -> bool:
@@ -76,6 +83,8 @@ class _Remaker:
         self.again = self._chosen()
         self.copies: dict[int, int] = {}
         """Numbers of copies by those of the values they stand for."""
+        self.originals: dict[int, int] = {}
+        """The other way round, of each copy's first value."""
 
     def _maker(self, number: int | None) -> int | None:
         return None if number is None else self.maker.get(number)
@@ -114,7 +123,20 @@ class _Remaker:
                 equation = replace(equation, inputs=inputs)
             made.append(equation)
         # Forward work that only the backward pass needed (a derivative) is now done there alone.
-        return replace(self.flat, equations=needed(made, self.flat.results), tensors=self.tensors)
+        kept = needed(made, self.flat.results)
+        return replace(self.flat, equations=self._outlined(kept), tensors=self.tensors)
+
+    def _outlined(self, made: list[Equation]) -> list[Equation]:
+        """``made``, where copies whose original is there are calls of it."""
+        if not self.what.outlined:
+            return made
+        there = {number for equation in made for number in equation.outputs}
+        return [
+            replace(equation, outlined=True)
+            if equation.outputs and self.originals.get(equation.outputs[0]) in there
+            else equation
+            for equation in made
+        ]
 
     def _here(self, number: int | None, place: int | None, made: list[Equation]) -> int | None:
         """What stands for a value in the backward pass at ``place``; copies go to the end of ``made``."""
@@ -157,6 +179,7 @@ class _Remaker:
             self.tensors[self.next] = self.tensors[number]
             self.next += 1
         outputs = tuple(self.copies[number] for number in equation.outputs)
+        self.originals[outputs[0]] = equation.outputs[0]
         scope = recomputing(equation.scope)
         made.append(replace(equation, inputs=inputs, outputs=outputs, scope=scope))
 

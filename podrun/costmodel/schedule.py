@@ -56,7 +56,7 @@ def _by_label(proportions: tuple[tuple[str, float], ...]) -> dict[str, float]:
 @dataclass(frozen=True, slots=True)
 class PlannedOperation:
     """One planned equation or chain: what it reads and writes (value numbers), where it stands, what it
-    costs."""
+    costs. ``outlined``: it runs code that another step holds."""
 
     plan: Plan
     primitive: str
@@ -66,6 +66,7 @@ class PlannedOperation:
     aliases: tuple[int, ...] = ()
     """Results that share their operand's memory, or never leave the vertex that makes them."""
     body: tuple[PlannedOperation, ...] = field(default=())
+    outlined: bool = False
 
 
 MAKERS = {
@@ -88,8 +89,15 @@ def make_schedule(chip: Chip, flat: FlatJaxpr, options: PlanOptions) -> list[Pla
             steps.append(_chain_step(chip, group, position, last_use, share))
         else:
             steps.append(_single_step(chip, group[0], options, share))
+        if group[0].outlined:
+            steps[-1] = _calling(steps[-1])
         shares |= dict.fromkeys(_largest_results(group), steps[-1].plan.share)
     return steps
+
+
+def _calling(step: PlannedOperation) -> PlannedOperation:
+    """The step as a part of a call."""
+    return replace(step, outlined=True, body=tuple(_calling(inner) for inner in step.body))
 
 
 def _share(group: list[Equation], shares: Mapping[int, float]) -> float:
@@ -144,7 +152,8 @@ def _groups(flat: FlatJaxpr) -> Iterator[tuple[int, list[Equation]]]:
 def _joins(chain: list[Equation], equation: Equation) -> bool:
     if "alone" in chain[0].params or "alone" in equation.params:
         return False  # A vertex of the library by itself.
-    return equation.scope == chain[0].scope and len(chain) < 64
+    same = (equation.scope, equation.outlined) == (chain[0].scope, chain[0].outlined)
+    return same and len(chain) < 64
 
 
 def _chain_step(

@@ -107,6 +107,7 @@ def choose(
     limit = product.proportion * chip.tile_bytes
     turns = serial_turns(limit, held.inputs, held.weights + held.partials, cut.n, grain)
     temporary = held.inputs + (held.weights + held.partials) / turns
+    beside = _beside(product, cut, held, turns)
     # A turn moves its own weights and partial sums, and all the inputs.
     exchange = gather_weights + spread + turns * (phases + gather_in)
     total = cut.compute + closing[0] + closing[1] + exchange + turns * rearrange + (turns - 1.0) * TURN_CYCLES
@@ -124,7 +125,7 @@ def choose(
         compute_sets=serial + reductions + (1 if transform else 0),
         exchanges=serial + reductions,
         flops=2.0 * product.macs,
-        temporary_bytes=float(temporary[best]),
+        temporary_bytes=float(beside[best]),
         tiles=int(cut.used[best]),
         vertices=2.0 + (WORKLIST_VERTICES * product.kernel if product.kernel > 1 else 0.0),
         fragments=(PRODUCT_FRAGMENTS if product.groups == 1 else GROUPED_FRAGMENTS)
@@ -161,6 +162,18 @@ def _gathered(chip: Chip, product: Product, cut: ProductSplits, held: _Held) -> 
         held.inputs * (1.0 - stay_rows) / in_rate * pieces,
         held.weights * (1.0 - stay_weights) / weight_rate * pieces,
     )
+
+
+def _beside(product: Product, cut: ProductSplits, held: _Held, turns: Values) -> Values:
+    """Bytes on a tile beside operands and outputs, which the step's live values count already: an operand that is
+    whole where it is needed is read there, and sums that are the outputs are made there.
+    """
+    whole = cut.pn == 1 if product.rows_resident else cut.used == 1
+    whole_weights = cut.used == 1 if product.rows_resident else cut.pm == 1
+    done = (cut.pk == 1) & (product.output_type == product.partials_type)
+    inputs = np.where(whole, 0.0, held.inputs)
+    weights, sums = np.where(whole_weights, 0.0, held.weights), np.where(done, 0.0, held.partials)
+    return np.asarray(inputs + (weights + sums) / turns)
 
 
 def _finished(product: Product, cut: ProductSplits) -> Values:

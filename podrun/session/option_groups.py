@@ -306,7 +306,8 @@ def recompute_of(nodes: Iterable[Any], options: SessionOptions) -> Recompute:
     kept = {label for label, value in annotated.items() if value == RecomputeType.Checkpoint.value}
     if options.autoRecomputation is RecomputationType.NormOnly:
         scopes |= _norms(listed) - kept
-    return Recompute(RULES[options.autoRecomputation], frozenset(scopes), frozenset(kept))
+    rule = RULES[options.autoRecomputation]
+    return Recompute(rule, frozenset(scopes), frozenset(kept), outlined=options.enableOutlining)
 
 
 def _norms(nodes: list[Any]) -> set[str]:

@@ -84,6 +84,16 @@ def test_a_serial_split_gathers_its_inputs_in_every_turn() -> None:
     assert serial.temporary_bytes <= 0.15 * GC2.tile_bytes < whole.temporary_bytes
 
 
+def test_temporary_data_are_beside_operands_and_outputs() -> None:
+    """Sums that are the outputs are made in their place: they are no temporary data besides."""
+    shape = {"groups": 1, "m": 50_000, "k": 64, "n": 64, "partials_type": "float16"}
+    same, cast = (plan_product(GC200, Product(**shape, output_type=kind)) for kind in ("float16", "float32"))
+    assert same.detail.endswith("rows/274 in/1 out/4")
+    assert same.temporary_bytes == 183 * 64 * 2 + 64 * 16 * 2
+    assert cast.detail.endswith("rows/1471 in/1 out/1")
+    assert cast.temporary_bytes == 34 * 64 * 2 + 64 * 64 * 2 + 34 * 64 * 2
+
+
 def test_turns_do_not_help_where_the_inputs_alone_have_no_room() -> None:
     """A serial split divides weights and partial sums; an expanded field has to be there in every turn."""
     tight = plan_product(GC2, Product(**FIRST_LAYER, partials_type="float32", stride=2, proportion=0.1))

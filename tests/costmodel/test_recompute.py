@@ -24,7 +24,7 @@ WIDTH, ROWS = 64, 512
 ACTIVATION = WIDTH * ROWS * 2
 
 
-def step(layers: int, places: int = 1, shared: bool = False) -> FlatJaxpr:
+def step(layers: int, places: int = 1, shared: bool = False, rows: int = ROWS) -> FlatJaxpr:
     """Forward and backward of dense layers over places (scopes ``ipu:i``)."""
 
     def loss(weights: list[Any], x: Any) -> Any:
@@ -37,7 +37,7 @@ def step(layers: int, places: int = 1, shared: bool = False) -> FlatJaxpr:
     half = jnp.float16
     weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), half)] * (1 if shared else layers)
     return flatten(
-        jax.make_jaxpr(jax.value_and_grad(loss))(weights, jax.ShapeDtypeStruct((ROWS, WIDTH), half))
+        jax.make_jaxpr(jax.value_and_grad(loss))(weights, jax.ShapeDtypeStruct((rows, WIDTH), half))
     )
 
 
@@ -114,3 +114,54 @@ def test_segments_hold_every_equation_and_say_what_crosses(what: Recompute) -> N
     # Without recomputation the first stage leaves its activations to its backward work, with it nothing.
     own = set(parts[0].crossing) & set(parts[-1].flat.arguments)
     assert bool(own) == (what is NOTHING)
+
+
+def memory(flat: FlatJaxpr) -> dict[str, Any]:
+    found: dict[str, Any] = cost_flat(flat, GC200, results_stay=False)["memory"]
+    return found
+
+
+def test_recomputing_saves_what_the_tiles_hold_not_activations_alone() -> None:
+    """Copies run the code of their originals: a deep step of large activations needs much less in all."""
+    flat = step(36, rows=32 * ROWS)
+    kept, again = memory(flat), memory(recomputed(flat, Recompute("standard")))
+    # Masks that only the backward pass reads are now steps of their own there.
+    for part, most in (("vertex_state", 1.12), ("exchange_code", 1.01), ("control_code", 1.2)):
+        assert kept["code"][part] <= again["code"][part] <= most * kept["code"][part]
+    saved = kept["activations_peak_bytes"] - again["activations_peak_bytes"]
+    assert kept["max_tile_bytes"] - again["max_tile_bytes"] > 0.9 * saved / GC200.tiles
+    assert again["max_tile_bytes"] < 0.6 * kept["max_tile_bytes"]
+
+
+def test_without_outlining_copies_have_code_of_their_own() -> None:
+    flat = step(36)
+    own = memory(recomputed(flat, Recompute("standard", outlined=False)))["code"]
+    assert own["vertex_state"] > 1.2 * memory(flat)["code"]["vertex_state"]
+
+
+def test_a_copy_whose_original_is_gone_has_its_own_code() -> None:
+    """What only the backward pass reads is made there alone once it is made again."""
+    again = recomputed(step(6), Recompute("all"))
+    made = {number for equation in again.equations for number in equation.outputs}
+    copies = [e for e in again.equations if "checkpoint(" in e.scope]
+    called = [e for e in copies if e.outlined]
+    assert called
+    assert len(called) + sum(not e.outlined for e in copies) == len(copies)
+    assert not any(e.outlined for e in again.equations if "checkpoint(" not in e.scope)
+    # As many originals are there as copies that call them.
+    shapes = {number: again.tensors[number] for number in made}
+    for equation in called:
+        twins = [
+            e
+            for e in again.equations
+            if not e.outlined and (e.primitive, e.params) == (equation.primitive, equation.params)
+        ]
+        assert any(shapes[e.outputs[0]] == shapes[equation.outputs[0]] for e in twins)
+
+
+def test_scopes_share_out_all_code() -> None:
+    report = cost_flat(recomputed(step(12), Recompute("standard")), GC200, results_stay=False)
+    whole = report["memory"]["code"]
+    for part in ("vertex_state", "control_code"):
+        listed = sum(code[part] for code in report["code_by_scope"].values())
+        assert listed == pytest.approx(whole[part], rel=1e-3)
