@@ -45,6 +45,8 @@ def pointwise() -> Iterator[Case]:
     )
     yield from shaped("logit special_logit special_entr", 0.1, 0.9)
     yield from shaped("special_erfcx special_i0 i0 special_i0e special_i1 special_i1e special_ndtr")
+    yield from shaped("special_modified_bessel_i0 special_modified_bessel_i1", smooth=False)
+    yield from shaped("digamma", -4.0, -0.2)
     yield from shaped("special_ndtri", 0.1, 0.9)
     yield from shaped("special_log_ndtr", -1.5, 1.5)
     yield from cases_of("polygamma", lambda n: (1, n(5, low=0.5)), lambda n: (2, n(5, low=0.5)))

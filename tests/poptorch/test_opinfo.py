@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from tests.poptorch.opinfo import verdicts
 
 AGREEING = json.loads((Path(__file__).parent / "opinfo_agreeing.json").read_text())
-FEWEST = 548
+FEWEST = 560
 """Operators that agree, of 677 that take float32. May only rise."""
 FAST = ["matmul", "cat", "gather", "softmax", "nn.functional.cross_entropy"]
 CHUNKS = 24

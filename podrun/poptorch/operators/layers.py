@@ -131,6 +131,8 @@ def columns(call: Call, x: Array, kernel: Any, dilation: Any, padding: Any, stri
     batched = x.ndim == 4
     image = x if batched else x[None]
     kernel, dilation, padding, stride = (spread(each, 2) for each in (kernel, dilation, padding, stride))
+    if not x.size:
+        return jnp.zeros(call.results[0].shape, x.dtype)
     patches = lax.conv_general_dilated_patches(
         image, kernel, stride, [(p, p) for p in padding], rhs_dilation=dilation
     )

@@ -276,15 +276,32 @@ def _of_one(function: Callable[[Array], Array]) -> Callable[[Call, Array], Array
     return apply
 
 
+def _trigamma(x: Array) -> Array:
+    """The derivative of digamma. JAX's is right for positive numbers; others are reflected."""
+    positive = jnp.where(x < 0, 1 - x, x)
+    made = special.polygamma(jnp.int32(1), positive)
+    return jnp.where(x < 0, (jnp.pi / jnp.sin(jnp.pi * x)) ** 2 - made, made)
+
+
+@jax.custom_jvp
+def _digamma(x: Array) -> Array:
+    return special.digamma(x)
+
+
+@_digamma.defjvp
+def _digamma_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return _digamma(primals[0]), _trigamma(primals[0]) * tangents[0]
+
+
 for _names, _function in (
-    (("i0", "special_i0"), special.i0),
+    (("i0", "special_i0", "special_modified_bessel_i0"), special.i0),
     (("special_i0e",), special.i0e),
-    (("special_i1",), special.i1),
+    (("special_i1", "special_modified_bessel_i1"), special.i1),
     (("special_i1e",), special.i1e),
     (("special_ndtri",), special.ndtri),
     (("special_log_ndtr",), stats.norm.logcdf),
     (("special_ndtr",), special.ndtr),
-    (("digamma", "special_psi"), special.digamma),
+    (("digamma", "special_psi"), _digamma),
 ):
     aten(*_names)(_of_one(_function))
 
@@ -300,7 +317,9 @@ def angle(call: Call, x: Array) -> Array:
 def polygamma(call: Call, order: int, x: Array) -> Array:
     """Derivatives of the logarithm of the gamma function, the first of them for order 0."""
     wide = widened(x).astype(jnp.float32)
-    return special.digamma(wide) if order == 0 else special.polygamma(jnp.int32(order), wide)
+    if order < 2:
+        return _trigamma(wide) if order else _digamma(wide)
+    return special.polygamma(jnp.int32(order), wide)
 
 
 @aten("special_zeta")
