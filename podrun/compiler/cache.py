@@ -152,6 +152,9 @@ def digest(program: Program, target: str, settings: dict[str, Any], identity: It
         ],
         "locations": asdict(program.locations),
         "plans": asdict(program.plans),
+        "transfers": None
+        if program.transfers is None
+        else [program.transfers.io_tiles, sorted((n, b.value) for n, b in program.transfers.beside.items())],
         "metadata": dict(program.metadata),
     }
     found = hashlib.sha256(json.dumps(description, sort_keys=True).encode())

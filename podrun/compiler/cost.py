@@ -33,11 +33,13 @@ from podrun.compiler.timeline import (
     collective_seconds,
     gather_seconds,
     idle_share,
+    makespan,
     reduction_seconds,
     seconds_by_cause,
     streamed_segment_bytes,
     streamed_update_bytes,
     streaming_seconds,
+    transfer_seconds,
     update_spec,
 )
 from podrun.compiler.update import scalar_buffer
@@ -60,7 +62,8 @@ def tile_report(
     """The report of one batch, plain JSON-able data.
 
     ``step``: cycles and seconds, and seconds by cause (compute, copies, streaming, update, all_reduce,
-    collectives: those of the model, and sharded weights that are gathered). ``segments``:
+    collectives: those of the model, and sharded weights that are gathered; host: waiting for its data, in programs
+    that arrange transfers). ``segments``:
     for each segment of a micro-batch its IPU, the cycle of the pipeline it runs in, and the tile model's
     report of it; ``update``: the same for each IPU that has weights. ``ipus``: what each IPU holds. ``pipelined``,
     and for pipelines ``pipeline``: schedule, cycles to fill, run full and flush, the share of time in which IPUs idle.
@@ -70,10 +73,13 @@ def tile_report(
     Raises InvalidOptionError for an unknown target.
     """
     model = chip(target)
+    working = model
+    if program.transfers is not None and program.transfers.io_tiles:
+        working = model.with_tiles(model.tiles - program.transfers.io_tiles)
     step = _micro_batch(program, traced)
     cut = _cut(program, step, placement)
-    segments = [_segment_cost(program, step, segment, cut, placement, target) for segment in cut]
-    updates = _update_reports(program, memory, target)
+    segments = [_segment_cost(program, step, segment, cut, placement, working) for segment in cut]
+    updates = _update_reports(program, memory, working)
     collectives = _collectives(program, traced, cut, segments, placement, model)
     tasks = _tasks(program, segments, updates, memory, collectives, model)
     streamed = _update_streaming(program, memory)
@@ -87,8 +93,11 @@ def tile_report(
             hidden = causes["update"] if batched else 0.0
             causes["streaming"] = causes.get("streaming", 0.0) + max(0.0, max(streamed.values()) - hidden)
         causes["all_reduce"] = max(reduction_seconds(program, memory, model).values(), default=0.0)
+    if program.transfers is not None:
+        each = makespan(tasks, program.accumulation_factor, schedule) / program.accumulation_factor
+        causes["host"] = transfer_seconds(program, traced, model, each)
     seconds = sum(causes.values())
-    held = ipu_memory(program, memory, [s.work for s in segments], updates, model)
+    held = ipu_memory(program, memory, [s.work for s in segments], updates, working)
     report = {
         "version": 1,
         "step": {"cycles": round(seconds * model.clock_hz), "seconds": seconds, "seconds_by_cause": causes},
@@ -105,9 +114,9 @@ def tile_report(
             if changed.recompute == program.recompute:
                 return [s.work for s in segments]
             again = _cut(changed, step, placement)
-            return [_segment_cost(changed, step, s, again, placement, target).work for s in again]
+            return [_segment_cost(changed, step, s, again, placement, working).work for s in again]
 
-        report["remedies"] = remedies(program, memory, works, updates, model)
+        report["remedies"] = remedies(program, memory, works, updates, working)
         report["largest_need"] = largest_need(program, memory)
     return report | ({"pipeline": _pipeline(program, placement, tasks)} if program.pipelined else {})
 
@@ -193,7 +202,7 @@ def _segment_cost(
     segment: FlatSegment,
     segments: Sequence[FlatSegment],
     placement: Placement,
-    target: str,
+    target: Chip,
 ) -> _SegmentCost:
     sent, kept = _sent_bytes(segment, segments, placement)
     results = dict(zip(step.flat.outputs, step.results, strict=True))
@@ -320,7 +329,7 @@ def _pipeline(program: Program, placement: Placement, tasks: Sequence[SegmentTas
     }
 
 
-def _update_reports(program: Program, memory: Memory, target: str) -> dict[int, dict[str, Any]]:
+def _update_reports(program: Program, memory: Memory, target: Chip) -> dict[int, dict[str, Any]]:
     """The tile model's report of the update on each IPU that has weights."""
     rule = program.update
     found = {}

@@ -218,6 +218,32 @@ class Phases:
     batched: bool = False
 
 
+class Beside(enum.Enum):
+    """What runs while a tensor crosses between host and IPU."""
+
+    NOTHING = "nothing"
+    """The IPU waits for it."""
+    MICRO_BATCHES = "micro_batches"
+    """Other micro-batches of its batch: the first load and the last store of a batch are waited for."""
+    BATCHES = "batches"
+    """Other micro-batches, also those of the batches before and after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """How the host's data cross, in a program that arranges it. Changes modelled time and memory, no result.
+
+    ``io_tiles``: tiles of each IPU that only move data. ``beside``: by name of an input or anchor; NOTHING for others.
+    """
+
+    io_tiles: int = 0
+    beside: Mapping[str, Beside] = field(default_factory=dict)
+
+    def of(self, name: str) -> Beside:
+        """What runs while an input or anchor crosses."""
+        return self.beside.get(name, Beside.NOTHING)
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """See the module docstring.
@@ -261,6 +287,8 @@ class Program:
     locations: Locations = field(default_factory=Locations)
     plans: PlanOptions = field(default_factory=PlanOptions)
     """How the tile model plans products: changes modelled cycles and memory, no result."""
+    transfers: Transfers | None = None
+    """None: the host's data are there in time, and take no modelled time."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -30,6 +30,10 @@ accumulators there and back for each gradient, optimizer state there and back fo
 their IPU go there when they are made and come back for each segment that reads them; between neighbouring execution
 phases they stay on chip. A variable cut over replicas moves its shard only. The rate is that of a machine, shared by
 what streams at the same time: the replicas of the machine, and in a pipeline their stages.
+
+**Host data** take time in programs that arrange their transfers (`podrun.compiler.program.Transfers`); in others they
+are there in time. An IPU waits for what crosses beside nothing; what crosses beside micro-batches is waited for so far
+as it takes longer than one, and at the ends of a batch or of a run. The rate is that of a machine's host link.
 """
 
 from __future__ import annotations
@@ -46,11 +50,16 @@ from podrun.compiler.arenas import Memory, WeightGroup, replicas_reduced
 from podrun.compiler.forward_trace import Trace
 from podrun.compiler.ipu_memory import SegmentWork
 from podrun.compiler.model_collectives import ExchangeKind, exchanges
-from podrun.compiler.program import PipelineOrder, Program, layout_of
-from podrun.core.executable import TensorSpec, numpy_dtype
+from podrun.compiler.program import Beside, PipelineOrder, Program, layout_of
+from podrun.core.executable import Retrieval, TensorSpec, numpy_dtype
 from podrun.core.names import gradient_buffer
 from podrun.costmodel.batch import STREAMING_BYTES_PER_SECOND
-from podrun.costmodel.exchange import all_reduce_seconds, fabric_of
+from podrun.costmodel.exchange import (
+    STREAM_BYTES_PER_SECOND,
+    TRANSFER_CYCLES,
+    all_reduce_seconds,
+    fabric_of,
+)
 from podrun.costmodel.target import IPUS_PER_MACHINE, Chip
 from podrun.costmodel.tile_memory import Location
 
@@ -377,3 +386,28 @@ def _waits_off_chip(program: Program, maker: SegmentWork, reader: SegmentWork) -
 
 def _streamed_bytes(spec: TensorSpec, place: Location) -> int:
     return place.elements(spec.size) * numpy_dtype(spec.dtype).itemsize if place.streamed(spec.size) else 0
+
+
+def transfer_seconds(program: Program, traced: Trace, chip: Chip, compute: float) -> float:
+    """Seconds of a batch in which an IPU waits for data from and to the host. ``compute``: seconds of a micro-batch."""
+    transfers = program.transfers
+    if transfers is None:
+        return 0.0
+    sharing = layout_of(program).replicas_per_machine
+    each, once = dict.fromkeys(Beside, 0.0), dict.fromkeys(Beside, 0.0)
+
+    def seconds(nbytes: int, copies: int) -> float:
+        return TRANSFER_CYCLES / chip.clock_hz + nbytes * copies / STREAM_BYTES_PER_SECOND
+
+    for name, item in program.inputs.items():
+        each[transfers.of(name)] += seconds(item.spec.nbytes, 1 if item.broadcast else sharing)
+    for anchor in program.anchors:
+        if anchor.name not in traced.outputs:
+            continue  # Weights, gradients and states: not what programs overlap.
+        every = anchor.retrieval in (Retrieval.ALL, Retrieval.EVERY_N)
+        found = each if every else once
+        found[transfers.of(anchor.name)] += seconds(traced.spec(anchor.name).nbytes, sharing) / anchor.period
+    count, near, far = program.accumulation_factor, Beside.MICRO_BATCHES, Beside.BATCHES
+    waits = count * each[Beside.NOTHING] + once[Beside.NOTHING] + once[near]
+    waits += each[near] + (count - 1) * max(0.0, each[near] + each[far] - compute)
+    return waits + max(0.0, each[far] + once[far] - compute)

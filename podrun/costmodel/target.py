@@ -62,6 +62,10 @@ class Chip:
         """The chip's own name; of a supposed one that of the chip it differs from."""
         return self.name.partition(":")[0]
 
+    def with_tiles(self, tiles: int) -> Chip:
+        """The chip with so many of its tiles at work."""
+        return replace(self, facts={**self.facts, "tiles": replace(self.facts["tiles"], value=tiles)})
+
     def _int(self, name: str) -> int:
         return int(self.facts[name].value)
 

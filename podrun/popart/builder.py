@@ -35,9 +35,9 @@ from podrun.popart.graphcore_ops import GraphcoreOp
 from podrun.popart.node_inference import check_windows, infer_custom, infer_graphcore
 from podrun.popart.opsets import AiGraphcore, AiOnnx, AiOnnxMl, debug_name, takes_debug_prefix
 from podrun.session.dataflow import InputSettings
-from podrun.session.enums import ReplicatedStreamMode
+from podrun.session.enums import ExchangeStrategy, ReplicatedStreamMode
 from podrun.session.exceptions import popart_exception
-from podrun.session.names import BROADCAST_KEY, VARIABLE_KEY, FormerBuilder
+from podrun.session.names import BROADCAST_KEY, TRANSFERS_KEY, VARIABLE_KEY, FormerBuilder
 from podrun.session.tensor_info import TensorInfo
 from podrun.session.variables import VariableSettings
 
@@ -122,6 +122,8 @@ class Builder(NodeAttributes, BuilderModel, FormerBuilder):
         note(context, "addInputTensor", [name])
         if settings.replicatedStreamMode() is ReplicatedStreamMode.Broadcast:
             self._metadata.setdefault(BROADCAST_KEY, []).append(name)
+        if settings.exchangeStrategy() is not ExchangeStrategy.JustInTime:
+            self._metadata.setdefault(TRANSFERS_KEY, {})[name] = settings.exchangeStrategy().name
         return name
 
     @takes_debug_prefix

@@ -1,9 +1,9 @@
 """From a captured module to a `CompiledModel`: checks of the graph, the division over IPUs, the session, the device.
 
 A graph must have one loss that feeds no other, and sound marks of overlapped transfers.
-`podrun.poptorch.set_overlap_for_input` and ``set_overlap_for_output`` mark tensors. On hardware, tiles that only move
-data then load the next micro-batch and store the last one while the others compute. Here the marks change no number and
-no modelled time; the rules are the SDK's, so that a program that runs here runs there.
+`podrun.poptorch.set_overlap_for_input` and ``set_overlap_for_output`` mark tensors: tiles that only move data then
+load the next micro-batch and store the last one while the others compute. The marks change modelled time and no number;
+the rules are the SDK's, so that a program that runs here runs there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,13 @@ from podrun.poptorch.enums import (
 from podrun.poptorch.errors import Error, translated
 from podrun.poptorch.host_calls import ChainedModel, GraphPart, calls_host, parts_of
 from podrun.poptorch.operators.table import supported
-from podrun.poptorch.session_model import PlacedGraph, session_model
+from podrun.poptorch.session_model import (
+    OVERLAPPED_INPUT,
+    OVERLAPPED_OUTPUT,
+    PlacedGraph,
+    overlaps,
+    session_model,
+)
 from podrun.poptorch.session_optimizers import session_optimizer
 from podrun.poptorch.session_options import anchor_type, session_options, session_patterns
 from podrun.poptorch.strategies import PHASED, PIPELINED, PipelinedExecution
@@ -106,15 +112,14 @@ def _leading_to_losses(graph: CapturedGraph, losses: set[int]) -> set[int]:
     return needed & losses
 
 
-INPUT, OUTPUT = "podrun.overlap_input.default", "podrun.overlap_output.default"
 LEAST_IO_TILES = 32
 
 
 def check_overlap(graph: CapturedGraph, options: Any) -> None:
     """Error for marks where they cannot be, and for options that they do not go with."""
-    marks = [node for node in graph.nodes if node.operator in (INPUT, OUTPUT)]
+    marks = [node for node in graph.nodes if node.operator in (OVERLAPPED_INPUT, OVERLAPPED_OUTPUT)]
     for node in marks:
-        (_check_input if node.operator == INPUT else _check_output)(node, graph)
+        (_check_input if node.operator == OVERLAPPED_INPUT else _check_output)(node, graph)
     if any(node.arguments[1] != OverlapMode.NoOverlap.value for node in marks):
         _check_options(options)
 
@@ -335,7 +340,11 @@ def _compile_session(captured: Capture, request: CompileRequest) -> CompiledMode
         short: (name, mode if kind is None else kind, every)
         for short, (name, kind, every) in options.anchored_tensors.items()
     }
-    kinds = {model.names[v.number]: anchor_type(mode, period) for v in outputs}
+    beside = overlaps(captured.graph)
+    kinds = {
+        model.names[v.number]: anchor_type(mode, period, beside.get(v.number, OverlapMode.NoOverlap))
+        for v in outputs
+    }
     kinds |= {name: anchor_type(mode, period) for name, _, _ in anchors.values()}
     kinds |= {model.names[v.number]: anchor_type(OutputMode.All, 1) for v in updates.values()}
     if not kinds and unseen is not None:

@@ -26,7 +26,9 @@ from podrun.poptorch.capture.graph import (
     Origin,
     Subgraph,
 )
+from podrun.poptorch.enums import OverlapMode
 from podrun.poptorch.operators.table import find, run_node
+from podrun.poptorch.session_options import STRATEGIES
 from podrun.session.enums import CommGroupType, RecomputeType, VariableRetrievalMode
 from podrun.session.names import (
     AVAILABLE_MEMORY,
@@ -35,6 +37,7 @@ from podrun.session.names import (
     PIPELINE_STAGE,
     RECOMPUTE,
     TRAINED_KEY,
+    TRANSFERS_KEY,
     UPDATES_KEY,
     VARIABLE_KEY,
     VIRTUAL_GRAPH,
@@ -44,6 +47,7 @@ DOMAIN = "pytorch.aten"
 """Domain of nodes that are ATen operators."""
 CHECKPOINT = "podrun.recomputation_checkpoint.default"
 SET_MEMORY = "podrun.set_available_memory.default"
+OVERLAPPED_INPUT, OVERLAPPED_OUTPUT = "podrun.overlap_input.default", "podrun.overlap_output.default"
 PRINT = "podrun.print_tensor.default"
 UPDATE = "podrun.update"
 """Operator that names the new value of a buffer."""
@@ -132,6 +136,10 @@ def session_model(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) 
     )
     _note(proto, TRAINED_KEY, sorted(source.trained & used))
     _note(proto, UPDATES_KEY, [_updated(n) for n in updates])
+    crossing = {n: STRATEGIES[mode].name for n, mode in overlaps(graph).items()}
+    transfers = {names[v.number]: crossing[v.number] for v in graph.inputs.values() if v.number in crossing}
+    if transfers:
+        _note(proto, TRANSFERS_KEY, transfers)
     if source.groups:
         _note(proto, VARIABLE_KEY, {n: _variable(*g) for n, g in source.groups.items() if n in used})
     return SessionModel(
@@ -140,6 +148,18 @@ def session_model(source: PlacedGraph, wanted: Sequence[GraphValue], name: str) 
         {v.number: names[v.number] for v in wanted},
         names,
     )
+
+
+def overlaps(graph: CapturedGraph) -> dict[int, OverlapMode]:
+    """What transfers overlap with, by number of the input that a mark takes or of the output that it gives."""
+    found = {}
+    for node in graph.nodes:
+        if node.operator in (OVERLAPPED_INPUT, OVERLAPPED_OUTPUT):
+            value, mode = node.arguments
+            assert isinstance(value, GraphValue)
+            marked = value if node.operator == OVERLAPPED_INPUT else node.results[0]
+            found[marked.number] = OverlapMode(mode)
+    return found
 
 
 def _marks(nodes: Sequence[GraphNode]) -> dict[int, dict[str, Any]]:

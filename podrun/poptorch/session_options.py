@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from podrun.poptorch.enums import MeanReductionStrategy, OutputMode, ReductionType
+from podrun.poptorch.enums import MeanReductionStrategy, OutputMode, OverlapMode, ReductionType
 from podrun.poptorch.errors import Error
 from podrun.poptorch.strategies import PHASED, PIPELINED
 from podrun.session import enums as session_enums
@@ -152,8 +152,19 @@ def validate_options(values: Mapping[str, Any]) -> None:
         _set_popart(made, key, value)
 
 
-def anchor_type(mode: OutputMode, period: int) -> AnchorReturnType:
+STRATEGIES = {
+    OverlapMode.NoOverlap: session_enums.ExchangeStrategy.JustInTime,
+    OverlapMode.OverlapAccumulationLoop: session_enums.ExchangeStrategy.OverlapInnerLoop,
+    OverlapMode.OverlapDeviceIterationLoop: session_enums.ExchangeStrategy.OverlapLoops,
+}
+"""The session's word for what a transfer overlaps with."""
+
+
+def anchor_type(
+    mode: OutputMode, period: int, overlap: OverlapMode = OverlapMode.NoOverlap
+) -> AnchorReturnType:
     """How a session returns a value."""
+    strategy = STRATEGIES[overlap]
     if mode == OutputMode.EveryN:
-        return AnchorReturnType("EveryN", period)
-    return AnchorReturnType(mode.name)
+        return AnchorReturnType("EveryN", period, exchangeStrategy=strategy)
+    return AnchorReturnType(mode.name, exchangeStrategy=strategy)

@@ -14,6 +14,7 @@ BATCH: Mapping[str, str] = {
     "update": "the optimizer's step",
     "all_reduce": "gradients between replicas",
     "collectives": "the model's own, and gathering of sharded weights",
+    "host": "waiting for data from and to the host, where the program arranges transfers",
 }
 """Causes of a batch's time (`podrun.compiler.timeline`)."""
 CYCLES: Mapping[str, str] = {

@@ -156,6 +156,7 @@ COLLECTIVE_OPERATOR = "__collectiveOperator"
 CUT = "__cut"
 """podrun's own, in placed models that are not pipelined: the stage that a node would have."""
 
+TRANSFERS_KEY = "podrun.input_transfers"
 BROADCAST_KEY = "podrun.broadcast_inputs"
 """Metadata of a model: the inputs that every replica gets whole."""
 

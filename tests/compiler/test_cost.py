@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from podrun.compiler.compile import CompileOptions, compile_program
-from podrun.compiler.program import AnchorSpec
+from podrun.compiler.program import AnchorSpec, Beside, Transfers
 from podrun.core.errors import InvalidOptionError
 from podrun.costmodel.exchange import neighbour_seconds
 from podrun.costmodel.target import chip
@@ -20,6 +20,20 @@ from .test_sharding import chain
 
 def report(program: Any, target: str = "gc200", **options: Any) -> dict[str, Any]:
     return dict(compile_program(program, target=target, options=CompileOptions(**options)).tile_report)
+
+
+def test_the_hosts_data_take_time_where_a_program_arranges_it_and_hide_behind_micro_batches() -> None:
+    def host(beside: Beside, factor: int) -> tuple[float, float]:
+        transfers = Transfers(64, dict.fromkeys(("x", "y", "loss"), beside))
+        causes = report(mlp(accumulation_factor=factor, transfers=transfers))["step"]["seconds_by_cause"]
+        return causes["host"], causes["compute"]
+
+    (one, _), (waited, compute) = host(Beside.NOTHING, 1), host(Beside.NOTHING, 4)
+    assert waited == pytest.approx(4 * one)
+    near, far = host(Beside.MICRO_BATCHES, 4)[0], host(Beside.BATCHES, 4)[0]
+    assert near == pytest.approx(one + 3 * max(0.0, one - compute / 4))
+    assert far == pytest.approx(4 * max(0.0, one - compute / 4))
+    assert "host" not in report(mlp())["step"]["seconds_by_cause"]
 
 
 def test_causes_add_up_and_the_report_is_plain_data() -> None:

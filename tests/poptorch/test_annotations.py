@@ -269,6 +269,39 @@ def test_overlapped_transfers_and_what_they_need() -> None:
         poptorch.inferenceModel(Overlapped(twice=True), options())(X)
 
 
+class Marked(torch.nn.Module):
+    """A convolution whose input, labels and loss cross as a mode says."""
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__()
+        self.mode = mode
+        self.first = torch.nn.Conv2d(3, 16, 5)
+        self.last = torch.nn.Linear(16, 4)
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        x, labels = (poptorch.set_overlap_for_input(each, self.mode) for each in (x, labels))
+        z = self.last(torch.relu(self.first(x)).mean((2, 3)))
+        return poptorch.set_overlap_for_output(torch.nn.functional.cross_entropy(z, labels), self.mode)
+
+
+@pytest.mark.slow
+def test_overlapped_transfers_hide_behind_computing_and_change_no_number() -> None:
+    x, labels = torch.linspace(-1, 1, 2 * 4 * 2 * 3 * 32 * 32).reshape(-1, 3, 32, 32), torch.arange(16) % 4
+    cycles, losses = [], []
+    for mode in poptorch.OverlapMode:
+        torch.manual_seed(0)
+        options = poptorch.Options().deviceIterations(2).logCycleCount(True)
+        options.outputMode(poptorch.OutputMode.All).setExecutionStrategy(poptorch.ShardedExecution())
+        options.TensorLocations.numIOTiles(64)
+        options.Training.gradientAccumulation(4)
+        training = poptorch.trainingModel(Marked(mode), options)
+        losses.append(training(x, labels).tolist())
+        cycles.append(training.cycleCount())
+        training.destroy()
+    assert losses[0] == losses[1] == losses[2]
+    assert cycles[0] > cycles[1] > cycles[2]
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [

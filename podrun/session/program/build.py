@@ -18,11 +18,13 @@ from podrun.compiler.program import (
     RNG,
     AnchorSpec,
     AutomaticScaling,
+    Beside,
     Forward,
     InputSpec,
     ParameterSpec,
     Program,
     Tensors,
+    Transfers,
 )
 from podrun.compiler.program import PipelineOrder as Order
 from podrun.core.executable import BATCHES_PER_PASS, Reduction, TensorSpec, numpy_dtype
@@ -33,13 +35,14 @@ from podrun.session.dataflow import DataFlow
 from podrun.session.enums import (
     AccumulateOuterFragmentSchedule,
     AnchorReturnTypeId,
+    ExchangeStrategy,
     MeanReductionStrategy,
     PipelineSchedule,
     ReductionType,
 )
 from podrun.session.environment import import_jax
 from podrun.session.exceptions import popart_exception
-from podrun.session.names import BROADCAST_KEY, TRAINED_KEY, UPDATES_KEY
+from podrun.session.names import BROADCAST_KEY, TRAINED_KEY, TRANSFERS_KEY, UPDATES_KEY
 from podrun.session.optimizers.base import Optimizer, UpdateContext
 from podrun.session.optimizers.sgd import SgdRule
 from podrun.session.option_groups import locations_of, plans_of, recompute_of
@@ -301,6 +304,7 @@ def _built(model: LightModel, request: Request) -> BuiltModel:
         updates_each_micro_batch=options.overlaps_batches and bool(trained),
         metadata=_step_metadata(flow, lowered, found.broadcast, options),
         plans=plans_of(lowered.graph.nodes, options),
+        transfers=_transfers(metadata(model.proto, TRANSFERS_KEY, {}), lowered, flow, options),
         **_arrangement(options, flow, stage_count(model.proto)),
     )
     return BuiltModel(
@@ -430,6 +434,27 @@ def _arrangement(options: SessionOptions, flow: DataFlow, stages: int) -> dict[s
         "reduction": Reduction.MEAN if _running_mean(options) else Reduction.SUM,
         "locations": locations_of(options),
     }
+
+
+BESIDE = {
+    ExchangeStrategy.JustInTime: Beside.NOTHING,
+    ExchangeStrategy.OverlapInnerLoop: Beside.MICRO_BATCHES,
+    ExchangeStrategy.OverlapLoops: Beside.BATCHES,
+    ExchangeStrategy.OverlapStep: Beside.BATCHES,
+}
+"""What runs while a tensor with an exchange strategy crosses."""
+
+
+def _transfers(
+    inputs: Mapping[str, str], lowered: Lowered, flow: DataFlow, options: SessionOptions
+) -> Transfers | None:
+    """How transfers are arranged: by ``inputs`` (exchange strategies by name), anchors and numIOTiles. None if nothing
+    says so."""
+    strategies = {name: ExchangeStrategy[strategy] for name, strategy in inputs.items()}
+    for name in flow.anchors():
+        strategies[anchor_alias(name, lowered.inputs)] = flow.art(name).exchangeStrategy()
+    beside = {n: BESIDE[s] for n, s in strategies.items() if s is not ExchangeStrategy.JustInTime}
+    return Transfers(options.numIOTiles, beside) if beside or options.numIOTiles else None
 
 
 def _update_context(options: SessionOptions, loss: str | None, own_copies: bool) -> UpdateContext:
