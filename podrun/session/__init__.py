@@ -1,6 +1,6 @@
 """What front ends share: a model on a device, from options and weights to runs and reports.
 
-What enters is given by a front end: a model that can be traced, options, an optimizer, a data flow. It becomes a
+A front end gives a model that can be traced, options, an optimizer and a data flow. They become a
 `podrun.compiler.program.Program`, which the compiler turns into an executable and a device runs; anchors, weights and
 reports go back to the front end. Names and messages are PopART's, because PopTorch sits on PopART in the SDK too.
 

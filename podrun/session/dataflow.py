@@ -91,7 +91,7 @@ class AnchorReturnType:
         return 1 if period is None else period
 
     def id(self) -> AnchorReturnTypeId:
-        """The kind."""
+        """Which values come back."""
         return self._id
 
     def rp(self) -> int:
@@ -191,7 +191,7 @@ class DataFlow:
         return dict(sorted(pairs.items()))
 
     def setBatchesPerStep(self, batchesPerStep: int) -> None:
-        """Change the number of batches; of use before a session is made."""
+        """Change the number of batches; has an effect only before a session is made."""
         if batchesPerStep <= 0:
             raise popart_exception(f"batchesPerStep must be positive, not {batchesPerStep}.")
         for name, kind in self._anchors.items():
@@ -222,7 +222,7 @@ class DataFlow:
         return tensorId in self._anchors
 
     def art(self, anchorId: str) -> AnchorReturnType:
-        """The return type of an anchor. popart_exception if it is none."""
+        """The return type of an anchor. popart_exception if the tensor is not an anchor."""
         if anchorId not in self._anchors:
             raise popart_exception(f"Tensor {anchorId!r} is not an anchor; the anchors are {self.anchors()}.")
         return self._anchors[anchorId]
@@ -232,8 +232,8 @@ class DataFlow:
 
 
 class InputSettings:
-    """How a model input reaches the IPUs: tiles, exchange, and whether replicas get their own data or all
-    the same.
+    """How a model input reaches the IPUs: tiles, exchange, and whether each replica gets its own data or all get the
+    same.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

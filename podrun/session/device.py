@@ -1,4 +1,4 @@
-"""DeviceManager and DeviceInfo: getting hold of emulated IPUs.
+"""DeviceManager and DeviceInfo: acquiring emulated IPUs.
 
 Devices are contiguous, aligned ranges of a partition's IPUs whose size is a power of two. Their ids are
 counted as on a reconfigurable partition: single IPUs first, then pairs, and so on, the whole partition
@@ -33,7 +33,7 @@ STANDALONE_IPUS = 64
 """IPUs of a process that runs without a partition."""
 
 MODEL_TILES = 4
-"""Tiles that an IPU model has unless asked otherwise, as in PopART."""
+"""Tiles of an IPU model by default, as in PopART."""
 
 _ATTACH_POLL_SECONDS = 1.0
 
@@ -45,14 +45,14 @@ def partition_configured(environ: Mapping[str, str]) -> bool:
 
 
 class _Standalone:
-    """IPUs of this process when there is no partition: who holds which."""
+    """The IPUs of a process without a partition, and who holds them."""
 
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def take(self, owned: IpuRange) -> str | None:
-        """Hold the range; None when done, else why not."""
+        """Take the range. Returns None on success, else the reason for the failure."""
         with self._lock:
             busy = sorted(set(owned) & set(self._held))
             if busy:
@@ -61,7 +61,7 @@ class _Standalone:
             return None
 
     def release(self, owned: IpuRange) -> None:
-        """Let the range go."""
+        """Release the range."""
         with self._lock:
             for ipu in owned:
                 self._held.pop(ipu, None)
@@ -92,7 +92,7 @@ def device_ids(total: int) -> dict[int, IpuRange]:
 
 
 def _let_go(connection: Connection, taken: IpuRange | None) -> None:
-    """Detach; and say that the IPUs inside this process are free."""
+    """Detach, and mark the IPUs inside this process as free."""
     try:
         connection.close()
     finally:
@@ -173,12 +173,12 @@ class DeviceInfo:
 
     @property
     def ipuVersion(self) -> str:
-        """The architecture: ``ipu2``, or what stands in for it."""
+        """The architecture: ``ipu2``, or the name of what replaces hardware."""
         return self.version
 
     @property
     def version(self) -> str:
-        """The architecture as PopART says it."""
+        """The architecture in PopART's form."""
         if self._kind is DeviceType.Cpu:
             return "<unknown-cpu>"
         if self._kind is DeviceType.OfflineIpu:
@@ -189,7 +189,7 @@ class DeviceInfo:
 
     @property
     def _loaded(self) -> Any:
-        """The session whose program is on the device; None if there is none, or the program has dropped it."""
+        """The session whose program is on the device; None if there is none or the session no longer exists."""
         return None if self._program is None else self._program()
 
     @_loaded.setter
@@ -198,7 +198,7 @@ class DeviceInfo:
 
     @property
     def isAttached(self) -> bool:
-        """True iff this process holds it: a reset of the partition takes it away."""
+        """True iff this process holds the device. A partition reset takes it away."""
         if self._attached and not self.connection.holds_ipus:
             self.detach()
         return self._attached
@@ -206,11 +206,11 @@ class DeviceInfo:
     # -- attaching --------------------------------------------------------------------------------
 
     def attach(self) -> bool:
-        """Take the IPUs; False if somebody else has them. Immediate: `tryAttachUntilTimeout` waits."""
+        """Take the IPUs; False if another process has them. Does not wait: `tryAttachUntilTimeout` does."""
         return self._refusal() is None
 
     def _refusal(self) -> str | None:
-        """Try to attach: None when done, otherwise who or what is in the way."""
+        """Try to attach. Returns None on success, otherwise who or what prevents it."""
         if self._kind is DeviceType.OfflineIpu:
             raise popart_exception(
                 "An offline device is a description to compile for: it cannot be attached."
@@ -220,20 +220,20 @@ class DeviceInfo:
         if self._uses_partition:
             refusal = self.connection.try_attach(self._request())
         else:
-            connection = self.connection  # Before IPUs are taken: it may be refused.
+            connection = self.connection  # Check before IPUs are taken, because this may refuse.
             refusal = _standalone.take(self._ipus) if self._kind is DeviceType.Ipu else None
             if refusal is None:
                 refusal = connection.try_attach(self._request())
         self._attached = refusal is None
         if self._attached:
-            # A device that the program drops is let go, as the SDK does when its last user is gone.
+            # Release a device that the program drops, as the SDK does when its last user is gone.
             taken = None if self._uses_partition or self._kind is not DeviceType.Ipu else self._ipus
             self._letting_go = weakref.finalize(self, _let_go, self.connection, taken)
             self._letting_go.atexit = False
         return refusal
 
     def hold(self, count: int) -> None:
-        """Have as many IPUs as a program covers: for a model of three IPUs, whose program leaves one of four idle."""
+        """Take as many IPUs as a program covers: for a model of three IPUs, a program of four, one of which is idle."""
         if self._kind in (DeviceType.IpuModel, DeviceType.Sim) and count != self._held:
             self.detach()
             self._connection, self._held = None, count
@@ -266,7 +266,7 @@ class DeviceInfo:
 
     @property
     def _environment(self) -> Mapping[str, str]:
-        """Environment variables for the connection. A model of an IPU gets no partition and no faults."""
+        """Environment variables for the connection. An IPU model gets no partition and no faults."""
         if self._kind is DeviceType.Ipu:
             return self._environ
         not_for_models = ("IPUOF_", "PODRUN_OFFLINE_MODE", "PODRUN_FAULTS")
@@ -278,7 +278,7 @@ class DeviceInfo:
         return self._ipus
 
     def tryAttachUntilTimeout(self) -> bool:
-        """Try to attach once a second until `setOnDemandAttachTimeout` is over."""
+        """Try to attach once a second until the time of `setOnDemandAttachTimeout` is over."""
         deadline = time.monotonic() + self._timeout
         while not self.attach():
             if time.monotonic() >= deadline:
@@ -295,7 +295,7 @@ class DeviceInfo:
         return int(self._timeout)
 
     def detach(self) -> None:
-        """Let the IPUs go."""
+        """Release the IPUs."""
         if self._kind is DeviceType.OfflineIpu:
             raise popart_exception(
                 "An offline device is a description to compile for: it cannot be detached."
@@ -310,9 +310,7 @@ class DeviceInfo:
         self._connection = None
 
     def ensure_attached(self) -> None:
-        """What a session does before it loads: OnDemand devices attach now. popart_exception if they
-        cannot.
-        """
+        """Attach an OnDemand device before a session loads. popart_exception if that fails."""
         if self.isAttached:
             return
         if self._kind is DeviceType.OfflineIpu:
@@ -352,7 +350,7 @@ class DeviceInfo:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # A user id without a name, as containers have it.
+    except (KeyError, OSError):  # The user id has no name, as in containers.
         return str(os.getuid())
 
 

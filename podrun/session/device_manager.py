@@ -124,8 +124,8 @@ class DeviceManager:
         total = self.total_ipus
         candidates = [pair for pair in device_ids(total).items() if pair[1].count == count]
         if criterion is DeviceSelectionCriterion.Random:
-            # On demand nothing is attached before a session is prepared: what another device of this process
-            # holds by now is no choice, unless there is nothing else.
+            # An OnDemand device attaches nothing before a session is prepared. So a device that another device of
+            # this process holds is chosen only if there is nothing else.
             random.SystemRandom().shuffle(candidates)
             candidates.sort(key=lambda pair: held_here(pair[1]))
         refusals: list[str] = []
@@ -172,9 +172,7 @@ class DeviceManager:
         return device
 
     def _job(self, ipus: IpuRange) -> IpuRange:
-        """The IPUs of the whole program: under PopRun those of all instances, if ``ipus`` are this
-        instance's.
-        """
+        """The IPUs of the whole program: under PopRun those of all instances, if ``ipus`` are this instance's."""
         from podrun.popdist import core
 
         layout = core.layout(self._environ)
@@ -242,7 +240,7 @@ class DeviceManager:
         connectionType: DeviceConnectionType = DeviceConnectionType.Always,
         tilesPerIPU: int = 0,
     ) -> list[DeviceInfo]:
-        """Devices of that kind and size, free or not."""
+        """Devices of that kind and size, free or taken."""
         if deviceType is not DeviceType.Ipu:
             return []
         return [
@@ -266,7 +264,7 @@ class DeviceManager:
         return _described(DeviceType.Sim, _options(options, _SIM_KEYS, "simulator"))
 
     def createOfflineIPUDevice(self, opts: Mapping[str, Any]) -> DeviceInfo:
-        """A description to compile for: it cannot be attached or run on."""
+        """A description to compile for. It cannot be attached or run on."""
         return _described(DeviceType.OfflineIpu, _options(opts, _OFFLINE_KEYS, "offline IPU"))
 
     createOfflineIpuDevice = createOfflineIPUDevice
@@ -296,7 +294,7 @@ def _check_attachable(connection_type: DeviceConnectionType) -> None:
 
 
 def _taken(device: DeviceInfo) -> str | None:
-    """Attach now, unless it is to be done on demand: None when done, otherwise who or what is in the way."""
+    """Attach now, unless the device attaches on demand. Returns None on success, otherwise who or what prevents it."""
     if device.connectionType is DeviceConnectionType.OnDemand:
         return None
     with surfaced():
@@ -304,7 +302,7 @@ def _taken(device: DeviceInfo) -> str | None:
 
 
 def _described(kind: DeviceType, values: Mapping[str, str]) -> DeviceInfo:
-    """A device that is no hardware, as its options describe it."""
+    """A device without hardware, as its options describe it."""
     count = int(values.get("numIPUs", 1))
     if count < 1:
         raise popart_exception(f"A device has at least one IPU; {count} were asked for.")
@@ -319,7 +317,7 @@ def _described(kind: DeviceType, values: Mapping[str, str]) -> DeviceInfo:
 
 
 def _version(values: Mapping[str, str]) -> str:
-    """The architecture that an IPU model is asked to be. popart_exception for one that there is not."""
+    """The architecture that an IPU model's options ask for. popart_exception for an unknown one."""
     name = values.get("ipuVersion", "ipu2")
     if name not in _VERSIONS:
         raise popart_exception(f"Unknown ipuVersion {name!r}: it is one of {', '.join(_VERSIONS)}.")

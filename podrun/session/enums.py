@@ -71,7 +71,7 @@ class InitType(PopartEnum):
 
 
 class ScatterReduction(PopartEnum):
-    """How scattered values meet."""
+    """How values that are scattered to the same element combine."""
 
     Sum = 0
     Max = 1
@@ -105,7 +105,7 @@ class ReplicatedStreamMode(PopartEnum):
 
 
 class SyntheticDataMode(PopartEnum):
-    """What stands in for host data."""
+    """What replaces host data."""
 
     Off = 0
     Zeros = 1

@@ -1,7 +1,7 @@
-"""The user's process: the environment variables that front ends read, and JAX imported without a trace in it.
+"""The environment variables that front ends read, and an import of JAX that leaves no trace in the user's process.
 
-Variables are read here, at the moment that they count. Everything else is handed a mapping: a device keeps the one it
-was made with, and `ours` stands for the process's own.
+Variables are read here, at the moment that they count. Everything else is given a mapping: a device keeps the one it
+was made with, and `ours` returns the process's own.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from podrun.core.terminal import reporting
 from podrun.session.exceptions import popart_exception
 
 CACHE_DIRECTORIES = ("POPART_CACHE_DIR", "POPXL_CACHE_DIR")
-"""They name a cache directory and so switch the executable cache on."""
+"""Variables that name a cache directory and so switch the executable cache on."""
 
 SHARED_CACHE = "POPDIST_EXECUTABLE_CACHE_PATH"
-"""Names the executable cache that all instances of a run share."""
+"""Variable that names the executable cache which all instances of a launch share."""
 
 CHECK_REPLICAS = "PODRUN_CHECK_REPLICAS"
-"""After how many batches replicas compare digests of their weights."""
+"""Variable with the number of batches after which replicas compare digests of their weights."""
 
 LOG_LEVEL, LOG_DESTINATION = "POPART_LOG_LEVEL", "POPART_LOG_DEST"
 
@@ -35,13 +35,13 @@ def ours(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
 
 
 def cache_directory(environ: Mapping[str, str] | None = None) -> str:
-    """The directory of the executable cache that a user has asked for, or empty."""
+    """The directory of the executable cache that the user's variables name, or empty."""
     found = ours(environ)
     return next((found[name] for name in CACHE_DIRECTORIES if found.get(name)), "")
 
 
 def shared_cache(environ: Mapping[str, str] | None = None) -> str:
-    """The directory that ``podrun`` gives all instances of a run, or empty."""
+    """The directory that ``podrun`` gives all instances of a launch, or empty."""
     return ours(environ).get(SHARED_CACHE, "")
 
 
@@ -51,8 +51,8 @@ def dot_checks(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def check_replicas(environ: Mapping[str, str] | None = None) -> int:
-    """After how many batches replicas compare their weights: PODRUN_CHECK_REPLICAS; 0 for never. popart_exception for
-    what is no such number.
+    """Batches after which replicas compare their weights: PODRUN_CHECK_REPLICAS; 0 for never. popart_exception for an
+    invalid number.
     """
     text = ours(environ).get(CHECK_REPLICAS, "") or "0"
     if not text.isdecimal() or len(text) > 12:
@@ -72,11 +72,11 @@ def progress(what: str, environ: Mapping[str, str] | None = None) -> AbstractCon
 
 
 def import_jax() -> None:
-    """Import JAX as podrun needs it, without a trace in the program that podrun is imported into.
+    """Import JAX as podrun needs it, without a trace in the program that imports podrun. No-op if JAX is imported.
 
-    The import draws from NumPy's global generator, often between a program's ``np.random.seed`` and its data: the
-    generator is put back to where it was. From then on JAX warns of every fork; those of ``multiprocessing`` and of
-    loaders of data are harmless, since what they start computes nothing with JAX. Does nothing if JAX is imported.
+    The import draws from NumPy's global generator, often between a program's ``np.random.seed`` and its data, so the
+    generator is put back into its state. From then on JAX warns of every fork; the warning is silenced for forks of
+    ``multiprocessing`` and of data loaders, whose children compute nothing with JAX.
     """
     if "jax" in sys.modules:
         return
@@ -88,6 +88,6 @@ def import_jax() -> None:
     finally:
         np.random.set_state(state)
         log = logging.getLogger("jax")
-        if log.level == logging.NOTSET:  # What JAX does is no news for a program that logs at INFO.
+        if log.level == logging.NOTSET:  # A program that logs at INFO need not hear what JAX does.
             log.setLevel(logging.WARNING)
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)

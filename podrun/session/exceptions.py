@@ -2,7 +2,7 @@
 
 The tree is the SDK's (popart_exception over popart_runtime_error, poplar_exception over
 poplar_runtime_error and the rest). Each class also derives from the podrun class of the same meaning, so
-code that knows either catches it, and ``args[0]`` is the plain message in both. `surfaced` turns what lower
+code that knows either catches it, and ``args[0]`` is the plain message in both. `surfaced` turns the errors of lower
 rooms raise into these.
 """
 
@@ -35,14 +35,14 @@ __all__ = [
 
 
 class popart_exception(PodrunError):
-    """The program asks PopART for something that cannot be, or is not there; says what and where."""
+    """The program asks PopART for something impossible or unknown; the message says what and where."""
 
     fault = Fault.USER
     exit_code = 2
 
 
 class popart_internal_exception(popart_exception):
-    """A state PopART should never reach; in podrun this is a bug to report."""
+    """A state that PopART should never reach; in podrun this is a bug to report."""
 
     fault = Fault.INTERNAL
     exit_code = 1
@@ -53,13 +53,13 @@ class popart_runtime_error(popart_exception):
 
 
 class popart_unimplemented(popart_exception, podrun_errors.UnimplementedError):
-    """popart_exception for what PopART has and podrun has not as yet."""
+    """A popart_exception for what PopART has and podrun does not have yet."""
 
     fault = Fault.UNIMPLEMENTED
 
 
 class popart_unsupported(popart_exception, podrun_errors.UnsupportedError):
-    """popart_exception for what podrun refuses by intent."""
+    """A popart_exception for what podrun refuses by intent."""
 
     fault = Fault.UNSUPPORTED
 
@@ -69,7 +69,7 @@ class poplibs_exception(PodrunError):
 
 
 class poplar_exception(PoplarError):
-    """What the emulated IPU system reports (PopART's name for poplar_error)."""
+    """An error that the emulated IPU system reports (PopART's name for poplar_error)."""
 
 
 class poplar_runtime_error(poplar_exception, podrun_errors.PoplarRuntimeError):
@@ -123,20 +123,20 @@ class poplar_stream_memory_allocation_error(poplar_exception, podrun_errors.Stre
 
 
 class OutOfMemoryError:
-    """How an attempt to compile ended, for programs that ask instead of catching `OutOfMemoryException`: here one that
-    did not run out of memory.
+    """How a compilation ended, for programs that ask instead of catching `OutOfMemoryException`; this one did not run
+    out of memory.
     """
 
     def isSuccessful(self) -> bool:
-        """True: the exception is raised where this would say otherwise."""
+        """Always True: a failure raises an exception instead."""
         return True
 
     def getSummaryReport(self) -> str:
-        """What did not fit: nothing."""
+        """Always empty: nothing failed to fit."""
         return ""
 
     def getProfilePath(self) -> str:
-        """Path of the memory report: none."""
+        """Always empty: there is no memory report."""
         return ""
 
 
@@ -179,9 +179,7 @@ _POPLAR: tuple[tuple[type[PoplarError], type[poplar_exception]], ...] = (
 
 
 def translate(error: PodrunError) -> PodrunError:
-    """The PopART exception that says what ``error`` says; errors that are PopART's already come back as
-    they are.
-    """
+    """The PopART exception with the same meaning as ``error``; PopART's own errors come back unchanged."""
     if isinstance(error, (popart_exception, poplar_exception)):
         return error
     if isinstance(error, podrun_errors.GraphMemoryAllocationError):
@@ -213,9 +211,7 @@ def translate(error: PodrunError) -> PodrunError:
 
 @contextmanager
 def surfaced() -> Iterator[None]:
-    """Everything lower rooms raise inside surfaces as PopART's exception of the same meaning, with its
-    cause.
-    """
+    """Raise every error of lower rooms inside as PopART's exception of the same meaning, with its cause."""
     try:
         yield
     except PodrunError as error:

@@ -131,7 +131,7 @@ ACCESSORS = _accessors()
 
 
 def in_float32(tensor: str) -> str:
-    """The name in a Program of a tensor of halves as it is in float32 (`podrun.onnx_models.lowering.evaluate`)."""
+    """The name, in a Program, of the float32 form of a half tensor (`podrun.onnx_models.lowering.evaluate`)."""
     return f"in float32: {tensor}"
 
 
@@ -158,13 +158,13 @@ CUT = "__cut"
 
 TRANSFERS_KEY = "podrun.input_transfers"
 BROADCAST_KEY = "podrun.broadcast_inputs"
-"""Metadata of a model: the inputs that every replica gets whole."""
+"""Metadata of a model: the inputs of which every replica gets the whole."""
 
 VARIABLE_KEY = "podrun.variable_settings"
 """Metadata of a model: the VariableSettings of its variables, by name."""
 
 TRAINED_KEY = "podrun.trained"
-"""Metadata of a model: the parameters that are trained. Without it, all floating-point ones that lead to the loss."""
+"""Metadata of a model: the parameters that are trained. If absent, all floating-point ones that lead to the loss."""
 
 UPDATES_KEY = "podrun.updates"
 """Metadata of a model: tensors that replace parameters after each micro-batch, whether or not anything reads them."""
@@ -199,21 +199,21 @@ _FORMER = {
     "dataFeed": "It is dataFlow now.",
     "losses": "It is loss now: the name of one scalar tensor, such as builder.aiGraphcore.l1loss([x], scale) gives.",
 }
-"""Arguments that sessions took, and still take."""
+"""Arguments of earlier PopARTs that sessions still take."""
 _KEYWORDS = {
     "passes": "It is patterns now.",
 }
-"""Arguments that sessions took, and take no more."""
+"""Arguments of earlier PopARTs that sessions no longer take."""
 _BUILDER = {"pingPongPhase": "is PopART 1's: write builder.executionPhase(ids, phase)."}
 
 
 def missing(name: str) -> AttributeError:
-    """What ``popart.name`` raises where there is no such name."""
+    """The error of ``popart.name`` for a name that does not exist."""
     return _error("module 'popart'", f"popart.{name}", _MODULE, name)
 
 
 def takes_former_arguments(init: Callable[P, None]) -> Callable[P, None]:
-    """A session's ``__init__`` that also takes what PopART 1's took, with a DeprecationWarning: ``dataFeed``, and
+    """Let a session's ``__init__`` also take PopART 1's arguments, with a DeprecationWarning: ``dataFeed``, and
     ``losses``, a list of loss objects, by name or in the place of ``loss``.
     """
 
@@ -230,7 +230,7 @@ def takes_former_arguments(init: Callable[P, None]) -> Callable[P, None]:
 
 
 def _present(names: Sequence[str], args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments under their present names, by the parameters' ``names``; the losses are in the model then."""
+    """Arguments under their present names, by the parameters' ``names``. The losses have been added to the model."""
     found = dict(zip(names, args, strict=False)) | dict(given)
     asked = [name for name in _FORMER if name in given]
     if "dataFeed" in found:
@@ -248,21 +248,21 @@ def _present(names: Sequence[str], args: Sequence[Any], given: Mapping[str, Any]
 
 
 class Formerly:
-    """Base of classes that had more names once: says what has taken their place."""
+    """Base of classes that once had more names: the error says what replaced them."""
 
     __slots__ = ()
     _FORMERLY: ClassVar[Mapping[str, str]]
 
-    if not TYPE_CHECKING:  # Type checkers are to report what is not there.
+    if not TYPE_CHECKING:  # Type checkers must still report unknown names.
 
         def __getattr__(self, name: str) -> Any:
-            """Only for names that are not there."""
+            """Called only for names that do not exist."""
             kind = type(self).__name__
             raise _error(f"{kind!r} object", f"{kind}.{name}", self._FORMERLY, name)
 
 
 class FormerSession(Formerly):
-    """Names and arguments that sessions had."""
+    """Former names and arguments of sessions."""
 
     _FORMERLY = _SESSION
 
@@ -275,7 +275,7 @@ class FormerSession(Formerly):
 
 
 class FormerBuilder(Formerly):
-    """Names that builders had."""
+    """Former names of builders."""
 
     __slots__ = ()
     _FORMERLY = _BUILDER
@@ -283,5 +283,5 @@ class FormerBuilder(Formerly):
 
 def _error(owner: str, whole: str, table: Mapping[str, str], name: str) -> AttributeError:
     hint = f". {whole} {table[name].rstrip('.')}" if name in table else ""
-    # Without a full stop at the end: Python may put a guess of its own behind it.
+    # No full stop at the end, because Python may add a guess of its own.
     return AttributeError(f"{owner} has no attribute {name!r}{hint}")

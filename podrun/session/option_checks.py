@@ -22,7 +22,7 @@ from podrun.session.exceptions import popart_exception
 from podrun.session.session_options import SessionOptions
 
 TRANSFORM = "[AutomaticLossScale transform]"
-"""Heads messages about automatic loss scaling."""
+"""Begins messages about automatic loss scaling."""
 
 
 def check_options(options: SessionOptions, flow: DataFlow, device: DeviceInfo, *, training: bool) -> None:
@@ -160,7 +160,7 @@ def _check_forward_only(options: SessionOptions) -> None:
 
 
 def _check_loops(options: SessionOptions, training: bool) -> None:
-    """Options for loops that the program runs itself."""
+    """Check options for loops that the program runs itself."""
     if options.enableExplicitMainLoops and not options.useHostCopyOps:
         raise popart_exception("enableExplicitMainLoops requires useHostCopyOps.")
     if options.aliasZeroCopy and options.enablePipelining:
@@ -216,7 +216,7 @@ NOT_DONE = {
     "serializedPoprithmsShiftGraphsDir": "there is no such scheduler whose graphs could be written",
     "serializedPoprithmsAnnealGraphsDir": "there is no such scheduler whose graphs could be written",
 }
-"""Options that ask for something beside the result, which podrun does not give."""
+"""Options that ask for an effect beside the result; podrun does not have these effects."""
 
 
 def _say_what_is_not_done(options: SessionOptions) -> None:
@@ -268,7 +268,7 @@ def check_recomputation(options: SessionOptions, annotated: bool) -> None:
         RecomputationType.RecomputeAll,
     ):
         raise popart_exception(
-            "A mixture of auto and manual recomputaion is not supported",  # Spelled as programs know it.
+            "A mixture of auto and manual recomputaion is not supported",  # PopART's spelling, which programs know.
             hint="The model says itself which outputs to compute again (recomputeOutputInBackwardPass), so "
             f"autoRecomputation {options.autoRecomputation.name} cannot decide it too. Use one of them.",
         )

@@ -1,4 +1,4 @@
-"""The settings classes that SessionOptions holds, and what those about memory mean to the compiler.
+"""The settings classes that SessionOptions holds, and the meaning of memory options to the compiler.
 
 Settings are plain values with PopART's names and defaults. Attributes that do not exist are refused, with the nearest
 name that does; so are values of another type.
@@ -50,7 +50,7 @@ _PLAIN: tuple[tuple[type, Callable[[Any], Any]], ...] = ((bool, boolean), (int, 
 
 
 def _converted(current: object, value: Any) -> Any:
-    """``value`` as what may replace ``current``. TypeError where pybind11 has no conversion."""
+    """``value`` in the form that may replace ``current``. TypeError where pybind11 has no conversion."""
     for kind, convert in _PLAIN:
         if isinstance(current, kind):
             return convert(value)
@@ -70,16 +70,16 @@ class Strict:
     __slots__ = ()
     RETIRED: ClassVar[Mapping[str, str]] = {}
 
-    if not TYPE_CHECKING:  # Type checkers are to report what is not there.
+    if not TYPE_CHECKING:  # Type checkers must still report unknown names.
 
         def __getattr__(self, name: str) -> Any:
-            """Only for names that are not there, and for fields before __init__ has set them."""
+            """Called only for names that do not exist, and for fields before __init__ has set them."""
             if name.startswith("__") or name in type(self).__dataclass_fields__:
                 raise AttributeError(name)
             raise self._unknown(name)
 
     def _unknown(self, name: str) -> AttributeError:
-        """Without a full stop at the end: Python may put a guess of its own behind it."""
+        """The error for an unknown name. No full stop at the end, because Python may add a guess of its own."""
         owner = type(self).__name__
         if name in self.RETIRED:
             return AttributeError(
@@ -153,7 +153,7 @@ class TensorLocation:
 
 
 class TensorLocationSettings:
-    """A TensorLocation and the sizes from which on it applies."""
+    """A TensorLocation, and the sizes from which on it applies."""
 
     __slots__ = ("location", "minElementsForOffChip", "minElementsForReplicatedTensorSharding")
 
@@ -187,7 +187,7 @@ class AutomaticLossScalingSettings(Strict):
     )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "toTrackTensors":  # Its default None would allow nothing but None.
+        if name == "toTrackTensors":  # A default of None would allow only None.
             object.__setattr__(self, name, None if value is None else list(value))
         else:
             Strict.__setattr__(self, name, value)
@@ -236,7 +236,7 @@ class AutodiffSettings(Strict):
 
 @dataclass(slots=True)
 class ExperimentalSettings(Strict):
-    """Settings upstream calls experimental."""
+    """Settings that PopART calls experimental."""
 
     customTransformApplierSettings: dict[Any, Any] = field(default_factory=dict)
     createHostTransferableTensorWithOffset: bool = False
@@ -278,9 +278,12 @@ _PARTIALS = {"float": "float32", "half": "float16"}
 
 
 def plans_of(nodes: Iterable[Any], options: SessionOptions) -> PlanOptions:
-    """How products are planned: ``partialsTypeMatMuls`` (else of matmulOptions) and ``partialsType`` of
-    convolutionOptions for halves, and the memory proportions that the lowered graph's ``nodes`` say.
-    popart_exception for another partials type than float and half."""
+    """How products are planned.
+
+    For halves ``partialsTypeMatMuls`` (else that of matmulOptions) and ``partialsType`` of convolutionOptions decide;
+    memory proportions come from the lowered graph's ``nodes``. popart_exception for a partials type other than float
+    and half.
+    """
     products = options.partialsTypeMatMuls or options.matmulOptions.get("partialsType", "float")
     convolutions = options.convolutionOptions.get("partialsType", "float")
     for given in (products, convolutions):
@@ -296,7 +299,7 @@ def plans_of(nodes: Iterable[Any], options: SessionOptions) -> PlanOptions:
 
 
 def recompute_of(nodes: Iterable[Any], options: SessionOptions) -> Recompute:
-    """What a session computes again: by option, and by annotation of the lowered graph's ``nodes``.
+    """What a session recomputes: by option, and by annotation of the lowered graph's ``nodes``.
 
     NormOnly: norms, and non-linearities that read them directly, as PopART does.
     """
@@ -338,7 +341,7 @@ def locations_of(options: SessionOptions) -> Locations:
 
 
 def _warn_of_sharding(options: SessionOptions) -> None:
-    """Say once that there is nothing to cut over one replica, as PopART does."""
+    """Warn once, as PopART does, that sharding over one replica cuts nothing."""
     settings = {
         name: getattr(options, name).location
         for name in (
@@ -358,7 +361,7 @@ def _warn_of_sharding(options: SessionOptions) -> None:
 
 
 def _own_name(name: str) -> str:
-    """The compiler's name of an accumulator that PopART's name stands for; any other name as it is."""
+    """The compiler's name of an accumulator that PopART's name stands for; any other name unchanged."""
     accumulator = names.PREFIXES["Accum"]
     return gradient_buffer(name.removeprefix(accumulator)) if name.startswith(accumulator) else name
 

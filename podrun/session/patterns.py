@@ -48,7 +48,7 @@ MANDATORY = (
     "TanToSinOverCos",
     "ZerosLikeOpPattern",
 )
-"""Rewrites that PopART cannot do without."""
+"""Rewrites that PopART cannot run without."""
 
 OPT_IN = ("LSTMOp", "Slice2SliceSubsample", "SplitGather", "TiedGather", "TiedGatherAccumulate")
 """Rewrites that only PatternsLevel.All or the user switches on."""
@@ -89,7 +89,7 @@ _registered: set[str] = set()
 
 
 def register_pattern(name: str) -> None:
-    """Let programs name a rewrite of their own (one that a compiled library would bring). It changes nothing here."""
+    """Let programs name a rewrite of their own (one that a compiled library would provide). It has no effect here."""
     _registered.add(name)
 
 
@@ -125,7 +125,7 @@ class Patterns:
         object.__setattr__(self, "_enabled", enabled)
 
     def enablePattern(self, name: str, enable: bool) -> Patterns:
-        """Switch one on or off."""
+        """Switch a pattern on or off."""
         _known(name)
         if not enable and name in MANDATORY and self._asserts:
             raise popart_exception(
@@ -168,7 +168,9 @@ class Patterns:
 
 
 def _known(name: str) -> str:
-    name = name.replace("SoftmaxGrad", "SoftMaxGrad")  # Lists of names write it so, attributes do not.
+    name = name.replace(
+        "SoftmaxGrad", "SoftMaxGrad"
+    )  # The name in lists of patterns; the attribute has another one.
     if name in NAMES or name in _registered:
         return name
     near = difflib.get_close_matches(name, NAMES, n=1)

@@ -36,19 +36,19 @@ _READ_NOTHING = frozenset({
     "Add", "Cast", "Concat", "Detach", "Expand", "Flatten", "Identity", "IdentityLoss", "Neg", "Pad", "ReduceMean",
     "ReduceSum", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze",
 })
-"""Operators whose gradient needs neither what they read nor what they made."""
+"""Operators whose gradient needs neither their inputs nor their outputs."""
 _READ_OUTPUTS = frozenset({
     "BatchNormalization", "Dropout", "Elu", "Exp", "GRU", "GroupNormalization", "InstanceNormalization", "LSTM",
     "LeakyRelu", "MaxPool", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softmax", "Sqrt", "Tanh",
 })
-"""Operators whose gradient reads what they made; all others' reads what they read."""
+"""Operators whose gradient reads their outputs; the gradient of all others reads their inputs."""
 # fmt: on
 _FLOATS = frozenset({1, 10, 16})
-"""FLOAT, FLOAT16 and BFLOAT16 in ONNX: integers that models keep in initializers are shapes and indices, constants."""
+"""FLOAT, FLOAT16 and BFLOAT16 in ONNX. Initializers of integer types are shapes and indices, that is, constants."""
 
 
 def check_pipeline(model: ModelProto, options: SessionOptions, batches: int, *, training: bool) -> None:
-    """popart_exception for a placed model that cannot be pipelined; nothing where micro-batches do not overlap."""
+    """popart_exception for a placed model that cannot be pipelined. No-op where micro-batches do not overlap."""
     if not options.overlaps:
         return
     if training or not options.constantWeights:
@@ -60,7 +60,9 @@ def check_pipeline(model: ModelProto, options: SessionOptions, batches: int, *, 
 
 
 def _check_variables(model: ModelProto) -> None:
-    """A variable is on one virtual graph: pipelines copy what stages make, not what lasts."""
+    """popart_exception unless each variable is on one virtual graph: pipelines copy results of stages, not
+    variables.
+    """
     for name, nodes in variable_readers(model).items():
         homes = [_virtual_graph(node) for node in nodes]
         for node, home in zip(nodes, homes, strict=True):
@@ -84,7 +86,7 @@ def variable_readers(model: ModelProto) -> dict[str, list[NodeProto]]:
 
 
 def _reads(node: NodeProto) -> Iterator[str]:
-    """What a node reads, what its subgraphs take from outside included (and more)."""
+    """The inputs of a node, and everything that its subgraphs take from outside."""
     yield from node.input
     for attribute in node.attribute:
         graphs: list[GraphProto] = [attribute.g, *attribute.graphs]
@@ -93,9 +95,10 @@ def _reads(node: NodeProto) -> Iterator[str]:
 
 
 def set_stages(nodes: list[NodeProto]) -> None:
-    """Give every node (changed in place) a stage: its own, else the number of its IPU; neighbours on one IPU are one.
+    """Give every node (changed in place) a stage: its own, else the number of its IPU; neighbours on one IPU are one
+    stage.
 
-    popart_exception for stages that cannot be.
+    popart_exception for invalid stages.
     """
     counted = [node for node in nodes if node.op_type != "Constant"]
     stages = _named_stages(counted) or {id(node): _virtual_graph(node) for node in counted}
@@ -107,7 +110,7 @@ def set_cuts(nodes: list[NodeProto]) -> None:
     """Put cuts in the place of stages (nodes are changed in place), for a model on several IPUs without pipelining.
 
     Cuts are the stages that the model would have in a pipeline, so that both compute the same pieces and agree to the
-    bit: those of the program, else its IPUs in order. A model that can be no pipeline either way has none.
+    bit: the program's stages, else its IPUs in order. A model that cannot be pipelined either way has no cuts.
     """
     counted = [node for node in nodes if node.op_type != "Constant"]
     cuts = _cuts(counted)
@@ -125,12 +128,12 @@ def _cuts(nodes: list[NodeProto]) -> list[int]:
         if named:
             return _merged(nodes, named)
     except popart_exception:
-        # Without pipelining PopART does not look at stages, so wrong ones are none.
+        # Without pipelining PopART does not look at stages, so wrong ones count as none.
         pass
     try:
         return _merged(nodes, {id(node): used.index(_virtual_graph(node)) for node in nodes})
     except popart_exception:
-        # Work goes back to an IPU that it was on: there is no pipeline to agree with.
+        # Work returns to an IPU that it has left: there is no pipeline to agree with.
         return []
 
 
@@ -152,10 +155,10 @@ def _virtual_graph(node: NodeProto) -> int:
 
 
 def _merged(nodes: list[NodeProto], stages: Mapping[int, int]) -> list[int]:
-    """The stage of each node, with consecutive stages on one virtual graph as one, as PopART has it: they cannot
+    """The stage of each node, where consecutive stages on one virtual graph count as one, as in PopART: they cannot
     overlap.
 
-    popart_exception for stages that cannot be.
+    popart_exception for invalid stages.
     """
     _check_order(nodes, stages)
     homes: dict[int, tuple[int, Any]] = {}
@@ -212,10 +215,10 @@ def _check_depth(model: ModelProto, options: SessionOptions, batches: int, *, tr
 
 
 def _check_restores(model: ModelProto) -> None:
-    """Work of one stage can be done again for one other stage of its virtual graph only.
+    """popart_exception unless each stage is recomputed for at most one other stage of its virtual graph.
 
-    With RecomputationType.Pipeline a virtual graph stashes what comes to it. What a stage makes of that is made again
-    where a later stage on the same virtual graph, forward or backward, reads it.
+    With RecomputationType.Pipeline a virtual graph stashes its inputs. A stage's results are recomputed from them where
+    a later stage on the same virtual graph, forward or backward, reads them.
     """
     placed = [(node, *_place(node)) for node in model.graph.node if node.op_type != "Constant"]
     last, lasting = stage_count(model) - 1, _lasting(model)
@@ -239,7 +242,7 @@ def _check_restores(model: ModelProto) -> None:
 
 
 def stashed(model: ModelProto, options: SessionOptions, *, training: bool) -> dict[str, tuple[int, int]]:
-    """The tensors that a later stage of their virtual graph reads, so that they are stashed: stage and virtual graph.
+    """The tensors that are stashed, because a later stage of their virtual graph reads them: stage and virtual graph.
 
     Gradients read what PopART's read. With RecomputationType.Pipeline only inputs of the model are stashed as such.
     """
@@ -273,13 +276,13 @@ def _place(node: NodeProto) -> tuple[int, int]:
 
 
 def _lasting(model: ModelProto) -> set[str]:
-    """What nothing has to restore: variables and constants."""
+    """Tensors that need no restoring: variables and constants."""
     constants = (output for node in model.graph.node if node.op_type == "Constant" for output in node.output)
     return {tensor.name for tensor in model.graph.initializer}.union(constants)
 
 
 def _made_of(name: str, nodes: list[NodeProto]) -> set[str]:
-    """What ``nodes``, in order, make of a tensor."""
+    """The tensors that ``nodes``, in order, compute from a tensor."""
     found = {name}
     for node in nodes:
         if not found.isdisjoint(node.input):
@@ -311,7 +314,7 @@ def restoring(forward: Forward, restored: Mapping[str, tuple[int, int]]) -> Forw
 
 
 def _read_back(node: NodeProto) -> Iterable[str]:
-    """What the gradient of a node reads of what the node reads and makes."""
+    """The inputs and outputs of a node that its gradient reads."""
     kind = kind_of(node)
     if kind in _READ_NOTHING:
         return ()

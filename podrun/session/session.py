@@ -31,7 +31,7 @@ from podrun.session.device import DeviceInfo
 from podrun.session.enums import DeviceType, IrSerializationFormat
 from podrun.session.environment import progress
 from podrun.session.exceptions import (
-    OutOfMemoryException as OutOfMemoryException,  # Programs look for it here, too.
+    OutOfMemoryException as OutOfMemoryException,  # Programs look for this name here, too.
 )
 from podrun.session.exceptions import popart_exception, popart_runtime_error, surfaced
 from podrun.session.names import FormerSession, takes_former_arguments
@@ -55,7 +55,7 @@ _log = logging.getLogger("podrun.popart.devicex")
 
 
 class Session(FormerSession):
-    """What both kinds of session are. Made through InferenceSession or TrainingSession."""
+    """The base of both kinds of session. Made through InferenceSession or TrainingSession."""
 
     _training = False
 
@@ -89,7 +89,7 @@ class Session(FormerSession):
             built = self._build(source, source.request(deviceInfo, loss, optimizer), deviceInfo.target)
         write_dots(built.built.lowered.graph, options)
         self.parts = assemble(source, built, DeviceProgram(deviceInfo, self), optimizer)
-        """What the session is made of: podrun's own, no part of PopART's interface."""
+        """The objects that the session consists of: podrun's own, not part of PopART's interface."""
 
     def _build(self, source: SessionSource, request: Request, target: str) -> PlacedModel:
         return place_and_build(source, request, target)
@@ -141,8 +141,8 @@ class Session(FormerSession):
     # -- program and runs ---------------------------------------------------------------------------------
 
     def prepareDevice(self, loadEngine: bool = True) -> None:
-        """Compile, and load onto the device unless ``loadEngine`` is False. OutOfMemoryException if it does
-        not fit. Again, while the program is on the device, it does nothing: weights stay.
+        """Compile, and load onto the device unless ``loadEngine`` is False. OutOfMemoryException if the program does
+        not fit. No-op while the program is on the device: weights stay.
         """
         parts, source = self.parts, self.parts.source
         if not source.options.compileEngine:
@@ -159,7 +159,7 @@ class Session(FormerSession):
                 self.loadEngineAndConnectStreams()
 
     def loadEngineAndConnectStreams(self) -> None:
-        """Load the program onto the device: what was there is gone, weights have to be sent again."""
+        """Load the program onto the device. Its previous content is gone, so weights have to be sent again."""
         self.parts.loader.load()
 
     def run(self, *args: Any, stepio: IStepIO | None = None, debugName: str = "") -> None:
@@ -189,8 +189,7 @@ class Session(FormerSession):
     ) -> None:
         """Let a function fill an input's stream (``h2d_<input>``) or see an anchor's (``anchor_d2h_<anchor>``).
 
-        ``index``: the replica of this process (`podrun.session.stepio`). popart_runtime_error for a stream that is
-        not there.
+        ``index``: the replica of this process (`podrun.session.stepio`). popart_runtime_error for an unknown stream.
         """
         self.parts.program.prepared("connectStreamToCallback")
         self.parts.runner.connect(streamHandle, callback, index)
@@ -212,8 +211,8 @@ class Session(FormerSession):
     def writeWeights(self, weightsIo: IWeightsIO) -> None:
         """Change the host's weights; weightsFromHost sends them.
 
-        As in PopART, names that the session does not have are passed over (programs offer a checkpoint's optimizer
-        state whatever the optimizer); a warning says which.
+        As in PopART, unknown names are skipped (programs offer a checkpoint's optimizer state whatever the optimizer);
+        a warning lists them.
         """
         self.parts.transfer.write(weightsIo)
 
@@ -242,22 +241,22 @@ class Session(FormerSession):
     # -- random numbers -----------------------------------------------------------------------------------
 
     def getRNGState(self) -> list[int]:
-        """The RNG state as it stands now, 32-bit words; `setRNGState` continues from it.
+        """The present RNG state, 32-bit words; `setRNGState` continues from it.
 
         popart_exception without enableLoadAndOffloadRNGState, or before prepareDevice.
         """
         return self.parts.random.rng_state()
 
     def setRNGState(self, rngValue: Iterable[int]) -> None:
-        """Continue from a state that `getRNGState` gave. popart_runtime_error for one of another size."""
+        """Continue from a state that `getRNGState` returned. popart_runtime_error for a state of another size."""
         self.parts.random.set_rng_state(rngValue)
 
     def setRandomSeed(self, seedValue: int) -> None:
-        """Start the sequence of random numbers anew from a seed."""
+        """Restart the sequence of random numbers from a seed."""
         self.parts.random.set_seed(seedValue)
 
     def getRandomSeed(self) -> int:
-        """The seed as it stands now; setting it again later continues the sequence from here."""
+        """The present seed; setting it again later continues the sequence from here."""
         return self.parts.random.seed()
 
     # -- reports ------------------------------------------------------------------------------------------
@@ -293,18 +292,18 @@ class Session(FormerSession):
         self.parts.files.save(path, variables=saveVariables)
 
     def saveVariables(self, path: str) -> None:
-        """Write weights and optimizer state: an ONNX model whose initializers they are."""
+        """Write an ONNX model whose initializers are the weights and optimizer state."""
         self.parts.files.save_variables(path)
 
     def loadExecutable(self, filename: str) -> None:
-        """Take a program that compileAndExport wrote, in place of compiling; before prepareDevice.
+        """Use a program that compileAndExport wrote instead of compiling; before prepareDevice.
 
         popart_exception if it is damaged or not the program of this session's model.
         """
         self.parts.files.load(filename)
 
     def updateEngineCache(self) -> None:
-        """Executables are written to the cache when they are compiled, so there is nothing left to do."""
+        """No-op: executables are written to the cache when they are compiled."""
         self.parts.program.prepared("updateEngineCache")
 
     def updateExternallySavedTensorLocations(self, fromLocation: str, toLocation: str) -> None:
@@ -381,7 +380,7 @@ class InferenceSession(Session):
         self.parts.weights.device_is_ahead = False
 
     def markHostWeightsOutOfSync(self) -> None:
-        """Say that the device's weights have moved on."""
+        """Say that the device's weights have changed."""
         self.parts.weights.device_is_ahead = True
 
     def areHostWeightsInSync(self) -> bool:
@@ -398,7 +397,9 @@ class InferenceSession(Session):
 
     @staticmethod
     def fromIr(ir: Ir, deviceInfo: DeviceInfo, name: str = "fromIr") -> InferenceSession:
-        """A session of what `getIr` gave, on another device. popart_exception for the IR of a training session."""
+        """A session from what `getIr` returned, on another device. popart_exception for the IR of a training
+        session.
+        """
         return inference_from(ir, deviceInfo, name)
 
     def _setDeviceInfo(self, deviceInfo: DeviceInfo) -> None:

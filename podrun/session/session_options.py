@@ -1,7 +1,7 @@
 """SessionOptions: every option of PopART's sessions with its default, and the checks on their combination.
 
 Options that change numbers or placement act; those that only change how hardware would be used are
-accepted, checked and passed on to the compiler's cost model where it has a use for them.
+accepted, checked and passed on to the compiler's cost model where it uses them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _deprecated(name: str, instead: str) -> None:
 
 
 def _hidden(name: str) -> Any:
-    """The name that the binding's class has for a dictionary of options before Python wraps it: the same dictionary."""
+    """The name that the binding's class gives a dictionary of options before Python wraps it: the same dictionary."""
 
     def read(options: SessionOptions) -> dict[str, Any]:
         value: dict[str, Any] = getattr(options, name)
@@ -251,16 +251,16 @@ class SessionOptions(Strict):
 
     @property
     def overlaps(self) -> bool:
-        """True iff micro-batches are in a pipeline together."""
+        """True iff micro-batches overlap in a pipeline."""
         return self.enablePipelining and self.pipelineSchedule is not PipelineSchedule.Sequential
 
     @property
     def overlaps_batches(self) -> bool:
-        """True iff it is the batches of a step that are in a pipeline together: inference, or no accumulation."""
+        """True iff the batches of a step overlap in a pipeline: inference, or no accumulation."""
         return self.overlaps and not self.enableGradientAccumulation
 
     def copy(self) -> SessionOptions:
-        """A copy whose later changes do not reach a session that is there already."""
+        """A copy that keeps later changes away from an existing session."""
         import copy
 
         return copy.deepcopy(self)

@@ -1,4 +1,4 @@
-"""Variables with a value for each group of replicas: who shares them, and their shapes in model, program and host.
+"""Variables with a value for each group of replicas: which replicas share one, and its shapes in model, program, host.
 
 `CommGroup`, `ReplicaGrouping` and `VariableSettings` say which replicas share a value. Replicas of a Consecutive group
 are neighbours, those of an Orthogonal one lie as far apart as there are groups (graphcore/popart,
@@ -54,7 +54,7 @@ class ReplicaGrouping:
 class CommGroup:
     """Replicas that work together: ``CommGroup(CommGroupType.Consecutive, 4)``. Default: all of them.
 
-    ``CommGroup(grouping)`` takes a ReplicaGrouping; popart_exception for one whose stride no type stands for.
+    ``CommGroup(grouping)`` takes a ReplicaGrouping; popart_exception for a stride that no type stands for.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class VariableSettings:
         return self.getGroupCount(replicaCount)
 
     def shapeOnHost(self, replica_shape: list[int], replicaCount: int) -> list[int]:
-        """Shape the host reads or writes for a variable of ``replica_shape`` on each replica."""
+        """The shape that the host reads or writes, for a variable of ``replica_shape`` on each replica."""
         copies = self.numReplicasReturningVariable(replicaCount)
         return [copies, *replica_shape] if copies > 1 else list(replica_shape)
 
@@ -299,9 +299,10 @@ def for_one_replica(
 def host_values(
     initial: Mapping[str, np.ndarray], grouped: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The initial values that the host sends: of one replica's parameters, those with groups whole.
+    """The initial values that the host sends: of one replica's parameters; for a grouped variable the values of all
+    groups.
 
-    popart_exception for a grouped variable whose value the program has to know while it is built (a shape, say).
+    popart_exception for a grouped variable whose value must be known while the program is built (a shape, say).
     """
     return {
         name: grouped[name].astype(value.dtype) if name in grouped else value
@@ -311,11 +312,11 @@ def host_values(
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStateRows:
-    """How a variable that replicas keep for themselves (running statistics) is stored: the row that each replica has
-    of it, in the program, in the host's copy and in the model. Empty: one value for all.
+    """How a variable that replicas keep for themselves (running statistics) is stored: the row of each replica in the
+    program, in the host's copy and in the model. Empty: one value for all.
 
-    The host's copy has a row for each group, and with AllReplicas for each replica; the program has one for each
-    replica too where somebody needs them all, though the host's copy is of groups.
+    The host's copy has a row for each group, and with AllReplicas for each replica. The program has a row for each
+    replica too where anything needs them all, even if the host's copy has groups.
     """
 
     program: tuple[int, ...]
@@ -338,8 +339,8 @@ def regrouped(value: np.ndarray, stored: tuple[int, ...], wanted: tuple[int, ...
 def replica_state_rows(
     settings: Settings, state_updates: Iterable[str], replicas: int, *, all_needed: bool
 ) -> dict[str, ReplicaStateRows]:
-    """The running statistics of a program with several replicas. ``all_needed``: the session has to know the values of
-    all replicas, whatever the program reads.
+    """The running statistics of a program with several replicas. ``all_needed``: the session needs the values of all
+    replicas, whatever the program reads.
 
     popart_unimplemented for statistics that are to be reduced over replicas when they are read.
     """
@@ -381,7 +382,7 @@ def retrieved(settings: Settings, name: str, value: np.ndarray, replicas: int) -
 
 
 def given(settings: Settings, name: str, array: np.ndarray, held: np.ndarray, replicas: int) -> np.ndarray:
-    """What the host keeps of an array that it was given for a variable: with AllReplicas, one of each group.
+    """The host's copy of an array that the program gave for a variable: with AllReplicas, one value of each group.
 
     popart_exception if replicas that share a value were given different ones.
     """
@@ -391,7 +392,7 @@ def given(settings: Settings, name: str, array: np.ndarray, held: np.ndarray, re
     groups = group_of(settings, name, replicas)
     each = held.size // (max(groups) + 1) if groups else held.size
     if array.nbytes != each * replicas * held.dtype.itemsize:
-        return array  # Of another size: the caller says so.
+        return array  # The caller reports a wrong size.
     rows = np.ascontiguousarray(array).reshape(-1).view(held.dtype).reshape(replicas, each)
     members = [groups.index(g) for g in range(max(groups) + 1)] if groups else [0]
     for replica, row in enumerate(rows):

@@ -55,13 +55,15 @@ def integer_attribute(node: NodeProto, name: str) -> int | None:
 
 
 def place_attribute(node: NodeProto, name: str) -> int | None:
-    """The place (virtual graph, stage) that a node says it has; None if it has none, or -1, which is PopART's none."""
+    """The place (virtual graph, stage) in a node's attribute; None if it has none, or -1, which means none in
+    PopART.
+    """
     place = integer_attribute(node, name)
     return None if place == -1 else place
 
 
 def kind_of(node: NodeProto) -> str:
-    """The operator of ONNX that planners treat a node as: itself, unless it is of another domain."""
+    """The ONNX operator as which planners treat a node: its own type, unless the node is of another domain."""
     return next((item.s.decode() for item in node.attribute if item.name == KIND), node.op_type)
 
 
@@ -73,7 +75,7 @@ def remove_attributes(node: NodeProto, *names: str) -> None:
 
 
 def set_attribute(node: NodeProto, name: str, value: int) -> None:
-    """Give a node an integer attribute, in place of one that it has."""
+    """Give a node an integer attribute, in place of an existing one."""
     from onnx import helper
 
     remove_attributes(node, name)
@@ -81,12 +83,12 @@ def set_attribute(node: NodeProto, name: str, value: int) -> None:
 
 
 def label(node: NodeProto) -> str:
-    """A node in messages."""
+    """The node's name for messages."""
     return f"{node.op_type} making {list(node.output)}"
 
 
 def recompute_annotated(model: ModelProto) -> bool:
-    """True iff a node says itself that its outputs are computed again."""
+    """True iff a node's own annotation asks for recomputation of its outputs."""
     wanted = RecomputeType.Recompute.value
     return any(integer_attribute(node, RECOMPUTE) == wanted for node in model.graph.node)
 
@@ -159,7 +161,7 @@ def _check_virtual_graphs(nodes: list[NodeProto], options: SessionOptions, ipus:
 def place_phases(model: ModelProto, options: SessionOptions, ipus: int) -> None:
     """Give every node of ``model`` (changed in place) an IPU, a phase, and the number of its place.
 
-    popart_exception for a phase that there is not, and for an IPU that cannot have its phase.
+    popart_exception for an unknown phase, and for an IPU that cannot have its phase.
     """
     settings = options.executionPhaseSettings
     phases, stages = max(1, settings.phases), settings.stages
@@ -185,7 +187,7 @@ def place_phases(model: ModelProto, options: SessionOptions, ipus: int) -> None:
 
 
 def phases_of(options: SessionOptions) -> Phases | None:
-    """What the compiler has to know of a session's phases; None if there are none."""
+    """The compiler's description of a session's phases; None if there are none."""
     from podrun.compiler.program import Phases
 
     settings = options.executionPhaseSettings
@@ -199,7 +201,7 @@ def phases_of(options: SessionOptions) -> Phases | None:
 
 
 def _by_weights(model: ModelProto, nodes: list[NodeProto], phases: int) -> list[int]:
-    """A phase for each node: go on to the next one when a phase has its share of the weights' bytes."""
+    """A phase for each node: the next phase begins when a phase has its share of the weights' bytes."""
     from onnx import helper
 
     sizes = {
@@ -236,7 +238,9 @@ def _virtual_graph(node: NodeProto, phase: int, stages: int, ipus: int) -> int:
 
 Build = Callable[["ModelProto"], "BuiltModel"]
 WEIGHTS_SHARE = 1 / 8
-"""Of an IPU's memory: weights that never crowd it, for a gradient and two states beside each leave half of it free."""
+"""Share of an IPU's memory that weights may have without crowding it: with a gradient and two states beside each
+weight, half of the memory stays free.
+"""
 
 
 def place_automatically(
@@ -269,13 +273,13 @@ def place_automatically(
     chosen = {labels[i]: place for part, place in zip(parts, found, strict=True) for i in part}
     place = 0
     for node in counted:
-        # What the program does not need stays with what comes before it.
+        # An operator that the program does not need stays with the one before it.
         place = next((chosen[output] for output in node.output if output in chosen), place)
         set_attribute(node, VIRTUAL_GRAPH, place)
 
 
 def _sharing(model: ModelProto, labels: Sequence[str]) -> list[list[int]]:
-    """Operators by number, in order, in parts such that all that read a variable are in one."""
+    """Operators by number, in order, in parts such that all readers of a variable are in one part."""
     from podrun.session.pipelining import variable_readers
 
     order = {label: index for index, label in enumerate(labels)}

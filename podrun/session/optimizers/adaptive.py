@@ -147,7 +147,7 @@ class AdaptiveRule(Rule):
             new_state["Accl3___"] = x
             rate = rate if not tf else 1.0
         if self.optimizer.weight_decay_mode is WeightDecayMode.Decay:
-            # Inside v3 the TensorFlow variant holds the learning rate already; the decay term needs it still.
+            # Inside v3 the TensorFlow variant already holds the learning rate; the decay term still needs it.
             x = x + (factors["learningRate"] if tf and self.momentum(name) else 1.0) * decay * weight
         return weight - rate * x, new_state
 

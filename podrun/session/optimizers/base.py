@@ -32,7 +32,7 @@ class OptimizerValue:
         return self._value
 
     def isConst(self) -> bool:
-        """True iff it cannot change after the session was made."""
+        """True iff it cannot change once the session is made."""
         return self._const
 
     def __eq__(self, other: object) -> bool:
@@ -50,7 +50,7 @@ class OptimizerValue:
 
 @dataclass
 class OptimizerValueMap:
-    """A default value and values of their own for some weights."""
+    """A default value, and specific values for some weights."""
 
     default: OptimizerValue
     specific: dict[str, OptimizerValue] = field(default_factory=dict)
@@ -125,21 +125,21 @@ class ClipNormSettings:
 
 
 def _spoken(name: str) -> str:
-    """A hyper-parameter in a sentence: ``velocityScaling`` -> ``velocity scaling``."""
+    """A hyper-parameter's name in a sentence: ``velocityScaling`` -> ``velocity scaling``."""
     return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name)
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateContext:
-    """What an update rule must know of the session: replicas over all instances, accumulation, and whether
-    gradients are averaged over both (Mean) or summed.
+    """What an update rule must know about the session: replicas over all instances, accumulation, and whether gradients
+    are averaged over both (Mean) or summed.
     """
 
     replicas: int = 1
     accumulation: int = 1
     mean: bool = False
     running: bool = False
-    """The mean is a running one: gradients come averaged."""
+    """The mean is a running one: gradients arrive averaged."""
     automatic: bool = False
     """Automatic loss scaling: the loss scaling is the optimizer's times `podrun.compiler.program.FACTOR`."""
 
@@ -147,11 +147,11 @@ class UpdateContext:
     """Halves that an update stores are rounded stochastically."""
 
     own_copies: bool = False
-    """Each machine keeps and updates all weights by itself, so that one that differs shows."""
+    """Each machine keeps and updates all weights by itself, so that a difference between machines is visible."""
 
     @property
     def divisor(self) -> int:
-        """What the gradient that comes is divided by, apart from the loss scaling."""
+        """What an arriving gradient is divided by, apart from the loss scaling."""
         return self.replicas * self.accumulation if self.mean and not self.running else 1
 
 
@@ -167,9 +167,7 @@ class Optimizer(abc.ABC):
     POSITIVE: ClassVar[Sequence[str]] = ()
     ALIASES: ClassVar[Mapping[str, str]] = {}
     GLOBAL: ClassVar[Sequence[str]] = ()
-    """Hyper-parameters named without ``default`` in the constructor that weights may still set for
-    themselves.
-    """
+    """Hyper-parameters without ``default`` in their constructor name that weights may still set for themselves."""
 
     def __init__(
         self, values: Mapping[str, Any], clip_norm_settings: Sequence[ClipNormSettings] = ()
@@ -206,7 +204,7 @@ class Optimizer(abc.ABC):
         return {**keys, **self.ALIASES, "lossScaling": "lossScaling"}
 
     def insertSpecific(self, tensorId: str, values: Mapping[str, Any]) -> None:
-        """Hyper-parameters of one weight; those left out keep the optimizer's defaults of now."""
+        """Set hyper-parameters of one weight; those left out keep the optimizer's present defaults."""
         unknown = [key for key in values if key not in self.DEFAULTS]
         if unknown:
             raise popart_exception(
@@ -269,7 +267,7 @@ class Optimizer(abc.ABC):
         return self._maps[name].get(weight)
 
     def specific_to(self, names: Sequence[str], weight: str) -> bool:
-        """True iff one of the hyper-parameters has a value of its own for the weight."""
+        """True iff the weight has a specific value of one of the hyper-parameters."""
         return any(self._maps[name].hasSpecific(weight) for name in names)
 
     @abc.abstractmethod
@@ -277,11 +275,11 @@ class Optimizer(abc.ABC):
         """The update rule with this optimizer's values, for a session."""
 
     def _modes(self) -> tuple[Any, ...]:
-        """What besides values must agree for one optimizer to replace another in a session."""
+        """Modes and types, apart from values, that must agree for one optimizer to replace another in a session."""
         return (tuple(self.clip_norm_settings),)
 
     def check_replaces(self, other: Optimizer) -> None:
-        """popart_exception unless this optimizer may take ``other``'s place in a running session."""
+        """popart_exception unless this optimizer may replace ``other`` in a running session."""
         if type(self).NAME != type(other).NAME:
             raise popart_exception(
                 f"Optimizer update not valid: the session was made with {other.NAME}, which {self.NAME} "

@@ -38,12 +38,12 @@ class Compound:
 
     @property
     def scales(self) -> bool:
-        """True iff it grows with the loss scaling; others that know it fall with it."""
+        """True iff it grows with the loss scaling. Other compounds that use the loss scaling shrink as it grows."""
         return self.parts == ("lossScaling",)
 
 
 def plain(name: str, part: str) -> Compound:
-    """The compound that is one hyper-parameter as it stands."""
+    """The compound that consists of one hyper-parameter."""
     return Compound(name, (part,), lambda values, divisor: values[part])
 
 
@@ -56,7 +56,7 @@ class Scalar:
 
 
 Clip = Callable[[Any], Any]
-"""Scales the tensor that gradient clipping acts on; which one that is depends on the optimizer."""
+"""Scales the tensor that gradient clipping acts on. Which tensor that is depends on the optimizer."""
 
 
 def _unclipped(value: Any) -> Any:
@@ -82,7 +82,7 @@ class Rule(abc.ABC):
         """The scalars that the update of ``weight`` uses."""
 
     def variant(self, weight: str) -> tuple[Any, ...]:
-        """What besides scalars decides the arithmetic of ``weight``'s update."""
+        """What decides the arithmetic of ``weight``'s update, apart from scalars."""
         return ()
 
     def scalar(self, compound: Compound, weight: str) -> Scalar:
@@ -111,7 +111,9 @@ class Rule(abc.ABC):
         return (*self.variant(weight), *((s.streamed, None if s.streamed else s.value) for s in scalars))
 
     def scalars(self, weight: str) -> dict[str, float]:
-        """Streamed scalars and their current values; the factor of automatic loss scaling, which the device changes."""
+        """Streamed scalars and their current values, without the factor of automatic loss scaling, which the device
+        changes.
+        """
         found = {}
         for compound in self.compounds(weight):
             scalar = self.scalar(compound, weight)
@@ -121,7 +123,9 @@ class Rule(abc.ABC):
         return found | ({RNG: 0.0} if self.context.stochastic else {})
 
     def inverse_scales(self, weight: str) -> list[str | None]:
-        """The streamed scalars that divide gradients by the loss scaling; None where it is divided by as it stands."""
+        """The streamed scalars that divide gradients by the loss scaling; None where the loss scaling itself is the
+        divisor.
+        """
         scalars = [c for c in self.compounds(weight) if "lossScaling" in c.parts]
         return [None if c.scales else self.scalar(c, weight).streamed for c in scalars]
 
@@ -199,8 +203,8 @@ class Rule(abc.ABC):
         states: Mapping[str, Mapping[str, Any]],
         scalars: Mapping[str, Any],
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """All weights at once, the tensors that `update` clips scaled to their group's bound (see the
-        contract).
+        """Update all weights at once (see the contract). The tensors that `update` clips are scaled to their group's
+        bound.
 
         The factor is ``maxNorm / max(norm, maxNorm)`` with the norm over all tensors of the group.
         """
@@ -257,7 +261,7 @@ class Rule(abc.ABC):
 
 
 def _rounded(value: Any, dtype: Any, bits: Any, name: str) -> Any:
-    """A new value in the type that it is stored in; halves stochastically if there are ``bits``."""
+    """A new value in the type that stores it; halves are rounded stochastically if there are ``bits``."""
     import jax.numpy as jnp
 
     if bits is None or dtype != jnp.float16:
@@ -268,7 +272,7 @@ def _rounded(value: Any, dtype: Any, bits: Any, name: str) -> Any:
 
 
 def state_spec(prefix: str, weight: TensorSpec, dtype: DataType = DataType.UNDEFINED) -> TensorSpec:
-    """State of the weight's shape; of its type too unless another is given."""
+    """State of the weight's shape, and of its type unless another one is given."""
     return TensorSpec(prefix + weight.name, _type_name(weight, dtype), weight.shape)
 
 

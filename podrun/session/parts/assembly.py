@@ -46,7 +46,7 @@ class SessionSource:
     training: bool
 
     def request(self, device: DeviceInfo, loss: str | None, optimizer: Optimizer | None) -> Request:
-        """What the session wants of its model on a device."""
+        """The session's request to the lowering of its model."""
         return Request(
             self.name,
             self.flow,
@@ -86,7 +86,7 @@ class SessionParts:
 
 
 def place_and_build(source: SessionSource, request: Request, target: str) -> PlacedModel:
-    """Place the operators of a session's model on IPUs, check that, and build it."""
+    """Place the operators of a session's model on IPUs, check the placement, and build the model."""
     model, options = source.model.copy(), source.options
     proto = model.proto
     option_checks.check_recomputation(options, virtual_graphs.recompute_annotated(proto))

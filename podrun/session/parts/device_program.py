@@ -1,4 +1,4 @@
-"""A session's compiled program and its device: compile it or find it in a cache, load it, send what it starts with.
+"""A session's compiled program and its device: compile it or find it in a cache, load it, send its first values.
 
 `DeviceProgram` is what the other parts of a session read, write and ask. `ProgramCompiler` makes the program,
 `ProgramLoader` brings it and its first values to the device. `Hyperparameters` are the optimizer's streamed scalars.
@@ -45,7 +45,7 @@ class DeviceProgram:
         self.device = device
         self.executable: Executable | None = None
         """None before prepareDevice."""
-        self._session = weakref.ref(session)  # A session that nobody refers to lets its device go at once.
+        self._session = weakref.ref(session)  # A session without references releases its device at once.
 
     def prepared(self, call: str) -> Executable:
         """The compiled program. popart_exception before prepareDevice, which names ``call``."""
@@ -101,7 +101,7 @@ class Hyperparameters:
         self.changed = True
 
     def values(self, executable: Executable) -> dict[str, np.ndarray]:
-        """The scalar variables of a program, in the types that it has them in."""
+        """The scalar variables of a program, in the program's types."""
         scalars = {name: v for name, v in executable.variables.items() if v.role is VariableRole.SCALAR}
         current: dict[str, float] = {}
         if self._built.rule is not None and self._optimizer is not None:
@@ -198,7 +198,7 @@ class ProgramLoader:
         self.program.write(self._start_values(executable))
 
     def _start_values(self, executable: Executable) -> dict[str, np.ndarray]:
-        """What the host gives without being asked: constant weights, streamed scalars, the seed."""
+        """The values that the host gives on its own: constant weights, streamed scalars, the seed."""
         constant = self._weights.device_values() if self._weights.constant else {}
         return constant | self._scalars.values(executable) | self._random.values()
 
@@ -208,7 +208,7 @@ class ProgramLoader:
         return self.program.on_device and self.program.device.isAttached
 
     def ensure_loaded(self) -> None:
-        """Load again if another session has used the device since, or an error cost it its memory."""
+        """Load again if another session has used the device since, or an error has cost the device its memory."""
         self.program.prepared("run")
         if self.program.device.type is DeviceType.OfflineIpu:
             raise popart_exception(
@@ -219,11 +219,11 @@ class ProgramLoader:
 
 
 def fingerprint(light: LightModel, built: BuiltModel) -> str | None:
-    """Equal digests, equal forward functions and update rules. None where the model does not say it all: with
+    """Equal digests mean equal forward functions and update rules. None where the model does not determine them: with
     operators of the program's own.
 
-    Values of weights are left out where the program does not bake them in, so training can go on from a
-    checkpoint without compiling again.
+    Values of weights are left out where the program does not bake them in, so training can continue from a checkpoint
+    without compiling again.
     """
     from podrun.onnx_models import custom
 

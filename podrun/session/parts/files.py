@@ -1,4 +1,6 @@
-"""What a session writes and tells: executables out and in, variables out, cycle counts, summaries and report files."""
+"""What a session writes and reports: executables out and in, variables out, cycle counts, summaries and report
+files.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ class ExecutableFiles:
             self.save_variables(str(Path(target).with_name("variables.popef")))
 
     def save_variables(self, path: str) -> None:
-        """`Session.saveVariables`. Write weights and optimizer state: an ONNX model whose initializers they are."""
+        """`Session.saveVariables`. Write an ONNX model whose initializers are the weights and optimizer state."""
         self._check_can_save()
         target = _in_folder(path, "variables.popef")
         with open(target, "wb") as file:
@@ -109,7 +111,7 @@ class ExecutableFiles:
 
 
 def check_writable(filename: str) -> str:
-    """The path of a file that is to be written, whose folder is made. Raises OSError if it cannot be written."""
+    """The path of a file to write; its folder is made. Raises OSError if the file cannot be written."""
     path = os.path.expanduser(filename)
     folder = path if os.path.isdir(path) else os.path.dirname(path)
     os.makedirs(folder or ".", exist_ok=True)
@@ -124,7 +126,7 @@ def _in_folder(path: str, name: str) -> str:
 
 
 NAMED_RUNS = 2
-"""Runs that a report tells apart, as autoReport.executionProfileProgramRunCount has it."""
+"""Number of runs that a report shows apart (autoReport.executionProfileProgramRunCount)."""
 
 
 class SessionReports:
@@ -137,7 +139,7 @@ class SessionReports:
         """Modelled cycles of the last run."""
 
     def name_run(self, name: str) -> None:
-        """Note the ``debugName`` of a run; reports tell the first ones apart."""
+        """Note the ``debugName`` of a run; reports show the first ones apart."""
         if len(self._run_names) < NAMED_RUNS:
             self._run_names.append(name or self._name)
 
@@ -171,8 +173,8 @@ class SessionReports:
         return summary(self.profile())
 
     def engine_settings(self) -> EngineOptions:
-        """What POPLAR_ENGINE_OPTIONS and SessionOptions.engineOptions ask for; poplar_exception for what
-        cannot be.
+        """The settings from POPLAR_ENGINE_OPTIONS and SessionOptions.engineOptions; poplar_exception for
+        invalid ones.
         """
         with surfaced():
             return engine_options(self._options.engineOptions, ours())
@@ -182,10 +184,10 @@ class SessionReports:
         return self._options.enableFloatingPointChecks or self.engine_settings().floating_point_exceptions
 
     def after_compile(self, settings: EngineOptions) -> None:
-        """Write the reports that are asked for, then see that the program fits its tiles.
+        """Write the requested reports, then check that the program fits its tiles.
 
         OutOfMemoryException if it does not, unless debug.allowOutOfMemory; popart_exception for equations that no
-        planner knows, if podrun.strict. The report is there all the same.
+        planner knows, if podrun.strict. The reports are written in any case.
         """
         executable = self._program.prepared("getReport")
         if self._program.device.type is DeviceType.Cpu or "segments" not in executable.tile_report:

@@ -2,8 +2,8 @@
 
 PopART compiles a second control program into the same executable. Here it is an inference program of its own, made on
 first use: it takes the device with the weights as they stand, runs as many batches as a training step has
-micro-batches, and gives the device back with all that training left there. Its data and anchors have the sizes of a
-training step; anchors that only training has (gradients, updated weights, optimizer state) keep what they hold.
+micro-batches, and gives the device back with everything that training left there. Its data and anchors have the sizes
+of a training step; anchors that only training has (gradients, updated weights, optimizer state) keep what they hold.
 
 Operators mean what they mean in training: they drop out, with the generator's next numbers, and running statistics move
 on, those of each replica for itself; the training session continues from both.
@@ -63,7 +63,7 @@ class ForwardOnly:
             training.loader.load()
             training.transfer.from_host()
             training.program.write(state)
-            # The host has the statistics of one replica for all, or of each group: the device knows them all.
+            # The host has the statistics of one replica for all, or one of each group; the device has all of them.
             training.weights.device_is_ahead = True
 
 
@@ -74,7 +74,7 @@ class _Shared(IStepIO):
         self._io = io
 
     def check(self, inputs: Mapping[str, StepTensor], outputs: Mapping[str, StepTensor]) -> None:
-        """They were, against the training session."""
+        """No-op: the training session has checked names and sizes."""
 
     def fetch(self, tensor: StepTensor) -> np.ndarray:
         return self._io.fetch(tensor)
@@ -116,14 +116,13 @@ def _inference(training: Session) -> InferenceSession:
 
 
 def _changing(parts: SessionParts) -> set[str]:
-    """What forward work changes on the device: running statistics, and the state of the generators of what it draws
-    and of what it rounds stochastically."""
+    """What forward work changes on the device: running statistics, and the states of the random generators."""
     changed = {RNG, SEED_VARIABLE, *parts.model.built.lowered.state_updates}
     return changed & parts.program.prepared("run").variables.keys()
 
 
 def _changing_values(parts: SessionParts) -> dict[str, np.ndarray]:
-    """Their values on the device; nothing where another session has it."""
+    """Their values on the device; empty if another session has the device."""
     if not parts.program.on_device:
         return {}
     return parts.program.read(sorted(_changing(parts)))

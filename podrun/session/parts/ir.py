@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ir:
-    """What `Session.getIr` gives: enough to make the session anew on another device."""
+    """What `Session.getIr` returns: enough to make the session again on another device."""
 
     name: str
     model: bytes
@@ -115,7 +115,7 @@ def _below(main: OperatorGraph) -> dict[str, OperatorGraph]:
 
 
 def _recomputed(main: OperatorGraph, placed: ModelProto, options: SessionOptions) -> dict[str, str]:
-    """YES or NO for each operator, by label, as far as options and annotations say."""
+    """YES or NO for each operator, by label, as far as options and annotations decide."""
     what = recompute_of(main.nodes, options)
     last = stage_count(placed) - 1
     found = {}
@@ -156,7 +156,7 @@ def _tensors(wanted: tuple[str, ...], infos: Mapping[str, TensorInfo]) -> list[d
 def _stashes(
     placed: ModelProto, infos: Mapping[str, TensorInfo], options: SessionOptions, *, training: bool
 ) -> Iterator[dict[str, Any]]:
-    """What a training pipeline stashes and restores (with RecomputationType.Pipeline: of the model's inputs)."""
+    """What a training pipeline stashes and restores; with RecomputationType.Pipeline only the model's inputs."""
     for name, (stage, ipu) in stashed(placed, options, training=training).items():
         (tensor,) = _tensors((name,), infos)
         ring = {"name": STASHED + name, "shape": "", "type": tensor["type"], "index": "0"}
@@ -180,9 +180,9 @@ CHECKS = ("Fwd0", "Fwd1", "Bwd0", "PreAlias", "Final")
 def write_dots(
     graph: OperatorGraph, options: SessionOptions, environ: Mapping[str, str] | None = None
 ) -> list[Path]:
-    """Write what options and environment ask for into ``options.logDir``, and say what was written.
+    """Write the dot files that options and environment ask for into ``options.logDir``, and report what was written.
 
-    popart_exception for a point that there is not, or a folder that cannot be written to.
+    popart_exception for an unknown check, or a folder that cannot be written to.
     """
     wanted = _wanted([*options.dotChecks, *dot_checks(environ)])
     folder = Path(options.logDir or ".")
@@ -212,7 +212,7 @@ def _wanted(names: list[str]) -> list[str]:
 
 
 def to_dot(graph: OperatorGraph, options: SessionOptions) -> str:
-    """Operators ``firstDotOp`` to ``finalDotOp`` in order as boxes, tensors as what joins them."""
+    """Operators ``firstDotOp`` to ``finalDotOp`` in order as boxes, tensors as the edges between them."""
     lines = [f"digraph {json.dumps(graph.name)} {{"]
     for number, node in enumerate(graph.nodes[options.firstDotOp : options.finalDotOp], options.firstDotOp):
         label = f"{number}.{node.op_type}"

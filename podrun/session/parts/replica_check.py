@@ -1,11 +1,11 @@
 """Silent corruption: replicas compare digests of their weights and optimizer state every so many batches.
 
-Replicas that train together hold the same bits. A flipped bit in the memory of one of them raises no error, but makes
-its weights other than those of the rest from then on. For the check to see it, each machine keeps and updates all
-weights by itself (`UpdateContext.own_copies`), as IPUs do; otherwise machines update a slice each and take the rest
-from each other, which hides or spreads what differs. The replicas of one machine share its copy.
+Replicas that train together hold the same bits. A flipped bit in the memory of one replica raises no error, but from
+then on its weights differ from those of the others. For the check to see this, each machine keeps and updates all
+weights by itself (`UpdateContext.own_copies`), as IPUs do. Without the check machines update a slice each and take the
+rest from each other, which hides or spreads a difference. The replicas of one machine share its copy.
 
-A checkpoint is compared before it is saved, so whatever a program resumes from was alike on all machines.
+Weights are compared before a checkpoint is saved, so whatever a program resumes from was alike on all machines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class MachineDigest:
-    """What the weights of one machine are: the first and the number of its IPUs, and 64 bits."""
+    """A digest of the weights of one machine: the first and the number of its IPUs, and 64 bits."""
 
     first: int
     count: int
@@ -35,17 +35,17 @@ class MachineDigest:
 
     @property
     def ipus(self) -> str:
-        """In words."""
+        """The IPUs in words."""
         return f"IPU {self.first}" if self.count == 1 else f"IPUs {self.first}-{self.first + self.count - 1}"
 
 
 class ReplicaCheck:
-    """The checks of one session. ``every``: batches from one to the next; 0: none."""
+    """The checks of one session. ``every``: batches between two checks; 0: no checks."""
 
     def __init__(self, every: int) -> None:
         self.every = every
         self._agreed = 0
-        """Batches since the program was loaded after which all were alike."""
+        """Batches since the program was loaded, at the last check that found all machines alike."""
         self._done = 0
 
     def after_run(self, executable: Executable, device: DeviceInfo, done: int, replicas: int) -> None:
@@ -55,12 +55,12 @@ class ReplicaCheck:
             self._compare(executable, device, replicas)
 
     def before_save(self, executable: Executable, device: DeviceInfo, replicas: int) -> None:
-        """Compare, unless that was done after this batch."""
+        """Compare, unless that happened after this batch."""
         if self.every and self._agreed != self._done:
             self._compare(executable, device, replicas)
 
     def _compare(self, executable: Executable, device: DeviceInfo, replicas: int) -> None:
-        """Raises RecoverableRuntimeError, in all instances, that names the IPUs whose weights differ."""
+        """Raise RecoverableRuntimeError, in all instances, that names the IPUs whose weights differ."""
         if replicas == 1 or not executable.training:
             return
         if self._agreed > self._done:  # The program was loaded again.
@@ -97,8 +97,8 @@ def _of_all_instances(mine: Sequence[MachineDigest]) -> list[MachineDigest]:
 
 
 def odd_ones(found: Sequence[MachineDigest], span: int = 1) -> list[MachineDigest]:
-    """The machines whose weights are not those of most; all of a draw. ``span``: machines of one replica, which hold
-    different weights; the same position of all replicas is compared.
+    """The machines whose weights differ from those of the majority; all machines of a tie. ``span``: machines of one
+    replica, which hold different weights, so that machines at the same position of all replicas are compared.
     """
     suspects = []
     for position in range(span):

@@ -1,8 +1,8 @@
 """The random seed, and the state of the generator that rounds stochastically: read, written, started from a seed.
 
-On an IPU every worker context of every tile has 128 bits of it. Here it is one 64-bit number for the whole program,
-because all replicas round alike; so the state is two words. Operators round with, and draw from, another one, the seed:
-where a program has it the state is four words, and setting a state repeats a run.
+On an IPU every worker context of every tile has 128 bits of state. Here the state is one 64-bit number (two words) for
+the whole program, because all replicas round alike. Operators draw and round with a second generator, the seed; where a
+program has it the state is four words, and setting a state repeats a run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RandomState:
         self._rng = [0] * WORDS
 
     def rng_state(self) -> list[int]:
-        """`Session.getRNGState`: what updates round with, then what operators round with and draw from, if any does."""
+        """`Session.getRNGState`: the state that updates round with, then that of the operators, if any uses one."""
         self._check_rng("getRNGState")
         if self._is_synthetic:
             return []
@@ -41,7 +41,7 @@ class RandomState:
         return [*self.read_rng(), *([seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF] if self._has_seed else [])]
 
     def read_rng(self) -> list[int]:
-        """The RNG state as it stands now, 32-bit words."""
+        """The present RNG state, 32-bit words."""
         executable = self._program.prepared("getRNGState")
         if RNG in executable.variables and self._program.on_device:
             self._rng = [int(word) for word in self._program.read([RNG])[RNG]]
@@ -91,7 +91,7 @@ class RandomState:
         return high << 32 | low
 
     def restore(self, seed: int, rng: Iterable[int]) -> None:
-        """Continue from a seed and an RNG state; `values` has what the device needs."""
+        """Continue from a seed and an RNG state; `values` returns what the device needs."""
         self._seed, self._rng = seed, [int(word) for word in rng]
 
     def values(self) -> dict[str, np.ndarray]:
@@ -100,7 +100,7 @@ class RandomState:
 
     @property
     def _has_seed(self) -> bool:
-        """Whether operators draw from a seed: dropout, random tensors, and what rounds stochastically."""
+        """Whether operators use a seed: dropout, random tensors, and stochastic rounding."""
         return _seed_variable(self._program.prepared("getRNGState")) is not None
 
     @property

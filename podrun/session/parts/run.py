@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from podrun.onnx_models.ops.registry import Node
 
 _LOSSES = {"Nll": -1, "SoftmaxCrossEntropyLoss": 1, "NegativeLogLikelihoodLoss": 1}
-"""Losses of labels, and the axis of their first input that counts classes."""
+"""Losses that have labels, and the axis of their first input that counts classes."""
 _LABEL_PRESERVING = {"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Cast", "Transpose"}
-"""Operators behind which a label is what it was."""
+"""Operators that pass labels on unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class LabelRange:
     ignored: int | None
 
     def strange(self, labels: np.ndarray) -> int | None:
-        """A label that is no class, or None."""
+        """A label that is not a class, or None."""
         if labels.dtype.kind not in "iu" or not labels.size:
             return None
         if int(labels.min()) >= 0 and int(labels.max()) < self.classes:
@@ -61,7 +61,7 @@ class LabelRange:
 def label_ranges(
     nodes: Iterable[Node], tensors: Mapping[str, TensorSpec | Any], inputs: Iterable[str]
 ) -> dict[str, LabelRange]:
-    """The inputs of a graph that are labels of a loss, and what they may be."""
+    """The inputs of a graph that are labels of a loss, and the labels that each may have."""
     known, found = set(inputs), {}
     makers: dict[str, Node] = {}
     for node in nodes:
@@ -80,7 +80,7 @@ def label_ranges(
 
 
 def warn_of_strange_labels(ranges: dict[str, LabelRange], data: Mapping[str, np.ndarray]) -> None:
-    """Warn of labels that are no class, once for each input: it is taken out of ``ranges`` then."""
+    """Warn of labels that are not classes, once for each input, which is then removed from ``ranges``."""
     for name, allowed in list(ranges.items()):
         label = allowed.strange(data[name]) if name in data else None
         if label is not None:
@@ -99,7 +99,7 @@ _log = logging.getLogger("podrun.popart.session")
 class StepRunner:
     """Moves the data of runs between a stepIO and the device. ``model_inputs``: names of the model's inputs.
 
-    What is the same for every run is worked out once for each number of batches.
+    What is the same for every run is computed once for each number of batches.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class StepRunner:
             self._check_names(io.input_names())
 
     def run(self, io: IStepIO, connection: Connection) -> RunResult:
-        """A run with a stepIO's data. The anchors that `store` has to hand over are in the result."""
+        """Run with a stepIO's data. The result holds the anchors that `store` has to hand over."""
         self._lay_out()
         data = {name: self._input_data(io, tensor) for name, tensor in self._inputs.items()}
         warn_of_strange_labels(self._labels, data)
@@ -144,7 +144,7 @@ class StepRunner:
         return 1 if self._options.overlaps_batches else self._flow.batchesPerStep()
 
     def store(self, io: IStepIO, result: RunResult) -> None:
-        """Hand the anchors of a run over to a stepIO, and to the functions that are connected to them."""
+        """Hand the anchors of a run over to a stepIO and to connected functions."""
         if self._options.syntheticDataMode is not SyntheticDataMode.Off:
             return
         given = self._by_batch(result.anchors)
@@ -170,8 +170,9 @@ class StepRunner:
         self._streams.connect(handle, callback, index, streams)
 
     def _targets(self, io: IStepIO) -> dict[str, np.ndarray]:
-        """Arrays of the stepIO that the device may write anchors to: those that are returned as the program gives
-        them. None if an observer can end the run: that run gives no anchors."""
+        """Arrays of the stepIO that the device may write anchors to: anchors that are returned as the program gives
+        them. None if an observer can end the run, which then gives no anchors.
+        """
         if self._options.syntheticDataMode is not SyntheticDataMode.Off or self._options.overlaps_batches:
             return {}
         if self._built.observers:
@@ -188,7 +189,7 @@ class StepRunner:
         return found
 
     def _device_layout(self, retrieval: Retrieval, layout: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of an anchor's array at the connection, which begins with (crossings, replicas) here."""
+        """The shape of an anchor's array at the connection, where it begins with (crossings, replicas)."""
         if retrieval is Retrieval.ALL:
             return (self._flow.batchesPerStep(), self._options.micro_batches, *layout[1:])
         return layout if retrieval is Retrieval.EVERY_N else layout[1:]
@@ -198,7 +199,7 @@ class StepRunner:
         return 1 if self._built.program.inputs[name].broadcast else self._options.local_replicas
 
     def _by_batch(self, anchors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Anchors by batch and micro-batch, where the program took a step's batches for micro-batches."""
+        """Anchors by batch and micro-batch, where the program ran a step's batches as micro-batches."""
         if not self._options.overlaps_batches:
             return anchors
         every = {spec.name for spec in self._built.program.anchors if spec.retrieval is Retrieval.ALL}
@@ -209,7 +210,7 @@ class StepRunner:
             if name in self._inputs:
                 continue
             if name in self._built.weights:
-                # PopART's builder makes a weight an input of the model too: data for it pass, and are not used.
+                # PopART's builder makes a weight an input of the model too: data for it are accepted and not used.
                 _log.warning("%r is a variable: its data come from the model, not from the stepIO.", name)
                 continue
             if name not in self._model_inputs:
@@ -234,11 +235,11 @@ class StepRunner:
         return draw(tensor.layout, np.float32).astype(dtype)
 
     def _is_replaced(self, name: str) -> bool:
-        """True iff functions fill all of an input's streams."""
+        """True iff functions fill all streams of an input."""
         return self._streams.replaces(TO_DEVICE + name, self._rows(name))
 
     def _lay_out(self) -> None:
-        """Work out the tensors of a run, unless that was done for this number of batches and these anchors."""
+        """Compute the tensors of a run, unless that was done for this number of batches and these anchors."""
         made_for = (self._flow.batchesPerStep(), tuple(self._flow.anchors()))
         if made_for != self._made_for:
             self._inputs, self._outputs = dict(self._step_inputs()), dict(self._step_outputs())
@@ -284,7 +285,7 @@ def _same_memory(value: np.ndarray, target: np.ndarray) -> bool:
 
 
 class BatchRunner:
-    """Runs the batches of a session, with what has to be right before and what is done after."""
+    """Runs the batches of a session, with the checks before and the work after a run."""
 
     def __init__(
         self,
@@ -300,7 +301,7 @@ class BatchRunner:
         self._reports = reports
 
     def ensure_ready(self) -> None:
-        """The program is loaded and has its weights. popart_runtime_error if they were not sent."""
+        """Make sure that the program is loaded and has its weights. popart_runtime_error if they were not sent."""
         self._loader.ensure_loaded()
         if self._weights.built.weights and not self._loader.weights_sent and not self._weights.constant:
             raise popart_runtime_error(
@@ -321,7 +322,7 @@ class BatchRunner:
                 self._check.after_run(executable, self._program.device, result.batches_done, replicas)
         except PoplarError:
             self._program.on_device = (
-                False  # What was on the IPUs cannot be trusted: the next call loads anew.
+                False  # The memory of the IPUs cannot be trusted: the next call loads anew.
             )
             raise
         step = executable.tile_report.get("step", {})

@@ -1,4 +1,4 @@
-"""Weights and optimizer state of a session: the host's copy, and its ways to the device and ONNX files."""
+"""Weights and optimizer state of a session: the host's copy, and its transfer to the device and ONNX files."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ Form = Literal["program", "model"]
 
 
 class HostWeights:
-    """Weights (those the program uses and those it does not) and optimizer state, as the host knows them.
+    """Weights (whether or not the program uses them) and optimizer state on the host.
 
     ``constant``: weights that no run changes and the program starts with. ``device_is_ahead`` is True after a run,
-    until the host's copy is brought up to date or sent again.
+    until the host's copy is updated or sent again.
     """
 
     def __init__(self, model: LightModel, built: BuiltModel, *, constant: bool = False) -> None:
@@ -50,7 +50,7 @@ class HostWeights:
         self.device_is_ahead = False
 
     def _first_state(self) -> dict[str, np.ndarray]:
-        """State that the model brought, and state whose start depends on its weight."""
+        """State from the model, and state whose start depends on its weight."""
         rule, found = self.built.rule, dict[str, np.ndarray]()
         if rule is None:
             return {}
@@ -136,12 +136,12 @@ class HostWeights:
             (self._weights if name in self._weights else self._state)[name] = value
 
     def _as_host(self, name: str, value: np.ndarray, form: Form) -> np.ndarray:
-        """A weight as the host's copy has it, from how the model or the program has it."""
+        """A weight in the form of the host's copy, from the form of the model or the program."""
         rows = self._replica_state.get(name)
         return value if rows is None else regrouped(value, _rows(rows, form), rows.host)
 
     def _from_host(self, name: str, value: np.ndarray, form: Form) -> np.ndarray:
-        """The other way round."""
+        """A weight in the form of the model or the program, from the form of the host's copy."""
         rows = self._replica_state.get(name)
         return value if rows is None else regrouped(value, rows.host, _rows(rows, form))
 
@@ -179,7 +179,9 @@ def _rows(rows: ReplicaStateRows, form: Form) -> tuple[int, ...]:
 
 
 def _initial_state(rule: Rule, parameter: ParameterSpec, value: np.ndarray) -> dict[str, np.ndarray]:
-    """State whose start depends on the weight's value, as it is stored: for each group of replicas, if it has any."""
+    """State whose start depends on the stored value of the weight: for each group of replicas, if the weight has
+    groups.
+    """
     if not parameter.group_of:
         return rule.initial_state(parameter.spec, value)
     each = [rule.initial_state(parameter.spec, row) for row in value]
@@ -224,7 +226,7 @@ class WeightTransfer:
         """`Session.weightsToHost`."""
         executable = self._program.prepared("Devicex::weightsToHost()")
         if not self._program.on_device:
-            # Another program has the device and what was there is gone: the host keeps its copy.
+            # Another program has the device, so the values there are gone: the host keeps its copy.
             return
         if self._weights.constant or not self._weights.device_is_ahead:
             return
@@ -278,7 +280,7 @@ class WeightTransfer:
         self._loader.weights_sent = False
 
     def broadcast(self, root: int) -> None:
-        """Give the host's copies of all instances the weights and optimizer state of one."""
+        """Copy the weights and optimizer state of one instance to the host's copies of all instances."""
         from podrun import popdist
 
         popdist.init()
@@ -287,8 +289,8 @@ class WeightTransfer:
         self._loader.weights_sent = False
 
     def checkpoint(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Weights and optimizer state as the program has them, with the replica state, and the states of the random
-        numbers. The arrays are the caller's.
+        """The program's weights and optimizer state, the replica state and the states of the random numbers. The caller
+        owns the arrays.
         """
         executable = self._program.prepared("a checkpoint's save")
         self._compare_replicas(executable)
@@ -299,7 +301,7 @@ class WeightTransfer:
         return values, {"seed": self._random.seed(), "rng": self._random.read_rng()}
 
     def _compare_replicas(self, executable: Executable) -> None:
-        """Where replicas are compared, no checkpoint is saved of replicas that differ."""
+        """Refuse to save a checkpoint of replicas that differ, where replicas are compared."""
         if self._program.on_device and self._weights.device_is_ahead:
             replicas = self._weights.built.program.replicas
             try:
@@ -310,7 +312,7 @@ class WeightTransfer:
                 raise
 
     def restore(self, tensors: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
-        """Continue from what `checkpoint` gave. popart_exception for the state of another program."""
+        """Continue from what `checkpoint` returned. popart_exception for the state of another program."""
         self._program.prepared("a checkpoint's resume")
         if self._weights.constant:
             raise _constant("a checkpoint's resume")
@@ -332,7 +334,7 @@ def _of_training(executable: Executable) -> list[str]:
 
 
 def _check_same(held: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> None:
-    """popart_exception that names the first tensor that is not in both, or has another type or shape."""
+    """popart_exception that names the first tensor that is missing in one of the two, or differs in type or shape."""
     for name in sorted({*held, *given}):
         ours, theirs = (
             None if n not in m else f"{m[n].dtype}{list(m[n].shape)}"

@@ -143,7 +143,7 @@ def _of_weight(name: str, spec: TensorSpec, rule: Rule | None, accumulates: bool
 
 
 def check_anchors(flow: DataFlow, infos: Mapping[str, TensorInfo]) -> None:
-    """popart_exception for an anchor that is no tensor, saying why where that can be told."""
+    """popart_exception for an anchor that is not a tensor, with the reason where it is known."""
     for anchor in flow.anchors():
         if anchor in infos:
             continue
@@ -161,8 +161,8 @@ def check_anchors(flow: DataFlow, infos: Mapping[str, TensorInfo]) -> None:
 
 
 def anchor_alias(anchor: str, inputs: Container[str]) -> str:
-    """The name an anchor has in the Program: its own, but for inputs, whose names the streams to the device
-    have.
+    """The name of an anchor in the Program: its own, except for inputs, because the streams to the device have their
+    names.
     """
     return f"Input___{anchor}" if anchor in inputs else anchor
 
@@ -202,9 +202,7 @@ SCHEDULES = {
 
 @dataclass
 class BuiltModel:
-    """What a session works with: the program, its tensors, and the values that weights and state start
-    from.
-    """
+    """What a session works with: the program, its tensors, and the first values of weights and state."""
 
     program: Program
     lowered: Lowered
@@ -216,12 +214,12 @@ class BuiltModel:
     wanted: dict[str, AnchorSpec]
     """The session's anchors, as they are to be returned."""
     derived: dict[str, Derived]
-    """Those of them that are worked out on the host."""
+    """The anchors among them that the host computes."""
     settings: dict[str, VariableSettings] = field(default_factory=dict)
     observers: tuple[Observer, ...] = ()
-    """What prints or aborts."""
+    """The operators that print or abort."""
     replica_state: dict[str, ReplicaStateRows] = field(default_factory=dict)
-    """Variables of which replicas have values of their own."""
+    """Variables of which replicas keep values of their own."""
 
     def info(self, name: str) -> TensorInfo:
         """Type and shape of a tensor on the device. popart_exception for an unknown one."""
@@ -230,14 +228,14 @@ class BuiltModel:
         return self.infos[name]
 
     def observed(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The tensors that observers look at, from what the program gave."""
+        """The tensors that observers look at, from what the program returned."""
         inputs = self.program.inputs
         return {
             o.tensor: given[anchor_alias(o.tensor, inputs)] for o in self.observers if o.tensor is not None
         }
 
     def anchor(self, name: str, given: Mapping[str, np.ndarray]) -> np.ndarray:
-        """An anchor's values of one run, from those that the program gave."""
+        """An anchor's values of one run, from what the program returned."""
         spec = self.wanted[name]
         if name in self.derived:
             assert self.rule is not None
@@ -253,7 +251,7 @@ class BuiltModel:
 
 
 def _samples_per_micro_batch(lowered: Lowered, broadcast: Collection[str]) -> int | None:
-    """The leading dimension that all inputs share: PopART models use it for samples. None if they differ."""
+    """The leading dimension that all inputs share, which PopART models use for samples. None if inputs differ."""
     leading = {spec.shape[0] for name, spec in lowered.inputs.items() if spec.shape and name not in broadcast}
     return leading.pop() if len(leading) == 1 else None
 
@@ -325,7 +323,7 @@ def _built(model: LightModel, request: Request) -> BuiltModel:
 def _forward(
     lowered: Lowered, flow: DataFlow, watching: Sequence[Observer], stash: Mapping[str, tuple[int, int]]
 ) -> Forward:
-    """The function of a micro-batch, which also gives what is anchored, watched or restored, by names of its own."""
+    """The function of a micro-batch, which also returns anchored, watched and restored tensors under separate names."""
     restored = {name: place for name, place in stash.items() if RESTORED + name in flow.anchors()}
     return restoring(aliasing(lowered, [*flow.anchors(), *observed_tensors(watching)]), restored)
 
@@ -344,7 +342,7 @@ def _derived(
     rule: Rule | None,
     grouped: Mapping[str, np.ndarray],
 ) -> dict[str, Derived]:
-    """Anchors that are worked out on the host."""
+    """Anchors that the host computes."""
     weights = {n: lowered.parameters[n] for n in sorted(trained)}
     loss_type = scaling_type(lowered, request.loss) if request.loss is not None else "float32"
     derived = derived_anchors(request.flow.anchors(), weights, rule, grouped, loss_type)
@@ -353,7 +351,7 @@ def _derived(
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A model as one replica sees it, lowered, and what was taken out of it or is kept beside it."""
+    """A model as one replica sees it, lowered, and what was taken out of it."""
 
     lowered: Lowered
     state: dict[str, np.ndarray]
@@ -364,10 +362,10 @@ class _Read:
     watching: tuple[Observer, ...]
     broadcast: frozenset[str]
     trained: frozenset[str] | None
-    """The only parameters that are trained, if the model says which."""
+    """The names of the trained parameters, if the model states them."""
 
     def parameters(self, trained: Collection[str]) -> dict[str, ParameterSpec]:
-        """The program's parameters: which are trained, and which replicas share them."""
+        """The program's parameters: whether they are trained, and which replicas share them."""
         specs = self.lowered.parameters
         return {n: ParameterSpec(spec, n in trained, self.group_of[n]) for n, spec in specs.items()}
 
@@ -397,7 +395,7 @@ def _read(model: LightModel, request: Request) -> _Read:
 
 
 def _wanted(flow: DataFlow, lowered: Lowered, updated: Collection[str]) -> dict[str, AnchorSpec]:
-    """What each anchor is in the program. ``updated``: weights that are copied after their update."""
+    """The role of each anchor in the program. ``updated``: weights that are copied after their update."""
     return {
         a: flow.art(a).spec(UPDATED + a if a in updated else anchor_alias(a, lowered.inputs))
         for a in flow.anchors()
@@ -407,7 +405,7 @@ def _wanted(flow: DataFlow, lowered: Lowered, updated: Collection[str]) -> dict[
 def _step_metadata(
     flow: DataFlow, lowered: Lowered, broadcast: Collection[str], options: SessionOptions
 ) -> dict[str, Any]:
-    """What summaries and tools want to know of a step."""
+    """Facts about a step for summaries and tools."""
     overlapped = {BATCHES_PER_PASS: flow.batchesPerStep()} if options.overlaps_batches else {}
     return overlapped | {
         "anchors": flow.anchors(),
@@ -417,12 +415,14 @@ def _step_metadata(
 
 
 def _filled(ipus_per_replica: int) -> int:
-    """Machines are filled with powers of two: a model of three IPUs is one of four with an idle one."""
+    """The IPUs that fill machines: a power of two, so that a model of three IPUs becomes one of four with an
+    idle one.
+    """
     return 1 << (ipus_per_replica - 1).bit_length()
 
 
 def _arrangement(options: SessionOptions, flow: DataFlow, stages: int) -> dict[str, Any]:
-    """The parts of a Program that options decide: replicas, micro-batches, their order, places of memory."""
+    """The parts of a Program that options determine: replicas, micro-batches, their order, locations in memory."""
     return {
         "replicas": options.getGlobalReplicationFactor(),
         # The batches of a step that are in a pipeline together are the micro-batches of one run.
@@ -476,14 +476,12 @@ def _running_mean(options: SessionOptions) -> bool:
 
 
 def _hidden(watching: Sequence[Observer], lowered: Lowered) -> list[str]:
-    """The anchors that printing and aborting need."""
+    """The additional anchors that printing and aborting need."""
     return [anchor_alias(item.tensor, lowered.inputs) for item in watching if item.tensor is not None]
 
 
 def _check_clipping(optimizer: Optimizer | None, trainable: set[str], options: SessionOptions) -> None:
-    """popart_exception for clipping of weights that are not trained, or with a schedule that has no place
-    for it.
-    """
+    """popart_exception for clipping of weights that are not trained, or with a schedule that cannot clip."""
     if optimizer is None or not optimizer.clip_norm_settings:
         return
     for settings in optimizer.clip_norm_settings:

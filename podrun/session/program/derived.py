@@ -67,8 +67,9 @@ def update_specs(rule: Rule | None, weight: TensorSpec) -> dict[str, TensorSpec]
 
 @dataclass(frozen=True, slots=True)
 class UpdateStep:
-    """One of the anchors. ``sources``: all that the update sees; ``clipped_by``: the number and bound of the clipping
-    group that the weight is in; ``late``: sources that are known once a batch."""
+    """One anchor of an update. ``sources``: all inputs of the update; ``clipped_by``: number and bound of the clipping
+    group of the weight; ``late``: sources that are known once a batch.
+    """
 
     spec: TensorSpec
     weight: str
@@ -89,7 +90,7 @@ class UpdateStep:
         return np.asarray(each, self.spec.dtype)[:, None]
 
     def _updates(self, value: np.ndarray, late: bool) -> np.ndarray:
-        """``[batches, replicas, *shape]``: what the update of each batch sees."""
+        """``[batches, replicas, *shape]``: the inputs of the update of each batch."""
         if late:
             return value[None]
         return value[-1:, -1] if self.late else value[:, -1]
@@ -114,10 +115,10 @@ class UpdateStep:
 def update_anchors(
     flow: DataFlow, weights: Mapping[str, TensorSpec], rule: Rule | None, options: SessionOptions
 ) -> dict[str, UpdateStep]:
-    """The anchors of updates among a session's.
+    """The anchors of updates among a session's anchors.
 
-    popart_exception for one that a step has several values of but that is only known for the last: with gradient
-    accumulation anything but Final; without, where batches overlap in a pipeline.
+    popart_exception for an anchor that has several values in a step of which only the last is known: with gradient
+    accumulation every type but Final; without, if batches overlap in a pipeline.
     """
     found = {}
     for weight in weights.values():
@@ -165,11 +166,11 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Derived(Protocol):
-    """An anchor made of others."""
+    """An anchor that is computed from other anchors."""
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The anchors it is made of: program anchors, needed for every micro-batch."""
+        """The anchors that it is computed from: program anchors, needed for every micro-batch."""
 
     def value(self, anchors: Arrays, rule: Rule) -> np.ndarray:
         """``[batches, micro-batches, replicas, *shape]`` from its sources, which have the same leading axes."""
@@ -223,7 +224,7 @@ class CombinedVelocity:
 
     @property
     def name(self) -> str:
-        """Its own name, under which the program gives what the batch started from."""
+        """Its own name, under which the program returns the value at the start of the batch."""
         return ACCL + self.weight.name
 
     @property
@@ -238,7 +239,7 @@ class CombinedVelocity:
             scale = (scale / anchors[FACTOR]).reshape(*gradients.shape[:3], *[1] * (gradients.ndim - 3))
         total = np.add.accumulate(gradients, axis=1, dtype=np.float32)
         if self.accumulation > 1:
-            # A running mean over replicas and micro-batches comes averaged, a sum does not.
+            # A running mean over replicas and micro-batches arrives averaged; a sum does not.
             total *= np.float32(1 / self.accumulation if rule.context.running else self.replicas)
         start = anchors[self.name]
         value: np.ndarray = (start.astype(np.float32) + scale * total).astype(start.dtype)
@@ -315,9 +316,9 @@ def derived_anchors(
     grouped: Container[str] = (),
     loss_type: str = "float32",
 ) -> dict[str, Derived]:
-    """Those of ``anchors`` that are worked out on the host. ``grouped``: weights that groups of replicas train apart.
+    """The anchors that the host computes. ``grouped``: weights that groups of replicas train apart.
 
-    popart_exception for one that cannot be yet.
+    popart_exception for anchors that podrun cannot compute yet.
     """
     scalings = scaling_anchors(rule, weights, loss_type)
     found: dict[str, Derived] = {}
@@ -351,8 +352,9 @@ def derived_anchors(
 def program_anchors(
     wanted: Mapping[str, AnchorSpec], derived: Mapping[str, Derived], hidden: Iterable[str] = ()
 ) -> tuple[AnchorSpec, ...]:
-    """What the program hands over: what is wanted, and for every micro-batch sources of derived anchors and what is
-    only looked at (``hidden``)."""
+    """The anchors that the program returns: requested ones, and for every micro-batch the sources of derived anchors
+    and the ones that are only looked at (``hidden``).
+    """
     specs: dict[str, AnchorSpec] = {}
     for name, spec in wanted.items():
         if name not in derived:
@@ -369,7 +371,7 @@ def program_anchors(
 
 
 def returned(value: np.ndarray, spec: AnchorSpec) -> np.ndarray:
-    """What a return type gives of values ``[batches, micro-batches, replicas, *shape]``."""
+    """What a return type selects from values ``[batches, micro-batches, replicas, *shape]``."""
     flat: np.ndarray = value.reshape(-1, *value.shape[2:])
     if spec.retrieval is Retrieval.ALL:
         return value

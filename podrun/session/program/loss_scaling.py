@@ -36,7 +36,7 @@ FINAL = "finalLossScale"
 """Anchor: the loss scaling that a micro-batch was run with."""
 LARGEST_HALF = 65504.0
 LARGEST_SCALE = 2.0**15
-"""The greatest power of two that a half holds: the loss scale goes no higher where halves are involved."""
+"""The greatest power of two that a half holds: with halves the loss scale goes no higher."""
 
 VIEWS = frozenset(
     (
@@ -58,7 +58,7 @@ def automatic_scaling(
     optimizer: Optimizer,
     options: SessionOptions,
 ) -> AutomaticScaling | None:
-    """What the compiler needs, or None if it is off. popart_exception for what cannot be."""
+    """The compiler's settings, or None if automatic loss scaling is off. popart_exception for invalid options."""
     settings = options.automaticLossScalingSettings
     if not settings.enabled:
         return None
@@ -84,9 +84,9 @@ def automatic_scaling(
 
 
 def widening(lowered: Lowered, loss: str, anchors: Iterable[str]) -> Lowered:
-    """The lowered model, whose loss of halves is differentiated in float32 (``ensureFp32LossScaleTensor``).
+    """The lowered model, whose half loss is differentiated in float32 (``ensureFp32LossScaleTensor``).
 
-    popart_exception where that cannot be, popart_unimplemented for an anchored gradient that is of float32 then.
+    popart_exception where that is impossible, popart_unimplemented for an anchored gradient that becomes float32.
     """
     from podrun.onnx_models.lowering.evaluate import wide_nodes
 
@@ -108,12 +108,12 @@ def widening(lowered: Lowered, loss: str, anchors: Iterable[str]) -> Lowered:
 
 
 def made_wide(lowered: Lowered) -> set[str]:
-    """The tensors whose gradients are float32 although they are halves."""
+    """The half tensors whose gradients are float32."""
     return {name for node in lowered.wide for name in node.outputs if name}
 
 
 def scaling_type(lowered: Lowered, loss: str) -> str:
-    """The type in which the loss scaling enters the backward pass: the loss's, if that is not made wide."""
+    """The type in which the loss scaling enters the backward pass: the loss's type, unless that is widened."""
     return "float32" if lowered.wide else lowered.tensors[loss].dtype
 
 
@@ -165,7 +165,7 @@ def _chosen(settings: AutomaticLossScalingSettings, lowered: Lowered, able: set[
 
 
 def _kind(node: Node, lowered: Lowered) -> str:
-    """An operator's type; a Cast to the type that is there already is an Identity."""
+    """An operator's type; a Cast to its input's own type is an Identity."""
     ends = [lowered.tensors.get(name) for name in (*node.inputs, *node.outputs)]
     if node.op_type == "Cast" and len({end.dtype for end in ends if end is not None}) == 1:
         return "Identity"

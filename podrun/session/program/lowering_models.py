@@ -1,7 +1,7 @@
 """From a session's ONNX model to the function that is compiled: optimizer state taken out, the rest lowered.
 
-`Request` is what a session wants of its model. `gradient_paths` are the tensors from which a path leads to the loss,
-and the weights among them: what has a gradient.
+`Request` states what a session needs of its model. `gradient_paths` are the tensors from which a path leads to the
+loss, and the weights among them: these have gradients.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Request:
 
     @property
     def training(self) -> bool:
-        """Whether operators mean what they mean in training."""
+        """Whether operators behave as in training."""
         return self.as_in_training or self.loss is not None
 
 
 _ENDS = frozenset({"Detach", "Shape", "Size"})
-"""Operators that no gradient goes through."""
+"""Operators that pass no gradient on."""
 
 
 def differentiable(lowered: Lowered, loss: str) -> set[str]:
@@ -64,7 +64,7 @@ def differentiable(lowered: Lowered, loss: str) -> set[str]:
 
 
 def trainable(lowered: Lowered, loss: str, only: Collection[str] | None = None) -> set[str]:
-    """Floating-point parameters that the loss depends on, but for the statistics of norms; ``only``: of these."""
+    """Floating-point parameters that the loss depends on, except statistics of norms; ``only`` restricts them."""
     reached = _leading_to(lowered, loss, through_integers=True)
     return {
         name
@@ -112,7 +112,7 @@ def metadata(model: ModelProto, key: str, default: Any) -> Any:
 
 
 def take_state(model: LightModel) -> tuple[dict[str, np.ndarray], LightModel]:
-    """Optimizer state that modelToHost wrote into a model, and the model without it: the same one if there is none."""
+    """Optimizer state that modelToHost wrote into a model, and the model without it (the same model if it has none)."""
     whole = model.proto.graph
     state = {t.name: model.value(t) for t in whole.initializer if t.name.startswith(names.STATE_PREFIXES)}
     if not state:
@@ -126,8 +126,9 @@ def take_state(model: LightModel) -> tuple[dict[str, np.ndarray], LightModel]:
 
 
 def lower_model(model: LightModel, request: Request, observed: Sequence[str] = ()) -> Lowered:
-    """The model's main graph as far as anchors, loss and ``observed`` tensors need it. popart_exception for a loss that
-    there is not or that is no scalar, or if nothing is needed.
+    """The model's main graph, as far as anchors, loss and ``observed`` tensors need it.
+
+    popart_exception for a loss that does not exist or is not a scalar, or if nothing is needed.
     """
     from podrun.onnx_models.lowering import lower
     from podrun.onnx_models.ops.sdk import Sdk, detached_or_training
@@ -169,7 +170,7 @@ def lower_model(model: LightModel, request: Request, observed: Sequence[str] = (
 
 
 def _wanted(known: Collection[str], flow: DataFlow, loss: str | None, observed: Sequence[str]) -> list[str]:
-    """The tensors of the main graph that the function has to give: for anchors, gradients, observers and the loss."""
+    """The tensors of the main graph that the function has to return: for anchors, gradients, observers and the loss."""
     wanted = dict.fromkeys(anchor for anchor in (*flow.anchors(), *observed) if anchor in known)
     if loss is not None:
         if loss not in known:
@@ -190,9 +191,9 @@ def _wanted(known: Collection[str], flow: DataFlow, loss: str | None, observed: 
 
 
 def _joined(model: LightModel, anchors: Collection[str]) -> LightModel:
-    """The model with the logits as a third input of every Nll whose probabilities a Softmax beside it makes.
+    """The model in which every Nll whose probabilities come from a Softmax has the logits as a third input.
 
-    As PopART's default patterns do, unless the gradient of the probabilities is anchored.
+    PopART's default patterns do the same, unless the gradient of the probabilities is anchored.
     """
     from onnx import helper
 
@@ -225,11 +226,11 @@ def tensors_of(model: ModelProto) -> set[str]:
 
 
 MOST_NAMES = 8
-"""Names that a message lists where none is like the wrong one."""
+"""Names that a message lists if none is similar to the wrong one."""
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """The names most like ``name``, else the first of all, as the end of an error message."""
+    """The names most similar to ``name``, else the first of all, as the end of an error message."""
     names = sorted(known)
     found = difflib.get_close_matches(name, names, n=2)
     if found:

@@ -1,9 +1,9 @@
-"""What a program does beside computing: PrintTensor prints values, Abort ends the run.
+"""Operators with an effect on the host: PrintTensor prints values, Abort ends the run.
 
 The machines fold replicas and micro-batches, so nothing prints while they compute. Instead the tensors are anchored
 behind the scenes, and when a step is done its values are printed to standard error in the order in which an IPU would
 have: batch by batch, micro-batch by micro-batch, the forward pass in the graph's order, gradients the other way round.
-An Abort whose condition was true raises then; the step's anchors are not handed over.
+An Abort whose condition was true then raises, and the step gives no anchors.
 
 The layout of a printed tensor is Poplar's ``PrintTensor``: a title, then values in brackets, cut in the middle beyond
 ``summariseThreshold`` elements to ``edgeItems`` at each end, ``digits`` digits (before and behind the point together),
@@ -66,7 +66,7 @@ class PrintLayout:
         return f"{title}: {body.translate(swapped)}"
 
     def _decimals(self, value: np.ndarray) -> int:
-        """Decimals that leave the greatest value ``digits`` digits in all: 1.0000000, 10.000000."""
+        """Decimals that leave ``digits`` digits in all for the greatest value: 1.0000000, 10.000000."""
         finite = np.abs(value[np.isfinite(value)]) if value.dtype.kind == "f" else np.zeros(0)
         whole = len(str(int(finite.max()))) if finite.size else 1
         return max(self.digits - whole, 0)
@@ -74,7 +74,7 @@ class PrintLayout:
 
 @dataclass(frozen=True, slots=True)
 class Print:
-    """A tensor that is printed with each micro-batch."""
+    """A tensor that is printed for each micro-batch."""
 
     tensor: str
     title: str
@@ -84,7 +84,7 @@ class Print:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """A run that ends if ``tensor`` is anywhere not 0 (None: always)."""
+    """Ends the run if ``tensor`` has an element other than 0 (None: always)."""
 
     tensor: str | None
     node: str
@@ -121,7 +121,7 @@ def _value(attribute: Any) -> Any:
 
 
 def seen(observers: Sequence[Observer], gradients: Collection[str]) -> tuple[Observer, ...]:
-    """Those of them that have something to see: gradients only where there are some."""
+    """Drop observers of gradients that do not exist."""
     return tuple(
         item
         for item in observers
@@ -130,7 +130,7 @@ def seen(observers: Sequence[Observer], gradients: Collection[str]) -> tuple[Obs
 
 
 def tensors(observers: Sequence[Observer]) -> list[str]:
-    """The tensors, without those gradients, that have to be computed for them."""
+    """The observed tensors themselves, without the observed gradients, that must be computed."""
     return [
         item.tensor for item in observers if item.tensor and not (isinstance(item, Print) and item.gradient)
     ]
@@ -139,9 +139,9 @@ def tensors(observers: Sequence[Observer]) -> list[str]:
 def observe(
     observers: Sequence[Observer], values: Mapping[str, np.ndarray], first_replica: int, many: bool
 ) -> None:
-    """Print what a step printed; poplar_application_runtime_error if it aborted.
+    """Print the values of a step; poplar_application_runtime_error if an Abort's condition was true.
 
-    ``values``: ``[batches, micro-batches, replicas, *shape]`` for each tensor. ``many``: say which replica it was.
+    ``values``: ``[batches, micro-batches, replicas, *shape]`` for each tensor. ``many``: name the replica.
     """
     lines = []
     forward = [item for item in observers if not (isinstance(item, Print) and item.gradient)]
