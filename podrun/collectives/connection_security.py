@@ -44,8 +44,8 @@ MOST_STRANGERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What the first bytes of a connection say: whose it is, whether it carries data to that rank, and whether that
-    rank is near.
+    """The first bytes of a connection: whose it is, whether it carries data to that rank, and whether that rank is
+    near.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class Hello:
 
 
 class StrangerError(ConnectionError):
-    """What listens at a rank's port does not know the group's key."""
+    """The listener at a rank's port does not know the group's key."""
 
 
 class Introduction:

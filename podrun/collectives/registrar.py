@@ -172,7 +172,9 @@ class Registrar:
             self._abort(error_to_dict(lost))
 
     def _let_in(self, connection: _Connection, message: dict[str, Any]) -> None:
-        """Admit a rank that proves to know the key, and tell the others which ranks are missing or where all are."""
+        """Admit a rank that proves that it knows the key, and tell the others which ranks are missing or where
+        all are.
+        """
         if not connection.number:
             connection.number = secrets.token_hex(16)
             answer = proof_of(self._key, "registrar", str(message["number"])[:200])
@@ -365,7 +367,9 @@ class RegistrarClient:
                 return
 
     def _introduce(self, message: Mapping[str, Any]) -> None:
-        """Prove to know the key to a registrar that has done so. Raises ValueError if it has not."""
+        """Prove to a registrar that this rank knows the key, after the registrar has proved it. Raises ValueError if it
+        has not.
+        """
         wanted = proof_of(self._key, "registrar", self._number)
         if not hmac.compare_digest(str(message.get("answer")).encode(errors="replace"), wanted.encode()):
             raise ValueError("not the registrar of this group")

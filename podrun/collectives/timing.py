@@ -12,7 +12,7 @@ so. Each costs a number of steps, and each step the bytes that one link carries:
     meet in middle  n / 2 steps of one fragment                 (both directions, half way)
     quad            n - 1 steps of a quarter                    (serpent and mirrored serpent, both directions)
 
-All-reduce is a reduce-scatter and an all-gather. Between IPU-RankLink domains the fragments are all-reduced in a second
+All-reduce is a reduce-scatter and an all-gather. Between IPU-Link domains the fragments are all-reduced in a second
 ring over GW-Links, in the middle of the two. Method choice and formulas: poplibs before its collectives moved into GCL
 (graphcore/poplibs, lib/popops/ReplicatedCollectives.cpp). Held against every published all-reduce record by
 ``tests/collectives/test_timing.py``.
@@ -46,9 +46,9 @@ STEP_CYCLES = 2720
 all-reduce records of 16 GC2 (74,752 to 101,218 cycles for the small sizes, over 16 steps).
 """
 GATEWAY_RATE = 12.5e9
-"""Bytes per second each way of one GW-RankLink port (100 GbE). Section 6, derived."""
+"""Bytes per second each way of one GW-Link port (100 GbE). Section 6, derived."""
 GATEWAY_PORTS = 2
-"""GW-RankLink ports of a machine, "east" and "west": racks form a loop, and of two racks both cables join the pair.
+"""GW-Link ports of a machine, "east" and "west": racks form a loop, and of two racks both cables join the pair.
 Published: Graphcore's "Switched GW-Links in large scale Pod systems"; data sheet of IPU-POD128 (cross connected)."""
 GATEWAY_LATENCY = 5e-6
 """Seconds of a hop over GW-Links, gateway to gateway. Assumed: no published figure was found."""
@@ -62,7 +62,7 @@ class LinkModel:
     clock_hz: float
     link_rate: float
     ild_ipus: int = MAX_ILD_IPUS
-    """Most IPUs of an IPU-RankLink domain; between domains data takes GW-Links."""
+    """Most IPUs of an IPU-Link domain; between domains data takes GW-Links."""
     twisted: bool = False
     """Links configured as a twisted torus ("BarleyTwist"): four rings, one IPU per replica."""
 
@@ -78,7 +78,7 @@ class LinkModel:
 
     @property
     def gateway(self) -> float:
-        """Usable bytes per second from a machine to a neighbouring IPU-RankLink domain, each way, over one port."""
+        """Usable bytes per second from a machine to a neighbouring IPU-Link domain, each way, over one port."""
         return GATEWAY_RATE * EFFICIENCY
 
     def step_seconds(self, ranks: int) -> float:
@@ -112,7 +112,7 @@ _KIB, _MIB = 1024, 1024 * 1024
 
 
 class Method(enum.Enum):
-    """The way in which fragments travel."""
+    """The way in which fragments travel round a ring."""
 
     NONE = "none"
     """One rank: no data moves."""
@@ -208,7 +208,7 @@ class _Part:
 
 
 def _half(method: Method, nbytes: float, ranks: int, ipus_per_rank: int, fabric: LinkModel) -> _Part:
-    """A reduce-scatter or all-gather of ``nbytes`` per IPU (the whole vector), within one IPU-RankLink domain."""
+    """A reduce-scatter or all-gather of ``nbytes`` per IPU (the whole vector), within one IPU-Link domain."""
     steps, share = _walk(method, ranks)
     if not steps:
         return _Part(0, 0.0, 0.0)
@@ -239,14 +239,14 @@ def _split(ranks: int, ipus_per_rank: int, fabric: LinkModel) -> tuple[int, int]
         raise UsageError(f"no collective among {ranks} ranks of {ipus_per_rank} IPUs")
     inside = max(1, min(ranks, fabric.ild_ipus // ipus_per_rank))
     if ranks % inside:
-        raise UsageError(f"{ranks} ranks do not fill IPU-RankLink domains of {inside} ranks")
+        raise UsageError(f"{ranks} ranks do not fill IPU-Link domains of {inside} ranks")
     return inside, ranks // inside
 
 
 def all_reduce(
     nbytes: float, ranks: int, fabric: LinkModel, *, ipus_per_rank: int = 1, method: Method | None = None
 ) -> CollectiveTime:
-    """All-reduce of ``nbytes`` on each IPU, in IPU-RankLink domains of ``fabric.ild_ipus``. ``method`` None: the
+    """All-reduce of ``nbytes`` on each IPU, in IPU-Link domains of ``fabric.ild_ipus``. ``method`` None: the
     SDK's.
     """
     inside, domains = _split(ranks, ipus_per_rank, fabric)

@@ -41,7 +41,7 @@ GroupOf = tuple[int, ...]
 
 
 def group_count(group_of: GroupOf) -> int:
-    """How many groups there are; 1 for a variable without groups."""
+    """The number of groups; 1 for a variable without groups."""
     return max(group_of, default=0) + 1
 
 
@@ -141,7 +141,7 @@ class StateField:
     scalar: bool
     arena: str
     gathered: bool = False
-    """True iff every machine needs all of it after an update: somebody anchors it."""
+    """True iff every machine needs all of it after an update, because an anchor shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class WeightGroup:
     home: int
     """The IPU of a replica that holds the weights and updates them."""
     whole_gradient: bool = False
-    """Every machine needs the whole reduced gradient, not its slice: somebody anchors it."""
+    """True iff every machine needs the whole reduced gradient, not its slice, because an anchor shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +199,9 @@ def plan_memory(
 
 
 def gradient_dtype(rule: UpdateRule, weight: TensorSpec) -> str:
-    """The dtype gradients of ``weight`` are accumulated and reduced in: the weight's, unless the rule names
-    one."""
+    """The dtype in which gradients of ``weight`` are accumulated and reduced: the weight's, unless the rule
+    names one.
+    """
     declared = getattr(rule, "gradient_dtype", None)
     return weight.dtype if declared is None else str(declared(weight))
 
@@ -263,7 +264,9 @@ class _Planner:
         return self.layout.position_of(home)
 
     def _grouped(self) -> list[list[TensorSpec]]:
-        """Weights by what they must agree in to share a layout, in order of their first weight's name."""
+        """Weights by the properties that a shared layout requires to be equal, in order of their first weight's
+        name.
+        """
         groups: dict[Any, list[TensorSpec]] = {}
         rule = self.program.update
         for weight in trained(self.program):
@@ -325,7 +328,9 @@ class _Planner:
         )
 
     def _group_arenas(self, group: WeightGroup, rule: UpdateRule) -> dict[str, Arena]:
-        """The arenas of a group. Only what every machine updates alike by slices can be one shared copy."""
+        """The arenas of a group. Only an arena that every machine updates alike, slice by slice, can be one shared
+        copy.
+        """
         position = self._position(group.home)
         weights = _members((weight.name, weight.shape) for weight in group.weights)
         gradients = _members((gradient_buffer(weight.name), weight.shape) for weight in group.weights)

@@ -123,7 +123,7 @@ def _holder(path: Path) -> str:
 
 
 def digest(program: Program, target: str, settings: dict[str, Any], identity: Iterable[bytes]) -> str:
-    """Hexadecimal SHA-256. ``identity`` tells what the forward function and the update rule are."""
+    """Hexadecimal SHA-256. ``identity`` identifies the forward function and the update rule."""
     description = {
         "podrun": podrun.__version__,
         "jax": jax.__version__,

@@ -4,9 +4,9 @@ Segments are cut where the place changes, and where machines exchange data for a
 segment *c* of the chain runs micro-batch *m* in cycle ``c + period * m`` (`podrun.compiler.schedule`).
 
 **Joint updates.** An update that needs all weights of a replica is one piece on IPU 0
-(`podrun.compiler.update.joint_piece`). What it reads and another machine of the replica holds is sent there, once a
-batch and after all gradients are reduced; what it writes is sent back, and a piece on the IPU that holds it puts it
-into its arenas. Statistics of all gradients go the same way. Every replica computes the same, so replicas stay equal.
+(`podrun.compiler.update.joint_piece`). Its inputs on other machines of the replica are sent there, once a
+batch and after all gradients are reduced; its results are sent back, and a piece on the IPU that holds them puts them
+into their arenas. Statistics of all gradients go the same way. Every replica computes the same, so replicas stay equal.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ def units(builder: ChunkBuilder, placement: Placement, *, pipelined: bool) -> tu
 
 
 def _segments(whole: LevelledPiece, placement: Placement) -> tuple[PieceSegment, ...]:
-    """The segments, also cut where machines meet: places and ranks are multiplied by the number of levels, and the
-    level added."""
+    """The segments, also cut where machines exchange data: places and ranks are multiplied by the number of levels, and
+    the level added.
+    """
 
     def spot(equation: JaxprEqn) -> Spot | None:
         found, level = placement.spot(equation), whole.level(equation)
@@ -86,7 +87,9 @@ def _segments(whole: LevelledPiece, placement: Placement) -> tuple[PieceSegment,
 
 
 def _check_updates(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> None:
-    """Weights that change while micro-batches are in flight are read on the IPU that holds them only."""
+    """Raise UsageError unless weights that change while micro-batches are in flight are read only on the IPU that holds
+    them.
+    """
     for name in builder.weights:
         ipus = {
             unit.ipu
@@ -102,7 +105,9 @@ def _check_updates(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> None:
 
 
 def turns_of(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> dict[str, int]:
-    """Where weights change while micro-batches are in flight: the unit after which each is updated, by its number."""
+    """The unit after which each weight is updated, by its number, where weights change while micro-batches are in
+    flight.
+    """
     if not builder.program.updates_each_micro_batch:
         return {}
     made = {name: number for number, unit in enumerate(chain) for name in unit.piece.outputs}
@@ -110,7 +115,7 @@ def turns_of(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> dict[str, int
 
 
 def turns_at(builder: ChunkBuilder) -> dict[int, list[int]]:
-    """By IPU the groups of weights whose updates in flight round stochastically, each in turns of its own."""
+    """The groups of weights, by IPU, whose updates in flight round stochastically, each group in turns of its own."""
     found: dict[int, list[int]] = {}
     for index, group in enumerate(builder.memory.groups):
         if builder.program.updates_each_micro_batch and RNG in group.scalars:
@@ -135,10 +140,10 @@ def homes_of(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> dict[str, int
 
 
 def _with_states(states: Sequence[str], chain: Sequence[ChainUnit], *, pipelined: bool) -> list[ChainUnit]:
-    """The chain with parameters that a micro-batch replaces handed over, as they were before it, to those who read them
-    and do not replace them: by units of their own, in front, on the IPUs that replace them.
+    """The chain in which units that replace parameters first hand over the old values to the units that read them.
 
-    UnsupportedError where micro-batches overlap: a reader would meet a later or an earlier micro-batch's.
+    The handing units come in front, on the IPUs that replace the parameters. UnsupportedError where micro-batches
+    overlap: a reader would get a later or an earlier micro-batch's value.
     """
     given: dict[int, dict[str, ShapedArray]] = {}
     for name in states:
@@ -163,7 +168,7 @@ def _with_states(states: Sequence[str], chain: Sequence[ChainUnit], *, pipelined
 
 
 def _giving(ipu: int, avals: Mapping[str, ShapedArray]) -> TracedPiece:
-    """A piece that hands on parameters of an IPU."""
+    """A piece that passes on parameters of an IPU."""
     names = tuple(avals)
     jaxpr = jax.make_jaxpr(lambda *values: values)(*avals.values())
     return TracedPiece(f"states.{ipu}", jaxpr, names, tuple(CROSSING + name for name in names))
@@ -188,22 +193,22 @@ def _cycles(segments: Sequence[PieceSegment], placement: Placement, depth: int) 
 
 
 def far_groups(memory: Memory, layout: Layout) -> tuple[WeightGroup, ...]:
-    """The groups of weights that another machine than that of IPU 0 holds; none if replicas lie on one machine."""
+    """The groups of weights on another machine than that of IPU 0; empty if replicas lie on one machine."""
     return tuple(group for group in memory.groups if layout.position_of(group.home) not in (None, 0))
 
 
 def read_names(memory: Memory, group: WeightGroup) -> tuple[str, ...]:
-    """What a joint update reads of a group: weights, gradients, optimizer state."""
+    """The buffers of a group that a joint update reads: weights, gradients, optimizer state."""
     return _members(memory, (group.weight_arena, group.gradient_arena, *_states(group)))
 
 
 def written_names(memory: Memory, group: WeightGroup) -> tuple[str, ...]:
-    """What a joint update writes of a group."""
+    """The buffers of a group that a joint update writes."""
     return _members(memory, (group.weight_arena, *_states(group)))
 
 
 def taking_pieces(memory: Memory, layout: Layout) -> list[PieceFunction]:
-    """For each IPU that holds far groups, the piece that puts back what was updated elsewhere."""
+    """For each IPU that holds far groups, the piece that writes back the results that another IPU computed."""
     groups = far_groups(memory, layout)
     return [
         _taking(memory, home, [group for group in groups if group.home == home])
@@ -212,12 +217,12 @@ def taking_pieces(memory: Memory, layout: Layout) -> list[PieceFunction]:
 
 
 def taking_name(home: int, what: str = "") -> str:
-    """The name of the piece with which an IPU takes in what came from other machines."""
+    """The name of the piece with which an IPU writes values from other machines into its buffers."""
     return f"take.{what}.{home}" if what else f"take.{home}"
 
 
 def taking_piece(name: str, specs: Mapping[str, tuple[str, tuple[int, ...]]]) -> PieceFunction:
-    """A piece that puts what came from another machine into the buffers of its names; ``specs``: dtype and shape."""
+    """A piece that writes values from another machine into the buffers of their names; ``specs``: dtype and shape."""
 
     def run(values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: values[RETURNED + name] for name in specs}
@@ -246,7 +251,7 @@ def first_ipus(builder: ChunkBuilder) -> range:
 
 
 def clearing_homes(builder: ChunkBuilder) -> list[int]:
-    """The IPUs that clear accumulators: those with weights, and one of each machine that only counts."""
+    """The IPUs that clear accumulators: those with weights, and one of each machine that has only counts."""
     homes = sorted({group.home for group in builder.memory.groups})
     cleared = {builder.layout.position_of(home) for home in homes}
     counting = [f for f in first_ipus(builder) if builder.layout.position_of(f) not in cleared]
@@ -265,7 +270,7 @@ def far_counts(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> dict[int, t
 
 
 def counted_pieces(builder: ChunkBuilder, chain: Sequence[ChainUnit]) -> list[PieceFunction]:
-    """The pieces that put counts that came from other machines of a replica into the arena of counts."""
+    """The pieces that put the counts from other machines of a replica into the arena of counts."""
     specs = {statistics_buffer(name): ("float32", (2,)) for name in builder.tracked}
     return [
         taking_piece(taking_name(first, "counts"), {name: specs[name] for name in far})

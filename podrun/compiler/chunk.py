@@ -45,7 +45,7 @@ def updated_piece(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChunkBuilder:
-    """Everything a chunk piece is made from; `piece` makes one for a number of micro-batches."""
+    """The ingredients of a chunk piece; `piece` makes one for a number of micro-batches."""
 
     program: Program
     traced: Trace
@@ -66,7 +66,7 @@ class ChunkBuilder:
 
     @property
     def stored(self) -> tuple[Anchor, ...]:
-        """The anchors that chunks give a value (the others get theirs after the update)."""
+        """The anchors whose value chunks compute (the others get theirs after the update)."""
         return tuple(anchor for anchor in self.anchors if not anchor.kind.once_a_batch)
 
     @property
@@ -76,8 +76,10 @@ class ChunkBuilder:
 
     @property
     def updated(self) -> dict[str, tuple[Anchor, ...]]:
-        """The anchors of weights after their update, and of the gradients that it saw, by the piece that gives them:
-        of all weights of an IPU, or of those that change together where they do while micro-batches are in flight."""
+        """The anchors of weights after their update and of the gradients that the update saw, by the piece that gives
+        them: one piece for all weights of an IPU, or one for each group of weights that changes while micro-batches are
+        in flight.
+        """
         early = self.program.updates_each_micro_batch
         found: dict[str, set[str]] = {}
         for index, group in enumerate(self.memory.groups):
@@ -124,7 +126,7 @@ class ChunkBuilder:
         return PieceFunction(name, run, self._inputs(micro_batches, accumulate, split), tuple(outputs))
 
     def keys_piece(self) -> PieceFunction:
-        """The keys of one micro-batch, and the seed moved on by it."""
+        """The keys of one micro-batch; moves the seed on by one."""
         replicas = self.layout.replicas_per_machine
 
         def run(values: Buffers) -> dict[str, Any]:
@@ -232,7 +234,7 @@ class ChunkBuilder:
         accumulate: bool,
         results: dict[str, Any],
     ) -> None:
-        """Add a weight's gradient, summed over the chunk, to what the batch has so far."""
+        """Add a weight's gradient, summed over the chunk, to the batch's accumulator."""
         name, dtype = gradient_buffer(weight), numpy_dtype(group.gradient_dtype)
         if not averages(self.program):
             gradient = gradient.astype(dtype)
@@ -251,7 +253,7 @@ class ChunkBuilder:
         accumulate: bool,
         results: dict[str, Any],
     ) -> None:
-        """Count the tracked gradients of the chunk, on top of what the batch has so far."""
+        """Add the counts of the chunk's tracked gradients to the batch's."""
         scaling = self.program.automatic_scaling
         for name in self.tracked:
             assert scaling is not None
@@ -261,22 +263,21 @@ class ChunkBuilder:
             results[buffer] = buffers[buffer] + more if accumulate else more
 
     def _taps(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """What one replica sees of each value whose gradient is anchored."""
+        """The spec on one replica of each value whose gradient is anchored."""
         subjects = [a.subject for a in self.anchors if a.kind is AnchorKind.VALUE_GRADIENT]
         subjects += [n for n in self.tracked if n not in self.program.parameters and n not in subjects]
         inputs = self.program.inputs
         return {n: abstract(inputs[n].spec if n in inputs else self.traced.spec(n)) for n in subjects}
 
     def _each(self, folded: Folded, name: str, value: Any) -> Any:
-        """An input on the folded axis, also where it was broadcast."""
+        """An input on the folded axis; a broadcast input is repeated."""
         if folded.input_axes({name: value})[name] is None:
             return jnp.broadcast_to(value, (folded.size, *value.shape))
         return value
 
 
 def forward_piece(builder: ChunkBuilder) -> PieceFunction:
-    """The plain forward function of one micro-batch on one replica: what the program computes, for its
-    digest."""
+    """The plain forward function of one micro-batch on one replica, from which the program's digest is computed."""
     traced, program = builder.traced, builder.program
     names = (*traced.parameters, *traced.inputs)
     specs = {n: abstract(program.parameters[n].spec) for n in traced.parameters}
@@ -344,7 +345,7 @@ def streams(builder: ChunkBuilder) -> dict[str, Stream]:
 
 
 def _subject_spec(builder: ChunkBuilder, kind: AnchorKind, subject: str) -> TensorSpec:
-    """dtype and shape of what an anchor speaks of, as one replica sees it in one micro-batch."""
+    """The dtype and shape of an anchor's subject, as one replica sees it in one micro-batch."""
     if kind is AnchorKind.NORM:
         return TensorSpec(subject, "float32", ())
     if subject in builder.memory.variables:

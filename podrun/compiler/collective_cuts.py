@@ -129,7 +129,7 @@ def gathered_arena(output: str) -> str | None:
 
 
 def _check(piece: TracedPiece, layout: Layout) -> None:
-    """Raises InternalError for a collective that was not folded, UsageError for groups that are not of the layout."""
+    """Raise InternalError for a collective that was not folded, UsageError for groups that do not fit the layout."""
     if any(e.primitive is exchange_p for e in exchanges(piece.jaxpr)):
         raise InternalError(f"{piece.name} has a collective that was not folded")
     for equation in exchanges(piece.jaxpr):

@@ -73,15 +73,14 @@ from podrun.private_apis.jax import one_context
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """What may be chosen apart from the Program.
+    """Choices apart from the Program.
 
-    ``chunk_bytes``: budget for the intermediates of the micro-batches that run as one on a machine (bytes).
-    It decides the order of sums, so it is part of what makes results repeatable.
-    ``cache_directory``: where compiled programs are kept and looked up (see `podrun.compiler.cache`); None:
-    nowhere. ``program_digest``: the front end's word that programs with equal digests (and equal fields of
-    the Program) have equal forward functions and update rules; with it a cached program is found without
-    tracing. ``cache_wait``: seconds to wait for another process that compiles the same program. ``on_compile``
-    is called before compiling, not where the program is found in the cache.
+    ``chunk_bytes``: budget for the intermediates of the micro-batches that run as one on a machine (bytes). It decides
+    the order of sums, so it is part of what makes results repeatable. ``cache_directory``: where compiled programs are
+    kept and looked up (see `podrun.compiler.cache`); None: nowhere. ``program_digest``: the front end's promise that
+    programs with equal digests (and equal fields of the Program) have equal forward functions and update rules; with it
+    a cached program is found without tracing. ``cache_wait``: seconds to wait for another process that compiles the
+    same program. ``on_compile`` is called before compiling, not where the program is found in the cache.
     """
 
     chunk_bytes: int = 128 << 20
@@ -132,12 +131,12 @@ class _Compilation:
 
     @cached_property
     def anchors(self) -> tuple[Anchor, ...]:
-        """What each anchor is."""
+        """The kind and subject of each anchor."""
         return classify(self.program, plan_memory(self.program, self.layout, {}).variables)
 
     @cached_property
     def placement(self) -> Placement:
-        """Where operators lie."""
+        """The place of each operator."""
         program = self.program
         return placement_of(
             self.traced,
@@ -149,7 +148,7 @@ class _Compilation:
 
     @cached_property
     def chain(self) -> tuple[ChainUnit, ...]:
-        """The segments of a micro-batch, of a program that lies on several IPUs; else none."""
+        """The segments of a micro-batch if the program lies on several IPUs; else empty."""
         if not self.placement.split:
             return ()
         with fixed_numerics():
@@ -200,7 +199,7 @@ class _Compilation:
         return found
 
     def digest(self) -> str:
-        """What the cache files this program under."""
+        """The name of this program's entry in the cache."""
         memory = plan_memory(self.program, self.layout, {})
         variables = [asdict(item) | {"role": item.role.value} for item in memory.variables.values()]
         settings = {"chunk_bytes": self.options.chunk_bytes, "variables": variables}
@@ -213,7 +212,7 @@ class _Compilation:
         return digest(self.program, self.target, settings, parts)
 
     def executable(self) -> Executable:
-        """All stages."""
+        """The Executable: runs all stages."""
         program = self.program
         check_pipeline(program, self.placement)
         builder = self.builder
@@ -248,7 +247,7 @@ class _Compilation:
 def _folded(
     builder: ChunkBuilder, budget: int
 ) -> tuple[dict[str, Computation], tuple[tuple[Instruction, ...], ...], dict[str, Arena]]:
-    """Replicas whole: micro-batches in chunks, their schedule, and the arenas that AllGathers fill."""
+    """Chunks of micro-batches of whole replicas, their schedule, and the arenas that AllGathers fill."""
     cut = chunks(builder.program, builder.traced, builder.layout.replicas_per_machine, budget)
     found: dict[str, Computation] = {}
     work: dict[str, CutPiece] = {}
@@ -270,7 +269,7 @@ def _folded(
 def _sharded(
     builder: ChunkBuilder, chain: Sequence[ChainUnit]
 ) -> tuple[dict[str, Computation], tuple[tuple[Instruction, ...], ...]]:
-    """Replicas in segments on their IPUs, and the schedule of these."""
+    """Segments of replicas on their IPUs, and the schedule of these."""
     accumulate = builder.program.accumulates and bool(builder.weights)
     pieces = []
     if accumulate:
@@ -292,7 +291,7 @@ def _sharded(
 def _clear(memory: Memory, name: str, home: int | None = None, *, counts: bool = True) -> PieceFunction:
     """Zeros for the gradient accumulators of an IPU (None: of all), so that every chunk can add to them.
 
-    ``counts``: and for what its machine counts.
+    ``counts``: also for the counts of its machine.
     """
     groups = [group for group in memory.groups if home is None or group.home == home]
     arenas = {WHOLE + g.gradient_arena: (g.size, numpy_dtype(g.gradient_dtype)) for g in groups}
@@ -310,7 +309,7 @@ _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
 
 
 def check_program(program: Program) -> None:
-    """Raises UsageError for fields that contradict each other, UnsupportedError for types that no IPU has."""
+    """Raise UsageError for fields that contradict each other, UnsupportedError for types that no IPU has."""
     if program.accumulation_factor < 1:
         raise UsageError(f"the accumulation factor must be at least 1, not {program.accumulation_factor}")
     specs = [parameter.spec for parameter in program.parameters.values()]
@@ -337,8 +336,9 @@ def check_program(program: Program) -> None:
 
 
 def check_pipeline(program: Program, placement: Placement) -> None:
-    """Raises UsageError for a pipeline of one IPU or updates in flight without one, UnsupportedError for an
-    optimizer that no pipeline can have."""
+    """Raise UsageError for a pipeline of one IPU or updates in flight without a pipeline, UnsupportedError for an
+    optimizer that no pipeline can have.
+    """
     if program.updates_each_micro_batch and not program.pipelined:
         raise UsageError(
             "only a pipelined program updates weights while micro-batches are in flight",

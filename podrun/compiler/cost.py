@@ -130,7 +130,7 @@ class _SegmentCost:
     report: dict[str, Any]
     work: SegmentWork
     gradients: frozenset[str]
-    """The weights whose gradients it makes."""
+    """The weights whose gradients the segment makes."""
 
 
 def micro_batch_segments(program: Program, traced: Trace, placement: Placement) -> tuple[PieceSegment, ...]:
@@ -175,7 +175,7 @@ class _Step:
     results: tuple[str, ...]
 
     def name(self, number: int) -> str:
-        """An argument's own name; what crosses between segments is called by its number."""
+        """An argument's own name; a value that crosses between segments is named by its number."""
         return self.arguments.get(number, f"{CROSSING}{number}")
 
 
@@ -186,7 +186,7 @@ def _micro_batch(program: Program, traced: Trace) -> _Step:
 
 
 def _cut(program: Program, step: _Step, placement: Placement) -> tuple[FlatSegment, ...]:
-    """The micro-batch with recomputation, cut by places."""
+    """The micro-batch, with recomputation, cut by places."""
 
     def place(scope: str) -> int | None:
         found = placement.spot_of(scope)
@@ -207,7 +207,7 @@ def _segment_cost(
     sent, kept = _sent_bytes(segment, segments, placement)
     results = dict(zip(step.flat.outputs, step.results, strict=True))
     gradients = {gradient_buffer(name) for name in program.parameters}
-    # Gradients wait for the update, unless accumulators take them in; all other results go elsewhere at once.
+    # Gradients wait for the update, unless accumulators take them in; all other results leave at once.
     waits = not program.accumulates
     flat = segment.flat
     stay = [waits and results.get(number) in gradients for number in flat.outputs]
@@ -237,7 +237,7 @@ def _segment_cost(
 def _sent_bytes(
     segment: FlatSegment, segments: Sequence[FlatSegment], placement: Placement
 ) -> tuple[int, int]:
-    """Bytes that a segment leaves for other IPUs (once for each), and for later segments of its own."""
+    """Bytes that a segment sends to other IPUs (once to each) and leaves for later segments of its own IPU."""
     ipu = placement.ipu(segment.place)
     sent = kept = 0
     for number in segment.crossing:
@@ -275,9 +275,9 @@ def _tasks(
     collectives: Sequence[float],
     model: Chip,
 ) -> list[SegmentTask]:
-    """The segments as the timeline wants them: links carry what goes to other IPUs; a pipeline also writes its stash
-    and reads it back, at the rate at which tiles copy their own memory. Weights that change with each micro-batch do
-    so behind the last work of their IPU.
+    """The segments as tasks of the timeline. Links carry what goes to other IPUs; a pipeline also writes its stash and
+    reads it back, at the rate at which tiles copy their own memory. Weights that change with each micro-batch do so
+    behind the last work of their IPU.
     """
     copy_rate = model.tiles * model.store_bytes * model.clock_hz
     last = {segment.ipu: place for place, segment in enumerate(segments)}

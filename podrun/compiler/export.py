@@ -81,7 +81,7 @@ def _product(equation: JaxprEqn, left: Any, right: Any) -> Any:
 
 
 def _held(value: Any) -> Any:
-    """The value, with a wall around it for XLA's rearrangements."""
+    """The value behind an optimization barrier."""
     return lax.optimization_barrier(value)  # type: ignore[no-untyped-call]
 
 
@@ -110,19 +110,19 @@ def _merge(left: Any, right: Any, numbers: Any) -> tuple[Any, Any, Any]:
 
 
 def _merged(operand: Any, axes: Sequence[int]) -> Any:
-    """The operand with the axes as one."""
+    """The operand with its summed axes merged into one."""
     first, stop = axes[0], axes[-1] + 1
     shape = operand.shape
     return lax.reshape(operand, (*shape[:first], math.prod(shape[first:stop]), *shape[stop:]))
 
 
 def _moved(batch: Sequence[int], merged: Sequence[int]) -> tuple[int, ...]:
-    """Where the batch axes are once the others are one axis."""
+    """The position of the batch axes after the other axes are merged."""
     return tuple(axis if axis < merged[0] else axis - len(merged) + 1 for axis in batch)
 
 
 def _to_do(value: Any) -> bool:
-    """Whether a parameter of an equation holds products."""
+    """Whether a parameter of an equation holds jaxprs with products."""
     if isinstance(value, tuple | list):
         return any(map(_to_do, value))
     jaxpr = value.jaxpr if isinstance(value, ClosedJaxpr) else value
@@ -150,9 +150,9 @@ def _rewritten(value: Any) -> Any:
 
 
 LONGEST = 64
-"""Equations that a reader of a value may have to work out again."""
+"""Most equations that a reader of a value may recompute."""
 SMALLEST = 1 << 10
-"""Elements of a value that is worth a place in memory."""
+"""Fewest elements of a value that is worth a place in memory."""
 _HELD = frozenset(
     {
         "dot_general",
@@ -170,15 +170,15 @@ _HELD = frozenset(
         "threefry2x32",
     }
 )
-"""Primitives whose results lie in memory whatever reads them."""
+"""Primitives whose results lie in memory whoever reads them."""
 _SUMS = ("reduce_", "arg", "cum")
-"""How the names of others begin."""
+"""Prefixes of the names of further such primitives."""
 
 
 def walled(jaxpr: Jaxpr) -> frozenset[Var]:
-    """The variables to put walls behind."""
+    """The variables to materialise."""
     readers = Counter(v for e in jaxpr.eqns for v in {a for a in e.invars if not isinstance(a, Literal)})
-    chains: dict[Any, int] = {}  # The equations of each chain, a bit for each.
+    chains: dict[Any, int] = {}  # The equations of each chain, one bit for each.
     found = []
     for index, equation in enumerate(jaxpr.eqns):
         chain = 0
@@ -196,7 +196,7 @@ def walled(jaxpr: Jaxpr) -> frozenset[Var]:
 
 
 def wall(value: Any) -> Any:
-    """The value, in memory."""
+    """The value, materialised."""
     with set_xla_metadata(inlineable="false"):  # type: ignore[no-untyped-call]
         return _same(value)
 
@@ -211,7 +211,7 @@ def _elements(variable: Var) -> int:
 
 
 def _ends_chains(equation: JaxprEqn) -> bool:
-    """Whether the equation's results are in memory whatever reads them."""
+    """Whether the equation's results lie in memory whoever reads them."""
     name = equation.primitive.name
     if name in _HELD or name.startswith(_SUMS):
         return True

@@ -91,7 +91,7 @@ def _add(a: jax.Array, b: Any) -> jax.Array:
 
 
 ADVANCE = "update.rng"
-"""Name of the Computation that moves the RNG state on."""
+"""Name of the Computation that advances the RNG state."""
 
 
 def rounds_stochastically(program: Program) -> bool:
@@ -109,7 +109,7 @@ def rounding_variables(program: Program) -> dict[str, Variable]:
 
 
 def place(state: Any, *numbers: Any) -> Any:
-    """The RNG state of a place: uint32 ``[2]`` from the RNG state and numbers that tell the place."""
+    """The RNG state of a place: uint32 ``[2]`` from the RNG state and the numbers that identify the place."""
     import jax
 
     key = jax.random.wrap_key_data(state, impl="threefry2x32")
@@ -132,7 +132,7 @@ def stochastic_half(value: Any, state: Any) -> Any:
 
 
 def advance_piece(batches: int = 1) -> PieceFunction:
-    """The piece that moves the RNG state on after some batches."""
+    """The piece that advances the RNG state after some batches."""
 
     from podrun.compiler.export import PieceFunction
     from podrun.compiler.jaxprs import buffer
@@ -168,7 +168,9 @@ def turns_name(home: int) -> str:
 
 
 def in_turn(update: PieceFunction, index: int) -> PieceFunction:
-    """A group's update with the RNG state of its turn, which moves on; an update that does not round as it is."""
+    """A group's update with the RNG state of its turn, which advances; an update that does not round is returned
+    unchanged.
+    """
     if RNG not in update.inputs:
         return update
     turn = turn_buffer(index)
@@ -223,7 +225,7 @@ UPDATE = "update.loss_scale"
 
 
 def scaling_arenas(program: Program, alignment: int) -> dict[str, Arena]:
-    """The arena of counts, if the program scales its loss by itself."""
+    """The arena of counts, if the program has automatic loss scaling."""
     scaling = program.automatic_scaling
     if scaling is None:
         return {}

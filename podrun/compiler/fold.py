@@ -42,8 +42,7 @@ class MicroBatchChunk:
 
 
 def activation_bytes(traced: Trace) -> int:
-    """Bytes of every intermediate tensor of one micro-batch on one replica: what a gradient may have to
-    keep."""
+    """Bytes of every intermediate tensor of one micro-batch on one replica, which a gradient may have to keep."""
     return sum(
         variable.aval.size * variable.aval.dtype.itemsize
         for equation in traced.jaxpr.jaxpr.eqns
@@ -126,7 +125,7 @@ class Folded:
         return evaluate(self.traced, [*arguments, key], deltas, with_tokens(token))
 
     def own_rows(self, parameters: Tensors) -> dict[str, Any]:
-        """Parameters as replicas see them: those with groups on the folded axis."""
+        """Parameters as replicas see them: parameters with groups get the folded axis."""
         found = {name: value for name, value in parameters.items() if name != REPLICA_OFFSET}
         for name in self.group_of.keys() & parameters.keys():
             offset = parameters[REPLICA_OFFSET]
@@ -163,7 +162,9 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class FoldedOperands:
-    """What a folded forward function takes: parameters and folded inputs by name, key data (None: nothing random)."""
+    """The operands of a folded forward function: parameters and folded inputs by name, key data (None: nothing
+    random).
+    """
 
     parameters: Tensors
     inputs: Tensors
@@ -172,7 +173,7 @@ class FoldedOperands:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """What `gradients` gives.
+    """The results of `gradients`.
 
     ``values``: forward results ``[size, *shape]``. ``summed``: weight gradients, summed over the folded axis.
     ``values_each``: gradients of tapped values and inputs, ``[size, *shape]``.
@@ -232,5 +233,5 @@ def weight_gradients_each(
 
 
 def _seed(scale: Any, losses: Any) -> Any:
-    """What enters the backward pass: the loss scaling, in the loss's dtype, for each loss."""
+    """The gradient that enters the backward pass: the loss scaling, in the loss's dtype, for each loss."""
     return jnp.broadcast_to(jnp.asarray(scale).astype(losses.dtype), losses.shape)

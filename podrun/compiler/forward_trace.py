@@ -38,7 +38,7 @@ MOST_ITERATIONS = 1024
 
 
 def written_out(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The jaxpr with every collective in its main line; itself where all are there already.
+    """The jaxpr with every collective in its main line; the same jaxpr if all are there already.
 
     Raises UnsupportedError for a loop that cannot be written out.
     """
@@ -114,8 +114,9 @@ _WRITERS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Any]], list[Any]]] 
 
 @contextmanager
 def fixed_numerics() -> Iterator[None]:
-    """JAX settings that change what a trace means, at fixed values whatever the host process has set; what is evaluated
-    on the way is computed by podrun's own client."""
+    """Set JAX settings that change the meaning of a trace to fixed values, whatever the host process has set. Constants
+    met while tracing are computed by podrun's own client.
+    """
     with ExitStack() as stack:
         stack.enter_context(jax.enable_x64(False))
         stack.enter_context(jax.default_prng_impl("threefry2x32"))
@@ -232,7 +233,7 @@ def evaluate(
 
 
 _TAPS = 1 << 24
-"""Where the places of gradients that are looked at begin, behind those of arguments."""
+"""Number at which the places of observed gradients begin, behind those of arguments."""
 
 
 def _wide_tap(tap: partial[Any], state: Any) -> Callable[[Any], Any]:
@@ -249,7 +250,7 @@ def _perturbed(delta: Any, value: Any) -> Any:
 
 @jax.custom_jvp
 def _perturb(value: Any, delta: Any) -> Any:
-    """``value`` itself, with the derivative of ``value + delta``: nothing is added, no bit can change."""
+    """``value`` itself, with the derivative of ``value + delta``: nothing is added, so no bit can change."""
     return value
 
 

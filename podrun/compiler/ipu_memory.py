@@ -38,7 +38,7 @@ from podrun.costmodel.tile_memory import (
 
 Report = Mapping[str, Any]
 LARGEST = 16
-"""Contents that a report names."""
+"""Number of contents that a report names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _at_work(
     works: Sequence[SegmentWork],
     update: Report | None,
 ) -> tuple[Demand, list[tuple[str, int]], list[int]]:
-    """The fullest moment of the IPU's work: its activations and temporary data, what is alive, and the curve."""
+    """The fullest moment of the IPU's work: its activations and temporary data, the live contents, and the curve."""
     extras = [_visiting(program, work) for work in works]
     moments = [
         _with_extra(_moment(work.report), "weight", extra) for work, extra in zip(works, extras, strict=True)
@@ -130,8 +130,9 @@ def _with_extra(
 
 
 def _visiting(program: Program, work: SegmentWork) -> int:
-    """Bytes of the largest weight that comes for a segment only, gathered from its shards or from streaming memory:
-    one weight at a time is there whole."""
+    """Bytes of the largest weight that is on chip for a segment only, gathered from its shards or from streaming
+    memory; one weight at a time is there whole.
+    """
     where = program.locations
     return max(
         (
@@ -144,7 +145,7 @@ def _visiting(program: Program, work: SegmentWork) -> int:
 
 
 def _moment(report: Report) -> tuple[Demand, list[tuple[str, int]]]:
-    """The fullest moment of one report, its arguments left out: they are variables, streams or stashes."""
+    """The fullest moment of one report, without its arguments, which are variables, streams or stashes."""
     memory = report["memory"]
     temporary = memory["temporary_bytes"]
     activations = memory["not_always_live_peak_bytes"] - temporary
@@ -186,7 +187,7 @@ class _Contents:
             self.homes |= {weight.name: group.home for weight in group.weights}
 
     def of(self, ipu: int) -> list[tuple[str, str, int]]:
-        """Everything that lasts on an IPU."""
+        """All contents that last on an IPU."""
         found = [*self._variables(ipu), *self._state(ipu), *self._streams(ipu), *self._stash(ipu)]
         constants = sum(work.constants for work in self.works if work.ipu == ipu)
         found.append((CONSTANTS, "constants", constants))
@@ -229,17 +230,17 @@ class _Contents:
             here = [cycle for at, cycle in made if at == ipu]
             if not reads and not here:
                 continue
-            # What comes from another IPU is there from the cycle after the one it was made in.
+            # A value from another IPU is there from the cycle after the one in which it was made.
             begin = here[0] if here else min([*reads, *(cycle + 1 for _, cycle in made)])
             period = self.program.pipeline_schedule.period
             held = (max(reads, default=begin) - begin) // period + 1
             copies = min(held, self.program.accumulation_factor) if self.program.pipelined else 1
-            copies -= not made  # One micro-batch of an input is in its stream's buffer.
+            copies -= not made  # The stream's buffer holds one micro-batch of an input.
             if copies and not place.streamed(size):
                 yield STASH, f"{makers.get(name) or name} x {copies}", copies * size
 
     def _crossing_bytes(self) -> dict[str, tuple[int, list[tuple[int, int]]]]:
-        """Bytes of what crosses between segments, and (IPU, cycle) of its maker; none for inputs."""
+        """Bytes of each value that crosses between segments, and (IPU, cycle) of its maker; inputs have none."""
         found: dict[str, tuple[int, list[tuple[int, int]]]] = {}
         for work in self.works:
             for name, size in work.crossing:
@@ -300,7 +301,7 @@ def largest_need(program: Program, memory: Memory) -> dict[str, Any]:
 
 
 def _changes(program: Program) -> Iterator[tuple[str, str, Program]]:
-    """What a session's options can change: what it is called, the setting, the program then."""
+    """The changes that a session's options allow: name, setting, and the changed program."""
     where = program.locations
     kinds = [kind for kind in _kinds(program) if getattr(where, kind) == Location()]
     moved: list[tuple[str, str, Locations]] = []
@@ -340,7 +341,9 @@ def _kinds(program: Program) -> list[str]:
 
 
 def _without_batch(program: Program, entry: Mapping[str, Any]) -> Demand:
-    """What an IPU holds whatever the micro-batch: variables, and gradients that wait for the update."""
+    """The contents of an IPU that do not depend on the micro-batch: variables, and gradients that wait for the
+    update.
+    """
     content = entry["memory"]["by_content"]
     lasting = {name: content.get(name, 0) for name in (WEIGHTS, STATE, ACCUMULATORS, CONSTANTS)}
     waiting = lasting[WEIGHTS] if program.loss is not None and not program.accumulates else 0

@@ -68,7 +68,7 @@ def sub_jaxpr(
 
 
 def inner_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
-    """The jaxprs that an equation runs: a loop's body, a branch's sides, a call's function."""
+    """The jaxprs that an equation runs: a loop's body, a branch's sides, a called function."""
     for value in equation.params.values():
         for item in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(item, ClosedJaxpr):

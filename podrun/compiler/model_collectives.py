@@ -91,7 +91,7 @@ def all_reduce(x: Any, operator: Combination, groups: Groups) -> Any:
 
 
 def _of_one(x: Any, operator: Combination) -> Any:
-    """What is left of a combination where nobody else takes part."""
+    """The result of a combination in a group of one."""
     if operator is Combination.SQUARE_ADD:
         return x * x
     return (x != 0).astype(x.dtype) if operator in (Combination.LOGICAL_AND, Combination.LOGICAL_OR) else x
@@ -117,7 +117,7 @@ def all_gather(x: Any, groups: Groups) -> Any:
 
 
 def check_groups(groups: Groups, replicas: int | None = None) -> None:
-    """Raises UsageError unless the groups are disjoint and equally large, and hold ``replicas`` replicas, if given."""
+    """Raise UsageError unless the groups are disjoint and equally large, and hold ``replicas`` replicas, if given."""
     members = [replica for group in groups for replica in group]
     sizes = {len(group) for group in groups}
     if len(sizes) != 1 or 0 in sizes or sorted(members) != list(range(len(members))):
@@ -149,7 +149,7 @@ def _wide(x: Any) -> Any:
 
 
 def _chain(combine: Callable[[Any, Any], Any], parts: Sequence[Any]) -> Any:
-    """From left to right, one after the other: an order that no layout changes."""
+    """Combine from left to right, one after the other: an order that no layout changes."""
     found = parts[0]
     for part in parts[1:]:
         found = combine(found, part)
@@ -252,7 +252,7 @@ def has_exchange(jaxpr: Jaxpr) -> bool:
 
 
 def with_tokens(tokens: Any) -> Callable[[JaxprEqn, Sequence[Any]], Any]:
-    """How to evaluate equations while folding: exchanges with a token that differs from replica to replica."""
+    """How to evaluate equations while folding: exchanges get a token that differs from replica to replica."""
 
     def apply(equation: JaxprEqn, operands: Sequence[Any]) -> Any:
         if equation.primitive is exchange_p:

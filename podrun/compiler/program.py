@@ -152,7 +152,7 @@ def joint(rule: UpdateRule | None) -> JointRule | None:
 
 @dataclass(frozen=True, slots=True)
 class Locations:
-    """Where kinds of variables live, and single tensors by name (``overrides``). Results never depend on it."""
+    """Where kinds of variables live, and single tensors by name (``overrides``). Locations never change a result."""
 
     weights: Location = ON_CHIP
     optimizer_state: Location = ON_CHIP
@@ -166,14 +166,17 @@ class Locations:
 
 
 FACTOR = "lossScaleUpdateFactor"
-"""Variable: what automatic loss scaling multiplies the loss scaling with. Update rules divide it out again."""
+"""Variable: the factor by which automatic loss scaling multiplies the loss scaling. Update rules divide it out
+again.
+"""
 PHASE = "lossScaleUpdatePhase"
 """Variable: the batch's number modulo the period of automatic loss scaling."""
 
 
 RNG = "rngState___"
 """Variable, uint32 ``[2]``: the state of the generator that rounds stochastically. A rule that names it among its
-scalars gets it, already that of its place."""
+scalars gets the state of its own place.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +286,9 @@ class Program:
     weights of a stage as soon as that stage has their gradient, while others are in flight."""
     phases: Phases | None = None
     recompute: Recompute = NOTHING
-    """Forward values that the backward pass makes again: changes modelled memory and cycles, no bit of a result."""
+    """Forward values that the backward pass computes again. Changes modelled memory and cycles, and no bit of a
+    result.
+    """
     locations: Locations = field(default_factory=Locations)
     plans: PlanOptions = field(default_factory=PlanOptions)
     """How the tile model plans products: changes modelled cycles and memory, no result."""
@@ -308,7 +313,7 @@ def layout_of(program: Program) -> Layout:
 
 
 _LATER = ("Accum___",)
-"""Prefixes PopART has and the compiler does not give a value yet."""
+"""Prefixes that PopART has and for which the compiler does not give a value yet."""
 
 
 class AnchorKind(enum.Enum):

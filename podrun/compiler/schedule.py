@@ -119,7 +119,7 @@ def update_instructions(index: int, group: WeightGroup) -> list[Instruction]:
 
 
 def end_of_batch(builder: ChunkBuilder) -> list[Instruction]:
-    """What comes after all weights were updated: the loss scale's factor and the RNG state move on."""
+    """The end of a batch, after all weights were updated: advance the loss scale's factor and the RNG state."""
     found: list[Instruction] = [AllReduce(STATISTICS), Compute(SCALING)] if builder.tracked else []
     return [*found, Compute(ADVANCE)] if RNG in builder.memory.variables else found
 
@@ -195,8 +195,9 @@ class Timetable:
         return tuple(tuple(work) for work in self.lists)
 
     def _update_jointly(self) -> None:
-        """All weights in one piece, on IPU 0, between the reduction of all gradients and whatever comes
-        after. What other machines of the replica hold comes there and goes back."""
+        """Update all weights in one piece, on IPU 0, between the reduction of all gradients and the rest. Inputs from
+        other machines of the replica come there, and results go back.
+        """
         memory = self.builder.memory
         far = far_groups(memory, self.builder.layout)
         for group in memory.groups:
@@ -214,14 +215,15 @@ class Timetable:
         self._everywhere(Sync(SyncScope.MACHINE))
 
     def _send_once(self, name: str, source: int, dest: int, buffer: str) -> None:
-        """Send a buffer to another IPU for the update, where it is called ``buffer``."""
+        """Send a buffer to another IPU for the update, where its name is ``buffer``."""
         tag = self._tag(f"update:{name}", dest, 0)
         self.lists[source].append(Send(name, dest, tag))
         self.lists[dest].append(Receive(buffer, source, tag))
 
     def _close(self) -> None:
-        """What waits for the update of all weights: on IPU 0, or on the first IPU of every machine of a replica, which
-        all do it alike."""
+        """Append the work that waits for the update of all weights: on IPU 0, or on the first IPU of every machine of a
+        replica, which all do the same.
+        """
         work = end_of_batch(self.builder)
         if not work:
             return
@@ -236,7 +238,7 @@ class Timetable:
         self._everywhere(Sync(SyncScope.MACHINE))
 
     def _send_variables(self) -> None:
-        """Where a replica spans machines: give what lies on one of them to units of others, once a batch."""
+        """Where a replica spans machines: send variables on one of them to units on others, once a batch."""
         memory, layout = self.builder.memory, self.builder.layout
         sent: set[tuple[str, int]] = set()
         for unit in self.chain:
@@ -251,7 +253,7 @@ class Timetable:
                     self.lists[unit.ipu].append(Receive(name, home, tag))
 
     def home_of(self, name: str, memory: Memory) -> int | None:
-        """The IPU that holds a variable; None for what every machine has, and for what is no variable."""
+        """The IPU that holds a variable; None for a variable on every machine, and for names that are no variables."""
         variable = memory.variables.get(name)
         if variable is None:
             return None
@@ -319,7 +321,7 @@ class Timetable:
             self.last_collective[position] = (ipu, len(self.lists[ipu]), arena)
 
     def _arrival(self, name: str, unit: ChainUnit, micro_batch: int) -> list[Instruction]:
-        """How a temporary comes to the unit that reads it."""
+        """Instructions that bring a temporary to the unit that reads it."""
         maker = self.maker.get(name)
         made_here = maker is not None and maker.ipu == unit.ipu
         if made_here or self.readers[name, unit.ipu][0] is not unit:
@@ -334,7 +336,7 @@ class Timetable:
         return found
 
     def _departure(self, name: str, unit: ChainUnit, micro_batch: int) -> list[Instruction]:
-        """What happens to a temporary when it was made."""
+        """Instructions that follow the making of a temporary."""
         ipus = self.reading_ipus.get(name, [])
         found: list[Instruction] = [
             Send(name, ipu, self._tag(name, ipu, micro_batch)) for ipu in sorted(ipus) if ipu != unit.ipu

@@ -157,7 +157,8 @@ class _Splitter:
         self.graph = DependencyGraph[Var](
             direct,
             [equation.outvars for equation in self.equations],
-            # Constants, and random keys (which have no form outside of a trace), are made anew wherever they are read.
+            # Every segment recomputes constants and random keys (which have no form outside of a trace) where it
+            # reads them.
             [
                 not any(v in known for v in reads) or _anew(equation)
                 for equation, reads in zip(self.equations, direct, strict=True)
@@ -182,14 +183,16 @@ class _Splitter:
 
     @property
     def _changing(self) -> set[Var]:
-        """Arguments that the piece also writes (accumulators): read early, they would be those of another time."""
+        """Arguments that the piece also writes (accumulators). Read too early, they would have another moment's
+        values.
+        """
         written = set(self.piece.outputs)
         return {v for v, name in zip(self.jaxpr.invars, self.piece.inputs, strict=True) if name in written}
 
     def _postponed(self, groups: list[list[int]]) -> list[list[int]]:
-        """The groups, with what is made of changing arguments alone moved to the first group that needs it.
+        """The groups, in which values computed from changing arguments alone move to the first group that needs them.
 
-        So an accumulator is read where it is added to: in a pipeline it changes meanwhile, and which operations XLA
+        So an accumulator is read where it is added to. In a pipeline it changes meanwhile; and which operations XLA
         fuses, hence the last bit, does not depend on whether places have ranks.
         """
         reads = self.graph.reads
@@ -205,7 +208,7 @@ class _Splitter:
         return [group for group in found if group] or [[]]
 
     def _made_of_changing(self) -> list[int]:
-        """Equations that read nothing but arguments, changing ones among them, and what such equations make."""
+        """Equations that read only arguments, changing ones among them, and equations that read such results."""
         fixed, made = set(self.jaxpr.invars) - self._changing, set(self._changing)
         found = []
         for i in self.graph.indices:

@@ -36,13 +36,13 @@ Apply = Callable[[JaxprEqn, Sequence[Any]], Any]
 
 HALF = np.dtype(np.float16)
 _STREAM = 0x52
-"""Tells the bits that round from the random numbers of the same key."""
+"""Separates the bits that round from the random numbers of the same key."""
 _BACK = 0xB4
-"""Tells what a gradient is rounded with from what its value is."""
+"""Separates the bits that round a gradient from those that round its value."""
 
 
 def has_half(jaxpr: Jaxpr) -> bool:
-    """True iff something in a jaxpr, or in the jaxprs that it runs, is float16."""
+    """True iff a value in a jaxpr, or in the jaxprs that it runs, is float16."""
     return any(
         any(_is_half(v) for v in (*e.invars, *e.outvars)) or any(has_half(j) for j in jaxprs.inner_jaxprs(e))
         for e in jaxpr.eqns
@@ -94,7 +94,7 @@ def on_grid(value: Any, state: Any) -> Any:
 
 @jax.custom_vjp
 def rounded(value: Any, state: Any) -> Any:
-    """`on_grid`, and so is what comes back."""
+    """`on_grid`, for the value and for its gradient."""
     return on_grid(value, state)
 
 
@@ -110,7 +110,7 @@ rounded.defvjp(_rounded_forward, _rounded_back)
 
 
 def entering(value: Any, state: Any) -> Any:
-    """A half as float32; what comes back is rounded onto the halves."""
+    """A half as float32; its gradient is rounded onto the halves."""
     with jax.named_scope(LOCAL):
         return _entering(value, state)
 
@@ -148,7 +148,7 @@ _COMPUTE = frozenset((
     "digamma",
 ))
 # fmt: on
-"""Primitives that compute; in float32 they take the same parameters but for a type of partial sums."""
+"""Primitives that compute. In float32 they take the same parameters, except a type of partial sums."""
 # fmt: off
 _MOVE = frozenset((
     "reshape", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "slice", "dynamic_slice",

@@ -86,14 +86,14 @@ class SegmentTask:
     preload: bool = False
 
     def busy(self, causes: Iterable[str]) -> float:
-        """Seconds on its IPU; copies are counted apart."""
+        """Seconds of work on its IPU; copies are counted apart."""
         return sum(float(getattr(self, cause)) for cause in causes if cause != "copies")
 
 
 def seconds_by_cause(
     tasks: Sequence[SegmentTask], micro_batches: int, schedule: PipelineOrder | None
 ) -> dict[str, float]:
-    """What each of `CAUSES` adds to the time of a batch, in their order. ``schedule``: None for no pipeline.
+    """Seconds that each of `CAUSES` adds to the time of a batch, in their order. ``schedule``: None without a pipeline.
 
     ``streaming`` is left out if nothing streams, ``collectives`` if there are none.
     """
@@ -125,7 +125,7 @@ def makespan(
 
 
 def idle_share(tasks: Sequence[SegmentTask], micro_batches: int, schedule: PipelineOrder | None) -> float:
-    """The part of the time in which an IPU does not work, on average over those that have work: the bubble."""
+    """The share of time in which an IPU does not work, on average over the IPUs with work: the bubble."""
     ipus = {task.ipu for task in tasks}
     total = makespan(tasks, micro_batches, schedule)
     if not total:
@@ -140,9 +140,10 @@ def _sequential(tasks: Sequence[SegmentTask], micro_batches: int, causes: Sequen
     for place, task in enumerate(tasks):
         each += task.busy(causes) + copies * task.copies
         if streaming and task.preload:
-            # It comes while the piece before computes (the last one's, for the first), so far as that is long enough.
+            # Tensors come while the previous piece (for the first piece: the last one) computes, as far as its time
+            # suffices.
             each -= min(task.streaming, tasks[place - 1].compute)
-    # For the first micro-batch there is no piece before.
+    # For the first micro-batch there is no previous piece.
     hidden = min(tasks[0].streaming, tasks[-1].compute) if streaming and tasks[0].preload else 0.0
     return micro_batches * each + hidden
 
@@ -226,7 +227,7 @@ def _leading_to(traced: Trace, loss: str) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Into how many parts a weight, its state and its accumulator are cut; 1: not at all."""
+    """The number of parts into which a weight, its state and its accumulator are cut; 1: not cut."""
 
     weight: int
     state: int
@@ -234,12 +235,12 @@ class Shards:
 
     @property
     def update(self) -> int:
-        """Into how many parts the update of the weight falls."""
+        """The number of parts into which the update of the weight is cut."""
         return max(self.weight, self.state, self.accumulator)
 
 
 def shards_of(program: Program, weight: str) -> Shards:
-    """The shards of a weight and what belongs to it, never more than the replicas that share the weight."""
+    """The shards of a weight and of its state and accumulator, never more than the replicas that share the weight."""
     where, rule, spec = program.locations, program.update, program.parameters[weight].spec
     most = replicas_reduced(program, weight)
 
@@ -255,7 +256,7 @@ def shards_of(program: Program, weight: str) -> Shards:
 
 
 def update_spec(program: Program, weight: str) -> TensorSpec:
-    """What one replica updates of a weight: all of it, or its shard, which is flat."""
+    """The part of a weight that one replica updates: all of it, or its shard, which is flat."""
     spec, parts = program.parameters[weight].spec, shards_of(program, weight).update
     return spec if parts == 1 else TensorSpec(spec.name, spec.dtype, (-(-spec.size // parts),))
 
@@ -378,7 +379,7 @@ def _streamed_variables(program: Program, work: SegmentWork, made: Collection[st
 
 
 def _waits_off_chip(program: Program, maker: SegmentWork, reader: SegmentWork) -> bool:
-    """True iff what ``maker`` makes goes off chip until ``reader`` wants it."""
+    """True iff a value that ``maker`` makes goes off chip until ``reader`` needs it."""
     if maker.ipu != reader.ipu or maker is reader:
         return False
     return program.phases is None or reader.cycle - maker.cycle > 1

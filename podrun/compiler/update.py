@@ -80,7 +80,7 @@ def _sliced(
         new, after = apply(weight, gradient, seen, values)
         results = {weights: _like(new, values[weights])}
         if counters:
-            # How a counter goes on cannot depend on the elements: ask the rule with zeros in their place.
+            # The way a counter advances cannot depend on the elements: ask the rule with zeros in their place.
             length = len(group.weights)
             zeros = {p: v[:length] if p in counters else jnp.zeros(length, v.dtype) for p, v in state.items()}
             nothing = jnp.zeros(length, weight.dtype), jnp.zeros(length, gradient.dtype)
@@ -138,7 +138,8 @@ def _norm_buffer(number: str) -> str:
 def _weight_of_rows(group: WeightGroup, memory: Memory, machine: Any, count: int) -> Any:
     """For each row of this machine's slice, the position in the group of the weight it lies in."""
     begins = [member.offset // ALIGNMENT for member in memory.arenas[group.weight_arena].members]
-    # A table, not its rule: XLA would work a sum over it out beforehand, for half a minute with 2 million rows.
+    # A table instead of its rule, because XLA would evaluate a sum over it at compile time, for half a minute with 2
+    # million rows.
     table = np.searchsorted(begins, np.arange(group.size // ALIGNMENT), side="right") - 1
     narrow = np.min_scalar_type(len(begins))  # It is as long as the weights, and part of the executable.
     per_machine = count // ALIGNMENT
@@ -152,7 +153,7 @@ def _scalars(group: WeightGroup) -> dict[str, Any]:
 def _whole_buffers(
     memory: Memory, groups: Iterable[WeightGroup], rule: UpdateRule
 ) -> tuple[dict[str, Any], dict[str, dict[str, str]]]:
-    """What updates of whole weights read, and each weight's states: their buffers by prefix."""
+    """The buffers, by prefix, that updates of whole weights read, and each weight's states."""
     inputs: dict[str, Any] = {}
     states_of: dict[str, dict[str, str]] = {}
     for group in groups:
@@ -167,7 +168,7 @@ def _whole_buffers(
 
 
 def _written(states_of: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
-    """Each weight and its states."""
+    """The buffers that updates write: each weight and its states."""
     return tuple(name for weight, states in states_of.items() for name in (weight, *states.values()))
 
 
@@ -232,7 +233,7 @@ def scalar_buffer(name: str) -> Any:
 
 
 class SimilarUpdates:
-    """The updates so far; `similar` finds an earlier one that differs in names alone, `renamed` adapts its export."""
+    """The updates so far. `similar` finds an earlier one that differs in names alone, `renamed` adapts its export."""
 
     def __init__(self, memory: Memory, rule: UpdateRule | None) -> None:
         self._memory, self._rule = memory, rule
@@ -240,7 +241,7 @@ class SimilarUpdates:
 
     def similar(self, group: WeightGroup, piece: PieceFunction) -> PieceFunction | None:
         """An earlier piece that computes the same from buffers of other names, in the same order."""
-        if RNG in group.scalars:  # Every group rounds by a stream of its own.
+        if RNG in group.scalars:  # Every group rounds with random bits of its own.
             return None
         first = self._first.setdefault(self._key(group, piece), piece)
         return None if first is piece else first
