@@ -192,6 +192,9 @@ RETURNED = "updated:"
 """``updated:NAME``: a value from another machine, until it is put into its arena."""
 EXCHANGE = "exchange:"
 """``exchange:PIECE:NUMBER``: the arena of one exchange inside a piece."""
+DIGESTS = "digests:"
+"""Read by the host: digests of the weights and optimizer state on each IPU of a machine, ``[IPUs, 2]`` of uint64: the
+IPU's index in the partition, and 64 bits."""
 KEYS = "keys"
 """Key data ``[replicas, 2]`` of one micro-batch, where a piece is split and cannot move the seed on by itself."""
 

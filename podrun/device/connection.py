@@ -80,9 +80,9 @@ class Connection(Protocol):
     def read_variables(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Copies of variables as they stand after the last run."""
 
-    def read_copies(self, names: Iterable[str]) -> list[tuple[IpuRange, dict[str, np.ndarray]]]:
-        """The same from each machine that this process holds IPUs of, with the machine's IPUs: replicas on different
-        machines have copies of their own.
+    def read_digests(self) -> list[tuple[int, int]]:
+        """For each IPU of the job on the machines that this process holds IPUs of: its index in the partition, and 64
+        bits that stand for the weights and optimizer state that lie on it.
         """
 
     def run(

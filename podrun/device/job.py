@@ -46,10 +46,10 @@ from podrun.device.owners import (
     machines_of,
 )
 from podrun.device.program.check import check_executable
-from podrun.device.program.engine import Disagreement, Engine, RunOutcome, modelled_step_seconds
+from podrun.device.program.engine import Disagreement, Engine, RunOutcome, held_by_ipu, modelled_step_seconds
 from podrun.device.program.fabric import Fabric, JobName, OfferBook, Wait
 from podrun.device.program.interpreter import InstructionHook, NotFinite, batch_starts
-from podrun.device.program.machine_groups import choose_core, core_lock_of, pin_thread_to
+from podrun.device.program.machine_groups import at_position, choose_core, core_lock_of, pin_thread_to
 from podrun.device.program.streams import OwnerArrays, check_inputs, check_outputs
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import FaultPoint, FaultSpec, FaultTarget, ListPlaces, Strike
@@ -214,7 +214,7 @@ class Job:
             self._check_fit(executable, machines)
             self.lists = self._lists(executable)
             self._lasting = LastingFaults()
-            context.faults.check(self.who, self.lists, executable.variables.keys())
+            context.faults.check(self.who, self.lists, self._places(executable))
             self.strike_event("load")
             engine = Engine(
                 executable,
@@ -322,6 +322,16 @@ class Job:
             )
             for k, (here, work) in enumerate(zip(ipus, executable.instructions, strict=True))
         )
+
+    def _places(self, executable: Executable) -> dict[str, frozenset[int]]:
+        """The variables that this machine has, each with its IPUs: of a weight those on which it lies."""
+        position = (self.ipus.first - self.range.first) // executable.layout.ipus_per_position
+        here = at_position(executable, position % executable.layout.machines_per_replica)
+        found = dict.fromkeys(here.variables, frozenset(self.ipus))
+        held = held_by_ipu(here)
+        for k, names in enumerate(held):
+            found |= dict.fromkeys(names, frozenset(list(self.ipus)[k :: len(held)]))
+        return found
 
     def _instances_here(self) -> dict[int, Owner]:
         """The owners whose first IPU is on this machine, by the index of their instance."""
@@ -460,7 +470,13 @@ class Job:
         if spec.kind in LASTING:
             self._lasting.begin(strike)
         elif spec.kind == "corrupt" and self.engine is not None:
-            self.engine.buffers.change(str(spec.setting("tensor", "")), lambda value: flip_bit(value, spec))
+            layout = self.engine.executable.layout
+            place = (spec.indices[0] - self.ipus.first) // layout.ipus_per_replica
+            replica = min(
+                place, layout.replicas_per_machine - 1
+            )  # One that spans machines is the only one here.
+            name = str(spec.setting("tensor", ""))
+            self.engine.buffers.change(name, replica, lambda value: flip_bit(value, spec))
         elif spec.target is FaultTarget.INSTANCE:
             owner = self._instances_here().get(spec.indices[0])
             if owner is not None:

@@ -16,9 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from podrun.core.errors import ApplicationRuntimeError, IpusTakenError, PoplarError, UsageError
 from podrun.core.executable import Executable
 from podrun.core.layout import IpuRange
+from podrun.core.names import DIGESTS
 from podrun.device.connection import AttachRequest
 from podrun.device.error_messages import ipus_in_words, process_ended
 from podrun.device.health import Health, Usage, WorkDone
@@ -210,18 +213,21 @@ class Machine:
 
     def read(self, owner_id: int, names: Iterable[str]) -> dict[str, Array]:
         """Variables as they stand after the last run: views that stay valid until the next call of this
-        owner.
+        owner. Of `DIGESTS` alone: that.
         """
+        wanted = list(names)
         with self._context.changed:
             job = self._job(owner_id)
             engine = job.loaded_engine(even_failed=True)
+            if wanted == [DIGESTS]:
+                return {DIGESTS: np.array(list(zip(job.ipus, engine.digests(), strict=True)), np.uint64)}
             try:
                 job.strike_event("read")
             except PoplarError as error:
                 job.fail(error)
                 self._context.changed.notify_all()
                 raise
-            return engine.read(names)
+            return engine.read(wanted)
 
     def run(
         self,

@@ -6,8 +6,9 @@ import difflib
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from podrun.core.errors import PoplarError, UsageError
 from podrun.faults.effects import error_for
@@ -164,9 +165,14 @@ class FaultPoint:
                 elif entry.job != job and entry.job not in others:
                     self._planned.remove(entry)
 
-    def check(self, job: str, lists: Sequence[ListPlaces], variables: Collection[str] = ()) -> None:
+    def check(
+        self,
+        job: str,
+        lists: Sequence[ListPlaces],
+        variables: Mapping[str, Collection[int]] = MappingProxyType({}),
+    ) -> None:
         """Raises UsageError for a planned fault of a job that cannot strike in the program with these lists and
-        variables. Faults of instances that other machines serve are theirs.
+        variables, each with the IPUs on which it lies. Faults of instances that other machines serve are theirs.
         """
         for entry in tuple(self._planned):
             if entry.job not in ("", job):
@@ -178,12 +184,8 @@ class FaultPoint:
                 continue
             check_places(spec, lists)
             tensor = spec.setting("tensor", None)
-            if tensor is not None and tensor not in variables:
-                near = difflib.get_close_matches(str(tensor), variables, n=3)
-                names = ", ".join(near or sorted(variables)[:8])
-                raise UsageError(
-                    f"fault {spec.text}: the program has no variable {tensor!r}", hint=f"It has: {names}."
-                )
+            if tensor is not None:
+                _check_variable(spec, str(tensor), variables)
 
     def ask(self, job: str, done: int, instruction: int, places: ListPlaces) -> Strike | None:
         """The fault that strikes a job now, if any.
@@ -259,6 +261,18 @@ class FaultPoint:
         if spec.target is FaultTarget.INSTANCE:
             return True  # Which machine serves it is known when a program is loaded.
         return spec.target is not FaultTarget.SERVICE and any(index in ipus for index in spec.indices)
+
+
+def _check_variable(spec: FaultSpec, name: str, variables: Mapping[str, Collection[int]]) -> None:
+    if name not in variables:
+        near = difflib.get_close_matches(name, variables, n=3)
+        names = ", ".join(near or sorted(variables)[:8])
+        raise UsageError(f"fault {spec.text}: the program has no variable {name!r}", hint=f"It has: {names}.")
+    if spec.indices[0] not in variables[name]:
+        raise UsageError(
+            f"fault {spec.text}: {name!r} does not lie on IPU {spec.indices[0]}",
+            hint=f"On that machine it lies on: {', '.join(f'IPU {ipu}' for ipu in sorted(variables[name]))}.",
+        )
 
 
 def check_places(spec: FaultSpec, lists: Sequence[ListPlaces], *, done: int = 0) -> None:

@@ -175,9 +175,7 @@ def _component(event: Event, faults: Sequence[str]) -> str:
     if event.kind == "ended":
         return f"instance {event.data.get('instance')}: the program or its host"
     if event.data.get("where"):
-        found = str(event.data["where"])
-        exact = [text.partition("@")[0].replace(":", " ") for text in faults if ":corrupt" in text]
-        return f"{exact[0]}, found as {found}" if exact else found
+        return str(event.data["where"])
     return "the program" if not faults else faults[0].partition("@")[0].replace(":", " ")
 
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 import podrun.popart as popart
 from podrun.checkpoint import Checkpoints
 from podrun.core.environment import environment
+from podrun.faults import parse_faults
 from podrun.session.device_manager import DeviceManager
 from podrun.session.environment import check_replicas
-from podrun.session.parts.replica_check import MachineDigest, differing, odd_ones
+from podrun.session.parts.replica_check import IpuDigest, differing, odd_ones
 
 BATCHES, REPLICAS, EVERY = 9, 16, 3
 OPTIMIZERS: Mapping[str, Callable[[], popart.Optimizer]] = {
@@ -57,13 +58,11 @@ class Training:
         self.session.weightsToHost()
         return {name: value.tobytes() for name, value in self.session.parts.weights.get_all().items()}
 
-    def flip(self, machine: int) -> None:
-        """Flip a bit of ``w`` where machine ``machine`` has it."""
-        port = self.device.connection._ports[machine]  # type: ignore[attr-defined]
-        (job,) = port._machine._by_range.values()
-        buffers = job.engine.buffers
-        buffers.settle(buffers.arenas)
-        buffers.read("w").reshape(-1).view(np.uint8)[1] ^= 4
+    def flip(self, *ipus: int) -> None:
+        """Flip a bit of ``w`` in the memory of IPUs, before the next batch."""
+        for ipu in ipus:
+            port = self.device.connection._ports[ipu // 4]  # type: ignore[attr-defined]
+            port._machine.plan_faults(parse_faults(f"ipu:{ipu}@batch=+0:corrupt,tensor=w,bit=10"))
 
 
 @contextmanager
@@ -90,13 +89,13 @@ def undisturbed() -> dict[str, dict[str, bytes]]:
 def test_a_flipped_bit_is_found_named_and_left_behind(
     optimizer: str, undisturbed: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    flips = {4: 1, 6: 2}
+    flips = {4: (5,), 6: (8, 11)}
     errors = []
     with training(optimizer) as here, Checkpoints(tmp_path) as checkpoints:
         done = 0
         while done < BATCHES:
             if done in flips:
-                here.flip(flips.pop(done))
+                here.flip(*flips.pop(done))
             try:
                 here.batch(done)
                 done += 1
@@ -109,11 +108,10 @@ def test_a_flipped_bit_is_found_named_and_left_behind(
                 done = resumed.batch
         assert here.weights() == undisturbed[optimizer]
     assert [action for _, action in errors] == [popart.RecoveryAction.IPU_RESET] * 2
+    said = "Weights differ between replicas after batch"
     assert [text for text, _ in errors] == [
-        "Weights differ between replicas after batch 6: those of IPUs 4-7 are not those of most replicas; "
-        "they were alike after batch 3",
-        "Weights differ between replicas after batch 6: those of IPUs 8-11 are not those of most replicas; "
-        "they were alike after batch 3",
+        f"{said} 6: those of IPU 5 are not those of most replicas; they were alike after batch 3",
+        f"{said} 6: those of IPU 8, IPU 11 are not those of most replicas; they were alike after batch 3",
     ]
 
 
@@ -122,8 +120,9 @@ def test_no_checkpoint_is_saved_of_replicas_that_differ(tmp_path: Path) -> None:
         here.batch(0)
         checkpoints.save(here.session, 1)
         here.batch(1)
-        here.flip(1)
-        with pytest.raises(popart.poplar_recoverable_runtime_error, match="those of IPUs 4-7"):
+        here.flip(4)
+        here.batch(1)
+        with pytest.raises(popart.poplar_recoverable_runtime_error, match="those of IPU 4 are not"):
             checkpoints.save(here.session, 2)
         assert checkpoints.batches() == [1]
 
@@ -131,11 +130,11 @@ def test_no_checkpoint_is_saved_of_replicas_that_differ(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=9), st.sampled_from([1, 2]))
 def test_the_ones_that_are_not_like_most_are_suspected(digests: list[int], span: int) -> None:
     digests = digests[: len(digests) // span * span]
-    found = [MachineDigest(4 * n, 4, digest) for n, digest in enumerate(digests)]
+    found = [IpuDigest(n, digest) for n, digest in enumerate(digests)]
     suspects = odd_ones(found, span)
     for position in range(span):
         alike = digests[position::span]
-        here = [m for m in suspects if m.first // 4 % span == position]
+        here = [m for m in suspects if m.ipu % span == position]
         if len(set(alike)) <= 1:
             assert here == []
         else:
@@ -145,12 +144,12 @@ def test_the_ones_that_are_not_like_most_are_suspected(digests: list[int], span:
 
 
 def test_two_that_differ_are_both_named() -> None:
-    error = differing(odd_ones([MachineDigest(0, 4, 1), MachineDigest(4, 4, 2)]), 20, 10)
+    error = differing(odd_ones([IpuDigest(0, 1), IpuDigest(1, 1), IpuDigest(5, 2), IpuDigest(7, 2)]), 20, 10)
     assert error.message == (
-        "Weights differ between replicas after batch 20: those of IPUs 0-3, IPUs 4-7 are not alike; "
+        "Weights differ between replicas after batch 20: those of IPUs 0-1, IPU 5, IPU 7 are not alike; "
         "they were alike after batch 10"
     )
-    assert error.where == "ipus 0-3, ipus 4-7"
+    assert error.where == "ipus 0-1, ipu 5, ipu 7"
 
 
 def test_a_number_of_batches_that_is_none_is_refused() -> None:

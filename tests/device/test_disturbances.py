@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from podrun.compiler.compile import compile_program
 from podrun.core.errors import (
     ApplicationRuntimeError,
     GraphMemoryAllocationError,
@@ -27,10 +28,13 @@ from podrun.device.host.ports import LocalPort, Site
 from podrun.device.job import strike_error
 from podrun.device.machine import Machine
 from podrun.device.owners import MachinePlace
+from podrun.device.program.engine import held_by_ipu
 from podrun.device.program.fabric import LocalFabric
 from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import Strike, parse_fault, parse_faults
+
+from tests.compiler.test_sharding import chain
 
 from .conftest import owners, request, together
 from .programs import data, first_weights, linear
@@ -74,6 +78,53 @@ def test_a_flipped_bit_changes_results_and_nothing_else(pieces: PieceCache, undi
     assert report.planned_faults == ()
     (struck,) = report.struck_faults
     assert (struck["fault"], struck["batch"]) == ("ipu:1@batch=2:corrupt,bit=30,element=3,tensor=w", 2)
+
+
+def test_a_replica_whose_memory_changed_has_a_copy_of_its_own(pieces: PieceCache) -> None:
+    machines, executable = InProcessMachines(8, pieces), linear(8, sliced=False)
+    connection = machines.connect(threaded=True)
+    assert connection.try_attach(request(POD)) is None
+    connection.load(executable)
+    connection.write_variables(first_weights())
+    given = data(executable, 4)
+
+    def digests(*faults: str) -> list[int]:
+        for machine in machines.machines:
+            machine.plan_faults(parse_faults(" ".join(faults)))
+        connection.run(1, {name: value[:1] for name, value in given.items()})
+        rows = connection.read_digests()
+        assert [ipu for ipu, _ in rows] == list(range(8))
+        return [digest for _, digest in rows]
+
+    def odd(found: list[int]) -> list[int]:
+        return [ipu for ipu, digest in enumerate(found) if found.count(digest) == 1]
+
+    assert len(set(digests())) == 1
+    assert odd(digests("ipu:5@batch=+0:corrupt,tensor=w,bit=20")) == [5]
+    assert odd(digests("ipu:4@batch=+0:corrupt,tensor=b,bit=21", "ipu:0@batch=+0:corrupt,tensor=b")) == [
+        0,
+        4,
+        5,
+    ]
+    seen = connection.read_variables(["b"])["b"]
+    assert odd(digests()) == [0, 4, 5]
+    connection.write_variables(first_weights() | {"b": seen})
+    assert len(set(digests())) == 1, "what the host writes reaches all copies"
+    connection.close()
+
+
+def test_a_variable_is_flipped_only_on_an_ipu_that_holds_it(pieces: PieceCache) -> None:
+    program = chain([0, 1], ipus=2, replicas=4, accumulation_factor=1)
+    executable, machines = compile_program(program), InProcessMachines(8, pieces)
+    connection = machines.connect(threaded=True)
+    assert connection.try_attach(request(POD)) is None
+    held = held_by_ipu(executable)
+    assert all(held)
+    machines.machines[1].plan_faults(parse_faults(f"ipu:6@batch=1:corrupt,tensor={held[1][0]}"))
+    with pytest.raises(ApplicationRuntimeError, match=f"'{held[1][0]}' does not lie on IPU 6") as refused:
+        connection.load(executable)
+    assert refused.value.hint == "On that machine it lies on: IPU 5, IPU 7."
+    connection.close()
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,10 @@ def train(connection: Any, owned: IpuRange) -> tuple[np.ndarray, dict[str, np.nd
         inputs = {n: a[:, :, owned.first : owned.stop] for n, a in data(executable, batches).items()}
         losses.append(connection.run(batches, inputs).anchors["loss"])
     weights = connection.read_variables(["w", "b", "rate"])
+    assert [ipu for ipu, _ in connection.read_digests()] == [
+        ipu for ipu in range(8) if ipu // 4 in {own // 4 for own in owned}
+    ]
+    weights["digests"] = np.array(sorted({digest for _, digest in connection.read_digests()}))
     connection.close()
     return np.concatenate(losses), weights
 

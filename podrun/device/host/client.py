@@ -29,6 +29,7 @@ from podrun.core.errors import (
 from podrun.core.event_record import AttachedIpus, record_error
 from podrun.core.executable import Executable, Retrieval, Stream, numpy_dtype
 from podrun.core.layout import IpuRange
+from podrun.core.names import DIGESTS
 from podrun.device.connection import AttachRequest, RunResult
 from podrun.device.crash_records import report_fatal_signals
 from podrun.device.error_messages import LOST_HINT
@@ -210,13 +211,10 @@ class PortConnection:
         found = {name: value for values in self._all(waits) for name, value in values.items()}
         return {name: found[name] for name in wanted}
 
-    def read_copies(self, names: Iterable[str]) -> list[tuple[IpuRange, dict[str, np.ndarray]]]:
-        """What each machine that this process holds IPUs of has of some variables, with the machine's IPUs."""
+    def read_digests(self) -> list[tuple[int, int]]:
         self._loaded()
-        wanted = list(names)
-        mine = [[n for n in wanted if n in self._part_on(k).variables] for k in range(len(self._ports))]
-        found = self._all([port.read(there) for port, there in zip(self._ports, mine, strict=True)])
-        return [(port.site.ipus, values) for port, values in zip(self._ports, found, strict=True)]
+        found = self._all([port.read([DIGESTS]) for port in self._ports])
+        return [(int(ipu), int(digest)) for values in found for ipu, digest in values[DIGESTS]]
 
     def run(
         self,

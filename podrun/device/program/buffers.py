@@ -10,7 +10,8 @@ The lookup rules are those of `podrun.core.executable`'s docstring. Two things a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from podrun.core.names import SLICE, WHOLE
 from podrun.device.program.xla_memory import (
     Array,
     DonatedArena,
+    Member,
     Operands,
     PendingGradients,
     Shape,
@@ -82,6 +84,7 @@ class Buffers:
         self._operands = Operands()
         self._covers: dict[str, bool] = {}
         self._written: dict[str, frozenset[str]] = {}
+        self.own_copies = ReplicaCopies(self, executable)
         self._fill()
 
     @property
@@ -120,6 +123,7 @@ class Buffers:
             elif self.writes_one_copy or not self.arenas[member.arena].one_copy:
                 self.arenas[member.arena].settle()
                 self.arenas[member.arena].own[member.start : member.stop] = value.reshape(-1)
+                self.own_copies.write(member, value)
             self._unwritten.discard(name)
 
     def _rows(self, name: str) -> Any:
@@ -128,21 +132,31 @@ class Buffers:
         first = int(self._variables[REPLICA_OFFSET])
         return list(rows[first : first + len(self._variables[name])]) if rows else ...
 
-    def read(self, name: str) -> Array:
-        """A view of a variable's current value; of a per-replica variable ``[replicas_per_machine, *shape]``."""
+    def read(self, name: str, replica: int = 0) -> Array:
+        """A view of a variable's current value, as a replica of this machine has it; of a per-replica variable
+        ``[replicas_per_machine, *shape]``.
+        """
         if name not in self._executable.variables:
             raise _no_variable(name, self._executable.variables)
-        return self._as_it_stands(name) if name in self._members else self._variables[name]
+        if name not in self._members:
+            return self._variables[name]
+        own = self.own_copies.find(replica, self._members[name])
+        return self._as_it_stands(name) if own is None else own
 
-    def change(self, name: str, work: Callable[[Array], None]) -> None:
-        """Let ``work`` change a variable where it lies, as an error of the memory would."""
+    def change(self, name: str, replica: int, work: Callable[[Array], None]) -> None:
+        """Let ``work`` change a variable where a replica of this machine has it, as an error of its memory would. Where
+        machines share one copy of it, or update a slice each, all of them have the change.
+        """
         if name not in self._executable.variables:
             raise _no_variable(name, self._executable.variables)
         if name in self._members:
-            self.arenas[self._members[name].arena].settle()
-            work(self._place(name))
+            member = self._members[name]
+            self.arenas[member.arena].settle()
+            own = self.own_copies.make(replica, member)
+            work(self._place(name) if own is None else own)
         else:
-            work(self._variables[name])
+            variable = self._variables[name]
+            work(variable[replica] if self._executable.variables[name].per_replica else variable)
 
     def is_one_copy(self, arena: str) -> bool:
         """True iff the machines of this host share one copy of an arena, and there are no others."""
@@ -160,6 +174,22 @@ class Buffers:
             arenas = (arena_of(name, self._members) for name in computation.outputs)
             known = self._written[computation.name] = frozenset(a for a in arenas if a is not None)
         return known
+
+    def variables_written_by(self, computation: Computation) -> list[tuple[Array, Array]]:
+        """The variables outside of arenas that outputs of the Computation are: their memory, and what it holds now."""
+        found = [self._variables[name] for name in computation.outputs if name in self._variables]
+        return [(memory, memory.copy()) for memory in found]
+
+    def flush_pending(self, computation: Computation) -> None:
+        """Let arenas take gradients that the Computation reads."""
+        for name in computation.inputs:
+            arena = arena_of(name, self._members)
+            if arena is not None:
+                self._gradients.flush(arena)
+
+    def drop_pending(self, arena: str) -> None:
+        """Drop gradients that no arena has taken yet."""
+        self._gradients.discard(arena)
 
     def is_same_everywhere(self, name: str) -> bool:
         """True iff ``name`` is a variable outside of arenas of which all machines hold the same value."""
@@ -395,6 +425,97 @@ class Buffers:
             outputs = set(computation.outputs)
             self._covers[key] = WHOLE + arena.name in outputs or all(m.name in outputs for m in arena.members)
         return self._covers[key]
+
+
+class ReplicaCopies:
+    """Weights and optimizer state of replicas whose memory differs from that of their machine's other replicas.
+
+    One copy serves all replicas of a machine as long as they hold the same bits. A replica whose memory an error
+    changes gets a copy of its own. From then on a piece that writes weights or optimizer state runs once more for each
+    such copy; every other piece computes with the copy that was changed last, for all replicas of the machine.
+    """
+
+    def __init__(self, buffers: Buffers, executable: Executable) -> None:
+        self._buffers = buffers
+        self._alone = executable.layout.replicas_per_machine == 1
+        self._arenas = frozenset(
+            name
+            for name, buffer in buffers.arenas.items()
+            if not buffer.one_copy
+            and not (buffer.arena.sliced and buffers._group.size > 1)
+            and name not in buffers._changing
+            and any(member.name in executable.variables for member in buffer.arena.members)
+        )
+        self._copies: dict[int, dict[str, Array]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._copies)
+
+    @property
+    def replicas(self) -> frozenset[int]:
+        """The replicas of this machine that have copies of their own."""
+        return frozenset(self._copies)
+
+    def find(self, replica: int, member: Member) -> Array | None:
+        """A variable in a replica's own copy, if it has one."""
+        arenas = self._copies.get(replica, {})
+        return member.of(arenas[member.arena]) if member.arena in arenas else None
+
+    def make(self, replica: int, member: Member) -> Array | None:
+        """The same; the copy is made if need be. None for a variable of which there is one copy for all machines, and
+        where the machine has a single replica.
+        """
+        if member.arena not in self._arenas or self._alone:
+            return None
+        found = self._copies.pop(replica, None) or {a: self._whole(a).copy() for a in self._arenas}
+        self._copies[replica] = found  # The last one of the dictionary is the one that was changed last.
+        return member.of(found[member.arena])
+
+    def write(self, member: Member, value: Array) -> None:
+        """The host wrote a variable."""
+        for arenas in self._copies.values():
+            if member.arena in arenas:
+                arenas[member.arena][member.start : member.stop] = value.reshape(-1)
+
+    def compute(self, computation: Computation, frame: Frame, work: Callable[[Frame], None]) -> None:
+        """Run a piece with all copies. ``work`` runs it once."""
+        if not self._buffers.arenas_written_by(computation) & self._arenas:
+            with self._kept(self._arenas):
+                self._install(next(reversed(self._copies.values())))
+                work(frame)
+            return
+        self._buffers.flush_pending(computation)
+        for own in self._copies.values():
+            with self._kept(self._arenas | self._buffers.arenas_written_by(computation), computation):
+                self._install(own)
+                given = frame.values.items()
+                work(Frame({n: np.array(v) if n in computation.donated else v for n, v in given}))
+                for arena, memory in own.items():
+                    memory[:] = self._whole(arena)
+        work(frame)
+
+    def _whole(self, arena: str) -> Array:
+        return self._buffers.arenas[arena].whole()
+
+    def _install(self, own: Mapping[str, Array]) -> None:
+        for arena, memory in own.items():
+            self._whole(arena)[:] = memory
+
+    @contextlib.contextmanager
+    def _kept(self, arenas: Iterable[str], computation: Computation | None = None) -> Iterator[None]:
+        """Undo what happens within to arenas, and to the variables that a Computation writes."""
+        found = [self._buffers.arenas[name] for name in arenas]
+        kept = [(b, b.whole_result, b.slice_result, b.whole().copy()) for b in found]
+        values = [] if computation is None else self._buffers.variables_written_by(computation)
+        try:
+            yield
+        finally:
+            for buffer, whole, part, before in kept:
+                buffer.whole_result, buffer.slice_result = whole, part
+                self._buffers.drop_pending(buffer.arena.name)
+                buffer.whole()[:] = before
+            for memory, value in values:
+                memory[...] = value
 
 
 def _no_variable(name: str, variables: Mapping[str, Any]) -> ApplicationRuntimeError:

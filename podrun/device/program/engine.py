@@ -10,6 +10,7 @@ Where replicas span machines, an Engine holds only what its position needs: see 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import math
@@ -32,7 +33,9 @@ from podrun.core.executable import (
     Receive,
     Send,
     StoreStream,
+    VariableRole,
 )
+from podrun.core.names import SLICE, WHOLE
 from podrun.core.shared_region import RegionName
 from podrun.core.terminal import counted
 from podrun.device.crash_records import CrashReader, describe_piece, own_crash_record
@@ -179,6 +182,34 @@ class Engine:
                 found[name] = self.buffers.read(name) if value is None else value
         return found
 
+    def digests(self) -> list[int]:
+        """A digest of the weights and optimizer state that lie on each IPU of this machine, in order: 64 bits."""
+        ipus, own = self._held, self.buffers.own_copies.replicas
+        alike = [self._digest(names, None) for names in ipus]
+        return [
+            self._digest(names, replica) if replica in own else digest
+            for replica in range(self.executable.layout.replicas_per_machine)
+            for names, digest in zip(ipus, alike, strict=True)
+        ]
+
+    def _digest(self, names: Iterable[str], replica: int | None) -> int:
+        """``replica``: None for those without copies of their own."""
+        import xxhash
+
+        whole = xxhash.xxh3_64()
+        for name in names:
+            value = self._pending.get(name)
+            if value is None:
+                value = self.buffers.read(name, -1 if replica is None else replica)
+            whole.update(name.encode() + b"\0")
+            whole.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        return whole.intdigest()
+
+    @functools.cached_property
+    def _held(self) -> list[list[str]]:
+        """For each IPU of a replica on this machine, the weights and optimizer state that lie there."""
+        return held_by_ipu(self.executable)
+
     def run(self, batches: int, owners: Sequence[OwnerArrays], *, agreed: bool = False) -> RunOutcome:
         """Run ``batches`` batches for all owners of this machine. All machines of the program run together.
 
@@ -290,6 +321,26 @@ class Engine:
             for position, name in enumerate(computation.inputs)
             if name in computation.donated and name in made and self.buffers.is_temporary(name)
         )
+
+
+def held_by_ipu(executable: Executable) -> list[list[str]]:
+    """For each instruction list, the weights and optimizer state that all replicas hold alike and that its Computations
+    use. What several lists use lies with the first that only reads it; what none reads, with the first that uses it.
+    """
+    roles = (VariableRole.WEIGHT, VariableRole.OPTIMIZER_STATE)
+    names = {n for n, v in executable.variables.items() if v.role in roles and not v.per_replica}
+    behind = {m.name: arena.name for arena in executable.arenas.values() for m in arena.members}
+    places = dict.fromkeys(names, 0)
+    for written in (True, False):
+        for k, work in reversed(list(enumerate(executable.instructions))):
+            for computation in (
+                executable.computations[i.computation] for i in work if isinstance(i, Compute)
+            ):
+                for name in names:
+                    own = {name, WHOLE + behind.get(name, ""), SLICE + behind.get(name, "")}
+                    if own & set(computation.inputs) and bool(own & set(computation.outputs)) is written:
+                        places[name] = k
+    return [sorted(n for n in names if places[n] == k) for k in range(len(executable.instructions))]
 
 
 def modelled_step_seconds(executable: Executable) -> float:

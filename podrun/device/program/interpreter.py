@@ -307,7 +307,10 @@ def _compute(
 
     def run(frame: Frame, now: BatchState) -> None:
         with core_lock:
-            compute(frame)
+            if buffers.own_copies:
+                buffers.own_copies.compute(computation, frame, compute)
+            else:
+                compute(frame)
 
     def compute(frame: Frame) -> None:
         results = call(*[read(frame) for read in readers])

@@ -3,13 +3,15 @@
 Replicas that train together hold the same bits. A flipped bit in the memory of one replica raises no error, but from
 then on its weights differ from those of the others. For the check to see this, each machine keeps and updates all
 weights by itself (`UpdateContext.own_copies`), as IPUs do. Without the check machines update a slice each and take the
-rest from each other, which hides or spreads a difference. The replicas of one machine share its copy.
+rest from each other, which hides or spreads a difference. The replicas of one machine share its copy until the memory
+of one of them changes (`podrun.device.program.buffers.ReplicaCopies`).
 
-Weights are compared before a checkpoint is saved, so whatever a program resumes from was alike on all machines.
+Weights are compared before a checkpoint is saved, so whatever a program resumes from was alike on all IPUs.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,25 +20,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from podrun.core.errors import ErrorCode, RecoverableRuntimeError, RecoveryAction
-from podrun.core.executable import Executable, VariableRole
-from podrun.record.recorder import digest_of_all, recorder
+from podrun.core.executable import Executable
+from podrun.record.recorder import digest, recorder
 
 if TYPE_CHECKING:
     from podrun.session.device import DeviceInfo
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class MachineDigest:
-    """A digest of the weights of one machine: the first and the number of its IPUs, and 64 bits."""
+class IpuDigest:
+    """What the weights and optimizer state on one IPU are: its index in the partition, and 64 bits."""
 
-    first: int
-    count: int
+    ipu: int
     digest: int
-
-    @property
-    def ipus(self) -> str:
-        """The IPUs in words."""
-        return f"IPU {self.first}" if self.count == 1 else f"IPUs {self.first}-{self.first + self.count - 1}"
 
 
 class ReplicaCheck:
@@ -65,19 +61,14 @@ class ReplicaCheck:
             return
         if self._agreed > self._done:  # The program was loaded again.
             self._agreed = 0
-        roles = (VariableRole.WEIGHT, VariableRole.OPTIMIZER_STATE)
-        names = [name for name, v in executable.variables.items() if v.role in roles and not v.per_replica]
-        copies = device.connection.read_copies(names)
-        mine = [
-            MachineDigest(ipus.first, ipus.count, int(digest_of_all(values), 16)) for ipus, values in copies
-        ]
+        mine = [IpuDigest(*row) for row in device.connection.read_digests()]
         found = _of_all_instances(mine) if device._job != device.ipus else sorted(mine)
-        span = executable.layout.machines_per_replica
+        span = executable.layout.ipus_per_replica
         suspects = odd_ones(found, span)
         notes = recorder(device._environ)
         if notes is not None:
-            alike = not suspects
-            notes.note("checked", batch=self._done, digest=f"{found[0].digest:016x}" if alike else None)
+            first = np.array([each.digest for each in found[:span]], np.uint64)
+            notes.note("checked", batch=self._done, digest=None if suspects else digest(first))
         if suspects:
             error = differing(suspects, self._done, self._agreed)
             if notes is not None:
@@ -86,40 +77,49 @@ class ReplicaCheck:
         self._agreed = self._done
 
 
-def _of_all_instances(mine: Sequence[MachineDigest]) -> list[MachineDigest]:
-    """The machines of all instances, each once, in order of their IPUs."""
+def _of_all_instances(mine: Sequence[IpuDigest]) -> list[IpuDigest]:
+    """The IPUs of all instances, each once, in order."""
     from podrun import popdist
 
     popdist.init()
-    rows = np.array([[m.first, m.count, m.digest] for m in mine], np.uint64)
-    rows = popdist.allGather(rows).reshape(-1, 3)
-    return sorted({MachineDigest(*(int(number) for number in row)) for row in rows})
+    rows = np.array([[each.ipu, each.digest] for each in mine], np.uint64)
+    rows = popdist.allGather(rows).reshape(-1, 2)
+    return sorted({IpuDigest(*(int(number) for number in row)) for row in rows})
 
 
-def odd_ones(found: Sequence[MachineDigest], span: int = 1) -> list[MachineDigest]:
-    """The machines whose weights differ from those of the majority; all machines of a tie. ``span``: machines of one
-    replica, which hold different weights, so that machines at the same position of all replicas are compared.
+def odd_ones(found: Sequence[IpuDigest], span: int = 1) -> list[IpuDigest]:
+    """The IPUs whose weights differ from those of the majority; all IPUs of a tie. ``span``: IPUs of one replica, which
+    hold different weights, so that IPUs at the same position of all replicas are compared.
     """
     suspects = []
     for position in range(span):
         alike = found[position::span]
-        counts = Counter(machine.digest for machine in alike)
+        counts = Counter(each.digest for each in alike)
         most = max(counts.values())
         winners = [digest for digest, count in counts.items() if count == most]
         right = winners[0] if len(winners) == 1 else None
-        suspects += [machine for machine in alike if machine.digest != right]
+        suspects += [each for each in alike if each.digest != right]
     return sorted(suspects)
 
 
-def differing(suspects: Sequence[MachineDigest], batch: int, agreed: int) -> RecoverableRuntimeError:
-    """The error for machines whose weights differ after a batch."""
-    names = ", ".join(machine.ipus for machine in suspects)
+def differing(suspects: Sequence[IpuDigest], batch: int, agreed: int) -> RecoverableRuntimeError:
+    """The error for IPUs whose weights differ after a batch."""
+    names = ", ".join(_ranges([each.ipu for each in suspects]))
     since = f"they were alike after batch {agreed}" if agreed else "they were not compared before"
-    of_most = "those of most replicas" if len({m.digest for m in suspects}) == 1 else "alike"
+    of_most = "those of most replicas" if len({each.digest for each in suspects}) == 1 else "alike"
     return RecoverableRuntimeError(
         f"Weights differ between replicas after batch {batch}: those of {names} are not {of_most}; {since}",
         recovery_action=RecoveryAction.IPU_RESET,
         code=ErrorCode.MEMORY_ERROR,
-        where=", ".join(machine.ipus.lower() for machine in suspects),
+        where=names.replace("IPU", "ipu"),
         hint="Load the program again and go on from a checkpoint: none is saved of replicas that differ.",
     )
+
+
+def _ranges(ipus: Sequence[int]) -> list[str]:
+    """``IPU 3``, ``IPUs 5-8``: neighbours together."""
+    found = []
+    for _, group in itertools.groupby(enumerate(ipus), lambda pair: pair[1] - pair[0]):
+        first, *rest = (ipu for _, ipu in group)
+        found.append(f"IPUs {first}-{rest[-1]}" if rest else f"IPU {first}")
+    return found
