@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "popart": BASE | {"session", "onnx_models"},
     "poptorch": BASE | {"session", "onnx_models", "popdist", "private_apis"},
     "models": BASE | {"popart", "session"},
-    "popdist": BASE | {"session", "device.connection", "collectives", "record"},
+    "popdist": BASE | {"session", "device.connection", "collectives", "record", "faults"},
     "onnx_backend": BASE | {"onnx_models", "compiler", "device.xla"},
     "vipu": BASE | {"faults", "device", "private_apis"},
     # The test tools hold IPUs and run programs on them, as front ends do.

@@ -16,7 +16,7 @@ from typing import Any
 
 from podrun.collectives import ClosedError, Group, create, join
 from podrun.core.errors import ApplicationRuntimeError, PoplarError, error_to_dict
-from podrun.core.executable import Executable
+from podrun.core.executable import AllReduce, Executable, ReduceScatter, numpy_dtype
 from podrun.core.layout import IpuRange
 from podrun.device.error_messages import (
     as_poplar_error,
@@ -482,7 +482,16 @@ class Job:
             if owner is not None:
                 signal_process(owner.request.pid, owner.host, spec)
         else:
-            strike_wait(self._context, strike)
+            strike_wait(self._context, strike, self._exchanged_bytes())
+
+    def _exchanged_bytes(self) -> int:
+        """Bytes that a machine gives to the others for one batch: what its reductions take."""
+        if self.engine is None:
+            return 0
+        work = [instruction for each in self.engine.executable.instructions for instruction in each]
+        names = {i.arena for i in work if isinstance(i, ReduceScatter | AllReduce)}
+        arenas = [self.engine.executable.arenas[name] for name in names]
+        return sum(arena.size * numpy_dtype(arena.dtype).itemsize for arena in arenas)
 
     def fail(self, error: PoplarError, *, everywhere: bool = True) -> None:
         """End what the job is doing, here and (if ``everywhere``) on all machines. It has to be loaded again."""
@@ -558,15 +567,17 @@ def strike_error(context: MachineContext, strike: Strike) -> PoplarError:
     return context.lost
 
 
-def strike_wait(context: MachineContext, strike: Strike) -> None:
+def strike_wait(context: MachineContext, strike: Strike, exchanged: int = 0) -> None:
     """Wait as long as a fault says, if it does: a machine that is paused answers nobody meanwhile, and one whose
-    heartbeats are dropped not the partition service.
+    heartbeats are dropped not the partition service. ``exchanged``: bytes that go over a network in a batch.
     """
     if strike.spec.kind == "paused":
         with context.changed:
             context.sleep(strike.spec.number("seconds"))
-    elif strike.spec.kind in ("stream-stall", "delayed"):
+    elif strike.spec.kind == "stream-stall":
         context.sleep(strike.spec.number("seconds"))
+    elif strike.spec.kind in ("delayed", "lossy"):
+        context.sleep(strike.spec.delay(exchanged))
     elif strike.spec.kind == "heartbeats-dropped":
         context.silent_until = context.clock() + strike.spec.number("seconds")
 

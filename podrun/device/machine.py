@@ -40,6 +40,7 @@ from podrun.device.program.fabric import Fabric, JobName, OfferBook
 from podrun.device.program.xla_memory import Array
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import (
+    OF_INSTANCES,
     WHOLE_MACHINES,
     FaultPoint,
     FaultSpec,
@@ -362,7 +363,7 @@ class Machine:
 
     def _jobs_at(self, spec: FaultSpec) -> list[Job]:
         """The jobs that a fault on this machine may hit."""
-        whole = spec.target in (*WHOLE_MACHINES, FaultTarget.INSTANCE)
+        whole = spec.target in (*WHOLE_MACHINES, *OF_INSTANCES)
         return [job for job in self._by_range.values() if whole or set(spec.indices) & set(job.ipus)]
 
     def _job(self, owner_id: int) -> Job:

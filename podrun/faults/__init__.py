@@ -27,12 +27,21 @@ from podrun.faults.plan_file import (
     simulated_soc_errors,
 )
 from podrun.faults.point import WHOLE_MACHINES, FaultPoint, ListPlaces, Strike, Struck, check_places
-from podrun.faults.spec import FaultSpec, FaultTarget, parse_fault, parse_faults, partition_links, validate
+from podrun.faults.spec import (
+    OF_INSTANCES,
+    FaultSpec,
+    FaultTarget,
+    parse_fault,
+    parse_faults,
+    partition_links,
+    validate,
+)
 
 __all__ = [
     "DISTURBANCES",
     "EFFECTS",
     "OF_A_LAUNCH",
+    "OF_INSTANCES",
     "UNSTRUCK_EXIT_CODE",
     "VARIABLE",
     "WHOLE_MACHINES",

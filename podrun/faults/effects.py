@@ -168,6 +168,14 @@ EFFECTS: Mapping[tuple[str, str], Effect] = {
         "IPUDevice: still waiting for host sync after: 300 seconds. IPU-M2000 {a} and IPU-M2000 {b} did not reach each "
         "other over the network in batch {batch}",
     ),
+    ("instance-network", "partitioned"): Effect(
+        UnknownRuntimeError,
+        ErrorCode.HOST_SYNC_TIMEOUT,
+        None,
+        "",
+        "IPUDevice: still waiting for host sync after: 300 seconds. Instance {a} and instance {b} did not reach each "
+        "other over the network in batch {batch}",
+    ),
     ("machine", "connection-lost"): Effect(
         UnrecoverableRuntimeError,
         ErrorCode.HOST_LINK_DOWN,
@@ -247,6 +255,7 @@ class Disturbance:
 
 _FACTOR = {"factor": Setting(float, 1.01, 1.0, 1e6)}
 _SECONDS = {"seconds": Setting(float, 1.0, 0.0, 3600.0)}
+_LOSS = {"loss": Setting(float, 0.01, 0.0, 0.99)}
 
 DISTURBANCES: Mapping[tuple[str, str], Disturbance] = {
     ("ipu", "corrected-parity"): Disturbance("corrects a parity error and counts it", {}),
@@ -270,6 +279,11 @@ DISTURBANCES: Mapping[tuple[str, str], Disturbance] = {
         "does not answer the partition service and monitors for a time, and works on", _SECONDS
     ),
     ("network", "delayed"): Disturbance("carries nothing between two machines for a time", _SECONDS),
+    ("network", "lossy"): Disturbance("loses a share of packets, which are sent again", _LOSS),
+    ("instance-network", "delayed"): Disturbance(
+        "carries nothing between two instances for a time", _SECONDS
+    ),
+    ("instance-network", "lossy"): Disturbance("loses a share of packets, which are sent again", _LOSS),
     ("disk", "full"): Disturbance(
         "takes so many bytes of a checkpoint of an instance, and no more", {"bytes": Setting(int, 0, 0, 1e15)}
     ),
@@ -286,9 +300,11 @@ EVENTS = ("load", "read", "partition-reset")
 """What a machine does besides batches, at which a fault may strike: it loads a program, gives weights to the host
 (as a checkpoint needs), is reset with its partition.
 """
-PROGRAM_EVENTS = ("checkpoint-write",)
-"""What an instance does by itself, at which faults of an instance or its disk may strike: it writes its part of a
-checkpoint to the disk.
+CHECKPOINT_WRITE = "checkpoint-write"
+COLLECTIVE = "collective"
+PROGRAM_EVENTS = (CHECKPOINT_WRITE, COLLECTIVE)
+"""What an instance does by itself, at which faults may strike: it writes its part of a checkpoint to the disk; it takes
+part in a collective of instances (``popdist``).
 """
 REQUESTS = (
     "CreatePartition",
@@ -306,7 +322,13 @@ def events_of(target: str, kind: str) -> tuple[str, ...]:
     if target == "service":
         return REQUESTS
     if target in ("instance", "disk"):
-        return PROGRAM_EVENTS
+        return (CHECKPOINT_WRITE,)
+    if target == "instance-network":
+        return (COLLECTIVE,)
+    if kind == "corrupt":
+        return ("read",)  # Nothing is in the memory when a program is loaded or a partition reset.
+    if (target, kind) in DISTURBANCES and DISTURBANCES[target, kind].lasts:
+        return ("load", "read")  # Until the program is loaded again: a reset takes it away.
     return ("load",) if kind == "out-of-memory" else EVENTS
 
 
@@ -331,6 +353,7 @@ WHERE: Mapping[str, str] = {
     "link": "A-B",
     "gw-link": "A-B",
     "network": "A-B",
+    "instance-network": "A-B",
     "machine": "N",
     "host": "N",
     "instance": "N",
@@ -344,7 +367,7 @@ def describe_kinds() -> str:
     """All targets and kinds in one line, for messages and help."""
     parts = []
     for target, where in WHERE.items():
-        when = {"service": "during=REQUEST", "disk": f"during={PROGRAM_EVENTS[0]}"}.get(target, "batch=B")
+        when = {"service": "during=REQUEST", "disk": f"during={CHECKPOINT_WRITE}"}.get(target, "batch=B")
         parts.append(f"{target}:{where}@{when}:{', '.join(kinds_of(target))}")
     return "; ".join(parts)
 

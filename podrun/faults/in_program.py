@@ -1,4 +1,5 @@
-"""Faults that strike in the process of an instance, at what it does by itself: it writes a checkpoint.
+"""Faults that strike in the process of an instance, at what it does by itself: it writes a checkpoint, or takes part in
+a collective of instances.
 
 podrun writes those of a launch to a file that `FILE` names in the environment of its instances, one a line. An instance
 notes each strike in a second file beside it, so that a fault strikes as often as planned however often instances are
@@ -13,8 +14,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from podrun.core.environment import environment
@@ -25,6 +26,8 @@ log = logging.getLogger("podrun.faults")
 
 FILE = "PODRUN_PROGRAM_FAULTS"
 """Set by ``podrun``: the file with the faults that strike in instances."""
+LIFE = "PODRUN_RESTART_COUNT"
+"""How often the instances of the launch were started before."""
 _WAKE = (
     "import os, signal, sys, time; pid = os.pidfd_open(int(sys.argv[1])); os.kill(int(sys.argv[1]), signal.SIGSTOP); "
     "time.sleep(float(sys.argv[2])); signal.pidfd_send_signal(pid, signal.SIGCONT)"
@@ -46,10 +49,12 @@ class ProgramFaults:
     ) -> None:
         self._planned, self._claim, self._instance, self._kill = planned, claim, instance, kill
 
-    def take(self, event: str) -> FaultSpec | None:
-        """The fault that strikes this instance at an event, if any."""
+    def take(self, event: str, among: Collection[int] | None = None) -> FaultSpec | None:
+        """The fault that strikes this instance at an event, if any. ``among``: the instances that it concerns."""
         for spec in tuple(self._planned()):
-            if spec.during == event and spec.indices == (self._instance,) and self._claim(spec):
+            if among is not None and not set(spec.indices) <= set(among):
+                continue
+            if spec.during == event and self._instance in spec.indices and self._claim(spec):
                 log.warning("fault %s strikes", spec.text)
                 return spec
         return None
@@ -88,10 +93,27 @@ def program_faults(environ: Mapping[str, str] | None = None) -> ProgramFaults:
     rank = given.get("OMPI_COMM_WORLD_RANK", "0")
     instance = int(rank) if rank.isdecimal() else 0
     if given.get(FILE):
-        plan = PlanOfALaunch(Path(given[FILE]))
-        return ProgramFaults(lambda: plan.left(), plan.note_strike, instance)
+        plan, number = PlanOfALaunch(Path(given[FILE])), given.get(LIFE, "0")
+        life = int(number) if number.isdecimal() else 0
+        return ProgramFaults(
+            lambda: plan.planned_for(instance, life),
+            lambda spec: plan.note_strike(spec, instance, life),
+            instance,
+        )
     own = process_plan(given)
     return ProgramFaults(lambda: [spec for spec in own.planned if spec.in_program], own.claim, instance)
+
+
+@dataclass(frozen=True, slots=True)
+class _JointStrike:
+    """One strike of a fault: in which life, and the instances that it has struck."""
+
+    life: int
+    instances: set[int]
+
+    def misses(self, instance: int, life: int) -> bool:
+        """True iff it has still to strike an instance."""
+        return self.life == life and instance not in self.instances
 
 
 class PlanOfALaunch:
@@ -106,18 +128,44 @@ class PlanOfALaunch:
 
     def left(self) -> list[FaultSpec]:
         """The faults that have still to strike."""
-        struck = Counter(self._lines(self._struck))
-        planned = [parse_fault(line) for line in self._lines(self._file)]
-        return [spec for spec in planned if struck[spec.text] < spec.repeat]
+        return [spec for spec in self._planned() if len(self._strikes(spec)) < spec.repeat]
 
-    def note_strike(self, spec: FaultSpec) -> bool:
+    def planned_for(self, instance: int, life: int) -> list[FaultSpec]:
+        """The faults that may strike an instance that was started ``life`` times before. A fault between two instances
+        strikes both of them at once, and counts once.
+        """
+        found = []
+        for spec in self._planned():
+            strikes = self._strikes(spec)
+            if len(strikes) < spec.repeat or any(s.misses(instance, life) for s in strikes):
+                found.append(spec)
+        return found
+
+    def note_strike(self, spec: FaultSpec, instance: int = 0, life: int = 0) -> bool:
         """A fault strikes now: written before it does, since it may end the process."""
         handle = os.open(self._struck, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(handle, f"{spec.text}\n".encode())
+            os.write(handle, f"{instance} {life} {spec.text}\n".encode())
         finally:
             os.close(handle)
         return True
+
+    def _planned(self) -> list[FaultSpec]:
+        return [parse_fault(line) for line in self._lines(self._file)]
+
+    def _strikes(self, spec: FaultSpec) -> list[_JointStrike]:
+        """How often a fault has struck, and whom."""
+        found: list[_JointStrike] = []
+        for line in self._lines(self._struck):
+            instance, life, text = line.split(" ", 2)
+            if text != spec.text:
+                continue
+            joined = next((s for s in found if s.misses(int(instance), int(life))), None)
+            if joined is None or len(spec.indices) == 1:
+                found.append(_JointStrike(int(life), {int(instance)}))
+            else:
+                joined.instances.add(int(instance))
+        return found
 
     @staticmethod
     def _lines(file: Path) -> list[str]:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from podrun.core.errors import PoplarError, UsageError
 from podrun.faults.effects import error_for
-from podrun.faults.spec import PAIRS, FaultSpec, FaultTarget
+from podrun.faults.spec import OF_INSTANCES, PAIRS, FaultSpec, FaultTarget
 
 WHOLE_MACHINES = (FaultTarget.MACHINE, FaultTarget.GW_LINK, FaultTarget.NETWORK, FaultTarget.HOST)
 """Targets that are no IPU of a machine: their faults enter the machine's first list."""
@@ -37,8 +37,8 @@ class ListPlaces:
 
     def runs(self, spec: FaultSpec) -> bool:
         """True iff the fault enters this list."""
-        if spec.target is FaultTarget.INSTANCE:
-            return self.leads and spec.indices[0] in self.instances
+        if spec.target in OF_INSTANCES:
+            return self.leads and not self.instances.isdisjoint(spec.indices)
         if spec.target in WHOLE_MACHINES:
             return self.leads
         return not self.ipus.isdisjoint(spec.indices)
@@ -178,7 +178,7 @@ class FaultPoint:
             if entry.job not in ("", job):
                 continue
             spec = entry.spec
-            if spec.target is FaultTarget.INSTANCE and not any(places.runs(spec) for places in lists):
+            if spec.target in OF_INSTANCES and not any(places.runs(spec) for places in lists):
                 with self._lock:
                     self._planned.remove(entry)
                 continue
@@ -258,7 +258,7 @@ class FaultPoint:
             return self._host in spec.indices
         if spec.target in WHOLE_MACHINES:
             return self._machine in spec.indices
-        if spec.target is FaultTarget.INSTANCE:
+        if spec.target in OF_INSTANCES:
             return True  # Which machine serves it is known when a program is loaded.
         return spec.target is not FaultTarget.SERVICE and any(index in ipus for index in spec.indices)
 

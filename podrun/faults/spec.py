@@ -46,6 +46,9 @@ class FaultTarget(enum.Enum):
     """The GW-Link between the gateways of two machines in different IPU-Link domains."""
     NETWORK = "network"
     """The network between the hosts' sides of two machines."""
+    INSTANCE_NETWORK = "instance-network"
+    """The network between the hosts' sides of two instances: between their machines in a batch, and between their
+    processes in a collective."""
     MACHINE = "machine"
     """One IPU-M2000, by its index in the partition."""
     HOST = "host"
@@ -58,7 +61,13 @@ class FaultTarget(enum.Enum):
     """The partition service, at a request."""
 
 
-PAIRS = (FaultTarget.LINK, FaultTarget.GW_LINK, FaultTarget.NETWORK)
+PAIRS = (FaultTarget.LINK, FaultTarget.GW_LINK, FaultTarget.NETWORK, FaultTarget.INSTANCE_NETWORK)
+OF_INSTANCES = (FaultTarget.INSTANCE, FaultTarget.INSTANCE_NETWORK)
+"""Targets on the machines that serve instances, which are known when a program is loaded."""
+PACKET_BYTES = 1448
+"""What a packet carries."""
+SENT_AGAIN_AFTER_S = 0.2
+"""Seconds until a lost packet is sent again: the shortest wait of TCP on Linux."""
 MOST_REPEATS = 1_000_000
 
 
@@ -106,6 +115,17 @@ class FaultSpec:
     def number(self, name: str) -> float:
         """A setting that is a number."""
         return float(self.setting(name, 0.0) or 0.0)
+
+    def delay(self, nbytes: int) -> float:
+        """Seconds for which a network holds up an exchange of so many bytes. One that loses a share of packets: until
+        less than half a packet is still missing, on average.
+        """
+        if self.kind == "delayed":
+            return self.number("seconds")
+        loss, packets = self.number("loss"), max(-(-nbytes // PACKET_BYTES), 1)
+        if self.kind != "lossy" or 2 * packets * loss < 1:
+            return 0.0
+        return SENT_AGAIN_AFTER_S * max(math.ceil(math.log(2 * packets) / -math.log(loss)) - 1, 1)
 
     @property
     def raises(self) -> bool:
@@ -266,8 +286,9 @@ def validate(
     machines = -(-ipus // IPUS_PER_MACHINE)
     joined = set(ladder_links(ipus, LinkTopology.TORUS) if links is None else links)
     counts = {"ipu": ipus, "link": ipus, "machine": machines, "gw-link": machines, "network": machines}
-    counts |= {} if instances is None else {"instance": instances, "disk": instances}
-    nouns = {"link": "IPU", "ipu": "IPU", "instance": "instance", "disk": "instance"}
+    of_launch = ("instance", "disk", "instance-network")
+    counts |= {} if instances is None else dict.fromkeys(of_launch, instances)
+    nouns = {"link": "IPU", "ipu": "IPU"} | dict.fromkeys(of_launch, "instance")
     for spec in specs:
         count, noun = counts.get(spec.target.value), nouns.get(spec.target.value, "machine")
         for index in spec.indices:
@@ -456,7 +477,7 @@ def _indices(text: str, target: FaultTarget, where: str) -> tuple[int, ...]:
                 f"fault {text!r}: {target.value} takes one index; only link takes two, as link:2-3"
             )
         return (int(first),)
-    ends = "IPUs" if target is FaultTarget.LINK else "machines"
+    ends = {FaultTarget.LINK: "IPUs", FaultTarget.INSTANCE_NETWORK: "instances"}.get(target, "machines")
     if not second or int(second) == int(first):
         raise UsageError(
             f"fault {text!r}: {target.value} takes the two {ends} it joins, as {target.value}:2-3"

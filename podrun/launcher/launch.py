@@ -155,11 +155,11 @@ class _Launch:
         """
         planned = () if self.spec.partition is None else self.spec.partition.faults
         faults = [fault for fault in planned if fault.in_program]
-        for fault in faults:
-            host = self.spec.instances[fault.indices[0]].host
+        for fault, index in ((each, index) for each in faults for index in each.indices):
+            host = self.spec.instances[index].host
             if not is_this_host(host):
                 raise UsageError(
-                    f"fault {fault.text}: instance {fault.indices[0]} runs on {host}, out of podrun's reach",
+                    f"fault {fault.text}: instance {index} runs on {host}, out of podrun's reach",
                     hint="Such faults strike instances on podrun's own host.",
                 )
         if faults:

@@ -18,12 +18,24 @@ from __future__ import annotations
 import atexit
 import base64
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from podrun.core.environment import environment
-from podrun.core.errors import ConflictError, PodrunError, UnimplementedError, UnsupportedError
+from podrun.core.errors import (
+    ConflictError,
+    ErrorCode,
+    PodrunError,
+    UnimplementedError,
+    UnknownRuntimeError,
+    UnsupportedError,
+    error_to_dict,
+)
+from podrun.core.event_record import AttachedIpus, record_error
+from podrun.faults import program_faults
+from podrun.faults.effects import COLLECTIVE
 from podrun.popdist import core
 from podrun.popdist.core import popdist_error
 from podrun.record.recorder import digest, recorder
@@ -38,6 +50,8 @@ ADDRESS = "PODRUN_HOST_COLLECTIVES"
 TIMEOUT = "PODRUN_HOST_COLLECTIVES_TIMEOUT"
 """Seconds that an instance waits for others."""
 DEFAULT_TIMEOUT = 300.0
+PARTITION = "IPUOF_VIPU_API_PARTITION_ID"
+"""Set by ``podrun``: the partition of the launch."""
 _TOKEN_BYTES = 1024
 _TOKEN_TAG = 1 << 20
 
@@ -71,10 +85,14 @@ class Instances:
         finally:
             self._members = before
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The instances that collectives concern now."""
+        return tuple(range(core.getNumInstances())) if self._members is None else self._members
+
     def communicator(self) -> Communicator:
         """The group that collectives go to now."""
-        whole = tuple(range(core.getNumInstances()))
-        members = whole if self._members is None else self._members
+        whole, members = tuple(range(core.getNumInstances())), self.members
         if members not in self._groups:
             self._groups[members] = (
                 self._join(len(whole)) if members == whole else self._among(members, whole)
@@ -139,14 +157,61 @@ instance_groups = Instances()
 
 
 @contextmanager
-def _named(call: str) -> Iterator[Communicator]:
-    """The group; what goes wrong in it as a popdist_error that names the call and the instances."""
+def _named(call: str, nbytes: int = 0) -> Iterator[Communicator]:
+    """The group; what goes wrong in it as a popdist_error that names the call and the instances, also in the records of
+    launches and programs. ``nbytes``: of the array that is exchanged.
+    """
+    try:
+        with _in_words(call):
+            group = instance_groups.communicator()
+            if group.size > 1:
+                _strike(group, nbytes)
+            yield group
+    except popdist_error as error:
+        notes = recorder()
+        if notes is not None:
+            notes.note_error(error, "collective")
+        record_error(error, AttachedIpus(environment().get(PARTITION, ""), (), {}))
+        raise
+
+
+def _strike(group: Communicator, nbytes: int) -> None:
+    """Let a fault of the network between this instance and another one strike. Raises its error, in all instances."""
+    from podrun.collectives import RankMissingError
+
+    here = core.getInstanceIndex()
+    spec = program_faults().take(COLLECTIVE, instance_groups.members)
+    if spec is None:
+        return
+    if spec.raises:
+        a, b = spec.indices
+        error = UnknownRuntimeError(
+            f"instance {a} and instance {b} did not reach each other over the network",
+            code=ErrorCode.HOST_SYNC_TIMEOUT,
+            where=spec.place.replace(":", " "),
+            hint="Nothing stays broken: the next collective connects the instances again.",
+        )
+        group.group.abort(error_to_dict(error))
+        raise error
+    seconds, limit = spec.delay(nbytes), instance_groups.timeout
+    time.sleep(min(seconds, limit))
+    if seconds > limit:
+        others = tuple(instance for instance in spec.indices if instance != here)
+        raise RankMissingError(f"{others} did not come", ranks=others)
+
+
+@contextmanager
+def _in_words(call: str) -> Iterator[None]:
+    """What goes wrong between instances as a popdist_error."""
     from podrun.collectives import RankLostError, RankMissingError
 
     try:
-        yield instance_groups.communicator()
+        yield
     except popdist_error:
         raise
+    except UnknownRuntimeError as error:
+        instance_groups.close()
+        raise popdist_error(f"popdist.{call}: {error.message}.", hint=error.hint) from error
     except RankMissingError as error:
         who = ", ".join(map(str, error.ranks)) or "unknown"
         raise popdist_error(
@@ -177,21 +242,21 @@ def _array(call: str, array: Any, *, written: bool) -> np.ndarray:
 def allReduceSum(array: np.ndarray, tensor_name: str = "") -> np.ndarray:
     """The sum of all instances' arrays, in place; gives the array back. Halves are added in float32."""
     checked = _array("allReduceSum", array, written=True)
-    with _named("allReduceSum") as group:
+    with _named("allReduceSum", checked.nbytes) as group:
         return _noted("allReduceSum", group.all_reduce(checked, out=checked))
 
 
 def allGather(array: np.ndarray, tensor_name: str = "") -> np.ndarray:
     """All instances' arrays, ``[instances, *shape]`` in the order of instances."""
     checked = _array("allGather", array, written=False)
-    with _named("allGather") as group:
+    with _named("allGather", checked.nbytes) as group:
         return _noted("allGather", group.all_gather(checked))
 
 
 def broadcast(array: np.ndarray, root_rank: int = 0, tensor_name: str = "") -> np.ndarray:
     """Every instance's array becomes what instance ``root_rank``'s is, in place; gives the array back."""
     checked = _array("broadcast", array, written=True)
-    with _named("broadcast") as group:
+    with _named("broadcast", checked.nbytes) as group:
         members = instance_groups._members
         root = root_rank if members is None else members.index(root_rank) if root_rank in members else -1
         if not 0 <= root < group.size:

@@ -330,6 +330,11 @@ def _explains(text: str, event: Event) -> bool:
             spec.target in (FaultTarget.INSTANCE, FaultTarget.DISK)
             and event.data.get("instance") in spec.indices
         )
+    if event.data.get("during") == "collective":
+        text = "instance {} and instance {} did not reach each other".format(
+            *spec.indices[:1], spec.indices[-1]
+        )
+        return spec.target is FaultTarget.INSTANCE_NETWORK and text in str(event.data.get("message"))
     if not spec.raises:
         return (
             spec.kind == "corrupt" and event.data.get("during") == "check" and _names(where, spec.indices[0])

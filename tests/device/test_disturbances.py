@@ -33,7 +33,6 @@ from podrun.device.program.fabric import LocalFabric
 from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache
 from podrun.faults import Strike, parse_fault, parse_faults
-
 from tests.compiler.test_sharding import chain
 
 from .conftest import owners, request, together
