@@ -170,9 +170,17 @@ class Job:
                 self._load(rendezvous.arrivals)
             except BaseException as raised:
                 error = raised
+                self._break_other_end(raised, self._explain(raised))
             with changed:
                 self._end(rendezvous, None, error)
         rendezvous.outcome()
+
+    def _break_other_end(self, raised: BaseException, reason: PoplarError) -> None:
+        """Note what broke here too, if the error is that of a link which struck at its other end."""
+        spec = None if raised is self._struck else self._context.faults.other_end(reason)
+        if spec is not None:
+            with self._context.changed:
+                self._context.health.record(spec)
 
     def _end(self, rendezvous: OwnerRendezvous, result: Any, error: BaseException | None) -> None:
         """End a rendezvous whose work is done, and wake its owners."""
@@ -373,7 +381,6 @@ class Job:
         begin, before = context.clock(), engine.batches_done
         outcome: RunOutcome | None = None
         error: BaseException | None = None
-        spec: FaultSpec | None = None
         batches = 0
         try:
             runs: list[RunCall] = [rendezvous.arrivals[owner.id] for owner in owners]
@@ -392,7 +399,7 @@ class Job:
             error = raised
         except BaseException as raised:
             error, reason = raised, self._explain(raised)
-            spec = None if raised is self._struck else context.faults.other_end(reason)
+            self._break_other_end(raised, reason)
             with context.changed:
                 self.failed = self.failed or reason
             engine.abort(error_to_dict(reason))
@@ -408,8 +415,6 @@ class Job:
                 context.work[kind] = context.work[kind].and_a_run(
                     engine.executable, batches, outcome.modelled_seconds, outcome.seconds, position=position
                 )
-            if spec is not None:
-                context.health.record(spec)
             if self.engine is None:  # all owners left meanwhile
                 engine.close()
             self._end(rendezvous, outcome, error)

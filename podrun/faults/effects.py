@@ -325,11 +325,16 @@ def events_of(target: str, kind: str) -> tuple[str, ...]:
         return (CHECKPOINT_WRITE,)
     if target == "instance-network":
         return (COLLECTIVE,)
+    found: tuple[str, ...] = ("load",) if kind == "out-of-memory" else EVENTS
     if kind == "corrupt":
-        return ("read",)  # Nothing is in the memory when a program is loaded or a partition reset.
+        found = ("read",)  # Nothing is in the memory when a program is loaded or a partition reset.
     if (target, kind) in DISTURBANCES and DISTURBANCES[target, kind].lasts:
-        return ("load", "read")  # Until the program is loaded again: a reset takes it away.
-    return ("load",) if kind == "out-of-memory" else EVENTS
+        found = ("load", "read")  # Until the program is loaded again: a reset takes it away.
+    if WHERE[target] == "A-B":
+        found = tuple(
+            event for event in found if event != "read"
+        )  # The host reads over no link between machines.
+    return found
 
 
 def strikes_in_batches(target: str, kind: str) -> bool:

@@ -32,8 +32,14 @@ REQUEST_BYTES = 4 << 20
 class Listening:
     """The service's gRPC servers: one for users, and perhaps one for administrators."""
 
-    def __init__(self, servers: Sequence[grpc.Server], health: Any, desk: FrontDesk) -> None:
-        self._servers, self._health, self._desk = servers, health, desk
+    def __init__(
+        self,
+        servers: Sequence[grpc.Server],
+        threads: Sequence[ThreadPoolExecutor],
+        health: Any,
+        desk: FrontDesk,
+    ) -> None:
+        self._servers, self._threads, self._health, self._desk = servers, threads, health, desk
 
     def stop(self, grace: float) -> threading.Event:
         """Stop listening; the event is set when all calls have ended."""
@@ -43,6 +49,11 @@ class Listening:
             event.wait(grace + 5)
         self._desk.audit.close()
         return ended[0]
+
+    def close(self) -> None:
+        """End the threads that answered calls; gRPC leaves that to the collector of garbage."""
+        for threads in self._threads:
+            threads.shutdown(wait=False)
 
 
 def serve(
@@ -54,29 +65,33 @@ def serve(
 
     desk = desk or FrontDesk()
     health = HealthServicer()
-    bound, server = _listen(service, (host, port), token, desk, health, admin=desk.admin_port is None)
-    servers = [server]
+    bound, server, threads = _listen(
+        service, (host, port), token, desk, health, admin=desk.admin_port is None
+    )
+    servers, pools = [server], [threads]
     if desk.admin_port is not None:
         try:
-            desk.admin_port, second = _listen(
+            desk.admin_port, second, threads = _listen(
                 service, (host, desk.admin_port), token, desk, health, admin=True
             )
         except BaseException:
             server.stop(0)
             raise
         servers.append(second)
-    return Listening(servers, health, desk), bound
+        pools.append(threads)
+    return Listening(servers, pools, health, desk), bound
 
 
 def _listen(
     service: Service, where: tuple[str, int], token: str, desk: FrontDesk, health: Any, *, admin: bool
-) -> tuple[int, grpc.Server]:
-    """One gRPC server. ``admin``: it answers also what is for administrators alone."""
+) -> tuple[int, grpc.Server, ThreadPoolExecutor]:
+    """One gRPC server, and its threads. ``admin``: it answers also what is for administrators alone."""
     host, port = where
     gate = Gate(token, shared=desk.sharing.shared)
     _refuse_taken(host, port)
+    threads = ThreadPoolExecutor(HANDLER_THREADS + WATCHERS, thread_name_prefix="podrun-vipu")
     server = grpc.server(
-        ThreadPoolExecutor(HANDLER_THREADS + WATCHERS, thread_name_prefix="podrun-vipu"),
+        threads,
         options=(
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", REQUEST_BYTES),
@@ -96,7 +111,7 @@ def _listen(
         raise _taken(host, port)
     gate.listens(host, bound)
     server.start()
-    return bound, server
+    return bound, server, threads
 
 
 def _describe(server: grpc.Server, health: Any) -> None:

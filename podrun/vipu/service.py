@@ -179,6 +179,7 @@ class Service:
             rounds.stop()
         if self._server is not None:
             self._server.stop(grace).wait(grace + 5)
+            self._server.close()
             self._server = None
         self._workers.shutdown(wait=False, cancel_futures=True)
         self.pool.close(leave=leave_machines)

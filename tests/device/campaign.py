@@ -3,6 +3,7 @@
     python -m tests.device.campaign --seeds 1000            # random plans, first seed 0
     python -m tests.device.campaign --seeds 1 --first 4711  # one of them again
     python -m tests.device.campaign --every-place           # each kind at each instruction of the digits example
+    python -m tests.device.campaign --every-place --part 2/8  # an eighth of that
 
 Each failure prints the line that replays it.
 """
@@ -11,22 +12,29 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import itertools
+import os
 import random
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
-from podrun.core.errors import PoplarError, RecoverableRuntimeError
-from podrun.core.executable import Executable
+from podrun.core.errors import (
+    ApplicationRuntimeError,
+    ErrorCode,
+    PoplarError,
+    RecoverableRuntimeError,
+    RecoveryAction,
+)
+from podrun.core.executable import Executable, VariableRole
 from podrun.core.layout import IpuRange
 from podrun.core.telemetry import MachineReport
 from podrun.device.connection import AttachRequest
@@ -34,7 +42,7 @@ from podrun.device.host.client import InProcessMachines, PortConnection
 from podrun.device.program.interpreter import batch_starts
 from podrun.device.service.control import machine_report
 from podrun.device.xla.pieces import PieceCache
-from podrun.faults import EFFECTS, FaultSpec, FaultTarget, parse_fault
+from podrun.faults import EFFECTS, OF_INSTANCES, FaultPoint, FaultSpec, FaultTarget, parse_fault
 from podrun.faults.effects import strikes_in_batches
 from podrun.launcher.recovery import (
     Answer,
@@ -49,26 +57,32 @@ from podrun.launcher.recovery import (
     RestartPolicy,
     damage_of,
 )
+from podrun.session.parts.replica_check import IpuDigest, differing, odd_ones
 
 from .conftest import together
 from .programs import data, first_weights, linear
 
 ROOT = Path(__file__).resolve().parents[2]
+FIRST_PID = 1 << 30
+"""Of the instances, which are no processes."""
 DEADLINE = 10.0
 """Seconds in which an attempt of these programs, or its failure, has to be over in every instance."""
-BATCH_KINDS = [key for key in EFFECTS if strikes_in_batches(*key) and key[0] not in ("gw-link", "host")]
-"""Kinds that raise an error in a batch. In-process machines are one IPU-Link domain on one host."""
+BATCH_KINDS = [key for key in EFFECTS if strikes_in_batches(*key)]
+"""Kinds that raise an error in a batch."""
 LINKS = ((0, 1), (2, 3), (2, 4), (1, 3))
 
 
 @dataclass(frozen=True)
 class Training:
-    """A loaded program's inputs, by batch, and the weights it starts with."""
+    """A loaded program's inputs, by batch, and the weights it starts with. ``checked``: replicas compare their weights
+    after every batch.
+    """
 
     executable: Executable
     weights: Mapping[str, np.ndarray]
     inputs: Mapping[str, np.ndarray]
     batches: int
+    checked: bool = False
 
     @property
     def ipus(self) -> int:
@@ -80,7 +94,14 @@ class Training:
         starts = batch_starts(work, self.executable.batches_per_pass)
         return list(range((*starts[1:], len(work))[0] - starts[0]))
 
-    def run(self, connection: PortConnection, owned: IpuRange) -> tuple[np.ndarray, ...]:
+    @property
+    def weight(self) -> str:
+        """A weight."""
+        return min(n for n in self.weights if self.executable.variables[n].role is VariableRole.WEIGHT)
+
+    def run(
+        self, connection: PortConnection, owned: IpuRange, comparison: Comparison
+    ) -> tuple[np.ndarray, ...]:
         """Train from the beginning; the losses and all variables."""
         connection.load(self.executable)
         connection.write_variables(self.weights)
@@ -92,18 +113,49 @@ class Training:
             }
             result = connection.run(1, inputs)
             losses += [value for _, value in sorted(result.anchors.items())]
+            if self.checked:
+                comparison.after(batch + 1, connection, owned)
         read = connection.read_variables(sorted(self.weights))
         return (*losses, *(read[name].copy() for name in sorted(read)))
 
 
-def small(batches: int = 3) -> Training:
+class Comparison:
+    """What instances tell each other to compare their replicas."""
+
+    def __init__(self, instances: int) -> None:
+        self._meet = threading.Barrier(instances)
+        self._rows: dict[int, list[tuple[int, int]]] = {}
+        self._judged = False
+
+    def after(self, batch: int, connection: PortConnection, owned: IpuRange) -> None:
+        """Compare after a batch. Raises RecoverableRuntimeError, in all instances."""
+        self._rows[owned.first] = connection.read_digests()
+        self._meet.wait(DEADLINE)
+        suspects = odd_ones(sorted({IpuDigest(*row) for rows in self._rows.values() for row in rows}))
+        self._judged = bool(suspects)
+        self._meet.wait(DEADLINE)
+        if suspects:
+            raise differing(suspects, batch, batch - 1)
+
+    def leave(self) -> None:
+        """An instance ends: nobody waits for it."""
+        if not self._judged:
+            self._meet.abort()
+
+
+def small(batches: int = 3, *, checked: bool = False) -> Training:
     """A linear model on two machines."""
-    executable = linear(8)
-    return Training(executable, first_weights(), data(executable, batches), batches)
+    executable = linear(8, sliced=not checked)
+    return Training(executable, first_weights(), data(executable, batches), batches, checked)
 
 
-def digits(batches: int = 3) -> Training:
+def digits(batches: int = 3, *, checked: bool = False) -> Training:
     """The digits example's training on sixteen replicas, as its session loads it."""
+    with mock.patch.dict(os.environ, {"PODRUN_CHECK_REPLICAS": "1"} if checked else {}):
+        return _digits(batches, checked=checked)
+
+
+def _digits(batches: int, *, checked: bool) -> Training:
     sys.path.insert(0, str(ROOT / "podrun" / "compat"))
     try:
         found = importlib.util.spec_from_file_location("digits_train", ROOT / "examples/digits/train.py")
@@ -142,7 +194,7 @@ def digits(batches: int = 3) -> Training:
         pass
     finally:
         PortConnection.load, PortConnection.write_variables, PortConnection.run = real  # type: ignore[method-assign]
-    return Training(loaded[0], written, ran[0], batches)
+    return Training(loaded[0], written, ran[0], batches, checked)
 
 
 class Starved:
@@ -178,7 +230,14 @@ class Pod:
         self._pod = self._fresh()
 
     def _fresh(self) -> InProcessMachines:
-        return InProcessMachines(self._training.ipus, self._pieces, grace=0.5)
+        pod = InProcessMachines(self._training.ipus, self._pieces, grace=0.5)
+        for machine in pod.machines:
+            context = machine._context
+            # Faults see the last machine as the only one of a second host, which is lost as a machine is.
+            host = 1 if machine is pod.machines[-1] else 0 if machine is pod.machines[0] else None
+            context.faults = FaultPoint(machine.place.range, machine.place.machine, host=host)
+            machine._check_host = lambda spec: None  # type: ignore[method-assign]
+        return pod
 
     @property
     def machines(self) -> list[Any]:
@@ -194,19 +253,40 @@ class Pod:
         connections = []
         for index in range(self._instances):
             connection, owned = self._pod.connect(threaded=True), IpuRange(index * share, share)
-            request = AttachRequest(IpuRange(0, self._training.ipus), owned, 1, "tester", "train.py", "swarm")
-            refusal = connection.try_attach(request)
+            process = AttachRequest(
+                *(IpuRange(0, self._training.ipus), owned, FIRST_PID + index, "tester", "train.py", "swarm")
+            )
+            refusal = connection.try_attach(process)
             assert refusal is None, refusal
             connections.append((connection, owned))
         begin = time.monotonic()
-        starved = Starved()
+        starved, comparison = Starved(), Comparison(self._instances)
+
+        def run(connection: PortConnection, owned: IpuRange) -> tuple[np.ndarray, ...]:
+            try:
+                return self._training.run(connection, owned, comparison)
+            except BaseException:
+                comparison.leave()
+                raise
+
         try:
-            return together([partial(self._training.run, c, o) for c, o in connections], timeout=60)
+            with mock.patch("podrun.device.job.signal_process", self._signal):
+                return together([partial(run, c, o) for c, o in connections], timeout=60)
         finally:
             for connection, _ in connections:
                 connection.close()
             took = time.monotonic() - begin - starved.seconds()
             assert took < DEADLINE, f"an attempt took {took:.1f} s"
+
+    def _signal(self, pid: int, host: str, spec: FaultSpec) -> None:
+        """What is seen of an instance that is killed: its process has ended. One that hangs waits."""
+        assert pid >= FIRST_PID
+        if spec.kind == "hung":
+            time.sleep(spec.number("seconds"))
+            return
+        for machine in self.machines:
+            for owner in [o for o in machine._owners.values() if o.request.pid == pid]:
+                machine.detach(owner.id, died=True)
 
     def reports(self) -> list[MachineReport]:
         found = []
@@ -223,9 +303,7 @@ class Pod:
                     for machine in self.machines:
                         machine.reset_ipus([ipu for ipu in ipus if ipu in machine.place.range])
                 case ResetThePartition():
-                    for machine in self.machines:
-                        machine.move(replace(machine.place))
-                        machine.reset_links()
+                    self._reset()
                 case PowerCycleMachine(agent):
                     self.machines[int(agent.removeprefix("ipum")) - 1].power_cycle()
                 case ReplaceMachine():
@@ -235,6 +313,18 @@ class Pod:
                         machine.plan_faults([parse_fault(text) for text in texts])
                 case _:
                     raise AssertionError(step)
+
+    def _reset(self) -> None:
+        """Reset all machines. Raises the first error that one of them has."""
+        errors = []
+        for machine in self.machines:
+            try:
+                machine.move(replace(machine.place))
+                machine.reset_links()
+            except PoplarError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 POLICY = RestartPolicy(max_restarts=20, crash_loop_after=20, after={FailureKind.LOST: (Answer.REPLACE,)})
@@ -254,16 +344,32 @@ def live_through(
         results = pod.attempt()
         errors = [result for result in results if isinstance(result, BaseException)]
         if not errors:
-            for result, right in zip(results, wanted, strict=True):
-                assert all(np.array_equal(a, b) for a, b in zip(result, right, strict=True)), "wrong result"
+            _check_results(results, wanted, faults)
             left = {text for machine in pod.machines for text in machine.planned_faults()}
             assert not left, f"faults are left: {left}"
             return met
         _check_errors(errors, results, faults)
-        met.append(type(errors[0]).__name__)
-        decision = coordinator.failed(Attempt("", 1, damage_of(pod.reports()), 0))
-        assert isinstance(decision, Recovery), decision
-        pod.carry_out(decision)
+        while errors:
+            met.append(type(errors[0]).__name__)
+            decision = coordinator.failed(Attempt("", 1, damage_of(pod.reports()), 0))
+            assert isinstance(decision, Recovery), decision
+            errors = []
+            try:
+                pod.carry_out(decision)
+            except PoplarError as error:
+                _check_errors([error], [error], faults)
+                errors = [error]
+
+
+def _check_results(results: Sequence[Any], wanted: Sequence[Any], faults: Sequence[FaultSpec]) -> None:
+    """Losses and weights are to the bit those of an undisturbed run, but for a bit that flips when they are read."""
+    differ = sum(
+        int(np.bitwise_count(a.reshape(-1).view(np.uint8) ^ b.reshape(-1).view(np.uint8)).sum())
+        for result, right in zip(results, wanted, strict=True)
+        for a, b in zip(result, right, strict=True)
+    )
+    flips = [spec for spec in faults if spec.kind == "corrupt" and spec.during == "read"]
+    assert 0 <= differ - len(flips) < len(results) if flips else differ == 0, f"{differ} bits are wrong"
 
 
 def _check_errors(
@@ -279,6 +385,14 @@ def _check_errors(
         if s.raises
     }
     actions = {EFFECTS[s.target.value, s.kind].action for s in faults if s.raises}
+    for spec in faults:
+        if spec.kind == "corrupt":
+            kinds.add((RecoverableRuntimeError, ErrorCode.MEMORY_ERROR))
+            actions.add(RecoveryAction.IPU_RESET)
+            if len(faults) == 1:
+                assert {e.where for e in errors if isinstance(e, PoplarError)} == {f"ipu {spec.indices[0]}"}
+        elif spec.kind == "killed":  # What the killed process itself hears, nobody hears.
+            kinds.add((ApplicationRuntimeError, ErrorCode.NONE))
     told = [e for e in errors if isinstance(e, PoplarError) and (type(e), e.code) in kinds]
     assert told, f"no error of the plan: {errors}"
     if not during_read:
@@ -300,20 +414,6 @@ def undisturbed(training: Training, pieces: PieceCache, instances: int) -> list[
     return _UNDISTURBED[key]
 
 
-def every_place(training: Training, batches: Sequence[int] = (1,)) -> Iterator[FaultSpec]:
-    """Every kind with an error at every instruction boundary of these batches."""
-    machines = -(-training.ipus // 4)
-    for target, kind in BATCH_KINDS:
-        for number, (batch, place) in enumerate(itertools.product(batches, training.places())):
-            indices = {
-                FaultTarget.IPU: (number % training.ipus,),
-                FaultTarget.LINK: LINKS[number % len(LINKS)],
-                FaultTarget.NETWORK: (number % (machines - 1), number % (machines - 1) + 1),
-                FaultTarget.MACHINE: (number % machines,),
-            }[FaultTarget(target)]
-            yield FaultSpec(FaultTarget(target), indices, batch, kind, place)
-
-
 QUIET = ("corrected-parity", "slow", "degraded", "throttled")
 
 
@@ -327,15 +427,18 @@ def random_plan(training: Training, seed: int) -> tuple[list[FaultSpec], int]:
         indices = {
             "ipu": (source.randrange(training.ipus),),
             "link": source.choice(LINKS),
+            "gw-link": (0, 1),
             "network": (0, 1),
+            "instance-network": (0, 1),
             "machine": (source.randrange(machines),),
+            "host": (1,),
         }[target]
         spec = FaultSpec(
             *(FaultTarget(target), indices, source.randrange(training.batches), kind),
             instruction=source.choice([None, *training.places()]),
             repeat=source.choice([1, 1, 1, 2]),
         )
-        if source.random() < 0.15 and target not in ("link", "network"):
+        if source.random() < 0.15 and target in ("ipu", "machine"):
             event = source.choice(["load", "read"])
             here = spec.indices if event == "load" else (0,)  # The first machine gives the weights.
             spec = replace(spec, indices=here, during=event, batch=0, instruction=None)
@@ -347,8 +450,46 @@ def random_plan(training: Training, seed: int) -> tuple[list[FaultSpec], int]:
                 "degraded": "link:2-3@batch=0:degraded,lanes=2",
             }
             faults.append(parse_fault(text.get(name, f"ipu:2@batch=1:{name}")))
+    if source.random() < 0.2:
+        faults.append(
+            parse_fault(f"instance:{source.randrange(2)}@batch={source.randrange(training.batches)}:killed")
+        )
     unique = {spec.text: spec for spec in faults}
-    return list(unique.values()), source.choice([1, 2])
+    of_two = any(spec.target in OF_INSTANCES for spec in faults)
+    return list(unique.values()), 2 if of_two else source.choice([1, 2])
+
+
+def every_place(pieces: PieceCache, part: str) -> tuple[int, int]:
+    """Every kind at every place of the digits training with one and with two instances, or a part of that (``2/8``):
+    how many cases there were, and how many failed.
+    """
+    from .fault_kinds import KINDS, Trainings, errors_wanted, live_through_kind, plans
+
+    trainings = Trainings(digits(), digits(checked=True))
+    found = [
+        (faults, instances)
+        for instances in (1, 2)
+        for target, kind in KINDS
+        for faults in plans(
+            *(target, kind, trainings.checked if kind == "corrupt" else trainings.plain),
+            *(range(trainings.plain.batches), instances),
+        )
+    ]
+    number, of = map(int, part.split("/"))
+    cases, failures, begin = found[number - 1 :: of], 0, time.monotonic()
+    for done, (faults, instances) in enumerate(cases, 1):
+        try:
+            met = live_through_kind(faults, trainings, pieces, instances)
+            assert met == errors_wanted(faults), f"{met} errors"
+        except BaseException as error:
+            failures += 1
+            texts = " ".join(spec.text for spec in faults)
+            print(f"FAILED {texts} with {instances} instances: {error!r}", flush=True)
+            if not isinstance(error, Exception):
+                raise
+        if done % 100 == 0:
+            print(f"{done} of {len(cases)} (of {len(found)}), {time.monotonic() - begin:.0f} s", flush=True)
+    return len(cases), failures
 
 
 def main() -> int:
@@ -358,23 +499,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--repeat", type=int, default=1, help="run each seed so often")
     parser.add_argument("--every-place", action="store_true")
+    parser.add_argument("--part", default="1/1", help="of --every-place, as 2/8")
     options = parser.parse_args()
     failures = cases = 0
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         pieces = PieceCache(Path(folder))
         if options.every_place:
-            training = digits()
-            for instances in (1, 2):
-                for spec in every_place(training, range(training.batches)):
-                    cases += 1
-                    try:
-                        live_through(training, pieces, [spec], instances)
-                    except BaseException as error:
-                        failures += 1
-                        print(f"FAILED {spec.text} with {instances} instances: {error!r}", flush=True)
-                        if not isinstance(error, Exception):
-                            raise
+            cases, failures = every_place(pieces, options.part)
         training = small()
         last = options.first + options.seeds
         for seed in (seed for seed in range(options.first, last) for _ in range(options.repeat)):

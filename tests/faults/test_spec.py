@@ -76,7 +76,7 @@ def test_step_means_batch_and_optional_is_remembered() -> None:
         ("ipu:5@17:tile-parity", "is not of the form"),
         (
             "tile:5@batch=17:tile-parity",
-            "targets are ipu, link, gw-link, network, machine, host, instance, disk and service",
+            "targets are ipu, link, gw-link, network, instance-network, machine, host, instance, disk and service",
         ),
         ("ipu:5@batch=17:tile-party", "did you mean 'tile-parity'"),
         ("ipu:5@batch=17:down", "ipu has no fault 'down'"),
