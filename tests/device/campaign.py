@@ -173,7 +173,7 @@ def _digits(batches: int, *, checked: bool) -> Training:
     class Done(Exception):
         """Everything is known."""
 
-    def run(self: PortConnection, count: int, inputs: Mapping[str, np.ndarray]) -> None:
+    def run(self: PortConnection, count: int, inputs: Mapping[str, np.ndarray], *_: object) -> None:
         ran.append({name: value[:batches].copy() for name, value in inputs.items()})
         raise Done
 
