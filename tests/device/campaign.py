@@ -96,8 +96,10 @@ class Training:
 
     @property
     def weight(self) -> str:
-        """A weight."""
-        return min(n for n in self.weights if self.executable.variables[n].role is VariableRole.WEIGHT)
+        """A weight whose first element is not 0: a small change of 0 is rounded away by the next update."""
+        variables = self.executable.variables
+        names = [n for n in self.weights if variables[n].role is VariableRole.WEIGHT]
+        return min(name for name in names if self.weights[name].flat[0])
 
     def run(
         self, connection: PortConnection, owned: IpuRange, comparison: Comparison
