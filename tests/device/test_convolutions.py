@@ -373,19 +373,39 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
 
 
 @known
-@pytest.mark.parametrize("groups", [2, 4])
-def test_a_channel_shuffle_stays_channels_last(groups: int) -> None:
-    def shuffled(x: Any, w: Any) -> Any:
-        y = lax.conv_general_dilated(x, w, (1, 1), ((1, 1), (1, 1)))
-        y = y.reshape(y.shape[0], groups, -1, *y.shape[2:]).swapaxes(1, 2).reshape(y.shape)
-        return lax.conv_general_dilated(y, w, (1, 1), ((1, 1), (1, 1)))
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("groups", [2, 3, 4, 6, 8])
+def test_a_channel_shuffle_is_part_of_the_convolutions_call(groups: int, batch: int) -> None:
+    def shuffle(y: Any) -> Any:
+        return y.reshape(y.shape[0], groups, -1, *y.shape[2:]).swapaxes(1, 2).reshape(y.shape)
+
+    def convolved(x: Any, w: Any) -> Any:
+        return jax.nn.relu(lax.conv_general_dilated(x, w, (1, 1), ((1, 1), (1, 1))))
+
+    def alone(x: Any, w: Any) -> Any:
+        return shuffle(convolved(x, w))
+
+    def read_twice(x: Any, w: Any) -> Any:
+        y = convolved(x, w)
+        return shuffle(y), y
 
     rng = np.random.default_rng(4)
-    x, w = (rng.normal(size=s).astype(np.float32) for s in ((2, 16, 9, 11), (16, 16, 3, 3)))
-    run, count = compiled(shuffled, x, w)
-    assert count == 2
-    np.testing.assert_allclose(run(x, w), jax.jit(shuffled)(x, w), rtol=1e-4, atol=1e-3)
-    lowered = jax.jit(shuffled).lower(x, w)
-    rewrite.rewrite(lowered)
-    text = str(lowered.compiler_ir("stablehlo"))
-    assert f"tensor<2x9x11x{groups}x{16 // groups}xf32>" in text
+    x, w = (rng.normal(size=s).astype(np.float32) for s in ((batch, 24, 9, 11), (24, 24, 3, 3)))
+    run, count = compiled(convolved, x, w)
+    assert count == 1
+    plain = run(x, w)
+    np.testing.assert_allclose(plain, convolved(x, w), rtol=1e-4, atol=1e-3)
+    shuffled = shuffle(plain)
+    np.testing.assert_array_equal(compiled(alone, x, w)[0](x, w), shuffled)
+    both = compiled(read_twice, x, w)[0](x, w)
+    np.testing.assert_array_equal(both[0], shuffled)
+    np.testing.assert_array_equal(both[1], plain)
+
+    def operations(function: Any) -> str:
+        lowered = jax.jit(function).lower(x, w)
+        rewrite.rewrite(lowered)
+        return str(lowered.compiler_ir("stablehlo"))
+
+    split = f"tensor<{batch}x9x11x{groups}x{24 // groups}xf32>"
+    assert split not in operations(alone)
+    assert split in operations(read_twice)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from podrun.device.xla.convolutions import SHUFFLE, TARGET, Kind
 from podrun.private_apis.jax import mlir
 
 
@@ -227,6 +228,8 @@ def _shuffled(op: Any) -> tuple[Any, list[int], list[int]] | None:
 def _shuffle(ir: Any, op: Any) -> Any:
     found: Any = _shuffled(op)
     image, parts, order = found
+    if order == [1, 0] and _shuffle_inside(ir, op, image, parts[0]):
+        return _as_first(ir, image, op.results[0].type)
     kind, lead = op.results[0].type, list(image.type.shape)[:3]
     split = ir.RankedTensorType.get([*lead, *parts], kind.element_type)
     turned = ir.RankedTensorType.get([*lead, *(parts[i] for i in order)], kind.element_type)
@@ -235,6 +238,28 @@ def _shuffle(ir: Any, op: Any) -> Any:
     value = _create(ir, "stablehlo.transpose", turned, [value], permutation)
     value = _create(ir, "stablehlo.reshape", _permuted(ir, kind), [value], {})
     return _as_first(ir, value, kind)
+
+
+def _shuffle_inside(ir: Any, op: Any, image: Any, rows: int) -> bool:
+    """Have the call that computes the image shuffle its channels. False if no call does, or others read the image."""
+    call, value = _owner(image), op.operands[0]
+    target = (
+        call.attributes["call_target_name"]
+        if call is not None and "call_target_name" in call.attributes
+        else None
+    )
+    if target is None or ir.StringAttr(target).value != TARGET:
+        return False
+    while value != image:  # from the shuffle back to the call: each has one reader
+        if len(list(value.uses)) > 1:
+            return False
+        value = _owner(value).operands[0]
+    numbers = list(ir.DenseI64ArrayAttr(ir.DictAttr(call.attributes["backend_config"])["numbers"]))
+    if len(list(image.uses)) > 1 or numbers[0] != Kind.FORWARD or numbers[SHUFFLE] != 1:
+        return False
+    numbers[SHUFFLE] = rows
+    call.attributes["backend_config"] = ir.DictAttr.get({"numbers": ir.DenseI64ArrayAttr.get(numbers)})
+    return True
 
 
 _RULES: dict[str, Callable[[Any, Any], Any]] = {

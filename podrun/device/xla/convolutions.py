@@ -122,13 +122,14 @@ class ConvolutionCall:
 
     def numbers(self, weights: tuple[int, ...], follows: tuple[bool, bool, bool], parts: int) -> list[int]:
         """Arguments of the native module. ``weights``: elements between neighbouring (groups, outputs, inputs, rows,
-        columns). ``follows``: whether a bias, another image and a cut at 0 follow."""
+        columns). ``follows``: whether a bias, another image and a cut at 0 follow. The last but one, at `SHUFFLE`, is
+        1: the result's channels stay in their order."""
         if self.products < WORTH_DIVIDING:
             parts = 1
         flags = sum(1 << at for at, on in enumerate(follows) if on)
         sizes = (*self.src, *self.dst[1:], *self.kernel)
         steps = (*self.strides, *self.dilation, *self.before)
-        return [self.kind, flags, self.groups, *sizes, *steps, *weights, parts]
+        return [self.kind, flags, self.groups, *sizes, *steps, *weights, 1, parts]
 
 
 def call(c: Convolution) -> ConvolutionCall | None:
@@ -212,6 +213,10 @@ def _of_image(c: Convolution) -> ConvolutionCall | None:
 _log = logging.getLogger(__name__)
 TARGET = "podrun_convolution"
 """The name of the call in a program."""
+FORM = 2
+"""The form of the call's numbers. Programs that were compiled with another form are compiled again."""
+SHUFFLE = -2
+"""Which of a call's numbers says that channels are shuffled: as a matrix of so many rows they are stored transposed."""
 VARIABLE = "PODRUN_CONVOLUTIONS"
 """An environment variable; ``xla`` keeps to XLA's convolutions."""
 PACKAGE, LIBRARY = "onednn-cpu-gomp", "libdnnl.so.3"
@@ -230,7 +235,7 @@ def wanted(environ: Mapping[str, str] | None = None) -> bool:
 
 def formulation() -> str:
     """The name, in keys of compiled programs, of the library that computes convolutions. Loads nothing."""
-    return "onednn" if wanted() else "xla"
+    return f"onednn, {FORM}" if wanted() else "xla"
 
 
 def available() -> bool:

@@ -18,6 +18,7 @@ typedef struct {
     Convolution c;
     Arrays arrays;
     int64_t total; /* elements of the result if it is to be added to another part's, else 0 */
+    int64_t shuffle; /* the convolution's own, which the plan knows nothing of */
     const char *error;
 } Part;
 
@@ -107,15 +108,56 @@ static int
 divide(const Convolution *c, const Arrays *arrays, int wanted, Part *parts)
 {
     parts[0] = (Part){.c = *c, .arrays = *arrays};
+    parts[0].shuffle = c->shuffle;
+    parts[0].c.shuffle = 1;
     if (wanted < 2)
         return 1;
-    if (c->groups == 1 && weights_of(c) > pixels_of(c) / 2 && divide_channels(parts) > 1)
+    if (c->groups == 1 && c->shuffle == 1 && weights_of(c) > pixels_of(c) / 2 && divide_channels(parts) > 1)
         return 2;
     if (c->n > 1)
         return divide_batch(parts);
     if (c->kind == FORWARD && c->oh >= LEAST_ROWS && divide_rows(parts) > 1)
         return 2;
-    return c->groups == 1 ? divide_channels(parts) : 1;
+    return c->groups == 1 && c->shuffle == 1 ? divide_channels(parts) : 1;
+}
+
+/* Store each pixel's channels, a matrix of `rows` rows, transposed. Always inlined: a constant count lets the compiler
+   use vectors. */
+static inline __attribute__((always_inline)) void
+transpose(float *restrict to, const float *restrict from, int64_t pixels, int64_t rows, int64_t columns)
+{
+    for (int64_t p = 0; p < pixels; p++, to += rows * columns, from += rows * columns)
+        for (int64_t j = 0; j < columns; j++)
+            for (int64_t i = 0; i < rows; i++)
+                to[j * rows + i] = from[i * columns + j];
+}
+
+static void
+shuffle(float *to, const float *from, int64_t pixels, int64_t rows, int64_t columns)
+{
+    switch (rows) {
+    case 2: transpose(to, from, pixels, 2, columns); break;
+    case 3: transpose(to, from, pixels, 3, columns); break;
+    case 4: transpose(to, from, pixels, 4, columns); break;
+    case 8: transpose(to, from, pixels, 8, columns); break;
+    default: transpose(to, from, pixels, rows, columns);
+    }
+}
+
+static const char *
+run_plan(Plan *plan, const Part *part)
+{
+    const Convolution *c = &part->c;
+    if (part->shuffle == 1)
+        return plan_run(plan, &part->arrays);
+    const int64_t pixels = c->n * c->oh * c->ow;
+    Arrays arrays = part->arrays;
+    if (!(arrays.dst = scratch(1, (size_t)(pixels * c->m) * sizeof(float))))
+        return "out of memory";
+    const char *error = plan_run(plan, &arrays);
+    if (!error)
+        shuffle(part->arrays.dst, arrays.dst, pixels, part->shuffle, c->m / part->shuffle);
+    return error;
 }
 
 static void
@@ -125,7 +167,7 @@ run_part(void *what, int i)
     const Before before = plan_enter();
     Plan *plan = plan_take(&part->c, &part->error);
     if (plan) {
-        part->error = plan_run(plan, &part->arrays);
+        part->error = run_plan(plan, part);
         plan_give_back(plan);
     }
     plan_leave(before);

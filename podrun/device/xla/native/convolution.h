@@ -11,6 +11,7 @@ enum { BIAS = 1, OTHER = 2, CUT = 4 };  /* what follows a forward one: + bias [M
 typedef struct {
     int64_t kind, follows, groups, n, ih, iw, c, oh, ow, m, kh, kw, stride[2], dilation[2], pad[2];
     int64_t order[5]; /* elements between neighbours in the weights: groups, outputs, inputs, rows, columns */
+    int64_t shuffle; /* the result's channels are a matrix of so many rows, which is stored transposed; 1: as it is */
     int64_t src_row, dst_row; /* elements between neighbouring pixels: all channels, of which c and m are a part */
 } Convolution;
 

@@ -10,7 +10,7 @@
 #include "workers.h"
 #include "xla_ffi.h"
 
-enum { NUMBERS = 24, OPERANDS = 4 };
+enum { NUMBERS = 25, OPERANDS = 4 };
 
 /* A convolution from its numbers: the fields up to `order`, and into how many parts it is divided. */
 static int
@@ -28,7 +28,8 @@ decode(const int64_t *numbers, size_t count, Convolution *c, int *parts)
     *parts = (int)numbers[NUMBERS - 1];
     const int sizes = c->n && c->ih && c->iw && c->c && c->oh && c->ow && c->m && c->kh && c->kw && c->groups;
     const int steps = c->stride[0] && c->stride[1] && c->dilation[0] && c->dilation[1];
-    return sizes && steps && c->kind <= OF_WEIGHTS && !(c->c % c->groups) && !(c->m % c->groups) ? 0 : -1;
+    const int shuffles = c->shuffle == 1 || (c->shuffle && c->kind == FORWARD && !(c->m % c->shuffle));
+    return sizes && steps && shuffles && c->kind <= OF_WEIGHTS && !(c->c % c->groups) && !(c->m % c->groups) ? 0 : -1;
 }
 
 /* Elements of the operands, in order, and last of the result. Gives how many operands there are. */
