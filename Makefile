@@ -41,10 +41,12 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Random convolutions in fresh processes against XLA's own, for so long.
+# Random convolutions: calls whose every buffer ends at a page that kills, then programs in fresh processes against XLA's own, for so
+# long.
 MINUTES ?= 10
 
 stress: $(STAMP)
+	$(BIN)/python -m tests.stress.guarded --cases 20000
 	$(BIN)/python -m tests.stress.convolutions --minutes $(MINUTES)
 
 # Prolog and epilog against a real Slurm of this host: apt-get install slurmctld slurmd slurm-client munge; as root.

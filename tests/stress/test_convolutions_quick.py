@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -63,3 +65,30 @@ def test_a_case_is_the_same_whenever_it_is_asked() -> None:
     assert case(7, 3) != case(7, 4)
     one, two = case(7, 3).arrays(), case(7, 3).arrays()
     assert all((a == b).all() for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("instructions", ["", "AVX2"])
+def test_the_library_stays_inside_of_its_buffers(instructions: str) -> None:
+    done = _guarded("-m", "tests.stress.guarded", "--cases", "600", instructions=instructions)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\d{3} cases by 1\d algorithms, 0 crashes", done.stdout), done.stdout
+
+
+def test_the_guard_finds_why_strided_gradients_of_1x1_weights_are_thinned() -> None:
+    """The call as the library would have it, of 3 channels, dies in the library. If not, `_thinned` can go."""
+    words = """if True:
+        from tests.stress import guarded
+        from podrun.device.xla.convolutions import ConvolutionCall, Kind
+        made = ConvolutionCall(Kind.OF_WEIGHTS, (8, 40, 40, 3), (8, 20, 40, 4), (1, 1), (2, 1), (1, 1), (0, 0), 1)
+        chosen = guarded.GuardedCase(made, (0, 1, 2, 3), (False,) * 3, 1)
+        guarded.run(guarded.native(), chosen, [guarded.GuardedMemory(1 << 20) for _ in range(3)])
+    """
+    assert _guarded("-c", words, instructions="AVX2").returncode == -signal.SIGSEGV
+
+
+def _guarded(*words: str, instructions: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **({"ONEDNN_MAX_CPU_ISA": instructions} if instructions else {})}
+    command = [sys.executable, *words]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )

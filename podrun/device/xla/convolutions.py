@@ -100,8 +100,8 @@ class ConvolutionCall:
     """A call of the library. ``src`` is ``[N, *in, C]`` and ``dst`` ``[N, *out, M]``, channels last; weights and their
     gradient may have any order of axes.
 
-    ``crop``: rows and columns to cut off the image first, (before, after) for each. ``flipped``: the kernel has to be
-    reversed first.
+    ``crop``: rows and columns to cut off the image first, (before, after) for each. ``every``: of those left, each so
+    many-th is taken. ``flipped``: the kernel has to be reversed first.
     """
 
     kind: Kind
@@ -113,6 +113,7 @@ class ConvolutionCall:
     before: tuple[int, ...]
     groups: int
     crop: tuple[tuple[int, int], ...] = ((0, 0), (0, 0))
+    every: tuple[int, ...] = (1, 1)
     flipped: bool = False
 
     @property
@@ -169,7 +170,20 @@ def _of_weights(c: Convolution) -> ConvolutionCall | None:
         (0, 0),
         c.batch_groups,
     )
-    return _cropped(made, c)
+    return _thinned(_cropped(made, c))
+
+
+def _thinned(made: ConvolutionCall) -> ConvolutionCall:
+    """A gradient of 1x1 weights reads only the pixels at multiples of the stride: the call gets those alone.
+
+    The library copies them for itself, and where there are fewer channels than a vector has elements it writes beyond
+    the end of that copy (oneDNN's ``jit_1x1`` with AVX2 and with AVX-512).
+    """
+    if made.kernel != (1, 1) or max(made.strides) == 1 or max(made.before) > 0:
+        return made
+    n, *sizes, channels = made.src
+    taken = (-(-size // step) for size, step in zip(sizes, made.strides, strict=True))
+    return replace(made, src=(n, *taken, channels), strides=(1, 1), every=made.strides)
 
 
 def _cropped(made: ConvolutionCall, c: Convolution) -> ConvolutionCall:

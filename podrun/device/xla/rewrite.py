@@ -177,15 +177,16 @@ def _flipped(ir: Any, weights: Any, axes: _Axes) -> Any:
 
 
 def _cropped(ir: Any, image: Any, made: ConvolutionCall) -> Any:
-    """An image channels last, cropped as the call requires."""
-    if not any(map(any, made.crop)):
+    """An image channels last, with the pixels that the call requires."""
+    if not any(map(any, made.crop)) and made.every == (1, 1):
         return image
     kind = image.type
     first = [0, *(before for before, _ in made.crop), 0]
     limits = [
         size - cut for size, cut in zip(kind.shape, (0, *(after for _, after in made.crop), 0), strict=True)
     ]
-    smaller = [limit - start for start, limit in zip(first, limits, strict=True)]
+    every = [1, *made.every, 1]
+    smaller = [len(range(*each)) for each in zip(first, limits, every, strict=True)]
     return _create(
         ir,
         "slice",
@@ -193,7 +194,7 @@ def _cropped(ir: Any, image: Any, made: ConvolutionCall) -> Any:
         ir.RankedTensorType.get(smaller, kind.element_type),
         start_indices=first,
         limit_indices=limits,
-        strides=[1] * 4,
+        strides=every,
     )
 
 

@@ -162,6 +162,13 @@ load(PyObject *module, PyObject *path)
 }
 
 static PyObject *
+guard(PyObject *module, PyObject *unused)
+{
+    scratch_guard();
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *
 handler(PyObject *module, PyObject *unused)
 {
     return PyCapsule_New((void *)handle, NULL, NULL);
@@ -219,6 +226,7 @@ compute(PyObject *module, PyObject *args)
 
 static PyMethodDef functions[] = {
     {"load", load, METH_O, PyDoc_STR("Load the library from a path. OSError says why not.")},
+    {"guard", guard, METH_NOARGS, PyDoc_STR("Before the first plan, for tests: a crash where the library leaves its scratch memory.")},
     {"handler", handler, METH_NOARGS, PyDoc_STR("The handler of XLA's calls, for `jax.ffi.register_ffi_target`.")},
     {"prepare", prepare, METH_O, PyDoc_STR("Make what a convolution takes; the names of its algorithms. ValueError if there are none.")},
     {"compute", compute, METH_VARARGS, PyDoc_STR("compute(numbers, operands, result): one convolution on buffers of float32.")},

@@ -10,6 +10,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <xmmintrin.h>
 
 #include "library.h"
@@ -64,14 +66,60 @@ typedef struct {
 static pthread_key_t own_key;
 static pthread_once_t own_once = PTHREAD_ONCE_INIT;
 
+static int guarding;
+
+void
+scratch_guard(void)
+{
+    guarding = 1;
+}
+
+/* Memory that ends where a page begins that nobody may touch: so many bytes, a multiple of 64. */
+static void *
+guarded_new(size_t bytes)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), room = (bytes + page - 1) / page * page;
+    char *made = mmap(NULL, room + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (made == MAP_FAILED)
+        return NULL;
+    mprotect(made + room, page, PROT_NONE);
+    return made + room - bytes;
+}
+
+static void
+guarded_free(char *buffer, size_t bytes)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), room = (bytes + page - 1) / page * page;
+    if (buffer)
+        munmap(buffer + bytes - room, room + page);
+}
+
+static void
+buffer_free(float *buffer, size_t bytes)
+{
+    if (guarding)
+        guarded_free((char *)buffer, bytes);
+    else
+        free(buffer);
+}
+
+static float *
+buffer_new(size_t bytes)
+{
+    void *made = NULL;
+    if (guarding)
+        return guarded_new(bytes);
+    return posix_memalign(&made, 64, bytes) ? NULL : made;
+}
+
 static void
 own_free(void *value)
 {
     Own *own = value;
     if (own->stream)
         onednn.dnnl_stream_destroy(own->stream);
-    free(own->buffer[0]);
-    free(own->buffer[1]);
+    for (int i = 0; i < 2; i++)
+        buffer_free(own->buffer[i], own->bytes[i]);
     free(own);
 }
 
@@ -104,16 +152,14 @@ scratch(int which, size_t bytes)
     Own *own = own_get();
     if (!own)
         return NULL;
-    const int keeps = own->bytes[which] >= bytes && (own->bytes[which] <= KEPT_SCRATCH || bytes > KEPT_SCRATCH);
+    bytes = bytes ? (bytes + 63) & ~(size_t)63 : 64;
+    int keeps = own->bytes[which] >= bytes && (own->bytes[which] <= KEPT_SCRATCH || bytes > KEPT_SCRATCH);
+    if (guarding)
+        keeps = own->bytes[which] == bytes;
     if (!keeps) {
-        free(own->buffer[which]);
-        own->buffer[which] = NULL;
-        own->bytes[which] = 0;
-        if (posix_memalign((void **)&own->buffer[which], 64, bytes ? bytes : 64)) {
-            own->buffer[which] = NULL;
-            return NULL;
-        }
-        own->bytes[which] = bytes;
+        buffer_free(own->buffer[which], own->bytes[which]);
+        own->buffer[which] = buffer_new(bytes);
+        own->bytes[which] = own->buffer[which] ? bytes : 0;
     }
     return own->buffer[which];
 }
@@ -215,7 +261,7 @@ static size_t
 reserve(Plan *p, Layout layout)
 {
     const size_t at = p->bytes;
-    p->bytes += (onednn.dnnl_memory_desc_get_size(layout) + 127) & ~(size_t)63;
+    p->bytes += (onednn.dnnl_memory_desc_get_size(layout) + (guarding ? 63 : 127)) & ~(size_t)63;
     return at;
 }
 

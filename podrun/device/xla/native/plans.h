@@ -22,6 +22,10 @@ const char *plan_run(const Plan *plan, const Arrays *arrays);
 /* A buffer of the calling thread's own, 0 or 1, for as long as no larger one is asked for. NULL without memory. */
 float *scratch(int which, size_t bytes);
 
+/* From now on a page that nobody may touch follows every buffer, so that writing or reading beyond it is a crash where it
+   happens. Slow: for tests. Before the first plan. */
+void scratch_guard(void);
+
 /* Around the library's calls: one thread, denormal numbers are 0, whatever the calling thread had. */
 typedef struct {
     unsigned numbers;

@@ -1,0 +1,215 @@
+"""Random calls of oneDNN where every buffer ends at a page that nobody may touch: a stray access is a crash at once.
+
+    python -m tests.stress.guarded [--cases N] [--seed S] [--first K]
+
+A write just beyond a buffer mostly hits memory of nobody's, and the process dies of it later, or never. Here operands,
+result and scratch memory each end where such a page begins, or start where one ends. ``ONEDNN_MAX_CPU_ISA=AVX2`` makes
+another instruction set of this host's. Numbers are not compared: `tests.stress.convolutions` does that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import math
+import mmap
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from podrun.device.xla import convolutions
+from podrun.device.xla.convolutions import Convolution, ConvolutionCall, Kind
+
+CHANNELS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 20, 24, 31, 32, 33, 48, 64)
+SIZES = (1, 3, 4, 7, 8, 12, 14, 17, 28, 40)
+KERNELS = ((1, 1), (1, 1), (2, 2), (3, 3), (3, 3), (5, 5), (7, 7), (1, 3), (3, 1), (4, 3))
+MOST_PRODUCTS = 1 << 21
+DEADLINE = 300.0
+"""Seconds that a process may take for all its cases."""
+_BUFFER = convolutions.LEAST_PRODUCTS * 64
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedCase:
+    """A call, the order of its weights' axes (outputs, inputs, rows, columns), what follows, and in how many parts."""
+
+    call: ConvolutionCall
+    lying: tuple[int, ...]
+    follows: tuple[bool, bool, bool]
+    parts: int
+
+    @property
+    def numbers(self) -> list[int]:
+        """Arguments of the native module."""
+        made, steps, inner = self.call, [0] * 4, 1
+        sizes = (made.dst[3], made.src[3] // made.groups, *made.kernel)
+        for axis in reversed(self.lying):
+            steps[axis], inner = inner, inner * sizes[axis]
+        numbers = made.numbers((made.dst[3] // made.groups * steps[0], *steps), self.follows, self.parts)
+        return [*numbers[:-1], self.parts]
+
+    @property
+    def elements(self) -> list[int]:
+        """Of the operands, and last of the result."""
+        made = self.call
+        src, dst = math.prod(made.src), math.prod(made.dst)
+        weights = made.dst[3] * made.src[3] // made.groups * math.prod(made.kernel)
+        more = [size for size, on in zip((made.dst[3], dst), self.follows, strict=False) if on]
+        return {
+            Kind.FORWARD: [src, weights, *more, dst],
+            Kind.OF_IMAGE: [dst, weights, src],
+            Kind.OF_WEIGHTS: [src, dst, weights],
+        }[made.kind]
+
+
+def guarded_case(seed: int, number: int) -> GuardedCase:
+    """The case of that number: of a random convolution, itself or one of its gradients, as JAX writes them."""
+    dice = random.Random(f"{seed}:{number}")
+    while True:
+        made = convolutions.call(_draw(dice))
+        if made is None or made.products > MOST_PRODUCTS:
+            continue
+        follows = tuple(dice.random() < 0.4 and made.kind is Kind.FORWARD for _ in range(3))
+        lying = dice.sample(range(4), 4)
+        found = GuardedCase(made, tuple(lying), follows, dice.choice((1, 2)))  # type: ignore[arg-type]
+        if max(found.elements) <= _BUFFER:
+            return found
+
+
+def _draw(dice: random.Random) -> Convolution:
+    batch, channels, out = dice.choice((1, 2, 3, 8)), dice.choice(CHANNELS), dice.choice(CHANNELS)
+    groups = 1
+    if dice.random() < 0.3:
+        groups = dice.choice([g for g in range(1, channels + 1) if channels % g == out % g == 0])
+        if dice.random() < 0.5:
+            groups = out = channels
+    kernel, image = dice.choice(KERNELS), (dice.choice(SIZES), dice.choice(SIZES))
+    strides, dilation = _pair(dice, (1, 1, 2, 3)), _pair(dice, (1, 1, 1, 2))
+    pads = tuple((dice.randint(0, k // 2), dice.randint(0, k // 2)) for k in kernel)
+    forward = Convolution(
+        (batch, *image, channels), (*kernel, channels // groups, out), strides, pads, dilation
+    )
+    kind = dice.choice(tuple(Kind))
+    if kind is Kind.FORWARD or min(forward.out) < 1:
+        return _grouped(forward, groups)
+    ends = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+    read = [(o - 1) * s + e + 1 for o, s, e in zip(forward.out, strides, ends, strict=True)]
+    if kind is Kind.OF_WEIGHTS:
+        around = tuple((before, r - n - before) for (before, _), r, n in zip(pads, read, image, strict=True))
+        return Convolution(
+            (channels, *image, batch),
+            (*forward.out, batch, out),
+            dilation,
+            around,
+            strides,
+            batch_groups=groups,
+            batch_inside=True,
+        )
+    around = tuple(
+        (e - before, n + before - (o - 1) * s - 1)
+        for e, (before, _), n, o, s in zip(ends, pads, image, forward.out, strides, strict=True)
+    )
+    back = Convolution(
+        (batch, *forward.out, out), (*kernel, out // groups, channels), (1, 1), around, dilation, strides
+    )
+    return _grouped(back, groups)
+
+
+def _grouped(convolution: Convolution, groups: int) -> Convolution:
+    return replace(convolution, groups=groups, reversed_weights=max(convolution.spread) > 1)
+
+
+def _pair(dice: random.Random, choices: tuple[int, ...]) -> tuple[int, int]:
+    return dice.choice(choices), dice.choice(choices)
+
+
+class GuardedMemory:
+    """Memory between two pages that nobody may touch."""
+
+    def __init__(self, elements: int) -> None:
+        page = mmap.PAGESIZE
+        self._room = -(-elements * 4 // page) * page
+        self._map = mmap.mmap(-1, self._room + 2 * page)
+        base = np.frombuffer(self._map, np.uint8).ctypes.data
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        for at in (base, base + page + self._room):
+            if protect(at, page, 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+
+    def array(self, elements: int, at_end: bool) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The last elements, or the first."""
+        skipped = self._room - 4 * elements if at_end else 0
+        return np.frombuffer(self._map, np.float32, elements, mmap.PAGESIZE + skipped)
+
+
+def native() -> Any:
+    """podrun's C module, its scratch memory guarded."""
+    module: Any = importlib.import_module("podrun.device.xla._onednn")
+    module.load(convolutions._path())
+    module.guard()
+    return module
+
+
+def run(module: Any, chosen: GuardedCase, memory: list[GuardedMemory]) -> str:
+    """Compute a case with its buffers at both ends of the memory. The algorithms, or nothing if there are none."""
+    try:
+        names = str(module.prepare(chosen.numbers))
+    except ValueError:
+        return ""
+    for at_end in (False, True):
+        arrays = [m.array(n, at_end) for m, n in zip(memory, chosen.elements, strict=False)]
+        for array in arrays[:-1]:
+            array.fill(1)
+        module.compute(chosen.numbers, tuple(arrays[:-1]), arrays[-1])
+    return names
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    numbers = range(given.first, given.first + given.cases)
+    if given.here:
+        return _here(given.seed, numbers)
+    crashes, computed, algorithms = 0, 0, set()
+    while numbers:
+        words = ("--here", "--seed", given.seed, "--first", numbers.start, "--cases", len(numbers))
+        command = [sys.executable, "-m", "tests.stress.guarded", *map(str, words)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=DEADLINE, check=False)
+        said = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+        computed += len([line for line in said if len(line) > 1])
+        algorithms |= {name for line in said for name in line[1:]}
+        if not done.returncode:
+            break
+        if done.returncode > 0 or not said:
+            return 2
+        last = int(said[-1][0])
+        numbers = range(last + 1, numbers.stop)
+        crashes += 1
+        print(
+            f"case {last} died by {signal.Signals(-done.returncode).name}: {guarded_case(given.seed, last)}"
+        )
+    print(f"{computed} cases by {len(algorithms)} algorithms, {crashes} crashes")
+    return bool(crashes)
+
+
+def _here(seed: int, numbers: range) -> int:
+    module, memory = native(), [GuardedMemory(_BUFFER) for _ in range(5)]
+    for number in numbers:
+        print(number, end=" ", flush=True)
+        print(run(module, guarded_case(seed, number), memory), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
