@@ -30,21 +30,22 @@ STREAMING_BYTES_PER_SECOND = 20e9
 """Streaming memory of a machine, shared by its IPUs. Recalled, no measurement was found; DDR peak is
 38.4e9."""
 DOMAIN_SECONDS = 2.5e-3
-"""Waiting of IPU-Link domains for each other, once a batch and per doubling of domains. Derived from two
-ResNet-50 rows, POD128 and POD256: GW-Link latency and the start of several hosts are not published apart."""
+"""Seconds in which IPU-Link domains wait for each other, once a batch and per doubling of domains. Derived from two
+ResNet-50 rows, POD128 and POD256: GW-Link latency and the start of several hosts are not published apart.
+"""
 UPDATE_PASSES = {"sgd": 2, "momentum": 3, "lars": 6, "adam": 10, "lamb": 14}
 """Element-wise passes over the weights that an optimizer takes (its norms included)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchWork:
-    """What the model needs to know of a batch.
+    """The facts about a batch that the model needs.
 
-    ``stage_cycles``: cycles of one micro-batch on the slowest IPU, forward, backward and recomputation
-    together. ``boundary_bytes``: activations that cross to the next IPU. ``weights``: parameters on the
-    fullest IPU, with ``gradient_bytes`` and ``state_bytes`` each (state only if it is off chip).
-    ``input_bytes``: of one micro-batch. ``sharded``: each replica keeps and updates its part of the
-    optimizer state (replicated tensor sharding) and gathers the weights, of ``weight_bytes`` each.
+    ``stage_cycles``: cycles of one micro-batch on the slowest IPU, forward, backward and recomputation together.
+    ``boundary_bytes``: activations that cross to the next IPU. ``weights``: parameters on the fullest IPU, with
+    ``gradient_bytes`` and ``state_bytes`` each (state only if it is off chip). ``input_bytes``: of one micro-batch.
+    ``sharded``: each replica keeps and updates its part of the optimizer state (replicated tensor sharding) and gathers
+    the weights, of ``weight_bytes`` each.
     """
 
     stage_cycles: float
@@ -100,7 +101,7 @@ def batch_seconds(chip: Chip, batch: BatchWork) -> dict[str, float]:
 
 
 def _exchanged(chip: Chip, batch: BatchWork) -> dict[str, float]:
-    """Seconds of what replicas exchange once a batch. With sharded state each updates its part of the
+    """Seconds of the exchange between replicas, once a batch. With sharded state each replica updates its part of the
     weights: the gradients' sum is scattered, and the new weights are gathered.
     """
     ranks, gradients = batch.replicas, batch.weights * batch.gradient_bytes
@@ -117,8 +118,9 @@ def _exchanged(chip: Chip, batch: BatchWork) -> dict[str, float]:
 
 
 WEIGHT_SHARE = 0.4
-"""Share of a chip's SRAM that weights and their accumulated gradients may take beside activations and code.
-Assumed; it is what keeps published layouts of BERT-Large on four IPUs at seven layers per IPU."""
+"""Share of a chip's SRAM that weights and their accumulated gradients may take beside activations and code. Assumed:
+with it, published layouts of BERT-Large on four IPUs get seven layers per IPU.
+"""
 
 
 def tied_pipeline(

@@ -139,7 +139,7 @@ def report_of(
 
 
 def _bounds(chip: Chip, steps: Sequence[PlannedOperation], repeats: int) -> dict[str, dict[str, Any]]:
-    """What no planner knows, by primitive: cycles and how many, and the first scopes they stand in."""
+    """The primitives that no planner knows: cycles, counts, and the first scopes in which they occur."""
     found: dict[str, list[PlannedOperation]] = {}
     for step in leaves(steps):
         if step.plan.bound:
@@ -223,7 +223,7 @@ def memory_by_scope(
 
 
 def demand_of(chip: Chip, steps: Sequence[PlannedOperation], liveness: LiveBytes) -> tuple[Demand, int]:
-    """What a planned schedule needs by itself, and the step at which its fullest tile is fullest."""
+    """The memory that a planned schedule needs by itself, and the step at which its fullest tile is fullest."""
     plans = [step.plan for step in leaves(steps) if not step.outlined]
     code = code_bytes(chip, plans, sum(1 for _ in calls(steps)))
     held = [
@@ -279,11 +279,10 @@ def check_fits(
 ) -> None:
     """Raise if the fullest tile of a report's ``memory`` holds too much.
 
-    ``ipu`` of ``tiles`` tiles each: tiles are numbered through all IPUs, as in the SDK's message. ``hint``: what makes
-    it fit, if that is known; else what could, by content.
+    ``ipu`` of ``tiles`` tiles each: tiles are numbered through all IPUs, as in the SDK's message. ``hint``: a change
+    that makes it fit, if one is known; else the hint lists advice by content.
 
-    Raises:
-        GraphMemoryAllocationError: the program does not fit; the message begins as the SDK's does.
+    Raises GraphMemoryAllocationError if the program does not fit; the message begins as the SDK's does.
     """
     if memory["fits"]:
         return
@@ -310,7 +309,7 @@ def check_fits(
 
 
 def _advice(content: Sequence[tuple[str, int]], used: int, available: int) -> str:
-    """Advice about the largest contents, as many as are too much together."""
+    """Advice about the largest contents, as many as together exceed the limit."""
     total, over = sum(size for _, size in content) or 1, used - available
     about = []
     for name, size in content:
@@ -322,7 +321,7 @@ def _advice(content: Sequence[tuple[str, int]], used: int, available: int) -> st
 
 
 def remedy_hint(report: Mapping[str, Any]) -> str:
-    """The changes of a compiled program's report that the model found to help; empty where it tried none."""
+    """The changes in a compiled program's report that the model found to help; empty if it tried none."""
     if "remedies" not in report:
         return ""
     tried, bounded = [], []
@@ -354,7 +353,7 @@ def check_program(report: Mapping[str, Any], *, profile_path: str = "") -> None:
 
 
 SCOPES = 8
-"""Places that a report names for each primitive."""
+"""Number of scopes that a report names for each primitive."""
 
 
 def check_planned(bounds: Iterable[Mapping[str, Mapping[str, Any]]]) -> None:

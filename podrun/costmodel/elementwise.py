@@ -2,8 +2,8 @@
 
 Chains of element-wise equations run as one compute set over all tiles.
 
-Which elementary operation each primitive costs stands in `OPS`. A chain loads what it does not itself make,
-does its arithmetic and stores what others read. Operands that are broadcast over the chain's shape arrive
+`OPS` lists the elementary operation of each primitive. A chain loads the values that it does not make itself,
+does its arithmetic and stores the values that others read. Operands that are broadcast over the chain's shape arrive
 by exchange.
 """
 
@@ -27,11 +27,14 @@ BERT's layers and of ResNet-50 on GC2, operator by operator.
 """
 
 PASS_VERTICES = 0.3
-"""The same of a vertex that adds or multiplies by a vector: two pointers and a length. Derived: vertex state of
-the layer normalisations of BERT, less that of their sums."""
+"""The same for a vertex that adds or multiplies by a vector: two pointers and a length. Derived: vertex state of the
+layer normalisations of BERT, less that of their sums.
+"""
 
 PASS_FRAGMENTS = 1.25
-"""Exchange fragments of the vector on a tile: one run of words, seldom two. Derived: exchange code of the same."""
+"""Exchange fragments of the vector on a tile: one run of words, seldom two. Derived: exchange code of the same
+layers.
+"""
 
 OPS: dict[str, str] = {
     **dict.fromkeys(("add", "sub", "neg", "max", "min", "add_any", "abs"), "add"),
@@ -80,7 +83,7 @@ def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int], sh
     loads = sum(sources.values())
     stores = max(1, len(made & read_outside))
     ops = tuple(OPS[e.primitive] for e in chain)
-    # What is made for each channel or row is no work for each element.
+    # Values for each channel or row cost no work for each element.
     each = [e for e in chain if _is_whole(e.results[0].size, largest.size)]
     kinds = [_kind(e, largest.size) for e in each]
     widest = min(kinds, key=vertices.vector_width)
@@ -91,7 +94,7 @@ def plan_chain(chip: Chip, chain: Sequence[Equation], read_outside: set[int], sh
     compute = vertices.chain_cycles(elements, widest, work, loads + stores - 1)
     moved = min(broadcast_bytes, elements * 4.0) if len(sources) else 0.0
     scalars = broadcast_bytes <= 8 and not moved > 8
-    # A vertex of the library by itself takes its vector in one piece.
+    # A vertex of the library that runs by itself takes its vector in one piece.
     alone = "alone" in chain[0].params
     return Plan(
         "elementwise",
@@ -125,9 +128,9 @@ GRAIN = 8
 PARTIAL_BYTES = 4.0
 """Bytes of a partial sum between tiles."""
 LEAST_BYTES = 128
-"""Least that a tile holds of a tensor spread over tiles. Published: the library's linear mapper."""
+"""Least bytes that a tile holds of a tensor spread over tiles. Published: the library's linear mapper."""
 MOST_OUTPUTS = 8
-"""Outputs that a tile joins at most where others are free."""
+"""Most outputs that one tile joins while other tiles are free."""
 DEPTH_HELD = 64.0
 """Most values of an output that a tile holds when other dimensions than the fastest are reduced. Assumed."""
 
@@ -181,8 +184,8 @@ def join(chip: Chip, outputs: int, partials: int) -> JoinedPartials:
 
 
 def plan_reduction(chip: Chip, equation: Equation, share: float = 0.0) -> Plan:
-    """Reduce what each tile holds and join what lies on several tiles; or, of what is too small for that, bring all
-    of an output to one tile. ``share``: part of the source on its fullest tile (0: spread evenly).
+    """Reduce on each tile and join the partial results of several tiles; or, if the data are too small for that, bring
+    all values of an output to one tile. ``share``: part of the source on its fullest tile (0: spread evenly).
     """
     source, result = equation.operands[0], equation.results[0]
     if source.size == 0 or result.size == 0:
@@ -199,7 +202,7 @@ def plan_reduction(chip: Chip, equation: Equation, share: float = 0.0) -> Plan:
 def _where_it_lies(
     chip: Chip, source: FlatTensor, outputs: int, depth: float, fastest: bool, share: float
 ) -> Plan:
-    """Each tile reduces what it holds of the source; partial results are joined."""
+    """Each tile reduces its part of the source; partial results are joined."""
     tiles, even = spread(chip, source.size)
     elements = max(even, math.ceil(source.size * share))
     outputs_here = max(1.0, min(outputs, elements / max(1.0, min(depth, elements))))
@@ -222,7 +225,7 @@ def _where_it_lies(
 
 
 def _brought(chip: Chip, source: FlatTensor, outputs: int, depth: float) -> Plan:
-    """All values of an output come to one tile, which reduces them at once. So little of them lies there already."""
+    """All values of an output come to one tile, which reduces them at once; almost none of them lies there already."""
     tiles = min(chip.tiles, outputs)
     here = math.ceil(outputs / tiles)
     nbytes = here * depth * source.nbytes / source.size

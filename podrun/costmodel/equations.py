@@ -1,4 +1,4 @@
-"""Equations, which every planner of the cost model reads, and plans, which every planner gives.
+"""Equations, the input of every planner of the cost model, and plans, their output.
 
 A traced function is a flat list of equations on numbered values (`FlatJaxpr`): calls are inlined, and loops keep their
 body as a flat list of its own. Each value has a `FlatTensor` (shape and dtype name). `podrun.costmodel.flatten` makes
@@ -51,11 +51,11 @@ class Plan:
         return self.compute_sets * launch_cycles(chip), max(self.exchanges, 0) * sync_cycles(chip)
 
     def cycles(self, chip: Chip) -> float:
-        """All of it, one execution."""
+        """All cycles of one execution."""
         return self.compute + self.exchange + self.rearrange + sum(self.overhead(chip))
 
     def repeated(self, times: float) -> Plan:
-        """The same, run ``times`` times in a row: cycles and steps scale, memory and code do not."""
+        """The plan of ``times`` executions in a row: cycles and steps scale, memory and code do not."""
         return replace(
             self,
             compute=self.compute * times,
@@ -178,7 +178,7 @@ class Equation:
 
 @dataclass(slots=True)
 class FlatJaxpr:
-    """Equations in order; ``arguments`` and ``results`` are value numbers, ``tensors`` says what each is."""
+    """Equations in order; ``arguments`` and ``results`` are value numbers, ``tensors`` describes each value."""
 
     arguments: list[int] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
@@ -191,7 +191,8 @@ class FlatJaxpr:
 
 def needed(equations: Sequence[Equation], results: Sequence[int]) -> list[Equation]:
     """The equations that some result needs: a compiler drops the others, such as derivatives that nobody reads.
-    What has no result of its own is there for its effect, and stays.
+
+    An equation without results exists for its effect, and stays.
     """
     wanted, kept = set(results), list[Equation]()
     for equation in reversed(equations):

@@ -29,7 +29,7 @@ DELIVERED = 0.82
 """Share of the nominal rate that the exchange of a product's operands reaches: gaps of its schedule.
 Published: 0.819 over all of ResNet-50's inference."""
 FRAGMENTED = 1.5
-"""Schedule length over word bound when a pattern breaks into many fragments. Published: 1.35 to 1.6."""
+"""Schedule length over word bound if a pattern breaks into many fragments. Published: 1.35 to 1.6."""
 
 
 def exchange_cycles(
@@ -102,7 +102,9 @@ METHODS = {"meet_in_middle": Method.MEET_IN_MIDDLE, "ring": Method.RING, "pair":
 
 
 def fabric_of(chip: Chip, *, ild_ipus: int | None = None) -> LinkModel:
-    """The links of ``chip``'s systems; a C600's are taken as GC200's. A supposed chip's have its clock and its rate."""
+    """The links of ``chip``'s systems; a C600's are taken as GC200's. A supposed chip keeps its base's links at its own
+    clock and rate.
+    """
     found = fabric(chip.base if chip.base in FABRICS else "gc200", ild_ipus=ild_ipus)
     if chip.name == chip.base:
         return found

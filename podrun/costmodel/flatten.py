@@ -5,8 +5,8 @@ Calls (jit, custom derivatives, remat, named scopes) are inlined; loops keep the
 **Operators in the library's form.** The trace of an operator is what gives the right bits fast on a CPU: a depthwise
 convolution is shifted products, a max-pool a chain of maxima. On tiles it is the library's own vertex. Each run of
 equations in the scope of such an operator (see `podrun.onnx_models.lowering`), forward and backward, is replaced by the
-few equations that the library's form of it consists of (`operator_forms`); what the backward pass keeps of the forward
-one is what the library keeps. A run that does not look as expected stays as it is.
+few equations that the library's form of it consists of (`operator_forms`); the backward pass keeps of the forward one
+the values that the library keeps. A run of unknown shape stays as it is.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from podrun.costmodel.operator_runs import (
 )
 
 VIEWS = frozenset({"reshape", "name", "squeeze", "expand_dims", "broadcast_in_dim"})
-"""Equations that keep a parameter a parameter."""
+"""Equations whose result of a parameter still counts as a parameter."""
 
 
 def rewrite(flat: FlatJaxpr) -> FlatJaxpr:
-    """``flat`` with its operators in the library's form, halves where the library has halves."""
+    """``flat`` with its operators in the library's form, and with halves where the library has halves."""
     found = runs(flat.equations)
     if all(place is None for place, _, _ in found):
         return flat
@@ -80,7 +80,7 @@ def _operators(
     """Operators with a template, in order, whose forward run is one and whose backward run is at most one."""
     spans: dict[tuple[str, bool], list[tuple[OperatorScope, int, int]]] = {}
     for place, first, end in found:
-        # Zeros that differentiating a loop begins with stand apart from it, and are no work.
+        # The zeros at the start of a differentiated loop stand apart from it, and are no work.
         works = any(e.primitive not in VIEWS for e in flat.equations[first:end])
         if place is not None and place.kind in TEMPLATES and works:
             spans.setdefault((place.label, place.backward), []).append((place, first, end))

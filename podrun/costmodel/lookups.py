@@ -61,7 +61,7 @@ def _cuts(chip: Chip, rows: int, vectors: int, slices: int) -> Cuts:
 
 
 def _moved(chip: Chip, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Cycles of a phase in which the busiest tile receives so much; nothing to move is no phase."""
+    """Cycles of a phase in which the busiest tile receives so many bytes; 0 without bytes."""
     return np.where(nbytes > 0, PHASE_CYCLES + np.ceil(nbytes / chip.exchange_bytes), 0.0)
 
 
@@ -137,7 +137,7 @@ def plan_scatter(chip: Chip, equation: Equation) -> Plan:
 
 
 def _sum_cycles(own: NDArray[np.float64], apart: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:
-    """Clear a table of ``own`` elements, and sum a tile's share of ``apart`` of them."""
+    """Cycles to clear a table of ``own`` elements, and to sum a tile's share of ``apart`` such tables."""
     wide, narrow = vertices.vector_width("float32"), vertices.vector_width(dtype)
     clear = vertices.SUPERVISOR + 26.0 + np.ceil(own / narrow)
     each = np.ceil(np.ceil(own / apart) / wide / vertices.WORKERS)
@@ -145,7 +145,7 @@ def _sum_cycles(own: NDArray[np.float64], apart: NDArray[np.float64], dtype: str
 
 
 def _best(chip: Chip, cycles: NDArray[np.float64], temporary: NDArray[np.float64]) -> int:
-    """The cheapest cut with room; where none has any, the smallest."""
+    """The cheapest cut that has room; if none has, the smallest."""
     fits = temporary <= PROPORTION * chip.tile_bytes
     return int(np.argmin(np.where(fits, cycles, np.inf))) if fits.any() else int(np.argmin(temporary))
 
@@ -219,7 +219,7 @@ def plan_loss(chip: Chip, equation: Equation) -> Plan:
     dtype = "float16" if equation.operands[0].dtype in ("float16", "bfloat16") else "float32"
     turns, each = _wave(steps, label, dtype)
     rounds, tiles = _rounds(chip, batch)
-    # Alpha alone makes the loss; beta, as long as it, and the sums into classes make the gradient.
+    # The loss needs alpha alone; the gradient also needs beta, which takes as long, and the sums into classes.
     wave = turns * each if gradient else turns * each / 2.0
     compute = wave + (loss_reduction_cycles(steps, label, dtype) if gradient else 0.0)
     item = 2.0 if dtype == "float16" else 4.0

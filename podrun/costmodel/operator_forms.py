@@ -88,7 +88,7 @@ def _conv_form(x: Sequence[int], w: Sequence[int], y: Sequence[int]) -> dict[str
         },
         "data": {
             "groups": groups,
-            # Input pixels that no output saw have no gradient and take no work.
+            # Input pixels that no output reads have no gradient and take no work.
             "m": batch * _field(y if sparse else x),
             "k": w[0] // groups,
             "n": w[1],
@@ -247,7 +247,7 @@ def _field_mean(op: TracedOperator) -> None:
 
 
 def _pointwise(forward: str, backward: str, *, keeps_output: bool) -> Template:
-    """A nonlinearity: one vertex forward, one backward that reads its output or its input again."""
+    """A nonlinearity: one vertex forward, one backward that reads its output or its input."""
 
     def template(op: TracedOperator) -> None:
         x, y = op.main_input(), op.main_output()
@@ -318,7 +318,7 @@ def _ctc_loss(op: TracedOperator) -> None:
 
 
 def _ctc_beam_search(op: TracedOperator) -> None:
-    """One search a batch entry. Its width is that of the candidates it keeps."""
+    """One search for each batch entry. The width is that of the candidates it keeps."""
     log_p, y = op.main_input(), op.main_output()
     if len(op.shape(log_p)) != 3 or op.backward is not None:
         raise Unexpected
@@ -353,4 +353,4 @@ TEMPLATES: dict[str, Template] = {
     "CtcBeamSearchDecoder": _ctc_beam_search,
     **dict.fromkeys(CELLS, recurrent),
 }
-"""By ONNX type: how the library computes it."""
+"""How the library computes each operator, by ONNX type."""

@@ -1,4 +1,4 @@
-"""An operator's runs in a trace, forward and backward: read, written anew, and narrowed to the types of its tensors.
+"""An operator's runs in a trace, forward and backward: read, rewritten, and narrowed to the types of its tensors.
 
 `operator_forms` writes the library's form of an operator with `RunWriter`.
 
@@ -19,7 +19,7 @@ from podrun.costmodel.equations import Equation, FlatJaxpr, FlatTensor
 
 HALVES = frozenset({"float16", "bfloat16"})
 EXPLICIT = frozenset({"Cast", "CastLike"})
-"""Operators whose very meaning is a type."""
+"""Operators that exist to set a type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ def narrow(flat: FlatJaxpr) -> FlatJaxpr:
 
 
 def _labels(flat: FlatJaxpr) -> tuple[list[str], set[str]]:
-    """The operator of each equation ("" for none), and the operators whose meaning is a type.
+    """The operator of each equation ("" for none), and the operators that exist to set a type.
 
-    An equation without a scope that reads one operator's values alone belongs to it: differentiating a loop
-    moves what does not change out of it, and drops its scope.
+    An equation without a scope that reads one operator's values alone belongs to it: differentiating a loop moves
+    loop-invariant equations out of it, and drops their scope.
     """
     places: dict[str, OperatorScope | None] = {}
     maker: dict[int, str] = {}
@@ -88,9 +88,7 @@ def _labels(flat: FlatJaxpr) -> tuple[list[str], set[str]]:
 
 
 def _crossings(flat: FlatJaxpr, labels: Sequence[str]) -> tuple[dict[str, set[int]], set[int]]:
-    """By operator, the values of others that it reads; and all values that are read by others or the
-    outside.
-    """
+    """The values of others that each operator reads; and all values that others or the outside read."""
     maker: dict[int, str] = {}
     crossing: dict[str, set[int]] = {}
     leaving = set(flat.results)
@@ -98,7 +96,9 @@ def _crossings(flat: FlatJaxpr, labels: Sequence[str]) -> tuple[dict[str, set[in
     for equation, label in zip(flat.equations, labels, strict=True):
         foreign = {n for n in equation.inputs if n is not None and maker.get(n, "") != label}
         if all(n is None or n in neutral for n in equation.inputs):
-            neutral.update(equation.outputs)  # Zeros and the like take the type of what they meet.
+            neutral.update(
+                equation.outputs
+            )  # Zeros and the like take the type of the values they are combined with.
         crossing.setdefault(label, set()).update(foreign - neutral)
         leaving |= {n for n in foreign if n in maker}
         for number in equation.outputs:
@@ -138,7 +138,7 @@ def _retyped(equation: Equation, tensors: dict[int, FlatTensor]) -> Equation:
 
 
 def _all_half(flat: FlatJaxpr, kind: str) -> FlatJaxpr:
-    """The body of a loop between halves: all of it in halves."""
+    """The body of a loop between halves, with all values as halves."""
     tensors = {n: FlatTensor(t.shape, kind) if t.dtype == "float32" else t for n, t in flat.tensors.items()}
     return replace(flat, equations=[_retyped(e, tensors) for e in flat.equations], tensors=tensors)
 
@@ -146,8 +146,8 @@ def _all_half(flat: FlatJaxpr, kind: str) -> FlatJaxpr:
 def runs(equations: Sequence[Equation]) -> list[tuple[OperatorScope | None, int, int]]:
     """Runs of equations that stand side by side in one operator and direction: (place, first, end).
 
-    Equations without any scope between two of one operator are its own: differentiating a loop moves what
-    does not change out of it, and drops its scope.
+    Equations without any scope between two of one operator belong to it: differentiating a loop moves loop-invariant
+    equations out of it, and drops their scope.
     """
     out: list[tuple[OperatorScope | None, int, int]] = []
     places: dict[str, OperatorScope | None] = {}
@@ -171,8 +171,8 @@ def _unscoped(equations: Sequence[Equation], run: tuple[OperatorScope | None, in
 
 @dataclass(slots=True)
 class OperatorRun:
-    """Equations of one operator and direction: what they read of others, what others (or the outside) read
-    of them.
+    """Equations of one operator and direction: the values they read of others, and those that others (or the outside)
+    read of them.
     """
 
     first: int
@@ -188,13 +188,13 @@ class Unexpected(Exception):
 
 
 class RunWriter:
-    """Writes the equations of a run anew, with fresh value numbers."""
+    """Rewrites the equations of a run, with fresh value numbers."""
 
     def __init__(self, tensors: dict[int, FlatTensor], scope: str, into: list[Equation]) -> None:
         self.tensors, self.scope, self.into = tensors, scope, into
 
     def new(self, shape: Sequence[int], dtype: str) -> int:
-        """A value of its own."""
+        """A fresh value."""
         number = len(self.tensors)
         while number in self.tensors:
             number += 1
@@ -279,7 +279,7 @@ class TracedOperator:
         return found[0]
 
     def arriving(self) -> list[int]:
-        """What the backward run reads that the forward run neither read nor made: gradients of other
+        """The values that the backward run reads and the forward run neither read nor made: gradients of other
         operators.
         """
         assert self.backward is not None
@@ -296,14 +296,13 @@ class TracedOperator:
         return None
 
     def writer(self, run: OperatorRun) -> RunWriter:
-        """Writes ``run`` anew."""
+        """A writer that rewrites ``run``."""
         return RunWriter(self.tensors, run.scope, run.made)
 
     def finish(self, run: OperatorRun, done: set[int], source: int, main: int | None = None) -> None:
-        """Values of ``run`` that others read and no template made: small ones are copied, of ``source``.
+        """Copy small values of ``run`` that others read and no template made from ``source``.
 
-        Raises:
-            Unexpected: one of them is as large as ``main`` (``source`` if left out).
+        Raises Unexpected if one of them is as large as ``main`` (``source`` if left out).
         """
         limit = self.size(source if main is None else main)
         write = self.writer(run)
@@ -316,6 +315,4 @@ class TracedOperator:
 
 
 Template = Callable[[TracedOperator], None]
-"""Writes the runs of one operator anew. Raises Unexpected, before anything is replaced, for runs it does
-not know.
-"""
+"""Rewrites the runs of one operator. Raises Unexpected, before anything is replaced, for runs it does not know."""

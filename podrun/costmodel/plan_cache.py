@@ -1,4 +1,4 @@
-"""Plans on disk: what was costed once is read in every later process, by what was asked and nothing else.
+"""Plans on disk: an answer that one process computed is read in every later process, found by its question alone.
 
 An entry is one JSON file named by a digest of its question (a flat jaxpr, options and chip, or a request in
 words of its own such as a model file's digest and a layout) and of podrun's version and the text of the
@@ -39,11 +39,11 @@ _log = logging.getLogger(__name__)
 
 
 class Unkeyed(Exception):
-    """A question holds something that has no name of its own; it is answered anew each time."""
+    """A question holds a value that has no stable name; it is answered each time."""
 
 
 def folder(environ: Mapping[str, str]) -> Path | None:
-    """Where plans are kept; None: nowhere."""
+    """The folder of plans; None: plans are not kept."""
     named = environ.get(VARIABLE)
     if named is not None:
         return Path(named).expanduser() if named not in ("", "off") else None
@@ -63,7 +63,7 @@ def version() -> str:
 
 @cache
 def sources(*rooms: str) -> str:
-    """A digest of the text of rooms of podrun (``"models"``), for questions whose answers they decide too."""
+    """A digest of the text of rooms of podrun (``"models"``) that also decide the answers to some questions."""
     found = hashlib.sha256()
     root = Path(podrun.__file__).resolve().parent
     for room in rooms:
@@ -73,10 +73,10 @@ def sources(*rooms: str) -> str:
 
 
 def remembered(question: Any, answer: Callable[[], Any], environ: Mapping[str, str] | None = None) -> Any:
-    """``answer()``, or what it gave for an equal ``question`` before. Answers are plain data.
+    """``answer()``, or the earlier answer to an equal ``question``. Answers are plain data.
 
-    ``question``: tuples, lists, mappings, text, numbers, enums, dtypes and `FlatJaxpr`; anything else is no
-    key, and ``answer()`` is asked anew.
+    ``question``: tuples, lists, mappings, text, numbers, enums, dtypes and `FlatJaxpr`. Any other value makes no key,
+    and ``answer()`` is called each time.
     """
     directory = folder(environment(environ))
     if directory is None:
@@ -104,7 +104,7 @@ def digest(question: Any) -> str:
 
 
 def _words(value: Any) -> Any:
-    """A value as words that differ if it does."""
+    """A value as words that differ if the value differs."""
     if value is None or isinstance(value, (bool, int, float, str)):
         yield f"{type(value).__name__}={value!r}"
     elif isinstance(value, enum.Enum):
@@ -126,7 +126,7 @@ def _words(value: Any) -> Any:
 
 
 _NAMED = ("dtype", "ShapeDtypeStruct", "_ScalarMeta", "GatherScatterMode", "ConvDimensionNumbers")
-"""Types of parameters of equations whose text says all of them."""
+"""Types of equation parameters whose text is complete."""
 
 
 def _other_words(value: Any) -> Any:
@@ -155,7 +155,7 @@ def _flat_words(flat: FlatJaxpr) -> Any:
 
 
 def _read(path: Path) -> Any:
-    """The answer in a file; None if there is none, or none that can be read."""
+    """The answer in a file; None if there is no file or it cannot be read."""
     try:
         text = read_text(path, MOST_BYTES)
     except NotFoundError:
@@ -164,7 +164,7 @@ def _read(path: Path) -> Any:
         _log.warning("a kept plan is not used: %s; planning anew", error.message)
         return None
     try:
-        # The first line is a digest of the rest: a file that was cut short or changed is no answer.
+        # The first line is a digest of the rest: a file that was cut short or changed does not count.
         check, _, body = text.partition("\n")
         if check != hashlib.sha256(body.encode()).hexdigest():
             raise ValueError("its digest is another")
@@ -178,7 +178,7 @@ def _read(path: Path) -> Any:
 
 
 def _write(path: Path, answer: Any) -> None:
-    """Put an answer beside the others; a folder that cannot be written keeps nothing, which is no error."""
+    """Put an answer beside the others. If the folder cannot be written nothing is kept, which is not an error."""
     body = json.dumps(answer, separators=(",", ":"))
     if len(body) > MOST_BYTES:
         return
@@ -200,12 +200,12 @@ def _write(path: Path, answer: Any) -> None:
 
 @cache
 def _say_once(folder: Path, reason: str) -> None:
-    """A program may compile many steps; that they are not kept is worth one line."""
+    """Warn once that plans cannot be kept, although a program may compile many steps."""
     _log.warning("plans cannot be kept in %s: %s (export PODRUN_CACHE_DIR=DIRECTORY)", folder, reason)
 
 
 _written: dict[Path, int] = {}
-"""Bytes that this process put into a folder since it last looked through all of it."""
+"""Bytes that this process has put into a folder since it last looked through all of it."""
 
 
 def _note_written(directory: Path, size: int) -> None:
@@ -217,7 +217,7 @@ def _note_written(directory: Path, size: int) -> None:
 
 
 def _cut_back(directory: Path) -> None:
-    """Drop the files that were used least recently, until the rest is small enough."""
+    """Drop the least recently used files until the rest is small enough."""
     entries = []
     for path in directory.glob(f"*{SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):

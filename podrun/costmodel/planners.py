@@ -18,8 +18,7 @@ from podrun.costmodel.target import Chip
 
 
 def plan_movement(chip: Chip, equation: Equation) -> Plan:
-    """Transpose, pad, concatenate, slice: every byte of the result crosses the exchange once and is
-    regrouped."""
+    """Transpose, pad, concatenate, slice: every byte of the result crosses the exchange once and is regrouped."""
     result = max(equation.results, key=lambda t: t.nbytes)
     tiles, _ = spread(chip, result.size)
     nbytes = result.nbytes / tiles
@@ -171,7 +170,9 @@ def plan_bound(chip: Chip, equation: Equation) -> Plan:
 REMAINING = {"cholesky": 1.0 / 6.0, "lu": 1.0 / 3.0, "triangular_solve": 0.5, "eigh": 4.0 / 3.0}
 """Share of the whole matrix that a step updates, on average over the steps."""
 PASSES = {"householder_product": 2.0, "geqrf": 2.0, "qr": 2.0, "eigh": 4.0, "svd": 6.0}
-"""Updates of a step: a reflection is a product with the matrix and an update by an outer product."""
+"""Passes over the matrix for one step's update: a reflection is a product with the matrix and an update by an outer
+product.
+"""
 
 
 def plan_factorisation(chip: Chip, equation: Equation) -> Plan:
@@ -259,8 +260,7 @@ VIEWS = frozenset(
         "empty",
     }
 )
-"""Equations that only rename or select bytes. Poplar keeps them as views; the consumer's exchange does the
-move."""
+"""Equations that only rename or select bytes. Poplar keeps them as views; the consumer's exchange moves the bytes."""
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "product"})
 """Products and convolutions; ``product`` is one whose sizes stand in its parameters (`flatten`)."""
@@ -320,5 +320,5 @@ PLANNERS: dict[str, Planner] = {
 
 
 def known(primitive: str) -> bool:
-    """True iff a planner of its own prices ``primitive``; otherwise the stated bound does."""
+    """True iff a planner prices ``primitive``; otherwise the stated bound does."""
     return any(primitive in those for those in (OPS, VIEWS, PRODUCTS, REDUCTIONS, PLANNERS))

@@ -1,11 +1,11 @@
-"""Recomputation: forward values that the backward pass needs are made again there instead of being kept.
+"""Recomputation: the backward pass computes forward values that it needs again instead of keeping them.
 
 A flat training step lists its forward equations, then its backward ones (scope ``transpose(...)``). Where a
 backward equation reads a value that is to be made again, copies of the forward equations that lead to it
 are put just before that reader, once, and read from there on; so the value lives from its maker to its last
 forward reader, and again from its copy to its last backward reader. Copies keep their layer and their IPU
 (``transpose(checkpoint(...))``) and so belong to the backward work of their own pipeline stage. Liveness and
-cycles of the changed step are then what they are: saving and price are both counted, neither is assumed. No bit of a
+cycles of the changed step are then counted as usual: saving and price are both counted, neither is assumed. No bit of a
 result depends on it.
 
 A copy is like its original, on the same IPU, so outlining makes one function of the two: vertices, their state and the
@@ -26,17 +26,16 @@ from podrun.costmodel.equations import Equation, FlatJaxpr, needed
 from podrun.costmodel.planners import VIEWS
 
 Place = Callable[[str], int | None]
-"""The place (pipeline stage or IPU) that a scope says, None if it says none."""
+"""The place (pipeline stage or IPU) that a scope names, None if it names none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """What is made again.
+    """Which values are recomputed.
 
-    ``rule``: ``"none"``; ``"standard"``: all but checkpoints chosen so that peak memory is small;
-    ``"pipeline"``: everything in all forward stages but the last; ``"all"``: everything. Whatever the rule,
-    operators whose scope is in ``scopes`` are made again, and those in ``kept`` are checkpoints. ``outlined``: copies
-    call the code of their originals.
+    ``rule``: ``"none"``; ``"standard"``: all but checkpoints chosen so that peak memory is small; ``"pipeline"``:
+    everything in all forward stages but the last; ``"all"``: everything. Whatever the rule, operators whose scope is in
+    ``scopes`` are recomputed, and those in ``kept`` are checkpoints.
     """
 
     rule: str = "none"
@@ -46,7 +45,7 @@ class Recompute:
 
     @property
     def active(self) -> bool:
-        """True iff anything is made again."""
+        """True iff anything is recomputed."""
         return self.rule != "none" or bool(self.scopes)
 
 
@@ -54,15 +53,15 @@ NOTHING = Recompute()
 
 
 def recomputed(flat: FlatJaxpr, what: Recompute, place: Place = lambda scope: None) -> FlatJaxpr:
-    """The training step ``flat`` with recomputation; itself if nothing is to be made again.
+    """The training step ``flat`` with recomputation; ``flat`` itself if nothing is recomputed.
 
-    What crosses from another ``place`` was sent here in the forward pass: it is kept, not made again.
+    A value from another ``place`` was sent here in the forward pass: it is kept, not recomputed.
     """
     return _Remaker(flat, what, place).run() if what.active else flat
 
 
 class _Remaker:
-    """Carries the copies that were made so far."""
+    """Holds the copies made so far."""
 
     def __init__(self, flat: FlatJaxpr, what: Recompute, place: Place) -> None:
         self.flat, self.what = flat, what
@@ -82,7 +81,7 @@ class _Remaker:
             self.places.append(self.places[max(makers)] if own is None and makers else own)
         self.again = self._chosen()
         self.copies: dict[int, int] = {}
-        """Numbers of copies by those of the values they stand for."""
+        """Numbers of copies, by the numbers of the values they stand for."""
         self.originals: dict[int, int] = {}
         """The other way round, of each copy's first value."""
 
@@ -90,7 +89,7 @@ class _Remaker:
         return None if number is None else self.maker.get(number)
 
     def _chosen(self) -> list[bool]:
-        """For each equation: is it made again where the backward pass needs it?"""
+        """Whether the backward pass recomputes each equation where it needs it."""
         rule = self.what.rule
         forward = [i for i, backward in enumerate(self.backward) if not backward]
         chosen = [False] * len(self.equations)
@@ -122,7 +121,7 @@ class _Remaker:
                 inputs = tuple(self._here(n, self.places[i], made) for n in equation.inputs)
                 equation = replace(equation, inputs=inputs)
             made.append(equation)
-        # Forward work that only the backward pass needed (a derivative) is now done there alone.
+        # Forward work that only the backward pass needed (a derivative) now happens there alone.
         kept = needed(made, self.flat.results)
         return replace(self.flat, equations=self._outlined(kept), tensors=self.tensors)
 
@@ -139,7 +138,7 @@ class _Remaker:
         ]
 
     def _here(self, number: int | None, place: int | None, made: list[Equation]) -> int | None:
-        """What stands for a value in the backward pass at ``place``; copies go to the end of ``made``."""
+        """The value's substitute in the backward pass at ``place``; copies go to the end of ``made``."""
         index = self._remade(number, place)
         if index is None or number is None:
             return number
@@ -185,16 +184,16 @@ class _Remaker:
 
 
 MOST_SEGMENTS = 32
-"""Most runs between checkpoints that are tried."""
+"""Most runs between checkpoints to try."""
 
 
 def _between_checkpoints(flat: FlatJaxpr, forward: list[int], backward: list[bool]) -> set[int]:
-    """Forward equations that are made again when checkpoints are chosen to make kept plus remade bytes small.
+    """The forward equations that are recomputed if checkpoints are chosen to make kept plus recomputed bytes small.
 
-    With checkpoints after some equations, what forward work still reads from before each of them is kept,
-    and of the runs between them one at a time is made again. Tried are 2 to `MOST_SEGMENTS` runs of equal
-    bytes, each border moved to where least is alive nearby. The last run is not made again: its backward
-    work follows at once.
+    Checkpoints stand after some equations. The values from before a checkpoint that forward work still reads are kept,
+    and one at a time of the runs between checkpoints is recomputed. The function tries 2 to `MOST_SEGMENTS` runs of
+    equal bytes, with each border moved to the nearby position where the fewest bytes are alive. The last run is not
+    recomputed: its backward work follows at once.
     """
     facts = _ForwardFacts(flat, forward, backward)
     whole = facts.saved[-1] if facts.saved else 0
@@ -217,7 +216,7 @@ def _between_checkpoints(flat: FlatJaxpr, forward: list[int], backward: list[boo
 
 
 class _ForwardFacts:
-    """By position in the forward pass: bytes saved for the backward pass so far, bytes alive behind it."""
+    """Facts by position in the forward pass: bytes saved for the backward pass so far, bytes alive behind it."""
 
     def __init__(self, flat: FlatJaxpr, forward: list[int], backward: list[bool]) -> None:
         self.root: dict[int, int] = {}
@@ -253,7 +252,7 @@ class _ForwardFacts:
         return self.root.get(number, number)
 
     def borders(self, runs: int) -> Iterator[int]:
-        """For each border between ``runs`` runs of equal saved bytes the position nearby where least is
+        """For each border between ``runs`` runs of equal saved bytes, the position nearby with the fewest bytes
         alive.
         """
         whole, count = self.saved[-1], len(self.saved)

@@ -49,7 +49,7 @@ CELLS = {
     ),
     "RNN": RecurrentCell(1, 0, (("tanh", 1),), (_ONE_ADD, ("nonlinear_grad", 1))),
 }
-"""By ONNX type. Kept by an LSTM: three gates, candidate, tanh of the new cell state, the old cell state."""
+"""Cells by ONNX type. An LSTM keeps three gates, the candidate, tanh of the new cell state and the old cell state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class RecurrentSizes:
 
     @property
     def gates(self) -> int:
-        """Outputs of a step's product."""
+        """Number of outputs of a step's product."""
         return self.cell.gates * self.hidden
 
 
@@ -99,9 +99,7 @@ class LoopBody:
         return made
 
     def compute_sets(self, sets: Sets, shape: Sequence[int], dtype: str) -> None:
-        """Element-wise operations, each a compute set of its own: in scopes of their own they are not
-        fused.
-        """
+        """Element-wise operations, each a compute set of its own: separate scopes keep them from being fused."""
         for position, (primitive, times) in enumerate(sets):
             wide = (times, *shape)
             operands = [self.value(wide, dtype) for _ in range(1 if primitive in ("logistic", "tanh") else 2)]

@@ -3,8 +3,8 @@
 The schedule keeps the order of the trace. A chain is a run of element-wise equations of one named scope and
 one size class; the views between them do not break it, any other equation does.
 
-Nothing is spread anew for its own sake: chains and reductions work where their largest operand lies, so what follows a
-product lasts as long as the tile with most of its outputs.
+Data are not redistributed for their own sake: chains and reductions work where their largest operand lies, so work
+after a product lasts as long as the tile with most of its outputs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PlanOptions:
     product_type: str | None = None
     convolution_partials: str | None = None
     proportions: tuple[tuple[str, float], ...] = ()
-    """Memory proportions of the products of operators that have one of their own, by label."""
+    """Memory proportions of operators' products that have one of their own, by label."""
 
     def proportion_in(self, scope: str) -> float:
         """The memory proportion of a product, by the scope that it stands in."""
@@ -55,8 +55,7 @@ def _by_label(proportions: tuple[tuple[str, float], ...]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class PlannedOperation:
-    """One planned equation or chain: what it reads and writes (value numbers), where it stands, what it
-    costs. ``outlined``: it runs code that another step holds."""
+    """One planned equation or chain: the values it reads and writes (by number), its scope, and its cost."""
 
     plan: Plan
     primitive: str
@@ -74,7 +73,7 @@ MAKERS = {
     "conv_general_dilated": matmul.of_convolution,
     "product": matmul.of_sizes,
 }
-"""How each kind of product says its sizes."""
+"""How each kind of product states its sizes."""
 
 
 def make_schedule(chip: Chip, flat: FlatJaxpr, options: PlanOptions) -> list[PlannedOperation]:
@@ -101,7 +100,7 @@ def _calling(step: PlannedOperation) -> PlannedOperation:
 
 
 def _share(group: list[Equation], shares: Mapping[int, float]) -> float:
-    """Part of a group's largest tensor on the fullest tile: where the first operand of that size lies."""
+    """Part of a group's largest tensor on the fullest tile: on that of the first operand of that size."""
     largest = max((t.size for e in group for t in (*e.operands, *e.results)), default=0)
     operands = (pair for e in group for pair in zip(e.inputs, e.operands, strict=True))
     return next(
@@ -110,7 +109,7 @@ def _share(group: list[Equation], shares: Mapping[int, float]) -> float:
 
 
 def _largest_results(group: list[Equation]) -> list[int]:
-    """What a group makes of its largest size; vectors beside it are spread evenly."""
+    """The largest results of a group; vectors beside them are spread evenly."""
     made = [pair for e in group for pair in zip(e.outputs, e.results, strict=True)]
     largest = max((t.size for _, t in made), default=0)
     return [number for number, tensor in made if tensor.size * 2 > largest]
@@ -151,7 +150,7 @@ def _groups(flat: FlatJaxpr) -> Iterator[tuple[int, list[Equation]]]:
 
 def _joins(chain: list[Equation], equation: Equation) -> bool:
     if "alone" in chain[0].params or "alone" in equation.params:
-        return False  # A vertex of the library by itself.
+        return False  # A vertex of the library that runs by itself.
     same = (equation.scope, equation.outlined) == (chain[0].scope, chain[0].outlined)
     return same and len(chain) < 64
 
@@ -202,7 +201,7 @@ def trips(equation: Equation, options: PlanOptions) -> int:
 def _loop_step(
     chip: Chip, equation: Equation, options: PlanOptions, reads: tuple[int, ...]
 ) -> PlannedOperation:
-    """A loop: its bodies' steps, each repeated; a branch costs its dearest arm."""
+    """A loop: its bodies' steps, each repeated; a branch costs as much as its dearest arm."""
     bodies = [make_schedule(chip, body, options) for body in equation.bodies]
     if equation.primitive == "cond":
         bodies = [max(bodies, key=lambda steps: sum(s.plan.cycles(chip) for s in steps))]
@@ -322,8 +321,8 @@ class _FlatSplitter:
         self.spots = self.graph.placed(lambda i: said[self.equations[i].scope])
 
     def _hold_back(self) -> None:
-        """Let copies of forward work wait for the backward work before them: otherwise all copies would be made, and
-        kept, at once.
+        """Let copies of forward work wait for the backward work before them. Otherwise all copies would be made at
+        once, and kept.
         """
         last: int | None = None
         for i, equation in enumerate(self.equations):

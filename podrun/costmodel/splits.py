@@ -1,8 +1,8 @@
 """Choosing how a product is cut over tiles: what each split moves and holds, and the cheapest that has the
 room.
 
-The vertex cycles of every candidate split come from `matmul`; here operands in, partial sums out,
-reduction, cast and the turns of a serial split are added, for all candidates at once.
+The vertex cycles of every candidate split come from `matmul`. This module adds operands in, partial sums out,
+reduction, cast and the turns of a serial split, for all candidates at once.
 """
 
 from __future__ import annotations
@@ -60,11 +60,10 @@ class ProductCandidate:
 
 @dataclass(frozen=True, slots=True)
 class ProductSplits:
-    """Ways to cut a product over tiles, an entry of each array for each: numbers of parts, and what one tile has.
+    """Ways to cut a product over tiles. Each array has one entry for each way: numbers of parts, and one tile's share.
 
-    ``pm``, ``pk``, ``pn``: parts of rows, of input and of output channels. ``used``: tiles. ``groups``,
-    ``rows``, ``k``, ``n``: of a tile's part; ``in_rows``: input rows that it reads. ``compute``: cycles of its
-    vertices.
+    ``pm``, ``pk``, ``pn``: parts of rows, of input and of output channels. ``used``: tiles. ``groups``, ``rows``,
+    ``k``, ``n``: of a tile's part; ``in_rows``: input rows that it reads. ``compute``: cycles of its vertices.
     """
 
     pm: Values
@@ -147,7 +146,7 @@ def _held(product: Product, cut: ProductSplits) -> _Held:
 
 
 def _gathered(chip: Chip, product: Product, cut: ProductSplits, held: _Held) -> tuple[Values, Values]:
-    """Cycles in which a tile's inputs arrive, and its weights."""
+    """Cycles in which a tile's inputs arrive, and cycles in which its weights arrive."""
     # An operand shared by an even number of neighbours arrives at double width.
     rate = chip.exchange_bytes * DELIVERED
     in_rate = rate * np.where(cut.pn % 2 == 0, 2.0, 1.0)
@@ -177,7 +176,7 @@ def _beside(product: Product, cut: ProductSplits, held: _Held, turns: Values) ->
 
 
 def _finished(product: Product, cut: ProductSplits) -> Values:
-    """Outputs that stay on the fullest tile: those that several tiles sum are shared among them."""
+    """Outputs that stay on the fullest tile: outputs that several tiles sum are shared among these tiles."""
     return np.asarray(cut.groups * cut.rows * np.minimum(cut.n, product.n) / cut.pk)
 
 
@@ -194,7 +193,7 @@ def _reduced(product: Product, cut: ProductSplits) -> Values:
 
 
 def _cast(product: Product, cut: ProductSplits) -> Values:
-    """Cycles of making outputs of partial sums of another type."""
+    """Cycles of converting partial sums of another type to outputs."""
     if product.output_type == product.partials_type:
         return np.zeros_like(cut.rows)
     return np.asarray(12.0 + vertices.WORKERS * (37.0 + _vectors(product, cut)))

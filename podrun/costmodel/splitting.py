@@ -67,7 +67,7 @@ class DependencyGraph(Generic[Value]):
         ]
 
     def sources(self, value: Value) -> list[Value]:
-        """The values that ``value`` follows from: itself, or what the repeated operation that makes it reads."""
+        """The values that ``value`` follows from: itself, or the inputs of the repeated operation that makes it."""
         made = self.producer.get(value)
         return [value] if made is None or not self.repeated[made] else self.reads[made]
 
@@ -86,10 +86,11 @@ class DependencyGraph(Generic[Value]):
     def placed(
         self, spot: Callable[[int], Spot | None], joins: Collection[int] = ()
     ) -> dict[int, RankedPlace]:
-        """The place and rank of every operation that is not repeated. ``spot(i)``: what the program says of it.
+        """The place and rank of every operation that is not repeated. ``spot(i)`` is the program's statement about
+        operation *i*.
 
         Operations in ``joins`` (sums of gradients) run where the last of their operands is made, whatever the program
-        says. An operation that nothing tells a place runs where its arguments are first read, else on place 0.
+        says. An operation without any hint runs where its arguments are first read, else on place 0.
         """
         found: dict[int, RankedPlace] = {}
         for i in self.indices:
@@ -117,7 +118,7 @@ class DependencyGraph(Generic[Value]):
         return found
 
     def _follow(self, index: int, found: dict[int, RankedPlace]) -> None:
-        """Give an operation the place of its placed producer of highest rank, or leave its own if that is later."""
+        """Give an operation the place of its placed producer of highest rank, unless its own is later."""
         placed = [found[p] for p in (*self.producers[index], index) if p in found]
         if placed:
             latest = max(placed, key=_rank)
@@ -168,7 +169,7 @@ class DependencyGraph(Generic[Value]):
 
 
 def earliest(group: Iterable[int], spots: Mapping[int, RankedPlace]) -> RankedPlace:
-    """The place of a group, with the lowest rank of its operations; place 0 for a group of none."""
+    """The place of a group, with the lowest rank of its operations; place 0 for an empty group."""
     return min((spots[i] for i in group), key=_rank, default=RankedPlace(0, 0))
 
 
@@ -205,8 +206,9 @@ def cut_chain(
 def lowest_bound(
     attempt: Callable[[float], tuple[int, ...] | None], low: float, high: float
 ) -> tuple[int, ...] | None:
-    """What ``attempt`` gives at the lowest bound at which it gives anything, by bisection; None if not even at
-    ``high``."""
+    """The result of ``attempt`` at the lowest bound at which it has one, by bisection; None if it has none at
+    ``high``.
+    """
     best = attempt(high)
     if best is None:
         return None
@@ -221,7 +223,9 @@ def lowest_bound(
 
 
 def _filled(each: Sequence[Sequence[float]], bound: float, fits: Fits) -> tuple[int, ...] | None:
-    """A cut in which no IPU costs more than ``bound``, if there is one. ``each``: the layers' costs on each IPU."""
+    """A cut in which no IPU costs more than ``bound``; None if there is none. ``each``: the layers' costs on
+    each IPU.
+    """
     ends: list[int] = []
     first, layers = 0, len(each[0])
     for ipu, costs in enumerate(each):

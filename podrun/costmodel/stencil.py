@@ -100,7 +100,7 @@ class GridCut:
 
 
 def sides(ipus: int, height: int, width: int) -> tuple[int, int]:
-    """Chips as the squarest rectangle; its longer side where the grid divides with less left over."""
+    """Chips as the most nearly square rectangle; its longer side lies where the grid divides with less left over."""
     short = 2 ** (int(math.log2(ipus)) // 2)
     long = max(1, ipus // short)
     return (long, short) if height % ipus / height < width % ipus / width else (short, long)

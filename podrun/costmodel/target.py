@@ -4,7 +4,8 @@ A `Fact` is a number with a unit, a `Status` (published, derived, supposed) and 
 made of facts; code that needs the bare number reads the property of the same name
 (``chip.tiles``). Pure data: nothing here imports anything heavy.
 
-What if it were another chip? ``pod16:tiles=2944,tile_kib=312`` names a POD16 of such chips wherever a target is named.
+A target may be a supposed chip: ``pod16:tiles=2944,tile_kib=312`` names a POD16 of such chips wherever a target is
+named.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 
-# Also for rooms that may see chips and machines, and no PODs.
+# Also for rooms that may import chips and machines, but not PODs.
 from podrun.core.cluster import IPUS_PER_MACHINE as IPUS_PER_MACHINE
 from podrun.core.errors import InvalidOptionError
 
@@ -28,7 +29,7 @@ class Status(enum.Enum):
     DERIVED = "derived"
     """Arithmetic on published numbers."""
     SUPPOSED = "supposed"
-    """Of no chip there is: somebody asks what if."""
+    """Supposed by the user, for a chip that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Chip:
 
     @property
     def base(self) -> str:
-        """The chip's own name; of a supposed one that of the chip it differs from."""
+        """The chip's own name, or for a supposed chip the name of the chip from which it differs."""
         return self.name.partition(":")[0]
 
     def with_tiles(self, tiles: int) -> Chip:
@@ -123,7 +124,7 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """IPUs in machines: what a partition is cut from."""
+    """IPUs in machines, from which partitions are cut."""
 
     name: str
     title: str
@@ -209,7 +210,7 @@ SYSTEMS: Mapping[str, System] = MappingProxyType({system.name: system for system
 
 @dataclass(frozen=True, slots=True)
 class _Supposition:
-    """A word of a supposed target: the fact that it sets, in units of ``scale``, and what it can be."""
+    """A setting of a supposed target: the fact that it sets, in units of ``scale``, and its range."""
 
     fact: str
     unit: str

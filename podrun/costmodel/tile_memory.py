@@ -1,6 +1,6 @@
-"""What one IPU holds, and what its fullest tile holds: the one place that adds memory up, with the liveness of values.
+"""The memory of one IPU and of its fullest tile: the one place that adds memory up, with the liveness of values.
 
-A `Demand` lists what has to be there: lasting contents by name, the activations alive at the fullest
+A `Demand` lists the contents: lasting contents by name, the activations alive at the fullest
 moment, the temporary data of the step that runs then, and code. The compiler makes one for each IPU of a
 program (`podrun.compiler.ipu_memory`), `podrun estimate` one for each IPU of a layout, `cost_jaxpr` one for a
 traced function by itself. `section` turns it into the report's ``memory``; whether a program fits is read
@@ -25,7 +25,7 @@ from podrun.costmodel.target import Chip
 TILE_IMBALANCE = 1.06
 """Fullest tile over mean tile for programs that fill a chip. Published: 1.05 to 1.2."""
 BANDS = 8
-"""Runs of tiles that a report tells apart."""
+"""Number of runs of tiles that a report shows apart."""
 WEIGHTS, STATE, ACCUMULATORS = "weights", "optimizer_state", "accumulators"
 STREAMS, STASH, CONSTANTS, ARGUMENTS = "streams", "stash", "constants", "arguments"
 LASTING = (WEIGHTS, STATE, ACCUMULATORS, STREAMS, STASH, CONSTANTS, ARGUMENTS)
@@ -51,7 +51,7 @@ class Location:
     min_sharded: int = 8192
 
     def elements(self, elements: int) -> int:
-        """Elements of a variable that one replica has to do with."""
+        """Elements of a variable that one replica handles."""
         return -(-elements // self.shards) if self.shards > 1 and elements >= self.min_sharded else elements
 
     def on_chip(self, elements: int, width: int) -> int:
@@ -76,10 +76,10 @@ def in_flight(stages: int, stage: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one IPU has to hold: bytes on the whole chip.
+    """The contents of one IPU: bytes on the whole chip.
 
-    ``lasting``: by the names of `LASTING`. ``activations``: other values alive at the fullest moment.
-    ``temporary``: data of the step that runs then, beside its operands and results. ``code``: by category.
+    ``lasting``: by the names of `LASTING`. ``activations``: other values alive at the fullest moment. ``temporary``:
+    data of the step that runs then, beside its operands and results. ``code``: by category.
     """
 
     lasting: Mapping[str, int]
@@ -89,11 +89,11 @@ class Demand:
 
     @property
     def always(self) -> int:
-        """Bytes that are always live, code left out."""
+        """Always-live bytes, without code."""
         return sum(self.lasting.values())
 
     def by_content(self) -> dict[str, int]:
-        """Bytes on the chip by content, without those that are empty."""
+        """Bytes on the chip by content, without empty contents."""
         found: dict[str, float] = {name: self.lasting.get(name, 0) for name in LASTING}
         found |= {ACTIVATIONS: self.activations, TEMPORARY: self.temporary, **self.code}
         return {name: round(size) for name, size in found.items() if round(size)}

@@ -19,8 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 from podrun.core.errors import InvalidOptionError
 from podrun.costmodel.target import Chip
 
-WORKERS = 6
 Cycles = NDArray[np.float64]
+
+WORKERS = 6
 """Worker threads of a tile, time-sliced round robin, on every chip (IPU Programmer's Guide)."""
 SUPERVISOR = 12.0
 """Cycles of a supervisor call around a library 1-D operation: 11 to 13."""
@@ -430,7 +431,7 @@ class _FourRowLoops:
 def four_row_parts(
     rows: float, row_length: float, in_channels: int, out_channels: int, kernel_h: int, kernel_w: int
 ) -> dict[str, float]:
-    """Cycles of parts of a trace of `four_row_cycles`: of one call, of the supervisor's instructions, stalls and
+    """Cycles of the parts of a `four_row_cycles` trace: of one call, of the supervisor's instructions, stalls and
     syncs, of one worker.
     """
     loops = _FourRowLoops.of(in_channels, out_channels, kernel_h, kernel_w)
@@ -495,7 +496,7 @@ def mac_cycles(
     outs = np.asarray(out_channels, dtype=np.float64)
     dot = 7.0 + JOIN_PARTIAL + _ceil(in_channels, vector)
     kernel = np.asarray(kernel, dtype=np.float64)
-    # Workers share rows; too few rows for them, and they share the outputs of each.
+    # Workers share rows; if there are too few rows, they share the outputs of each row.
     shared = np.where(
         rows >= WORKERS, _ceil(rows, WORKERS) * (7.0 + outs * dot), 7.0 + _ceil(rows * outs, WORKERS) * dot
     )

@@ -2,8 +2,8 @@
 
     podrun estimate model.onnx --target pod16 --train --micro-batch 16 --accumulation 8
 
-An ONNX model, a target and a `ProgramLayout` enter. `tracing` lowers and traces the model as the front end would, has
-`podrun.costmodel` cost one micro-batch; `layout` sees the trace as a chain of layers. `podrun.costmodel` cuts that
+An ONNX model, a target and a `ProgramLayout` enter. `tracing` lowers and traces the model as the front end would, and
+lets `podrun.costmodel` cost one micro-batch; `layout` sees the trace as a chain of layers. `podrun.costmodel` cuts that
 chain over a replica's IPUs, `layout` says what each IPU holds, and `model` adds up time and memory. An `Estimate` goes
 to the verb (`command`) and to callers; `scan` tries many layouts.
 """

@@ -24,7 +24,7 @@ SCHEMA = "podrun.estimate"
 SCHEMA_VERSION = 2
 MODULES_SHOWN = 8
 _TRAINING = ("accumulation", "recompute", "optimizer", "state_off_chip", "shard_state", "global_batch")
-"""Options that mean something in training only."""
+"""Options that have a meaning only in training."""
 
 
 def show(found: Estimate) -> str:
@@ -62,7 +62,7 @@ def _ipus(found: Estimate) -> list[str]:
 
 
 def _modules(found: Estimate) -> list[str]:
-    """The modules that take most cycles; nothing for a model that has one, or none."""
+    """The modules that take most cycles; empty for a model with fewer than two modules."""
     if len(found.modules) < 2:
         return []
     total = sum(cycles for _, cycles, _ in found.modules) or 1
@@ -74,8 +74,8 @@ def _modules(found: Estimate) -> list[str]:
 
 
 def table(found: Sequence[Estimate], top: int) -> str:
-    """The best layouts of a scan, and the best of them in full. Of a layout with and without recomputation the better
-    one is listed.
+    """The best layouts of a scan, and the best one in full. Of a layout with and without recomputation the better one
+    is listed.
     """
     lines = [
         f"{'micro':>6}{'accum':>7}{'IPUs':>6}{'recompute':>11}{'batch':>9}{'samples/s':>13}{'tile B':>11}  "
@@ -196,7 +196,7 @@ def answer(options: argparse.Namespace) -> list[Estimate]:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Raises UsageError for options that do not go together, or would do nothing."""
+    """Raise UsageError for options that exclude each other, or would have no effect."""
     for name in ("top", "global_batch"):
         value = getattr(options, name)
         if value is not None and value < 1:
@@ -257,7 +257,7 @@ def _found(options: argparse.Namespace, target: System, layout: ProgramLayout) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer; 0, or 2 for bad input."""
+    """Run the command: returns 0, or 2 for bad input."""
     try:
         words = list(sys.argv[1:] if argv is None else argv)
         at = words.index("--") if "--" in words else len(words)

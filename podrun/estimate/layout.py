@@ -6,7 +6,7 @@ cut between layers. Cycles and code come from the tile model's reports, bytes fr
 * ``weights`` belong to the layer that reads them first;
 * ``saved_bytes`` are forward values that the backward pass reads (the activations that training keeps);
 * ``crossing_bytes`` are values made in this layer or before it and read after it;
-* ``work_bytes`` is what is alive beside kept activations while the layer works, ``temporary_bytes`` the
+* ``work_bytes`` are alive beside kept activations while the layer works, ``temporary_bytes`` are the
   most temporary data of its steps.
 
 **Layouts**, the estimate's half of the memory model. `podrun.costmodel.tile_memory` adds up, for this and for the
@@ -87,7 +87,7 @@ def layers_of(
 def _at_work(
     step: Mapping[str, Any], index: Mapping[str, int], saved: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """What is alive while each layer works, without what it and the layers before it keep; temporary data."""
+    """Bytes alive while each layer works, without what it and the layers before it keep; and temporary data."""
     kept = list(itertools.accumulate(saved))
     live, temporary = [0] * len(index), [0] * len(index)
     for scope, entry in step["memory_by_scope"].items():
@@ -112,7 +112,7 @@ def _order(forward: Mapping[str, Any], ahead: FlatJaxpr) -> list[str]:
 
 
 def _by_layer(entries: Any, index: Mapping[str, int]) -> list[float]:
-    """Sums by layer; what belongs to no layer (the loss, work without a name) goes to the last."""
+    """Sums by layer. What belongs to no layer (the loss, work without a name) counts for the last one."""
     found = [0.0] * len(index)
     for scope, value in entries:
         found[index.get(parse(scope).layer, len(index) - 1)] += value
@@ -120,7 +120,7 @@ def _by_layer(entries: Any, index: Mapping[str, int]) -> list[float]:
 
 
 def _places(flat: FlatJaxpr, index: Mapping[str, int]) -> list[int]:
-    """The layer of each equation; one without a name is in that of the equation before it."""
+    """The layer of each equation. An equation without a name is in the layer of the equation before it."""
     found, last = [], 0
     for equation in flat.equations:
         last = index.get(parse(equation.scope).layer, last) if equation.scope else last
@@ -140,7 +140,7 @@ def _weights(
                 tensor = flat.tensors[number]
                 counts[place] += tensor.size
                 sizes[place] += tensor.nbytes
-    for number in wanted:  # Read by nobody, held all the same.
+    for number in wanted:  # No equation reads it, but it is held.
         counts[-1] += flat.tensors[number].size
         sizes[-1] += flat.tensors[number].nbytes
     return counts, sizes
@@ -232,7 +232,7 @@ def check_layout(system: System, layout: ProgramLayout) -> None:
 
 
 def check_counts(layout: ProgramLayout) -> None:
-    """Raises UsageError for a micro-batch or accumulation below one."""
+    """Raise UsageError for a micro-batch or accumulation below one."""
     for name, value in (("micro-batch", layout.micro_batch), ("accumulation", layout.accumulation)):
         if value < 1:
             raise UsageError(f"--{name} must be at least 1, not {value}", hint=f"As in --{name} 4.")
@@ -245,8 +245,8 @@ STATE_WIDTH = 4
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """Answers for one traced model and layout. ``step``: the report's memory of what one IPU would run
-    alone, the forward pass, the training step, or the recomputed training step.
+    """Answers for one traced model and layout. ``step``: the report's memory of the step that one IPU alone would run:
+    the forward pass, the training step, or the recomputed training step.
     """
 
     chip: Chip
@@ -281,7 +281,7 @@ class MemoryModel:
         if self.ipus == 1:
             live = self.step["not_always_live_peak_bytes"] - self.step["temporary_bytes"]
             return Demand(lasting, live, self.step["temporary_bytes"], self.step["code"])
-        # An upper bound: layers that are like one before them need less exchange code.
+        # An upper bound: layers that repeat an earlier one need less exchange code.
         code = {
             "vertex_code": int(self.step["code"].get("vertex_code", 0)),
             "other_code": sum(layer.code_bytes for layer in own),

@@ -49,7 +49,7 @@ class Estimate:
     ipus: tuple[IpuShare, ...]
     training: bool = False
     modules: tuple[tuple[str, int, int], ...] = ()
-    """Of each module (the path before an operator's name): cycles of a micro-batch on one IPU, and bytes of weights."""
+    """Cycles of a micro-batch on one IPU and bytes of weights of each module (the path before an operator's name)."""
 
     @property
     def fits(self) -> bool:
@@ -163,7 +163,7 @@ def _memory(traced: Traced, system: System, layout: ProgramLayout, *, train: boo
 def _batch(
     traced: Traced, system: System, layout: ProgramLayout, shares: Sequence[IpuShare], *, train: bool
 ) -> BatchWork:
-    """What a batch of all replicas does, with the layers over IPUs as in ``shares``."""
+    """The work of a batch of all replicas, with the layers over IPUs as in ``shares``."""
     ends = list(itertools.accumulate(share.layers for share in shares))
     return BatchWork(
         max(share.cycles for share in shares),
@@ -191,15 +191,13 @@ def _alone(traced: Traced, *, recompute: bool, waiting: bool) -> Mapping[str, An
 
 
 def _split(traced: Traced, memory: MemoryModel, ipus: int, *, recompute: bool) -> tuple[IpuShare, ...]:
-    """The layers over the IPUs: as even as memory allows, else as even as can be (and then it does not
-    fit).
-    """
+    """The layers over the IPUs: as even as memory allows; if nothing fits, as even as possible."""
     layers = traced.layers
-    # The last IPU of a pipeline goes backward where it is: what it keeps is not made again.
+    # The last IPU of a pipeline begins its backward work at once: what it keeps is not recomputed.
     last = [layer.step_cycles for layer in layers]
     costs = [layer.step_cycles + (layer.forward_cycles if recompute else 0.0) for layer in layers]
     if recompute and ipus == 1:
-        # What is made again is known; layers take shares of it, as nobody cuts them apart.
+        # The recomputed bytes are known as a whole; layers take shares of them, as nobody cuts them apart.
         last = [cost * traced.remade["step"]["cycles"] / sum(costs) for cost in costs]
     ends = cut_chain(costs, ipus, memory.fits, last=last) or cut_chain(costs, ipus, last=last)
     assert ends is not None  # There are at least as many layers as IPUs.
@@ -249,13 +247,12 @@ def scan(
     *,
     train: bool,
 ) -> list[Estimate]:
-    """Estimates of many layouts, those that fit first and the fastest of them first.
+    """Estimates of many layouts: layouts that fit come first, the fastest of them first.
 
-    What is not among the ``choices`` is as in ``base``. Pipelines are split as even as memory allows; inference is
+    What is not among the ``choices`` is as in ``base``. Pipelines are split as evenly as memory allows; inference is
     tried without accumulation and recomputation.
 
-    Raises:
-        UsageError: no layout gives that global batch.
+    Raises UsageError if no layout gives that global batch.
     """
     if not train:
         choices = replace(choices, accumulations=(1,), recomputing=(False,))

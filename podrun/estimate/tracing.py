@@ -54,9 +54,11 @@ def load_model(path: Path) -> onnx.ModelProto:
 
 
 def completed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model`` as it can be traced. Where it has no outputs (PopART's need none), they are the tensors that no
-    operator reads, those that most of the model is needed for first. Optimizer state that modelToHost wrote into it is
-    left out: the layout says what state there is.
+    """``model`` in a form that can be traced.
+
+    If it has no outputs (PopART's need none), the outputs are the tensors that no operator reads, in order of how much
+    of the model they need. Optimizer state that modelToHost wrote into it is left out: the layout says what state there
+    is.
     """
     from onnx import ModelProto
 
@@ -80,7 +82,9 @@ def completed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _unread(graph: onnx.GraphProto) -> list[str]:
-    """What nodes make and none reads: what needs most nodes first, as a loss does, and of those alike the last."""
+    """Results of nodes that no node reads: first the one that needs most nodes, as a loss does, and of equals
+    the last.
+    """
     needs: dict[str, frozenset[int]] = {}
     inner = {
         name for node in graph.node for a in node.attribute for g in (a.g, *a.graphs) for name in _reads(g)
@@ -100,9 +104,7 @@ def _reads(graph: onnx.GraphProto) -> set[str]:
 
 
 def model_batch(model: onnx.ModelProto) -> int | None:
-    """The micro-batch that the model was written for: the first dimension of its first input, if it is
-    fixed.
-    """
+    """The micro-batch that the model was written for: the first dimension of its first input, if that is fixed."""
     initial = {tensor.name for tensor in model.graph.initializer}
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
@@ -112,7 +114,9 @@ def model_batch(model: onnx.ModelProto) -> int | None:
 
 
 def batched_shapes(model: onnx.ModelProto, micro_batch: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs at a micro-batch. UsageError for a model that has no inputs, or other open dimensions."""
+    """Shapes of the inputs at a micro-batch. UsageError for a model that has no inputs, or with other open
+    dimensions.
+    """
     initial = {tensor.name for tensor in model.graph.initializer}
     shapes: dict[str, tuple[int, ...]] = {}
     for value in model.graph.input:
@@ -133,9 +137,11 @@ def batched_shapes(model: onnx.ModelProto, micro_batch: int) -> dict[str, tuple[
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What one micro-batch costs on one chip: forward alone, (in training) forward and backward, and these
-    with recomputation between checkpoints. The latter two's gradients are used up as they are made;
-    ``step_waiting`` and ``remade_waiting`` are their memory if gradients wait for the update.
+    """The cost of one micro-batch on one chip: forward alone, (in training) forward and backward, and these with
+    recomputation between checkpoints.
+
+    The latter two's gradients are used up as they are made; ``step_waiting`` and ``remade_waiting`` are their memory if
+    gradients wait for the update.
     """
 
     forward: Mapping[str, Any]
@@ -150,7 +156,7 @@ class Traced:
 
 
 class ModelSource(Protocol):
-    """A model that is made anew for each micro-batch, with fixed shapes of its inputs."""
+    """A model that is built for each micro-batch, with fixed shapes of its inputs."""
 
     @property
     def micro_batch(self) -> int | None:
@@ -247,7 +253,7 @@ def _flats(lowered: Lowered, *, train: bool) -> list[FlatJaxpr]:
     key = jax.eval_shape(lambda: jax.random.key(0))
     first = _measured(lowered, train=train)
 
-    # What the forward pass itself replaces (running statistics) is part of a step, and read by nothing in it.
+    # State that the forward pass replaces (running statistics) is part of a step, and nothing in the step reads it.
     updates = tuple(lowered.state_updates.values())
     stateful = replace(lowered, returns=(*lowered.returns, *updates))
 
@@ -271,7 +277,9 @@ def _flats(lowered: Lowered, *, train: bool) -> list[FlatJaxpr]:
 
 
 def _measured(lowered: Lowered, *, train: bool) -> str:
-    """The output that is computed: the first; in training the first that can be differentiated. UsageError for none."""
+    """The output that is computed: the first; in training the first one that can be differentiated. UsageError if there
+    is none.
+    """
     import jax.numpy as jnp
 
     names = list(lowered.outputs)
@@ -289,7 +297,9 @@ def _measured(lowered: Lowered, *, train: bool) -> str:
 def _lowered(
     model: LightModel, micro_batch: int, shapes: dict[str, tuple[int, ...]], *, train: bool
 ) -> Lowered:
-    """Raises FixedBatchError if a model that can be lowered as it is cannot be at this micro-batch."""
+    """The lowered model. Raises FixedBatchError if a model that can be lowered as it is cannot be at this
+    micro-batch.
+    """
     from podrun.onnx_models.lowering import lower
 
     own = model_batch(model.proto)
